@@ -18,13 +18,16 @@ DOCUMENTS = [
     "titanic/README.md",
     "titanic/PROTOCOL.md",
     "titanic/tasks/README.md",
+    "titanic/taskiq/README.md",
     "titanic/SCHEDULES.md",
+    "titanic/COOKBOOK.md",
     "broker/README.md",
     "broker/patterns/README.md",
     "data/README.md",
     "deploy/README.md",
     "deploy/NODES.md",
     "tests/benchmarks/README.md",
+    "tests/benchmarks/side_by_side/README.md",
 ]
 OF_USERS = {"titanic.py", "broker.py", "manifest/"}
 """What readers have themselves."""

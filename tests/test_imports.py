@@ -20,7 +20,7 @@ from broker import aio, patterns
 
 PUBLIC = {"broker": broker, "broker.aio": aio, "broker.patterns": patterns}
 ROOT = Path(__file__).parent.parent
-SHELLS = {"broker/server.py", "broker/client.py", "broker/worker.py"}
+SHELLS = {"broker/server.py", "broker/client.py", "broker/registrations.py"}
 """Beside `broker/io`: what runs a core on its sockets."""
 CORE_NAMES = {"core.py", "wire.py"}
 """The files of a pattern that decide, and know no sockets; the others of its folder are shells."""

@@ -46,15 +46,21 @@ row: RequestInfo = client.show("")
 at: int = row["submitted_at"]
 rows, after = client.list()
 state: str = rows[0]["state"]
+stored: int = client.stats()["store"]["requests"]
+waiting: int = client.stats()["services"].get("s", 0)
+names: list[str] = [node["name"] for node in client.nodes() or ()]
+drains: bool = client.drain("a")["draining"]
+upto: int = client.archive()["archived_upto"]
 client.submit_many("s", ["a"], keys=["k"], ttl=timedelta(1), priority=3)
 client.submit_batch("s", ["a"], keys=["k"], ttl=1, priority=3)
 wrong: Handler = lambda frames: 7
 row["sate"]
+client.stats()["stor"]
 if row["state"] == "doen":
     pass
 """
 
-FAULTS = ['"Callable[[list[bytes]], int]"', 'got "int"', '"sate"', "Non-overlapping equality check"]
+FAULTS = ['"Callable[[list[bytes]], int]"', 'got "int"', '"sate"', '"stor"', "Non-overlapping equality check"]
 """What it has to say of the last lines, and nothing else."""
 
 
@@ -76,7 +82,11 @@ def resize(path: str, width: int = 80) -> tuple[int, int]:
 def nothing() -> None: ...
 
 
-@app.task(limit=5)
+def by_url(url: str, **_: object) -> str:
+    return url
+
+
+@app.task(limit=5, key=by_url)
 async def fetch(url: str, *, since: datetime | None = None) -> bytes:
     return url.encode()
 
@@ -111,6 +121,15 @@ def begin(call: Call) -> None: ...
 
 async def main() -> None:
     body: bytes = await fetch("url")
+    ticket = await resize.options(priority=9).aio.submit("a.png", width=5)
+    width, height = await ticket.reply(timeout=1)
+    bodies: list[bytes] = await (await fetch.aio.map(["a", "b"], since=None)).replies()
+    async for one, outcome in (await fetch.aio.map(["a", "b"])).ended():
+        if not isinstance(outcome, Exception):
+            outcome.decode()
+    body = await (await resize.step("a.png").then(publish).aio.submit(ttl=60)).reply()
+    await resize.aio.submit(5)
+    text: str = await resize.aio.ticket("uuid").reply()
 
 
 ticket: Ticket[tuple[int, int]] = resize.submit("a.png", width=5)
@@ -140,6 +159,8 @@ resize.options(prority=9)
 """
 
 FAULTS_OF_TASKS = [
+    '"submit" of "AioSubmission" has incompatible type "int"; expected "str"',
+    'expression has type "tuple[int, int]", variable has type "str"',
     'Argument 1 to "then" of "Flow" has incompatible type "AsyncTask[[list[tuple[int, int]], str], str]"',
     'Unexpected keyword argument "qualty" for "then"',
     'Argument 1 to "each" of "Flow" has incompatible type',

@@ -17,8 +17,9 @@ from pyspark.sql import SparkSession
 from support import torture
 from support.archiving import Crash, crash_at, read_files, run
 from support.cli_titanic import serving
-from support.processes import SUPPORT
+from support.processes import PYTHONPATH, SUPPORT
 from support.ring import ring
+from support.spark import LONGEST
 from support.waiting import until
 
 from titanic import Client, Refused
@@ -27,11 +28,11 @@ from titanic_data.archive import Archive, Queue, SparkEngine, archive_frame, ver
 from titanic_data.archive.archiver import POINTS
 
 ROOT = Path(__file__).parents[2]
-ENV = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "data")])}
+ENV = {**os.environ, "PYTHONPATH": PYTHONPATH}
 BODY = b"b" * 4000
 
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(LONGEST)
 
 
 class Closing(threading.Thread):
@@ -102,9 +103,9 @@ def finish(folder: Path, endpoint: str, thread: Closing) -> None:
     """Archive the rest, and compare: closed = archived = distinct."""
     thread.stop()
     while thread.is_alive():
-        assert start(folder, endpoint, "pyarrow", "never", 1).wait(300) == 0  # which makes room
+        assert start(folder, endpoint, "pyarrow", "never", 1).wait(LONGEST) == 0  # which makes room
         thread.join(0.01)
-    assert start(folder, endpoint, "pyarrow", "never", 1).wait(300) == 0, (folder / "archiver.log").read_text()
+    assert start(folder, endpoint, "pyarrow", "never", 1).wait(LONGEST) == 0, (folder / "archiver.log").read_text()
     archive = Archive.open(folder / "archive")
     assert verify(archive) == []
     ids = read_files(archive.files())["request_id"].to_pylist()
@@ -121,7 +122,7 @@ def kill_at_points(folder: Path, engine: str, points: tuple[str, ...]) -> None:
         for point in points:
             code = 0
             while code == 0:  # there was nothing to do: the ring was full, until this run acknowledged what is archived
-                code = start(folder, endpoint, engine, point, 1).wait(300)
+                code = start(folder, endpoint, engine, point, 1).wait(LONGEST)
             assert code == -signal.SIGKILL, (point, (folder / "archiver.log").read_text())
             torture.tally["processes killed"] += 1
             gone, head = let_go_of(folder)

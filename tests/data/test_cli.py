@@ -14,8 +14,10 @@ import pytest
 from pyspark.sql import SparkSession
 from support.cli_data import titanic_data
 from support.cli_titanic import CLEAN, running, serving, working
+from support.processes import PYTHONPATH
 from support.ring import ring
-from support.waiting import until
+from support.spark import LONGEST
+from support.waiting import PATIENCE, until
 
 from titanic import Client
 from titanic_data.cli.main import COMMANDS
@@ -51,8 +53,10 @@ def test_every_command_explains_itself(command: str) -> None:
 def test_it_is_a_program_that_does_not_wait_for_spark() -> None:
     code = "import sys; from titanic_data.cli import main; main(['--help'], standalone_mode=False); "
     code += "print('pyspark' in sys.modules, 'pyarrow' in sys.modules)"
-    env = CLEAN | {"PYTHONPATH": f"{ROOT}:{ROOT / 'data'}"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60, check=True)
+    env = CLEAN | {"PYTHONPATH": PYTHONPATH}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=PATIENCE, check=True
+    )
     assert "Usage: " in done.stdout
     assert done.stdout.endswith("False False\n")
 
@@ -205,12 +209,12 @@ def test_what_was_too_large_is_not_submitted_again(archive: Path, tmp_path: Path
             assert client.stats()["store"]["requests"] == 12
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(LONGEST)
 def test_a_worker(tmp_path: Path) -> None:
     (tmp_path / "shout.py").write_text(
         "def shout(requests):\n    return requests.selectExpr('id', \"concat(CAST(body AS STRING), '!') AS reply\")\n"
     )
-    path = f"{ROOT}:{ROOT / 'data'}:{tmp_path}"
+    path = f"{PYTHONPATH}:{tmp_path}"
     with serving(tmp_path) as (_, endpoint), Client(endpoint) as client:
         arguments = ("work", "shout", "shout:shout", "--endpoint", endpoint, "--lanes", "8")
         program = (sys.executable, "-m", "titanic_data")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from support.processes import PYTHONPATH
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "data" / "sample" / "end_to_end.py"
@@ -28,10 +29,10 @@ def test_from_rows_to_a_report(spark: SparkSession, tmp_path: Path, capfd: pytes
 
 def test_it_leaves_nothing_behind(tmp_path: Path) -> None:
     """Not even when it is ended by an error: here, that there is no Java."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "data")])}
+    env = {**os.environ, "PYTHONPATH": PYTHONPATH}
     env |= {"TMPDIR": str(tmp_path), "JAVA_HOME": str(tmp_path / "none")}
     done = subprocess.run(
-        [sys.executable, SCRIPT, "10"], env=env, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, SCRIPT, "10"], env=env, capture_output=True, text=True, timeout=200, check=False
     )
     assert "Spark needs Java" in done.stderr
     assert list(tmp_path.iterdir()) == []
@@ -39,8 +40,8 @@ def test_it_leaves_nothing_behind(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("script", ["end_to_end.py", "make.py"])
 def test_asked_for_help_they_do_nothing(script: str, tmp_path: Path) -> None:
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "data")])}
+    env = {**os.environ, "PYTHONPATH": PYTHONPATH}
     command = [sys.executable, SCRIPT.with_name(script), "--help"]
-    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=True)
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=True)
     assert done.stdout.startswith(f"usage: {script} ")
     assert list(tmp_path.iterdir()) == []

@@ -166,7 +166,7 @@ def test_the_sample_is_made_anew_and_says_where_it_cannot_be(tmp_path: Path) -> 
     def make(file: Path) -> subprocess.CompletedProcess[str]:
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (SAMPLE.parents[2], SAMPLE.parents[1])))}
         words = [sys.executable, str(SAMPLE.with_name("make.py")), str(file)]
-        return subprocess.run(words, capture_output=True, text=True, env=env, timeout=120, check=False)
+        return subprocess.run(words, capture_output=True, text=True, env=env, timeout=200, check=False)
 
     done = make(tmp_path / "made.parquet")
     assert (done.returncode, done.stderr) == (0, "")

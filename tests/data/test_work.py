@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from support.connect import Remote
+from support.processes import PYTHONPATH
 from support.serving import QUICK
 from support.waiting import until
 
@@ -202,7 +203,7 @@ def test_a_worker_without_its_spark_ends_and_answers_nothing(
     (tmp_path / "slow.py").write_text(SLOW)
     (tmp_path / "pause").write_text("1" if busy else "0")
     words = ["work", "upper", "slow:transform", "--endpoint", server.endpoints[0], "--lanes", "4"]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "data")]), "SPARK_MASTER": "local[1]"}
+    env = {**os.environ, "PYTHONPATH": PYTHONPATH, "SPARK_MASTER": "local[1]"}
     log = tmp_path / "work.log"
     with log.open("wb") as opened:
         command = [sys.executable, "-m", "titanic_data", *words]

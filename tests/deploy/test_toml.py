@@ -30,11 +30,18 @@ def commented() -> dict[str, Any]:
 
 
 def test_as_it_is_it_sets_nothing() -> None:
-    assert tomllib.loads(FILE.read_text()) == {"serve": {}, "broker": {}, "work": {}}
+    assert tomllib.loads(FILE.read_text()) == {
+        "serve": {},
+        "broker": {},
+        "work": {},
+        "web": {},
+        "worker": {},
+        "cron": {},
+    }
     assert here("config", "check", FILE).code == 0
 
 
-@pytest.mark.parametrize("name", ["serve", "broker", "work"])
+@pytest.mark.parametrize("name", ["serve", "broker", "work", "web", "worker", "cron"])
 def test_every_key_is_there_at_its_default(name: str, commented: dict[str, Any]) -> None:
     options = commands_of(click.Context(main))[name]
     assert set(commented[name]) | ({"store"} & set(options)) == set(options)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 import zmq
-from support.cli_titanic import PATIENCE, Running, running, serving
+from support.cli_titanic import Running, running, serving
 from support.serving import serving as serving_here
-from support.waiting import until
+from support.waiting import PATIENCE, until
 
 from broker import Client, load_secret, new_keys
 from titanic.protocol import tsp

@@ -28,6 +28,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from support.waiting import PATIENCE
+
 from titanic import entry
 
 ALONE = ["unshare", *([] if os.geteuid() == 0 else ["--map-root-user"]), "--net", "--pid", "--fork", "--kill-child"]
@@ -35,7 +37,6 @@ ALONE = ["unshare", *([] if os.geteuid() == 0 else ["--map-root-user"]), "--net"
 ADDRESSES = {"lo": "127.0.0.1", "lo:1": "10.0.0.1", "lo:2": "10.0.0.5"}
 
 READY = re.compile(rb"is registered|(serving|broker|queue|server|primary|backup|gathering) at|every 5 s")
-PATIENCE = 60.0
 
 
 def _titanic(words: list[str], out: Path, err: Path) -> None:

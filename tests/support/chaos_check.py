@@ -24,6 +24,9 @@ ON_ITS_WAY = 3.0
 RENEW = 0.2
 """How often a lease is renewed, in leases: who stood still for the rest of it may have been silent for all of it."""
 
+STOPS = 0.5
+"""Seconds until a process that is to stand still does, on a busy machine."""
+
 COMES_BACK = 1.5
 """Seconds that somebody may need to reach the database again."""
 
@@ -121,6 +124,8 @@ class Troubles:
         self._of: dict[str, list[Trouble]] = defaultdict(list)
         for trouble in all_:
             self._of[trouble.who].append(trouble)
+        self.went_on: dict[tuple[str, Trouble], list[Execution]] = defaultdict(list)
+        """What workers began when their node went on, by worker."""
         self._away = {node: self._cut_off(node, silent) for node, silent in silences.items()}
 
     def _cut_off(self, node: str, silent: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -163,13 +168,29 @@ class Troubles:
         return ""
 
     def held_up(self, execution: Execution, since: float) -> str:
-        """What kept an execution, which its worker had been given by `since`, from beginning before; or nothing."""
+        """What kept an execution, which its node had dispatched by `since`, from beginning before; or nothing. A node
+        that stands still may have requests on their way to free workers, and those begin them when it goes on. These
+        are in `went_on`: `beyond` says which are too many."""
         worker, _, node = execution.worker.partition("@")
-        for who in (worker, f"{node} workers"):
+        for who in (worker, f"{node} workers", node):
             for trouble in self._of[who]:
                 if trouble.began <= since and trouble.ended >= execution.began - ON_ITS_WAY:
-                    return f"{who} {trouble.what}"
+                    if who != node:
+                        return f"{who} {trouble.what}"
+                    if trouble.what == "stands still" and trouble.ended - trouble.began >= self._least:
+                        self.went_on[execution.worker, trouble].append(execution)
+                        return f"{node} went on"
         return ""
+
+    def beyond(self, journal: Journal, slots: int) -> Iterator[tuple[Trouble, Execution]]:
+        """What was begun when a node went on, and cannot have been on its way to a worker: those of one process take
+        `slots` requests of a node, and who was at one when the node stopped was not sent another."""
+        for (worker, trouble), late in self.went_on.items():
+            busy = 0
+            for one in journal.all.values():
+                ended = math.inf if one.ended is None else one.ended
+                busy += one.worker == worker and one.began < trouble.began and ended > trouble.began + STOPS
+            yield from ((trouble, one) for one in late[max(0, slots - busy) :])
 
     def late(self, execution: Execution, since: float) -> bool:
         """Whether something held it up on its way to the worker that began it so long after `since`."""
@@ -182,8 +203,11 @@ class Troubles:
         return [one for one in self.all if one.ended >= since and one.began <= until]
 
 
-def violations(lives: Lives, journal: Journal, troubles: Troubles, excused: Counter[str]) -> Iterator[Violation]:
-    """All that cannot be. Counts in `excused` why requests were executed more than once."""
+def violations(
+    lives: Lives, journal: Journal, troubles: Troubles, excused: Counter[str], slots: int = 1
+) -> Iterator[Violation]:
+    """All that cannot be. Counts in `excused` why requests were executed more than once. `slots`: how many requests of
+    a node the workers of one process take at a time."""
     yield from (Violation(text.partition(":")[0], text) for text in lives.wrong)
     yield from (Violation("a body is damaged", text) for text in journal.damaged)
     yield from (Violation("P2: two requests have one UUID", " ".join(each)) for each in lives.twice)
@@ -193,6 +217,11 @@ def violations(lives: Lives, journal: Journal, troubles: Troubles, excused: Coun
         executions = journal.executions.get(life.name, [])
         for what in _faults(life, executions, journal, troubles, excused):
             yield Violation(what, _story(life, executions, troubles))
+    for trouble, one in troubles.beyond(journal, slots):
+        span = f"[{trouble.who}: {trouble.what} for {trouble.ended - trouble.began:.2f}]"
+        yield Violation(
+            "P2: begun when its node went on, not being on its way", f"{one.name} at {one.began:.2f} {span}"
+        )
 
 
 def _faults(
@@ -227,8 +256,8 @@ def _late(life: Life, executions: Sequence[Execution], troubles: Troubles) -> It
 
 
 def _again(executions: Sequence[Execution], troubles: Troubles, excused: Counter[str]) -> Iterator[str]:
-    """Each execution but the first has a reason in the one before; or was given to its worker before that one, and
-    began later, because the worker stood still meanwhile (or what it was sent stood still on its way)."""
+    """Each execution but the first has a reason in the one before; or was dispatched before that one, and began later,
+    because its node or its worker stood still meanwhile (or what the worker was sent stood still on its way)."""
     for before, this in pairwise(executions):
         if before.outcome == "failed" and before.ended is not None and before.ended <= this.began:
             continue

@@ -33,7 +33,7 @@ def wrong_clock(path: str) -> None:
 def short_lease(seconds: float) -> None:
     """The lease, and what a node waits for the database, in proportion."""
     from titanic.dispatch import lease
-    from titanic.store.postgres import pool, stall_guard
+    from titanic.store.postgres.connections import pool, stall_guard
 
     pool.AGAIN = 0.3
     stall_guard.PATIENCE = max(2.0, seconds)

@@ -123,18 +123,28 @@ class Node:
         self.dispatched += 1
         self.flights[uuid] = attempt
         self.queued[service].append(attempt)
-        self.world.later(self.world.dice.expovariate(200), self.world.at_node, self, self.hand_out, service)
+        self.world.later(self.world.dice.expovariate(200), self.world.at_broker, self, self.hand_out, service)
 
     def hand_out(self, service: bytes) -> None:
-        """The broker gives workers what waits there, whatever the dispatcher thinks."""
+        """The broker gives workers what waits there while the lease lasts, whatever the dispatcher thinks; after that
+        nothing."""
         queue, world = self.queued[service], self.world
+        if not self.lasts():
+            for attempt in list(queue):
+                self.recall(attempt.uuid)
         while queue and self.idle[service]:
             attempt = queue.popleft()
             self.idle[service] -= 1
             self.busy[service] += 1
             attempt.begun = True
+            world.must(
+                not attempt.excused, f"{attempt.uuid.hex()} is begun at node {self.name} after its lease was lost"
+            )
             takes = world.dice.choice((0.01, 0.1, 0.5, 2.0)) if world.dice.random() < 0.92 else 12.0
             world.later(world.dice.uniform(0, 2 * takes), world.worker_done, self, service, attempt)
+
+    def lasts(self) -> bool:
+        return self.core.lease.lasts(self.now())
 
     def recall(self, uuid: bytes) -> None:
         attempt = self.flights[uuid]

@@ -9,7 +9,8 @@ late or lost, and some are executed long after their sender has given up. Nodes 
 clocks run at rates of their own, and the store's leaps. A `Wrong` says which promise was broken.
 
 What may run twice (P2): while an attempt goes on, another worker gets the request only if the node that dispatched it
-was killed, or lost its lease: the others did not see it renewed for as long as it lasts.
+was killed, or lost its lease: the others did not see it renewed for as long as it lasts. After that no worker of the
+node begins what waited at its broker.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ MOST_UNENDED = 40
 
 
 class World:
-    """Everything there is. `core_kind` and `store_kind` may be broken on purpose."""
+    """Everything there is. `core_kind`, `store_kind` and `node_kind` may be broken on purpose."""
 
     def __init__(
         self,
@@ -43,10 +44,12 @@ class World:
         *,
         core_kind: type[ClaimsCore] = ClaimsCore,
         store_kind: type[ModelStore] = ModelStore,
+        node_kind: type[Node] = Node,
         nodes: int = 3,
     ) -> None:
         self.dice = random.Random(seed)
         self.core_kind = core_kind
+        self.node_kind = node_kind
         self.now = 0.0
         self.calm = 0.0
         """Seconds in which a node could look after the others."""
@@ -93,6 +96,14 @@ class World:
                 any(map(self.store.lives, node.incarnations())), f"node {node.name} does not know that it is over"
             )
 
+    def at_broker(self, node: Node, do: Callable[..., None], *args: Any) -> None:
+        """Something reaches a node's broker, which acts on it at once; the rest of the node has its turn after that."""
+        if node.paused_until > self.now:
+            self.later(node.paused_until - self.now, self.at_broker, node, do, *args)
+        elif node.alive:
+            do(*args)
+            self.later(self.dice.uniform(0, 0.01), self.at_node, node, lambda: None)
+
     def run(self, steps: int) -> None:
         for _ in range(steps):
             self.step()
@@ -120,7 +131,7 @@ class World:
 
     def start_node(self) -> None:
         self._names += 1
-        node = Node(self, self._names)
+        node = self.node_kind(self, self._names)
         self.nodes.append(node)
         self.at_node(node, lambda: None)
 
@@ -223,7 +234,7 @@ class World:
         """A worker has done its work or died; its node hears of it when it can."""
         self.end(attempt)
         lost = not self.healthy and self.dice.random() < 0.01
-        self.later(self.dice.expovariate(200), self.at_node, node, node.result, service, attempt, lost)
+        self.later(self.dice.expovariate(200), self.at_broker, node, node.result, service, attempt, lost)
 
     def outcome(self, attempt: Attempt) -> Outcome:
         works = self.healthy or self.dice.random() < 0.75

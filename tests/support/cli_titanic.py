@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from click.testing import CliRunner
-from support.waiting import until
+from support.waiting import PATIENCE, until
 
 from titanic.cli import main
 
-PATIENCE = 30.0
 CLEAN = {key: value for key, value in os.environ.items() if not key.startswith("TITANIC_")}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from threading import Event
 from typing import Any
 
@@ -15,8 +15,8 @@ from titanic.protocol.tsp import Frames
 from titanic.services.ask import Answers, CloseDoubt, ServiceContext
 from titanic.services.handler import ServiceHandler
 from titanic.services.reader import Reader, ReadService
-from titanic.store import Store, WriteTransaction
-from titanic.store.postgres.arrays import ids
+from titanic.store import ServiceSettings, Store, WriteTransaction
+from titanic.store.postgres.connections.arrays import ids
 from titanic.store.postgres.store import PostgresStore
 
 
@@ -60,6 +60,11 @@ class Desk:
         self.told.append(uuids)
         for _, then in doubts:
             then()
+
+    def settings_changed(self, settings: ServiceSettings, then: Callable[[], None]) -> None:
+        self.told.append(("settings", settings))
+        self.context.settings.know(settings)
+        then()
 
     def wait_for_replies(self, asks: Any) -> None:
         self.told.append(("wait", list(asks)))

@@ -9,10 +9,9 @@ from majortomo.client import Client as TheirClient  # type: ignore[import-untype
 from majortomo.error import Disconnected  # type: ignore[import-untyped]
 from majortomo.worker import Worker as TheirWorker  # type: ignore[import-untyped]
 from support.secured import keyed
+from support.waiting import PATIENCE
 
 from broker.access.keys import Keys
-
-PATIENCE = 30.0
 
 REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 

@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from support.access_files import AccessFiles
-from support.waiting import until
+from support.waiting import PATIENCE, until
 
 from broker import Worker
 from titanic import Client
 
-PATIENCE = 60.0
 LIFE_EVERY = 10
 """Calls for one request that is stored."""
 

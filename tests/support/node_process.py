@@ -1,4 +1,5 @@
-"""A node as a process of its own: `python node_process.py ENDPOINT URL LEASE`. LEASE is in seconds."""
+"""A node as a process of its own: `python node_process.py ENDPOINT URL LEASE [AHEAD]`. LEASE is in seconds, AHEAD how
+many seconds of work its broker gets ahead."""
 
 from __future__ import annotations
 
@@ -9,9 +10,12 @@ import sys
 from support.node_settings import node_config
 
 from titanic import Server
+from titanic.dispatch import node
 
 
-def main(endpoint: str, url: str, lease: str) -> None:
+def main(endpoint: str, url: str, lease: str, ahead: str = "") -> None:
+    if ahead:
+        node.AHEAD_REMOTE = float(ahead)
     logging.basicConfig(level=logging.INFO)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # threads inherit it
     with Server(node_config(url, float(lease), bind=(endpoint,))):

@@ -142,6 +142,8 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self.members = [Member(folder / name, name) for name in ("db1", "db2", "db3")]
+        self.made_anew = 0
+        """Members that `recover` has made anew."""
         for one in self.members:
             one.configure(self.members)
 
@@ -179,6 +181,18 @@ class Cluster:
         """Whether there are a leader, a synchronous standby and a third one."""
         return sorted(self.roles().values()) == ["leader", "replica", "sync_standby"]
 
+    def recover(self) -> None:
+        """Wait until it is whole. A member that Patroni does not bring back is made anew, as an operator does it: it
+        may have more of an old time line than the others, and then PostgreSQL refuses to start."""
+        try:
+            until(self.whole, PATIENCE, every=0.2)
+        except AssertionError:
+            there = self.roles()
+            for one in (one for one in self.members if one.name not in there):
+                self._patronictl(one, "reinit", "titanic", one.name, "--force")
+                self.made_anew += 1
+            until(self.whole, PATIENCE, every=0.2)
+
     def member(self, role: str) -> Member:
         """The one with this role; waits until there is one."""
 
@@ -194,7 +208,10 @@ class Cluster:
         """As an operator does it, before he upgrades the leader's machine."""
         leader, standby = self.member("leader"), self.member("sync_standby")
         whose = ["--leader", leader.name, "--candidate", standby.name, "--force"]
-        command = ["patronictl", "-c", str(leader.config), "switchover", "titanic", *whose]
+        self._patronictl(leader, "switchover", "titanic", *whose)
+
+    def _patronictl(self, member: Member, *words: str) -> None:
+        command = ["patronictl", "-c", str(member.config), *words]
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
 

@@ -12,7 +12,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import broker
+
 ROOT = Path(__file__).parents[2]
+PACKAGES = Path(broker.__file__).parents[1]
+"""Where the packages are that are tested: here, or in the compiled build."""
+PYTHONPATH = os.pathsep.join(map(str, (PACKAGES, ROOT / "data", ROOT / "tests")))
+"""For processes of tests, so that they run what the tests run."""
 SUPPORT = Path(__file__).parent
 
 
@@ -21,7 +27,7 @@ class Process:
 
     def __init__(self, *arguments: str | Path, output: Path, **more: str) -> None:
         """`more`: of the environment."""
-        environment = {**os.environ, **more, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+        environment = {**os.environ, **more, "PYTHONPATH": PYTHONPATH}
         self._output = output
         with output.open("ab") as file:
             self._process = subprocess.Popen(
@@ -72,7 +78,7 @@ def script(name: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A program of this folder, in a process of its own; its output is piped. It is killed at the end."""
     command = [sys.executable, str(SUPPORT / name), *arguments]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}
+        command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env={"PYTHONPATH": PYTHONPATH}
     ) as process:
         try:
             yield process

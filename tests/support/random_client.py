@@ -211,10 +211,12 @@ class RandomClient(threading.Thread):
             hoarded, self._hoarded = self._hoarded, []
             self._closing(hoarded, lambda: self._client.close_many([life.uuid for life in hoarded]))
             return
-        for _ in range(60):
-            life, frames = self._new(ABSENT, "hoard", {}, HOARD)
-            self._submitted([life], lambda frames=frames: [self._client.submit(ABSENT, *frames)])  # type: ignore[misc]
-            self._hoarded.append(life)
+        # Until it is full: on a slow machine, who does not wait would only leave behind what nobody knows and closes.
+        with Client(self._endpoint, timeout=TIMEOUT, retries=60) as patient:
+            for _ in range(60):
+                life, frames = self._new(ABSENT, "hoard", {}, HOARD)
+                self._submitted([life], lambda frames=frames: [patient.submit(ABSENT, *frames)])  # type: ignore[misc]
+                self._hoarded.append(life)
 
     # -- looking -------------------------------------------------------------------------------------------------
 

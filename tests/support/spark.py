@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support.processes import PYTHONPATH
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LONGEST = 400
+LONGEST = 1000
 """Seconds that such a test may take: on a machine that is busy with other things Spark takes a minute to start."""
 
 ROOT = Path(__file__).parents[2]
@@ -34,9 +35,14 @@ SETTINGS = {
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "spark" in getattr(item, "fixturenames", ()):
+        if needs_spark(item):
             item.add_marker(pytest.mark.timeout(LONGEST))
-    items.sort(key=lambda item: "spark" not in getattr(item, "fixturenames", ()))
+
+
+def needs_spark(item: pytest.Item) -> bool:
+    """Whether the test has the session, by its name or by a parameter of another fixture."""
+    call = getattr(item, "callspec", None)
+    return "spark" in getattr(item, "fixturenames", ()) or (call is not None and "spark" in call.params.values())
 
 
 @pytest.fixture(scope="session")
@@ -52,7 +58,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             pytest.fail(str(error))
         pytest.skip(str(error))
     scratch = tmp_path_factory.mktemp("spark")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "data"), str(ROOT / "tests")])
+    os.environ["PYTHONPATH"] = PYTHONPATH
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_DIRS"] = str(scratch)
     settings = {**SETTINGS, "spark.local.dir": str(scratch), "spark.sql.warehouse.dir": str(scratch / "warehouse")}

@@ -16,7 +16,18 @@ from typing import NamedTuple
 
 from titanic import store as interface
 from titanic.errors import InvalidArchive, InvalidRequest, RecordCorrupt, StoreFull
-from titanic.store import ENDING, TRANSITIONS, ClosedRequest, Event, NewRequest, Outcome, State, Status, rules
+from titanic.store import (
+    ENDING,
+    TRANSITIONS,
+    ClosedRequest,
+    Event,
+    NewRequest,
+    Outcome,
+    State,
+    Status,
+    rules,
+    service_settings,
+)
 from titanic.store.lmdb import outcome_record, request_record  # what a request may be, and how many bytes it counts
 from titanic.store.lmdb.idempotency_key import row_key
 from titanic.util.clock import capped, wall_us
@@ -84,6 +95,7 @@ class Tables:
         self.sequence = self.archived_upto = 0
         self.registered = False
         self.archivist = None
+        self.settings = {}
 
     def __copy__(self):
         other = Tables()
@@ -214,16 +226,27 @@ class Read:
     def waiting(self):
         return dict(Counter(row.new.service for row in self.rows(State.WAITING)))
 
+    def queues(self):
+        found = {}
+        for service in {row.new.service for row in self.rows(*UNENDED)}:
+            load = self.load(service)
+            found[service] = interface.QueueFigures(self.waiting().get(service, 0), *load, self.oldest(service))
+        return found
+
     def oldest(self, service):
         return min((time_of(row.uuid) for row in self.rows(State.WAITING) if row.new.service == service), default=None)
 
     # -- listing and counts ----------------------------------------------------------------------------------
 
-    def select(self, states=None, *, service=None, older_than=None, owner=None, after=None, limit=100):
+    def select(
+        self, states=None, *, service=None, older_than=None, owner=None, after=None, limit=100, newest=False, text=None
+    ):
         page = interface.Page()
         last = after
-        for uuid, row in sorted(self.tables.requests.items()):
-            if uuid <= (after or b"") or (states is not None and row.state not in states):
+        for uuid, row in sorted(self.tables.requests.items(), reverse=newest):
+            if after is not None and (uuid >= after if newest else uuid <= after):
+                continue
+            if states is not None and row.state not in states:
                 continue
             if service not in (None, row.new.service) or owner not in (None, row.new.owner):
                 continue
@@ -232,6 +255,8 @@ class Read:
                 break
             last = uuid
             found = self.describe(uuid)
+            if text is not None and text not in found.reason and text.encode() not in found.key:
+                continue
             if older_than is None or (found.finished_at or found.submitted_at) < older_than:
                 page.append(found)
         return page
@@ -295,6 +320,9 @@ class Read:
 
     def archivist(self):
         return self.tables.archivist
+
+    def service_settings(self):
+        return self.tables.settings
 
     # -- reading in bulk -------------------------------------------------------------------------------------
 
@@ -406,6 +434,10 @@ class Write(Read):
     def fresh(self, requests, now_us, ahead_us=0):
         _, known = self.look_up(requests, [b""] * len(requests), now_us, now_us - ahead_us)
         return [new for n, new in enumerate(requests) if n not in known]
+
+    def set_service(self, service, setting):
+        self.tables.settings = service_settings.changed(self.tables.settings, service, setting)
+        return self.tables.settings
 
     def forget(self, keys, owner=b""):
         for key in keys:

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from support.processes import PYTHONPATH
 from support.store_workload import read_ledger
 
-ROOT = Path(__file__).parents[2]
 CALLS = "pwrite64,pwritev,writev,fdatasync"
 SECTOR = 512
 PAGE = 4096
@@ -51,7 +51,7 @@ class Run(NamedTuple):
 
 def trace(log: Path, options: Sequence[str | Path], module: str, *arguments: str | Path) -> Traced:
     """Run a module of `support` under strace with these options."""
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
     # Stopping at nothing but the traced calls is much faster, but then strace 6 delivers no signals.
     speed = [] if any("signal=" in str(option) for option in options) else ["--seccomp-bpf"]
     done = subprocess.run(

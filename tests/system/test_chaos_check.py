@@ -101,6 +101,10 @@ def test_a_planted_violation_is_found(tmp_path: Path, ledger: str, journal: str,
         ("w2.1", "stands still", 7, 15, False),
         ("w2.1", "stands still", 4, 7, False),
         ("n2 workers", "deaf", 4, 15, True),
+        ("n2", "stands still", 4, 14.9, True),  # what was on its way to a worker begins when it goes on
+        ("n2", "stands still", 7, 14.9, False),
+        ("n2", "stands still", 4, 7, False),
+        ("n2", "clock", 4, 14.9, False),
         ("n1 workers", "cut", 7, 7, True),
         ("n1 clients", "cut", 7, 7, False),
         ("n1 store", "stalled", 7, 8, False),
@@ -114,6 +118,24 @@ def test_only_what_p2_names_excuses_another_execution(
 ) -> None:
     again = found(tmp_path, HONEST, WORK + AGAIN, [Trouble(who, what, began, ended)])
     assert again == (set() if excuses else {"P2: executed again without a reason"})
+
+
+@pytest.mark.parametrize(
+    ("before", "excuses"),
+    [
+        ("begin 1 w2.1@n2-0 c-1-2.plain\nend 2 w2.1@n2-0 0\n", True),  # it was free when its node stopped
+        ("begin 1 w2.1@n2-0 c-1-2.plain\nend 9 w2.1@n2-0 0\n", False),
+        ("begin 1 w2.1@n2-0 c-1-2.plain\n", False),
+        ("begin 1 w1.1@n2-0 c-1-2.plain\n", True),
+    ],
+)
+def test_who_was_busy_when_its_node_stopped_had_nothing_on_its_way_to_it(
+    tmp_path: Path, before: str, excuses: bool
+) -> None:
+    ledger = '["submit",0,null,["c-1-2.plain"],null]\n' + HONEST
+    stop = Trouble("n2", "stands still", 4, 14.9)
+    found_ = found(tmp_path, ledger, before + WORK + AGAIN, [stop])
+    assert found_ == (set() if excuses else {"P2: begun when its node went on, not being on its way"})
 
 
 @pytest.mark.parametrize(("silent", "excuses"), [(2.0, False), (4.0, True)])

@@ -19,6 +19,7 @@ import pytest
 from support.alone import ALONE
 from support.cli_titanic import CLEAN
 from support.postgres import shared_server
+from support.processes import PYTHONPATH
 
 from titanic.cli import main
 
@@ -55,7 +56,7 @@ QUEUE = [
     *(SERVE, UPPER, "titanic work resize -- tr a-z A-Z &", LINES, "printf 'a picture' >big.png"),
     *("=submit", """test "$(cat small.png)" = 'A PICTURE'""", "=call"),
     "titanic submit upper hello >uuid && titanic reply $(cat uuid) --wait 20",
-    *("=reply", "=show", "=status", "=health", "=close"),
+    *("=reply", "=show", "=status", "=health", "=close", "=pause", "=resume"),
     "titanic work mail -- false &",
     "titanic submit mail x --max-attempts 1 >uuid; ! titanic reply $(cat uuid) --wait 20",
     *("=ls", "=retry", "=purge"),
@@ -70,6 +71,7 @@ SCRIPTS = {
     "work": [BROKER, "=work"],
     "worker": [BROKER, SHOP, "=worker"],
     "cron": [SERVE, SCHEDULES, "=cron"],
+    "web": [SERVE, "titanic keys server", "touch access.toml", "mkdir keys", "=web"],
     "store": [
         *("mkdir -p /var/lib /backup", "titanic serve --store /var/lib/titanic"),
         *("=check", "=backup", "rm -r /var/lib/titanic", "=restore"),
@@ -144,7 +146,7 @@ def run(lines: list[str], folder: Path) -> list[tuple[int, str, str]]:
         changed = [line.replace(DATABASE, f"'{url}'") for line in changed]
     env = CLEAN | {
         "PATH": f"{folder / 'bin'}:{CLEAN['PATH']}",
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
+        "PYTHONPATH": PYTHONPATH,
         "HOME": str(folder),
         "TITANIC_REQUESTS": "10",
         "TITANIC_SYNCHRONOUS": "10",

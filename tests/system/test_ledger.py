@@ -62,7 +62,7 @@ class Episode:
     def live(self, seconds: float, kills: int) -> None:
         """Kill somebody again and again until the time is over, and so many times at least."""
         until = time.monotonic() + seconds
-        with Client(self.cast.endpoint, timeout=1, retries=30) as client:
+        with Client(self.cast.endpoint, timeout=1, retries=int(SETTLED)) as client:
             client.stats()
         for each in self.clients:
             each.start()
@@ -80,7 +80,7 @@ class Episode:
 
     def _for_a_while(self, operations: int) -> None:
         enough = self.operations + self.dice.randrange(operations)
-        until(lambda: self.cast.mend() and self.operations >= enough, 60)
+        until(lambda: self.cast.mend() and self.operations >= enough, SETTLED)
 
     def _strike(self, role: str) -> None:
         """End one, or one and the broker or the server with it, look at the store, and start them again."""
@@ -103,7 +103,7 @@ class Episode:
                 self._for_a_while(3)
         if "server" in roles:
             began = time.monotonic()
-            with Client(self.cast.endpoint, timeout=1, retries=30) as client:
+            with Client(self.cast.endpoint, timeout=1, retries=int(SETTLED)) as client:
                 client.stats()
             self.slowest = max(self.slowest, time.monotonic() - began)
 
@@ -112,8 +112,10 @@ class Episode:
     def settle(self) -> None:
         """All that can end ends; what was said stays as it is; what is closed is gone, and there is room again."""
         known = [life for life in self.world.lives.values() if life.uuids]
-        with Client(self.cast.endpoint, timeout=5, retries=6) as client:
-            self._close(client, [life for life in known if life.service == ABSENT])  # with the store full, nothing ends
+        with Client(self.cast.endpoint, timeout=5, retries=18) as client:
+            # With the store full, nothing ends. What fills it may have been stored for a client that did not wait.
+            self._close(client, [life for life in known if life.service == ABSENT])
+            client.purge("waiting", service=ABSENT)
             self._until_all_ended(client, [life for life in known if not life.endless])
             for life in self.dice.sample(known, min(100, len(known))):
                 self._saw(client, life)
@@ -150,14 +152,20 @@ class Episode:
 
     def _until_all_ended(self, client: Client, lives: list[Life]) -> None:
         pending = {life.uuid: life for life in lives}
+        ended: list[Life] = []
 
         def look() -> bool:
             self.cast.mend()
             for uuid in [*pending]:
                 seen = self._saw(client, pending[uuid])
                 if seen.state == "pending":
+                    store = client.stats()["store"]
+                    if store["used"] > 0.7 * store["capacity"]:  # of which a quarter is not for requests
+                        print("to make room, of", store, "these are closed:", [one.uuid for one in ended[-50:]])
+                        self._close(client, ended[-50:])
+                        del ended[-50:]
                     return False
-                del pending[uuid]
+                ended.append(pending.pop(uuid))
             return True
 
         until(look, SETTLED, every=0.05)
@@ -273,16 +281,16 @@ def submit_the_same(path: Path, clients: int, each: int, kills: int, seed: int) 
         for thread in threads:
             thread.start()
         for moment in sorted(dice.randrange(clients * each * 9 // 10) for _ in range(kills)):
-            until(lambda moment=moment: len(told) >= moment, 60)  # type: ignore[misc]
+            until(lambda moment=moment: len(told) >= moment, SETTLED)  # type: ignore[misc]
             cast.kill("server")
             cast.start("server")
         for thread in threads:
-            thread.join(60)
+            thread.join(SETTLED)
         assert len(told) == clients * each
         assert len({*told}) == 1
         cast.add_worker("worker")  # a server that is killed while one is busy hands out the request again
         with Client(cast.endpoint, timeout=5, retries=12) as client:
-            reply = client.wait(told[0], 60)
+            reply = client.wait(told[0], SETTLED)
             assert client.submit("a", "same", key="the same") == told[0]
             assert client.stats()["store"]["requests"] == 1
             assert client.reply(told[0]) == reply

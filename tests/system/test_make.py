@@ -32,6 +32,8 @@ TARGETS = [
     "bench-churn",
     "bench-nodes",
     "bench-calls",
+    "bench-web",
+    "bench-web-load",
     "bench-spark",
 ]
 TARGETS += ["wheel", "deb", "clean"]

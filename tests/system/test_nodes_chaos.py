@@ -21,6 +21,7 @@ import pytest
 from support.chaos_check import Lives, Troubles, summary, violations
 from support.chaos_client import Ledger, Round
 from support.chaos_cluster import Cluster, Size
+from support.chaos_worker import SERVICES
 from support.journal import Journal
 from support.postgres import needs_postgres
 from support.torture import SEED, figures, tally
@@ -104,7 +105,7 @@ class Run:
         lives, journal = Lives(self.ledgers), Journal(self.folder / "journal")
         silences = {name: node.heard.silences for name, node in self.cluster.nodes.items()}
         troubles = Troubles(self.cluster.troubles, silences, self.size.lease)
-        found = [*violations(lives, journal, troubles, self.excused)]
+        found = [*violations(lives, journal, troubles, self.excused, self.size.jobs * len(SERVICES))]
         executions = [*journal.all.values()]
         self.count.update(lives.operations)
         self.count["executions"] = len(executions)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.alone import ALONE
 from support.cli_titanic import CLEAN
+from support.processes import PYTHONPATH
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "broker/patterns/README.md").read_text()
@@ -65,7 +66,7 @@ def test_the_example(title: str, commands: str, tmp_path: Path) -> None:
             stdout=out,
             stderr=err,
             cwd=tmp_path,
-            env=CLEAN | {"PYTHONPATH": str(ROOT)},
+            env=CLEAN | {"PYTHONPATH": PYTHONPATH},
             timeout=100,
             check=False,
         )

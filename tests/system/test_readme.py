@@ -14,6 +14,7 @@ from pathlib import Path
 from support.alone import ALONE
 from support.cli_titanic import CLEAN
 from support.postgres import needs_postgres, new_place, own, programs_for
+from support.processes import PYTHONPATH
 
 ROOT = Path(__file__).parents[2]
 UUID = re.compile(r"\b[0-9a-f]{32}\b")
@@ -43,7 +44,7 @@ def test_both_sides_in_python(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        env=CLEAN | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+        env=CLEAN | {"PYTHONPATH": PYTHONPATH},
         timeout=100,
         check=False,
     )
@@ -101,7 +102,7 @@ def walk(folder: Path, title: str, path: str = "") -> None:
         program = folder / "bin" / name
         program.write_text(f'#!/bin/sh\nexec {sys.executable} {words}"$@"\n')
         program.chmod(0o755)
-    env = CLEAN | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "PATH": f"{folder / 'bin'}:{path}{CLEAN['PATH']}"}
+    env = CLEAN | {"PYTHONPATH": PYTHONPATH, "PATH": f"{folder / 'bin'}:{path}{CLEAN['PATH']}"}
     subprocess.run([*ALONE, "bash", "-c", "\n".join(script)], cwd=folder, env=env, timeout=100, check=False)
     for number, (command, said) in enumerate(steps):
         if not command.startswith(("cat >", "export ")):

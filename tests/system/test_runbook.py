@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,10 @@ from support.machine import ROOT, machine, needs_machine
 README = (ROOT / "deploy/README.md").read_text()
 COMMANDS = re.findall(r"^    # (.*)$", README, re.MULTILINE)
 
+WEB = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["web"]
+
 WITHOUT_NETWORK = {
+    "deploy/install.sh --web": "deploy/install.sh --web --wheels /root/wheels",
     "deploy/install.sh": "deploy/install.sh --wheels /root/wheels",
     "make deb && dpkg --install dist/titanic-queue_*.deb": "true",  # that is what test_deb.py is about
     # That is what test_migrate.py is about; here the server goes on with the store that it has.
@@ -43,7 +47,7 @@ def test_every_event_is_listed() -> None:
 @pytest.mark.timeout(1200)
 def test_the_commands_work(tmp_path: Path) -> None:
     assert len(COMMANDS) > 50
-    with machine(tmp_path) as here:
+    with machine(tmp_path, *WEB) as here:
         variables = "SERVICE=broken UNIT=titanic UUID="
         for command in COMMANDS:
             line = WITHOUT_NETWORK.get(command, command)

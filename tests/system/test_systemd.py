@@ -17,7 +17,7 @@ INSTALL = ("/root/deploy/install.sh", "--wheels", "/root/wheels")
 TOML = "/etc/titanic/titanic.toml"
 SOMEBODY = "nobody"
 FIGURES = "http://127.0.0.1:9469/metrics"
-SERVERS = tuple(f"titanic{name}.service" for name in ("", "-broker", "-store", "-backup"))
+SERVERS = tuple(f"titanic{name}.service" for name in ("", "-broker", "-store", "-backup", "-web"))
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_its_upkeep(here: Machine) -> None:
     here.says(f"echo 'garce = 1' >>{TOML}")
     refused = here.run(*INSTALL)
     assert (refused.code, f"{TOML}:" in refused.err) == (1, True)
-    assert "unknown key [work] garce" in refused.err
+    assert "unknown key [web] garce" in refused.err
     assert "does not understand these settings; nothing was changed" in refused.err
     assert len(here.says("ls -d /opt/titanic/2*").split()) == 2
     assert here.shows("titanic", "ActiveState") == "active"
@@ -196,7 +196,8 @@ def test_its_upkeep(here: Machine) -> None:
     assert here.shows("titanic-backup.timer", "ActiveState") == "active"
 
     # Through a socket, for members of its group only.
-    here.says(f"""sed -i 's|^#bind = .*|bind = ["tcp://127.0.0.1:5555", "ipc:///run/titanic/titanic.sock"]|' {TOML}""")
+    sockets = '["tcp://127.0.0.1:5555", "ipc:///run/titanic/titanic.sock"]'
+    here.says(f"sed -i '/^\\[serve\\]/,/^\\[work\\]/ s|^#bind = .*|bind = {sockets}|' {TOML}")
     here.does("systemctl", "restart", "titanic")
     here.says("useradd --system --groups titanic friend; useradd --system stranger")
     ipc = ("--endpoint", "ipc:///run/titanic/titanic.sock", "--timeout", "1")

@@ -90,6 +90,18 @@ def test_a_limit_of_ones_own_can_be_none(file: Path) -> None:
     assert load_access(file).users["u"].limits.waiting == 0
 
 
+def test_certificates_are_given_by_their_hashes(file: Path) -> None:
+    file.write_text(f"[users.u]\ncertificates = ['sha256:{'0A' * 32}']")
+    access = load_access(file)
+    assert access.certificates == {"0a" * 32: access.users["u"]}
+    file.write_text("[users.u]\ncertificates = ['ann.pem']")
+    with pytest.raises(AccessError, match=r"2: .*a certificate is given by its hash, sha256: and 64 hex.*openssl x509"):
+        load_access(file)
+    file.write_text(f"[users.u]\ncertificates = ['{TOKEN}']\n[users.v]\ncertificates = ['{TOKEN}']")
+    with pytest.raises(AccessError, match=r"4: .*this certificate is that of user u, too"):
+        load_access(file)
+
+
 def test_a_file_that_says_nothing_allows_nothing(file: Path) -> None:
     file.write_text("# nobody yet\n")
     access = load_access(file)

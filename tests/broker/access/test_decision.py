@@ -111,7 +111,9 @@ def test_questions_that_cannot_be(file: Path) -> None:
         decide(file, "a", "read")
 
 
-PATTERNS = st.lists(st.sampled_from(["*", "a", "a*", "b.*", "titanic.*", "mmi.*", "titanic.s[a-z]*", "?"]), max_size=3)
+PATTERNS = st.lists(
+    st.sampled_from(["*", "a", "a*", "b.*", "titanic.*", "mmi.*", "web.*", "titanic.s[a-z]*", "?"]), max_size=3
+)
 PERMISSIONS = st.fixed_dictionaries(
     {},
     optional={
@@ -132,7 +134,7 @@ def toml(value: object) -> str:
 @given(
     tables=st.fixed_dictionaries({"users.u": PERMISSIONS, "roles.r": PERMISSIONS, "roles.s": PERMISSIONS}),
     roles=st.lists(st.sampled_from("rs"), max_size=2),
-    service=st.sampled_from(["a", "ab", "b.c", "titanic.submit", "mmi.services", "x.y"]),
+    service=st.sampled_from(["a", "ab", "b.c", "titanic.submit", "mmi.services", "web.ended", "x.y"]),
 )
 def test_it_decides_as_the_broker_does(
     file: Path, tables: dict[str, dict[str, object]], roles: list[str], service: str

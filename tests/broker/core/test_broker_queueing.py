@@ -6,6 +6,8 @@ import pytest
 from support.broker_invariants import check_empty
 from support.transcript import CLIENT, Transcript
 
+from broker.core.mdp import EXTENSION
+
 
 def orders(broker: Transcript, worker: str, count: int) -> list[bytes]:
     """Serve `count` requests and note their bodies."""
@@ -41,6 +43,64 @@ def test_services_do_not_wait_for_each_other() -> None:
     broker.worker("worker")
     broker.request("client", b"2")
     broker.working("worker", b"2")
+
+
+# -- a client that may have nothing begun now ----------------------------------------------------------------
+
+
+def test_what_no_worker_has_of_a_client_is_withheld_and_others_go_on() -> None:
+    broker = Transcript()
+    broker.worker("one")
+    broker.request("client", b"at work")
+    token = broker.working("one", b"at work")
+    for body in (b"1", b"2"):
+        broker.request("client", body)
+        broker.request("other", body)
+    broker.request("client", b"elsewhere", service=b"absent")
+    broker.core.withhold("client", broker.now)
+    broker.collect()
+    for service in (b"echo", b"echo", b"absent"):
+        assert b"cancelled" in broker.failed("client", b"499", service)
+    broker.final("one", token, b"done")
+    broker.answered("client", b"done")
+    broker.final("one", broker.working("one", b"1"), b"a")
+    broker.working("one", b"2")
+    assert broker.core.stats["cancelled"] == 3
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_request_on_its_way_to_a_worker_is_withheld_and_the_worker_is_free_for_others(waits: bool) -> None:
+    broker = Transcript()
+    broker.worker("worker")
+    broker.request("client", b"before")
+    token = broker.working("worker", b"before")
+    broker.request("client", b"late")
+    if waits:
+        broker.request("other", b"next")
+    broker.core.receive("worker", [b"MDPW02", b"\4", token, b"", b"done"], broker.now)
+    broker.core.withhold("client", broker.now)
+    broker.collect()
+    broker.answered("client", b"done")
+    broker.failed("client", b"499")
+    if not waits:
+        broker.told_nothing("worker")
+        broker.request("other", b"next")
+    broker.working("worker", b"next")
+
+
+def test_what_a_worker_is_told_about_a_request_that_it_has_is_not_withheld() -> None:
+    broker = Transcript()
+    broker.said("worker", b"MDPW02", b"\1", b"echo", EXTENSION)
+    broker.heard("worker")
+    broker.core.receive("client", [b"mark", b"", b"MDPC02", b"\1", b"echo", b"q"], broker.now)
+    broker.collect()
+    token = broker.working("worker", b"q")
+    assert not broker.core.cancel("client", b"echo", b"mark", broker.now, running=True)
+    broker.core.withhold("client", broker.now)
+    broker.collect()
+    assert len(broker.heard("worker")) == 1
+    broker.final("worker", token, b"a")
+    assert broker.heard("client")[0][-1] == b"a"
 
 
 # -- expiry --------------------------------------------------------------------------------------------------

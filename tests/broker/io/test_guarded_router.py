@@ -36,7 +36,7 @@ from broker.patterns import (
 ANY = "tcp://127.0.0.1:*"
 EXPOSED = "tcp://192.0.2.1:5555"
 """An address that this machine does not have: nothing here listens to others."""
-BEAT = StarConfig(heartbeat=0.1)
+BEAT = StarConfig(heartbeat=0.5)  # a server that stands still for half of it answers nobody for now
 
 FRIEND, STRANGER = new_pair(), new_pair()
 KEYS = ServerKeys(SERVER, frozenset([FRIEND.public.decode()]), open=False)

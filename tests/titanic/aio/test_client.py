@@ -52,8 +52,9 @@ async def test_a_life(server: Server, echo: Worker) -> None:
         uuid = await client.submit("echo", "text", b"bytes", key="k")
         assert await client.wait(uuid, 30) == await client.reply(uuid) == [b"text", b"bytes"]
         assert (await client.show(uuid))["state"] == "done"
+        assert (await client.look(uuid, 4)).body == [b"text"]
         assert await client.find(["k", "l"]) == ({"k": uuid}, {uuid: "done"})
-        assert [row["uuid"] for row in (await client.list())[0]] == [uuid]
+        assert [row["uuid"] for row in (await client.list(newest=True, text="k"))[0]] == [uuid]
         await client.close(uuid)
         for ask in (client.reply(uuid), client.wait(uuid), client.show(uuid)):
             with pytest.raises(UnknownRequest, match=f"unknown UUID {uuid}; it was closed"):

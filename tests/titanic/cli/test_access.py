@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.cli_titanic import CLEAN, PATIENCE, Ended
+from support.cli_titanic import CLEAN, Ended
+from support.waiting import PATIENCE
 
 from titanic.store import NewRequest, open_store
 

@@ -36,6 +36,12 @@ def test_a_file_that_is_right(file: Path) -> None:
     assert here("access", "check", file, "--json").json == counts
 
 
+def test_certificates_are_counted_where_there_are_any(file: Path) -> None:
+    file.write_text(FILE + f"certificates = ['sha256:{'0a' * 32}']\n")
+    assert here("access", "check", file).line.endswith("0 tokens, 0 endpoints, 1 certificate: all right")
+    assert here("access", "check", file, "--json").json["certificates"] == 1
+
+
 def test_each_mistake_on_a_line(file: Path) -> None:
     file.write_text(FILE + "admin = 1\nlimits.x = 3\n")
     done = here("access", "check", file)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from support.cli_titanic import CLEAN
+from support.waiting import PATIENCE
 
 
 @pytest.fixture
@@ -35,9 +36,36 @@ def test_an_interrupt_while_it_is_imported(module: str) -> None:
     assert (process.returncode, rest) == (130, [])
 
 
+LOSING = """
+import collections, ctypes, operator, time
+import zmq
+import titanic.bench.programme
+
+
+def run(*arguments):
+    come = ctypes.CDLL(None)["raise"]
+    # First the signal, then the frame is freed, and Python has no turn in between.
+    collections.deque(map(come, map(operator.itemgetter(0), [(2, zmq.Frame(b"x"))])), 0)
+    while True:
+        time.sleep(0.001)
+
+
+titanic.bench.programme.run = run
+from titanic.entry import main
+main()
+"""
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupt_is_not_lost_while_a_frame_is_freed() -> None:
+    command = [sys.executable, "-c", LOSING, "bench", "accept"]
+    done = subprocess.run(command, capture_output=True, text=True, env=CLEAN, timeout=PATIENCE, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 def test_an_interrupt_that_is_ignored_stays_so() -> None:
     """As a shell does for what it starts in the background."""
     program = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); import titanic.entry as e; e.main()"
     command = [sys.executable, "-c", program, "--version"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.stdout.startswith("titanic, version ")

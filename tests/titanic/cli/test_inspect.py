@@ -51,6 +51,21 @@ def test_ls(at: tuple[str, str]) -> None:
     assert here("ls", TITANIC_LIMIT="0.5", TITANIC_LS_LIMIT="1", TITANIC_ENDPOINT=at[1]).code == 0
 
 
+def test_a_paused_service(at: tuple[str, str]) -> None:
+    uuid = here("submit", "parked", "a", *at).out.decode().strip()
+    assert here("pause", "parked", *at)[:2] == (0, b"")
+    assert here("pause", "parked", *at).err == "titanic: parked is paused already\n"
+    assert rows(here("ls", "--service", "parked", *at).out)[uuid][1] == "paused"
+    assert b"\nstate        waiting; its service is paused\n" in here("show", uuid, *at).out
+    assert b"\npaused: parked\n" in here("status", *at).out
+    assert here("status", "--json", *at).json["settings"] == {"parked": {"paused": True, "on_end": None}}
+    told = here("resume", "parked", "--json", *at).json
+    assert told == {"done": 1, "service": "parked", "paused": False, "on_end": None}
+    assert here("resume", "parked", *at).err == "titanic: parked is not paused\n"
+    assert rows(here("ls", "--service", "parked", *at).out)[uuid][1] == "waiting"
+    here("close", uuid, *at)
+
+
 def test_show(at: tuple[str, str]) -> None:
     uuid = here("submit", "echo", "a", "bc", "--wait", "20", *at).err.split()[0]
     shown = rows(here("show", uuid, *at).out)

@@ -123,7 +123,7 @@ def test_majordomo_async_survives_a_restart_of_the_broker(tmp_path: Path) -> Non
     (tmp_path / "lines.txt").write_text("\n".join(lines))
     with running(tmp_path / "broker1", "broker", "--bind", "tcp://127.0.0.1:*") as broker:
         endpoint = broker.says(r"broker at (\S+)")[1]
-        many = ("--lines", tmp_path / "lines.txt", "--window", "500", "--timeout", "2", "--retries", "30")
+        many = ("--lines", tmp_path / "lines.txt", "--window", "500", "--timeout", "2", "--retries", "300")
         with (
             Worker("echo", slow_echo, endpoint, config=WorkerConfig(heartbeat_interval=0.2)),
             running(

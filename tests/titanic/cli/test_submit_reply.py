@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
@@ -47,9 +48,43 @@ def test_arguments_that_are_not_utf8_arrive_as_they_are(at: tuple[str, str]) -> 
     assert titanic("call", "echo", b"\xff\xfe", *at) == (0, b"\xff\xfe", "")
 
 
+def test_a_dash_is_standard_input(at: tuple[str, str]) -> None:
+    assert here("submit", "bars", "a", "-", "b", "--wait", "20", *at, stdin=b"x\ny\n").out == b"a|x\ny\n|b"
+    assert here("call", "echo", "-", *at, stdin=b"-").out == b"-"
+    for command in ("submit", "call"):
+        done = here(command, "echo", "-", "-", *at, stdin=b"x")
+        assert (done.code, done.out) == (2, b"")
+        assert "- is there more than once" in done.err
+
+
 def test_no_body_is_an_empty_one(at: tuple[str, str]) -> None:
     uuid = here("submit", "echo", *at).line
     assert here("reply", uuid, "--wait", "20", *at) == (0, b"", "")
+    for said in ((), ("",)):  # nobody waits for a pipe that is open
+        with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as silent:
+            command = [sys.executable, "-m", "titanic", "submit", "echo", *said, "--wait", "20", *at]
+            done = subprocess.run(command, stdin=silent.stdout, capture_output=True, env=CLEAN, check=True)
+            assert done.stdout == b""
+            silent.communicate()
+
+
+@pytest.mark.parametrize("kind", ["file", "pipe"])
+def test_standard_input_that_nobody_asked_for_is_no_empty_body(at: tuple[str, str], tmp_path: Path, kind: str) -> None:
+    (tmp_path / "body").write_bytes(b"hello")
+    reading, writing = os.pipe()
+    os.write(writing, b"hello")
+    if kind == "file":
+        os.dup2(os.open(tmp_path / "body", os.O_RDONLY), reading)
+    os.close(writing)
+    command = [sys.executable, "-m", "titanic", "submit", "echo", "--wait", "20", *at]
+    done = subprocess.run(command, stdin=reading, capture_output=True, env=CLEAN, check=False)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"there is no BODY; standard input, which has bytes, is not read without being told; add - " in done.stderr
+    done = subprocess.run([*command, ""], stdin=reading, capture_output=True, env=CLEAN, check=True)
+    assert done.stdout == b""
+    done = subprocess.run([*command, "-"], stdin=reading, capture_output=True, env=CLEAN, check=True)
+    assert done.stdout == b"hello"
+    os.close(reading)
 
 
 def test_frames_are_json_strings_or_base64(at: tuple[str, str]) -> None:

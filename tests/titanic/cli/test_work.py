@@ -38,16 +38,34 @@ def test_it_finds_its_request_in_the_environment(
 ) -> None:
     trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     monkeypatch.setenv("TITANIC_UUID", "somebody else's")
-    command = "sh", "-c", "echo $TITANIC_UUID/$TITANIC_ATTEMPT/$TITANIC_ATTEMPTS/$TITANIC_DEADLINE/$TRACEPARENT; false"
+    command = (
+        "sh",
+        "-c",
+        "echo $TITANIC_UUID/$TITANIC_ATTEMPT/$TITANIC_ATTEMPTS/$TITANIC_DEADLINE/$TRACEPARENT/$TITANIC_TYPE; false",
+    )
     with working(tmp_path, endpoint, "environment", *command, options=("--log-format", "json")) as worker:
-        given = "--max-attempts", "1", "--limit", "99", "--trace", trace, "--wait", "25", "--endpoint", endpoint
+        given = (
+            "--max-attempts",
+            "1",
+            "--limit",
+            "99",
+            "--trace",
+            trace,
+            "--type",
+            "text/x",
+            "--wait",
+            "25",
+            "--endpoint",
+            endpoint,
+        )
         done = here("submit", "environment", "x", *given)
         uuid = done.err.split("\n")[0]
         worker.says(f"{uuid}: the command exited with 1")
     with working(tmp_path, endpoint, "environment", *command[:-1], command[-1].removesuffix("; false")):
         assert here("retry", uuid, "--endpoint", endpoint).code == 0
         said = here("reply", uuid, "--wait", "25", "--endpoint", endpoint).out.decode().strip().split("/")
-    assert [said[0], said[1], said[2], said[4]] == [uuid, "1", "1", trace]
+    assert [said[0], said[1], said[2], *said[4:]] == [uuid, "1", "1", trace, "text", "x"]
+    assert b"type         text/x" in here("show", uuid, "--endpoint", endpoint).out
     assert float(said[3]) > 1.7e9
 
 
@@ -55,6 +73,12 @@ def test_a_trace_that_is_none(endpoint: str) -> None:
     done = here("submit", "environment", "x", "--trace", "00-x", "--endpoint", endpoint)
     assert done.code == 2
     assert "--trace is '00-x'; it must be a traceparent" in done.err
+
+
+def test_a_content_type_that_is_none(endpoint: str) -> None:
+    done = here("submit", "environment", "x", "--type", "größe", "--endpoint", endpoint)
+    assert done.code == 2
+    assert "--type is 'größe'; it must be 1 to 127 printable characters of ASCII" in done.err
 
 
 def test_what_it_writes_to_stderr_is_no_failure(outcome: Outcome) -> None:

@@ -99,6 +99,9 @@ def test_pages_of_a_list(client: Client) -> None:
     assert end is None
     assert [row["uuid"] for row in client.list(service="b")[0]] == uuids[-1:]
     assert client.list(state="done") == ([], None)
+    newest, after = client.list(limit=5, newest=True)
+    assert [row["uuid"] for row in newest + client.list(limit=5, newest=True, after=after)[0]] == uuids[::-1]
+    assert client.list(text="nowhere") == ([], None)
 
 
 def test_show(client: Client, echo: Worker) -> None:
@@ -108,8 +111,12 @@ def test_show(client: Client, echo: Worker) -> None:
     assert (row["state"], row["service"], row["attempts"]) == ("done", "echo", 1)
     assert (row["body_frames"], row["body_bytes"], row["reply_frames"], row["reply_bytes"]) == (2, 5, 2, 5)
     assert row["submitted_at"] <= row["dispatched_at"] <= row["finished_at"]
-    with pytest.raises(UnknownRequest):
-        client.show(UNKNOWN)
+    look = client.look(uuid, 3)
+    assert (look.info, look.body, look.reply) == (row, [b"123"], [b"123"])
+    assert client.look(uuid).body == [b"12345", b""]
+    for ask in (client.show, client.look):
+        with pytest.raises(UnknownRequest):
+            ask(UNKNOWN)
 
 
 def test_the_servers_clock(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,25 +355,25 @@ def test_waiting_outlasts_a_server_that_is_away(tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path}/titanic.ipc"
     settings = config(tmp_path, bind=(endpoint,))
     server = Server(settings).start()
-    with Client(endpoint, timeout=0.1, retries=0) as client:
+    with Client(endpoint, timeout=1, retries=2) as hasty, Client(endpoint, timeout=60) as client:
         uuid = client.submit("echo", "x")
         replies: list[object] = []
         server.stop()
 
         def wait() -> None:
-            with Client(endpoint, timeout=0.1, retries=0) as other:
+            with Client(endpoint, timeout=1, retries=0) as other:  # a busy machine answers within that, once
                 replies.append(other.wait(uuid, 60))
                 replies.append(dict(other.replies([uuid], 60)))
 
         thread = threading.Thread(target=wait)
         thread.start()
         with pytest.raises(TimedOut):
-            client.reply(uuid)
+            hasty.reply(uuid)  # longer than the other one has for a question
         with serving(tmp_path, bind=(endpoint,)):
-            until(lambda: client.reply(uuid) is None)
+            assert client.reply(uuid) is None
             with raw_worker(endpoint, b"echo") as worker:
                 worker.final(worker.take()[0], b"late")
-                thread.join(60)
+                thread.join()
     assert replies == [[b"late"], {uuid: [b"late"]}]
 
 

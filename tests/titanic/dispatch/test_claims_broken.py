@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from support.claims_node import Node
 from support.claims_store import ModelStore, Outcome, Request, Wrong
 from support.claims_world import World
 
@@ -115,7 +116,13 @@ class ReleasesAnything(ModelStore):
                 self.world.freed(uuid)
 
 
+class GivesItsWorkersWhateverWaits(Node):
+    def lasts(self) -> bool:
+        return True
+
+
 BROKEN = [
+    GivesItsWorkersWhateverWaits,
     CountsFromTheAnswer,
     GoesOnAfterItsLease,
     GoesOnAfterItsEnd,
@@ -137,6 +144,8 @@ BROKEN = [
 
 
 def broken_world(fault: type, seed: int) -> World:
+    if issubclass(fault, Node):
+        return World(seed, node_kind=fault)
     if issubclass(fault, ModelStore):
         return World(seed, store_kind=fault)
     if issubclass(fault, Lease):

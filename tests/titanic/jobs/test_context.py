@@ -14,7 +14,16 @@ from broker import DELIVERY, Delivery, RemoteError, UsageError
 from titanic import Cancelled, Failed, Retry, current
 
 UUID = "01a1ff29e82d7a2da099783c4f481113"
-CONTEXT = {"uuid": UUID, "attempt": 2, "of": 5, "deadline": 1795282299.5, "priority": 4, "key": "k", "trace": "t"}
+CONTEXT = {
+    "uuid": UUID,
+    "attempt": 2,
+    "of": 5,
+    "deadline": 1795282299.5,
+    "priority": 4,
+    "key": "k",
+    "trace": "t",
+    "type": "a/b",
+}
 
 
 class Told:
@@ -49,7 +58,7 @@ def test_a_handler_knows_its_request() -> None:
         assert here
         assert current() is here
         assert (here.uuid, here.attempt, here.attempts, here.priority) == (UUID, 2, 5, 4)
-        assert (here.key, here.trace, here.deadline) == ("k", "t", 1795282299.5)
+        assert (here.key, here.trace, here.type, here.deadline) == ("k", "t", "a/b", 1795282299.5)
         assert here.submitted == datetime(2026, 11, 21, 17, 31, 38, 925000, tzinfo=UTC)
     assert not current()
 

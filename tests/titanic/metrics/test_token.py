@@ -14,6 +14,7 @@ import pytest
 from support.access_files import ALICE, AccessFiles
 from support.alone import ALONE
 from support.cli_titanic import CLEAN
+from support.processes import PYTHONPATH
 
 from broker import hash_token
 from titanic.metrics.listener import Listener
@@ -146,7 +147,7 @@ def test_a_server_asks_for_it_where_others_can_connect(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        env=CLEAN | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+        env=CLEAN | {"PYTHONPATH": PYTHONPATH},
         timeout=100,
         check=False,
     )

@@ -17,6 +17,7 @@ from broker import Worker
 from titanic import Client, Server
 
 APP = """
+import asyncio
 import os
 import time
 from pathlib import Path
@@ -39,6 +40,16 @@ def wait_for(folder: str) -> int:
     while not Path(folder, "go").exists():
         time.sleep(0.01)
     return os.getpid()
+
+
+@app.task
+async def linger(folder: str) -> None:
+    Path(folder, "lingers").touch()
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        Path(folder, f"cancelled-{current().uuid}-{current().cancelled}").touch()
+        raise
 
 
 @app.task(limit=0.01, max_attempts=1)
@@ -91,8 +102,9 @@ def test_a_day_of_a_pool(server: Server, client: Client, tmp_path: Path) -> None
         uuids = [ask(client, "whoami") for _ in range(7)]
         seen = {client.wait(uuid, timeout=50)[0] for uuid in uuids}
         assert len(seen) >= 2
-        worker.says(r"process 1 has begun 3 requests; another takes its place")
-        until(lambda: not alive(pids(worker)[0]))
+        for number in (1, 2):
+            worker.says(rf"process {number} has begun 3 requests; another takes its place")
+        until(lambda: len(pids(worker)) == 3 and not any(alive(pid) for pid in pids(worker)[:2]))
 
         os.kill(killed := pids(worker)[-1], signal.SIGKILL)
         worker.says(r"was ended by signal 9; another takes its place")
@@ -108,6 +120,16 @@ def test_a_day_of_a_pool(server: Server, client: Client, tmp_path: Path) -> None
     assert not [pid for pid in pids(worker) if alive(pid)]
     assert re.search(r"INFO \[\d+\] broker.worker: shop.whoami is registered", worker.log.read_text())
     assert "Traceback" not in worker.log.read_text()
+
+
+def test_an_async_task_is_cancelled_when_its_request_is_closed(server: Server, client: Client, tmp_path: Path) -> None:
+    with pool(tmp_path, server, "--jobs", "2") as worker:
+        uuid = ask(client, "linger", tmp_path)
+        until((tmp_path / "lingers").exists)
+        client.close(uuid)
+        until((tmp_path / f"cancelled-{uuid}-True").exists)
+        assert client.wait(ask(client, "whoami"), timeout=50)
+        assert "Traceback" not in worker.log.read_text()
 
 
 def test_schedules_of_tasks_run_with_the_workers_and_each_tick_once(server: Server, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.serving import serving
-from support.waiting import until
+from support.waiting import PATIENCE, until
 
 from titanic import Client, Server
 from titanic.errors import InvalidSchedule, UnknownRequest
@@ -31,7 +31,7 @@ def running(endpoint: str, *schedules: Schedule) -> Iterator[Scheduler]:
             yield scheduler
         finally:
             scheduler.stop()
-            thread.join(10)
+            thread.join(PATIENCE)
             assert not thread.is_alive()
 
 

@@ -126,6 +126,8 @@ def test_each_user_has_his_own(house: House) -> None:
     with house.client("root") as root:
         assert root.purge(state="waiting") == 1
         assert root.archive(register=True)["registered"] is True
+        told = {(row["user"], row["action"]): row["count"] for row in root.stats(services=True)["refusals"]}
+        assert told[("other", "titanic.close")] >= 1
     for key in (("other", "titanic.reply"), ("other", "titanic.close"), ("other", "titanic.admin")):
         assert house.refused()[key] >= 1
     for key in (("shop", "titanic.submit"), ("shop", "titanic.stats"), ("audit", "titanic.submit")):

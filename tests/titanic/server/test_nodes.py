@@ -12,10 +12,11 @@ from typing import Any
 
 import psycopg
 import pytest
+import zmq
 from support.node_settings import node_config
 from support.postgres import PostgresServer, free_port, needs_postgres, new_server, shared_server
 from support.processes import SUPPORT, Process
-from support.raw_mdp import raw_worker
+from support.raw_mdp import raw_client, raw_worker
 from support.serving import QUICK
 from support.waiting import until
 
@@ -25,9 +26,9 @@ from titanic import Client, Server
 from titanic.config import ServiceLimits
 from titanic.errors import OutcomeUnknown, Refused, StoreTooNew, StoreTooOld
 from titanic.store import NewRequest, Outcome, State, Status
-from titanic.store.postgres import pool
-from titanic.store.postgres.schema import FORMAT
+from titanic.store.postgres.connections import pool
 from titanic.store.postgres.store import PostgresStore
+from titanic.store.postgres.tables.schema import FORMAT
 from titanic.store.postgres.tools import check
 from titanic.store.postgres.write_transaction import PostgresWriteTransaction
 from titanic.util.clock import elapsed, wall_us
@@ -53,11 +54,12 @@ class Cluster:
         until(lambda: can_dispatch(server))
         return server
 
-    def process(self, lease: float) -> tuple[Process, str]:
+    def process(self, lease: float, *ahead: str) -> tuple[Process, str]:
         """Another one, and where it is reached."""
         endpoint = f"tcp://127.0.0.1:{free_port()}"
         known = self.incarnations()
-        process = Process(SUPPORT / "node_process.py", endpoint, self.url, str(lease), output=self.folder / "node.log")
+        arguments = endpoint, self.url, str(lease), *ahead
+        process = Process(SUPPORT / "node_process.py", *arguments, output=self.folder / "node.log")
         self.stack.enter_context(process)
         until(lambda: self.incarnations() - known)
         return process, endpoint
@@ -65,6 +67,12 @@ class Cluster:
     def incarnations(self) -> set[int]:
         with self.look.read() as transaction:
             return {n for (n,) in transaction.fetch("SELECT incarnation FROM node WHERE lease_until > '-infinity'")}
+
+    def claimed(self) -> int:
+        """How many requests are claimed."""
+        with self.look.read() as transaction:
+            ((count,),) = transaction.fetch("SELECT count(*) FROM ready WHERE incarnation IS NOT NULL")
+        return int(count)
 
     def worker(self, where: Server | str, service: str, work: Callable[[bytes], Any], name: str = "") -> Worker:
         endpoint = where if isinstance(where, str) else where.endpoints[0]
@@ -352,6 +360,79 @@ def test_who_stood_still_for_longer_than_its_lease(cluster: Cluster) -> None:
         other.final(token, b"done elsewhere")
         assert cluster.replies([uuid[b"failed"]]) == [b"done elsewhere"]
         assert cluster.replies([uuid[b"done"]]) == [b"late"]
+
+
+def test_who_stood_still_for_longer_than_its_lease_gives_its_workers_nothing_of_what_others_took_over(
+    cluster: Cluster,
+) -> None:
+    """Its broker has requests waiting behind those that its workers have. What these say is read when it goes on."""
+    process, endpoint = cluster.process(5.0, "60")
+    two = cluster.node(5.0)
+    over = threading.Event()
+
+    def ask() -> None:
+        """It is in the middle of something when it stands still, and finds more to read when it goes on."""
+        with raw_client(endpoint) as client:
+            while not over.is_set():
+                with suppress(zmq.Again):
+                    client.socket.send_multipart([b"MDPC02", b"\x01", b"mmi.service", b"x"], zmq.DONTWAIT)
+                while client.socket.poll(0):
+                    client.socket.recv_multipart()
+
+    with ExitStack() as workers, Client(two.endpoints[0], timeout=30) as client:
+        uuids = client.submit_many("x", numbered(80))
+        here = [workers.enter_context(raw_worker(endpoint, b"x")) for _ in range(4)]
+        held = {worker: worker.take() for worker in here}
+        while cluster.claimed() < 3 * len(here):
+            for worker, (token, body) in held.items():
+                worker.final(token, *body)
+                held[worker] = worker.take()
+        asker = threading.Thread(target=ask)
+        asker.start()
+        workers.callback(asker.join)
+        workers.callback(over.set)
+        process.signal(signal.SIGSTOP)
+        cluster.worker(two, "x", echo)
+        assert len(cluster.replies(uuids)) == len(uuids)
+        for worker, (token, body) in held.items():
+            worker.final(token, *body)
+        process.signal(signal.SIGCONT)
+        over.set()
+        (again,) = cluster.submit(two, "y", b"y")
+        cluster.worker(endpoint, "y", echo)
+        assert cluster.replies([again]) == [b"y"], "it dispatches again"
+        assert [worker.look() for worker in here] == [[]] * len(here)
+
+
+def test_a_worker_that_becomes_free_after_the_lease_is_over_gets_nothing_that_waits_at_the_broker(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("titanic.dispatch.node.AHEAD_REMOTE", 60.0)
+    server, go_on = cluster.node(), threading.Event()
+    claiming = server.dispatcher.node
+    assert claiming is not None
+    renew = server.store.renew
+
+    def stuck(*args: Any) -> Any:
+        go_on.wait(60)
+        return renew(*args)
+
+    with raw_worker(server.endpoints[0], b"x") as worker, Client(server.endpoints[0], timeout=30) as client:
+        client.submit_many("x", numbered(300))
+        token, body = worker.take()
+        while claiming.held < 10:
+            worker.final(token, *body)
+            token, body = worker.take()
+        monkeypatch.setattr(server.store, "renew", stuck)
+        monkeypatch.setattr(
+            "titanic.dispatch.node.elapsed", lambda: elapsed() + 2 * LONG
+        )  # as after the machine has slept
+        worker.final(token, *body)
+        given: list[bytes] = []
+        until(lambda: given.extend(worker.look()) or given or not claiming.held)
+        assert not given
+        go_on.set()
+        assert worker.take(), "it has renewed its lease"
 
 
 def test_who_cannot_renew_its_lease_dispatches_nothing_more_before_others_take_over(

@@ -13,7 +13,7 @@ from support.waiting import until
 
 from broker import Worker
 from titanic import Client, Refused, Server
-from titanic.store.postgres import pool, stall_guard
+from titanic.store.postgres.connections import pool, stall_guard
 from titanic.store.postgres.tools import check
 
 pytestmark = needs_postgres

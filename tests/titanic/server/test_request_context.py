@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.processes import SUPPORT, Process
@@ -16,8 +17,11 @@ from support.waiting import until
 
 from broker import Worker
 from titanic import Client, InvalidRequest, RequestContext, Server, current
+from titanic.protocol.submit_options import SubmitOptions
+from titanic.services.request_submit import parse_submit
 
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+KIND: SubmitOptions = {"type": 'text/plain; charset="utf-8"', "digest": "0aF" * 20}
 
 
 @pytest.fixture(params=["integrated", "stand-alone"])
@@ -43,17 +47,18 @@ class Notes:
 def test_a_handler_knows_its_request(server: Server, client: Client) -> None:
     notes, before = Notes(failures=1), time.time()
     with Worker("echo", notes, server.endpoints[0], config=QUICK):
-        uuid = client.submit("echo", "x", key='a "key"', trace=TRACE, limit=90, priority=7, max_attempts=5)
+        uuid = client.submit("echo", "x", key='a "key"', trace=TRACE, limit=90, priority=7, max_attempts=5, **KIND)
         assert client.wait(uuid, 30) == [uuid.encode(), b""][:1]
     first, second = notes.seen
     assert (first.uuid, first.attempt, first.attempts, first.priority) == (uuid, 1, 5, 7)
-    assert (first.key, first.trace) == ('a "key"', TRACE)
+    assert (first.key, first.trace, first.type) == ('a "key"', TRACE, KIND["type"])
     assert first.deadline is not None
     assert before + 89 < first.deadline < time.time() + 91
     assert first.submitted is not None
     assert abs(first.submitted - datetime.fromtimestamp(before, UTC)).total_seconds() < 60
     assert (second.uuid, second.attempt) == (uuid, 2)
-    assert client.show(uuid)["trace"] == TRACE
+    row = client.show(uuid)
+    assert (row["trace"], row["type"], row["digest"]) == (TRACE, KIND["type"], KIND["digest"])
     assert client.show(uuid)["options"] == {"limit": 90}
 
 
@@ -66,7 +71,8 @@ def test_of_a_plain_request_only_what_there_is(server: Server, client: Client) -
     stored, direct = notes.seen
     assert (stored.key, stored.trace, stored.deadline, stored.attempts) == ("", "", None, 3)
     assert (bool(stored), bool(direct)) == (True, False)
-    assert "trace" not in client.show(uuid)
+    assert stored.type == ""
+    assert not {"trace", "type", "digest"} & set(client.show(uuid))
 
 
 def test_a_log_line_names_the_request(server: Server, client: Client, caplog: pytest.LogCaptureFixture) -> None:
@@ -108,6 +114,18 @@ def test_over_a_broker_of_others_there_is_no_context(tmp_path: Path) -> None:
         uuid = client.submit("echo", "x", trace=TRACE)
         assert client.wait(uuid, 60) == [b""]
     assert [bool(seen) for seen in notes.seen] == [False]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"type": wrong} for wrong in ("", "ä/b", "a\nb", "a" * 128, 5)),
+        *({"digest": wrong} for wrong in ("", "0x", "0" * 129, 7)),
+    ],
+)
+def test_types_and_digests_that_are_none_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(options))} must be "):
+        parse_submit([json.dumps(options).encode(), b"echo", b"x"], 1)
 
 
 @pytest.mark.parametrize("trace", ["", "00-x", TRACE.upper(), f"{TRACE}-more", TRACE + "\n"])

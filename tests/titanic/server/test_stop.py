@@ -14,7 +14,7 @@ from support.store_break import break_meta_page
 from support.waiting import until
 
 from broker import Broker, EndpointError, RemoteError, Worker
-from titanic import Client, Refused, RequestFailed, Server, ServerConfig
+from titanic import Client, Refused, RequestFailed, Server, ServerConfig, TimedOut
 from titanic.dispatch import ending
 from titanic.errors import CallerError, StoreLocked
 from titanic.services import reader
@@ -128,7 +128,7 @@ def test_nobody_is_waited_for_when_nothing_can_be_stored_any_more(tmp_path: Path
             assert raw.ask(b"titanic.request", b"echo", b"z")[0].startswith(b"500 not stored")
             until(lambda: not server.alive)
             stopping.start()
-        stopping.join(20)
+        stopping.join(60)
         assert not stopping.is_alive()
     with serving(tmp_path) as server, raw_client(server.endpoints[0]) as raw:
         assert [raw.ask(b"titanic.reply", uuid) for uuid in uuids] == [[b"300"]] * 2
@@ -138,14 +138,18 @@ def test_what_was_acknowledged_in_the_middle_of_the_traffic_is_there(tmp_path: P
     server = Server(config(tmp_path, grace=5)).start()
     endpoint = server.endpoints[0]
     acknowledged: list[str] = []
+    over = threading.Event()
 
     def submit(number: int) -> None:
         with Client(endpoint, timeout=0.5, retries=0) as client:
-            try:
-                for turn in range(100_000):
+            for turn in range(100_000):
+                try:
                     acknowledged.append(client.submit("echo", f"{number}.{turn}"))
-            except Exception:
-                return
+                except TimedOut:
+                    if over.is_set():
+                        return
+                except Exception:
+                    return
 
     threads = [threading.Thread(target=submit, args=(number,)) for number in range(4)]
     with Worker("echo", lambda frames: frames, endpoint, jobs=2, config=QUICK):
@@ -153,6 +157,7 @@ def test_what_was_acknowledged_in_the_middle_of_the_traffic_is_there(tmp_path: P
             thread.start()
         until(lambda: len(acknowledged) > 300)
         server.stop()
+        over.set()
         for thread in threads:
             thread.join()
     with (

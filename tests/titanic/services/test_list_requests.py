@@ -89,6 +89,60 @@ def test_running_ones_come_in_pages_too(store: Store) -> None:
     assert after is None
 
 
+def test_newest_first(store: Store) -> None:
+    uuids = [uuid.hex() for uuid in fill(store, *["a"] * 5)]
+    rows, after = page(store, newest=True, limit=3)
+    assert [row["uuid"] for row in rows] == uuids[:1:-1]
+    rows, after = page(store, newest=True, limit=3, after=after)
+    assert [row["uuid"] for row in rows] == uuids[1::-1]
+    assert after is None
+    running = tuple(map(bytes.fromhex, uuids))
+    rows, after = page(store, running, state="running", newest=True, limit=3)
+    assert [row["uuid"] for row in rows] == uuids[:1:-1]
+    rows, after = page(store, running, state="running", newest=True, limit=3, after=after)
+    assert [row["uuid"] for row in rows] == uuids[1::-1]
+    assert page(store, running, state="running", text="broke") == ([], None)
+
+
+def test_a_request_comes_with_the_beginning_of_body_and_reply(store: Store) -> None:
+    with store.write() as transaction:
+        one, many = transaction.accept_many([NewRequest(b"a", [b"0123"]), NewRequest(b"a", [b"x"] * 1500)], NOW)
+        transaction.finish(one, Status.DONE, [b"abc", b"", b"defg"], attempts=1, dispatched_at=NOW, finished_at=NOW)
+
+    def look(uuid: bytes, most: int) -> tuple[dict[str, Any], list[bytes]]:
+        with store.read() as transaction:
+            asked = json.dumps({"uuid": uuid.hex(), "most": most}).encode()
+            status, text, *frames = list_requests.answer(transaction, [asked], set)
+        assert status == b"200"
+        return json.loads(text), frames
+
+    document, frames = look(one, 4)
+    assert (document["body"], document["reply"], frames) == (1, 3, [b"0123", b"abc", b"", b"d"])
+    assert (document["requests"][0]["body_bytes"], document["requests"][0]["reply_bytes"]) == (4, 7)
+    document, frames = look(one, 1 << 20)
+    assert (document["body"], document["reply"], frames) == (1, 3, [b"0123", b"abc", b"", b"defg"])
+    assert look(one, 0)[1] == [b"", b""]
+    document, frames = look(many, 1 << 20)
+    assert (document["body"], document["reply"], len(frames)) == (1000, 0, 1000)
+    document, frames = look(bytes(16), 5)
+    assert (document["requests"], document["body"], document["reply"], frames) == ([], 0, 0, [])
+
+
+def test_what_cannot_be_asked_for(store: Store) -> None:
+    known = {"uuid": "0" * 32}
+    for wrong in (
+        {"newest": 1},
+        {"text": 1},
+        {"most": 5},
+        {**known, "most": -1},
+        {**known, "most": True},
+        {**known, "most": (1 << 20) + 1},
+    ):
+        with store.read() as transaction:
+            (status,) = list_requests.answer(transaction, [json.dumps(wrong).encode()], set)
+        assert status.startswith(b"400 ")
+
+
 def test_a_damaged_name_is_listed_all_the_same(tmp_path: Path) -> None:
     with LmdbStore.open(tmp_path / "store") as store:
         (uuid,) = fill(store, "abc")

@@ -135,8 +135,14 @@ def test_who_lists_what(desk: Desk, three: Three, user: User | None) -> None:
     assert listed(desk, user) == seen
     assert [uuid for one in three for uuid in listed(desk, user, uuid=one.decode())] == seen
     assert listed(desk, user, state="waiting") == [uuid for uuid in seen if uuid != three.done]
+    assert listed(desk, user, newest=True) == seen[::-1]
+    assert listed(desk, user, text="so") == [uuid for uuid in seen if uuid == three.done]
+    for uuid, reads in zip(three, READS[user], strict=True):
+        _, _, *frames = desk.ask(tsp.LIST, [b'{"uuid": "%b", "most": 9}' % uuid], user=user)[0]
+        assert frames == [*([b"x"] if reads else []), *([b"R"] if reads and uuid == three.done else [])]
     desk.work_on(*(bytes.fromhex(uuid.decode()) for uuid in (three.waits, three.old)))
     assert listed(desk, user, state="running") == [uuid for uuid in seen if uuid != three.done]
+    assert listed(desk, user, state="running", newest=True) == [uuid for uuid in seen[::-1] if uuid != three.done]
 
 
 def test_the_list_says_whose_a_request_is(desk: Desk, three: Three) -> None:
@@ -384,14 +390,17 @@ def test_damage_of_others_is_not_told(desk: Desk, three: Three) -> None:
 
 
 @pytest.mark.lmdb
-def test_a_page_that_ends_at_a_request_of_others_does_not_name_it(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("newest", [False, True])
+def test_a_page_that_ends_at_a_request_of_others_does_not_name_it(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, newest: bool
+) -> None:
     monkeypatch.setattr(listing, "LOOKED_AT", 2)
     users = (SHOP, OTHER, OTHER, OTHER, SHOP, OTHER, OTHER, SHOP)
     uuids = {submit(desk, user)[1].decode(): user for user in users}
     theirs = {uuid for uuid, user in uuids.items() if user is OTHER}
     found: list[str] = []
     places: list[str] = []
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"newest": newest}
     while True:
         ((_, document),) = desk.ask(tsp.LIST, [json.dumps(options).encode()], user=SHOP)
         page = json.loads(document)
@@ -401,7 +410,8 @@ def test_a_page_that_ends_at_a_request_of_others_does_not_name_it(desk: Desk, mo
         places.append(page["next"])
         assert len(places) < 10
         options["after"] = page["next"]
-    assert found == [uuid for uuid, user in uuids.items() if user is SHOP]
+    assert sorted(found, reverse=newest) == found
+    assert set(found) == {uuid for uuid, user in uuids.items() if user is SHOP}
     assert theirs.isdisjoint(places)
     (answer,) = desk.ask(tsp.ADMIN, [b'{"do": "retry"}'], user=SHOP)
     assert not any(uuid.encode() in answer[1] for uuid in theirs)

@@ -1,11 +1,13 @@
 """The life of requests in the store: accepted, queued, delayed, ended, closed; across restarts."""
 
 import threading
+from contextlib import suppress
 
 import pytest
 
 from titanic.errors import InvalidRequest, StoreFailed
-from titanic.store import NewRequest, Outcome, Pending, State, Status
+from titanic.store import NOTHING_SET, NewRequest, Outcome, Pending, ServiceSetting, State, Status, service_settings
+from titanic.store.lmdb import listing
 from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import check
 from titanic.util.ids import IdMaker
@@ -14,6 +16,7 @@ pytestmark = pytest.mark.usefixtures("engine")
 
 NOW = 1_795_258_520_106_479
 SECOND = 1_000_000
+FAR = NOW + 10**12
 
 
 def accept(store, *requests, now=NOW):
@@ -352,6 +355,29 @@ def test_a_description_follows_the_request(store):
         assert txn.describe(other).state is State.WAITING
 
 
+def test_what_is_set_for_services_is_kept(store):
+    paused, told = ServiceSetting(paused=True), ServiceSetting(on_end=b"told")
+    with store.write() as txn:
+        assert txn.set_service(b"b", paused) == {b"b": paused}
+        assert (
+            txn.set_service("größe".encode(), told) == txn.service_settings() == {b"b": paused, "größe".encode(): told}
+        )
+    with store.write() as txn:
+        txn.set_service(b"b", NOTHING_SET)
+    with store.read() as txn:
+        assert txn.service_settings() == {"größe".encode(): told}
+    with suppress(ZeroDivisionError), store.write() as txn:
+        txn.set_service(b"c", paused)
+        raise ZeroDivisionError
+    with store.write() as txn:
+        assert txn.service_settings() == {"größe".encode(): told}
+        for number in range(service_settings.MOST - 1):
+            txn.set_service(b"%d" % number, paused)
+        with pytest.raises(InvalidRequest, match="too many services"):
+            txn.set_service(b"c", paused)
+        txn.set_service(b"5", told)
+
+
 def test_a_listing_is_read_page_by_page(store):
     uuids = accept(store, *[NewRequest(b"s%d" % (n % 2), []) for n in range(10)])
     finish(store, uuids[3])
@@ -363,6 +389,50 @@ def test_a_listing_is_read_page_by_page(store):
         assert [row.uuid for row in txn.list(state=State.DONE)] == [uuids[3]]
         assert txn.list(limit=10).next is None
         assert txn.list(service=b"nobody") == []
+
+
+def test_a_listing_newest_first_is_read_page_by_page(store):
+    uuids = accept(store, *[NewRequest(b"s%d" % (n % 2), []) for n in range(10)])
+    finish(store, uuids[3])
+    with store.read() as txn:
+        page = txn.list(limit=4, newest=True)
+        assert [row.uuid for row in page] == uuids[:5:-1]
+        assert [row.uuid for row in txn.list(after=page.next, newest=True)] == uuids[5::-1]
+        waiting = txn.list(service=b"s1", state=State.WAITING, newest=True)
+        assert [row.uuid for row in waiting] == [uuids[n] for n in (9, 7, 5, 1)]
+        assert [row.uuid for row in txn.list(state=State.DONE, newest=True)] == [uuids[3]]
+        assert txn.list(state=State.DONE, after=uuids[3], newest=True) == []
+        assert txn.list(limit=10, newest=True).next is None
+
+
+def test_a_listing_finds_text_in_reasons_and_keys(store):
+    new = [NewRequest(b"s", [], key=key, key_until=FAR if key else 0) for key in (b"shop: 1", b"", "größe".encode())]
+    uuids = accept(store, *new)
+    postpone(store, uuids[0], NOW + 7, reason="100 % lost")
+    finish(store, uuids[1], Status.FAILED, [b"shop"], "it broke")
+    with store.read() as txn:
+
+        def listed(text, **more):
+            return [uuids.index(row.uuid) for row in txn.list(text=text, **more)]
+
+        assert [listed(text) for text in ("shop", "öß", "% l", "broke", "_", "Shop")] == [[0], [2], [0], [1], [], []]
+        assert listed("o", newest=True) == [1, 0]
+        assert listed("o", state=State.FAILED) == [1]
+
+
+@pytest.mark.lmdb
+@pytest.mark.parametrize("newest", [False, True])
+def test_a_listing_looks_at_no_more_than_it_lists(store, monkeypatch, newest):
+    uuids = accept(store, *[NewRequest(b"s", [])] * 50)
+    for uuid in uuids[::2]:
+        finish(store, uuid, Status.FAILED)
+    described = []
+    describe = listing.describe
+    monkeypatch.setattr(listing, "describe", lambda tx, uuid: described.append(uuid) or describe(tx, uuid))
+    with store.read() as txn:
+        for state in (None, State.FAILED, State.WAITING):
+            assert len(txn.list(service=b"s", state=state, newest=newest, limit=3)) == 3
+    assert len(described) == 9
 
 
 @pytest.mark.lmdb

@@ -13,7 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from support.postgres import needs_postgres
 from support.store_dict import DictStore
 from support.store_engines import forget_databases, is_sound, open_postgres
-from support.torture import LONG, SEED, tally
+from support.torture import LONG, MOST_SECONDS, SEED, tally
 
 from titanic.errors import StoreFull
 from titanic.store import NewRequest, Retention, State, Status
@@ -262,6 +262,8 @@ class StoreMachine(RuleBasedStateMachine):
             loads = {service: txn.load(service) for service in SERVICES}
             pages = [txn.select(states, limit=1000) for states in (None, DEAD, [State.DELAYED], [State.WAITING])]
             pages += [txn.list(service=service, limit=1000) for service in SERVICES]
+            pages += [txn.list(service=service, newest=True, limit=1000) for service in SERVICES]
+            pages += [txn.list(state=state, newest=True, text="1", limit=1000) for state in (None, State.FAILED)]
             pages += [txn.select(DEAD, owner=owner, limit=1000) for owner in OWNERS]
             pages += [txn.list(owner=owner, limit=1000) for owner in [*OWNERS, b"ev"]]
             holders = [txn.holder(key, owner) for key in (b"k", b"l", b"all") for owner in OWNERS]
@@ -273,6 +275,7 @@ class StoreMachine(RuleBasedStateMachine):
                 pages,
                 holders,
                 txn.waiting(),
+                txn.queues(),
                 txn.counts()[:4],
                 txn.next_due(ahead_us=self.ahead),
             )
@@ -324,12 +327,13 @@ class PostgresMachine(StoreMachine):
 if LONG:
     hypothesis.seed(SEED)(StoreMachine)
     hypothesis.seed(SEED)(PostgresMachine)
-TestStore = pytest.mark.torture(short=True)(StoreMachine.TestCase)
+TestStore = pytest.mark.torture(short=True)(pytest.mark.timeout(MOST_SECONDS)(StoreMachine.TestCase))
 TestStore.settings = settings(
     max_examples=1000 if LONG else 25,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-TestPostgres = pytest.mark.torture(short=True)(needs_postgres(PostgresMachine.TestCase))
+TestPostgres = pytest.mark.timeout(MOST_SECONDS)(needs_postgres(PostgresMachine.TestCase))  # a busy machine is slow
+TestPostgres = pytest.mark.torture(short=True)(TestPostgres)
 TestPostgres.settings = settings(TestStore.settings, max_examples=200 if LONG else 5)

@@ -21,6 +21,7 @@ from titanic.store import (
     Archivist,
     NewRequest,
     Retention,
+    ServiceSetting,
     State,
     Status,
     Store,
@@ -31,7 +32,7 @@ from titanic.store import (
 )
 from titanic.store.lmdb.tools.moving import LmdbImport
 from titanic.store.moving import Progress, StoredKey, Summary, move
-from titanic.store.postgres import moving_out
+from titanic.store.postgres.tools import moving_out
 from titanic.store.rules import LATEST
 
 START = 1_795_258_520_106_479
@@ -96,6 +97,7 @@ def fill(store: Store) -> None:
             tx.close(uuid, START + 40 * SECOND)
         tx.trim(START + 60 * SECOND, Retention(closed_retention=20 * SECOND), limit=7)  # the ring begins later
         tx.register_archive(archivist)
+        tx.set_service(b"mail", ServiceSetting(True, "größe".encode()))
         tx.acknowledge_archive(tx.closed_range()[0] + 2, archivist=archivist)
         tx.trim(START + 60 * SECOND, Retention(reply_retention=50 * SECOND), limit=3)
 
@@ -121,6 +123,7 @@ def seen(store: Store) -> dict[str, Any]:
             "closed": tx.closed(0, 10_000, 1 << 30),
             "bulk": len(tx.closed_bulk(*tx.closed_range()).starts),
             "archive": [tx.archive(), tx.archivist()],
+            "settings": tx.service_settings(),
         }
 
 

@@ -12,11 +12,11 @@ from support.postgres_mirror import mirror
 from support.store_dict import DictStore
 from support.store_lives import live
 
-from titanic.store.postgres.foreseen import REQUEST_SIZE
 from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.tools import check
 from titanic.store.postgres.tools.check import look_through
 from titanic.store.postgres.tools.counted import USAGE
+from titanic.store.postgres.transactions.foreseen import REQUEST_SIZE
 
 pytestmark = needs_postgres
 

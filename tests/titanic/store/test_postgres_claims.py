@@ -14,12 +14,12 @@ from support.waiting import until
 
 from titanic.errors import RecordCorrupt, StoreFailed, StoreTooNew
 from titanic.store import Bound, LeaseConfig, NewRequest, NodeFacts, Place, Silent, Status
-from titanic.store.postgres import incarnation
-from titanic.store.postgres.claims import CONTENDED
-from titanic.store.postgres.schema import FORMAT
+from titanic.store.postgres.nodes import incarnation
+from titanic.store.postgres.requests.claims import CONTENDED
 from titanic.store.postgres.store import PostgresStore
+from titanic.store.postgres.tables.schema import FORMAT
 from titanic.store.postgres.tools import check
-from titanic.store.postgres.transaction import Reading
+from titanic.store.postgres.transactions.transaction import Reading
 
 pytestmark = needs_postgres
 

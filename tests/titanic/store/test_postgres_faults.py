@@ -22,7 +22,7 @@ from support.waiting import until
 from titanic.errors import DiskFull, StoreFailed
 from titanic.protocol import tsp
 from titanic.store import Accepted, NewRequest, Status, Store, open_store
-from titanic.store.postgres import pool, stall_guard
+from titanic.store.postgres.connections import pool, stall_guard
 from titanic.store.postgres.tools import check
 
 pytestmark = needs_postgres

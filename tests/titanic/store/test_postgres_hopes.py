@@ -16,7 +16,7 @@ from titanic.protocol import tsp
 from titanic.store import Archivist, Closed, LeaseConfig, NewRequest, NodeFacts, State, Status
 from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.tools import check
-from titanic.store.postgres.transaction import Reading
+from titanic.store.postgres.transactions.transaction import Reading
 
 pytestmark = needs_postgres
 
@@ -145,7 +145,7 @@ def test_an_archive_and_what_is_closed_do_not_wait_for_each_other(nodes, url):
         txn.acknowledge_archive(1)
         assert txn.archive().archived_upto == 1
         thread.start()
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive(), "it waits for the archive"
         assert txn.state(b) is None
         until(lambda: watcher.execute("SELECT closed_last FROM titanic.meta").fetchone() == (2,))
@@ -257,7 +257,7 @@ def test_who_ends_a_request_waits_for_who_closes_it(nodes):
         thread.start()
         thread.join(0.2)
         assert thread.is_alive(), "it waits"
-    thread.join(10)
+    thread.join(60)
     assert len(found) == 1
     assert finish(one, a) == [False]
 

@@ -16,9 +16,9 @@ from support.waiting import until
 
 from titanic.errors import DiskFull, NotInMemory, OutcomeUnknown, StoreFailed, StoreTooNew, StoreUnwritable
 from titanic.store import NewRequest, open_read_only, open_store
-from titanic.store.postgres import pool, postgres_errors, stall_guard
+from titanic.store.postgres.connections import pool, postgres_errors, stall_guard
 from titanic.store.postgres.store import PostgresStore
-from titanic.store.postgres.writing import Writing
+from titanic.store.postgres.transactions.writing import Writing
 
 pytestmark = needs_postgres
 

@@ -15,7 +15,8 @@ from support.store_lives import NOW, OWNERS, SERVICES, live
 from titanic.errors import RecordCorrupt
 from titanic.store import CLOSED_LAYOUT, NewRequest, Retention, State, Status
 from titanic.store.lmdb import closed_record
-from titanic.store.postgres import closed_reads, listing
+from titanic.store.postgres.closed import reads as closed_reads
+from titanic.store.postgres.reading import listing
 from titanic.store.postgres.store import PostgresStore
 
 pytestmark = needs_postgres
@@ -48,7 +49,7 @@ def pages(transaction, **chosen):
         found += page
         if page.next is None:
             return found
-        assert after is None or page.next > after
+        assert after is None or (page.next < after if chosen.get("newest") else page.next > after)
         after = page.next
 
 
@@ -70,7 +71,12 @@ def all_that_is_read(transaction, uuids: list[bytes], chance: random.Random) -> 
             after = chance.choice(rows).key if rows else None
             seen["part", service, limit] = transaction.next_ready(service, after, limit, max_bytes, skip)
         seen["service", service] = transaction.load(service), transaction.oldest(service)
-    seen["totals"] = transaction.waiting(), transaction.counts(), [transaction.owner_load(owner) for owner in OWNERS]
+    seen["totals"] = (
+        transaction.waiting(),
+        transaction.queues(),
+        transaction.counts(),
+        [transaction.owner_load(owner) for owner in OWNERS],
+    )
     for policy in (None, Retention(), Retention(5, 0, 7)):
         for skip in (set(), set(uuids[::2])):
             seen["due", policy, len(skip)] = transaction.next_due(policy, skip, 3)
@@ -79,6 +85,15 @@ def all_that_is_read(transaction, uuids: list[bytes], chance: random.Random) -> 
         for chosen in ({}, {"service": b"a"}, {"owner": b"eve"}, {"owner": b""}, {"older_than": NOW + 300}):
             seen["select", str(states), str(chosen)] = pages(transaction, states=states, limit=9, **chosen)
         seen["together", str(states)] = pages(transaction, states=states, service=b"ab", owner=b"eve")
+        for chosen in (
+            {},
+            {"service": b"a"},
+            {"owner": b"eve"},
+            {"text": "k1"},
+            {"text": "né", "older_than": NOW + 300},
+        ):
+            seen["newest", str(states), str(chosen)] = pages(transaction, states=states, limit=9, newest=True, **chosen)
+        seen["text", str(states)] = pages(transaction, states=states, limit=9, text="ate")
     seen["list"] = list(transaction.list(limit=5))
     keys = [b"", b"x" * 999, *(b"k%d" % n for n in range(50))]
     seen["holders"] = [transaction.holder(key, owner) for key in keys for owner in OWNERS]

@@ -157,8 +157,8 @@ def test_running_is_what_a_node_has_claimed_that_has_not_ended(nodes):
         assert txn.running([a, b, c, d, e, bytes(16)]) == {a, b, d}
         assert txn.running([]) == set()
 
-        def listed(service=None, owner=None, after=None, limit=9):
-            page = txn.list_running(service=service, owner=owner, after=after, limit=limit)
+        def listed(service=None, owner=None, after=None, limit=9, **more):
+            page = txn.list_running(service=service, owner=owner, after=after, limit=limit, **more)
             return [row.uuid for row in page], page.next
 
         assert listed() == ([a, b, d], None)
@@ -167,6 +167,9 @@ def test_running_is_what_a_node_has_claimed_that_has_not_ended(nodes):
         assert listed(owner=b"nobody") == ([], None)
         assert listed(limit=2) == ([a, b], b)
         assert listed(after=b, limit=2) == ([d], None)
+        assert listed(limit=2, newest=True) == ([d, b], b)
+        assert listed(after=b, limit=2, newest=True) == ([a], None)
+        assert listed(text="broke") == ([], None)
     other.leave([OTHER])
     with one.read() as txn:
         assert txn.running([a, b, c, d]) == {a}

@@ -11,7 +11,7 @@ from support.postgres import needs_postgres, shared_server
 
 from titanic.errors import NotAStore, StoreTooNew, StoreTooOld
 from titanic.store import NewRequest, open_read_only, open_store
-from titanic.store.postgres.schema import FORMAT
+from titanic.store.postgres.tables.schema import FORMAT
 
 pytestmark = needs_postgres
 

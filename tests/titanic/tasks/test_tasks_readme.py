@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sys
 from pathlib import Path
@@ -26,6 +27,7 @@ def test_the_tour(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
     with tour["app"].testing() as queue:
         for function in ("submit", "more", "failures"):
             tour[function]()
+        asyncio.run(tour["sums"]())
         assert tour["add"].submit(1, 2).reply() == 3
         assert queue.wait(queue.submit("upper", b"a")) == [b"A"]
     out = capsys.readouterr().out

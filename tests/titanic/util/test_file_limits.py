@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.processes import ROOT
+from support.processes import PYTHONPATH
 
 from titanic.errors import CallerError
 from titanic.util import file_limits
@@ -25,7 +25,7 @@ def test_too_few_are_an_error_that_says_what_to_do() -> None:
 
 def limited(limit: str, *command: str) -> subprocess.CompletedProcess[str]:
     shell = ["bash", "-c", f'ulimit {limit}; exec "$@"', "bash", sys.executable, *command]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
     return subprocess.run(shell, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 

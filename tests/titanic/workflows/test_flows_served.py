@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.cli_titanic import here
+from support.flows import disconnect
 from support.nodes import cluster
 from support.postgres import needs_postgres
 from support.waiting import until
@@ -39,10 +41,11 @@ FLOW = gather(double.step(number).then(double) for number in range(3)).then(tota
 
 
 @pytest.fixture
-def served(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
+def served(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(app, "endpoint", server.endpoints[0])
     monkeypatch.setattr(app, "_client", None)
-    return server
+    yield server
+    disconnect(app)
 
 
 def test_a_flow(served: Server, client: Client) -> None:
@@ -67,7 +70,7 @@ def test_a_step_of_another_language_and_what_is_shown(served: Server, client: Cl
         (group,) = tree["steps"]
         assert (group["at"], group["service"]) == ("0.0", "g.flow")
         until(lambda: _states(client, ticket.uuid) == {"0.0": "done", "0.1": "waiting", "1.0": "done"})
-        said = here("show", ticket.uuid, "--endpoint", served.endpoints[0]).out.decode()
+        said = here("show", ticket.uuid, "--timeout", "60", "--endpoint", served.endpoints[0]).out.decode()
         shown = [line.split() for line in said.splitlines()]
         services = [line[-3:-1] for line in shown if len(line[-1]) == 32 and line[0] != "uuid"]
         assert services[1:] == [["g.double", "done"], ["elsewhere", "waiting"], ["g.double", "done"]]
@@ -93,3 +96,4 @@ def test_a_flow_at_several_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             with app.worker(), Client(other, timeout=30) as client:
                 assert client.wait(ticket.uuid, timeout=60) == [b"12"]
                 until(lambda: len(client.list()[0]) == 1)
+        disconnect(app)

@@ -1,0 +1,23 @@
+"""What is submitted to see what is lost."""
+
+import time
+from pathlib import Path
+
+import dramatiq
+from dramatiq.brokers.redis import RedisBroker
+
+dramatiq.set_broker(RedisBroker())
+
+
+@dramatiq.actor
+def note(path: str, number: int) -> None:
+    with Path(path).open("a") as file:
+        file.write(f"begun-{number}\n")
+    time.sleep(0.5 if number < 10 else 0)
+    with Path(path).open("a") as file:
+        file.write(f"{number}\n")
+
+
+def submit(path: str, count: int) -> None:
+    for number in range(count):
+        note.send(path, number)

@@ -1,0 +1,5 @@
+from pathlib import Path
+
+
+def report() -> None:
+    Path("daily.txt").touch()

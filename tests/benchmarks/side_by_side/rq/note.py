@@ -1,0 +1,21 @@
+"""What is submitted to see what is lost."""
+
+import time
+from pathlib import Path
+
+from redis import Redis
+from rq import Queue
+
+
+def note(path: str, number: int) -> None:
+    with Path(path).open("a") as file:
+        file.write(f"begun-{number}\n")
+    time.sleep(0.5 if number < 10 else 0)
+    with Path(path).open("a") as file:
+        file.write(f"{number}\n")
+
+
+def submit(path: str, count: int) -> None:
+    queue = Queue(connection=Redis())
+    for number in range(count):
+        queue.enqueue(note, path, number)

@@ -1,0 +1,11 @@
+from pathlib import Path
+
+from titanic.tasks import Tasks
+
+app = Tasks(name="reports")
+
+
+@app.cron("* * * * *")
+@app.task
+def report() -> None:
+    Path("daily.txt").touch()

@@ -1,0 +1,69 @@
+"""schemathesis against the gateway: what it cannot know of the document by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import schemathesis
+from hypothesis import strategies as st
+from schemathesis.cli import schemathesis as command
+
+from titanic.web.door.headers import MOST_WAIT, NUMBER
+
+CHARACTERS = st.characters(codec="utf-8", categories=("L", "N", "P", "S", "Zs")).filter(str.isprintable)
+SERVICES = st.text(CHARACTERS, min_size=1, max_size=60).filter(
+    lambda name: not name.startswith(("mmi.", "titanic.")) and len(name.encode()) <= 255
+)
+"""Names of services. `.` and `..` are left out: the client takes them for folders."""
+
+schemathesis.openapi.format("service-name", SERVICES.filter(lambda name: name.strip(".") != ""))
+schemathesis.openapi.media_type("application/x-ndjson", st.lists(st.sampled_from([b"1", b"{}", b'""'])).map(b"\n".join))
+
+UNKNOWN = "x-schemathesis-unknown-property"
+
+PATIENCE = 0.05
+"""Seconds that a call waits for a reply. There are no workers: none comes."""
+
+
+@schemathesis.hook
+def before_call(context: schemathesis.HookContext, case: schemathesis.Case, kwargs: dict[str, Any]) -> None:
+    """Let no call wait for long, and say what the document cannot."""
+    wait = str((case.query or {}).get("wait"))  # which may be a number or the text of one
+    if NUMBER.fullmatch(wait) and PATIENCE < float(wait) <= MOST_WAIT:
+        case.query["wait"] = PATIENCE
+    if "wait" in str((case.headers or {}).get("Prefer")):
+        case.headers["Prefer"] = "wait=0"
+    if case.path.endswith(":failed") and "fatal" in (case.query or {}):
+        case.query.pop("retry-after", None)  # they exclude each other
+
+
+@schemathesis.hook
+def filter_failure(context: schemathesis.HookContext, failure: Any, case: schemathesis.Case, response: Any) -> bool:
+    """A header that nobody knows makes no request wrong."""
+    return not (failure.title == "Schema-violating request accepted" and UNKNOWN in (case.headers or {}))
+
+
+ENDLESS = ("/v1/events", "/v1/services/{service}:take")
+"""A stream does not end, and to take a request one must wait for it."""
+
+CONFIG = """
+[checks.positive_data_acceptance]
+expected-statuses = ["2xx", 404, 409, 410, 422, 424]
+"""
+
+
+def run(folder: Path, url: str, *arguments: str) -> int:
+    """The exit code of `schemathesis run` with all checks."""
+    config = folder / "schemathesis.toml"
+    config.write_text(CONFIG)
+    usual = ["--checks=all", "--no-color", "--generation-database=none"]
+    for path in ENDLESS:
+        usual.append(f"--exclude-path={path}")
+    try:
+        command.main(
+            ["--config-file", str(config), "run", f"{url}/v1/openapi.json", *usual, *arguments], standalone_mode=False
+        )
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0

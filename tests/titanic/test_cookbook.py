@@ -1,0 +1,201 @@
+"""The recipes of COOKBOOK.md, run as they stand there, and what mypy says of them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import util
+from io import BytesIO
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import httpx
+import pytest
+from PIL import Image, UnidentifiedImageError
+from support.waiting import until
+
+import titanic
+from titanic import RequestFailed, Server, TimedOut
+from titanic.tasks import TaskFailed
+
+ROOT = Path(titanic.__file__).parent
+BLOCKS = re.findall(r"```python\n# (\w+)\.py\n(.*?)```", (ROOT / "COOKBOOK.md").read_text(), re.DOTALL)
+SOON = 30
+
+Recipe = Callable[[str], ModuleType]
+
+pytestmark = pytest.mark.settings(max_attempts=3)
+
+
+@pytest.fixture
+def recipe(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recipe]:
+    """Imports a recipe as a module of its name, with this server, and executes its tasks."""
+
+    def load(name: str) -> ModuleType:
+        path = tmp_path / f"{name}.py"
+        path.write_text(dict(BLOCKS)[name].replace("tcp://127.0.0.1:5555", server.endpoints[0]))
+        spec = util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, module)
+        spec.loader.exec_module(module)
+        if hasattr(module, "app"):
+            stack.callback(module.app.client.disconnect)
+            stack.enter_context(module.app.worker(jobs=2))
+        return module
+
+    with ExitStack() as stack:
+        yield load
+
+
+def test_each_has_a_name_of_its_own() -> None:
+    assert len(dict(BLOCKS)) == len(BLOCKS) == 11
+
+
+def test_fastapi(recipe: Recipe, server: Server) -> None:
+    from broker import Worker
+
+    web = recipe("web")
+
+    async def visit() -> None:
+        async with web.lifespan(web.api):
+            browser = httpx.AsyncClient(transport=httpx.ASGITransport(web.api), base_url="http://shop")
+            uuid = (await browser.post("/reports/sales")).json()["uuid"]
+            assert (await browser.post("/reports/sales")).json()["uuid"] == uuid
+            assert (await browser.get(f"/reports/{uuid}?wait=0.01")).status_code == 202
+            with Worker("report", report, server.endpoints[0]):
+                assert (await browser.get(f"/reports/{uuid}?wait={SOON}")).text == "the report of sales"
+                uuid = (await browser.post("/reports/broken")).json()["uuid"]
+                assert (await browser.get(f"/reports/{uuid}?wait={SOON}")).status_code == 502
+            assert (await browser.get(f"/reports/{'0' * 32}")).status_code == 404
+
+    def report(frames: list[bytes]) -> bytes:
+        if frames == [b"broken"]:
+            raise titanic.Failed("broken")
+        return b"the report of " + frames[0]
+
+    asyncio.run(visit())
+
+
+def test_django(recipe: Recipe) -> None:
+    import django
+    from django.conf import settings
+    from django.test import RequestFactory
+
+    if not settings.configured:
+        memory = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
+        settings.configure(DATABASES={"default": memory}, ALLOWED_HOSTS=["*"])
+        django.setup()
+    invoices = recipe("invoices")
+    request = RequestFactory().post("/invoices/7")
+    assert invoices.create(request, 7).status_code == 202
+    shown = invoices.show(request, 7)
+    assert b'"url": "/media/invoice-7.pdf"' in shown.content
+    assert len(invoices.app.client.list()[0]) == 1
+
+
+def test_web_hooks(recipe: Recipe) -> None:
+    hooks = recipe("hooks")
+    answers = {"/ok": [200], "/busy": [500, 429, 200], "/gone": [410]}
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(answers[self.path].pop(0))
+            self.send_header("Retry-After", "0.1")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as receiver:
+        threading.Thread(target=receiver.serve_forever).start()
+        url = f"http://127.0.0.1:{receiver.server_port}"
+        sent = {path: hooks.send.submit(url + path, b"{}") for path in answers}
+        assert sent["/ok"].reply(SOON) == sent["/busy"].reply(SOON) == 200
+        with pytest.raises(TaskFailed, match="410 Gone"):
+            sent["/gone"].reply(SOON)
+        receiver.shutdown()
+    assert not any(answers.values())
+
+
+def test_thumbnails(recipe: Recipe) -> None:
+    pictures = recipe("pictures")
+    out = BytesIO()
+    Image.new("RGB", (640, 480), "teal").save(out, "PNG")
+    assert Image.open(BytesIO(pictures.thumbnail.submit(out.getvalue()).reply(SOON))).size == (160, 120)
+    with pytest.raises(UnidentifiedImageError, match="cannot identify"):
+        pictures.thumbnail.submit(b"no picture").reply(SOON)
+
+
+def test_ten_thousand(recipe: Recipe) -> None:
+    census = recipe("census")
+    words = ["a" * (number % 7) for number in range(1000)]
+    assert census.count(words) == sum(map(len, words))
+    assert census.app.client.list()[0] == []
+
+
+def test_every_night(recipe: Recipe) -> None:
+    reports = recipe("reports")
+    assert [one.name for one in reports.app.schedules] == ["reports.nightly", "reports.heartbeat"]
+    assert reports.nightly.submit("sales").reply(SOON) == "sales, for now"
+    assert reports.app.scheduler().once() == []  # a new schedule begins with its next tick; test_month.py waits for it
+
+
+def test_one_after_another(recipe: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
+    shop = recipe("shop")
+    uuid = shop.order(7, ["lamp", "chair"], "Main Street 1")
+    assert shop.order(7, ["lamp", "chair"], "Main Street 1") == uuid
+    assert shop.app.flow(uuid).reply(SOON) == "reserved lamp, reserved chair for Main Street 1"
+
+
+def test_all_processors(recipe: Recipe) -> None:
+    assert recipe("primes").largest_factor.submit(600_851_475_143).reply(SOON) == 6857
+
+
+def test_payments(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    payments = recipe("payments")
+    monkeypatch.setattr(payments, "DATABASE", str(tmp_path / "paid.sqlite"))
+    tickets = [payments.pay.submit(7, 100) for _ in range(5)]
+    assert {ticket.reply(SOON) for ticket in tickets} == {"receipt for order 7"}
+    assert len({ticket.uuid for ticket in tickets}) == 1
+    with payments.sqlite3.connect(payments.DATABASE) as books:
+        assert books.execute("SELECT cents FROM paid").fetchall() == [(100,)]
+
+
+def test_films(recipe: Recipe) -> None:
+    films = recipe("films")
+    told: list[Any] = []
+    ticket = films.encode.submit("a", 1_000_000)
+
+    def told_of_it() -> list[Any]:
+        with pytest.raises((TimedOut, RequestFailed)):
+            films.app.client.wait(ticket.uuid, 2, on_progress=told.append)
+        return told
+
+    until(told_of_it)
+    ticket.close()
+    assert films.encode.submit("b", 10).reply(SOON) == "b.webm"
+
+
+def test_tests(recipe: Recipe) -> None:
+    source = dict(BLOCKS)["test_mail"]
+    names: dict[str, Any] = {"__name__": "test_mail"}
+    exec(compile(source, "test_mail.py", "exec"), names)
+    names["test_that_a_busy_server_is_tried_again"]()
+
+
+def test_their_types(tmp_path: Path) -> None:
+    for name, source in BLOCKS:
+        (tmp_path / f"{name}.py").write_text(source)
+    programs = [str(tmp_path / f"{name}.py") for name, _ in BLOCKS]
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", *programs]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT.parent, timeout=110, check=False)
+    assert (done.stdout, done.stderr) == ("", "")

@@ -1,0 +1,114 @@
+"""What changes many requests, a service or a schedule, in a real browser; and what is seen while the server is away."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect
+from support.browser import Chromium, Window, see
+from support.lived import Lived
+from support.serving import serving
+
+from titanic import Client, aio
+from titanic.schedules import Schedule, queue_state
+from titanic.web.serving import WebServer
+from titanic.web.settings import WebSettings
+
+
+def test_a_service_is_paused_and_resumed(window: Window, client: Client) -> None:
+    client.submit("mail", b"x")
+    page = window.page("/services/mail")
+    expect(page.get_by_text("nobody works")).to_be_visible()
+    window.check(page)
+    page.get_by_role("button", name="Pause", exact=True).click()
+    expect(page.get_by_role("status").filter(has_text="It is paused")).to_be_visible()
+    assert client.stats(services=True)["by_service"]["mail"]["paused"]
+    window.check(page)
+    page.get_by_role("button", name="Resume", exact=True).click()
+    expect(page.get_by_role("status").filter(has_text="It is resumed")).to_be_visible()
+    assert not client.stats(services=True)["by_service"]["mail"]["paused"]
+
+
+def test_a_schedule_is_run_now(window: Window, client: Client) -> None:
+    tick = queue_state.submit_tick(client, Schedule("nightly", "backup", every=3600), 1_795_000_000 // 3600 * 3600)
+    page = window.page("/schedules")
+    page.get_by_role("button", name="Run now").click()
+    see(page, "backup")
+    (row,) = [row for row in client.list(service="backup")[0] if row["uuid"] != tick]
+    assert row["key"].startswith("cron:nightly:run:")
+    assert page.url.endswith(row["uuid"])
+
+
+def test_all_that_match_are_retried_and_closed(window: Window, lived: Lived, client: Client) -> None:
+    """Their number is confirmed; that of many is typed."""
+    for n in range(3):
+        lived.failed(f"OutOfStock: {n} left")
+    page = window.page("/requests?service=echo")
+    page.get_by_label("State").select_option("failed")
+    page.get_by_label("Error or key contains").fill("OutOfStock")
+    page.get_by_role("button", name="Show").click()
+    page.get_by_role("link", name="Retry all that match").click()
+    see(page, "Retry 3 requests?")
+    window.check(page)
+    page.get_by_role("button", name="Retry 3 requests").click()
+    expect(page.get_by_role("status").filter(has_text="3 requests retried")).to_be_visible()
+    window.check(page)
+    client.submit_batch("mail", [b"x"] * 101)
+    page.goto("/requests?service=mail&state=waiting")
+    page.get_by_role("link", name="Close all that match").click()
+    see(page, "Close 101 requests?")
+    window.check(page)
+    page.get_by_label("Type 101 to confirm").fill("101")
+    page.get_by_role("button", name="Close 101 requests").click()
+    expect(page.get_by_role("status").filter(has_text="101 requests closed")).to_be_visible()
+    assert not client.list(service="mail")[0]
+
+
+def test_what_is_done_with_many_is_stopped(window: Window, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = threading.Event()
+
+    async def slowly(self: aio.Client, uuids: Any) -> None:
+        while not stopped.is_set():
+            await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(aio.Client, "close_many", slowly)
+    client.submit_batch("mail", [b"x"] * 2)
+    page = window.page("/requests/all?do=close&state=waiting")
+    page.get_by_role("button", name="Close 2 requests").click()
+    expect(page.get_by_role("progressbar")).to_be_visible()
+    window.check(page)
+    page.get_by_role("button", name="Stop here").click()
+    stopped.set()
+    expect(page.get_by_text("what was not done yet is as it was")).to_be_visible()
+    window.check(page)
+
+
+def test_selected_ones_are_retried(window: Window, lived: Lived) -> None:
+    uuid = lived.failed("OutOfStock: 1 left")
+    page = window.page("/requests?state=failed")
+    page.get_by_role("checkbox", name=f"Select {uuid}").check()
+    page.get_by_role("button", name="Retry selected").click()
+    see(page, "Retry 1 request?")
+    page.get_by_role("button", name="Retry 1 request").click()
+    expect(page.get_by_role("status").filter(has_text="1 request retried")).to_be_visible()
+
+
+def test_a_page_comes_when_the_server_is_there(chromium: Chromium, tmp_path: Path) -> None:
+    """It looks again by itself; and one that is open says when the server has gone."""
+    endpoint = f"ipc://{tmp_path}/here"
+    settings = WebSettings((endpoint,), bind=("127.0.0.1", 0), timeout=30)
+    with WebServer(settings) as web, chromium.at_work() as browser:
+        window = Window(browser, web.url)
+        page = window.page("/services")
+        see(page, "Not now")
+        expect(page.get_by_text("This page looks again by itself")).to_be_visible()
+        window.check(page, 503)
+        with serving(tmp_path, bind=(endpoint,)):
+            see(page, "Services")
+        expect(page.locator("#stale")).to_contain_text(re.compile("cannot ask|does not answer"))
+        window.close()

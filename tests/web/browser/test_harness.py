@@ -1,0 +1,35 @@
+"""The eyes of the other tests here see what is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from support.browser import Chromium, Window
+
+
+def test_a_page_that_is_wrong_is_noticed(window: Window) -> None:
+    page = window.page("/")
+    window.check(page)
+    page.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=\"/static/app.css\">')")
+    with pytest.raises(AssertionError, match="alternative text"):
+        window.check(page)
+    page.reload()
+    page.evaluate("document.querySelector('main').insertAdjacentHTML('beforeend', '<p>' + 'wide'.repeat(400) + '</p>')")
+    page.evaluate("document.querySelector('main > p:last-child').style.overflowWrap = 'normal'")
+    with pytest.raises(AssertionError, match="too wide"):
+        window.check(page)
+    page.reload()
+    page.evaluate("document.body.insertAdjacentHTML('beforeend', '<span style=\"color:red\"></span>')")
+    with pytest.raises(AssertionError, match="Content Security Policy"):
+        window.check(page)
+
+
+def test_a_loop_runs_beside_the_browser(chromium: Chromium) -> None:
+    """Else the tests of coroutines could not run in the same process."""
+    for _ in range(2):
+        with chromium.at_work() as browser:
+            page = browser.new_page()
+            assert page.evaluate("1 + 1") == 2
+            page.close()
+        asyncio.run(asyncio.sleep(0))

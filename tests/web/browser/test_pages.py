@@ -1,0 +1,204 @@
+"""Each page in a real browser: in both themes, at both widths, with what axe-core finds, and what can be done on it."""
+
+from __future__ import annotations
+
+import re
+import threading
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Route, expect
+from support.browser import PHONE, Chromium, Window, see
+from support.lived import PICTURE, Lived
+from support.waiting import until
+from support.web_secured import TOKENS, secured
+
+from broker import Worker
+from titanic import Client, Server, current
+from titanic.protocol.flow_keys import step_key
+from titanic.schedules import Schedule, queue_state
+
+EMPTY = ("/", "/services", "/failures", "/schedules", "/store", "/users", "/find", "/find?q=nothing", "/nothing")
+
+
+def test_pages_of_an_empty_queue(window: Window) -> None:
+    page = window.page("/")
+    for path in EMPTY:
+        page.goto(path)
+        status = 404 if "nothing" in path else 0
+        window.check(page, status)
+
+
+def test_pages_about_requests(window: Window, lived: Lived, client: Client) -> None:
+    flow = client.submit("shop.flow", b"")
+    client.submit("resize", b"", key=step_key(flow, "0.0"))
+    done = lived.done(b'{"to": "a@b.example", "lines": [1, 2]}', b"text " * 100, PICTURE, bytes(range(256)), b"")
+    failed = lived.failed(
+        "OutOfStock: 3 left in " + "a" * 200, b'titanic:error={"type":"shop.Out","args":[3]}', b"Tr\nx"
+    )
+    delayed = client.submit("mail" * 30, b"x", delay=3600, key="order 7 " + "k" * 100, limit=5, ttl=7200)
+    page = window.page(f"/requests/{done}")
+    for path in (done, failed, delayed, flow, lived.expired(), f"{delayed}/close"):
+        page.goto(f"/requests/{path}")
+        window.check(page)
+    for path in ("/requests", "/requests?state=running", "/requests/all?do=retry", "/services", "/services/echo"):
+        page.goto(path)
+        window.check(page)
+    page.goto("/failures")
+    window.check(page)
+    page.get_by_role("link", name="OutOfStock").first.click()
+    see(page, "OutOfStock: 3 left")
+    window.check(page)
+    page.get_by_role("link", name="Retry all").click()
+    window.check(page)
+
+
+def test_pages_about_the_queue(window: Window, client: Client) -> None:
+    nightly = Schedule("nightly-" + "x" * 60, "backup", every=3600)
+    queue_state.submit_tick(client, nightly, 1_795_000_000 // 3600 * 3600)
+    queue_state.pause(client, "weekly")
+    page = window.page("/schedules")
+    window.check(page)
+    for path in ("/store", "/"):
+        page.goto(path)
+        window.check(page)
+
+
+@pytest.mark.parametrize("script", [True, False], ids=["script", "no-script"])
+def test_what_can_be_done(window: Window, lived: Lived, client: Client, script: bool) -> None:
+    """With a script and without."""
+    uuids = [lived.failed(f"OutOfStock: {n} left") for n in range(2)]
+    page = window.page("/find", script=script)
+    page.get_by_label("UUID or key").fill(uuids[0])
+    page.get_by_role("button", name="Find").click()
+    page.get_by_role("button", name="Retry").click()
+    expect(page.get_by_role("status").filter(has_text="It waits again")).to_be_visible()
+    lived.until(uuids[0], "failed")
+    page.get_by_role("navigation", name="Pages").get_by_role("link", name="Failures").click()
+    page.get_by_role("link", name="Retry all 2").click()
+    page.get_by_role("button", name="Retry 2 requests").click()
+    if not script:  # it does not look by itself how far that is
+        until(lambda: page.reload() and not page.get_by_role("link", name="look again").count())
+    expect(page.get_by_role("status").filter(has_text="2 requests retried")).to_be_visible()
+    page.goto(f"/requests/{uuids[1]}")
+    page.get_by_role("link", name="Close…").click()
+    page.get_by_role("button", name="Close the request").click()
+    see(page, "Request closed")
+    page.goto("/schedules")
+    page.get_by_label("Name", exact=True).fill("nightly")
+    page.get_by_role("button", name="Pause", exact=True).click()
+    expect(page.get_by_role("status").filter(has_text="nightly is paused.")).to_be_visible()
+    page.get_by_role("row").get_by_role("button", name="Resume").click()
+    expect(page.get_by_role("status").filter(has_text="nightly goes on")).to_be_visible()
+    assert not queue_state.paused(client, ["nightly"])
+
+
+@pytest.mark.parametrize("script", [True, False], ids=["script", "no-script"])
+def test_requests_are_chosen_and_closed(window: Window, client: Client, script: bool) -> None:
+    client.submit_batch("mail", [b"x"] * 3)
+    page = window.page("/requests", script=script)
+    if script:
+        page.get_by_label("3 on this page").check()
+    else:
+        for box in page.get_by_role("checkbox", name="Select").all():
+            box.check()
+    page.get_by_role("button", name="Close selected").click()
+    see(page, "Close 3 requests?")
+    if script:
+        window.check(page)
+    page.get_by_role("button", name=re.compile("Close 3 requests|Close")).last.click()
+    see(page, "Requests")
+    assert client.stats()["store"]["requests"] == 0
+
+
+def test_a_user_logs_in_and_out(chromium: Chromium, tmp_path: Path) -> None:
+    with secured(tmp_path / "scene") as scene, chromium.at_work() as browser:
+        window = Window(browser, scene.url)
+        page = window.page("/schedules")
+        see(page, "Log in")
+        page.get_by_label("Token").fill("wrong")
+        page.get_by_role("button", name="Log in").click()
+        expect(page.get_by_role("alert")).to_be_visible()
+        window.check(page, 403)
+        page.get_by_label("Token").fill(TOKENS["alice"])
+        page.get_by_role("button", name="Log in").click()
+        see(page, "Schedules")
+        for path in ("/users", "/store", "/"):
+            page.goto(path)
+            window.check(page, 403)
+        page.get_by_role("button", name="Log out").click()
+        see(page, "Log in")
+        page.get_by_label("Token").fill(TOKENS["chief"])
+        page.get_by_role("button", name="Log in").click()
+        page.goto("/users")
+        see(page, "Refusals", 2)
+        expect(page.get_by_role("row", name="alice titanic.stats")).to_be_visible()
+        window.check(page, 403)
+        window.close()
+
+
+def test_a_request_is_watched_while_it_runs(window: Window, server: Server, client: Client) -> None:
+    """The page follows it to its end, without being loaded again."""
+    uuid = client.submit("slow", b"body")
+    page = window.page(f"/requests/{uuid}")
+    expect(page.locator(".state.waiting").first).to_be_visible()
+    page.evaluate("window.same = true")
+
+    seen = threading.Event()
+
+    def work(frames: list[bytes]) -> list[bytes]:
+        current().progress(3, of=4, text="halfway")
+        seen.wait(60)
+        return [b"the end"]
+
+    with Worker("slow", work, server.endpoints[0]):
+        try:
+            expect(page.get_by_text("3 of 4 (75 %): halfway")).to_be_visible()
+            expect(page.get_by_role("progressbar")).to_have_attribute("value", "3")
+        finally:
+            seen.set()
+        expect(page.get_by_text("the end")).to_be_visible()
+    assert page.evaluate("window.same")
+
+
+def test_a_page_says_when_it_is_not_up_to_date(window: Window) -> None:
+    """Also while the gateway waits for a server that is away, which takes long."""
+    page = window.page("/")
+    page.clock.install()
+    page.goto("/services")
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    page.route("**/services", hold)
+    with page.expect_request("**/services"):
+        page.clock.run_for(2000)
+    expect(page.locator("#stale")).to_be_hidden()
+    page.clock.run_for(5000)
+    expect(page.locator("#stale")).to_contain_text("there has been no answer since")
+    held.pop().fulfill(status=504)
+    expect(page.locator("#stale")).to_contain_text("the server does not answer titanic web")
+    page.unroute("**/services")
+    page.clock.run_for(4000)
+    expect(page.locator("#stale")).to_be_hidden()
+
+
+def test_keys_themes_and_times(window: Window, client: Client) -> None:
+    uuid = client.submit("mail", b"x")
+    page = window.page(f"/requests/{uuid}", timezone_id="Asia/Tokyo", locale="en-GB", viewport=PHONE)
+    expect(page.locator(".life time").first).not_to_contain_text("UTC")
+    page.keyboard.press("g")
+    page.keyboard.press("f")
+    see(page, "Failures")
+    page.keyboard.press("/")
+    expect(page.get_by_label("Service")).to_be_focused()
+    ground = "getComputedStyle(document.body).backgroundColor"
+    before = page.evaluate(ground)
+    theme = page.get_by_role("button", name=re.compile("Theme"))
+    theme.click()
+    theme.click()
+    expect(theme).to_have_text("Theme: dark")
+    assert page.evaluate(ground) != before
+    page.reload()
+    assert page.evaluate(ground) != before

@@ -1,0 +1,47 @@
+"""The example of titanic/web/HTTP.md does what it says."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+from support.serving import QUICK
+
+import titanic
+from broker import Worker
+from titanic import Server
+
+DOCUMENT = Path(titanic.__file__).parent / "web" / "HTTP.md"
+
+
+def test_what_curl_gets(web: str, server: Server) -> None:
+    (example,) = re.findall(r"```sh\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    pairs = [part.split("\n# ") for part in example.strip().split("\n\n")]
+    with Worker("upper", lambda frames: [frames[0].upper()], server.endpoints[0], config=QUICK):
+        for command, expected in pairs:
+            done = subprocess.run(
+                ["bash", "-c", command],
+                env={"URL": web, "PATH": "/usr/bin:/bin"},
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=True,
+            )
+            if expected.startswith("{"):
+                has(json.loads(done.stdout), json.loads(expected.replace(", …", "")))
+            else:
+                assert done.stdout == expected
+
+
+def has(found: object, expected: object) -> None:
+    """Whether a document has all names of another, with values of the same kinds; of a list, the first item counts."""
+    assert type(found) is type(expected)
+    if isinstance(expected, dict):
+        assert isinstance(found, dict)
+        for name, value in expected.items():
+            has(found[name], value)
+    if isinstance(expected, list):
+        assert isinstance(found, list)
+        has(found[0], expected[0])

@@ -1,0 +1,58 @@
+"""What the server refuses a user, by HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from support.web_secured import Secured, secured
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    with secured(tmp_path_factory.mktemp("web") / "access") as one:
+        yield one
+
+
+def test_who_may_nothing_is_refused_each_call(scene: Secured) -> None:
+    uuid = scene.program("alice").post("/v1/services/echo/requests", content=b"x").json()["uuid"]
+    bob = scene.program("bob")
+    headers = {"Content-Type": "application/json", "Idempotency-Key": "k"}
+    answers = [
+        bob.post("/v1/services/echo/requests", content=b"x"),
+        bob.post("/v1/services/echo/requests", content=b"x", headers=headers),
+        bob.post("/v1/services/echo/requests:batch", content=b"[1, 2]", headers=headers),
+        bob.get(f"/v1/requests/{uuid}"),
+        bob.get(f"/v1/requests/{uuid}/reply"),
+        bob.get(f"/v1/requests/{uuid}/reply?wait=1"),
+        bob.post(f"/v1/requests/{uuid}:retry"),
+        bob.delete(f"/v1/requests/{uuid}"),
+        bob.get("/v1/requests"),
+        bob.get("/v1/services"),
+        bob.get("/v1/stats"),
+    ]
+    assert [answer.status_code for answer in answers] == [403] * len(answers)
+    assert all(answer.headers["content-type"] == "application/problem+json" for answer in answers)
+    assert scene.program("chief").get(f"/v1/requests/{uuid}").json()["owner"] == "alice"
+
+
+def test_somebody_elses_request_is_as_one_that_is_gone(scene: Secured) -> None:
+    alice, chief = scene.program("alice"), scene.program("chief")
+    theirs = chief.post("/v1/services/echo/requests", content=b"x").json()["uuid"]
+    gone = alice.post("/v1/services/echo/requests", content=b"x").json()["uuid"]
+    assert alice.delete(f"/v1/requests/{gone}").status_code == 204
+    for path in ("", "/reply", "/reply?wait=1"):
+        told = [alice.get(f"/v1/requests/{uuid}{path}") for uuid in (theirs, gone)]
+        assert [answer.status_code for answer in told] == [410, 410]
+        assert told[0].text.replace(theirs, gone) == told[1].text
+    assert alice.post(f"/v1/requests/{theirs}:retry").status_code == 410
+    assert alice.delete(f"/v1/requests/{theirs}").status_code == 204  # and nothing is done
+    assert chief.get(f"/v1/requests/{theirs}").status_code == 200
+
+
+def test_users_have_keys_of_their_own(scene: Secured) -> None:
+    headers = {"Idempotency-Key": "the same"}
+    users = [scene.program("alice"), scene.program("chief")]
+    answers = [user.post("/v1/services/echo/requests", content=b"x", headers=headers) for user in users]
+    assert [answer.status_code for answer in answers] == [202, 202]
+    assert answers[0].json()["uuid"] != answers[1].json()["uuid"]

@@ -1,0 +1,75 @@
+"""What open pages ask when they refresh themselves: once for all of a user's."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from starlette.requests import Request
+from support.coroutines import in_loop
+
+from titanic.web.figures import looks
+from titanic.web.figures.looks import Looks
+
+
+def request(user: str = "ann", *, live: bool = True, query: str = "") -> Request:
+    headers = [(b"x-live", b"1")] if live else []
+    scope = {"type": "http", "path": "/failures", "query_string": query.encode(), "headers": headers}
+    return Request(scope | {"state": {"visitor": SimpleNamespace(user=user)}, "server": ("127.0.0.1", 80)})
+
+
+class Asked:
+    """Answers when it may, and counts."""
+
+    def __init__(self) -> None:
+        self.times = 0
+        self.may = asyncio.Event()
+
+    async def __call__(self) -> int:
+        self.times += 1
+        await self.may.wait()
+        return self.times
+
+
+@in_loop
+async def test_pages_that_refresh_themselves_share_an_answer() -> None:
+    ask, shared = Asked(), Looks()
+    both = [asyncio.create_task(shared.share(request(), "it", ask)) for _ in range(2)]
+    await asyncio.sleep(0)
+    both[0].cancel()  # who leaves takes it from nobody
+    ask.may.set()
+    assert await both[1] == 1
+    assert await shared.share(request(), "it", ask) == 1
+    assert await shared.share(request(), "other", ask) == 2
+    assert await shared.share(request(query="service=a"), "it", ask) == 3
+    assert await shared.share(request("bob"), "it", ask) == 4
+
+
+@in_loop
+async def test_a_page_that_is_opened_is_asked_for_anew() -> None:
+    ask, shared = Asked(), Looks()
+    ask.may.set()
+    assert await shared.share(request(), "it", ask) == 1
+    assert await shared.share(request(live=False), "it", ask) == 2
+    assert await shared.share(request(), "it", ask) == 2
+
+
+@in_loop
+async def test_an_answer_is_old_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    ask, shared = Asked(), Looks()
+    ask.may.set()
+    assert await shared.share(request(), "it", ask) == 1
+    monkeypatch.setattr(looks, "FRESH", -1.0)
+    assert await shared.share(request(), "it", ask) == 2
+
+
+@in_loop
+async def test_no_more_are_kept_than_are_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looks, "MOST", 3)
+    monkeypatch.setattr(looks, "FRESH", -1.0)
+    ask, shared = Asked(), Looks()
+    ask.may.set()
+    for number in range(10):
+        await shared.share(request(query=f"service={number}"), "it", ask)
+    assert len(shared._known) <= 3

@@ -1,0 +1,152 @@
+"""How hooks are kept and found in the queue: in few questions, whatever else is stored."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from support.web_hooks import new_hook
+
+from titanic import Server
+from titanic.aio import Client
+from titanic.protocol.answers import Look
+from titanic.protocol.submit_options import MOST_SECONDS
+from titanic.web.hooks import registry
+from titanic.web.hooks.hook import Hook
+from titanic.web.hooks.registry import ENDED, KEPT, NoPlace, Registry, places
+
+
+class Counting(Client):
+    """A client that counts what it reads."""
+
+    looks = lists = 0
+
+    async def look(self, uuid: str, most: int = 65536) -> Look:
+        self.looks += 1
+        return await super().look(uuid, most)
+
+    async def list(self, **more: Any) -> Any:
+        self.lists += 1
+        return await super().list(**more)
+
+
+@asynccontextmanager
+async def looking(server: Server) -> AsyncIterator[tuple[Registry, Counting]]:
+    async with Counting(server.endpoints[0], timeout=30) as client:
+        yield Registry(client), client
+
+
+def run(of: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(of())
+
+
+def test_one_hook_is_found_without_reading_the_others(server: Server) -> None:
+    async def check() -> None:
+        async with looking(server) as (hooks, client):
+            for n in range(30):
+                await hooks.put(new_hook(f"mail.{n}"))
+            await client.submit_batch("later", [b""] * 1000, delay=3600)
+        async with looking(server) as (hooks, client):
+            hook = new_hook("mail.7")
+            assert await hooks.find(hook.id) == (await hooks.of_service("mail.7"))[0]
+            await hooks.put(hook)
+            assert client.looks <= 2  # the one before, and the new one
+            await client.set_service("mail.8", on_end=ENDED)
+            assert [one.service for one in await hooks.all()] == ["mail.8"]
+            assert client.lists == 0
+
+    run(check)
+
+
+def test_a_service_has_so_many(server: Server) -> None:
+    async def check() -> None:
+        async with looking(server) as (hooks, client):
+            every = [new_hook("mail", f"https://a.example/{n}") for n in range(registry.MOST + 1)]
+            for hook in every[:-1]:
+                await hooks.put(hook)
+            with pytest.raises(NoPlace, match="'mail' has 10 hooks, which is the most"):
+                await hooks.put(every[-1])
+            await hooks.put(every[3])  # which is there
+            first = await hooks.find(every[0].id)
+            assert first is not None
+            await client.close(first.uuid)
+            await hooks.put(every[-1])
+            found = {hook.id for hook in await hooks.of_service("mail")}
+            assert found == {hook.id for hook in every[1:]}
+            assert len((await client.list(service=KEPT))[0]) == registry.MOST
+
+    run(check)
+
+
+def test_those_that_come_at_the_same_moment_all_stay(server: Server) -> None:
+    async def check() -> None:
+        async with looking(server) as (one, _), looking(server) as (other, client):
+            every = [new_hook("mail", f"https://a.example/{n}") for n in range(registry.MOST)]
+            for first, second in ((one, other), (one, one), (other, other)):
+                halves = (first, every[:5]), (second, every[5:])
+                await asyncio.gather(*(hooks.put(hook) for hooks, some in halves for hook in some))
+                assert {hook.id for hook in await one.of_service("mail")} == {hook.id for hook in every}
+                assert len((await client.list(service=KEPT))[0]) == registry.MOST
+
+    run(check)
+
+
+def test_what_is_at_a_place_and_is_no_hook_is_passed_over(server: Server) -> None:
+    async def check() -> None:
+        async with looking(server) as (hooks, client):
+            hook: Hook = new_hook("mail")
+            for key in places(hook.id[:8])[:9]:
+                await client.submit(KEPT, b"{}", key=key, key_for=MOST_SECONDS, delay=3600)
+            assert await hooks.of_service("mail") == []
+            await hooks.put(hook)
+            assert [one.id for one in await hooks.of_service("mail")] == [hook.id]
+
+    run(check)
+
+
+def test_who_comes_second_to_a_place_takes_another(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "MOST", 2)
+
+    async def check() -> None:
+        async with looking(server) as (one, _), looking(server) as (other, _):
+            for n in range(20):
+                every = [new_hook(f"mail.{n}", url) for url in ("https://a.example/", "https://b.example/")]
+                await asyncio.gather(one.put(every[0]), other.put(every[1]))
+                assert {hook.id for hook in await one.of_service(f"mail.{n}")} == {hook.id for hook in every}
+
+    run(check)
+
+
+def test_a_place_that_nobody_had_goes_first(server: Server) -> None:
+    """There nobody is displaced by who comes at the same moment."""
+
+    async def check() -> None:
+        async with looking(server) as (hooks, client):
+            for n in range(1, registry.MOST + 3):
+                hook = new_hook("mail", f"https://a.example/{n}")
+                await hooks.put(hook)
+                (kept,) = await hooks.of_service("mail")
+                assert kept.id == hook.id
+                await client.close(kept.uuid)
+                assert len((await client.find(places(hook.id[:8])))[0]) == min(n, registry.MOST)
+
+    run(check)
+
+
+def test_a_hook_at_two_places_leaves_room_for_another(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two gateways that put the same hook have it at two places for a moment."""
+    monkeypatch.setattr(registry, "MOST", 2)
+
+    async def check() -> None:
+        async with looking(server) as (hooks, client):
+            one, other = (new_hook("mail", url) for url in ("https://a.example/", "https://b.example/"))
+            for key in places(one.id[:8]):
+                await client.submit(KEPT, *one.frames(), key=key, key_for=MOST_SECONDS, delay=3600)
+            await hooks.put(other)
+            assert {hook.id for hook in await hooks.of_service("mail")} == {one.id, other.id}
+            assert len((await client.list(service=KEPT))[0]) == 2
+
+    run(check)

@@ -1,0 +1,79 @@
+"""Submissions that come together go in one message, and are as independent of each other as if they did not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from titanic import Client, Server, aio
+from titanic.config import ServiceLimits
+from titanic.errors import Refused, TitanicError
+from titanic.web.submissions import SMALL, Submissions
+
+Submit = Callable[..., Awaitable[str]]
+
+
+def together(server: Server, play: Callable[[Submit], Awaitable[Any]]) -> Any:
+    async def run() -> Any:
+        submissions = Submissions()
+        async with aio.Client(server.endpoints[0], timeout=30) as client:
+
+            async def submit(body: bytes, service: str = "absent", **options: Any) -> str:
+                return await submissions.submit(client, service, body, options)
+
+            found = await play(submit)
+            assert not submissions.is_busy
+            return found
+
+    return asyncio.run(run())
+
+
+def test_many_go_in_one_message(server: Server, client: Client) -> None:
+    async def play(submit: Submit) -> list[str]:
+        others = submit(b"other", service="b"), submit(b"other", priority=7), submit(bytes(SMALL + 1))
+        return await asyncio.gather(*(submit(b"%d" % number) for number in range(250)), *others)
+
+    uuids = together(server, play)
+    assert len(set(uuids)) == 253
+    sizes = [client.show(uuid)["body_bytes"] for uuid in uuids]
+    assert sizes == [*(len(str(number)) for number in range(250)), 5, 5, SMALL + 1]
+    assert (client.show(uuids[250])["service"], client.show(uuids[251])["priority"]) == ("b", 7)
+    keyed = [row for row in client.list(limit=1000)[0] if row["key"]]
+    assert len(keyed) <= 10  # a message of ours has one
+
+
+@pytest.mark.settings(limits={b"absent": ServiceLimits(waiting=5)})
+def test_one_that_is_refused_takes_no_other_along(server: Server, client: Client) -> None:
+    async def play(submit: Submit) -> list[str | BaseException]:
+        return await asyncio.gather(*(submit(b"x") for _ in range(8)), return_exceptions=True)
+
+    found = together(server, play)
+    assert sum(isinstance(one, str) for one in found) == 5
+    assert sum(isinstance(one, Refused) for one in found) == 3
+    assert client.stats()["store"]["requests"] == 5
+
+
+def test_one_that_is_wrong_is_told_so(server: Server) -> None:
+    async def play(submit: Submit) -> list[str | BaseException]:
+        wrong = [submit(b"x", limit=-1) for _ in range(2)]
+        return await asyncio.gather(*wrong, submit(b"x"), return_exceptions=True)
+
+    first, second, third = together(server, play)
+    assert isinstance(first, TitanicError)
+    assert isinstance(second, TitanicError)
+    assert isinstance(third, str)
+
+
+def test_one_that_is_cancelled_cancels_no_other(server: Server, client: Client) -> None:
+    async def play(submit: Submit) -> list[str | BaseException]:
+        tasks = [asyncio.ensure_future(submit(b"x")) for _ in range(3)]
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    first, second, third = together(server, play)
+    assert isinstance(second, asyncio.CancelledError)
+    assert {first, third} < {row["uuid"] for row in client.list()[0]}

@@ -1,0 +1,5 @@
+"""Requests in all states: support/lived.py."""
+
+from support.lived import lived
+
+__all__ = ["lived"]

@@ -1,0 +1,86 @@
+"""What visitors may not see is named, with the permission that it needs; what they may see is shown all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from support.pages import Page
+from support.waiting import until
+from support.web_secured import PEOPLE, TOKENS, Secured, csrf_of, secured
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PEOPLE, "reader", 'read = "all"\n')
+        patch.setitem(TOKENS, "reader", "token-of-reader")
+        with secured(tmp_path_factory.mktemp("secured") / "scene") as scene:
+            yield scene
+
+
+@pytest.fixture(scope="module")
+def expired(scene: Secured) -> str:
+    """A request of alice's."""
+    program = scene.program("alice")
+    answer = program.post("/v1/services/nobody/requests", content=b"x", headers={"Titanic-TTL": "0.001"})
+    assert answer.status_code == 202, answer.text
+    uuid: str = answer.json()["uuid"]
+    until(lambda: program.get(f"/v1/requests/{uuid}").json()["state"] == "expired")
+    return uuid
+
+
+def test_who_may_nothing_hears_what_he_lacks(scene: Secured, expired: str) -> None:
+    browser = scene.browser("bob")
+    for path in ("/failures", "/schedules", f"/requests/{expired}", f"/requests/{expired}/close"):
+        answer = browser.get(path)
+        assert answer.status_code == 403
+        assert "read" in Page(answer.text).text
+    found = Page(browser.get("/store").text)
+    assert found.text.count("Not shown") == 3
+    assert "metrics" in found.text
+
+
+def test_ones_own_requests_are_shown_and_those_of_others_are_unknown(scene: Secured, expired: str) -> None:
+    found = Page(scene.browser("alice").get(f"/requests/{expired}").text)
+    assert found.figures["Owner"] == "alice"
+    assert "Authorization: Bearer $TOKEN" in found.text
+    rows = Page(scene.browser("alice").get("/failures").text).rows
+    assert [row[1:3] for row in rows] == [["nobody", "1"]]
+
+
+def test_a_retry_that_is_not_allowed_says_so(scene: Secured, expired: str) -> None:
+    browser = scene.browser("reader")
+    csrf = csrf_of(browser.get(f"/requests/{expired}").text)
+    answer = browser.post(f"/actions/requests/{expired}/retry", data={"csrf": csrf})
+    assert answer.status_code == 403
+    assert "you lack the permission submit for nobody" in answer.text
+    form = {"csrf": csrf, "do": "retry", "count": "1", "uuids": expired}
+    answer = browser.post("/actions/requests", data=form, follow_redirects=True)
+    until(lambda: "No request was retried. 1 request stayed" in Page(browser.get(answer.url.path).text).text)
+
+
+def test_users_are_listed_for_admins_and_oneself_for_others(scene: Secured) -> None:
+    found = Page(scene.browser("alice").get("/users").text)
+    assert found.figures["You see"] == "your own requests"
+    assert "the other users. That needs the permission admin." in found.text
+    assert "chief" not in found.text
+    assert "Refusals" not in found.text
+    scene.browser("bob").get("/failures")
+    text = scene.browser("chief").get("/users").text
+    assert ["bob", "titanic.list"] in [row[:2] for row in Page(text).rows]
+    rows = {row[0]: row[1:] for row in Page(text).rows}
+    assert rows["alice"] == ["submit *; work *", "his own requests", "close", "none", "key, token"]
+    assert rows["chief"][1:3] == ["all requests", "admin, metrics"]
+    for token in TOKENS.values():
+        assert token not in text
+    assert "sha256:" not in text
+
+
+def test_schedules_of_others_are_not_paused(scene: Secured) -> None:
+    program = scene.program("alice")
+    key = "cron:nightly:2026-11-22T20:00:00Z"
+    answer = program.post("/v1/services/backup/requests", content=b"x", headers={"Idempotency-Key": key})
+    assert answer.status_code == 202, answer.text
+    assert "Pause" in Page(scene.browser("alice").get("/schedules").text).rows[0][5]
+    assert "only alice can pause it" in Page(scene.browser("chief").get("/schedules").text).rows[0][5]

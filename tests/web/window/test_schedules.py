@@ -1,0 +1,78 @@
+"""Schedules: what the queue tells of them."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from support.pages import Page
+
+from titanic import Client
+from titanic.schedules import Schedule, queue_state
+
+NIGHTLY = Schedule("nightly", "backup", [b"all", b"\xff"], every=3600, options={"priority": 7, "limit": 60})
+TICK = 1_795_000_000 // 3600 * 3600
+
+
+def page(http: httpx.Client, path: str = "/schedules") -> Page:
+    answer = http.get(path)
+    assert answer.status_code == 200
+    return Page(answer.text)
+
+
+def do(http: httpx.Client, what: str, **fields: str) -> httpx.Response:
+    csrf = page(http).form("/actions/schedules/pause")["csrf"]
+    return http.post(f"/actions/schedules/{what}", data={"csrf": csrf, **fields}, follow_redirects=True)
+
+
+def test_none_says_what_to_do(http: httpx.Client) -> None:
+    assert "No schedule has a request in the queue" in page(http).text
+
+
+def test_ticks_and_pauses_are_told(http: httpx.Client, client: Client) -> None:
+    queue_state.submit_tick(client, NIGHTLY, TICK)
+    uuid = queue_state.submit_tick(client, NIGHTLY, TICK + 3600)
+    queue_state.pause(client, "weekly")
+    client.submit("mail", b"", key="cron-like: cron:x")
+    rows = page(http).rows
+    assert [row[:2] for row in rows] == [["nightly", "not paused"], ["weekly", rows[1][1]]]
+    assert rows[0][2:4] == ["backup", "2026-11-18T13:00:00Z"] or rows[0][3].endswith("Z")
+    assert "waiting" in rows[0][4]
+    assert rows[1][1].startswith("paused for ")
+    assert f"/requests/{uuid}" in http.get("/schedules").text
+
+
+def test_one_is_paused_and_goes_on(http: httpx.Client, client: Client) -> None:
+    assert "nightly is paused." in do(http, "pause", name="nightly").text
+    assert queue_state.paused(client, ["nightly"])
+    assert "nightly goes on" in do(http, "resume", name="nightly").text
+    assert not queue_state.paused(client, ["nightly"])
+    assert "nightly was not paused" in do(http, "resume", name="nightly").text
+    assert do(http, "pause", name="no name").status_code == 400
+    assert http.post("/actions/schedules/pause", data={"name": "x"}).status_code == 403
+
+
+def test_one_is_run_now(http: httpx.Client, client: Client) -> None:
+    uuid = queue_state.submit_tick(client, NIGHTLY, TICK)
+    answer = do(http, "run", uuid=uuid)
+    assert answer.status_code == 200
+    again = client.show(str(answer.url).rpartition("/")[2])
+    assert again["uuid"] != uuid
+    assert again["key"].startswith("cron:nightly:run:")
+    assert (again["service"], again["priority"], again["options"]) == ("backup", 7, {"limit": 60.0})
+    assert client.look(again["uuid"]).body == [b"all", b"\xff"]
+
+
+def test_only_requests_of_schedules_that_fit_are_run(http: httpx.Client, client: Client) -> None:
+    other = client.submit("mail", b"")
+    assert do(http, "run", uuid=other).status_code == 400
+    large = queue_state.submit_tick(client, Schedule("big", "backup", bytes(2 << 20), every=60), TICK)
+    answer = do(http, "run", uuid=large)
+    assert answer.status_code == 413
+    assert "titanic cron run FILE big" in answer.text
+    assert do(http, "run", uuid="x").status_code == 400
+
+
+@pytest.mark.parametrize("key", ["cron:<b>:paused", "cron:a:2026", "cron::paused", "xcron:a:paused"])
+def test_keys_of_others_are_no_schedules(http: httpx.Client, client: Client, key: str) -> None:
+    client.submit("cron.paused", b"", key=key, delay=60)
+    assert page(http).rows == []
