@@ -69,8 +69,8 @@ def note(text: str) -> None:
 
 
 @contextmanager
-def pool(folder: Path, server: Server, *options: str) -> Iterator[Running]:
-    (folder / "pool_shop.py").write_text(APP + SCHEDULED.replace('"notes"', f'"{folder}/notes"'))
+def pool(folder: Path, server: Server, *options: str, schedules: str = "") -> Iterator[Running]:
+    (folder / "pool_shop.py").write_text(APP + schedules.replace('"notes"', f'"{folder}/notes"'))
     endpoint = server.endpoints[0]
     path = f"{folder}:{os.environ.get('PYTHONPATH', '')}"
     with running(
@@ -133,7 +133,7 @@ def test_an_async_task_is_cancelled_when_its_request_is_closed(server: Server, c
 
 
 def test_schedules_of_tasks_run_with_the_workers_and_each_tick_once(server: Server, tmp_path: Path) -> None:
-    with pool(tmp_path, server, "--processes", "2"):
+    with pool(tmp_path, server, "--processes", "2", schedules=SCHEDULED):
         until(lambda: (tmp_path / "notes").exists() and len((tmp_path / "notes").read_text().splitlines()) >= 3)
     notes = (tmp_path / "notes").read_text().splitlines()
     assert len(set(notes)) == len(notes)

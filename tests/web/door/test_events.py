@@ -104,7 +104,9 @@ def test_a_stream_ends_when_its_connection_to_the_server_was_closed(
     with reading(gateway.url, **{name: value.format(uuid=uuid) for name, value in query.items()}) as reader:
         until(lambda: here.streams)
         closed = next(iter(here.streams)).visitor.client
-        loop = closed.calls.wire._client._loop  # a client is closed in its loop
+        loop = until(
+            lambda: closed.calls.wire._client._loop
+        )  # it has one from its first call; a client is closed in its loop
         loop.call_soon_threadsafe(closed.disconnect)
         with pytest.raises(EOFError):
             reader.until("never")
