@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Protocol
 
+from support.ports import free_port
 from support.relay import Relay
 
 NEAR, FAR = "near", "far"
@@ -115,8 +115,7 @@ class _Relays:
     def bind(self, side: str, port: int) -> str:
         """At a free port of this machine instead."""
         if port not in self._ports:
-            with socket.create_server(("127.0.0.1", 0)) as free:
-                self._ports[port] = free.getsockname()[1]
+            self._ports[port] = free_port()
         return f"tcp://127.0.0.1:{self._ports[port]}"
 
     def reach(self, side: str, other: str, port: int) -> str:

@@ -19,7 +19,8 @@ from urllib.parse import quote
 from support.chaos_database import Database, Trouble
 from support.chaos_plan import Fault, lanes, plan
 from support.lines import Heard, Line, Lines
-from support.postgres import PASSWORD, USER, free_port
+from support.ports import free_port
+from support.postgres import PASSWORD, USER
 from support.processes import SUPPORT, Process
 
 from titanic import Client

@@ -17,7 +17,7 @@ def node_config(url: str, lease: float = 2.0, **settings: Any) -> ServerConfig:
         "retry_most": 0.1,
         "grace": 0.0,
         "presence_most": 0.1,
-        "worker": WorkerConfig(heartbeat_interval=0.5, reconnect_first=0.05, reconnect_most=0.2),
+        "worker": WorkerConfig(heartbeat_interval=0.5, liveness=10, reconnect_first=0.05, reconnect_most=0.2),
         "wire": BrokerConfig(heartbeat_interval=0.5, liveness=60),  # who stands still for a lease is not dead
         "lease": LeaseConfig(lease=lease, renew=lease / 8, margin=lease / 10),
     }

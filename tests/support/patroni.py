@@ -19,7 +19,8 @@ from typing import Any
 
 import psycopg
 import yaml
-from support.postgres import BIN, PASSWORD, USER, alone, as_user, free_port, new_place, own
+from support.ports import free_port
+from support.postgres import BIN, PASSWORD, USER, alone, as_user, new_place, own
 from support.waiting import until
 
 ROOT = Path(__file__).parents[2]

@@ -13,11 +13,9 @@ import atexit
 import fcntl
 import os
 import pwd
-import random
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -30,6 +28,7 @@ from urllib.parse import quote
 
 import psycopg
 import pytest
+from support.ports import free_port
 from support.waiting import until
 
 USER, PASSWORD = "titanic", "not so secret"
@@ -160,13 +159,6 @@ def _fresh_data(data: Path) -> None:
             copied.rename(template)
             return
     subprocess.run(["cp", "-a", template, data], check=True)
-
-
-def free_port() -> int:
-    """A port below those that the system gives away, so that nobody gets it while the server is down."""
-    while True:
-        with suppress(OSError), socket.create_server(("127.0.0.1", random.randrange(20_000, 32_000))) as free:
-            return int(free.getsockname()[1])
 
 
 def _lives(pid: int) -> bool:

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from support.waiting import PATIENCE
+
 import broker
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +56,7 @@ class Process:
 
     def _end(self, number: signal.Signals) -> int:
         self.signal(number)
-        return self._process.wait(60)
+        return self._process.wait(PATIENCE)
 
     def __enter__(self) -> Self:
         return self

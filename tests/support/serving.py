@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 from support.raw_mdp import RawClient, raw_client
+from support.waiting import until
 
 from broker import Broker, BrokerConfig, RemoteError, Worker, WorkerConfig
 from titanic import Client, Server, ServerConfig
 from titanic.store.lmdb.tools import check
 
-QUICK = WorkerConfig(heartbeat_interval=0.5, reconnect_first=0.05, reconnect_most=0.2)
-"""Workers that come back soon."""
+QUICK = WorkerConfig(heartbeat_interval=0.5, liveness=10, reconnect_first=0.05, reconnect_most=0.2)
+"""Workers that come back soon, and bear with a broker whose disk is slow."""
 
 PATIENT = BrokerConfig(liveness=60)
 """A broker for workers that send no heartbeats, on a busy machine."""
@@ -106,7 +107,7 @@ def raw(server: Server) -> Iterator[RawClient]:
 
 @pytest.fixture
 def echo(server: Server) -> Iterator[Worker]:
-    """A worker for clients."""
+    """A worker for clients, which is registered."""
 
     def work(frames: list[bytes]) -> list[bytes]:
         if frames[0] == b"fail":
@@ -114,4 +115,5 @@ def echo(server: Server) -> Iterator[Worker]:
         return frames
 
     with Worker("echo", work, server.endpoints[0], jobs=2, config=QUICK) as worker:
+        until(lambda: worker.registered == 2)
         yield worker

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sized
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
@@ -15,6 +14,7 @@ import pytest
 import uvicorn
 from support.coroutines import eventually, in_loop
 from support.fastapi_shop import shop
+from support.ports import free_port
 from support.processes import SUPPORT, Process
 from support.serving import QUICK
 from support.torture import LONG, tally
@@ -55,9 +55,7 @@ class Queue:
 
 @contextmanager
 def queue(folder: Path) -> Iterator[tuple[str, Queue]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        endpoint = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
     killed = Queue(endpoint, folder)
     try:
         until(lambda: not unreachable([endpoint]))

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support.postgres import free_port
+from support.ports import free_port
 from support.processes import SUPPORT, Process
 from support.torture import LONG, SEED, figures, tally
 from support.waiting import until

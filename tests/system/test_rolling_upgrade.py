@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from support.cli_titanic import Running, running
-from support.postgres import free_port, needs_postgres, shared_server
+from support.ports import free_port
+from support.postgres import needs_postgres, shared_server
 from support.serving import QUICK, config
 from support.waiting import until
 

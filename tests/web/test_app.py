@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import httpx
 import pytest
+from support.waiting import PATIENCE
 
 from titanic.web.app import HEADERS
 from titanic.web.serving import WebServer
@@ -57,5 +58,5 @@ def test_health_is_told_to_everybody(http: httpx.Client) -> None:
 
 def test_without_a_server_it_is_not_ready() -> None:
     with WebServer(WebSettings(endpoint=("tcp://127.0.0.1:1",), bind=("127.0.0.1", 0), timeout=0.05)) as web:
-        assert httpx.get(f"{web.url}/readyz").status_code == 503
-        assert httpx.get(f"{web.url}/healthz").status_code == 200
+        assert httpx.get(f"{web.url}/readyz", timeout=PATIENCE).status_code == 503
+        assert httpx.get(f"{web.url}/healthz", timeout=PATIENCE).status_code == 200

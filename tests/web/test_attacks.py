@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from starlette.routing import Mount
+from support.waiting import PATIENCE
 from support.web_secured import TOKENS, Secured, csrf_of, secured
 
 from titanic.web.door import ROUTES as DOOR
@@ -256,19 +257,21 @@ def test_a_session_that_somebody_else_has_begun_is_not_taken_over(scene: Secured
     assert answer.status_code == 303
     assert number not in answer.headers["set-cookie"]
     assert attacker.get("/v1/session").status_code == 401, "it has ended"
-    fixed = httpx.post(f"{scene.url}/login", data={"token": TOKENS["chief"]}, cookies={name: "x" * 43})
+    fixed = httpx.post(
+        f"{scene.url}/login", timeout=PATIENCE, data={"token": TOKENS["chief"]}, cookies={name: "x" * 43}
+    )
     assert "x" * 43 not in fixed.headers["set-cookie"]
 
 
 def test_the_form_of_the_log_in_is_bounded_and_echoes_nothing(scene: Secured) -> None:
     secret = "s3cret-of-somebody"
-    answer = httpx.post(f"{scene.url}/login", data={"token": secret})
+    answer = httpx.post(f"{scene.url}/login", timeout=PATIENCE, data={"token": secret})
     assert answer.status_code == 403
     assert secret not in answer.text
-    assert httpx.post(f"{scene.url}/login", data={"token": "x" * 10_000}).status_code == 413
-    assert httpx.post(f"{scene.url}/login", json={"token": TOKENS["chief"]}).status_code == 415
-    assert httpx.get(f"{scene.url}/login?token={TOKENS['chief']}").status_code == 200
-    assert "set-cookie" not in httpx.get(f"{scene.url}/login?token={TOKENS['chief']}").headers
+    assert httpx.post(f"{scene.url}/login", timeout=PATIENCE, data={"token": "x" * 10_000}).status_code == 413
+    assert httpx.post(f"{scene.url}/login", timeout=PATIENCE, json={"token": TOKENS["chief"]}).status_code == 415
+    assert httpx.get(f"{scene.url}/login?token={TOKENS['chief']}", timeout=PATIENCE).status_code == 200
+    assert "set-cookie" not in httpx.get(f"{scene.url}/login?token={TOKENS['chief']}", timeout=PATIENCE).headers
 
 
 def test_log_out_of_a_page_works(scene: Secured) -> None:

@@ -12,9 +12,12 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from support.waiting import until
+from support.waiting import PATIENCE, until
 
+from titanic import Server
 from titanic.web import protocol
+from titanic.web.serving import WebServer
+from titanic.web.settings import WebSettings
 
 POST = b"POST /v1/services/raw/requests HTTP/1.1\r\nHost: localhost\r\n"
 GET = b"GET /v1/stats HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -22,6 +25,7 @@ INNER = b"POST /v1/services/smuggled/requests HTTP/1.1\r\nHost: localhost\r\nCon
 
 
 SILENCE = 1.0
+"""Seconds: what is refused need not be answered."""
 
 
 class Raw:
@@ -35,7 +39,7 @@ class Raw:
         with suppress(ConnectionError):
             self.socket.sendall(data)
 
-    def hear(self, silence: float = 30.0) -> bytes:
+    def hear(self, silence: float = PATIENCE) -> bytes:
         """All that comes until the other side closes, or says nothing for so long."""
         heard = b""
         self.socket.settimeout(silence)
@@ -57,11 +61,11 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "PATIENCE", 0.3)
 
 
-def said(web: str, data: bytes) -> bytes:
-    """What is answered, until the connection is closed from there."""
+def said(web: str, data: bytes, silence: float = PATIENCE) -> bytes:
+    """What is answered, until the connection is closed from there, or nothing more comes for so long."""
     with Raw(web) as raw:
         raw.say(data)
-        return raw.hear(SILENCE)
+        return raw.hear(silence)
 
 
 def statuses(heard: bytes) -> list[int]:
@@ -114,7 +118,7 @@ def test_what_is_not_quite_http_is_refused_and_nothing_behind_it_is_heard(
     web: str, http: httpx.Client, request_: bytes
 ) -> None:
     """Where two programs disagree on where a request ends, the next one is somebody else's."""
-    found = statuses(said(web, request_))
+    found = statuses(said(web, request_, SILENCE))
     assert not found or (found[0] >= 400 and found[0] != 500), found
     assert services(http) & {"raw", "smuggled"} == set()
 
@@ -172,16 +176,22 @@ def test_who_drips_is_sent_away(web: str) -> None:
         assert statuses(heard) in ([], [408])
 
 
-@pytest.mark.usefixtures("patience")
-def test_who_is_slow_but_goes_on_is_heard(web: str, http: httpx.Client) -> None:
-    body = b"x" * 4 * protocol.LEAST
+def test_who_is_slow_but_goes_on_is_heard(server: Server) -> None:
+    """His time is over again and again, and each time there was enough of the body in it."""
+    settings = WebSettings(tuple(server.endpoints), bind=("127.0.0.1", 0), timeout=PATIENCE)
+    with WebServer(settings) as gateway, httpx.Client(base_url=gateway.url, timeout=PATIENCE) as http:
 
-    def parts() -> Iterator[bytes]:
-        for at in range(0, len(body), protocol.LEAST):
-            until(lambda: True)
-            yield body[at : at + protocol.LEAST]
+        def parts() -> Iterator[bytes]:
+            (connection,) = until(lambda: [*gateway._server.server_state.connections])
+            assert isinstance(connection, protocol.GatewayProtocol)
+            until(lambda: connection._timer is not None and not connection._in_head)
+            for _ in range(4):
+                yield bytes(protocol.LEAST)
+                until(lambda: connection._came >= protocol.LEAST)
+                connection.loop.call_soon_threadsafe(connection._late)
+                until(lambda: connection._came == 0)
 
-    assert http.post("/v1/services/slow/requests", content=parts()).status_code == 202
+        assert http.post("/v1/services/slow/requests", content=parts()).status_code == 202
 
 
 def test_who_does_not_read_is_sent_away(web: str, http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:

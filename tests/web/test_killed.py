@@ -4,7 +4,6 @@ and fetched, and no client sees anything twice."""
 from __future__ import annotations
 
 import random
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from support.ports import free_port
 from support.processes import Process
 from support.torture import LONG, SEED, figures, tally
 from support.waiting import until
@@ -25,12 +25,6 @@ BETWEEN = 60 if LONG else 1
 """The most answers that come between two kills. Who is killed as soon as he has answered once hardly ever does."""
 
 PATIENCE = 120.0
-
-
-def free_port() -> int:
-    """One that a gateway can be given again and again."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
 
 
 class World:

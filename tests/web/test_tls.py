@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from support.certificates import Authority
-from support.waiting import until
+from support.waiting import PATIENCE, until
 from support.web_secured import TOKENS, Secured, secured
 
 from broker import AccessError
@@ -60,7 +60,7 @@ def context(authority: Authority, name: str = "", folder: Path | None = None) ->
 
 def user_of(scene: Secured, made: ssl.SSLContext, **headers: str) -> str | int:
     """Who a gateway takes somebody for, or the status it answers with."""
-    with httpx.Client(base_url=scene.url, verify=made, headers=headers, timeout=30) as client:
+    with httpx.Client(base_url=scene.url, verify=made, headers=headers, timeout=PATIENCE) as client:
         answer = client.get("/v1/session")
         return str(answer.json()["user"]) if answer.status_code == 200 else answer.status_code
 
@@ -86,7 +86,7 @@ def test_a_connection_keeps_its_certificate_to_itself(scene: Secured, authority:
 
 
 def test_cookies_go_to_this_host_by_https_only(scene: Secured, authority: Authority) -> None:
-    with httpx.Client(base_url=scene.url, verify=context(authority), timeout=30) as browser:
+    with httpx.Client(base_url=scene.url, verify=context(authority), timeout=PATIENCE) as browser:
         answer = browser.post("/login", data={"token": TOKENS["chief"]})
         said = answer.headers["set-cookie"]
         assert said.startswith("__Host-titanic")
@@ -96,7 +96,7 @@ def test_cookies_go_to_this_host_by_https_only(scene: Secured, authority: Author
 
 
 def test_forms_of_a_user_with_a_certificate_need_their_token(scene: Secured, authority: Authority) -> None:
-    with httpx.Client(base_url=scene.url, verify=context(authority, "alice"), timeout=30) as browser:
+    with httpx.Client(base_url=scene.url, verify=context(authority, "alice"), timeout=PATIENCE) as browser:
         until(lambda: browser.get("/v1/session").status_code == 200)
         assert browser.post("/logout", data={"x": "y"}).status_code == 403
         csrf = browser.get("/v1/session").json()["csrf"]

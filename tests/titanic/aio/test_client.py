@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,12 @@ import pytest
 from support.coroutines import eventually, in_loop
 from support.keyed_router import key_files, keyed_router
 from support.lossy import losing
+from support.ports import free_port
 from support.processes import SUPPORT, Process
 from support.raw_mdp import raw_worker
 from support.secured import SERVER
 from support.serving import QUICK, brokering, config, serving
-from support.waiting import until
+from support.waiting import PATIENCE, until
 
 import titanic
 from broker import BrokerConfig, RemoteError, Worker, unreachable
@@ -83,6 +83,7 @@ async def test_many(server: Server, echo: Worker) -> None:
         uuids = await client.submit_many("echo", [b"%d" % number for number in range(500)], window=200)
         uuids += await client.submit_batch("echo", ["500", "501"])
         absent = await client.submit("absent", "x")
+        assert len([uuid async for uuid, _ in client.replies(uuids, PATIENCE)]) == len(uuids)
         found: dict[str, Any] = {}
 
         async def collect() -> None:
@@ -101,7 +102,10 @@ async def test_many(server: Server, echo: Worker) -> None:
 
 
 @in_loop
-async def test_a_coroutine_that_is_cancelled_leaves_the_request(server: Server) -> None:
+async def test_a_coroutine_that_is_cancelled_leaves_the_request(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("titanic.client.calls.LEAST_LOOK", 30.0)  # a busy server is not taken for one that is away
     async with Client(server.endpoints[0], timeout=30) as client:
         uuid = await client.submit("late", "x")
         waits = [asyncio.create_task(client.wait(uuid)) for _ in range(3)]
@@ -150,6 +154,7 @@ async def test_hundreds_wait_where_few_may(tmp_path: Path) -> None:
 @in_loop
 async def test_more_wait_than_one_client_may(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("titanic.aio.client.MOST_WAITS", 10)
+    monkeypatch.setattr("titanic.client.calls.LEAST_LOOK", 30.0)
     async with Client(server.endpoints[0], timeout=30) as client:
         uuids = await client.submit_many("late", [b"%d" % number for number in range(30)])
         waits = [asyncio.create_task(client.wait(uuid)) for uuid in uuids]
@@ -175,9 +180,7 @@ async def test_what_is_sent_again_is_stored_once(tmp_path: Path) -> None:
 @in_loop
 async def test_the_server_is_killed_while_many_wait(tmp_path: Path) -> None:
     """And comes back: all of them get their replies soon, though their questions would wait for long."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        endpoint = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
     command = [SUPPORT / "server_process.py", "serve", endpoint, str(tmp_path / "store")]
     async with Client(endpoint, timeout=60) as client:
         with Process(*command, output=tmp_path / "first.log") as first:
@@ -197,9 +200,7 @@ async def test_the_server_is_killed_while_many_wait(tmp_path: Path) -> None:
 @in_loop
 async def test_errors_are_those_of_the_other_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker.client.PROBE_AFTER", 0.05)
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        nobody = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+    nobody = f"tcp://127.0.0.1:{free_port()}"
     fact = rf"^nobody answered at {nobody}; waited \d\S* s, connection refused at {nobody}; is it running, and is"
     async with Client(nobody, timeout=0.05, retries=1) as client:
         for ask in (client.submit("s", "x"), client.wait(UNKNOWN, 0.1), client.submit_many("s", ["x"]), client.stats()):

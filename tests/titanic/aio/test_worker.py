@@ -89,7 +89,7 @@ async def test_a_handler_of_a_closed_request_is_cancelled(server: Server, caplog
         await slow.begun.wait()
         await client.close(uuid)
         await eventually(lambda: slow.cancelled == [uuid])
-        limited = await client.submit("work", "y", limit=0.1, max_attempts=1)
+        limited = await client.submit("work", "y", limit=1, max_attempts=1)
         with pytest.raises(RequestFailed, match="no reply within its limit"):
             await client.wait(limited, 30)
         await eventually(lambda: slow.cancelled == [uuid, limited])

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import zmq
 from support.cli_titanic import here as titanic
+from support.ports import free_port
 from support.postgres import needs_postgres, shared_server
 from support.processes import SUPPORT, Process
 from support.serving import QUICK, config
@@ -41,9 +41,7 @@ def here(url: str, tmp_path: Path) -> Iterator[str]:
 @contextmanager
 def there(url: str, tmp_path: Path) -> Iterator[tuple[Process, str]]:
     """A node in a process of its own."""
-    with zmq.Context.instance().socket(zmq.ROUTER) as free:
-        endpoint = f"tcp://127.0.0.1:{free.bind_to_random_port('tcp://127.0.0.1')}"
-    until(lambda: unreachable([endpoint]))
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
     with Process(SUPPORT / "server_process.py", "serve", endpoint, url, output=tmp_path / "node.log") as node:
         until(lambda: not unreachable([endpoint]))
         yield node, endpoint
@@ -54,8 +52,8 @@ def in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Endpoints are tried in the order in which they are given, and a program that stands still is noticed soon."""
     monkeypatch.setattr("broker.io.dealer.shuffled", list)
     for module in ("broker.io.tcp_connection", "broker.io.dealer"):
-        monkeypatch.setattr(f"{module}.BEAT", 0.1)
-        monkeypatch.setattr(f"{module}.SILENCE", 0.5)
+        monkeypatch.setattr(f"{module}.BEAT", 0.2)
+        monkeypatch.setattr(f"{module}.SILENCE", 2.0)
     monkeypatch.setattr("broker.client.LONGEST_POLL", 50)
 
 

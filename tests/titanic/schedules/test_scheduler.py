@@ -94,8 +94,8 @@ def test_a_pause_holds_for_all_and_what_passes_meanwhile_is_not_missed(server: S
         until(lambda: client.clock() > then + 1.2)
         assert other.once() == Scheduler(client, [often]).once() == []
         last = max(submitted(client))
-        assert queue_state.resume(client, "often")
         resumed = client.clock()
+        assert queue_state.resume(client, "often")
         until(lambda: max(submitted(client)) > last)
     assert Scheduler(client, [often]).once() == [] or client.clock() > resumed + 1
     assert min(key for key in submitted(client) if key > last) > often.key(int(resumed) - 1)

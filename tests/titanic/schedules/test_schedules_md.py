@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from support.waiting import PATIENCE
+
 from titanic import Client, Server
 from titanic.schedules import Schedule, queue_state
 from titanic.schedules.schedule_file import KEYS, read_schedules
@@ -47,7 +49,7 @@ def test_python(server: Server, client: Client) -> None:
     assert app.scheduler().once() == []
     uuid = queue_state.submit_now(client, report)
     with app.worker() as worker:
-        assert client.wait(uuid, 20) == [b"null"]
+        assert client.wait(uuid, PATIENCE) == [b"null"]
     assert worker is not None
 
 

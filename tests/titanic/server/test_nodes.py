@@ -14,7 +14,8 @@ import psycopg
 import pytest
 import zmq
 from support.node_settings import node_config
-from support.postgres import PostgresServer, free_port, needs_postgres, new_server, shared_server
+from support.ports import free_port
+from support.postgres import PostgresServer, needs_postgres, new_server, shared_server
 from support.processes import SUPPORT, Process
 from support.raw_mdp import raw_client, raw_worker
 from support.serving import QUICK

@@ -18,7 +18,8 @@ from broker import BrokerConfig, RemoteError, Worker
 from broker.io.router import Router
 from titanic import Client, RequestFailed, Server, UnknownRequest
 
-WIRE = {"heartbeat_interval": 0.5, "request_expiry": 0.2}
+WIRE = {"heartbeat_interval": 0.5, "liveness": 12, "request_expiry": 0.2}
+"""Most workers here send no heartbeats: they are dead after half a minute."""
 
 
 @pytest.fixture(params=["integrated", "apart"])

@@ -115,7 +115,7 @@ def test_a_queue_apart_whose_key_is_refused_says_so_and_goes_on(
         began = time.monotonic()
         with serving(tmp_path, broker=endpoint, **settings) as server:
             (record, *_) = until(lambda: [one for one in caplog.records if one.levelno >= logging.ERROR])
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 20
             assert not server.ready
         assert record.message.startswith(f"the server at {endpoint} refused this key")
 
@@ -229,7 +229,7 @@ def test_where_others_can_connect_it_takes_keys(tmp_path: Path, files: AccessFil
 def test_a_user_who_is_taken_away_is_not_served_any_more(tmp_path: Path, files: AccessFiles) -> None:
     with (
         serving(tmp_path, access=files.path, key=files.key) as server,
-        Client(server.endpoints[0], timeout=0.5, retries=0, **keys(files, "alice")) as client,
+        Client(server.endpoints[0], timeout=3, retries=0, **keys(files, "alice")) as client,
     ):
         client.submit("upper", b"x")
         files.write(BOB)

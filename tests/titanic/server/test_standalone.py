@@ -24,7 +24,7 @@ from titanic import Client, RequestFailed, Server, UnknownRequest
 @pytest.fixture
 def endpoint(tmp_path: Path) -> Iterator[str]:
     """Where our broker is."""
-    with brokering(heartbeat_interval=0.5) as endpoint:
+    with brokering(heartbeat_interval=0.5, liveness=12) as endpoint:
         yield endpoint
 
 

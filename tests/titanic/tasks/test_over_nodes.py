@@ -86,4 +86,4 @@ def test_a_task_is_cancelled_and_tells_its_progress_from_another_node(nodes: Nod
             elsewhere.close(ticket.uuid)
             assert ended.wait(SOON)
             with pytest.raises((UnknownRequest, RequestFailed)):
-                elsewhere.wait(ticket.uuid, 5)
+                elsewhere.wait(ticket.uuid, SOON)

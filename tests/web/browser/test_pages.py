@@ -130,6 +130,7 @@ def test_a_user_logs_in_and_out(chromium: Chromium, tmp_path: Path) -> None:
         see(page, "Log in")
         page.get_by_label("Token").fill(TOKENS["chief"])
         page.get_by_role("button", name="Log in").click()
+        see(page, "Overview")
         page.goto("/users")
         see(page, "Refusals", 2)
         expect(page.get_by_role("row", name="alice titanic.stats")).to_be_visible()

@@ -34,9 +34,14 @@ def test_what_varies_is_left_out(reason: str, text: str) -> None:
 
 def test_no_text_takes_long() -> None:
     for text in ("/a" * 5000, "'" * 5000, "a" * 5000, "1" * 5000, "f1" * 5000, "-" * 5000, "a/b." * 2000, "1:" * 3000):
-        began = time.process_time()
-        assert len(normal(text)) <= MOST_TEXT
-        assert time.process_time() - began < 0.1
+        assert min(seconds(text) for _ in range(5)) < 0.1
+
+
+def seconds(text: str) -> float:
+    """How long it takes. Once it may take longer: other threads and the collector take their part."""
+    began = time.process_time()
+    assert len(normal(text)) <= MOST_TEXT
+    return time.process_time() - began
 
 
 def row(service: str, reason: str, finished: int, state: str = "failed") -> RequestInfo:
