@@ -5,8 +5,16 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
 from support.processes import ROOT
+from support.web_secured import Secured
+
+from broker import AccessError
+from titanic.errors import CallerError
+from titanic.web.serving import WebServer
+from titanic.web.settings import WebSettings
 
 
 def test_a_port_that_is_in_use_is_told_in_one_line() -> None:
@@ -16,3 +24,52 @@ def test_a_port_that_is_in_use_is_told_in_one_line() -> None:
         ended = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, timeout=90)
     assert ended.returncode == 1
     assert ended.stderr == f"titanic: cannot listen at {bind}; address already in use; choose another --bind\n"
+
+
+def test_an_address_of_others_is_told(tmp_path: Path) -> None:
+    scene = Secured(tmp_path)
+    settings = WebSettings(
+        endpoint=("ipc:///nowhere",), bind=("192.0.2.1", 8080), access=scene.path, keys=scene.keys, open=True
+    )
+    with pytest.raises(CallerError) as told:
+        WebServer(settings).run()
+    fact = "cannot listen at 192.0.2.1:8080; cannot assign requested address"
+    assert str(told.value) == f"{fact}; choose another --bind"
+
+
+WITHOUT_FILES = """
+import os, resource
+from contextlib import asynccontextmanager
+from titanic.errors import CallerError
+from titanic.web.serving import WebServer
+from titanic.web.settings import WebSettings
+
+server = WebServer(WebSettings(("ipc:///nowhere",), bind=("127.0.0.1", 0)))
+
+@asynccontextmanager
+async def use_up(app):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1, 4096))
+    yield
+
+server.app.router.lifespan_context = use_up
+try:
+    server.run()
+except CallerError as error:
+    print(error)
+"""
+
+
+def test_another_address_is_no_advice_when_files_are_lacking() -> None:
+    command = [sys.executable, "-c", WITHOUT_FILES]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, timeout=90)
+    what = "cannot listen at 127.0.0.1:0; too many open files"
+    assert ended.stdout == f"{what}; let it have more open files: ulimit -n, or LimitNOFILE= in its unit\n", (
+        ended.stderr
+    )
+
+
+def test_what_keeps_web_hooks_from_being_delivered_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = WebSettings(("ipc:///nowhere",), bind=("127.0.0.1", 0), key=str(tmp_path / "gone"), hooks=True)
+    with pytest.raises(AccessError, match="gone"):
+        WebServer(settings).run()
+    assert "Traceback" not in caplog.text

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import resource
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Self
+from typing import NamedTuple, Self
 
 import uvicorn
 
@@ -24,6 +26,9 @@ ALIVE_EVERY = 5
 
 FILES = 256
 """File descriptors for everything but connections."""
+
+CANNOT_BIND = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES, errno.EPERM, errno.EAFNOSUPPORT)
+"""What the system says of an address that is another's, is none of this machine's, or may not be had."""
 
 KEEP_ALIVE = 20
 """Seconds for which a connection may wait for its next request."""
@@ -77,7 +82,7 @@ class WebServer:
 
     def run(self, ready: Callable[[], None] | None = None, alive: Callable[[], None] | None = None) -> None:
         """Serve until `stop`. `ready` is called when it listens, `alive` every few seconds from then on, in the loop.
-        Raises CallerError when it cannot listen."""
+        Raises CallerError when it cannot listen, and whatever else keeps it from starting."""
         self._server.ready = ready
 
         async def notify() -> None:
@@ -86,13 +91,18 @@ class WebServer:
 
         self._server.config.callback_notify = notify
         self._server.config.timeout_notify = ALIVE_EVERY
-        with _faults_of_start() as faults:
+        with _faults_of_start(self._server) as faults:
             try:
                 self._server.run()
             except SystemExit as error:
-                host, port = self._settings.bind
-                fact = "; ".join(map(_reason, faults))
-                raise CallerError(f"cannot listen at {host}:{port}", fact, "choose another --bind") from error
+                raise next(map(self._told, faults), CallerError("it did not start")) from error
+
+    def _told(self, fault: Fault) -> Exception:
+        """What is raised for what kept it from starting."""
+        if not fault.listening or not isinstance(fault.error, OSError):
+            return fault.error
+        host, port = self._settings.bind
+        return CallerError(f"cannot listen at {host}:{port}", _reason(fault.error), _advice(fault.error))
 
     def stop(self) -> None:
         """Have it end. Any thread, and a signal handler, may call."""
@@ -113,16 +123,27 @@ class WebServer:
             self._thread.join()
 
 
+class Fault(NamedTuple):
+    """What kept it from starting."""
+
+    error: Exception
+    listening: bool
+    """Whether that was when it was to listen."""
+
+
 @contextmanager
-def _faults_of_start() -> Iterator[list[OSError]]:
-    """What keeps uvicorn from listening. It logs that and exits; here it becomes part of one message."""
-    found: list[OSError] = []
+def _faults_of_start(server: uvicorn.Server) -> Iterator[list[Fault]]:
+    """What keeps uvicorn from starting. It logs that and exits; here it becomes one message."""
+    found: list[Fault] = []
 
     def keep(record: logging.LogRecord) -> bool:
+        if server.started:
+            return True
         if isinstance(record.msg, OSError):
-            found.append(record.msg)
-            return False
-        return True
+            found.append(Fault(record.msg, listening=True))
+        elif isinstance(error := sys.exc_info()[1], Exception):  # it logs the traceback of one that it handles
+            found.append(Fault(error, listening=False))
+        return not found
 
     log = logging.getLogger("uvicorn.error")
     log.addFilter(keep)
@@ -137,6 +158,15 @@ def _reason(error: OSError) -> str:
     if isinstance(error, socket.gaierror) or error.errno is None:
         return error.strerror or str(error)
     return os.strerror(error.errno).lower()
+
+
+def _advice(error: OSError) -> str:
+    """What to do about it."""
+    if isinstance(error, socket.gaierror) or error.errno in CANNOT_BIND:
+        return "choose another --bind"
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return "let it have more open files: ulimit -n, or LimitNOFILE= in its unit"
+    return "mend that, and start it again"
 
 
 def _room() -> int:
