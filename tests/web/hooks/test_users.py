@@ -150,3 +150,4 @@ def test_what_he_may_not_any_more_is_told(scene: Secured, caplog: pytest.LogCapt
     detail = put(scene, "chief", "https://a.example/x").json()["detail"]
     assert "the one who delivers them lacks a permission: user 'courier' may not read requests" in detail
     assert "--hooks-user" in detail
+    assert put(scene, "chief", "https://a.example/x").headers["retry-after"] == "5"

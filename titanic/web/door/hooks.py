@@ -42,11 +42,11 @@ async def put_hook(request: Request) -> Response:
     service, url, states = said["service"], said["url"], tuple(said.get("states", STATES))
     hook = Hook(id_of(service, url), service, url, states, said["secret"] if "secret" in said else new_secret())
     check(hook)
+    before = await _ask(hooks.find(hook.id))  # first: when the server is away, only looks are given up soon
     on_end = (await client.set_service(service))["on_end"]  # changes nothing, and tells who may not change it
     if on_end not in (None, ENDED):
         what, fact = f"ends of '{service}' are told to another service", f"hooks need them told to {ENDED}"
         raise Problem(409, f"{what}; {fact}; have that one tell both, or unset its on_end")
-    before = await _ask(hooks.find(hook.id))
     if before is not None and "secret" not in said:
         hook = replace(hook, secret=before.secret)
     try:
@@ -152,7 +152,9 @@ async def _ask(asking: Coroutine[Any, Any, T]) -> T:
     except Forbidden as error:
         fact = str(error).removeprefix("forbidden: ")
         what = f"web hooks do not work: the one who delivers them lacks a permission: {fact}"
-        raise Problem(503, f"{what}; have who runs titanic web look at --hooks-user") from error
+        raise Problem(
+            503, f"{what}; have who runs titanic web look at --hooks-user", headers={"Retry-After": "5"}
+        ) from error
 
 
 def _told(hook: Hook) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from typing import Any
 from broker import RemoteError
 from broker.aio import Worker
 from titanic import Failed, Retry, current
-from titanic.aio import Client
 from titanic.errors import TitanicError
 from titanic.logs import Trouble, event
 from titanic.protocol.tsp import Frames
@@ -29,6 +28,7 @@ from titanic.web.hooks.hook import Hook
 from titanic.web.hooks.post import Answer, post
 from titanic.web.hooks.registry import DELIVERY, ENDED, Registry
 from titanic.web.settings import WebSettings
+from titanic.web.visitors.presence import Presence, WatchedClient
 
 log = logging.getLogger("titanic.web.hooks")
 
@@ -64,7 +64,8 @@ class Delivery:
     ) -> None:
         """`allowed`: networks that hooks may speak to besides the Internet."""
         self._allowed = allowed
-        self._client = Client(endpoint, key=key, server_key=server_key, timeout=timeout)
+        more = {"timeout": timeout, "key": key, "server_key": server_key}
+        self._client = WatchedClient(Presence(endpoint), endpoint, **more)
         self.registry = Registry(self._client)
         self._running: Counter[str] = Counter()
         self._trouble = Trouble(log, "deliver web hooks")

@@ -55,8 +55,9 @@ class Clients:
         if found is None:
             if len(self._clients) >= self._most:
                 self._make_room()
-            key = self._settings.key_of(user)
-            client = WatchedClient(self._presence, self._settings, key)
+            settings, key = self._settings, self._settings.key_of(user)
+            more = {"timeout": settings.timeout, "key": key, "server_key": settings.server_key}
+            client = WatchedClient(self._presence, settings.endpoint, **more)
             found = self._clients[user] = UserClient(client, state_of(key))
         found.uses += 1
         return found

@@ -15,7 +15,6 @@ from titanic.client.wire import Body
 from titanic.errors import Refused
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
-from titanic.web.settings import WebSettings
 
 LATE = 1.0
 """Seconds without an answer after which somebody looks whether anybody is there."""
@@ -90,13 +89,23 @@ class Presence:
         return self._looking
 
     async def _look(self) -> None:
-        self._reason = await asyncio.to_thread(unreachable, self._names, PATIENCE)
+        self._reason = await self._reason_now()
         self._looked = time.monotonic()
         if self.is_away:
             now = asyncio.get_running_loop().time()
             for _, limit in self._asked.values():
                 if limit is not None and not limit.expired():
                     limit.reschedule(now)
+
+    async def _reason_now(self) -> str:
+        """Look at all places at the same time: one that is silent takes all of PATIENCE."""
+        looks = [asyncio.to_thread(unreachable, [name], PATIENCE) for name in self._names]
+        reasons = []
+        for look in asyncio.as_completed(looks):
+            reasons.append(await look)
+            if not reasons[-1]:  # somebody may be there: the others do not matter
+                return ""
+        return ", ".join(sorted(reasons))
 
 
 class WatchedWire(AsyncWire):
@@ -132,9 +141,10 @@ class WatchedWire(AsyncWire):
 class WatchedClient(Client):
     """A client whose wire is a WatchedWire."""
 
-    def __init__(self, presence: Presence, settings: WebSettings, key: str | None) -> None:
+    def __init__(self, presence: Presence, endpoint: Sequence[str], **more: Any) -> None:
+        """`more`: as for the `Client`."""
         self._presence = presence
-        super().__init__(settings.endpoint, timeout=settings.timeout, key=key, server_key=settings.server_key)
+        super().__init__(endpoint, **more)
 
     def _new_wire(self, *given: Any) -> AsyncWire:
         return WatchedWire(self._presence, *given)
