@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from support.pages import Page
 from support.waiting import until
 from support.web_hooks import LOOPBACK, SECRET, Receiver
 
@@ -120,7 +121,49 @@ def test_ends_that_go_elsewhere_stay_there(http: httpx.Client, client: Client) -
     answer = put(http)
     assert answer.status_code == 409
     assert "are told to another service" in answer.json()["detail"]
+    assert "unset its on_end" in answer.json()["detail"]
     assert client.stats()["settings"]["echo"]["on_end"] == "audit"
+
+
+@WITH_HOOKS
+def test_where_ends_of_others_are_told_no_hook_is_taken(http: httpx.Client, client: Client) -> None:
+    """The server tells of no ends there: a hook would be told nothing, and nobody would know."""
+    client.set_service("mail", on_end="audit")
+    answer = put(http, service="audit")
+    assert answer.status_code == 409
+    fact = "ends of 'audit' are told to nobody; it is where the ends of 'mail' are told"
+    assert answer.json()["detail"].startswith(fact)
+    assert "audit" not in client.stats()["settings"]
+    assert http.get("/v1/hooks").json() == {"hooks": []}
+
+
+@WITH_HOOKS
+@pytest.mark.parametrize(
+    ("service", "on_end", "why"),
+    [
+        ("echo", "audit", "ends of 'echo' are told to another service, 'audit'"),
+        ("echo", "", "ends of 'echo' are told to nobody; its on_end was unset"),
+        ("mail", "echo", "ends of 'echo' are told to nobody; it is where the ends of 'mail' are told"),
+    ],
+)
+def test_hooks_that_are_told_nothing_say_so(
+    http: httpx.Client, client: Client, service: str, on_end: str, why: str
+) -> None:
+    hook = put(http).json()
+    put(http, service="other")
+    assert hook["problem"] is None
+    assert "told nothing" not in http.get("/services/echo").text
+    client.set_service(service, on_end=on_end)
+    listed = http.get("/v1/hooks").json()["hooks"]
+    assert [(one["service"], one["problem"] is None) for one in listed] == [("echo", False), ("other", True)]
+    assert listed[0]["problem"].startswith(why)
+    assert http.get(hook["links"]["self"]).json() == listed[0]
+    page = Page(http.get("/services/echo").text)
+    assert "1 web hook of this service is told nothing. Ends of 'echo' are told to" in page.text
+    assert put(http).status_code == (200 if service == "echo" and not on_end else 409)
+    client.set_service(service, on_end="" if service == "mail" else "web.ended")
+    assert {one["problem"] for one in http.get("/v1/hooks").json()["hooks"]} == {None}
+    assert "told nothing" not in http.get("/services/echo").text
 
 
 @WITH_HOOKS

@@ -54,9 +54,21 @@ def test_one_hook_is_found_without_reading_the_others(server: Server) -> None:
             assert await hooks.find(hook.id) == (await hooks.of_service("mail.7"))[0]
             await hooks.put(hook)
             assert client.looks <= 2  # the one before, and the new one
-            await client.set_service("mail.8", on_end=ENDED)
-            assert [one.service for one in await hooks.all()] == ["mail.8"]
             assert client.lists == 0
+
+    run(check)
+
+
+def test_all_are_found_wherever_ends_are_told(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        async with looking(server) as (hooks, client):
+            for n in range(3):
+                await client.submit_batch("later", [b""] * 1000, delay=3600)
+                await hooks.put(new_hook(f"mail.{n}"))
+            assert {one.service for one in await hooks.all()} == {"mail.0", "mail.1", "mail.2"}
+            await client.set_service("mail.2", on_end=ENDED)
+            monkeypatch.setattr(registry, "PAGES", 0)  # it has ended before: those that are told are found all the same
+            assert [one.service for one in await hooks.all()] == ["mail.2"]
 
     run(check)
 

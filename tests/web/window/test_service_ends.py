@@ -47,6 +47,14 @@ def test_what_cannot_be_set_is_refused(http: httpx.Client, client: Client) -> No
     assert on_end(client) is None
 
 
+def test_where_ends_of_others_are_told_there_are_none_to_tell(http: httpx.Client, client: Client) -> None:
+    for name in ("mail", "shop", "sms"):
+        client.set_service(name, on_end="audit" if name == "mail" else "mail")
+    page = page_of(http)
+    assert "ends of shop and of 1 other service are told to this service" in page.text
+    assert "told to this service" not in page_of(http, "/services/shop").text
+
+
 @pytest.mark.web(hooks=True)
 def test_web_hooks_are_named(http: httpx.Client) -> None:
     assert http.put("/v1/hooks", json={"service": "mail", "url": "https://a.example/secret"}).status_code == 201

@@ -20,12 +20,16 @@ from titanic.web.door.schemas import PATH, SERVICE, TEXT, answer, header, listed
 from titanic.web.gateway import gateway_of, visitor_of
 from titanic.web.hooks.hook import SECRET, STATES, URL, Hook, check, id_of, new_secret
 from titanic.web.hooks.registry import ENDED, MOST, MOST_SERVICES, NoPlace, Registry
+from titanic.web.hooks.silence import Settings, why_silent
 from titanic.web.problems import Problem
 
 T = TypeVar("T")
 
 LARGEST = 8 << 10
 """Bytes of a document."""
+
+SEEN = 3
+"""Hooks of which one must be seen by who is to see all, for they are all of one user. Some may just have gone."""
 
 NO_UUID = "0" * 32
 """That of no request."""
@@ -44,9 +48,9 @@ async def put_hook(request: Request) -> Response:
     check(hook)
     before = await _ask(hooks.find(hook.id))  # first: when the server is away, only looks are given up soon
     on_end = (await client.set_service(service))["on_end"]  # changes nothing, and tells who may not change it
-    if on_end not in (None, ENDED):
-        what, fact = f"ends of '{service}' are told to another service", f"hooks need them told to {ENDED}"
-        raise Problem(409, f"{what}; {fact}; have that one tell both, or unset its on_end")
+    settings = await _ask(hooks.settings()) | {service: {"on_end": on_end or ENDED}}
+    if silent := why_silent(settings, service):
+        raise Problem(409, silent)
     if before is not None and "secret" not in said:
         hook = replace(hook, secret=before.secret)
     try:
@@ -56,7 +60,7 @@ async def put_hook(request: Request) -> Response:
     except NoPlace as error:
         raise Problem(409, str(error)) from error
     await client.set_service(service, on_end=ENDED)  # the last hook may have been deleted at the same moment
-    told = _told(hook) | ({"secret": hook.secret} if before is None and "secret" not in said else {})
+    told = _told(hook, settings) | ({"secret": hook.secret} if before is None and "secret" not in said else {})
     return answers.document(told, 201 if before is None else 200, {"Location": f"/v1/hooks/{hook.id}"})
 
 
@@ -89,16 +93,18 @@ def _is_text(text: str) -> bool:
 async def get_hooks(request: Request) -> Response:
     """All hooks, without their secrets; none for who may not see what others have submitted."""
     headers.query(request, ())
-    known = await _ask(_registry(request).all())
-    if not await _may_see(request, [hook.uuid for hook in known[:1]]):
+    hooks = _registry(request)
+    known, settings = await _ask(hooks.all()), await _ask(hooks.settings())
+    if not await _may_see(request, [hook.uuid for hook in known[:SEEN]]):
         known = []
-    return answers.document({"hooks": [_told(hook) for hook in sorted(known, key=_order)]})
+    return answers.document({"hooks": [_told(hook, settings) for hook in sorted(known, key=_order)]})
 
 
 async def get_hook(request: Request) -> Response:
     """One hook."""
     headers.query(request, ())
-    return answers.document(_told(await _find(request)))
+    hook = await _find(request)
+    return answers.document(_told(hook, await _ask(_registry(request).settings())))
 
 
 async def delete_hook(request: Request) -> Response:
@@ -128,14 +134,13 @@ async def _find(request: Request) -> Hook:
 
 
 async def _may_see(request: Request, uuids: Sequence[str]) -> bool:
-    """Whether the server shows the requests of hooks to who asks. Raises Forbidden when it shows him nothing."""
+    """Whether the server shows one of these requests to who asks. Raises Forbidden when it shows him nothing."""
     client = visitor_of(request).client
-    try:
-        for uuid in uuids or (NO_UUID,):
+    for uuid in uuids or (NO_UUID,):
+        with suppress(UnknownRequest):
             await client.show(uuid)
-    except UnknownRequest:
-        return False
-    return True
+            return True
+    return False
 
 
 def _registry(request: Request) -> Registry:
@@ -157,8 +162,9 @@ async def _ask(asking: Coroutine[Any, Any, T]) -> T:
         ) from error
 
 
-def _told(hook: Hook) -> dict[str, Any]:
-    return {**hook.public(), "links": {"self": f"/v1/hooks/{hook.id}"}}
+def _told(hook: Hook, settings: Settings) -> dict[str, Any]:
+    problem = why_silent(settings, hook.service) or None
+    return {**hook.public(), "problem": problem, "links": {"self": f"/v1/hooks/{hook.id}"}}
 
 
 def _order(hook: Hook) -> tuple[str, str]:
@@ -170,6 +176,10 @@ _HOOK = {
     "service": TEXT,
     "url": TEXT,
     "states": listed({"enum": [*STATES]}),
+    "problem": {
+        "type": ["string", "null"],
+        "description": "Why it is told nothing, and what to do: ends of its service go elsewhere. null: it is told.",
+    },
     "links": record({"self": PATH}),
 }
 _ONE = parameter("path", "hook", "The id of a hook.", {"type": "string", "pattern": "^[0-9a-f]{20}$"})

@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from titanic.aio import Client
 from titanic.errors import UnknownRequest
-from titanic.protocol.submit_options import MOST_SECONDS
+from titanic.protocol.submit_options import MOST_SECONDS, MOST_UUIDS
 from titanic.web.hooks.hook import Hook, is_id, mark_of, mark_of_service, read_hook
 
 KEPT = "web.hook"
@@ -42,11 +43,16 @@ MOST = 10
 MOST_SERVICES = 200
 """Services that have hooks."""
 
+PAGES = 100
+"""Pages of a list of what is kept, each of which takes the server up to 20 ms."""
+
 AT_ONCE = 20
 """Requests that are looked at at once."""
 
 LARGEST = 16 << 10
 """Bytes of a hook, at most."""
+
+_PLACE = re.compile(r"web:hook:([0-9a-f]{8}):[0-9]+")
 
 
 class NoPlace(Exception):
@@ -73,8 +79,14 @@ class Registry:
         return [hook for hook in (await self._held([mark_of_service(service)])).values() if hook.service == service]
 
     async def all(self) -> list[Hook]:
-        """The hooks of all services whose ends are told to hooks."""
-        return [*(await self._held(map(mark_of_service, await self._services()))).values()]
+        """The hooks of all services. Those of services whose ends are told elsewhere are found in a list of what is
+        kept; it ends after PAGES pages."""
+        marks = {*map(mark_of_service, await self._services()), *await self._listed()}
+        return [*(await self._held(marks)).values()]
+
+    async def settings(self) -> dict[str, Any]:
+        """What is set for services."""
+        return dict((await self._client.stats()).get("settings") or {})
 
     async def check_room(self, service: str) -> None:
         """Raises NoPlace when this service may have no hooks, because so many others have some."""
@@ -118,8 +130,18 @@ class Registry:
 
     async def _services(self) -> list[str]:
         """The services whose ends are told to hooks."""
-        settings: dict[str, Any] = (await self._client.stats()).get("settings") or {}
-        return [name for name, one in settings.items() if one["on_end"] == ENDED]
+        return [name for name, one in (await self.settings()).items() if one["on_end"] == ENDED]
+
+    async def _listed(self) -> set[str]:
+        """The marks in the keys of what is kept. What others have submitted may have such keys as well."""
+        found: set[str] = set()
+        after: str | None = None
+        for _ in range(PAGES):
+            rows, after = await self._client.list(service=KEPT, state="delayed", limit=MOST_UUIDS, after=after)
+            found.update(place[1] for row in rows if (place := _PLACE.fullmatch(row["key"])))
+            if after is None:
+                break
+        return found
 
     async def _held(self, marks: Iterable[str]) -> dict[str, Hook]:
         """The hooks by their places, at all places with these marks."""
@@ -159,5 +181,5 @@ def _doubles(held: Mapping[str, Hook]) -> list[str]:
 
 
 def places(mark: str) -> list[str]:
-    """The keys of the places of a service."""
+    """The keys of the places of a service: `_PLACE` reads them."""
     return [f"web:hook:{mark}:{place}" for place in range(MOST)]

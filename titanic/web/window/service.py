@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 from markupsafe import Markup
@@ -14,10 +15,12 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from titanic.aio import Client
+from titanic.errors import TitanicError
 from titanic.protocol.answers import RequestInfo
 from titanic.web.figures.history import HOUR, ServiceCounts, grown
 from titanic.web.figures.latency import recently_done, times_of
-from titanic.web.gateway import gateway_of, visitor_of
+from titanic.web.gateway import Gateway, gateway_of, visitor_of
+from titanic.web.hooks.silence import Settings, sources, why_silent
 from titanic.web.problems import Problem
 from titanic.web.window import forms
 from titanic.web.window.asking import Missing, unless_forbidden
@@ -61,6 +64,7 @@ async def service(request: Request) -> Response:
     known = None if isinstance(sample, Missing) else service_of(sample, name)
     trend = [] if isinstance(sample, Missing) else gateway.live.history.trend(name)
     counts = None if isinstance(sample, Missing) else sample.services().get(name)
+    settings = {} if isinstance(sample, Missing) else sample.stats.get("settings") or {}
     now = time.time()
     return gateway.page(
         request,
@@ -74,6 +78,10 @@ async def service(request: Request) -> Response:
         failures=None if isinstance(failures, Missing) else failures,
         rates=_rates(trend, counts, now),
         charts=_charts(trend, None if known is None else known.waiting, now),
+        sources=sources(settings, name),
+        silent=None
+        if known is None
+        else await looks.share(request, "hooks", partial(_silent, gateway, settings, name)),
         told=TOLD.get(request.query_params.get("told", ""), ""),
     )
 
@@ -111,6 +119,17 @@ def _missing(*found: object) -> list[Missing]:
 async def _failures(client: Client, name: str) -> list[RequestInfo]:
     rows, _ = await client.list(service=name, state="failed", newest=True, limit=FAILURES)
     return rows
+
+
+async def _silent(gateway: Gateway, settings: Settings, name: str) -> tuple[int, str] | None:
+    """How many web hooks of a service are told nothing, and why; None: there are none, or it is not known."""
+    why = why_silent(settings, name)
+    if gateway.hooks is None or not why:
+        return None
+    with suppress(TitanicError):  # who delivers hooks may lack what it takes to find them
+        if hooks := await gateway.hooks.of_service(name):
+            return len(hooks), why
+    return None
 
 
 def _begun(rows: Sequence[RequestInfo]) -> int | None:
