@@ -12,7 +12,7 @@ from titanic.version import __version__
 from titanic.web import words
 from titanic.web.figures.live import Live
 from titanic.web.figures.looks import Looks
-from titanic.web.hooks.deliverer import check_deliverer, warn_of_deliverer
+from titanic.web.hooks.deliverer import Deliverer
 from titanic.web.hooks.registry import Registry
 from titanic.web.leases.leases import Leases
 from titanic.web.settings import WebSettings
@@ -31,7 +31,7 @@ class Gateway:
         self.settings = settings
         self.clients = Clients(settings)
         self.identity = Identity(settings)
-        check_deliverer(settings)
+        self.deliverer = Deliverer(settings)
         self.tls = Tls(settings) if settings.tls_certificate is not None else None
         self.live = Live()
         self.looks = Looks()
@@ -63,7 +63,7 @@ class Gateway:
         always = self.reload.is_set()
         self.reload.clear()
         if self.identity.look(always=always):
-            warn_of_deliverer(self.settings)
+            self.deliverer.look()
         self.clients.sweep()
         if self.tls is not None:
             self.tls.look(always=always)

@@ -151,3 +151,8 @@ def test_what_he_may_not_any_more_is_told(scene: Secured, caplog: pytest.LogCapt
     assert "the one who delivers them lacks a permission: user 'courier' may not read requests" in detail
     assert "--hooks-user" in detail
     assert put(scene, "chief", "https://a.example/x").headers["retry-after"] == "5"
+    assert "delivered again" not in caplog.text
+    scene.write()
+    until(lambda: "web hooks are delivered again: 'courier' may do what that takes" in caplog.text)
+    line = next(record for record in caplog.records if "delivered again" in record.getMessage())
+    assert (line.levelname, vars(line)["event"]) == ("INFO", "hooks-user")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import json
 import threading
 
 import httpx
@@ -46,7 +48,14 @@ def test_uuids_with_dashes_and_capitals_are_understood(http: httpx.Client, clien
 
 
 def test_a_generated_key_is_not_shown(http: httpx.Client, client: Client) -> None:
-    assert "Key" not in page(http, client.submit("mail", b"")).figures
+    uuid = client.submit("mail", b"")
+    found = page(http, uuid)
+    assert "Key" not in found.figures
+    assert client.show(uuid)["key"].startswith("~")
+    assert '"~' not in found.text
+    assert json.dumps(http.get(f"/v1/requests/{uuid}").json(), indent=2) in html.unescape(
+        http.get(f"/requests/{uuid}").text
+    )
 
 
 def test_a_request_that_is_done(http: httpx.Client, lived: Lived) -> None:

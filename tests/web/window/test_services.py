@@ -5,10 +5,12 @@ from __future__ import annotations
 import httpx
 import pytest
 from support.pages import Page
+from support.waiting import until
 
 from broker import Worker
 from titanic import Client
 from titanic.config import ServiceLimits
+from titanic.schedules import queue_state
 from titanic.web.window import services
 
 
@@ -46,6 +48,19 @@ def test_sorted_filtered_and_in_pages(
     assert "5 services: show all" in page_of(http, "/services?q=nothing").text
     for wrong in ("sort=size", "page=0", "page=x"):
         assert http.get(f"/services?{wrong}").status_code == 400
+
+
+@pytest.mark.web(hooks=True)
+def test_what_stands_for_something_is_no_service(http: httpx.Client, client: Client) -> None:
+    """Nobody serves the requests that pause a schedule and that keep a web hook."""
+    client.submit("mail", b"")
+    queue_state.pause(client, "nightly")
+    assert http.put("/v1/hooks", json={"service": "mail", "url": "https://a.example/x"}).status_code == 201
+    listed = ["mail", "web.delivery", "web.ended"]
+    until(lambda: [row[0] for row in page_of(http, "/services").rows] == listed)
+    assert "cron.paused" not in http.get("/").text
+    assert "web.hook" not in http.get("/requests").text.partition("<tbody>")[0]
+    assert page_of(http, "/services/cron.paused").figures["Delayed"] == "1"
 
 
 @pytest.mark.parametrize("name", ["mail", "a/b c", "..", "<i>&?#%", "größe"])

@@ -30,12 +30,26 @@ def check_deliverer(settings: WebSettings) -> None:
         raise Contradiction(("hooks_user", "keys"), what, fact, "add its public half to his keys")
 
 
-def warn_of_deliverer(settings: WebSettings) -> None:
-    """The access file has changed: log what the user lacks now."""
-    try:
+class Deliverer:
+    """The user who delivers hooks, who may when this is made. Raises as `check_deliverer`."""
+
+    def __init__(self, settings: WebSettings) -> None:
         check_deliverer(settings)
-    except (Contradiction, AccessError) as error:
-        log.error("web hooks are not delivered from now on: %s", error, extra=logs.event(EVENT))
+        self._settings = settings
+        self._lacks = False
+
+    def look(self) -> None:
+        """The access file has changed: log what he lacks now, or that he may deliver again."""
+        try:
+            check_deliverer(self._settings)
+        except (Contradiction, AccessError) as error:
+            self._lacks = True
+            log.error("web hooks are not delivered from now on: %s", error, extra=logs.event(EVENT))
+            return
+        if self._lacks:
+            self._lacks = False
+            text = "web hooks are delivered again: '%s' may do what that takes"
+            log.info(text, self._settings.hooks_user, extra=logs.event(EVENT))
 
 
 def _fault(access: Access, name: str) -> Sequence[str]:

@@ -6,7 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from titanic.schedules.queue_state import PAUSED
 from titanic.web.figures.live import Sample
+from titanic.web.hooks.registry import KEPT
 from titanic.web.words import service_url
 
 
@@ -56,9 +58,16 @@ FIGURES = ("waiting", "delayed", "running", "oldest", "done", "failed", "expired
 
 
 def services_of(sample: Sample) -> list[Service]:
-    """All services that have requests or workers, or for which something is set, but Titanic's own, by name."""
+    """All services that have requests or workers, or for which something is set, but Titanic's own, by name. (What
+    web hooks send and are told has work to do, and is listed.)"""
     names = {*(sample.stats.get("by_service") or sample.stats["services"]), *(sample.workers or ())}
-    return [service_of(sample, name) for name in sorted(names) if not name.startswith(("titanic.", "mmi."))]
+    return [service_of(sample, name) for name in sorted(names) if not is_own(name)]
+
+
+def is_own(service: str) -> bool:
+    """Whether this is Titanic's own: answered by the server, or never executed, as its requests only stand for
+    something."""
+    return service.startswith(("titanic.", "mmi.")) or service in (PAUSED, KEPT)
 
 
 def service_of(sample: Sample, name: str) -> Service:

@@ -9,10 +9,10 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from titanic.client.batching import KEY_PREFIX
 from titanic.errors import TitanicError, UnknownRequest
 from titanic.protocol.answers import RequestInfo
 from titanic.util import ids
+from titanic.web.door.requests import described
 from titanic.web.gateway import gateway_of, visitor_of
 from titanic.web.hooks.registry import KEPT
 from titanic.web.problems import Problem
@@ -46,7 +46,7 @@ async def request_page(request: Request) -> Response:
     except UnknownRequest:
         closed = request.query_params.get("told") == "closed"
         return gateway.page(request, "request_unknown.html", 410 if closed else 404, uuid=uuid, closed=closed)
-    row = look.info
+    row, document = look.info, described(look.info)
     words: list[Content] = []
     told = look.body[:1] + [SECRET_KEPT] * len(look.body[1:]) if row["service"] == KEPT else look.body
     body = contents(told, row["body_frames"], row["body_bytes"])
@@ -57,14 +57,14 @@ async def request_page(request: Request) -> Response:
         request,
         "request.html",
         row=row,
-        key="" if row["key"].startswith(KEY_PREFIX) else row["key"],
+        key=document["key"],
         life=life(row),
         body=body,
         reply=reply,
         errors=[_error(said) for said in words],
         tree=await _tree(request, row),
         commands=_commands(request, row),
-        document=json.dumps(row, indent=2, ensure_ascii=False),
+        document=json.dumps(document, indent=2, ensure_ascii=False),
         told=TOLD.get(request.query_params.get("told", ""), ""),
     )
 

@@ -13,6 +13,7 @@ from titanic.errors import TitanicError
 from titanic.web.gateway import gateway_of, visitor_of
 from titanic.web.window.asking import Missing, unless_forbidden
 from titanic.web.window.choosing import AGES_TOLD, STATES, choice_of, page
+from titanic.web.window.figures import is_own
 
 PAGE = 50
 """Requests on a page."""
@@ -53,7 +54,7 @@ async def _names(request: Request) -> list[str]:
     except TitanicError:
         return []
     names = {*sample.stats["services"], *(sample.workers or ())}
-    return sorted(name for name in names if not name.startswith("titanic."))[:SUGGESTED]
+    return sorted(name for name in names if not is_own(name))[:SUGGESTED]
 
 
 ROUTES = [Route("/requests", requests)]
