@@ -83,7 +83,8 @@ bench-nodes: $(TOOLED) ## What one, two and three nodes wait for in PostgreSQL
 bench-calls: $(TOOLED) ## What a request costs: CPU, commits, system calls. ARGS="--tree ../before --tree ." compares
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.calls $(ARGS)
 
-bench-web: $(TOOLED) ## What a request by HTTP costs, beside an empty POST of Starlette. ARGS="--requests 50000"
+bench-web: $(TOOLED) ## What a request by HTTP costs, beside an empty POST of Starlette. ARGS="--seconds 10"
+	@$(MAKE) --no-print-directory tools TOOLS=wrk:wrk
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.web $(ARGS)
 
 bench-web-load: $(TOOLED) ## titanic web with 100,000 requests and 50 viewers; ARGS="--requests 1000000 --services 1000"

@@ -33,7 +33,7 @@ LOOK = 0.5
 
 STATIC = Path(__file__).parent / "static"
 
-HEADERS = {
+PAGES = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -42,38 +42,51 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-"""Of every answer that does not say otherwise."""
+"""Headers of every answer for people that does not say otherwise."""
+
+DOCUMENTS = {
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+"""Those of answers for programs, which have no links and no window. Each takes time, thousands of times a second."""
 
 YEAR = 365 * 24 * 3600
 """Seconds for which browsers come by HTTPS only, once they have."""
 
 
 class Hardened:
-    """Middleware: puts `HEADERS` on every answer."""
+    """Middleware: puts `PAGES` or `DOCUMENTS` on every answer."""
 
     def __init__(self, app: ASGIApp, https: bool) -> None:
         self._app = app
-        said = HEADERS | ({"Strict-Transport-Security": f"max-age={YEAR}"} if https else {})
-        self._headers = [(name.lower().encode(), value.encode()) for name, value in said.items()]
-        self._names = {name for name, _ in self._headers}
+        self._pages, self._documents = _encoded(PAGES, https), _encoded(DOCUMENTS, https)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        headers = self._documents if problems.is_for_programs(scope) else self._pages
 
         async def hardened(message: Message) -> None:
             if message["type"] == "http.response.start":
                 scope[STATUS] = message["status"]
                 said = message.get("headers", ())
-                names = {name for name, _ in said}  # in small letters, as ASGI has them
-                if self._names.isdisjoint(names):
-                    message["headers"] = [*said, *self._headers]
+                names = dict(said)  # in small letters, as ASGI has them
+                if headers.keys().isdisjoint(names):
+                    message["headers"] = [*said, *headers.items()]
                 else:
-                    message["headers"] = [*said, *(header for header in self._headers if header[0] not in names)]
+                    message["headers"] = [*said, *(header for header in headers.items() if header[0] not in names)]
             await send(message)
 
         await self._app(scope, receive, hardened)
+
+
+def _encoded(headers: dict[str, str], https: bool) -> dict[bytes, bytes]:
+    """As ASGI has headers; by HTTPS with one more."""
+    said = headers | ({"Strict-Transport-Security": f"max-age={YEAR}"} if https else {})
+    return {name.lower().encode(): value.encode() for name, value in said.items()}
 
 
 class Door:

@@ -33,7 +33,6 @@ class GatewayProtocol(HttpToolsProtocol):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.access_log = False  # addresses may have in them what is nobody's business
-        self._certificate = ""
         self._reading = self._in_head = False
         """Whether a request has begun and not ended, and whether its headers have not."""
         self._head = 0
@@ -51,7 +50,8 @@ class GatewayProtocol(HttpToolsProtocol):
             return
         tls = transport.get_extra_info("ssl_object")
         shown = tls.getpeercert(binary_form=True) if tls is not None else None
-        self._certificate = sha256(shown).hexdigest() if shown else ""
+        self.app_state = {**self.app_state, CERTIFICATE: sha256(shown).hexdigest() if shown else ""}
+        """Each request has a copy of it as its scope's state."""
         self._timer = self.loop.call_later(PATIENCE, self._late)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -82,29 +82,18 @@ class GatewayProtocol(HttpToolsProtocol):
         self._stop()
         self._reading = self._in_head = True
         self._head = 0
-        self.scope["state"][CERTIFICATE] = self._certificate
-
-    def on_url(self, url: bytes) -> None:
-        """A part of the address. What is raised here is answered with 400."""
-        super().on_url(url)
-        if len(self.url) > MOST_URL:
-            raise ValueError("the address is too long")
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """A header. Those behind a body are dropped: what they are to say has been decided."""
-        if not self._in_head:
-            return
-        super().on_header(name, value)
-        self._head += len(name) + len(value)
-        if len(self.headers) > MOST_HEADERS or self._head > 2 * MOST_HEAD:
-            raise ValueError("too many headers")
 
     def on_headers_complete(self) -> None:
-        """The body may follow."""
+        """The body may follow. What is raised here is answered with 400."""
         if self.parser.should_upgrade():  # whatever follows would be no HTTP
             raise ValueError("there is no other protocol here")
+        if len(self.url) > MOST_URL:
+            raise ValueError("the address is too long")
+        if len(self.headers) > MOST_HEADERS:
+            raise ValueError("too many headers")
         self._in_head = False
         super().on_headers_complete()
+        self.headers = []  # of those behind a body: what they are to say has been decided
 
     def on_message_complete(self) -> None:
         """All of a request is here."""

@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from titanic.protocol.submit_options import MAX_PRIORITY, MOST_SECONDS, TRACEPARENT
 from titanic.util.text import quoted
-from titanic.web.fields import field, fields
+from titanic.web.fields import fields
 from titanic.web.problems import Problem
 
 PREFIX = "titanic-"
@@ -111,9 +111,9 @@ def _key(text: str) -> str:
 
 def content_type(request: Request) -> str | None:
     """What the body is said to be. Raises Problem."""
-    if b"content-type" not in fields(request.scope):
+    if (value := fields(request.scope).get(b"content-type")) is None:
         return None
-    text = field(request.scope, b"content-type")
+    text = value.decode("latin-1")
     if TYPE.fullmatch(text):
         return text
     raise Problem(400, f"Content-Type is {quoted(text)}; it must be 1 to 127 printable ASCII characters")

@@ -152,7 +152,7 @@ _TEXT: dict[str, Any] = {"content": {"text/plain": {"schema": {"type": "string",
 
 
 def _ending(name: str, summary: str, **more: Any) -> dict[str, Any]:
-    responses = {"204": answer("The server knows it."), **wrong(410, 413)}
+    responses = {"204": answer("It is on its way to the server."), **wrong(410, 413)}
     return {"parameters": [_LEASE], "post": {"operationId": name, "summary": summary, "responses": responses, **more}}
 
 
