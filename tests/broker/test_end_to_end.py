@@ -279,15 +279,15 @@ def test_more_frames_than_a_message_takes_are_refused_at_once() -> None:
 
 
 def test_a_handler_slower_than_liveness_stays_alive() -> None:
-    """Two seconds of work where 1.5 s of silence are the end."""
-    broker = Broker(BrokerConfig(heartbeat_interval=0.05, liveness=30))
+    """Four seconds of work where three of silence are the end."""
+    broker = Broker(BrokerConfig(heartbeat_interval=0.05, liveness=60))
     address = broker.bind("tcp://127.0.0.1:*")
     beats = threading.Event()
     calls = []
 
     def slow(frames: Frames) -> bytes:
         calls.append(frames)
-        beats.wait(2)
+        beats.wait(4)
         return b"done"
 
     with broker, Worker("slow", slow, address, config=QUICK), Client(address, timeout=None) as client:

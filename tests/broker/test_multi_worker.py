@@ -34,7 +34,7 @@ class Counted:
             self.now += 1
             self.begun += 1
             self.most = max(self.most, self.now)
-        self.go.wait(30)
+        self.go.wait(60)
         with self._lock:
             self.now -= 1
         return frames
@@ -45,7 +45,7 @@ def test_several_services_with_some_jobs_in_all(endpoint: str) -> None:
     names = [f"service {number}" for number in range(5)]
     with (
         MultiWorker(dict.fromkeys(names, work), endpoint, jobs=2, config=QUICK) as worker,
-        Pipeline(endpoint) as client,
+        Pipeline(endpoint, timeout=60) as client,
     ):
         until(lambda: worker.registered == 10)
         tickets = {client.send(name, f"{name} {n}") for name in names for n in range(4)}
@@ -64,7 +64,7 @@ def test_several_services_with_some_jobs_in_all(endpoint: str) -> None:
 
 def test_each_has_its_own_function(endpoint: str) -> None:
     services = {"upper": lambda frames: frames[0].upper(), "lower": lambda frames: frames[0].lower()}
-    with MultiWorker(services, endpoint, config=QUICK), Client(endpoint) as client:
+    with MultiWorker(services, endpoint, config=QUICK), Client(endpoint, timeout=60) as client:
         assert client.call("upper", b"a") == [b"A"]
         assert client.call("lower", b"A") == [b"a"]
 
@@ -73,8 +73,8 @@ def test_one_that_is_free_gets_what_another_has_no_hand_for(endpoint: str) -> No
     work = Counted()
     with (
         MultiWorker({"slow": work, "other": work}, endpoint, config=QUICK) as busy,
-        Pipeline(endpoint) as asks,
-        Client(endpoint) as client,
+        Pipeline(endpoint, timeout=60) as asks,
+        Client(endpoint, timeout=60) as client,
     ):
         until(lambda: busy.registered == 2)
         asks.send("slow", b"")
@@ -88,7 +88,7 @@ def test_one_that_is_free_gets_what_another_has_no_hand_for(endpoint: str) -> No
 def test_as_many_come_back_as_there_are_arms(endpoint: str) -> None:
     work, second = Counted(), Counted()
     services = {"a": work, "b": second, "c": work}
-    with MultiWorker(services, endpoint, jobs=2, config=QUICK) as worker, Pipeline(endpoint) as client:
+    with MultiWorker(services, endpoint, jobs=2, config=QUICK) as worker, Pipeline(endpoint, timeout=60) as client:
         until(lambda: worker.registered == 6)
         client.send("a", b"")
         client.send("b", b"")
@@ -103,7 +103,7 @@ def test_as_many_come_back_as_there_are_arms(endpoint: str) -> None:
 def test_it_finishes_what_it_has_when_it_stops(endpoint: str) -> None:
     work = Counted()
     worker = MultiWorker({"a": work, "b": work}, endpoint, jobs=2, config=QUICK).start()
-    with Pipeline(endpoint) as client:
+    with Pipeline(endpoint, timeout=60) as client:
         until(lambda: worker.registered == 4)
         client.send("a", b"1")
         client.send("b", b"2")

@@ -26,7 +26,7 @@ def wait_in_a_send():
             sent.set()
     sent = threading.Event()
     threading.Thread(target=send, daemon=True).start()
-    while sent.wait(1):
+    while sent.wait(2):
         sent.clear()
     return server
 '''
@@ -76,8 +76,9 @@ FAULTS = {
         client.send(b"x")
         client.recv()
         measure(60000)
-        slow = min(measure(60000) for _ in range(3))
-        quick = min(measure(-1) for _ in range(3))
+        slow, quick, rounds = 1e9, 1e9, 0
+        while slow <= 3 * quick and rounds < 30 or rounds < 3:  # on a busy machine both are slow
+            slow, quick, rounds = min(slow, measure(60000)), min(quick, measure(-1)), rounds + 1
         print("fault" if slow > 3 * quick else "mended")
     """,
     "closing a socket wakes who receives, which ZeroMQ forbids": """

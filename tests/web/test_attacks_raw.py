@@ -184,7 +184,7 @@ def test_who_is_slow_but_goes_on_is_heard(server: Server) -> None:
         def parts() -> Iterator[bytes]:
             (connection,) = until(lambda: [*gateway._server.server_state.connections])
             assert isinstance(connection, protocol.GatewayProtocol)
-            until(lambda: connection._timer is not None and not connection._in_head)
+            until(lambda: connection._reading and not connection._in_head and connection._timer is not None)
             for _ in range(4):
                 yield bytes(protocol.LEAST)
                 until(lambda: connection._came >= protocol.LEAST)

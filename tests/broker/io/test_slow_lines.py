@@ -14,15 +14,16 @@ from support.waiting import until
 from broker import Broker, BrokerConfig, Client, Pipeline, Worker, WorkerConfig
 from broker.io.tcp_connection import LEAST, TcpInflow, _figures
 
-QUICK = WorkerConfig(heartbeat_interval=0.1, reconnect_first=0.05, reconnect_most=0.1)
-LARGE = bytes(1_500_000)
+QUICK = WorkerConfig(heartbeat_interval=0.1, liveness=20, reconnect_first=0.05, reconnect_most=0.1)
+LARGE = bytes(5_000_000)
+"""It takes longer than both sides are patient."""
 RATE = 1_000_000
 """Bytes a second."""
 
 
 @pytest.fixture
 def broker() -> Iterator[Broker]:
-    broker = Broker(BrokerConfig(heartbeat_interval=0.1))
+    broker = Broker(BrokerConfig(heartbeat_interval=0.1, liveness=20))
     broker.bind("tcp://127.0.0.1:*")
     with broker:
         yield broker
@@ -34,8 +35,8 @@ def impatient(broker: Broker, worker: Worker) -> bool:
     there = worker.sessions
     return (
         bool(here)
-        and all(one.heartbeat.patience < 0.7 for one in here)
-        and all(one.heartbeat.patience < 0.7 for one in there)
+        and all(one.heartbeat.patience < 3 for one in here)
+        and all(one.heartbeat.patience < 3 for one in there)
     )
 
 

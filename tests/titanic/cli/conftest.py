@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from support.cli_titanic import serving
+from support.waiting import until
 
 from broker import RemoteError, Worker
 
@@ -26,8 +27,9 @@ def _fail(frames: list[bytes]) -> list[bytes]:
 def workers(endpoint: str) -> Iterator[None]:
     """`echo` gives back the body, `bars` puts bars between frames, `fail` fails."""
     with (
-        Worker("echo", lambda frames: frames, endpoint),
-        Worker("bars", b"|".join, endpoint),
-        Worker("fail", _fail, endpoint),
+        Worker("echo", lambda frames: frames, endpoint) as echo,
+        Worker("bars", b"|".join, endpoint) as bars,
+        Worker("fail", _fail, endpoint) as fail,
     ):
+        until(lambda: all(worker.registered for worker in (echo, bars, fail)))
         yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,9 +25,14 @@ def interruptible() -> Iterator[None]:
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("module", ["typing", "click", "zmq", "broker.client", "titanic.cli.printing"])
 def test_an_interrupt_while_it_is_imported(module: str) -> None:
-    """The interpreter tells what it has imported."""
-    command = [sys.executable, "-X", "importtime", "-m", "titanic", "status", "--endpoint", "tcp://127.0.0.1:9"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=CLEAN) as process:
+    """The interpreter tells what it has imported. Then it would wait: somebody listens, who never answers."""
+    command = [sys.executable, "-X", "importtime", "-m", "titanic", "status", "--timeout", f"{PATIENCE}", "--endpoint"]
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        subprocess.Popen(
+            [*command, f"tcp://127.0.0.1:{silent.getsockname()[1]}"], stderr=subprocess.PIPE, text=True, env=CLEAN
+        ) as process,
+    ):
         assert process.stderr is not None
         for line in process.stderr:
             if re.fullmatch(rf"import time:.*\| +{re.escape(module)}\n", line):

@@ -216,7 +216,7 @@ def test_freelance_servers_find_out_where_they_are(tmp_path: Path) -> None:
             assert ask("freelance", "hello", "--endpoint", endpoint, "--timeout", "30") == (0, b"hello", "")
 
 
-BEAT = ("--heartbeat", "0.2")
+BEAT = ("--heartbeat", "0.5")
 
 
 def star(log: Path, role: str, bind: str, state: str, peer: str) -> AbstractContextManager[Running]:

@@ -91,11 +91,12 @@ def test_a_peer_that_is_written_by_hand(peer: Peer) -> None:
 
 
 def test_two_servers_and_a_req_client() -> None:
-    primary, backup = (BinaryStar(primary=role, bind=ANY, config=BEAT) for role in (True, False))
+    patient = StarConfig(heartbeat=1.0)  # nobody takes over while both are alive
+    primary, backup = (BinaryStar(primary=role, bind=ANY, config=patient) for role in (True, False))
     primary.connect(backup.endpoint)
     backup.connect(primary.endpoint)
     here, there = primary.serve(shout, ANY), backup.serve(lambda frames: [b"backup", *frames], ANY, jobs=2)
-    with backup, BinaryStarClient(here, there, config=BEAT, retries=50) as client:
+    with backup, BinaryStarClient(here, there, config=patient, retries=50) as client:
         with primary:
             assert client.call("one") == [b"ONE"]
             req = zmq.Context.instance().socket(zmq.REQ)

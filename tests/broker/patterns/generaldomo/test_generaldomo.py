@@ -426,10 +426,10 @@ def test_with_our_broker_requests_share_a_connection(domo: Domo) -> None:
 
 def test_nobody_answers_and_nobody_waits_in_line() -> None:
     begun = time.monotonic()
-    with Generaldomo(NOBODY, timeout=0.2, retries=1) as client:
+    with Generaldomo(NOBODY, timeout=2, retries=1) as client:
         futures = [client.send("x", "y") for _ in range(200)]
         assert {future.result(60).kind.value for future in futures} == {"gave up"}
-    assert time.monotonic() < begun + 5, "or they had to wait for each other: 13 times 0.4 s"
+    assert time.monotonic() < begun + 30, "or they had to wait for each other: 13 times 4 s"
 
 
 def test_a_broker_that_becomes_another() -> None:

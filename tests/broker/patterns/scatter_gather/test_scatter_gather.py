@@ -8,7 +8,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
-from support.waiting import until
+from support.waiting import PATIENCE, until
 from support.zmtp import message, zmtp
 
 from broker import EndpointError, TimedOut, UsageError
@@ -34,7 +34,7 @@ def test_each_message_goes_to_one_end_in_turn() -> None:
             return all(seen.values())
 
         until(both_are_there)
-        while one.receive(0.2) or two.receive(0.2):
+        while one.receive(1.0) or two.receive(1.0):
             pass
         for number in range(10):
             scatter.send(b"%d" % number)
@@ -129,17 +129,18 @@ def fill(scatter: Scatter, size: int = 100_000) -> None:
 class Stream:
     """Somebody who scatters all the time, in a thread, until nobody takes it any more."""
 
-    def __init__(self, endpoint: str, most: int) -> None:
+    def __init__(self, endpoint: str, most: int, patience: float = 0.2) -> None:
+        """`patience`: seconds in which a message is taken, or nobody is there any more."""
         self.scatter = Scatter()
         self.scatter.connect(endpoint)
-        self._most = most
+        self._most, self._patience = most, patience
         self._thread = threading.Thread(target=self._send, daemon=True)
         self._thread.start()
 
     def _send(self) -> None:
         with suppress(TimedOut):
             for number in range(self._most):
-                self.scatter.send(str(number), timeout=0.2)
+                self.scatter.send(str(number), timeout=self._patience)
 
     def ends(self) -> None:
         self._thread.join()
@@ -149,7 +150,7 @@ class Stream:
 
 def test_who_is_stopped_gives_back_all_that_was_sent(tmp_path: Path) -> None:
     with Gather() as gather:
-        stream = Stream(gather.bind(f"ipc://{tmp_path}/gather"), 20_000)
+        stream = Stream(gather.bind(f"ipc://{tmp_path}/gather"), 20_000, PATIENCE)
         got = []
         for message in gather:
             got.append(message)
