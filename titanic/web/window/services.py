@@ -51,8 +51,9 @@ ONLY: dict[str, Callable[[Service], Any]] = {
 class Column(NamedTuple):
     """A column of the table. `url`: the page sorted by it, or the other way round if it is already."""
 
-    name: str
     label: str
+    css: str
+    """Its class."""
     url: str
     sorted: str
     """As `aria-sort` says it; empty: by another column."""
@@ -105,7 +106,8 @@ def _columns(text: str, only: str, order: str) -> Sequence[Column]:
         again = name if order.startswith("-") else f"-{name}"
         sorted_by = order.removeprefix("-") == name
         way = ("descending" if order.startswith("-") else "ascending") if sorted_by else ""
-        found.append(Column(name, label, _url(text, only, again if sorted_by else first, 1), way))
+        css = "" if name == "name" else "right"
+        found.append(Column(label, css, _url(text, only, again if sorted_by else first, 1), way))
     return found
 
 
