@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,6 +24,14 @@ class Counting(Client):
     """A client that counts what it reads."""
 
     looks = lists = 0
+    meanwhile: Callable[[], Coroutine[Any, Any, None]] | None = None
+    """What happens before its next request is submitted."""
+
+    async def submit(self, service: Any, *body: Any, **more: Any) -> str:
+        if (happens := self.meanwhile) is not None:
+            self.meanwhile = None
+            await happens()
+        return await super().submit(service, *body, **more)
 
     async def look(self, uuid: str, most: int = 65536) -> Look:
         self.looks += 1
@@ -52,9 +61,10 @@ def test_one_hook_is_found_without_reading_the_others(server: Server) -> None:
         async with looking(server) as (hooks, client):
             hook = new_hook("mail.7")
             assert await hooks.find(hook.id) == (await hooks.of_service("mail.7"))[0]
+            assert client.lists == 0
             await hooks.put(hook)
             assert client.looks <= 2  # the one before, and the new one
-            assert client.lists == 0
+            assert client.lists <= 1  # whether another gateway's was displaced
 
     run(check)
 
@@ -128,6 +138,66 @@ def test_who_comes_second_to_a_place_takes_another(server: Server, monkeypatch: 
                 every = [new_hook(f"mail.{n}", url) for url in ("https://a.example/", "https://b.example/")]
                 await asyncio.gather(one.put(every[0]), other.put(every[1]))
                 assert {hook.id for hook in await one.of_service(f"mail.{n}")} == {hook.id for hook in every}
+
+    run(check)
+
+
+async def use_all_places(hooks: Registry, client: Client, service: str) -> None:
+    """So that keys have to be forgotten."""
+    for n in range(registry.MOST):
+        await hooks.put(new_hook(service, f"https://used.example/{n}"))
+    await client.close(*(hook.uuid for hook in await hooks.of_service(service)))
+
+
+async def kept(client: Client) -> list[str]:
+    return [row["uuid"] for row in (await client.list(service=KEPT))[0]]
+
+
+def test_whoever_displaces_a_hook_puts_it_again(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway looks, another puts a hook, and then the first one puts its own at the same place."""
+    monkeypatch.setattr(registry, "MOST", 2)
+
+    async def check() -> None:
+        async with looking(server) as (one, _), looking(server) as (other, client):
+            for n in range(10):  # each takes one of two places at random
+                every = [new_hook(f"mail.{n}", url) for url in ("https://a.example/", "https://b.example/")]
+                await use_all_places(one, client, f"mail.{n}")
+                client.meanwhile = partial(one.put, every[0])
+                await other.put(every[1])
+                found = await one.of_service(f"mail.{n}")
+                assert {hook.id for hook in found} == {hook.id for hook in every}
+                assert sorted(await kept(client))[-2:] == sorted(hook.uuid for hook in found)
+            assert len(await kept(client)) == 20
+
+    run(check)
+
+
+def test_the_last_place_is_for_who_was_first(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "MOST", 1)
+
+    async def check() -> None:
+        async with looking(server) as (one, _), looking(server) as (other, client):
+            first, second = (new_hook("mail", url) for url in ("https://a.example/", "https://b.example/"))
+            await use_all_places(one, client, "mail")
+            client.meanwhile = partial(one.put, first)
+            with pytest.raises(NoPlace, match="'mail' has 1 hooks"):
+                await other.put(second)
+            (left,) = await one.of_service("mail")
+            assert left.id == first.id
+            assert await kept(client) == [left.uuid]
+
+    run(check)
+
+
+def test_a_hook_that_two_change_is_there_once(server: Server) -> None:
+    async def check() -> None:
+        async with looking(server) as (one, _), looking(server) as (other, client):
+            await one.put(new_hook("mail"))
+            client.meanwhile = partial(one.put, new_hook("mail", states=("done",)))
+            await other.put(new_hook("mail", states=("failed",)))
+            (left,) = await one.of_service("mail")
+            assert left.states == ("failed",)
+            assert await kept(client) == [left.uuid]
 
     run(check)
 

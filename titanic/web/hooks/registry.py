@@ -8,9 +8,10 @@ others submit for `web.hook` is no hook.
 Gateways know nothing of each other. When two put a hook at a place that none has had yet, the server gives it to the
 first, and the other takes another place. At a place that had one, the key must be forgotten, and the server forgets it
 whoever has it at that moment. So a put can displace one that another gateway has made since this one looked. Who is
-displaced notices when it looks after its put, and puts again. If it looked before that happened, its hook is lost, or,
-when both changed the same one, its request stays without a key. That needs two gateways, one service, the same place,
-and a gateway that stands still between its look and its put for as long as a whole put takes.
+displaced notices when it looks after its put, and puts again. If it looked before that happened, the one who displaced
+it puts its hook again: it finds the request that has lost its key in the list of what is kept. So two
+gateways lose a hook only if that one dies right then, or has stood still for longer than RECENT. (Three that put at the
+same moment where there is room for two have lost one in a hundred. With room for one, both may hear that there is none.)
 
 The secret is the second frame of such a request: whoever may read all requests may read it, and pages do not show it.
 """
@@ -25,6 +26,7 @@ from typing import Any
 
 from titanic.aio import Client
 from titanic.errors import UnknownRequest
+from titanic.protocol.answers import RequestInfo
 from titanic.protocol.submit_options import MOST_SECONDS, MOST_UUIDS
 from titanic.web.hooks.hook import Hook, is_id, mark_of, mark_of_service, read_hook
 
@@ -45,6 +47,13 @@ MOST_SERVICES = 200
 
 PAGES = 100
 """Pages of a list of what is kept, each of which takes the server up to 20 ms."""
+
+PAGES_BACK = 3
+"""Pages of the newest of these: what was put at the same moment is on the first one, unless there are 10,000 newer
+delayed requests."""
+
+RECENT = 60.0
+"""Seconds for which a gateway may stand still between its look and its put."""
 
 AT_ONCE = 20
 """Requests that are looked at at once."""
@@ -100,10 +109,13 @@ class Registry:
             while not await self._put(hook):
                 pass
 
-    async def _put(self, hook: Hook) -> bool:
-        """False: something else was there at the same moment; try again. Raises NoPlace."""
+    async def _put(self, hook: Hook, *, again: bool = False) -> bool:
+        """False: something else was there at the same moment; try again. `again`: unless there is one with the same id.
+        Raises NoPlace."""
         mark = mark_of(hook.id)
         held = await self._held([mark])
+        if again and any(one.id == hook.id for one in held.values()):
+            return True
         uuids, states = await self._client.find(places(mark))
         key = next((key for key, one in held.items() if one.id == hook.id), "") or _free(mark, held, uuids)
         if not key:
@@ -121,12 +133,54 @@ class Registry:
         uuid = await self._client.submit(KEPT, *hook.frames(), **options)
         if before:
             await self._client.close(before)
+        beside = [] if there is None else await self._beside(key, uuid)
         now = await self._held([mark])
         if all(one.uuid != uuid for one in now.values()):  # another gateway displaced it: nobody would find it
             await self._client.close(uuid)
         await self._client.close(*_doubles(now))
+        known = {one.uuid for one in now.values()}
+        for displaced in beside:
+            if displaced not in known:
+                await self._put_again(displaced, uuid)
         # If the key was taken, the UUID is that of another hook, and this one is nowhere.
         return any(one.id == hook.id for one in now.values())
+
+    async def _beside(self, key: str, uuid: str) -> list[str]:
+        """What was kept at a place a moment before this request, or since; the newest first."""
+        rows: list[RequestInfo] = []
+        after: str | None = None
+        for _ in range(PAGES_BACK):
+            options: Any = {"service": KEPT, "state": "delayed", "text": key, "limit": MOST_UUIDS, "newest": True}
+            page, after = await self._client.list(**options, after=after)
+            rows += [row for row in page if row["key"] == key]
+            if after is None:
+                break
+        for own in rows:
+            if own["uuid"] == uuid:
+                since, owner = own["submitted_at"] - RECENT * 1e6, own.get("owner")
+                others = [row for row in rows if row is not own and row.get("owner") == owner]
+                return [row["uuid"] for row in others if row["submitted_at"] > since]
+        return []
+
+    async def _put_again(self, displaced: str, uuid: str) -> None:
+        """Put the hook again that was displaced by the one that this request keeps. If there is room for one of them
+        only, it is for that one, which was first. Raises NoPlace."""
+        hook = await self._look(displaced)
+        if hook is None:  # it was deleted, or its gateway has noticed
+            return
+        full: NoPlace | None = None
+        while True:
+            try:
+                if await self._put(hook, again=True):
+                    break
+            except NoPlace as error:
+                if full is not None:
+                    raise
+                full = error
+                await self._client.close(uuid)
+        await self._client.close(displaced)
+        if full is not None:
+            raise full
 
     async def _services(self) -> list[str]:
         """The services whose ends are told to hooks."""
