@@ -9,9 +9,9 @@ Gateways know nothing of each other. When two put a hook at a place that none ha
 first, and the other takes another place. At a place that had one, the key must be forgotten, and the server forgets it
 whoever has it at that moment. So a put can displace one that another gateway has made since this one looked. Who is
 displaced notices when it looks after its put, and puts again. If it looked before that happened, the one who displaced
-it puts its hook again: it finds the request that has lost its key in the list of what is kept. So two
-gateways lose a hook only if that one dies right then, or has stood still for longer than RECENT. (Three that put at the
-same moment where there is room for two have lost one in a hundred. With room for one, both may hear that there is none.)
+it puts its hook again: it finds the request that has lost its key in the list of what is kept. So two gateways lose a
+hook only if that one dies right then, or has stood still for longer than RECENT. (Three that put at the same moment,
+where there is room for two, have lost one in a hundred. With room for one, both may hear that there is none.)
 
 The secret is the second frame of such a request: whoever may read all requests may read it, and pages do not show it.
 """
