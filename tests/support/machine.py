@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple, TypeVar
 
 import pytest
@@ -24,6 +25,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PATIENCE = 240.0
 """Seconds after which something that should happen has not; an installation takes 8, where nothing else runs."""
+ROOM = 4 << 30
+"""Bytes that several machines take, each of them one at most."""
 PACKAGES = ("systemd", "systemd-sysv", "dbus", "python3", "python3-venv", "util-linux", "procps", "curl")
 NEEDED = ("systemd-nspawn", "debootstrap", "nsenter")
 PLATFORMS = ("manylinux_2_28", "manylinux2014", "manylinux_2_17")
@@ -135,18 +138,25 @@ class Machine:
 
 
 @contextmanager
-def machine(folder: Path, *more: str) -> Iterator[Machine]:
+def machine(*more: str) -> Iterator[Machine]:
     """A machine that has booted, with the source's deploy folder in /root/deploy and wheels in /root/wheels, those of
     `more` packages too."""
-    one = Machine(folder / "machine")
-    subprocess.run(["cp", "-a", "--reflink=auto", str(debian()), str(one.folder)], check=True)
-    try:
-        shutil.copytree(ROOT / "deploy", one.folder / "root/deploy")
-        collect_wheels(one.folder / "root/wheels", one.folder, *more)
-        one.boot()
-        yield one
-    finally:
-        one.remove()
+    with TemporaryDirectory(prefix="titanic-machine-", dir=_memory()) as memory:
+        one = Machine(Path(memory) / "machine")
+        subprocess.run(["cp", "-a", str(debian()), str(one.folder)], check=True)
+        try:
+            shutil.copytree(ROOT / "deploy", one.folder / "root/deploy")
+            collect_wheels(one.folder / "root/wheels", one.folder, *more)
+            one.boot()
+            yield one
+        finally:
+            one.remove()
+
+
+def _memory() -> str | None:
+    """Where a machine's files are kept in memory, if there is room: packages are synced file by file. None: on disk."""
+    shared = Path("/dev/shm")
+    return str(shared) if shared.is_dir() and shutil.disk_usage(shared).free > ROOM else None
 
 
 def debian() -> Path:

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from support.machine import ROOT, Machine, machine, needs_machine
@@ -17,8 +16,8 @@ SOMEBODY = "nobody"
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Iterator[Machine]:
-    with machine(tmp_path) as one:
+def here() -> Iterator[Machine]:
+    with machine() as one:
         yield one
 
 

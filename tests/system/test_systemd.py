@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from support.machine import Machine, machine, needs_machine
@@ -21,8 +20,8 @@ SERVERS = tuple(f"titanic{name}.service" for name in ("", "-broker", "-store", "
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Iterator[Machine]:
-    with machine(tmp_path) as one:
+def here() -> Iterator[Machine]:
+    with machine() as one:
         yield one
 
 
@@ -328,8 +327,8 @@ def test_what_install_says(here: Machine) -> None:
     assert here.says("find /srv/t") == "/srv/t\n/srv/t/2024-01-photos\n/srv/t/2024-01-photos/a"
 
 
-def test_the_archive(tmp_path: Path) -> None:
-    with machine(tmp_path, "pyarrow>=15", "numpy") as here:
+def test_the_archive() -> None:
+    with machine("pyarrow>=15", "numpy") as here:
         here.does(*INSTALL, "--archive")
         here.does("titanic", "close", here.does("titanic", "submit", "absent", "x"))
         for _ in range(2):  # the second time in what an upgrade made

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tomllib
-from pathlib import Path
 
 import pytest
 from support.machine import ROOT, machine, needs_machine
@@ -13,8 +12,8 @@ WEB = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-
 
 @needs_machine
 @pytest.mark.timeout(900)
-def test_its_life(tmp_path: Path) -> None:
-    with machine(tmp_path, *WEB) as here:
+def test_its_life() -> None:
+    with machine(*WEB) as here:
         here.does("/root/deploy/install.sh", "--web", "--wheels", "/root/wheels")
         here.does("systemctl", "enable", "--now", "titanic-web")
         assert here.does("curl", "-sf", "http://127.0.0.1:8080/readyz") == "ok"
