@@ -146,12 +146,13 @@ def test_heartbeats_go_on_while_spark_is_busy(spark: SparkSession) -> None:
 
     def slow(requests: DataFrame) -> DataFrame:
         calls.append(1)
-        busy.wait(3.0)  # six heartbeats; who is silent for four is gone
+        busy.wait(7.0)  # who is silent for five seconds is gone
         return upper(requests)
 
-    with Broker(BrokerConfig(heartbeat_interval=0.5)) as running:
+    with Broker(BrokerConfig(heartbeat_interval=0.5, liveness=10)) as running:
         endpoint = running.bind("tcp://127.0.0.1:*")
-        worker = SparkWorker(spark, "upper", slow, endpoint, lanes=4, config=WorkerConfig(heartbeat_interval=0.5))
+        config = WorkerConfig(heartbeat_interval=0.5, liveness=10)
+        worker = SparkWorker(spark, "upper", slow, endpoint, lanes=4, config=config)
         with worker, broker.Client(endpoint) as asking:
             assert asking.call("upper", b"x", timeout=200, retries=0) == [b"X"]
     assert calls == [1]

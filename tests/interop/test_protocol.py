@@ -42,8 +42,10 @@ needs_libzmq = pytest.mark.skipif(
 class Place:
     """A server, and perhaps a broker apart from it, that come back at the same endpoint after they were killed."""
 
-    def __init__(self, folder: Path, stack: ExitStack, *, apart: bool) -> None:
+    def __init__(self, folder: Path, stack: ExitStack, *options: str, apart: bool) -> None:
+        """`options`: of the process that workers and clients are connected to."""
         self._folder = folder
+        self._options = options
         self._stack = stack
         self._apart = apart
         self._front: Running
@@ -57,7 +59,7 @@ class Place:
         """The process that workers and clients are connected to."""
         where = ["broker"] if self._apart else ["serve", "--store", self._folder / "store"]
         log = self._folder / f"{where[0]}-front.log"
-        self._front = self._stack.enter_context(running(log, *where, "--bind", self.endpoint))
+        self._front = self._stack.enter_context(running(log, *where, "--bind", self.endpoint, *self._options))
         self.endpoint = self._front.says(r"(?:serving|broker) at (tcp://[\d.:]+)")[1]
 
     def kill(self) -> None:
@@ -86,7 +88,7 @@ def test_the_worked_example(tmp_path: Path, apart: bool) -> None:
     assert len(messages) > 15
     real: dict[bytes, bytes] = {}
     with ExitStack() as stack:
-        place = Place(tmp_path, stack, apart=apart)
+        place = Place(tmp_path, stack, "--heartbeat", "10", apart=apart)  # the worker of the page sends none for long
         context = stack.enter_context(zmq.Context())
         sockets = {side: stack.enter_context(context.socket(zmq.DEALER)) for side in "CW"}
         for socket in sockets.values():

@@ -14,7 +14,7 @@ from support.cable import FAR, NEAR, Cable, cable
 from support.cli_titanic import CLEAN, Running, running
 from support.waiting import until
 
-BEAT = ("--heartbeat", "0.2")
+BEAT = ("--heartbeat", "0.5")
 PATIENT = ("--timeout", "0.5", "--retries", "100")
 
 

@@ -14,7 +14,7 @@ from support.cli_titanic import Running, running
 from support.ports import free_port
 from support.postgres import needs_postgres, shared_server
 from support.serving import QUICK, config
-from support.waiting import until
+from support.waiting import PATIENCE, until
 
 from broker import Worker
 from titanic import Client, Server
@@ -87,7 +87,7 @@ class Traffic:
 
     def stop(self) -> None:
         self._ended.set()
-        self._thread.join(30)
+        self._thread.join(PATIENCE)
         assert self.error is None
 
 

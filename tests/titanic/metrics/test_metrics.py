@@ -264,7 +264,7 @@ def metrics_threads() -> int:
 
 def test_those_who_ask_nothing_take_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor do they keep others out for long: those have their answers, and the end comes at once."""
-    monkeypatch.setattr(listener_module, "QUESTION", 0.2)
+    monkeypatch.setattr(listener_module, "QUESTION", 1.0)
     before = metrics_threads()
     listener = Listener("127.0.0.1", 0, list, unhealthy=lambda: "", unready=lambda: "")
     base = f"http://127.0.0.1:{listener.port}"

@@ -523,7 +523,7 @@ def test_a_rate_holds_over_all_nodes(nodes):
     first, soon = claim(nodes[0])
     assert (1 <= first <= 2, CONTENDED <= soon <= 0.1) == (True, True)
     count, soon = claim(nodes[1])
-    assert (count <= 1, CONTENDED <= soon <= 0.1) == (True, True)
+    assert (count <= 1 + 10 * (time.monotonic() - began), CONTENDED <= soon <= 0.1) == (True, True)
     count += first
     for turn in count_up(1):
         count += claim(nodes[turn % 2])[0]

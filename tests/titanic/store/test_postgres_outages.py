@@ -160,13 +160,13 @@ def test_a_connection_that_was_ended_after_the_commit_says_nothing_of_it(store, 
 
 
 def test_a_server_that_stands_still_is_given_up(monkeypatch):
-    monkeypatch.setattr(stall_guard, "PATIENCE", 0.2)
     monkeypatch.setattr(stall_guard, "LOOK", 0.05)
     monkeypatch.setattr(pool, "AGAIN", 0.05)
     with new_server() as server:
-        url = f"{server.url(server.new_database(), tcp=True)}?connect_timeout=2"
+        url = f"{server.url(server.new_database(), tcp=True)}?connect_timeout=5"
         with PostgresStore.open(url) as store:
             accept(store)
+            monkeypatch.setattr(stall_guard, "PATIENCE", 0.2)
             server.pause()
             assert failure(accept, store)
             server.go_on()
@@ -175,7 +175,6 @@ def test_a_server_that_stands_still_is_given_up(monkeypatch):
 
 def test_a_server_that_falls_silent_while_a_connection_is_made_is_given_up(monkeypatch):
     monkeypatch.setattr(pool, "AGAIN", 0.05)
-    monkeypatch.setattr(stall_guard, "PATIENCE", 0.3)
     monkeypatch.setattr(stall_guard, "LOOK", 0.05)
     server = shared_server()
     silent = []
@@ -189,13 +188,14 @@ def test_a_server_that_falls_silent_while_a_connection_is_made_is_given_up(monke
         port = line.endpoint.rpartition(":")[2]
         ways = f"127.0.0.1:{port},127.0.0.1:{server.port}/"
         url = server.url(server.new_database(), tcp=True).replace(f"127.0.0.1:{server.port}/", ways)
-        with PostgresStore.open(f"{url}?connect_timeout=2") as store:
+        with PostgresStore.open(f"{url}?connect_timeout=5") as store:
+            monkeypatch.setattr(stall_guard, "PATIENCE", 0.3)
             began = time.monotonic()
             silent.append(True)
             line.reset()
             until(lambda: "can't be reached" in str(failure(accept, store)))  # the cut may be later than a commit
             until(lambda: not failure(accept, store))  # by the other way
-            assert time.monotonic() - began < 20
+            assert time.monotonic() - began < 60
 
 
 def test_what_no_standby_has_yet_is_told_to_nobody(monkeypatch):
@@ -399,7 +399,7 @@ def test_two_that_open_an_empty_database_make_its_tables_once(name):
         connection.execute("BEGIN")
         began = time.monotonic()
         stores = [open_store(url) for _ in range(2)]
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 30
     for store in stores:
         store.close()
 
