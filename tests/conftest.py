@@ -1,3 +1,8 @@
 """What takes minutes is left out, unless TITANIC_TORTURE is set (`make torture`): support/torture.py."""
 
+from hypothesis import HealthCheck, settings
+
 pytest_plugins = ["support.serving", "support.torture", "support.spark", "support.long_first"]
+
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")  # other tests have the processor meanwhile: how long one example takes tells nothing

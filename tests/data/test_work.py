@@ -202,7 +202,7 @@ def test_a_worker_without_its_spark_ends_and_answers_nothing(
     server: Server, client: Client, tmp_path: Path, busy: bool
 ) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
-    (tmp_path / "pause").write_text("1" if busy else "0")
+    (tmp_path / "pause").write_text("5" if busy else "0")
     words = ["work", "upper", "slow:transform", "--endpoint", server.endpoints[0], "--lanes", "4"]
     env = {**os.environ, "PYTHONPATH": PYTHONPATH, "SPARK_MASTER": "local[1]"}
     log = tmp_path / "work.log"
@@ -212,7 +212,7 @@ def test_a_worker_without_its_spark_ends_and_answers_nothing(
     try:
         uuids = client.submit_batch("upper", [b"a", b"b"], max_attempts=1)
         if busy:
-            until((tmp_path / "begun").exists)
+            until((tmp_path / "begun").exists, 200)
         else:
             assert sorted(reply for _, (reply,) in client.replies(uuids, timeout=200)) == [b"A", b"B"]  # type: ignore[misc]
         for java in children(worker.pid):

@@ -105,7 +105,7 @@ def running_traffic(executed: list[bytes], *endpoints: str) -> Iterator[Traffic]
 @pytest.mark.parametrize("compatible", [True, False])
 def test_requests_flow_while_nodes_are_replaced(url: str, tmp_path: Path, compatible: bool) -> None:
     copy = later_version(tmp_path / "later", FORMAT if compatible else FORMAT + 1)
-    lease = LeaseConfig(lease=10, renew=0.1)
+    lease = LeaseConfig(lease=10, renew=0.5)
     executed: list[bytes] = []
 
     def echo(frames: list[bytes]) -> list[bytes]:

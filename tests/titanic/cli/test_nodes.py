@@ -35,7 +35,7 @@ def test_a_node_with_another_lease_is_refused(url: str, tmp_path: Path) -> None:
 
 
 def test_the_nodes_are_listed_and_one_is_drained(url: str, tmp_path: Path) -> None:
-    lease = LeaseConfig(lease=5, renew=0.1, margin=0.5)
+    lease = LeaseConfig(lease=5, renew=0.4, margin=0.5)
     options = ("--store", url, "--bind", "tcp://127.0.0.1:*", "--node-name", "b", "--advertise", "tcp://b.example:1")
     options += ("--lease", "5s")
     with (

@@ -29,7 +29,7 @@ from titanic.version import __version__
 
 pytestmark = needs_postgres
 
-LEASE = LeaseConfig(lease=3, renew=0.1, margin=0.3)
+LEASE = LeaseConfig(lease=6, renew=0.4, margin=0.5)
 DRAINING = b"503 draining: this node ends soon: another one takes new requests"
 
 
@@ -80,7 +80,7 @@ def test_each_node_knows_all(servers: tuple[Server, Server]) -> None:
         assert first["version"] == __version__
         assert second["services"] == {"slow": [1, 1]}
         assert (second["workers"], second["claims"], second["draining"]) == (1, 1, False)
-        assert 0 < second["lease"] <= 3
+        assert 0 < second["lease"] <= LEASE.lease
         assert {first["shard"], second["shard"]} == {1, 2}
         here, there = at_a.stats(), at_b.stats()
         for stats in (here, there):

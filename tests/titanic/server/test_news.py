@@ -338,7 +338,7 @@ def test_a_close_of_what_a_dead_node_has_is_answered_when_its_lease_is_over(
 ) -> None:
     look_often(monkeypatch)
     monkeypatch.setattr(other_nodes, "PATIENCE", 0.1)
-    lease = LeaseConfig(3.0, 0.1, 0.1)
+    lease = LeaseConfig(5.0, 0.4, 0.1)
     with cluster(tmp_path, 1, lease=lease) as nodes:
         silent = PostgresStore.open(nodes.url)
         assert silent.join(7, None, (), NodeFacts("silent", "0"), lease).alive

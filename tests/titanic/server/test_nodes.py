@@ -309,8 +309,8 @@ def test_what_a_node_gives_up_at_its_end_is_taken_over_at_once(cluster: Cluster)
 
 
 def test_a_killed_node_is_taken_over_after_its_lease(cluster: Cluster) -> None:
-    process, endpoint = cluster.process(1.0)
-    two = cluster.node(1.0)
+    process, endpoint = cluster.process(3.0)
+    two = cluster.node(3.0)
     with raw_worker(endpoint, b"x") as worker:
         (uuid,) = cluster.submit(two, "x", b"x")
         worker.take()
@@ -322,8 +322,8 @@ def test_a_killed_node_is_taken_over_after_its_lease(cluster: Cluster) -> None:
 
 def test_who_stood_still_for_longer_than_its_lease(cluster: Cluster) -> None:
     """Others have taken over what it had dispatched. Its late replies count, its failures do not; and it goes on."""
-    process, endpoint = cluster.process(2.0)
-    two = cluster.node(2.0)
+    process, endpoint = cluster.process(4.0)
+    two = cluster.node(4.0)
     assert two.dispatcher.node is not None
     with ExitStack() as workers:
         slow = {body: workers.enter_context(raw_worker(endpoint, b"x")) for body in (b"done", b"failed")}
@@ -439,7 +439,7 @@ def test_a_worker_that_becomes_free_after_the_lease_is_over_gets_nothing_that_wa
 def test_who_cannot_renew_its_lease_dispatches_nothing_more_before_others_take_over(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, two = cluster.node(2.0), cluster.node(2.0)
+    one, two = cluster.node(4.0), cluster.node(4.0)
     go_on = threading.Event()
 
     def stuck(*args: Any) -> Any:
@@ -483,7 +483,7 @@ def test_replies_are_kept_while_the_database_is_away_for_longer_than_the_lease(
     cluster = Cluster(own_server.url(own_server.new_database()), tmp_path)
     go_on = threading.Event()
     with cluster.stack:
-        nodes = [cluster.node(1.0) for _ in range(2)]
+        nodes = [cluster.node(3.0) for _ in range(2)]
         for name, node in enumerate(nodes):
             cluster.worker(node, "x", lambda body: go_on.wait(60) and body, str(name))
         uuids = cluster.submit(nodes[0], "x", b"1", b"2")
@@ -531,7 +531,7 @@ def test_a_commit_of_which_nobody_was_told_is_found_when_it_was_kept(
 
 
 def test_a_drained_node_finishes_what_workers_have_and_leaves(cluster: Cluster) -> None:
-    one, two = cluster.node(2.0), cluster.node(2.0)
+    one, two = cluster.node(4.0), cluster.node(4.0)
     assert one.dispatcher.node is not None
     with raw_worker(one.endpoints[0], b"x") as worker:
         (uuid,) = cluster.submit(one, "x", b"x")
@@ -551,7 +551,7 @@ def test_a_drained_node_finishes_what_workers_have_and_leaves(cluster: Cluster) 
 
 
 def test_a_node_ends_when_the_store_is_for_later_versions(cluster: Cluster) -> None:
-    node = cluster.node(2.0)
+    node = cluster.node(4.0)
     with cluster.look.write() as transaction:
         transaction.fetch("UPDATE meta SET format = %s, oldest = %s", FORMAT + 1, FORMAT + 1)
     until(lambda: node.problem)
@@ -561,7 +561,7 @@ def test_a_node_ends_when_the_store_is_for_later_versions(cluster: Cluster) -> N
 
 
 def test_a_node_ends_when_an_earlier_store_was_put_in_the_place_of_its_own(cluster: Cluster) -> None:
-    node = cluster.node(2.0)
+    node = cluster.node(4.0)
     with cluster.look.write() as transaction:
         transaction.fetch("UPDATE meta SET format = %s, oldest = %s", FORMAT - 1, FORMAT - 1)
     until(lambda: node.problem)

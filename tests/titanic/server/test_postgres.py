@@ -67,7 +67,7 @@ def test_an_outage_is_told_once_and_by_one(
     failed: Counter[str] = Counter()
     for owner, name in ((ClaimingNode, "_unanswered"), (OtherNodes, "_not_seen")):
         monkeypatch.setattr(owner, name, counted(getattr(owner, name), failed))
-    lease = LeaseConfig(renew=0.1)
+    lease = LeaseConfig(renew=1.0)  # a connection whose answer comes later is given up
     with Server(config(tmp_path, store=postgres.url(postgres.new_database()), lease=lease)) as server:
         node = server.dispatcher.node
         assert node is not None
