@@ -81,7 +81,7 @@ def test_a_log_that_fails_is_no_reason_to_keep_the_reply(address: str, monkeypat
     def fail(frames: Frames) -> bytes:
         raise ValueError("no such thing")
 
-    monkeypatch.setattr(logging.getLogger("broker.worker"), "handlers", [Broken()])
+    monkeypatch.setattr(logging.getLogger("broker.worker"), "handlers", [Broken(logging.WARNING)])
     with Worker("fails", fail, address), Client(address, timeout=60) as client:
         for _ in range(2):
             with pytest.raises(RemoteError, match="ValueError: no such thing"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import signal
@@ -55,10 +56,24 @@ def titanic(*arguments: str | bytes | Path, stdin: bytes = b"", **env: str) -> E
 def here(*arguments: str | Path, stdin: bytes = b"", **env: str) -> Ended:
     """The same in this process, which is quicker."""
     unset = {key: None for key in os.environ if key.startswith("TITANIC_")}
-    done = CliRunner().invoke(main, [str(one) for one in arguments], input=stdin, env=unset | env, prog_name="titanic")
+    words = [str(one) for one in arguments]
+    with _own_log():
+        done = CliRunner().invoke(main, words, input=stdin, env=unset | env, prog_name="titanic")
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     return _ended(done.exit_code, done.stdout_bytes, done.stderr.encode())
+
+
+@contextmanager
+def _own_log() -> Iterator[None]:
+    """A command that starts the log does so for itself, and not for the tests that come later."""
+    root = logging.getLogger()
+    before = root.level, root.handlers[:]
+    try:
+        yield
+    finally:
+        root.setLevel(before[0])
+        root.handlers[:] = before[1]
 
 
 def _ended(code: int, out: bytes, err: bytes) -> Ended:

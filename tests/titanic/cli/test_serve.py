@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import signal
 import socket
@@ -86,6 +87,13 @@ def test_a_store_in_memory_that_is_not_there_is_wrong_usage(tmp_path: Path) -> N
     assert done.code == 2
     assert f"the store's directory {tmp_path}/store is not in memory; it is on " in done.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_command_that_starts_the_log_leaves_that_of_other_tests_alone(tmp_path: Path) -> None:
+    root = logging.getLogger()
+    before = root.level, root.handlers[:]
+    assert here("serve", "--bind", ANY, "--durability", "memory", "--store", tmp_path / "store").code == 2
+    assert (root.level, root.handlers) == before
 
 
 @pytest.mark.parametrize("number", STOPPING)
