@@ -9,6 +9,7 @@ The protocol's cores, without sockets, are in `broker.core`. A name is loaded wh
 not wait for what a broker and a worker import. Type checkers find them in `__init__.pyi`.
 """
 
+from broker.door import door
 from broker.source import choose
 
 choose()
@@ -31,6 +32,7 @@ _MODULES = {
     "broker.core.timers": ["Timers", "earliest"],
     "broker.core.worker": ["WorkerSession"],
     "broker.delivery": ["DELIVERY", "Delivery"],
+    "broker.door": ["door"],
     "broker.errors": [
         "AccessError",
         "BrokerError",
@@ -61,12 +63,4 @@ _MODULES = {
 
 __all__ = [name for names in _MODULES.values() for name in names]
 
-
-def __getattr__(name: str) -> object:
-    for module, names in _MODULES.items():
-        if name in names:
-            # `-X importtime` does not see what importlib.import_module loads.
-            value: object = getattr(__import__(module, fromlist=[name]), name)
-            globals()[name] = value
-            return value
-    raise AttributeError(f"module 'broker' has no attribute {name!r}")
+__getattr__ = door(__name__, _MODULES)

@@ -45,6 +45,7 @@ from broker.core.timers import earliest as earliest
 from broker.core.worker import WorkerSession as WorkerSession
 from broker.delivery import DELIVERY as DELIVERY
 from broker.delivery import Delivery as Delivery
+from broker.door import door as door
 from broker.errors import AccessError as AccessError
 from broker.errors import BrokerError as BrokerError
 from broker.errors import EndpointError as EndpointError

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +13,8 @@ from typing import Any
 
 import zmq
 
-from broker.access.keys import Keys
+import broker.access
+import broker.io
 from broker.access.rules import Guard, Review, Rule
 from broker.access.users import NOBODY, Access, User
 from broker.config import BrokerConfig
@@ -23,13 +23,12 @@ from broker.core.mdp import Frames, Output, Peer, error_body
 from broker.core.mmi import About, counters
 from broker.core.requests import Request
 from broker.errors import Means, UsageError
-from broker.io.access_control import AccessControl
 from broker.io.channels import Shell
+from broker.io.connection import Connection
 from broker.io.exposure import protect
 from broker.io.router import ConnectionCount, NamedConnections, Outbox, Router
 from broker.io.sockets import DRAIN_LIMIT, MOST_FRAMES
 from broker.io.tcp_connection import TcpInflow
-from broker.io.user_connections import Connection
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +106,7 @@ class Broker(Shell[BrokerCore]):
         open: bool = False,
         access: Access | None = None,
         rules: Mapping[bytes, Rule] = MappingProxyType({}),
-        keys: Keys | None = None,
+        keys: broker.access.Keys | None = None,
     ) -> None:
         """`open`: whether endpoints that other machines can reach are meant to be so without access control. `access`:
         who may do what; without it everybody may do everything. `rules`: for services that need more than the
@@ -116,14 +115,14 @@ class Broker(Shell[BrokerCore]):
         self.config = config or BrokerConfig()
         self.most_bytes = max(2 * self.config.max_body, LEAST_BYTES)
         """Of a message that comes in."""
-        about = About(version=version, instance=secrets.token_hex(8), pid=os.getpid())
+        about = About(version=version, instance=os.urandom(8).hex(), pid=os.getpid())
         super().__init__(BrokerCore(self.config, now=time.monotonic(), about=about))
-        self._access: AccessControl | None = None
+        self._access: broker.io.AccessControl | None = None
         if access is not None:
             if context is not None:
                 raise UsageError("a broker with access control has a context of its own; leave `context` out")
             guard = self.core.guard = Guard(access, rules, self.core.stats)
-            self._access = AccessControl(guard, keys, self._settle)
+            self._access = broker.io.AccessControl(guard, keys, self._settle)
             self.loop.add(self._access.zap)
             self.loop.add(self._access.handshakes)
             self.loop.add(self._access.log)

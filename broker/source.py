@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import SOURCE_SUFFIXES, FileFinder, ModuleSpec, SourceFileLoader
-from importlib.util import find_spec
 
 PACKAGES = ("broker.", "titanic.")
 
@@ -32,5 +31,7 @@ def choose() -> None:
 
 def is_compiled() -> bool:
     """Whether compiled modules are what is imported."""
+    from importlib.util import find_spec  # a client does not ask
+
     spec = find_spec("broker.core.broker")
     return spec is not None and not str(spec.origin).endswith(".py")

@@ -10,7 +10,7 @@ imports, nor the command line for either. Type checkers find them in `__init__.p
 
 from __future__ import annotations
 
-import broker  # noqa: F401  (first: it knows whether compiled modules are wanted, or their source)
+import broker  # first: it knows whether compiled modules are wanted, or their source
 
 _MODULES = {
     "titanic.client.client": ["Client"],
@@ -37,14 +37,8 @@ _MODULES = {
 
 __all__ = [name for names in _MODULES.values() for name in names]
 
+_load = broker.door(__name__, _MODULES)
+
 
 def __getattr__(name: str) -> object:
-    if name == "errors":
-        return __import__("titanic.errors", fromlist=["errors"])
-    for module, names in _MODULES.items():
-        if name in names:
-            # `-X importtime` does not see what importlib.import_module loads.
-            value: object = getattr(__import__(module, fromlist=[name]), name)
-            globals()[name] = value
-            return value
-    raise AttributeError(f"module 'titanic' has no attribute {name!r}")
+    return __import__("titanic.errors", fromlist=["errors"]) if name == "errors" else _load(name)

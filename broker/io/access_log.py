@@ -13,7 +13,7 @@ import time
 from broker.access.rules import Guard, Refusal
 from broker.core.throttle import COUNTED, Throttle
 from broker.io.channel import Channel
-from broker.io.user_connections import Connection
+from broker.io.connection import Connection
 
 log = logging.getLogger("broker.access")
 

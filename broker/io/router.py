@@ -7,7 +7,7 @@ is taken off bit by bit, so that heartbeats and answers go out in between.
 
 from __future__ import annotations
 
-import secrets
+import os
 import sys
 import threading
 from collections import deque
@@ -323,7 +323,7 @@ class ConnectionCount(Channel):
         self._monitor: Socket | None = socket.context.socket(zmq.PAIR)
         # Without a limit: when its queue is full, ZeroMQ's own thread waits, which does the work of all connections.
         self._monitor.rcvhwm = 0
-        address = f"inproc://peers-{secrets.token_hex(8)}"
+        address = f"inproc://peers-{os.urandom(8).hex()}"
         socket.monitor(address, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         self._monitor.connect(address)
 

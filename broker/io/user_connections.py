@@ -5,43 +5,18 @@ from __future__ import annotations
 import os
 import socket as stream
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import zmq
 
 from broker.access.rules import Guard
-from broker.access.users import NOBODY, User
+from broker.access.users import NOBODY
+from broker.io.connection import Connection, Ends
 from broker.io.zap import user_of
 
 _SRCFD = int(zmq.SRCFD)
 
-Ends = tuple[Any, Any]
-"""The addresses of both ends of a connection."""
-
 _NO_ENDS: Ends = ("", "")
-
-
-@dataclass(slots=True, eq=False)
-class Connection:
-    """A connection that has said something: a peer of the core. Who takes its name over is another one."""
-
-    sender: bytes
-    user_id: str
-    """What the ZAP handler said."""
-    user: User
-    descriptor: int
-    ends: Ends
-    there: bool
-    """Whether something can be sent to it."""
-    admitted: bool = True
-    """Whether what it says is read."""
-
-    @property
-    def address(self) -> str:
-        """Where it comes from; for ipc, where it has come to."""
-        peer = self.ends[1] or self.ends[0]
-        return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
 
 
 class UserConnections:

@@ -2,62 +2,41 @@
 
 README.md says when to use which. Generaldomo and scatter-gather need draft sockets (`broker.io.draft_sockets`).
 Majordomo, the broker with services, is `broker` itself.
+
+A name is loaded when it is first used: who takes one pattern, or gathers at a server, does not wait for the others.
+Type checkers find them in `__init__.pyi`.
 """
 
-from broker.io.draft_sockets import MissingDrafts
-from broker.io.guarded_router import ServerKeys, server_keys
-from broker.patterns.binary_star.core import StarConfig
-from broker.patterns.binary_star.server import BinaryStar, BinaryStarClient, SplitBrain
-from broker.patterns.freelance.client import Freelance, Shotgun
-from broker.patterns.freelance.core import FreelanceConfig
-from broker.patterns.freelance.server import NotPublic, freelance_server
-from broker.patterns.generaldomo.broker import Generaldomo, GeneraldomoBroker, GeneraldomoWorker
-from broker.patterns.generaldomo.core import pack, unpack
-from broker.patterns.idempotent.core import Replies, ReplyStore, Stamp
-from broker.patterns.idempotent.handler import Idempotent, Stamps
-from broker.patterns.pirate_queue.core import QueueConfig
-from broker.patterns.pirate_queue.queue import ParanoidQueue, ParanoidWorker, PirateQueue, SimpleQueue, SimpleWorker
-from broker.patterns.request_reply.client import LazyPirate
-from broker.patterns.request_reply.server import Server
-from broker.patterns.scatter_gather.ends import Gather, Scatter, Unread, Unsent
-from broker.patterns.tripping.measurement import KINDS, Trips, trip
+from __future__ import annotations
 
-__all__ = [
-    "KINDS",
-    "BinaryStar",
-    "BinaryStarClient",
-    "Freelance",
-    "FreelanceConfig",
-    "Gather",
-    "Generaldomo",
-    "GeneraldomoBroker",
-    "GeneraldomoWorker",
-    "Idempotent",
-    "LazyPirate",
-    "MissingDrafts",
-    "NotPublic",
-    "ParanoidQueue",
-    "ParanoidWorker",
-    "PirateQueue",
-    "QueueConfig",
-    "Replies",
-    "ReplyStore",
-    "Scatter",
-    "Server",
-    "ServerKeys",
-    "Shotgun",
-    "SimpleQueue",
-    "SimpleWorker",
-    "SplitBrain",
-    "Stamp",
-    "Stamps",
-    "StarConfig",
-    "Trips",
-    "Unread",
-    "Unsent",
-    "freelance_server",
-    "pack",
-    "server_keys",
-    "trip",
-    "unpack",
-]
+from broker.door import door
+
+_MODULES = {
+    "broker.io.draft_sockets": ["MissingDrafts"],
+    "broker.io.guarded_router": ["ServerKeys", "server_keys"],
+    "broker.patterns.binary_star.core": ["StarConfig"],
+    "broker.patterns.binary_star.server": ["BinaryStar", "BinaryStarClient", "SplitBrain"],
+    "broker.patterns.freelance.client": ["Freelance", "Shotgun"],
+    "broker.patterns.freelance.core": ["FreelanceConfig"],
+    "broker.patterns.freelance.server": ["NotPublic", "freelance_server"],
+    "broker.patterns.generaldomo.broker": ["Generaldomo", "GeneraldomoBroker", "GeneraldomoWorker"],
+    "broker.patterns.generaldomo.core": ["pack", "unpack"],
+    "broker.patterns.idempotent.core": ["Replies", "ReplyStore", "Stamp"],
+    "broker.patterns.idempotent.handler": ["Idempotent", "Stamps"],
+    "broker.patterns.pirate_queue.core": ["QueueConfig"],
+    "broker.patterns.pirate_queue.queue": [
+        "ParanoidQueue",
+        "ParanoidWorker",
+        "PirateQueue",
+        "SimpleQueue",
+        "SimpleWorker",
+    ],
+    "broker.patterns.request_reply.client": ["LazyPirate"],
+    "broker.patterns.request_reply.server": ["Server"],
+    "broker.patterns.scatter_gather.ends": ["Gather", "Scatter", "Unread", "Unsent"],
+    "broker.patterns.tripping.measurement": ["KINDS", "Trips", "trip"],
+}
+
+__all__ = [name for names in _MODULES.values() for name in names]
+
+__getattr__ = door(__name__, _MODULES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import sys
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from titanic.cli.config_file import Document, FileValue, commands_of, strangers
 from titanic.cli.exit_codes import EXIT_FAILED
 from titanic.cli.options import Option, command, json_flag
 from titanic.cli.printing import print_json, print_table, say
-from titanic.util.text import counted
+from titanic.util.text import alike, counted
 
 _file_option = click.option(
     "--config",
@@ -60,8 +59,8 @@ def show(name: str, arguments: tuple[str, ...], path: str | None, as_json: bool)
     context = click.get_current_context()
     commands = commands_of(context)
     if name not in commands:
-        near = difflib.get_close_matches(name, commands, n=1)
-        raise click.UsageError(f"no such command: {name}" + (f"; did you mean {near[0]}?" if near else ""))
+        near = alike(name, commands)
+        raise click.UsageError(f"no such command: {name}" + (f"; did you mean {near}?" if near else ""))
     found: dict[str, FileValue] = {}
     if path is not None:
         document = Document(Path(path), commands)

@@ -11,10 +11,8 @@ cut off anywhere else is not: that is how lines are found.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +21,7 @@ import click
 
 from titanic.cli.endpoint import EndpointType
 from titanic.errors import Contradiction
-from titanic.util.text import quoted
+from titanic.util.text import alike, quoted
 
 Rule = Callable[[Mapping[str, Any], Set[str]], Iterable[Contradiction]]
 """Finds contradictions among a command's values, by parameter; the set has those of the command's own table."""
@@ -79,6 +77,8 @@ class Document:
     def __init__(self, path: Path, commands: Commands, others: Commands | None = None) -> None:
         """`others`: commands of other programs, whose settings may be in the file. Raises click.UsageError for a file
         that cannot be read; one that is not TOML counts as empty, with that as its fault."""
+        from tomllib import TOMLDecodeError, loads  # most commands have no file
+
         self.path = path
         self.faults: list[Fault] = []
         self.values: dict[str, Any] = {}
@@ -88,10 +88,10 @@ class Document:
         text = ""
         try:
             text = path.read_text("utf-8")
-            self.values = tomllib.loads(text)
+            self.values = loads(text)
         except OSError as error:
             raise click.UsageError(f"cannot read {path}: {error.strerror}") from error
-        except tomllib.TOMLDecodeError as error:
+        except TOMLDecodeError as error:
             fact = re.sub(r" \(at (line .*|end of document)\)$", "", str(error))
             self.faults.append(Fault(FileLine(path, line_of_error(text, error)), f"this is not TOML: {fact}"))
             return
@@ -169,9 +169,9 @@ class Document:
 
     def _unknown(self, keys: Keys, shown: str, known: Iterable[str]) -> None:
         meant = keys[-1].replace("_", "-")
-        near = difflib.get_close_matches(meant, known, n=1)
+        near = alike(meant, known)
         if near:
-            advice = f"; did you mean {near[0]}?"
+            advice = f"; did you mean {near}?"
         else:
             owners = [name for name, options in self._commands.items() if meant in options]
             advice = f"; it is an option of {', '.join(owners)}" if len(keys) == 2 and owners else ""
@@ -280,6 +280,8 @@ Keys = tuple[str, ...]
 
 def lines_of(text: str) -> dict[Keys, int]:
     """The line, from 1, of every key and table of a valid document: ("serve", "bind") → 12."""
+    from tomllib import TOMLDecodeError, loads
+
     lines = text.split("\n")
     found: dict[Keys, int] = {}
     begin = 0
@@ -288,8 +290,8 @@ def lines_of(text: str) -> dict[Keys, int]:
             continue
         begin = begin or number
         try:
-            document = tomllib.loads("\n".join(lines[:number]))
-        except tomllib.TOMLDecodeError:
+            document = loads("\n".join(lines[:number]))
+        except TOMLDecodeError:
             continue  # in the middle of a list or a long text
         for keys in _keys(document):
             found.setdefault(keys, begin)
@@ -297,7 +299,7 @@ def lines_of(text: str) -> dict[Keys, int]:
     return found
 
 
-def line_of_error(text: str, error: tomllib.TOMLDecodeError) -> int:
+def line_of_error(text: str, error: ValueError) -> int:
     """The line at which a document stops being TOML."""
     match = re.search(r"at line (\d+)", str(error))
     return int(match[1]) if match else text.rstrip("\n").count("\n") + 1
@@ -323,8 +325,8 @@ def strangers(context: click.Context) -> list[str]:
     known = {str(one.envvar) for options in commands_of(context).values() for one in options.values()}
     texts = []
     for variable in sorted(unknown - known):
-        near = difflib.get_close_matches(variable.removeprefix(PREFIX), [one.removeprefix(PREFIX) for one in known], 1)
-        advice = f"did you mean {PREFIX}{near[0]}?" if near else "no option has it"
+        near = alike(variable.removeprefix(PREFIX), [one.removeprefix(PREFIX) for one in known])
+        advice = f"did you mean {PREFIX}{near}?" if near else "no option has it"
         texts.append(f"{variable} in the environment is not used; {advice}")
     return texts
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import errno
 import os
 import re
@@ -21,6 +20,7 @@ from titanic.cli.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PENDING, 
 from titanic.cli.printing import say
 from titanic.entry import interruptible, leave
 from titanic.errors import TimedOut, TitanicError, UnknownRequest
+from titanic.util.text import alike
 from titanic.version import __version__
 
 BUILD = "compiled" if broker.is_compiled() else "pure Python"
@@ -139,8 +139,8 @@ class Titanic(LazyGroup):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in self.table and not args[0].startswith("-"):
             meant = self.meant.get(args[0])
-            near = [meant] if meant else difflib.get_close_matches(args[0], self.table, n=1)
-            advice = f"did you mean {near[0]}?" if near else f"{ctx.info_name} --help lists them"
+            near = meant or alike(args[0], self.table)
+            advice = f"did you mean {near}?" if near else f"{ctx.info_name} --help lists them"
             ctx.fail(f"no such command: {args[0]}; {advice}")
         if args[0] in self.reloadable:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it can be obeyed: it would end a starting server

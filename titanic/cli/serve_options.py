@@ -12,7 +12,8 @@ from typing import Any
 
 import click
 
-from broker import DEFAULT_ENDPOINT, AccessError, BrokerConfig, WorkerConfig, load_access
+import broker
+from broker import DEFAULT_ENDPOINT, AccessError, BrokerConfig, WorkerConfig
 from titanic.cli.endpoint import BOUND, BROKER, Listen
 from titanic.cli.options import (
     FILE,
@@ -321,7 +322,7 @@ def access_faults(values: Mapping[str, Any], own: Set[str]) -> Iterator[Contradi
     if access is None or (access.exists() and not os.access(access, os.R_OK)):
         return
     try:
-        load_access(access)
+        broker.load_access(access)
     except AccessError as error:
         yield Contradiction(("access",), str(error), "", "")
 

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, cast
 
 from broker import Channel, Loop, earliest
+from titanic import dispatch
 from titanic.commit.writer import LIGHT_BYTES, Writer
 from titanic.config import ServerConfig
 from titanic.dispatch.attempts import Finish, Send
@@ -22,8 +23,6 @@ from titanic.dispatch.core import DispatchCore
 from titanic.dispatch.ending import Ending
 from titanic.dispatch.fetching import Fetching, LocalFetch
 from titanic.dispatch.maintenance import Maintenance, RemoteMaintenance
-from titanic.dispatch.node import ClaimingNode
-from titanic.dispatch.other_nodes import OtherNodes
 from titanic.dispatch.outcomes import Outcomes, OutcomeWrite
 from titanic.dispatch.progress import known_progress
 from titanic.dispatch.read_aside import ReadAside
@@ -73,20 +72,20 @@ class Dispatcher(Channel):
         self.settings = SettingsHere(store, self.core, self.arrived, self.call)
         self._fetching: Fetching
         self._doubts = CloseDoubts(self.core)
-        self.node: ClaimingNode | None = None
+        self.node: dispatch.ClaimingNode | None = None
         """This process as one of those that share the store; None: it has the store to itself."""
-        self._others: OtherNodes | None = None
+        self._others: dispatch.OtherNodes | None = None
         """The others, if news go between them."""
         if store.remote:
             aside = ReadAside(store, reader.call, self.call)
             self.maintenance = RemoteMaintenance(config, store, writer, self.core, self.call, self._expired, aside)
             tell = self._send, self._written
-            node = ClaimingNode(config, store, writer, self.core, *tell, aside, self.settings, self.call)
+            node = dispatch.ClaimingNode(config, store, writer, self.core, *tell, aside, self.settings, self.call)
             self._fetching = self.node = node
             self.maintenance.returned = node.returned
             if (line := cast(SharedStore, store).news) is not None:
                 parts = node, self.core, self.waiters, self._doubts
-                self._others = OtherNodes(line, *parts, writer, aside, self.call)
+                self._others = dispatch.OtherNodes(line, *parts, writer, aside, self.call)
                 self.settings.tell_others = self._others.settings_changed
         else:
             self.maintenance = Maintenance(config, store, writer, self.core, self.call, self._expired)

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 
 from broker import NOBODY, Access, Broker, ClientConfig, ClientSession, User, protect, read_error
-from broker.patterns import Gather, unpack
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
 from titanic.server.server_access import ServerAccess
@@ -42,8 +41,10 @@ class GatherEndpoint:
 
     def __init__(self, here: Broker, user: User | None) -> None:
         """`user`: as whom it submits; None: there is no access control. Raises broker.patterns.MissingDrafts."""
+        from broker.patterns import Gather, unpack  # who does not gather does without
+
         self.counts = {"stored": 0, "dropped": 0}
-        self._gather = Gather()
+        self._gather, self._unpack = Gather(), unpack
         self.bind = self._gather.bind
         self._answers: SimpleQueue[list[Frames]] = SimpleQueue()
         self.peer = here.connect_local(self._answers.put, user)
@@ -101,7 +102,7 @@ class GatherEndpoint:
         room = MOST_IN_HAND - self.waiting
         wait, came = LOOK if not self._in_hand else 0.001, False
         while len(messages) < room and (message := self._gather.receive(wait)) is not None:
-            frames = unpack(message)
+            frames = self._unpack(message)
             if frames is None:
                 self._drop("it is not packed")
             else:

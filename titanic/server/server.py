@@ -11,17 +11,17 @@ drain        the beginning of a drain, which must not hold up the broker
 
 from __future__ import annotations
 
-import secrets
+import os
 import socket
 import threading
 import time
 from dataclasses import replace
 from typing import cast
 
+from titanic import dispatch
 from titanic.commit.writer import Writer
 from titanic.config import ServerConfig
 from titanic.dispatch.dispatcher import Dispatcher
-from titanic.dispatch.node import ClaimingNode
 from titanic.errors import StoreFailed, TitanicError
 from titanic.protocol import tsp
 from titanic.server.front import AttachedFront, Front, IntegratedFront
@@ -67,7 +67,7 @@ class Server:
             durability=config.durability,
         )
         self.writer = Writer(self.store)
-        queue = secrets.token_hex(8) if self.store.remote else ""
+        queue = os.urandom(8).hex() if self.store.remote else ""
         try:
             self.front: Front
             if config.broker is None:
@@ -227,7 +227,7 @@ class Server:
             node=node,
         )
 
-    def _node_snapshot(self, node: ClaimingNode, transaction: ReadTransaction) -> NodeSnapshot:
+    def _node_snapshot(self, node: dispatch.ClaimingNode, transaction: ReadTransaction) -> NodeSnapshot:
         rows = cast(NodesReadTransaction, transaction).nodes()
         draining = sum(row.draining for row in rows)
         return NodeSnapshot(self._facts().name, len(rows), draining, node.lease_left, node.held, node.leases_lost)

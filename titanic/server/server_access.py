@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hmac
 import logging
 from collections.abc import Iterable
 from pathlib import Path
 
-from broker import Access, AccessError, Broker, BrokerConfig, hash_token, load_access, load_secret
+import broker
+from broker import AccessError
 from titanic import logs
 from titanic.protocol.permissions import RULES
 from titanic.util.text import counted
@@ -22,18 +22,20 @@ class ServerAccess:
     def __init__(self, path: Path, key: Path) -> None:
         """Raises broker.AccessError for a file with a fault."""
         self._path = path
-        self.keys = load_secret(key)
+        self.keys = broker.load_secret(key)
         """The server's own."""
-        self.access = load_access(path)
+        self.access = broker.load_access(path)
 
     def __str__(self) -> str:
         return f"access control on, {counted(len(self.access.users), 'user')}"
 
     def admits(self, token: str) -> bool:
         """Whether a bearer token is that of a user who may see figures. Any thread may ask."""
-        found, admitted = hash_token(token).removeprefix("sha256:"), False
+        from hmac import compare_digest  # brings OpenSSL
+
+        found, admitted = broker.hash_token(token).removeprefix("sha256:"), False
         for known, user in self.access.tokens.items():  # each takes the same time, whichever it is
-            admitted |= hmac.compare_digest(known, found) & (user.metrics or user.admin)
+            admitted |= compare_digest(known, found) & (user.metrics or user.admin)
         return admitted
 
     def check_gathering(self, endpoints: Iterable[str]) -> None:
@@ -57,11 +59,11 @@ class ServerAccess:
             text = '%s has [endpoints."%s"], and nothing listens there; is it spelt as in bind or gather?'
             log.warning(text, self._path, endpoint, extra=logs.event("endpoint-unknown"))
 
-    def read_again(self) -> Access:
+    def read_again(self) -> broker.Access:
         """What the file says now; nothing changes yet. Raises broker.AccessError."""
-        return load_access(self._path)
+        return broker.load_access(self._path)
 
-    def swap(self, access: Access) -> None:
+    def swap(self, access: broker.Access) -> None:
         """From now on this holds; what is different from before is logged. The broker is not told by this."""
         before, self.access = self.access, access
         log.info(
@@ -72,14 +74,14 @@ class ServerAccess:
         )
 
 
-def new_broker(config: BrokerConfig, control: ServerAccess | None, *, open: bool) -> Broker:
+def new_broker(config: broker.BrokerConfig, control: ServerAccess | None, *, open: bool) -> broker.Broker:
     """A broker with access control, or without."""
     if control is None:
-        return Broker(config, version=__version__, open=open)
-    return Broker(config, version=__version__, access=control.access, keys=control.keys, rules=RULES)
+        return broker.Broker(config, version=__version__, open=open)
+    return broker.Broker(config, version=__version__, access=control.access, keys=control.keys, rules=RULES)
 
 
-def _changes(before: Access, after: Access) -> Iterable[str]:
+def _changes(before: broker.Access, after: broker.Access) -> Iterable[str]:
     """The users added, removed and changed."""
     was, now = _all_about(before), _all_about(after)
     for what, names in (
@@ -97,7 +99,7 @@ MOST_NAMES = 20
 """Users that are named in a line of the log."""
 
 
-def _all_about(access: Access) -> dict[str, object]:
+def _all_about(access: broker.Access) -> dict[str, object]:
     """What a file says about each user: what he may do, and how he is known."""
     found: dict[str, list[object]] = {name: [user.to_json()] for name, user in access.users.items()}
     for known in (access.keys, access.tokens, access.certificates, access.endpoints):

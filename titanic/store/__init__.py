@@ -1,253 +1,72 @@
-"""The store of Titanic: requests and replies that outlive the process. Start reading at interface.py."""
+"""The store of Titanic: requests and replies that outlive the process. Start reading at interface.py.
+
+A name is loaded when it is first used: who has the store to himself does not wait for what nodes share. Type checkers
+find them in `__init__.pyi`.
+"""
 
 from __future__ import annotations
 
-import os
-from importlib.util import find_spec
+from broker import door
 
-from titanic.errors import StoreUnwritable
-from titanic.store.claiming import (
-    Bound,
-    Claimed,
-    ClaimingStore,
-    Joined,
-    LeaseConfig,
-    NodeFacts,
-    NodeTransaction,
-    Place,
-    Renewed,
-    Silent,
-)
-from titanic.store.interface import ReadTransaction, Store, WriteTransaction
-from titanic.store.moving import Export, Import
-from titanic.store.news import News, NewsLine, Topic
-from titanic.store.nodes import NodeRow, NodesReadTransaction, NodesWriteTransaction
-from titanic.store.records import (
-    CLOSED_LAYOUT,
-    DAY,
-    DEFAULT_CAPACITY,
-    DURABILITIES,
-    MIN_CAPACITY,
-    UNCLAIMED,
-    Accepted,
-    ArchiveState,
-    Archivist,
-    Closed,
-    ClosedBulk,
-    ClosedRequest,
-    Counts,
-    Description,
-    Durability,
-    Load,
-    NewRequest,
-    Outcome,
-    Page,
-    Pending,
-    QueueFigures,
-    ReadyRow,
-    Retention,
-    StoredRequest,
-    Trimmed,
-    priority_in,
-)
-from titanic.store.service_settings import NOTHING_SET, KnownSettings, ServiceSetting, ServiceSettings
-from titanic.store.sharing import Question, Recall, SharedReadTransaction, SharedStore, SharedWriteTransaction, Sight
-from titanic.store.states import ENDED, ENDING, TRANSITIONS, Event, State, Status
-from titanic.util.database_url import is_url
+_MODULES = {
+    "titanic.store.claiming": [
+        "Bound",
+        "Claimed",
+        "ClaimingStore",
+        "Joined",
+        "LeaseConfig",
+        "NodeFacts",
+        "NodeTransaction",
+        "Place",
+        "Renewed",
+        "Silent",
+    ],
+    "titanic.store.engines": ["open_store", "open_read_only", "expect_psycopg", "expect_no_store", "remove_store"],
+    "titanic.store.interface": ["ReadTransaction", "Store", "WriteTransaction"],
+    "titanic.store.moving": ["Export", "Import"],
+    "titanic.store.moving_engines": ["open_export", "open_import"],
+    "titanic.store.news": ["News", "NewsLine", "Topic"],
+    "titanic.store.nodes": ["NodeRow", "NodesReadTransaction", "NodesWriteTransaction"],
+    "titanic.store.records": [
+        "CLOSED_LAYOUT",
+        "DAY",
+        "DEFAULT_CAPACITY",
+        "DURABILITIES",
+        "MIN_CAPACITY",
+        "UNCLAIMED",
+        "Accepted",
+        "ArchiveState",
+        "Archivist",
+        "Closed",
+        "ClosedBulk",
+        "ClosedRequest",
+        "Counts",
+        "Description",
+        "Durability",
+        "Load",
+        "NewRequest",
+        "Outcome",
+        "Page",
+        "Pending",
+        "QueueFigures",
+        "ReadyRow",
+        "Retention",
+        "StoredRequest",
+        "Trimmed",
+        "priority_in",
+    ],
+    "titanic.store.service_settings": ["NOTHING_SET", "KnownSettings", "ServiceSetting", "ServiceSettings"],
+    "titanic.store.sharing": [
+        "Question",
+        "Recall",
+        "SharedReadTransaction",
+        "SharedStore",
+        "SharedWriteTransaction",
+        "Sight",
+    ],
+    "titanic.store.states": ["ENDED", "ENDING", "TRANSITIONS", "Event", "State", "Status"],
+}
 
-__all__ = [
-    "CLOSED_LAYOUT",
-    "DAY",
-    "DEFAULT_CAPACITY",
-    "DURABILITIES",
-    "ENDED",
-    "ENDING",
-    "MIN_CAPACITY",
-    "NOTHING_SET",
-    "TRANSITIONS",
-    "UNCLAIMED",
-    "Accepted",
-    "ArchiveState",
-    "Archivist",
-    "Bound",
-    "Claimed",
-    "ClaimingStore",
-    "Closed",
-    "ClosedBulk",
-    "ClosedRequest",
-    "Counts",
-    "Description",
-    "Durability",
-    "Event",
-    "Export",
-    "Import",
-    "Joined",
-    "KnownSettings",
-    "LeaseConfig",
-    "Load",
-    "NewRequest",
-    "News",
-    "NewsLine",
-    "NodeFacts",
-    "NodeRow",
-    "NodeTransaction",
-    "NodesReadTransaction",
-    "NodesWriteTransaction",
-    "Outcome",
-    "Page",
-    "Pending",
-    "Place",
-    "Question",
-    "QueueFigures",
-    "ReadTransaction",
-    "ReadyRow",
-    "Recall",
-    "Renewed",
-    "Retention",
-    "ServiceSetting",
-    "ServiceSettings",
-    "SharedReadTransaction",
-    "SharedStore",
-    "SharedWriteTransaction",
-    "Sight",
-    "Silent",
-    "State",
-    "Status",
-    "Store",
-    "StoredRequest",
-    "Topic",
-    "Trimmed",
-    "WriteTransaction",
-    "expect_no_store",
-    "expect_psycopg",
-    "open_export",
-    "open_import",
-    "open_read_only",
-    "open_store",
-    "priority_in",
-    "remove_store",
-]
+__all__ = [name for names in _MODULES.values() for name in names]
 
-
-def open_store(
-    path: str | os.PathLike[str],
-    *,
-    capacity: int | None = None,
-    preallocate: bool = False,
-    keep_closed: bool = True,
-    closed_body_limit: int = 64 << 10,
-    drop_unarchived: bool = False,
-    durability: Durability = "synced",
-) -> Store:
-    """Open the store in the directory `path`, and create both if they aren't there. A `path` that begins with
-    postgresql:// is the URL of a database of PostgreSQL: the store is in it, and only its tables are made. It does not
-    `preallocate`.
-
-    `capacity` is what the store never exceeds on the disk, in bytes; None: as it was, or DEFAULT_CAPACITY. A higher one
-    than before simply works. With a lower one than it has, the store keeps its size, and nothing is accepted until what
-    is in it fits. `preallocate` takes the whole capacity from the disk at once.
-
-    `keep_closed`: whether closed requests are remembered; without, closing leaves no trace and gives out no number.
-    `closed_body_limit`: the largest request and the largest reply, in bytes, that is remembered with its frames.
-    `drop_unarchived`: what is to be done when closed requests that an archive does not have yet take the room of new
-    requests: drop them and count the loss, or refuse the requests.
-
-    `durability`: what a commit waits for. A store may be opened with another one each time, but with `memory` only in a
-    directory that is in memory (a tmpfs).
-
-    Raises CapacityTooSmall, NotInMemory, StoreUnwritable, NotAStore, StoreLocked, StoreTooNew or StoreCorrupt.
-    """
-    if is_url(path):
-        expect_psycopg()
-        from titanic.store.postgres.store import PostgresStore
-
-        if preallocate:
-            fact = "the server takes room when it needs it, and preallocate is for a store in a directory"
-            raise StoreUnwritable("PostgreSQL takes no room beforehand", fact, "leave out preallocate")
-        return PostgresStore.open(
-            str(path),
-            capacity=capacity,
-            keep_closed=keep_closed,
-            closed_body_limit=closed_body_limit,
-            drop_unarchived=drop_unarchived,
-            durability=durability,
-        )
-    from titanic.store.lmdb.store import LmdbStore  # only who opens a store waits for the engine's import
-
-    return LmdbStore.open(
-        path,
-        capacity=capacity,
-        preallocate=preallocate,
-        keep_closed=keep_closed,
-        closed_body_limit=closed_body_limit,
-        drop_unarchived=drop_unarchived,
-        durability=durability,
-    )
-
-
-def open_read_only(path: str | os.PathLike[str]) -> Store:
-    """Open a store for reading, also while another process has it open (but not this one, if it is in a directory). Of
-    one in PostgreSQL, a standby will do.
-
-    Raises NotAStore, StoreUnwritable, StoreCorrupt, StoreTooNew or StoreTooOld.
-    """
-    if is_url(path):
-        expect_psycopg()
-        from titanic.store.postgres.read_only import ReadOnlyPostgresStore
-
-        return ReadOnlyPostgresStore.open_read_only(str(path))
-    from titanic.store.lmdb.store import LmdbStore
-
-    return LmdbStore.open_read_only(path)
-
-
-def expect_psycopg() -> None:
-    """Raise StoreUnwritable unless it is installed: it is an extra."""
-    if find_spec("psycopg") is None:
-        what, advice = "a store in PostgreSQL needs psycopg", "pip install 'titanic-queue[postgres]'"
-        raise StoreUnwritable(what, "it is not installed", advice)
-
-
-def expect_no_store(url: str) -> None:
-    """Raise NotAStore when there is a store in a database, or anything in its place."""
-    expect_psycopg()
-    from titanic.store.postgres.tools.scratch import expect_nothing
-
-    expect_nothing(url)
-
-
-def remove_store(url: str) -> None:
-    """Remove the store in a database with all that is in it: for one that was made to be measured."""
-    from titanic.store.postgres.tools.scratch import remove
-
-    remove(url)
-
-
-def open_export(place: str | os.PathLike[str]) -> Export:
-    """Read a store out as a whole (moving.py). Nobody else may use it meanwhile.
-
-    Raises NotAStore, StoreLocked when it is in use, or what `open_store` raises.
-    """
-    if is_url(place):
-        expect_psycopg()
-        from titanic.store.postgres.tools.moving_out import PostgresExport
-
-        return PostgresExport.open(str(place))
-    from titanic.store.lmdb.tools.moving import LmdbExport
-
-    return LmdbExport.open(place)
-
-
-def open_import(place: str | os.PathLike[str]) -> Import:
-    """Make a store of another one (moving.py), where there is none yet.
-
-    Raises NotAStore when something is there, StoreLocked or StoreUnwritable.
-    """
-    if is_url(place):
-        expect_psycopg()
-        from titanic.store.postgres.tools.moving_in import PostgresImport
-
-        return PostgresImport(str(place))
-    from titanic.store.lmdb.tools.moving import LmdbImport
-
-    return LmdbImport(place)
+__getattr__ = door(__name__, _MODULES)

@@ -1,0 +1,1 @@
+from broker.access.keys import Keys as Keys

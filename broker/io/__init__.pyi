@@ -1,0 +1,1 @@
+from broker.io.access_control import AccessControl as AccessControl
