@@ -9,7 +9,6 @@ import re
 import signal
 import sys
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,7 +17,7 @@ import click
 import broker
 from titanic.cli.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PENDING, EXIT_UNKNOWN, EXIT_UNREAD, EXIT_USAGE
 from titanic.cli.printing import say
-from titanic.entry import interruptible, leave
+from titanic.entry import interruptible, leave, load
 from titanic.errors import TimedOut, TitanicError, UnknownRequest
 from titanic.util.text import alike
 from titanic.version import __version__
@@ -79,7 +78,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.table:
             return None
-        module = import_module(f"{self.package}.{self.table[cmd_name][0]}")
+        module = load(f"{self.package}.{self.table[cmd_name][0]}")
         command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
 
