@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import tempfile
 import threading
 import time
@@ -20,6 +21,9 @@ from titanic.util.processes import Children, Process, uninterrupted
 
 PATIENCE = 60.0
 """Seconds to wait for one answer."""
+
+LOOK = 0.001
+"""Seconds between two looks whether a server listens."""
 
 TOGETHER = 250
 """Services whose workers share a process."""
@@ -94,6 +98,7 @@ class Stage:
         start = time.perf_counter()
         options = ("--store", store, "--capacity", "64GiB", "--durability", self._durability, *self._access)
         self._start("serve", "-m", "titanic", "serve", where, self.endpoint, *options)
+        self._wait_until_it_listens(start + PATIENCE)
         with self._connect(timeout=0.1, retries=0) as client:
             while True:
                 try:
@@ -102,6 +107,16 @@ class Stage:
                 except TimedOut:
                     if time.perf_counter() - start > PATIENCE:
                         raise
+
+    def _wait_until_it_listens(self, until: float) -> None:
+        """Wait for somebody who listens at the endpoint. ZeroMQ would look for that every 100 ms, and each start would
+        take a multiple of it."""
+        address = self.endpoint.removeprefix("ipc://")
+        while time.perf_counter() < until:
+            with socket.socket(socket.AF_UNIX) as line:
+                if line.connect_ex(address) == 0:
+                    return
+            time.sleep(LOOK)
 
     def kill(self) -> None:
         """Kill the server."""

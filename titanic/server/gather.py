@@ -32,9 +32,6 @@ LOOK = 0.05
 QUIET = 4
 """Rounds without a message at the end, after which nothing more is expected."""
 
-LAST = 5.0
-"""Seconds at the end for storing what was taken."""
-
 
 class GatherEndpoint:
     """The GATHER socket, the thread that reads it, and the messages that are not stored yet."""
@@ -52,7 +49,7 @@ class GatherEndpoint:
         self._in_hand: dict[int, Frames] = {}
         self._refused: list[Frames] = []
         self._again_at = 0.0
-        self._patience = LAST
+        self._patience = 0.0
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gather", daemon=True)
         self.start = self._thread.start
@@ -67,7 +64,7 @@ class GatherEndpoint:
         """Messages that have come and are neither stored nor dropped yet."""
         return len(self._in_hand) + len(self._refused)
 
-    def stop(self, patience: float = LAST) -> None:
+    def stop(self, patience: float) -> None:
         """Store what has come, within `patience` seconds. The broker still has to run."""
         self._patience = patience
         self._end.set()

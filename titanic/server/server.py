@@ -24,8 +24,7 @@ from titanic.config import ServerConfig
 from titanic.dispatch.dispatcher import Dispatcher
 from titanic.errors import StoreFailed, TitanicError
 from titanic.protocol import tsp
-from titanic.server.front import AttachedFront, Front, IntegratedFront
-from titanic.server.gather import LAST
+from titanic.server.front import LAST, Front, IntegratedFront
 from titanic.server.server_access import ServerAccess
 from titanic.server.snapshot import NodeSnapshot, ServerSnapshot, WorkerCounts, gather, refusals, service_snapshots
 from titanic.server.watchdog import Watchdog
@@ -73,6 +72,8 @@ class Server:
             if config.broker is None:
                 self.front = IntegratedFront(config, self.control)
             else:
+                from titanic.server.attached_front import AttachedFront  # few have their broker elsewhere
+
                 self.front = AttachedFront(config, config.broker, self.store.place, queue)
         except BaseException:
             self.store.discard()

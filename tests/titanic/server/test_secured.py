@@ -23,7 +23,7 @@ from titanic import Client, UnknownRequest
 from titanic.errors import Forbidden, KeyRefused, TimedOut
 from titanic.protocol.permissions import RULES
 from titanic.protocol.tsp import SERVICES
-from titanic.server.front import BUSY_SERVICES, FEW_LANES
+from titanic.server.attached_front import BUSY_SERVICES, FEW_LANES
 from titanic.server.server import Server
 
 QUEUE = '[users.queue]\nkeys = ["queue.key"]\nwork = ["titanic.*"]\ncall = ["*"]\n'

@@ -1,0 +1,1 @@
+from titanic.server.gather import GatherEndpoints as GatherEndpoints

@@ -1,0 +1,163 @@
+"""A queue at a broker elsewhere: an ordinary worker and client of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from broker import Kind, credentials
+from titanic.config import ServerConfig
+from titanic.dispatch.connection import BrokerDiscovery
+from titanic.dispatch.dispatcher import Dispatcher
+from titanic.dispatch.transport import SocketTransport
+from titanic.dispatch.transport_foreign import ForeignTransport
+from titanic.errors import CallerError
+from titanic.protocol import tsp
+from titanic.server.duplicate_queue import DuplicateQueueCheck
+from titanic.server.front import Front
+from titanic.server.mdp_worker import Lanes
+from titanic.server.watchdog import CallInThread
+from titanic.services.ask import HandleBatch
+from titanic.util import file_limits
+from titanic.util.database_url import is_url
+
+log = logging.getLogger(__name__)
+
+OTHER_FILES = 40
+"""File descriptors besides those of the lanes, which take two each."""
+
+FEW_LANES = 4
+"""Lanes of a service that is rarely asked."""
+
+BUSY_SERVICES = (tsp.REQUEST, tsp.REPLY, tsp.CLOSE, tsp.SUBMIT, tsp.WAIT)
+
+FOREIGN = (
+    "the broker at %s (MDP %s) is not of this project: a request that is closed or expires when it was sent already is"
+    " executed all the same, and one without a reply after attempt_timeout, %g s, is sent to a second worker whatever"
+    " the first one is doing; with 'titanic broker' neither happens"
+)
+"""P2 and P4 need a broker that knows which worker has a request, and gives back what no worker has."""
+
+
+class AttachedFront(Front):
+    """First it finds out which broker is there, then whether another queue serves it already. Only then are the lanes
+    registered, and requests are sent in the way that suits that broker.
+
+    Methods that begin with an underscore are called in the loop's thread."""
+
+    def __init__(self, config: ServerConfig, endpoint: str, store: str, queue: str = "") -> None:
+        """`store`, `queue`: where our store is, and which of its nodes this is; another queue is recognised by its own.
+        Raises CallerError when the lanes need more file descriptors than the process may have, broker.AccessError when
+        the keys cannot be used."""
+        self.endpoints = (endpoint,)
+        # A client that waits takes a lane: the next one must find one that is free.
+        self.most_waiters = config.lanes - max(1, config.lanes // 8)
+        lanes = {name: config.lanes if name in BUSY_SERVICES else min(FEW_LANES, config.lanes) for name in tsp.SERVICES}
+        connections = sum(lanes.values()) + min(4 * config.lanes, ForeignTransport.MOST)
+        file_limits.require(2 * connections + OTHER_FILES, f"{config.lanes} lanes")
+        self._config, self._store, self._queue = config, store, queue
+        curve = credentials(config.key, config.server_key)
+        self._lanes = Lanes(endpoint, lanes, config.worker, curve)
+        self._discovery = BrokerDiscovery(endpoint, config.worker.versions, self._found, curve)
+        self.loop = self._lanes.loop
+        self._dispatcher: Dispatcher
+        self._kind: Kind | None = None
+        """The last broker that was found."""
+        self._registered = False
+        self.send_answers = self._lanes.send_answers
+        self.congested = lambda ask: False  # the broker does not say for whom it asks
+
+    def start(self, dispatcher: Dispatcher, handle_batch: HandleBatch) -> None:
+        self._dispatcher = dispatcher
+        self.loop.add(self._discovery)
+        self._discovery.start(time.monotonic())
+        self._lanes.start(handle_batch, dispatcher.waiters.forget)
+
+    def stop(self) -> None:
+        self._lanes.stop()
+
+    @property
+    def alive(self) -> bool:
+        return self.problem is None and self._lanes.alive
+
+    @property
+    def ready(self) -> bool:
+        return self._lanes.registered()
+
+    def threads(self) -> dict[str, CallInThread]:
+        return {"lanes": self.loop.call}
+
+    def _found(self, kind: Kind) -> None:
+        """A broker is there, perhaps another one. Serve it if no other queue does."""
+        if kind == self._kind:
+            return
+        endpoint, before = self.endpoints[0], self._kind
+        if before is not None and before.access and not kind.access:
+            self._give_up()
+            return
+        self._kind = self._lanes.kind = kind
+        if kind.ours:
+            log.info("the broker at %s is one of this project, and speaks MDP %s", endpoint, kind.version)
+        else:
+            log.warning(FOREIGN, endpoint, kind.version, self._config.attempt_timeout)
+        if before is None:
+            check = DuplicateQueueCheck(
+                endpoint,
+                self._discovery,
+                self._store,
+                self._queue,
+                clear=self._register,
+                taken=self._give_way,
+            )
+            self.loop.add(check)
+        elif self._registered:
+            self._connect()
+
+    def _give_up(self) -> None:
+        """Another broker is there, which tells nobody from anybody. For the lanes the former is there still: whoever
+        asks is NOBODY."""
+        self.problem = CallerError(
+            f"the broker at {self.endpoints[0]} has no access control any more",
+            "whoever connects there could read and close what users have submitted, and work for them",
+            "start it with --access again, and then this queue; if it is meant, start this queue again",
+        )
+
+    def _give_way(self, other: str) -> None:
+        """Another queue serves the broker."""
+        if is_url(other) and other == self._store:
+            self.problem = CallerError(
+                f"another node of this store serves the broker at {self.endpoints[0]} already",
+                f"it shares {other} with this one",
+                "give each node a broker of its own: each would send what all workers of this one can take",
+            )
+            return
+        self.problem = CallerError(
+            f"another queue serves the broker at {self.endpoints[0]} already",
+            f"its store is {other}",
+            "stop that one first, or use another broker: each would get requests that are meant for the other",
+        )
+
+    def _register(self) -> None:
+        """Serve the broker from now on."""
+        self._registered = True
+        self._lanes.register()
+        self._connect()
+
+    def _connect(self) -> None:
+        """Send requests in the way that suits the broker."""
+        assert self._kind is not None
+        endpoint, dispatcher, config = self.endpoints[0], self._dispatcher, self._config
+        if self._kind.ours:
+            dispatcher.connect(SocketTransport(dispatcher.core, self.loop, endpoint, self._discovery, dispatcher.wake))
+            return
+        transport = ForeignTransport(
+            dispatcher.core,
+            self.loop,
+            endpoint,
+            self._discovery,
+            dispatcher.wake,
+            version=self._kind.version,
+            room=config.lanes,
+            attempt_timeout=config.attempt_timeout,
+        )
+        dispatcher.connect(transport)
