@@ -101,6 +101,7 @@ async def look_for(
     silence: TimedOut | None = None
     for pause, left in _pauses(timeout):
         began = time.monotonic()
+        taken = 0.0  # by whoever gets what is found
         moved = False
         try:
             async with aclosing(_look(calls, lane, list(pending), window)) as answers:
@@ -108,7 +109,9 @@ async def look_for(
                     for uuid, _ in found:
                         pending.pop(uuid, None)
                     moved = True
+                    given = time.monotonic()
                     yield found
+                    taken += time.monotonic() - given
             silence = None
         except TimedOut as error:
             if left is None or left <= LEAST_LOOK:
@@ -118,8 +121,9 @@ async def look_for(
             return
         # Something came: more will come soon. The pause grows only while nothing moves. Looking at many takes
         # its time, and the server's, who has better things to do: no more than a third of it.
-        pause = max(POLL_FIRST if moved else pause, 2 * (time.monotonic() - began))
-        await calls.wire.sleep(pause if timeout is None else min(pause, timeout))
+        looked = time.monotonic() - began - taken
+        pause = max(POLL_FIRST if moved else pause, 2 * looked) - taken
+        await calls.wire.sleep(max(0.0, pause if timeout is None else min(pause, timeout)))
     if silence is not None:
         raise silence
     raise TimedOut(f"{len(pending)} replies are still pending", f"waited {timeout:g} s", "ask again later")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.lossy import losing
@@ -11,6 +12,8 @@ from support.serving import serving
 
 from broker import BrokerConfig, Worker
 from titanic import Client, InvalidRequest, RequestFailed, Server, TimedOut, UnknownRequest
+from titanic.client import batching
+from titanic.client.wire import BlockingWire
 
 UNKNOWN = "0123456789abcdef0123456789abcdef"
 
@@ -141,6 +144,31 @@ def test_other_things_can_be_done_between_two_replies(client: Client, echo: Work
             client.close_many([client.submit("absent", "y")])
             if timeout is not None:
                 client.close(uuid)
+
+
+@pytest.mark.parametrize(
+    ("taken", "pause"), [(0.0, batching.POLL_FIRST), (batching.POLL_FIRST / 2, batching.POLL_FIRST / 2), (3600.0, 0.0)]
+)
+def test_the_time_that_one_takes_with_a_reply_is_part_of_the_pause(
+    taken: float, pause: float, client: Client, echo: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    pauses: list[float] = []
+
+    async def sleep(wire: BlockingWire, seconds: float) -> None:
+        pauses.append(seconds)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(batching, "time", clock)
+    monkeypatch.setattr(BlockingWire, "sleep", sleep)
+    uuids = [client.submit("echo", "x"), client.submit("absent", "y")]
+    client.wait(uuids[0], 30)
+    replies = client.replies(uuids, None)
+    assert next(replies) == (uuids[0], [b"x"])
+    clock.now += taken
+    with pytest.raises(KeyboardInterrupt):
+        next(replies)
+    assert pauses == [pause]
 
 
 def test_replies_that_do_not_come_in_time(client: Client, echo: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
