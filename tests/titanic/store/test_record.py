@@ -241,6 +241,23 @@ def test_the_layout_of_a_request_is_as_documented():
     assert owned[44:] == b"echo" + b"key" + b"shop" + b"{}" + b"\2\0\0\0hi"
 
 
+@given(new=REQUESTS, other=SERVICES)
+def test_a_glance_tells_the_service_of_a_request(new: NewRequest, other: bytes) -> None:
+    record = request_record.encode(UUID, new, 1)
+    assert request_record.is_of(record, new.service)
+    assert request_record.is_of(record, other) == (other == new.service)
+    assert not request_record.is_of(record, new.service[:-1])
+    assert not request_record.is_of(b"", new.service)
+
+
+@given(end=OUTCOMES, states=st.sets(st.sampled_from(Status)))
+def test_a_glance_tells_how_a_request_ended(end: Outcome, states: set[Status]) -> None:
+    record = outcome_record.encode(UUID, end)
+    assert outcome_record.may_be(record, states) == (end.status in states)
+    assert outcome_record.may_be(b"\2\x7f" + record[2:], states), "what makes no sense is left to who decodes it"
+    assert outcome_record.may_be(b"", states)
+
+
 def test_an_owner_that_cannot_be_told_is_none():
     record = request_record.encode(UUID, NewRequest(b"echo", [], owner=b"shop"), 1)
     for size in range(len(record) - 1):

@@ -84,6 +84,7 @@ def select(
     """Up to `limit` requests in the order of their ids (oldest first), of these states, service and owner if given.
     `newest`: newest first. `text`: only those whose reason or key contains it."""
     page = Page()
+    ends = states if states is not None and ENDED.issuperset(states) else None
     looked_at = 0
     last = after
     for uuid in _candidates(tx, states, service, after, newest):
@@ -94,8 +95,10 @@ def select(
         last = uuid
         if owner is not None and read.owner(tx, uuid) != owner:
             continue  # nor is what cannot be read: it may be another's
+        if not _may_be(tx, uuid, ends, service):
+            continue
         found = describe(tx, uuid)
-        if found is None or service not in (None, found.service):
+        if found is None:
             continue
         if states is not None and found.state not in states:
             continue
@@ -104,6 +107,18 @@ def select(
         if older_than is None or (found.finished_at or found.submitted_at) < older_than:
             page.append(found)
     return page
+
+
+def _may_be(tx: Reading, uuid: bytes, ends: Collection[State] | None, service: bytes | None) -> bool:
+    """Whether a request can be of this service and have ended so, by a few bytes: ten times as fast as all about it."""
+    if service is not None:
+        record = tx.raw.get(uuid, db=tx.db.requests)
+        if record is None or not request_record.is_of(record, service):
+            return False
+    if ends is None:
+        return True
+    end = tx.raw.get(uuid, db=tx.db.replies)
+    return end is not None and outcome_record.may_be(end, ends)
 
 
 def request_ids(tx: Reading, every: int) -> list[bytes]:

@@ -20,6 +20,7 @@ Format 1 is the same, with all replies in their records and reasons of any lengt
 from __future__ import annotations
 
 import struct
+from collections.abc import Collection
 from typing import NamedTuple
 
 from titanic.errors import RecordCorrupt
@@ -97,6 +98,12 @@ def decode_header(uuid: bytes, record: memoryview | bytes) -> OutcomeHeader:
     ref = blob.unpack(record, body_at) if ref_size else None
     body_size = ref.size if ref else len(record) - body_at
     return OutcomeHeader(status, attempts, dispatched_at, finished_at, reason, frame_count, body_at, body_size, ref)
+
+
+def may_be(record: memoryview | bytes, states: Collection[int]) -> bool:
+    """Whether a request with this record is in one of these states; True when the record makes no sense."""
+    status = record[1] & ~_IN_BLOB if len(record) > 1 else None
+    return status in states or status not in _STATUS
 
 
 def decode(uuid: bytes, record: memoryview, fetch: FetchBlob = refuse_blob) -> Outcome:

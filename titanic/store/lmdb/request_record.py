@@ -109,6 +109,15 @@ def encode(uuid: bytes, request: NewRequest, submitted_at: int, put_blob: PutBlo
     return seal(uuid, prefix, rest)
 
 
+def is_of(record: memoryview | bytes, service: bytes) -> bool:
+    """Whether it is a request of this service. Nothing else of the record is looked at."""
+    size = len(service)
+    return (
+        record[_SERVICE_SIZE_AT : _SERVICE_SIZE_AT + 2] == _SERVICE_SIZE.pack(size)
+        and record[_HEADER.size : _HEADER.size + size] == service
+    )
+
+
 def decode_header(uuid: bytes, record: memoryview | bytes) -> RequestHeader:
     """All but the body. The checksum is not looked at: that would read every page of a large body.
 
