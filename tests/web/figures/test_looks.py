@@ -55,21 +55,42 @@ async def test_a_page_that_is_opened_is_asked_for_anew() -> None:
     assert await shared.share(request(), "it", ask) == 2
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Its `now` is the time."""
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(looks, "time", clock)
+    return clock
+
+
 @in_loop
-async def test_an_answer_is_old_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_is_old_after_a_while(clock: SimpleNamespace) -> None:
     ask, shared = Asked(), Looks()
     ask.may.set()
-    assert await shared.share(request(), "it", ask) == 1
-    monkeypatch.setattr(looks, "FRESH", -1.0)
-    assert await shared.share(request(), "it", ask) == 2
+    for now, answer in ((0, 1), (looks.FRESH - 0.1, 1), (looks.FRESH + 0.1, 2)):
+        clock.now = now
+        assert await shared.share(request(), "it", ask) == answer
 
 
 @in_loop
-async def test_no_more_are_kept_than_are_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_took_long_is_shown_for_longer(clock: SimpleNamespace) -> None:
+    ask, shared = Asked(), Looks()
+    first = asyncio.create_task(shared.share(request(), "it", ask))
+    await asyncio.sleep(0)
+    clock.now = 1.0  # second, which it took
+    ask.may.set()
+    assert await first == 1
+    for now, answer in ((1 / looks.SHARE - 0.1, 1), (1 / looks.SHARE + 0.1, 2)):
+        clock.now = now
+        assert await shared.share(request(), "it", ask) == answer
+
+
+@in_loop
+async def test_no_more_are_kept_than_are_fresh(monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace) -> None:
     monkeypatch.setattr(looks, "MOST", 3)
-    monkeypatch.setattr(looks, "FRESH", -1.0)
     ask, shared = Asked(), Looks()
     ask.may.set()
     for number in range(10):
+        clock.now += looks.FRESH + 1
         await shared.share(request(query=f"service={number}"), "it", ask)
     assert len(shared._known) <= 3

@@ -28,7 +28,7 @@ FOR_ADMINS = ("refusals", "refused")
 """What `titanic.stats` tells admins only."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Sample:
     """What a server said at a moment, in seconds since 1970."""
 

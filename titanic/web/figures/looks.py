@@ -6,6 +6,7 @@ A page that is opened or loaded again is asked for anew: whoever has just change
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -18,33 +19,49 @@ Key = tuple[str, str, str, str]
 """A user, a page, what it was asked for, and which of its looks this is."""
 
 FRESH = 3.0
-"""Seconds for which an answer is shown to others."""
+"""Seconds for which an answer is shown to others, at least."""
+
+SHARE = 0.02
+"""The part of the time that may go into asking the same again and again: what took long is shown for longer."""
 
 MOST = 200
 """Answers that are kept."""
+
+
+class Look:
+    """An answer, or one that is on its way."""
+
+    def __init__(self, asked: Coroutine[Any, Any, Any]) -> None:
+        self.answer = asyncio.create_task(asked)
+        self._began = time.monotonic()
+        self._until = math.inf
+        self.answer.add_done_callback(self._end)
+
+    def _end(self, task: asyncio.Task[Any]) -> None:
+        if not task.cancelled():
+            task.exception()  # everybody may have left
+        now = time.monotonic()
+        self._until = self._began + max(FRESH, (now - self._began) / SHARE)
+
+    @property
+    def fresh(self) -> bool:
+        """Whether it may be shown to others."""
+        return time.monotonic() < self._until
 
 
 class Looks:
     """Answers of the last seconds, and those that are on their way."""
 
     def __init__(self) -> None:
-        self._known: dict[Key, tuple[float, asyncio.Task[Any]]] = {}
+        self._known: dict[Key, Look] = {}
 
     async def share(self, request: Request, what: str, ask: Callable[[], Coroutine[Any, Any, Found]]) -> Found:
         """What `ask` returns or raises; `what`: its name among those of the page."""
         key = request.state.visitor.user, request.url.path, request.url.query, what
-        now = time.monotonic()
-        known = self._known.get(key)
-        if known is None or now - known[0] > FRESH or request.headers.get("x-live") != "1":
+        look = self._known.get(key)
+        if look is None or not look.fresh or request.headers.get("x-live") != "1":
             if len(self._known) >= MOST:
-                self._known = {each: one for each, one in self._known.items() if now - one[0] <= FRESH}
-            known = now, asyncio.create_task(ask())
-            known[1].add_done_callback(_heard)
-            self._known[key] = known
-        answer: Found = await asyncio.shield(known[1])  # whoever leaves takes it from nobody
+                self._known = {each: one for each, one in self._known.items() if one.fresh}
+            look = self._known[key] = Look(ask())
+        answer: Found = await asyncio.shield(look.answer)  # whoever leaves takes it from nobody
         return answer
-
-
-def _heard(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled():
-        task.exception()  # everybody may have left

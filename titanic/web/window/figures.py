@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from titanic.schedules.queue_state import PAUSED
 from titanic.web.figures.live import Sample
@@ -57,11 +58,12 @@ class Service:
 FIGURES = ("waiting", "delayed", "running", "oldest", "done", "failed", "expired", "paused", "on_end")
 
 
-def services_of(sample: Sample) -> list[Service]:
+@lru_cache(maxsize=1)
+def services_of(sample: Sample) -> tuple[Service, ...]:
     """All services that have requests or workers, or for which something is set, but Titanic's own, by name. (What
-    web hooks send and are told has work to do, and is listed.)"""
+    web hooks send and are told has work to do, and is listed.) Made once for all pages of a moment."""
     names = {*(sample.stats.get("by_service") or sample.stats["services"]), *(sample.workers or ())}
-    return [service_of(sample, name) for name in sorted(names) if not is_own(name)]
+    return tuple(service_of(sample, name) for name in sorted(names) if not is_own(name))
 
 
 def is_own(service: str) -> bool:
