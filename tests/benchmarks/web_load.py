@@ -4,9 +4,9 @@
 
 A server and a gateway run as processes of their own, with a store in a temporary folder. Requests are stored for all
 services, a tenth of them done, some failed. Then each page is asked for while the viewers watch: each has an event
-stream, and fetches one page after another. The queue's rate is that of requests that are submitted, echoed and closed
-in rounds, in turns with and without the viewers. With `--minutes` they go on looking for so long, and memory is told
-every five.
+stream, and fetches one page after another. They are a process of their own. The queue's rate is that of requests that
+are submitted, echoed and closed in rounds, in turns with and without the viewers; beside it stands what each process
+uses of the processors. With `--minutes` they go on looking for so long, and memory is told every five.
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ import logging
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from os import getpid
 from pathlib import Path
 
 import httpx
+from benchmarks.processor import processor_seconds
 from support.processes import Process
 
 from broker import Worker
@@ -52,13 +56,30 @@ def fill(client: Client, endpoint: str, requests: int, services: int) -> None:
     print(f"{requests:,} requests wait for {services:,} services, {len(uuids):,} have ended", flush=True)
 
 
-def rate(client: Client, count: int) -> float:
-    """Requests a second that are submitted, executed and fetched, of so many."""
-    began = time.perf_counter()
-    uuids = client.submit_many("rate", [b"x"] * count)
-    for uuid, _ in client.replies(uuids, timeout=300):
-        client.close(uuid)
-    return count / (time.perf_counter() - began)
+@dataclass
+class Rate:
+    """Of requests that are submitted, executed and fetched, and the cores that each process used meanwhile."""
+
+    pids: dict[str, int]
+    found: list[float] = field(default_factory=list)
+    cores: dict[str, list[float]] = field(default_factory=dict)
+
+    def measure(self, client: Client, count: int, **more: int) -> None:
+        """`more` processes: name=pid."""
+        pids = {**self.pids, **more}
+        before = {name: processor_seconds(pid) for name, pid in pids.items()}
+        began = time.perf_counter()
+        uuids = client.submit_many("rate", [b"x"] * count)
+        for uuid, _ in client.replies(uuids, timeout=300):
+            client.close(uuid)
+        took = time.perf_counter() - began
+        self.found.append(count / took)
+        for name, pid in pids.items():
+            self.cores.setdefault(name, []).append((processor_seconds(pid) - before[name]) / took)
+
+    def __str__(self) -> str:
+        cores = ", ".join(f"{name} {statistics.median(used):.2f}" for name, used in self.cores.items())
+        return f"{statistics.median(self.found):,.0f}/s (cores: {cores})"
 
 
 async def one_page(http: httpx.AsyncClient, path: str) -> float:
@@ -86,16 +107,33 @@ async def watch(http: httpx.AsyncClient, number: int) -> None:
             await asyncio.sleep(2)
 
 
-@asynccontextmanager
-async def watched(viewers: int) -> AsyncIterator[None]:
-    """So many look."""
-    async with httpx.AsyncClient(base_url=URL, timeout=60, limits=httpx.Limits(max_connections=None)) as http:
-        tasks = [asyncio.create_task(watch(http, number)) for number in range(viewers)]
-        await asyncio.sleep(5)
-        yield
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+async def watch_all(viewers: int) -> None:
+    """Until the process is ended."""
+    async with (
+        httpx.AsyncClient(base_url=URL, timeout=60, limits=httpx.Limits(max_connections=None)) as http,
+        asyncio.TaskGroup() as group,
+    ):
+        for number in range(viewers):
+            group.create_task(watch(http, number))
+
+
+def look(viewers: int) -> None:
+    """What the process of the viewers runs."""
+    asyncio.run(watch_all(viewers))
+
+
+@contextmanager
+def watched(viewers: int) -> Iterator[int]:
+    """So many look; the id of their process."""
+    process = get_context("spawn").Process(target=look, args=(viewers,), daemon=True)
+    process.start()
+    try:
+        time.sleep(5)
+        assert process.pid is not None
+        yield process.pid
+    finally:
+        process.terminate()
+        process.join()
 
 
 def memory(pid: int) -> float:
@@ -104,30 +142,37 @@ def memory(pid: int) -> float:
     return int(status.partition("VmRSS:")[2].split()[0]) / 1024
 
 
-async def watch_memory(viewers: int, minutes: int, pid: int) -> None:
+def watch_memory(viewers: int, minutes: int, pid: int) -> None:
     """What it comes to in time. Somebody leaves and somebody comes every five minutes."""
     for minute in range(0, minutes, 5):
-        async with watched(viewers):
-            await asyncio.sleep(300)
+        with watched(viewers):
+            time.sleep(300)
             print(f"memory of titanic web after {minute + 5} minutes: {memory(pid):.0f} MiB", flush=True)
 
 
-async def measure(client: Client, viewers: int, rounds: int, count: int, pid: int) -> None:
+async def pages() -> dict[str, float]:
+    """Milliseconds of each."""
+    async with httpx.AsyncClient(base_url=URL, timeout=60) as http:
+        return {path: await one_page(http, path) for path in (*PAGES, *MORE)}
+
+
+def measure(client: Client, viewers: int, rounds: int, count: int, pids: dict[str, int]) -> None:
     """Pages while they are watched; the rate with and without, in turns."""
-    without: list[float] = []
-    with_: list[float] = []
+    without, with_ = Rate(pids), Rate(pids)
     times: dict[str, list[float]] = {}
     for _ in range(rounds):
-        without.append(await asyncio.to_thread(rate, client, count))
-        async with watched(viewers), httpx.AsyncClient(base_url=URL, timeout=60) as http:
-            for path in (*PAGES, *MORE):
-                times.setdefault(path, []).append(await one_page(http, path))
-            with_.append(await asyncio.to_thread(rate, client, count))
+        without.measure(client, count)
+        with watched(viewers) as pid:
+            for path, took in asyncio.run(pages()).items():
+                times.setdefault(path, []).append(took)
+            with_.measure(client, count, viewers=pid)
     for path, found in times.items():
         print(f"{path:32} {statistics.median(found):8.0f} ms, at most {max(found):.0f}")
-    print(f"memory of titanic web {memory(pid):.0f} MiB")
-    before, after = statistics.median(without), statistics.median(with_)
-    print(f"rate without viewers {before:,.0f}/s, with {viewers} {after:,.0f}/s: {after / before:.2f} ×")
+    print(f"memory of titanic web {memory(pids['gateway']):.0f} MiB")
+    ratios = [after / before for before, after in zip(without.found, with_.found, strict=True)]
+    print(f"rate without viewers {without}")
+    print(f"rate with {viewers} {with_}")
+    print(f"{statistics.median(ratios):.2f} ×, rounds {', '.join(f'{ratio:.2f}' for ratio in ratios)}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -147,14 +192,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         endpoint, output = f"ipc://{folder}/titanic", Path(folder, "log")
         serve = ("serve", "--store", f"{folder}/store", "--capacity", "8GiB", "--bind", endpoint)
-        stack.enter_context(Process("-m", "titanic", *serve, output=output))
+        server = stack.enter_context(Process("-m", "titanic", *serve, output=output))
         web = ("web", "--endpoint", endpoint, "--bind", f"127.0.0.1:{PORT}", "--timeout", "60")
         gateway = stack.enter_context(Process("-m", "titanic", *web, output=output))
         client = stack.enter_context(Client(endpoint, timeout=60))
         fill(client, endpoint, chosen.requests, chosen.services)
         stack.enter_context(Worker(b"rate", list, endpoint, jobs=64))
-        asyncio.run(measure(client, chosen.viewers, chosen.rounds, chosen.count, gateway.pid))
-        asyncio.run(watch_memory(chosen.viewers, chosen.minutes, gateway.pid))
+        pids = {"server": server.pid, "gateway": gateway.pid, "client and worker": getpid()}
+        measure(client, chosen.viewers, chosen.rounds, chosen.count, pids)
+        watch_memory(chosen.viewers, chosen.minutes, gateway.pid)
 
 
 if __name__ == "__main__":
