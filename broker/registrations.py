@@ -300,6 +300,10 @@ class WorkerRegistration(Registration):
 
     def _refused(self, now: float) -> None:
         self.log.refused(now)
+        self._worker._loop.touch(self.log)
+
+    def _presence_changed(self) -> None:
+        self._worker._loop.touch(self.log)
 
     def _stopped(self) -> None:
         if all(session.stopped for session in self._worker.sessions):
@@ -308,7 +312,7 @@ class WorkerRegistration(Registration):
 
 def _any_registered(channels: Sequence[WorkerRegistration]) -> bool:
     """Whether any is registered, or was and is only busy elsewhere."""
-    return any(channel.session.registered or channel.session.aside for channel in channels)
+    return any(channel.session.present for channel in channels)
 
 
 def _registered_at(channels: Sequence[WorkerRegistration]) -> str:

@@ -27,8 +27,10 @@ STARVED_EVERY = 60.0
 
 
 class WorkerLog(Channel):
-    """Add it to the loop behind the channels that it reports on. It has sockets only while it looks whether the key is
-    refused."""
+    """Add it to the loop behind the channels that it reports on, and have the loop touch it when one of these has come
+    or gone, or was refused. It has sockets only while it looks whether the key is refused."""
+
+    rests = True
 
     def __init__(
         self,

@@ -166,8 +166,11 @@ class WorkerSession(Core):
     def next_deadline(self) -> float | None:
         if self.state is SessionState.AWAY:
             return None if self._job_running or self.held else self._wake_at  # a handler is to finish first
-        silent_at = self._silent_at if self._minds_silence else math.inf
-        deadline = min(self._send_by, silent_at) if self._sends_heartbeats else silent_at
+        if self.state is SessionState.ASKING:
+            return self._silent_at
+        deadline = self._send_by if self._sends_heartbeats else math.inf
+        if self.state is SessionState.IDLE and self._silent_at < deadline and self._minds_silence:
+            deadline = self._silent_at
         if self._untold is not None:
             deadline = min(deadline, self._tell_at)
         return None if deadline == math.inf else deadline
@@ -176,6 +179,11 @@ class WorkerSession(Core):
     def registered(self) -> bool:
         """Whether the broker has been heard on the present connection; without heartbeats: whether there is one."""
         return self.state in REGISTERED and (self._heard_any or not self.dialect.heartbeats)
+
+    @property
+    def present(self) -> bool:
+        """Whether it is registered, or was and has only stepped aside."""
+        return self.aside or self.registered
 
     @property
     def stranded(self) -> bool:

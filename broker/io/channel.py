@@ -12,9 +12,9 @@ Pollable = zmq.Socket[bytes]
 class Channel:
     """A core and the sockets it speaks through. By default it has none, and never anything to do.
 
-    Each is ticked when it is due and flushed in every round. Of the many that are alike, a worker's connections for
-    example, most have nothing to do most of the time: those have `rests = True` and are left alone until there is
-    input, their deadline comes, or `Loop.touch` says that something was done to them.
+    Each is flushed in every round, and ticked and flushed again when it is due. Of the many that are alike, a worker's
+    connections for example, most have nothing to do most of the time: those have `rests = True` and are left alone
+    until there is input, their deadline comes, or `Loop.touch` says that something was done to them.
     """
 
     rests = False

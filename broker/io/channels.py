@@ -129,6 +129,8 @@ class WorkerChannel(SessionChannel[WorkerSession]):
     """One registered worker. It rests until something comes or is due, or its loop is told to `touch` it."""
 
     rests = True
+    _present = False
+    """Whether its session was present after its last turn."""
 
     def drain(self, now: float) -> bool:
         # One message: it is rare that there is another, and to find none costs as much as to take one.
@@ -162,6 +164,9 @@ class WorkerChannel(SessionChannel[WorkerSession]):
             self._begin(job)
         if number := session.take_cancelled():
             self._cancel(number)
+        if (present := session.present) is not self._present:
+            self._present = present
+            self._presence_changed()
         if session.stopped:
             self._stopped()
 
@@ -186,6 +191,9 @@ class WorkerChannel(SessionChannel[WorkerSession]):
 
     def _stranded(self, now: float) -> None:
         """The connection is gone by which the request in hand came."""
+
+    def _presence_changed(self) -> None:
+        """Its session is present now (`WorkerSession.present`), or is not any more."""
 
     def _stopped(self) -> None:
         """The worker has said good-bye."""

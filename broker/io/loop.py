@@ -300,15 +300,15 @@ class Loop:
                 log.exception("a fault of this program: a call failed; the loop goes on")
         touched, self._touched = self._touched, {}
         for channel in touched:
-            deadline = self._serve(channel, channel.next_deadline(), now)
+            deadline = self._serve(channel, now)
             if deadline is None:
                 self._resting.cancel(channel)
             else:
                 self._resting.set(channel, deadline)
             self._served[channel] = None
-        for channel, deadline in list(self._restless.items()):  # one may add another, or remove it
+        for channel in list(self._restless):  # one may add another, or remove it
             if channel in self._restless:
-                self._restless[channel] = self._serve(channel, deadline, now)
+                self._restless[channel] = self._serve(channel, now)
 
     def _look(self, channel: Channel) -> None:
         """See what no poll would tell, after a channel had its turn."""
@@ -318,12 +318,15 @@ class Loop:
             self._unread[channel] = None
 
     @staticmethod
-    def _serve(channel: Channel, deadline: float | None, now: float) -> float | None:
-        """Let a channel do what is due, and send; its next deadline comes back."""
+    def _serve(channel: Channel, now: float) -> float | None:
+        """Let a channel send, and do what is due; its next deadline comes back."""
+        channel.flush(now)
+        deadline = channel.next_deadline()
         if deadline is not None and deadline <= now:
             channel.tick(now)
-        channel.flush(now)
-        return channel.next_deadline()
+            channel.flush(now)
+            deadline = channel.next_deadline()
+        return deadline
 
     def _timeout(self) -> float | None:
         """Seconds to the next deadline. The kernel waits a little longer, for whole milliseconds."""

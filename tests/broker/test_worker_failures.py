@@ -153,7 +153,7 @@ def test_a_worker_whose_loop_has_failed_is_not_registered(
     worker = Worker("echo", lambda frames: frames, address).start()
     until(lambda: worker.registered)
     monkeypatch.setattr(worker._logs[0], "flush", fail)
-    worker._loop.call(lambda: None)
+    worker._loop.call(worker._loop.touch, worker._logs[0])
     until(lambda: not worker.registered)
     worker.stop()
     assert "the worker of echo has ended" in caplog.text

@@ -88,6 +88,9 @@ class Lane(WorkerChannel):
     def _refused(self, now: float) -> None:
         self._lanes.refused(now)
 
+    def _presence_changed(self) -> None:
+        self._lanes.presence_changed()
+
     def _stranded(self, now: float) -> None:
         """Give up the ask: the client asks again, and an ask can wait for an hour, too long for a lane to be away."""
         if self._ask is not None:
@@ -177,6 +180,11 @@ class Lanes(Channel):
     def refused(self, now: float) -> None:
         """Called by a lane that the broker sent away."""
         self._log.refused(now)
+        self.loop.touch(self._log)
+
+    def presence_changed(self) -> None:
+        """Called by a lane that was let in, or has lost the broker."""
+        self.loop.touch(self._log)
 
     def register(self) -> None:
         """Register with the broker. Call this in the loop's thread."""

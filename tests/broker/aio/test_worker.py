@@ -247,7 +247,7 @@ async def test_a_fault_of_its_own_is_no_silence(
     await worker.__aenter__()
     await eventually(lambda: worker.registered)
     monkeypatch.setattr(worker._logs[0], "flush", fail)
-    worker._loop.call(lambda: None)
+    worker._loop.call(worker._loop.touch, worker._logs[0])
     await eventually(lambda: "the worker of shout has ended" in caplog.text)
     assert worker.registered == 0
     with pytest.raises(ValueError, match="a fault of this program"):
