@@ -31,8 +31,9 @@ MOST = 200
 class Look:
     """An answer, or one that is on its way."""
 
-    def __init__(self, asked: Coroutine[Any, Any, Any]) -> None:
+    def __init__(self, asked: Coroutine[Any, Any, Any], fresh: float) -> None:
         self.answer = asyncio.create_task(asked)
+        self._fresh = fresh
         self._began = time.monotonic()
         self._until = math.inf
         self.answer.add_done_callback(self._end)
@@ -41,7 +42,7 @@ class Look:
         if not task.cancelled():
             task.exception()  # everybody may have left
         now = time.monotonic()
-        self._until = self._began + max(FRESH, (now - self._began) / SHARE)
+        self._until = self._began + max(self._fresh, (now - self._began) / SHARE)
 
     @property
     def fresh(self) -> bool:
@@ -55,13 +56,15 @@ class Looks:
     def __init__(self) -> None:
         self._known: dict[Key, Look] = {}
 
-    async def share(self, request: Request, what: str, ask: Callable[[], Coroutine[Any, Any, Found]]) -> Found:
-        """What `ask` returns or raises; `what`: its name among those of the page."""
+    async def share(
+        self, request: Request, what: str, ask: Callable[[], Coroutine[Any, Any, Found]], fresh: float = FRESH
+    ) -> Found:
+        """What `ask` returns or raises; `what`: its name among those of the page. `fresh`: instead of FRESH."""
         key = request.state.visitor.user, request.url.path, request.url.query, what
         look = self._known.get(key)
         if look is None or not look.fresh or request.headers.get("x-live") != "1":
             if len(self._known) >= MOST:
                 self._known = {each: one for each, one in self._known.items() if one.fresh}
-            look = self._known[key] = Look(ask())
+            look = self._known[key] = Look(ask(), fresh)
         answer: Found = await asyncio.shield(look.answer)  # whoever leaves takes it from nobody
         return answer

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from starlette.routing import BaseRoute
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from titanic.web.gateway import gateway_of, visitor_of
 from titanic.web.window import (
     bulk,
     failures,
@@ -18,16 +24,42 @@ from titanic.web.window import (
     users,
 )
 
+SHOWN = 1.0
+"""Seconds for which a page that refreshes itself is not made again for the same visitor."""
+
+
+async def _once_for_all(page: Callable[[Request], Awaitable[Response]], request: Request) -> Response:
+    """The page; one for all open ones of a visitor. Its forms carry his token, and nobody else may see it."""
+
+    async def made() -> Response:
+        return await page(request)
+
+    if request.headers.get("x-live") != "1":
+        return await made()
+    return await gateway_of(request).looks.share(request, visitor_of(request).csrf, made, SHOWN)
+
+
+def _live(*rooms: Iterable[Route]) -> list[Route]:
+    """The routes of pages that refresh themselves."""
+    return [
+        Route(route.path, partial(_once_for_all, route.endpoint)) if "GET" in (route.methods or ()) else route
+        for room in rooms
+        for route in room
+    ]
+
+
 ROUTES: list[BaseRoute] = [
     *login.ROUTES,
-    *overview.ROUTES,
-    *services.ROUTES,
-    *service.ROUTES,
-    *requests.ROUTES,
     *bulk.ROUTES,
     *request.ROUTES,
-    *failures.ROUTES,
-    *schedules.ROUTES,
-    *store.ROUTES,
-    *users.ROUTES,
+    *_live(
+        overview.ROUTES,
+        services.ROUTES,
+        service.ROUTES,
+        requests.ROUTES,
+        failures.ROUTES,
+        schedules.ROUTES,
+        store.ROUTES,
+        users.ROUTES,
+    ),
 ]

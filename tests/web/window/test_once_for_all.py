@@ -1,0 +1,51 @@
+"""Open pages that refresh themselves are made once for all of a visitor's."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from support.coroutines import in_loop
+
+from titanic.web import window
+from titanic.web.figures.looks import Looks
+
+
+class Made:
+    """A page that says how often it was made."""
+
+    def __init__(self) -> None:
+        self.times = 0
+        self._app = SimpleNamespace(gateway=SimpleNamespace(looks=Looks()))
+
+    async def page(self, request: Request) -> Response:
+        self.times += 1
+        return PlainTextResponse(str(self.times))
+
+    async def asked_by(self, csrf: str, *, live: bool = True) -> bytes:
+        visitor = SimpleNamespace(user="ann", csrf=csrf)
+        headers = [(b"x-live", b"1")] if live else []
+        scope = {"type": "http", "path": "/", "query_string": b"", "headers": headers, "server": ("127.0.0.1", 80)}
+        request = Request(scope | {"app": self._app, "state": {"visitor": visitor}})
+        return (await window._once_for_all(self.page, request)).body
+
+
+@in_loop
+async def test_open_pages_of_a_visitor_share_one() -> None:
+    made = Made()
+    assert await made.asked_by("token") == await made.asked_by("token") == b"1"
+
+
+@in_loop
+async def test_nobody_gets_a_page_with_the_token_of_another() -> None:
+    made = Made()
+    assert await made.asked_by("token") == b"1"
+    assert await made.asked_by("other") == b"2"
+
+
+@in_loop
+async def test_a_page_that_is_opened_is_made_anew() -> None:
+    made = Made()
+    assert await made.asked_by("token") == b"1"
+    assert await made.asked_by("token", live=False) == b"2"
