@@ -59,6 +59,7 @@ class Window:
     def check(self, page: Page, status: int = 0) -> None:
         """Whether the page is as it must be: in both themes and at both widths. `status`: of the page, if it is to be
         an error."""
+        page.wait_for_load_state()  # the address changes before the page is there
         for scheme, size, rules in (("light", DESK, ALL), ("dark", PHONE, COLOURS)):
             page.set_viewport_size(size)  # type: ignore[arg-type]
             page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]

@@ -50,6 +50,7 @@ def test_pages_about_requests(window: Window, lived: Lived, client: Client) -> N
     see(page, "OutOfStock: 3 left")
     window.check(page)
     page.get_by_role("link", name="Retry all").click()
+    page.wait_for_url("**/retry*")  # which waits for the page to be there, too
     window.check(page)
 
 
