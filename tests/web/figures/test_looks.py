@@ -9,6 +9,7 @@ import pytest
 from starlette.requests import Request
 from support.coroutines import in_loop
 
+from titanic.errors import TimedOut
 from titanic.web.figures import looks
 from titanic.web.figures.looks import Looks
 
@@ -77,12 +78,39 @@ async def test_what_took_long_is_shown_for_longer(clock: SimpleNamespace) -> Non
     ask, shared = Asked(), Looks()
     first = asyncio.create_task(shared.share(request(), "it", ask))
     await asyncio.sleep(0)
-    clock.now = 1.0  # second, which it took
+    clock.now = 0.1  # seconds, which it took
     ask.may.set()
     assert await first == 1
-    for now, answer in ((1 / looks.SHARE - 0.1, 1), (1 / looks.SHARE + 0.1, 2)):
+    for now, answer in ((0.1 / looks.SHARE - 0.1, 1), (0.1 / looks.SHARE + 0.1, 2)):
         clock.now = now
         assert await shared.share(request(), "it", ask) == answer
+
+
+@in_loop
+async def test_what_took_very_long_is_not_shown_for_ever(clock: SimpleNamespace) -> None:
+    ask, shared = Asked(), Looks()
+    first = asyncio.create_task(shared.share(request(), "it", ask))
+    await asyncio.sleep(0)
+    clock.now = 5.0
+    ask.may.set()
+    assert await first == 1
+    for now, answer in ((looks.LONGEST - 0.1, 1), (looks.LONGEST + 0.1, 2)):
+        clock.now = now
+        assert await shared.share(request(), "it", ask) == answer
+
+
+@in_loop
+async def test_an_error_that_took_long_is_not_shown_any_more(clock: SimpleNamespace) -> None:
+    shared, ask = Looks(), Asked()
+    ask.may.set()
+
+    async def too_late() -> int:
+        clock.now = 5.0
+        raise TimedOut("no answer", "waited 5 s", "try again")
+
+    with pytest.raises(TimedOut):
+        await shared.share(request(), "it", too_late)
+    assert await shared.share(request(), "it", ask) == 1, "the server is there again"
 
 
 @in_loop

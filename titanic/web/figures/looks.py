@@ -24,6 +24,9 @@ FRESH = 3.0
 SHARE = 0.02
 """The part of the time that may go into asking the same again and again: what took long is shown for longer."""
 
+LONGEST = 10.0
+"""Seconds for which an answer is shown to others, at most. An error is shown for FRESH."""
+
 MOST = 200
 """Answers that are kept."""
 
@@ -39,10 +42,10 @@ class Look:
         self.answer.add_done_callback(self._end)
 
     def _end(self, task: asyncio.Task[Any]) -> None:
-        if not task.cancelled():
-            task.exception()  # everybody may have left
-        now = time.monotonic()
-        self._until = self._began + max(self._fresh, (now - self._began) / SHARE)
+        shown = self._fresh
+        if not task.cancelled() and task.exception() is None:
+            shown = max(shown, min(LONGEST, (time.monotonic() - self._began) / SHARE))
+        self._until = self._began + shown
 
     @property
     def fresh(self) -> bool:
