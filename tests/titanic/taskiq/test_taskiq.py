@@ -254,4 +254,5 @@ def test_a_worker_that_is_killed(server: Server, client: Client, tmp_path: Path)
         second.signal(signal.SIGTERM)
         (tmp_path / "go").touch()
         assert [asyncio.run(outcome(one)) for one in ids] == [other, other]
+        until(lambda: not second.running)  # another SIGTERM would end it while it ends
         assert second.terminate() == 0
