@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, until
 
 CHROMIUM = Path("/usr/bin/chromium")
 
@@ -86,8 +86,20 @@ class Window:
 
 
 def see(page: Page, name: str, level: int = 1) -> None:
-    """Wait for a heading."""
-    expect(page.get_by_role("heading", name=name, level=level)).to_be_visible()
+    """Wait for a page with this heading, and for its scripts. One that contains it does not count: that of the page
+    before may, and a click does not wait for the next page."""
+    expect(page.get_by_role("heading", name=name, level=level, exact=True)).to_be_visible()
+    page.wait_for_load_state()
+
+
+def see_done(page: Page, said: str, script: bool = True) -> None:
+    """Wait until what was begun with many requests is done. Without a script the page does not look by itself how far
+    that is; it is loaded again, but not before it is there: a click does not wait for the next page."""
+    page.wait_for_url("**/works/*")
+    if not script:
+        until(lambda: not page.get_by_role("link", name="look again").count() or not page.reload())
+    expect(page.get_by_role("status").filter(has_text=said)).to_be_visible()
+    expect(page.get_by_role("progressbar")).to_be_hidden()
 
 
 class Chromium:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import expect
-from support.browser import Chromium, Window, see
+from support.browser import Chromium, Window, see, see_done
 from support.lived import Lived
 from support.serving import serving
 
@@ -56,7 +56,7 @@ def test_all_that_match_are_retried_and_closed(window: Window, lived: Lived, cli
     see(page, "Retry 3 requests?")
     window.check(page)
     page.get_by_role("button", name="Retry 3 requests").click()
-    expect(page.get_by_role("status").filter(has_text="3 requests retried")).to_be_visible()
+    see_done(page, "3 requests retried")
     window.check(page)
     client.submit_batch("mail", [b"x"] * 101)
     page.goto("/requests?service=mail&state=waiting")
@@ -65,7 +65,7 @@ def test_all_that_match_are_retried_and_closed(window: Window, lived: Lived, cli
     window.check(page)
     page.get_by_label("Type 101 to confirm").fill("101")
     page.get_by_role("button", name="Close 101 requests").click()
-    expect(page.get_by_role("status").filter(has_text="101 requests closed")).to_be_visible()
+    see_done(page, "101 requests closed")
     assert not client.list(service="mail")[0]
 
 
@@ -95,7 +95,7 @@ def test_selected_ones_are_retried(window: Window, lived: Lived) -> None:
     page.get_by_role("button", name="Retry selected").click()
     see(page, "Retry 1 request?")
     page.get_by_role("button", name="Retry 1 request").click()
-    expect(page.get_by_role("status").filter(has_text="1 request retried")).to_be_visible()
+    see_done(page, "1 request retried")
 
 
 def test_a_page_comes_when_the_server_is_there(chromium: Chromium, tmp_path: Path) -> None:

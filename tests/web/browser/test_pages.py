@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Route, expect
-from support.browser import PHONE, Chromium, Window, see
+from support.browser import PHONE, Chromium, Window, see, see_done
 from support.lived import PICTURE, Lived
-from support.waiting import until
 from support.web_secured import TOKENS, secured
 
 from broker import Worker
@@ -47,10 +46,10 @@ def test_pages_about_requests(window: Window, lived: Lived, client: Client) -> N
     page.goto("/failures")
     window.check(page)
     page.get_by_role("link", name="OutOfStock").first.click()
-    see(page, "OutOfStock: 3 left")
+    page.wait_for_url("**/failures/*")  # which waits for the page to be there, too
     window.check(page)
     page.get_by_role("link", name="Retry all").click()
-    page.wait_for_url("**/retry*")  # which waits for the page to be there, too
+    page.wait_for_url("**/retry*")
     window.check(page)
 
 
@@ -78,9 +77,7 @@ def test_what_can_be_done(window: Window, lived: Lived, client: Client, script: 
     page.get_by_role("navigation", name="Pages").get_by_role("link", name="Failures").click()
     page.get_by_role("link", name="Retry all 2").click()
     page.get_by_role("button", name="Retry 2 requests").click()
-    if not script:  # it does not look by itself how far that is
-        until(lambda: page.reload() and not page.get_by_role("link", name="look again").count())
-    expect(page.get_by_role("status").filter(has_text="2 requests retried")).to_be_visible()
+    see_done(page, "2 requests retried", script)
     page.goto(f"/requests/{uuids[1]}")
     page.get_by_role("link", name="Close…").click()
     page.get_by_role("button", name="Close the request").click()
@@ -108,7 +105,7 @@ def test_requests_are_chosen_and_closed(window: Window, client: Client, script: 
     if script:
         window.check(page)
     page.get_by_role("button", name=re.compile("Close 3 requests|Close")).last.click()
-    see(page, "Requests")
+    see_done(page, "3 requests closed", script)
     assert client.stats()["store"]["requests"] == 0
 
 
