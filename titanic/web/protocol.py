@@ -10,6 +10,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from titanic.web.transport import JoiningTransport
 from titanic.web.visitors.identity import CERTIFICATE
 
 MOST_HEAD, MOST_HEADERS, MOST_URL = 64 << 10, 100, 16 << 10
@@ -44,7 +45,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Somebody connects."""
-        super().connection_made(transport)
+        super().connection_made(JoiningTransport(transport, self.loop))
         if len(self.connections) > self.most:
             transport.abort()
             return
