@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -56,33 +57,6 @@ YEAR = 365 * 24 * 3600
 """Seconds for which browsers come by HTTPS only, once they have."""
 
 
-class Hardened:
-    """Middleware: puts `PAGES` or `DOCUMENTS` on every answer."""
-
-    def __init__(self, app: ASGIApp, https: bool) -> None:
-        self._app = app
-        self._pages, self._documents = _encoded(PAGES, https), _encoded(DOCUMENTS, https)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        headers = self._documents if problems.is_for_programs(scope) else self._pages
-
-        async def hardened(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                scope[STATUS] = message["status"]
-                said = message.get("headers", ())
-                names = dict(said)  # in small letters, as ASGI has them
-                if headers.keys().isdisjoint(names):
-                    message["headers"] = [*said, *headers.items()]
-                else:
-                    message["headers"] = [*said, *(header for header in headers.items() if header[0] not in names)]
-            await send(message)
-
-        await self._app(scope, receive, hardened)
-
-
 def _encoded(headers: dict[str, str], https: bool) -> dict[bytes, bytes]:
     """As ASGI has headers; by HTTPS with one more."""
     said = headers | ({"Strict-Transport-Security": f"max-age={YEAR}"} if https else {})
@@ -98,7 +72,7 @@ class Door:
         self._resources = [route for route in DOOR if isinstance(route, Resource)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        for resource in self._resources if scope["type"] == "http" else ():
+        for resource in self._resources:
             match, found = resource.matches(scope)
             if match is Match.FULL:
                 scope.update(found)
@@ -111,14 +85,36 @@ class Door:
 
 
 class _App(Starlette):
-    """What stands around the handlers stands around Starlette's own layers, too: calls of programs never pass them."""
+    """Puts `PAGES` or `DOCUMENTS` on every answer. What else stands around the handlers stands around Starlette's own
+    layers, too: calls of programs never pass them."""
 
-    gateway: Gateway
+    def __init__(self, gateway: Gateway, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.gateway = gateway
+        https = gateway.settings.is_https
+        self._pages, self._documents = _encoded(PAGES, https), _encoded(DOCUMENTS, https)
+        door = Door(self.build_middleware_stack())
+        self._guarded = Guard(door, gateway.settings, gateway.identity, gateway.clients)
 
-    def build_middleware_stack(self) -> ASGIApp:
-        gateway, settings = self.gateway, self.gateway.settings
-        guarded = Guard(Door(super().build_middleware_stack()), settings, gateway.identity, gateway.clients)
-        return Hardened(guarded, settings.is_https)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await super().__call__(scope, receive, send)
+            return
+        scope["app"] = self
+        headers = self._documents if problems.is_for_programs(scope) else self._pages
+
+        async def hardened(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                scope[STATUS] = message["status"]
+                said = message.get("headers", ())
+                names = dict(said)  # in small letters, as ASGI has them
+                if headers.keys().isdisjoint(names):
+                    message["headers"] = [*said, *headers.items()]
+                else:
+                    message["headers"] = [*said, *(header for header in headers.items() if header[0] not in names)]
+            await send(message)
+
+        await self._guarded(scope, receive, hardened)
 
 
 async def _told(request: Request, error: Exception) -> Response:
@@ -141,11 +137,11 @@ def new_app(settings: WebSettings) -> _App:
     """The application. It connects to the server when it is asked for something."""
     gateway = Gateway(settings)
     app = _App(
+        gateway,
         routes=[*DOOR, *WINDOW, *probes.ROUTES, Mount("/static", StaticFiles(directory=STATIC), name="static")],
         exception_handlers={Problem: _told, TitanicError: _told, HTTPException: _told},
         lifespan=partial(_lifespan, gateway),
     )
-    app.gateway = gateway
     app.state.readiness = probes.Readiness()
     return app
 

@@ -8,7 +8,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from titanic.aio import Client
 from titanic.client.calls import LARGE
-from titanic.web.fields import field
+from titanic.web.fields import fields
 from titanic.web.gateway import gateway_of
 from titanic.web.problems import Problem
 
@@ -30,8 +30,8 @@ async def most_bytes(request: Request, client: Client) -> int:
 
 def declared(request: Request) -> int:
     """The length that the body is said to have; 0: it is not said."""
-    length = field(request.scope, b"content-length")
-    if not length.isdecimal():
+    length = fields(request.scope).get(b"content-length", b"")
+    if not length.isdigit():
         return 0
     return int(length) if len(length) <= DIGITS else 10**DIGITS
 

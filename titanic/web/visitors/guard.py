@@ -42,14 +42,14 @@ PUBLIC = ("/healthz", "/readyz", "/login")
 HOST = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:\d{1,5})?")
 
 STATUS = "titanic.status"
-"""Where a scope has the status of its answer, once that has begun; `Hardened` in `app.py` puts it there."""
+"""Where a scope has the status of its answer, once that has begun; `app.py` puts it there."""
 
 MOST_HOSTS = 100
 """Values of `Host` that are known to be ours."""
 
 
 class Guard:
-    """Middleware: gives each request its `visitor`, or refuses it."""
+    """Middleware for HTTP: gives each request its `visitor`, or refuses it."""
 
     def __init__(self, app: ASGIApp, settings: WebSettings, identity: Identity, clients: Clients) -> None:
         self._app = app
@@ -59,9 +59,6 @@ class Guard:
         self._hosts: set[bytes] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         try:
             self._check_source(scope)
             path = scope["path"]
