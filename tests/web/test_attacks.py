@@ -13,7 +13,6 @@ from support.waiting import PATIENCE
 from support.web_secured import TOKENS, Secured, csrf_of, secured
 
 from titanic.web.door import ROUTES as DOOR
-from titanic.web.door.resource import Resource
 from titanic.web.window import ROUTES as WINDOW
 from titanic.web.window.login import local
 
@@ -46,8 +45,7 @@ def actions() -> list[str]:
 
 def calls() -> list[tuple[str, str]]:
     """Methods and paths of /v1 that change something."""
-    resources = [route for route in DOOR if isinstance(route, Resource)]
-    return [(method, filled(one.path)) for one in resources for method in one.methods if method not in ("GET", "HEAD")]
+    return [(method, filled(one.path)) for one in DOOR for method in one.methods if method not in ("GET", "HEAD")]
 
 
 # -- pages of others ---------------------------------------------------------------------------------------------------

@@ -13,15 +13,13 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Match, Mount
+from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from titanic.errors import TitanicError
-from titanic.web import probes, problems
+from titanic.web import door, probes, problems
 from titanic.web.answering import tell
-from titanic.web.door import ROUTES as DOOR
-from titanic.web.door.resource import Resource
 from titanic.web.gateway import Gateway
 from titanic.web.hooks.delivery import new_delivery
 from titanic.web.problems import Problem
@@ -69,18 +67,16 @@ class Door:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._resources = [route for route in DOOR if isinstance(route, Resource)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        for resource in self._resources:
-            match, found = resource.matches(scope)
-            if match is Match.FULL:
-                scope.update(found)
-                try:
-                    await resource.handle(scope, receive, send)
-                except (Problem, TitanicError, HTTPException) as error:
-                    await (await _told(Request(scope), error))(scope, receive, send)
+        try:
+            if (found := door.find(scope["raw_path"])) is not None:
+                resource, scope["path_params"] = found
+                await resource.handle(scope, receive, send)
                 return
+        except (Problem, TitanicError, HTTPException) as error:
+            await (await _told(Request(scope), error))(scope, receive, send)
+            return
         await self._app(scope, receive, send)
 
 
@@ -93,8 +89,8 @@ class _App(Starlette):
         self.gateway = gateway
         https = gateway.settings.is_https
         self._pages, self._documents = _encoded(PAGES, https), _encoded(DOCUMENTS, https)
-        door = Door(self.build_middleware_stack())
-        self._guarded = Guard(door, gateway.settings, gateway.identity, gateway.clients)
+        inner = Door(self.build_middleware_stack())
+        self._guarded = Guard(inner, gateway.settings, gateway.identity, gateway.clients)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -138,7 +134,7 @@ def new_app(settings: WebSettings) -> _App:
     gateway = Gateway(settings)
     app = _App(
         gateway,
-        routes=[*DOOR, *WINDOW, *probes.ROUTES, Mount("/static", StaticFiles(directory=STATIC), name="static")],
+        routes=[*WINDOW, *probes.ROUTES, Mount("/static", StaticFiles(directory=STATIC), name="static")],
         exception_handlers={Problem: _told, TitanicError: _told, HTTPException: _told},
         lifespan=partial(_lifespan, gateway),
     )

@@ -14,7 +14,7 @@ from titanic.protocol.submit_options import MOST_TOGETHER
 SMALL = 4 << 10
 """Bytes of a body that may travel with others. Larger ones gain nothing from it."""
 
-IN_FLIGHT = 4
+IN_FLIGHT = 6
 """Messages of a group on their way at once; what comes meanwhile is the next one."""
 
 Kind = tuple[Client, str, tuple[tuple[str, Any], ...]]

@@ -5,11 +5,11 @@ A module has the routes of its calls in ROUTES, and beside them, in PATHS, what 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
-from starlette.routing import BaseRoute
-
 from titanic.web.door import batch, events, hooks, leases, lists, openapi, reply, requests, session
+from titanic.web.door.resource import Resource
 
 PATHS: dict[str, dict[str, Any]] = {
     **requests.PATHS,
@@ -23,7 +23,7 @@ PATHS: dict[str, dict[str, Any]] = {
     **openapi.PATHS,
 }
 
-ROUTES: list[BaseRoute] = [
+ROUTES = [
     *requests.ROUTES,
     *batch.ROUTES,
     *reply.ROUTES,
@@ -34,3 +34,12 @@ ROUTES: list[BaseRoute] = [
     *hooks.ROUTES,
     openapi.resource(PATHS),
 ]
+
+
+@lru_cache(maxsize=256)
+def find(raw_path: bytes) -> tuple[Resource, dict[str, str]] | None:
+    """What is at a path as it was sent, and the parameters in it; None: nothing. Raises Problem."""
+    for resource in ROUTES:
+        if (parameters := resource.parameters(raw_path)) is not None:
+            return resource, parameters
+    return None

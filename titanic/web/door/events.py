@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from titanic.util import ids
+from titanic.web.door.resource import Resource
 from titanic.web.door.schemas import TEXT, parameter, wrong
 from titanic.web.gateway import gateway_of, visitor_of
 from titanic.web.problems import Problem
@@ -72,4 +72,4 @@ PATHS = {
     }
 }
 
-ROUTES = [Route("/v1/events", get_events)]
+ROUTES = [Resource("/v1/events", GET=get_events)]

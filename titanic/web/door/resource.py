@@ -12,10 +12,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from urllib.parse import unquote_to_bytes
 
-from starlette.datastructures import URLPath
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Match, NoMatchFound
 from starlette.types import Message, Receive, Scope, Send
 
 from titanic.web import problems
@@ -31,7 +29,7 @@ _PATTERNS = {"uuid": b"[^/:]+"}
 """What a parameter may be, if not anything without a slash."""
 
 
-class Resource(BaseRoute):
+class Resource:
     """A path such as `/v1/requests/{uuid}`, and the handler of each method. HEAD is answered as GET is.
 
     The parameters are in `request.path_params`, decoded.
@@ -52,17 +50,21 @@ class Resource(BaseRoute):
             pattern += b"(" + _PATTERNS.get(name, b"[^/]+") + b")" if name else b""
         self._matched = re.compile(pattern).fullmatch
 
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        if scope["type"] != "http" or (found := self._matched(scope["raw_path"])) is None:
-            return Match.NONE, {}
-        return Match.FULL, {"path_params": dict(zip(self._names, found.groups(), strict=True))}
-
-    def url_path_for(self, name: str, /, **path_params: object) -> URLPath:
-        """Links are made by who needs them."""
-        raise NoMatchFound(name, path_params)
+    def parameters(self, raw_path: bytes) -> dict[str, str] | None:
+        """What stands in a path for each parameter, decoded; None: the path is another's. Raises Problem."""
+        if (found := self._matched(raw_path)) is None:
+            return None
+        parameters: dict[str, str] = {}
+        for name, value in zip(self._names, found.groups(), strict=True):
+            try:
+                parameters[name] = unquote_to_bytes(value).decode()
+            except UnicodeDecodeError:
+                raise Problem(400, f"the {name} in the path is not UTF-8; percent-encode its UTF-8 bytes") from None
+        return parameters
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request. The errors that a handler raises are the application's to tell."""
+        """Answer a request; its scope has the parameters in `path_params`. The errors that a handler raises are the
+        application's to tell."""
         try:
             response = await self._handler(scope)(Request(scope, receive, send))
         except ClientDisconnect:
@@ -75,18 +77,12 @@ class Resource(BaseRoute):
         await response(scope, receive, send)
 
     def _handler(self, scope: Scope) -> Handler:
-        """Of this method; the parameters are decoded for it."""
+        """Of this method. Raises Problem."""
         method = scope["method"]
         handler = self._options if method == "OPTIONS" else self.methods.get(method)
         if handler is None:
             what = f"{self.path} does not take {method}"
             raise Problem(405, f"{what}; it takes {self.allow}", headers={"Allow": self.allow})
-        parameters = scope["path_params"]
-        for name, value in parameters.items():
-            try:
-                parameters[name] = (unquote_to_bytes(value) if b"%" in value else value).decode()
-            except UnicodeDecodeError:
-                raise Problem(400, f"the {name} in the path is not UTF-8; percent-encode its UTF-8 bytes") from None
         return handler
 
     async def _options(self, request: Request) -> Response:

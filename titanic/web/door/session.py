@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
+from titanic.web.door.resource import Resource
 from titanic.web.door.schemas import TEXT, answer, record, wrong
 from titanic.web.gateway import visitor_of
 
@@ -33,4 +33,4 @@ PATHS = {
     }
 }
 
-ROUTES = [Route("/v1/session", get_session)]
+ROUTES = [Resource("/v1/session", GET=get_session)]
