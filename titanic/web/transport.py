@@ -22,6 +22,7 @@ class JoiningTransport(asyncio.Transport):
         self._loop = loop
         self._held = b""
         """What waits for more."""
+        self.is_closing = transport.is_closing  # type: ignore[method-assign]  # is called for each request
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Send it, or have it wait for the next."""
@@ -44,10 +45,6 @@ class JoiningTransport(asyncio.Transport):
         """Close it at once."""
         self._held = b""
         self._transport.abort()
-
-    def is_closing(self) -> bool:
-        """Whether it closes, or has."""
-        return self._transport.is_closing()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """What is known about the connection."""

@@ -163,8 +163,7 @@ def _challenge(request: Request) -> Response:
 def _tell_log(scope: Scope, visitor: Visitor) -> None:
     """Who did what to which request. Programs' calls, of which there may be thousands a second, at debug level."""
     path = scope["path"]
-    of_programs = path.startswith("/v1/") and not path.startswith("/v1/hooks")
-    level = logging.DEBUG if of_programs else logging.INFO
+    level = logging.DEBUG if is_for_programs(scope) and not path.startswith("/v1/hooks") else logging.INFO
     if not log.isEnabledFor(level):
         return
     shown = path[:300].encode("unicode_escape").decode("ascii")
