@@ -103,10 +103,9 @@ def _state() -> str:
     return state.hexdigest()
 
 
-def _run_mypyc(folder: Path) -> None:
+def translate(folder: Path) -> list[Any]:
+    """Extensions of C, made of the modules in a folder. Exits when mypy finds an error."""
     from mypyc.build import mypycify
-    from setuptools import Distribution
-    from setuptools.command.build_ext import build_ext
 
     os.chdir(ROOT)  # the modules' names follow from their paths
     hook = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]
@@ -114,13 +113,23 @@ def _run_mypyc(folder: Path) -> None:
     modules = sorted(str(path.relative_to(ROOT)) for path in found if path.name != "__init__.py")
     groups: list[tuple[list[str], str | None]]
     groups = [([module for module in modules if module.startswith(f"{name}/")], name) for name in PACKAGES]
-    options = ["--config-file=", f"--cache-dir={folder / 'mypy'}"]
+    # What is compiled leads to modules that are not, and that need libraries of extras, which a build does not have.
+    options = ["--config-file=", "--follow-imports=silent", "--ignore-missing-imports"]
+    options.append(f"--cache-dir={folder / 'mypy'}")
     extensions = mypycify(
         [*options, *modules], opt_level=LEVEL, debug_level="0", separate=groups, target_dir=str(folder / "c")
     )
     for extension in extensions:
         # mypyc puts a _ before the names of attributes, and `_thread` becomes a word of C.
         extension.define_macros.append(("__thread", "attribute_thread"))
+    return extensions
+
+
+def _run_mypyc(folder: Path) -> None:
+    from setuptools import Distribution
+    from setuptools.command.build_ext import build_ext
+
+    extensions = translate(folder)
     command = build_ext(Distribution({"ext_modules": extensions}))
     command.build_lib, command.build_temp = str(_built()), str(folder / "objects")
     command.parallel = os.cpu_count()

@@ -1,7 +1,7 @@
 """Two trees of this project side by side: which is faster, when the machine is not quiet enough to tell.
 
-    python -m benchmarks.in_turns ../before . echo-1 body-10000
-    python -m benchmarks.in_turns ../before . --rounds 200 life
+    PYTHONPATH=tests .venv/bin/python -m benchmarks.in_turns ../before . echo-1 body-10000
+    PYTHONPATH=tests .venv/bin/python -m benchmarks.in_turns ../before . --rounds 200 life
 
 Rows of `titanic bench` take some seconds each and start new processes, and two minutes of a machine, or two starts of a
 process, often differ by more than what is looked for. Here server, workers and client of both trees live side by side,
@@ -128,15 +128,38 @@ def compare(row: Row, trees: tuple[Path, Path], rounds: int) -> tuple[list[float
     return ratios, [side.seconds / rounds / row.count for side in sides]
 
 
-@click.command()
-@click.argument("before", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.argument("after", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.argument("names", nargs=-1, required=True, type=click.Choice(list(ROWS)))
-@click.option("--rounds", default=20, show_default=True, help="Turns of each, with the same processes.")
-@click.option("--starts", default=3, show_default=True, help="How often the processes are started anew.")
+def read_tree(context: click.Context, parameter: click.Parameter, tree: Path) -> Path:
+    """A folder with both packages. Without them, Python would take those that are installed, and say nothing."""
+    if not all((tree / package / "__init__.py").exists() for package in ("titanic", "broker")):
+        raise click.BadParameter(f"{tree} has no titanic/ and broker/; name the root of a tree of this project")
+    return tree
+
+
+def read_names(context: click.Context, parameter: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Rows that there are."""
+    if unknown := [name for name in names if name not in ROWS]:
+        raise click.BadParameter(f"there is no row {unknown[0]}; rows are {', '.join(ROWS)}")
+    return names
+
+
+HELP = f"""Measure rows of `titanic bench` with two trees of this project in turns.
+
+BEFORE and AFTER are the roots of the trees; more than 1 × means that AFTER is faster. When the quartiles are on both
+sides of 1, no difference was shown. A row takes about a minute.
+
+Rows: {", ".join(ROWS)}. They are those of `titanic bench`; workers-N is a whole life with N workers."""
+
+_TREE = click.Path(exists=True, file_okay=False, path_type=Path)
+
+
+@click.command(help=HELP)
+@click.argument("before", type=_TREE, callback=read_tree)
+@click.argument("after", type=_TREE, callback=read_tree)
+@click.argument("names", metavar="ROW...", nargs=-1, required=True, callback=read_names)
+@click.option("--rounds", default=20, show_default=True, type=click.IntRange(2), help="Turns of each tree in a start.")
+@click.option("--starts", default=3, show_default=True, type=click.IntRange(1), help="Starts of all processes.")
 def main(before: Path, after: Path, names: tuple[str, ...], rounds: int, starts: int) -> None:
-    """Measure rows of `titanic bench` with two trees in turns."""
-    click.echo("| | × as fast | quartiles | by start | CPU, µs a request | |\n|---|--:|---|---|--:|--:|")
+    click.echo("| | × as fast | quartiles | by start | CPU before, µs | CPU after |\n|---|--:|---|---|--:|--:|")
     for name in names:
         found = [compare(ROWS[name], (before, after), rounds) for _ in range(starts)]
         ratios = [ratio for some, _ in found for ratio in some]

@@ -42,6 +42,21 @@ def wheel(compiled: Path) -> Iterator[ZipFile]:
         yield file
 
 
+def test_it_is_translated_where_no_extras_are(tmp_path: Path) -> None:
+    """As pip builds it: without libraries of extras, and without this project, whose faults mypy does not tell where it
+    is installed."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    (packages,) = (tmp_path / "venv/lib").glob("*/site-packages")
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if not path.name.startswith(("psycopg", "starlette", "uvicorn")) and "titanic" not in path.name:
+            (packages / path.name).symlink_to(path)
+    code = "import hatch_build, pathlib, sys; hatch_build.translate(pathlib.Path(sys.argv[1]))"
+    command = [tmp_path / "venv/bin/python", "-c", code, tmp_path]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout
+    assert list((tmp_path / "c").rglob("*.c"))
+
+
 def test_its_packages(wheel: ZipFile) -> None:
     info = f"titanic_queue-{__version__}.dist-info"
     assert {name.split("/")[0] for name in wheel.namelist()} == {
