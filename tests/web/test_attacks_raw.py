@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -74,6 +75,28 @@ def statuses(heard: bytes) -> list[int]:
 
 def services(http: httpx.Client) -> set[str]:
     return {row["name"] for row in http.get("/v1/services").json()["services"]}
+
+
+HEAD = GET.replace(b"GET /v1/stats", b"HEAD /v1/session")
+
+
+def test_who_says_nothing_more_is_sent_what_was_answered(web: str) -> None:
+    for _ in range(30):
+        with Raw(web) as raw:
+            raw.say(HEAD)
+            raw.socket.shutdown(socket.SHUT_WR)
+            assert statuses(raw.hear()) == [200]
+
+
+def test_who_is_gone_before_he_is_answered_is_no_error(
+    web: str, http: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(20):
+        with Raw(web) as raw:
+            raw.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            raw.say(HEAD * 5)
+    assert http.get("/v1/session").status_code == 200
+    assert not caplog.text
 
 
 @pytest.mark.parametrize(

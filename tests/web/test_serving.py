@@ -5,13 +5,17 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 from support.processes import ROOT
+from support.waiting import PATIENCE, until
 from support.web_secured import Secured
 
 from broker import UsageError
+from titanic import Client, Server
 from titanic.errors import CallerError
 from titanic.web.serving import WebServer
 from titanic.web.settings import WebSettings
@@ -73,3 +77,20 @@ def test_what_keeps_web_hooks_from_being_delivered_is_told(caplog: pytest.LogCap
     with pytest.raises(UsageError, match="a key without a server key"):
         WebServer(settings).run()
     assert "Traceback" not in caplog.text
+
+
+def test_who_waits_for_a_reply_is_told_when_it_ends(server: Server) -> None:
+    """That the request is stored, as when the time were over; and nothing goes wrong."""
+    settings = WebSettings(tuple(server.endpoints), bind=("127.0.0.1", 0), timeout=PATIENCE)
+    with Client(server.endpoints[0]) as queue, ThreadPoolExecutor() as threads:
+        with WebServer(settings) as web:
+            path = f"{web.url}/v1/services/absent/requests"
+            posted = threads.submit(httpx.post, path, content=b"x", headers={"Prefer": "wait=60"}, timeout=PATIENCE)
+            until(lambda: queue.list(service="absent")[0])
+            uuid = queue.list(service="absent")[0][0]["uuid"]
+            path = f"{web.url}/v1/requests/{uuid}/reply?wait=60"
+            asked = threads.submit(httpx.get, path, timeout=PATIENCE)
+            until(lambda: server.dispatcher.stats()["waiting_clients"] == 2)
+        assert posted.result().status_code == 202
+        assert posted.result().json()["uuid"] == asked.result().json()["uuid"] == uuid
+        assert asked.result().status_code == 202

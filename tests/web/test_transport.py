@@ -28,6 +28,9 @@ class Recorded(asyncio.Transport):
     def abort(self) -> None:
         self.pieces.append(b"aborted")
 
+    def is_closing(self) -> bool:
+        return bool({b"closed", b"aborted"} & set(self.pieces))
+
 
 def in_a_turn(act: Callable[[JoiningTransport], None]) -> tuple[list[bytes], list[bytes]]:
     """What has been sent at the end of what is done in one turn of a loop, and after the turn."""
@@ -80,3 +83,15 @@ def test_nothing_is_sent_once_it_was_aborted() -> None:
         transport.abort()
 
     assert in_a_turn(act) == ([b"aborted"], [b"aborted"])
+
+
+def test_nothing_is_sent_once_it_has_closed_by_itself() -> None:
+    async def turn() -> list[bytes]:
+        inner = Recorded()
+        transport = JoiningTransport(inner, asyncio.get_running_loop())
+        transport.write(HEAD)
+        inner.close()
+        await asyncio.sleep(0)
+        return inner.pieces
+
+    assert asyncio.run(turn()) == [b"closed"]

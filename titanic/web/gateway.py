@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -40,6 +41,8 @@ class Gateway:
         self.submissions = Submissions()
         self.hooks: Registry | None = None
         """The web hooks, while they are delivered."""
+        self.ending = asyncio.Event()
+        """Set when this process is about to end: nobody waits for a reply any more."""
         self.reload = threading.Event()
         """Set when the access file is to be read again."""
         self.works = Works()
@@ -55,6 +58,7 @@ class Gateway:
 
     def end_what_waits(self) -> None:
         """End what would go on for long: the process is about to end."""
+        self.ending.set()
         self.feed.end()
         self.leases.end_waiting()
 

@@ -45,7 +45,8 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Somebody connects."""
-        super().connection_made(JoiningTransport(transport, self.loop))
+        self._answers = JoiningTransport(transport, self.loop)
+        super().connection_made(self._answers)
         if len(self.connections) > self.most:
             transport.abort()
             return
@@ -61,6 +62,11 @@ class GatewayProtocol(HttpToolsProtocol):
         if self._unread is not None:
             self._unread.cancel()
         super().connection_lost(exc)
+
+    def eof_received(self) -> None:
+        """The client will send nothing more. The connection is closed behind this; what was answered goes out first."""
+        self._answers.flush()
+        super().eof_received()
 
     def data_received(self, data: bytes) -> None:
         """A part of a request."""

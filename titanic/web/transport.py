@@ -31,14 +31,21 @@ class JoiningTransport(asyncio.Transport):
             self._transport.write(data)
         elif len(data) < SMALL:
             self._held = bytes(data)
-            self._loop.call_soon(self._send_held)
+            self._loop.call_soon(self.flush)
         else:
-            self._send_held()
+            self.flush()
             self._transport.write(data)
+
+    def flush(self) -> None:
+        """Let nothing wait."""
+        if self._held:
+            held, self._held = self._held, b""
+            if not self.is_closing():
+                self._transport.write(held)
 
     def close(self) -> None:
         """Close it when all is sent."""
-        self._send_held()
+        self.flush()
         self._transport.close()
 
     def abort(self) -> None:
@@ -57,8 +64,3 @@ class JoiningTransport(asyncio.Transport):
     def resume_reading(self) -> None:
         """Go on receiving."""
         self._transport.resume_reading()
-
-    def _send_held(self) -> None:
-        if self._held:
-            held, self._held = self._held, b""
-            self._transport.write(held)

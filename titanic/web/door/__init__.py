@@ -5,7 +5,9 @@ A module has the routes of its calls in ROUTES, and beside them, in PATHS, what 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 from titanic.web.door import batch, events, hooks, leases, lists, openapi, reply, requests, session
@@ -23,6 +25,9 @@ PATHS: dict[str, dict[str, Any]] = {
     **openapi.PATHS,
 }
 
+LONGEST = 300
+"""Bytes of a path that is remembered: those of services. Others come from who has no good in mind."""
+
 ROUTES = [
     *requests.ROUTES,
     *batch.ROUTES,
@@ -36,10 +41,14 @@ ROUTES = [
 ]
 
 
-@lru_cache(maxsize=256)
-def find(raw_path: bytes) -> tuple[Resource, dict[str, str]] | None:
+def find(raw_path: bytes) -> tuple[Resource, Mapping[str, str]] | None:
     """What is at a path as it was sent, and the parameters in it; None: nothing. Raises Problem."""
+    return _found(raw_path) if len(raw_path) <= LONGEST else _found.__wrapped__(raw_path)
+
+
+@lru_cache(maxsize=1000)
+def _found(raw_path: bytes) -> tuple[Resource, Mapping[str, str]] | None:
     for resource in ROUTES:
         if (parameters := resource.parameters(raw_path)) is not None:
-            return resource, parameters
+            return resource, MappingProxyType(parameters)
     return None

@@ -13,13 +13,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive
 
-from titanic.aio import Client
 from titanic.errors import RequestFailed, TimedOut, UnknownRequest
 from titanic.protocol.tsp import Frames
 from titanic.web.door import answers, headers
 from titanic.web.door.resource import Resource
 from titanic.web.door.schemas import REQUEST, RETRY_AFTER, answer, parameter, ref, wrong
-from titanic.web.gateway import visitor_of
+from titanic.web.gateway import gateway_of, visitor_of
 
 Found = TypeVar("Found")
 
@@ -68,13 +67,22 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-async def wait(client: Client, uuid: str, seconds: float) -> Frames | None:
-    """The reply as soon as it is there; None: it is pending after so many seconds. Raises as `Client.reply`."""
+async def wait(request: Request, uuid: str, seconds: float) -> Frames | None:
+    """The reply as soon as it is there; None: it is pending after so many seconds, or when this process is about to
+    end. Raises as `Client.reply`."""
+    client = visitor_of(request).client
     if seconds > 0:
+        waiting = asyncio.create_task(client.wait(uuid, seconds))
+        ending = asyncio.create_task(gateway_of(request).ending.wait())
         try:
-            return await client.wait(uuid, seconds)
+            await asyncio.wait((waiting, ending), return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done():
+                return waiting.result()
         except TimedOut:
             pass  # either it is pending, or nobody answers: the next look tells
+        finally:
+            waiting.cancel()
+            ending.cancel()
     return await client.reply(uuid)
 
 
@@ -86,7 +94,7 @@ async def get_reply(request: Request) -> Response:
     client = visitor_of(request).client
     try:
         if seconds:
-            frames = await unless_left(request.receive, wait(client, uuid, seconds))
+            frames = await unless_left(request.receive, wait(request, uuid, seconds))
         else:
             frames = await client.reply(uuid)
     except UnknownRequest:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from functools import lru_cache
 from typing import Any
 
 from starlette.requests import Request
@@ -24,14 +23,9 @@ from titanic.web.problems import Problem
 def read_service(request: Request) -> str:
     """The service in the path. Raises Problem when it cannot be one."""
     service: str = request.scope["path_params"]["service"]
-    if fault := _service_fault(service):
+    if fault := tsp.request_fault([service.encode(), b""]):
         raise Problem(400, fault)
     return service
-
-
-@lru_cache(maxsize=1000)
-def _service_fault(service: str) -> str | None:
-    return tsp.request_fault([service.encode(), b""])
 
 
 async def post_request(request: Request) -> Response:
@@ -114,7 +108,7 @@ async def _replied(request: Request, client: Client, uuid: str, seconds: int) ->
     not read, he is told that."""
     said = {"Location": f"/v1/requests/{uuid}", "Preference-Applied": f"wait={seconds}"}
     try:
-        frames = await reply.unless_left(request.receive, reply.wait(client, uuid, seconds))
+        frames = await reply.unless_left(request.receive, reply.wait(request, uuid, seconds))
     except RequestFailed as error:
         raise answers.failed(uuid, error, said) from None
     except UnknownRequest:
