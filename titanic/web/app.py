@@ -103,11 +103,11 @@ class _App(Starlette):
             if message["type"] == "http.response.start":
                 scope[STATUS] = message["status"]
                 said = message.get("headers", ())
-                names = dict(said)  # in small letters, as ASGI has them
-                if headers.keys().isdisjoint(names):
-                    message["headers"] = [*said, *headers.items()]
-                else:
-                    message["headers"] = [*said, *(header for header in headers.items() if header[0] not in names)]
+                missing = headers
+                for name, _ in said:  # in small letters, as ASGI has them
+                    if name in missing:
+                        missing = {one: value for one, value in missing.items() if one != name}
+                message["headers"] = [*said, *missing.items()]
             await send(message)
 
         await self._guarded(scope, receive, hardened)
