@@ -28,11 +28,12 @@ Batches = Callable[[], AsyncGenerator[Sequence[str], None]]
 
 @dataclass(slots=True)
 class Work:
-    """One of them. `do`: retry or close. `most`: how many there were when it was confirmed."""
+    """One of them. `do`: retry or close. `most`: how many there were when it was confirmed; None: they were not
+    counted."""
 
     user: str
     do: str
-    most: int
+    most: int | None
     back: str
     """The list that it was begun from."""
     id: str = field(default_factory=lambda: secrets.token_hex(8))

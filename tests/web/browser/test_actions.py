@@ -63,7 +63,7 @@ def test_all_that_match_are_retried_and_closed(window: Window, lived: Lived, cli
     page.get_by_role("link", name="Close all that match").click()
     see(page, "Close 101 requests?")
     window.check(page)
-    page.get_by_label("Type 101 to confirm").fill("101")
+    page.get_by_label("Type “101” to confirm").fill("101")
     page.get_by_role("button", name="Close 101 requests").click()
     see_done(page, "101 requests closed")
     assert not client.list(service="mail")[0]

@@ -15,7 +15,7 @@ from titanic import Client, Server
 from titanic.aio import Client as AioClient
 from titanic.util.ids import IdMaker
 from titanic.web.problems import Problem
-from titanic.web.window import choosing, requests
+from titanic.web.window import bulk, choosing, requests
 from titanic.web.window.choosing import Choice, choice_of, first_id
 
 
@@ -182,7 +182,7 @@ def test_all_that_match_are_closed_with_their_number_typed(
     for typed in ("", "149"):
         answer = http.post("/actions/requests", data=form | {"typed": typed})
         assert answer.status_code == 400
-        assert "type 150 to confirm" in answer.text
+        assert "type “150” to confirm" in answer.text
     assert client.stats()["services"]["mail"] == 151
     told = work_of(http, http.post("/actions/requests", data=form | {"typed": "150"}))
     assert "150 requests closed" in told.text
@@ -201,19 +201,39 @@ def test_all_that_failed_are_retried(http: httpx.Client, client: Client, failure
     )
 
 
-def test_a_count_that_takes_long_says_at_least(
+def test_without_an_exact_count_no_number_is_confirmed(
     http: httpx.Client, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from titanic.web.window import bulk, choosing
-
-    monkeypatch.setattr(bulk, "COUNTING", -1.0)
-    client.submit_batch("mail", [b"x"] * 2)
-    assert page_of(http, "/requests/all?do=close&service=mail&state=waiting").headings[0] == "Close 2 requests?"
-    monkeypatch.setattr(choosing, "BATCH", 2)
-    client.submit("mail", b"x")
+    monkeypatch.setattr(bulk, "COUNTING", 0.0)
+    client.submit_batch("mail", [b"x"] * 3)
     page = page_of(http, "/requests/all?do=close&service=mail&state=waiting&age=under-1h")
     assert page.figures["submitted"] == "in the last hour"
-    assert page.headings[0] == "Close at least 2 requests?"
+    assert page.headings[0] == "Close all requests that match?"
+    form = page.form("/actions/requests")
+    for typed in ("", "0", form["count"]):
+        answer = http.post("/actions/requests", data=form | {"typed": typed})
+        assert answer.status_code == 400
+        assert "type “all” to confirm" in answer.text
+    assert client.stats()["services"]["mail"] == 3
+    assert "3 requests closed" in work_of(http, http.post("/actions/requests", data=form | {"typed": "all"})).text
+
+
+def test_a_count_goes_through_all_pages(http: httpx.Client, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choosing, "BATCH", 2)
+    client.submit_batch("mail", [b"x"] * 9)
+    assert page_of(http, "/requests/all?do=close&service=mail&state=waiting").headings[0] == "Close 9 requests?"
+
+
+@pytest.mark.settings(max_attempts=1)
+def test_no_more_are_closed_than_were_confirmed(http: httpx.Client, client: Client, failures: list[str]) -> None:
+    """Others may come to match meanwhile."""
+    client.set_service("echo", paused=True)
+    later = client.submit("echo", b"fail")
+    form = page_of(http, "/requests/all?do=close&state=failed").form("/actions/requests")
+    client.set_service("echo", paused=False)
+    until(lambda: client.show(later)["state"] == "failed")
+    assert "3 requests closed" in work_of(http, http.post("/actions/requests", data=form)).text
+    assert len(client.list(state="failed")[0]) == 1
 
 
 def test_what_cannot_be_done_to_many(http: httpx.Client, client: Client) -> None:

@@ -3,6 +3,7 @@ number; another says how far it is."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
@@ -27,11 +28,13 @@ ACTIONS = ("retry", "close")
 RETRIED = ("failed", "expired")
 """States of what can be retried."""
 
-COUNTING = 0.1
-"""Seconds that a page counts; then it says how many there are at least."""
+COUNTING = 2.0
+"""Seconds after which a page gives up counting. Then no number is shown or confirmed."""
 
 TYPED = 100
-"""Who closes more requests types their number."""
+"""Closing more requests than this takes typing their number, or ALL when they were not counted."""
+
+ALL = "all"
 
 MOST_SELECTED = 1000
 
@@ -52,8 +55,7 @@ def confirm(
         "bulk.html",
         do=do,
         count=len(uuids),
-        more=False,
-        typed=False,
+        typed="",
         choice=choice,
         title=title,
         uuids=uuids,
@@ -67,14 +69,13 @@ async def confirm_all(request: Request) -> Response:
     do, choice = _action(request.query_params), choice_of(request.query_params)
     _check(do, choice)
     choice = replace(choice, before=min(choice.before, int(time.time() * 1e6)), oldest=False)
-    count, more = await _count(visitor_of(request).client, do, choice)
+    count = await _count(visitor_of(request).client, do, choice)
     return gateway_of(request).page(
         request,
         "bulk.html",
         do=do,
         count=count,
-        more=more,
-        typed=do == "close" and count > TYPED,
+        typed=_confirmation(do, count),
         choice=choice,
         title="",
         ages=AGES_TOLD,
@@ -89,17 +90,19 @@ async def begin(request: Request) -> Response:
     form = await forms.read(request)
     gateway, visitor = gateway_of(request), visitor_of(request)
     do, choice, count = _action(form), choice_of(form), form.get("count", "")
-    if not count.isdecimal() or len(count) > 9:
+    if "count" not in form or (count and (not count.isdecimal() or len(count) > 9)):
         raise Problem(400, "nothing was done: the form has no number of requests; open its page again")
+    most = int(count) if count else None
     if selected := form.get("uuids", "").split():
         uuids = _uuids(selected)
         work, batches = Work(visitor.user, do, len(uuids), choice.url()), partial(named, uuids)
     else:
         _check(do, choice)
-        if do == "close" and int(count) > TYPED and form.get("typed", "").strip().replace(",", "") != count:
-            raise Problem(400, f"nothing was closed: type {int(count):,} to confirm, the number of the requests")
-        work = Work(visitor.user, do, int(count), choice.url())
-        batches = partial(_meant, visitor.client, do, choice)
+        typed = form.get("typed", "").strip().lower().replace(",", "")
+        if (wanted := _confirmation(do, most)) and typed != wanted.replace(",", ""):
+            raise Problem(400, f"nothing was closed: type “{wanted}” to confirm")
+        work = Work(visitor.user, do, most, choice.url())
+        batches = partial(_meant, visitor.client, do, choice, most)
     gateway.works.begin(work, visitor.client, batches)
     return RedirectResponse(f"/works/{work.id}", 303)
 
@@ -149,28 +152,44 @@ def _meant_by(do: str, choice: Choice) -> list[Choice]:
     return [choice]
 
 
-async def _meant(client: Client, do: str, choice: Choice) -> AsyncGenerator[Sequence[str], None]:
+async def _meant(
+    client: Client, do: str, choice: Choice, most: int | None = None
+) -> AsyncGenerator[Sequence[str], None]:
+    """The UUIDs, some at a time. `most`: no more than so many, because others may come to match since they were
+    counted; None: all."""
     for one in _meant_by(do, choice):
         async for rows in walk(client, one):
-            if uuids := [row["uuid"] for row in rows if _can_be(do, row)]:
+            if uuids := [row["uuid"] for row in rows if _can_be(do, row)][:most]:
                 yield uuids
+            if most is not None:
+                most -= len(uuids)
+                if not most:
+                    return
 
 
 def _can_be(do: str, row: RequestInfo) -> bool:
     return row["state"] in RETRIED if do == "retry" else row["state"] != "running"
 
 
-async def _count(client: Client, do: str, choice: Choice) -> tuple[int, bool]:
-    """How many there are; whether there are more."""
-    count, until = 0, time.monotonic() + COUNTING
+async def _count(client: Client, do: str, choice: Choice) -> int | None:
+    """How many there are; None: counting takes too long, or fails."""
+    count = 0
     try:
-        async for uuids in _meant(client, do, choice):
-            if count and time.monotonic() > until:
-                return count, True
-            count += len(uuids)
-    except UnknownRequest:
-        return count, True
-    return count, False
+        async with asyncio.timeout(COUNTING):
+            async for uuids in _meant(client, do, choice):
+                count += len(uuids)
+    except (TimeoutError, UnknownRequest):
+        return None
+    return count
+
+
+def _confirmation(do: str, count: int | None) -> str:
+    """What is to be typed; empty: nothing. `count`: None: it is not known."""
+    if do != "close":
+        return ""
+    if count is None:
+        return ALL
+    return f"{count:,}" if count > TYPED else ""
 
 
 ROUTES = [
