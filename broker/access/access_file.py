@@ -19,6 +19,9 @@
     user = "shop"
     uids = [0, "www-data"]
 
+`allow_lockout = true`, above all tables, allows a file that has no user, and one that has no administrator where the
+one before had some: else a file that was emptied or cut off by mistake would shut everybody out.
+
 A key is a public one in Z85, or a file with one; relative paths begin where the access file is. A user has his own
 permissions and those of his roles: lists are added up, "all" beats "own", true beats false. A limit of his own beats
 those of his roles, and of theirs the lowest holds. A file is taken whole or not at all: whatever is not understood is
@@ -55,6 +58,7 @@ OF_ROLES = (*PATTERNS, Permission.READ.value, *FLAGS, "limits")
 OF_USERS = ("keys", "tokens", "roles", *OF_ROLES, "certificates")
 OF_ENDPOINTS = ("user", "uids")
 TABLES = ("roles", "users", "endpoints")
+LOCKOUT = "allow_lockout"
 
 _LOOPBACK = re.compile(r"tcp://(localhost|127(\.\d{1,3}){3}|\[::1\]):(\d+|\*)")
 """Endpoints that are loopback's by how they are written. Whether they really are is asked when they are bound."""
@@ -100,7 +104,11 @@ class AccessFile:
             raise AccessError(f"{path}:{line}: this is not TOML: {fact}; correct the line") from error
         except (ValueError, RecursionError) as error:  # numbers of thousands of digits, lists in lists in lists
             raise AccessError(f"{path}:1: this is not TOML that can be read: {error}; it is no access file") from error
-        self._unknown((), document, TABLES)
+        self._unknown((), document, (*TABLES, LOCKOUT))
+        self.allows_lockout = document.get(LOCKOUT, False)
+        """Whether the file says that it may leave nobody, or no administrator."""
+        if not isinstance(self.allows_lockout, bool):
+            self._fault((LOCKOUT,), f"[{LOCKOUT}] is {_kind(self.allows_lockout)}; it must be true or false")
         self.roles = self._tables(document, "roles")
         self.users = self._tables(document, "users")
         endpoints = self._tables(document, "endpoints")
@@ -113,6 +121,9 @@ class AccessFile:
             self._check_roles(("users", name, "roles"), user.get("roles", []))
         keys, tokens, certificates = self._keys(), self._hashes(TOKENS), self._hashes(CERTIFICATES)
         uids = {name: self._endpoint(name, endpoint) for name, endpoint in endpoints.items()}
+        if not self._faults and not document.get("users") and self.allows_lockout is False:
+            fact = "there is no user, so no client or worker could connect"
+            self._fault((), f"{fact}; add [users.NAME], or {LOCKOUT} = true if that is meant")
         if self._faults:
             faults = sorted(dict.fromkeys(self._faults))
             told = [f"{self.path}:{line}: {fact}" for line, fact in faults[:MOST_FAULTS]]
@@ -269,6 +280,9 @@ class AccessFile:
             advice = self._near(user, self.users, "add it, or name another")
             self._fault((*path, "user"), f"{_shown((*path, 'user'))}: there is no user {_quoted(user)}; {advice}")
         if "uids" not in endpoint:
+            if name.startswith("ipc://@"):
+                fact = "every process of this machine can connect to an abstract name, as no folder guards it"
+                self._fault(path, f'{_shown(path)}: {fact}; write who may: uids = [0, "www-data"]')
             return None
         where, uids = (*path, "uids"), endpoint["uids"]
         if not local:
@@ -330,6 +344,11 @@ def _read(path: Path) -> str:
     if stat.S_ISREG(mode) and mode & stat.S_IWOTH:
         fact = "everybody on this machine may change this file, and so may do anything"
         raise AccessError(f"{path}: {fact}; run: chmod o-w {path}")
+    for folder in {path.absolute().parent, path.resolve().parent}:
+        rights = folder.stat().st_mode
+        if rights & stat.S_IWOTH and not rights & stat.S_ISVTX:
+            fact = "everybody on this machine may put another file in its place, and so may do anything"
+            raise AccessError(f"{path}: {fact}; run: chmod o-w {folder}")
     if len(content) > MOST_BYTES:
         raise AccessError(f"{path}: it is larger than {MOST_BYTES >> 20} MiB; give the access file")
     try:

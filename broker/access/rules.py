@@ -119,6 +119,20 @@ class Guard:
         self.refused(user, "work", service, worker.peer, why)
         return False
 
+    def share(self, places: int) -> int:
+        """How many of these places one user may have: half of them, at least one; all, if there is only one user."""
+        return max(1, places // 2) if len(self.access.users) > 1 else places
+
+    def has_place(self, worker: WorkerPeer, registered: int, places: int) -> bool:
+        """Whether a user that has `registered` workers may have one more, where all users together have `places`; if
+        not, it is counted."""
+        user = worker.user
+        if user is None or user.admin or registered < (share := self.share(places)):
+            return True
+        why = f"user '{user.name}' has {registered} workers; of {places} places one user may have {share}"
+        self.refused(user, "workers", b"", worker.peer, why)
+        return False
+
     def may_say(self, worker: WorkerPeer, command: Command, now: float) -> bool:
         """Whether a worker may say one thing more; if not, it is counted."""
         user = worker.user

@@ -159,7 +159,9 @@ class BrokerCore(UnservedRequests):
     def revoke(self, review: Review, now: float) -> None:
         """There are other users: workers and requests go that may not be here any more."""
         self.documents.forget()
-        for worker in review.dismissed(self.workers.values()):
+        dismissed = review.dismissed(self.workers.values())
+        self.registry.count_users()
+        for worker in dismissed:
             self._unexpected(worker, [], now)
         for service in list(self.services.values()):
             drops = review.drops_request
@@ -246,7 +248,7 @@ class BrokerCore(UnservedRequests):
         name = rest[0] if len(rest) == 1 or worker.extended else b""
         service = self.services.get(name)
         guard = self.guard if worker.user is not None else None
-        refused = self.draining or (guard is not None and not guard.may_work(worker, name))
+        refused = self.draining or (guard is not None and not self._may_register(guard, worker, name))
         if refused or not self.registry.admits(name, service):
             self._unexpected(worker, rest, now)
             return
@@ -259,6 +261,10 @@ class BrokerCore(UnservedRequests):
         self._heard(worker, now)
         self._keep(worker, rest, now)
         self._free(worker, now)
+
+    def _may_register(self, guard: Guard, worker: WorkerPeer, name: bytes) -> bool:
+        registered = 0 if worker.user is None else self.registry.of_users.get(worker.user.name, 0)
+        return guard.may_work(worker, name) and guard.has_place(worker, registered, self.config.max_workers)
 
     def _forward(self, worker: WorkerPeer, rest: Frames, now: float) -> None:
         request = worker.request

@@ -133,6 +133,8 @@ class WorkerRegistry:
         """When each is due to be sent one."""
         self.silences: Timers[WorkerPeer] = Timers()
         """When each is gone, unless something comes from it."""
+        self.of_users: dict[str, int] = {}
+        """How many each user has, with access control."""
         self.delivered: dict[tuple[Peer, bytes], WorkerPeer] = {}
         """Workers that have requests, by the marks of these."""
 
@@ -147,15 +149,28 @@ class WorkerRegistry:
         worker.service = service
         service.workers += 1
         self.workers[worker.peer] = worker
+        if worker.user is not None:
+            self.of_users[worker.user.name] = self.of_users.get(worker.user.name, 0) + 1
         worker.heartbeat = Heartbeat(self._config.heartbeat_interval, self._config.liveness, now)
 
     def remove(self, worker: WorkerPeer) -> None:
         """A worker is gone."""
         del self.workers[worker.peer]
+        if worker.user is not None:
+            count = self.of_users.pop(worker.user.name)
+            if count > 1:
+                self.of_users[worker.user.name] = count - 1
         self.heartbeats.cancel(worker)
         self.silences.cancel(worker)
         worker.service.idle.pop(worker, None)
         worker.service.workers -= 1
+
+    def count_users(self) -> None:
+        """Connections may belong to other users now: count the workers of each again."""
+        self.of_users.clear()
+        for worker in self.workers.values():
+            if worker.user is not None:
+                self.of_users[worker.user.name] = self.of_users.get(worker.user.name, 0) + 1
 
     def take_request(self, worker: WorkerPeer) -> Request | None:
         """Take its request from a worker."""

@@ -21,6 +21,10 @@ SILENT_SHARE = 4
 
 MOST_SILENT = 10_000
 
+RESERVED = 64
+"""File descriptors that users' connections leave for the process itself: its store, its log, health and metrics, and
+the connections of administrators."""
+
 
 class AccessControl:
     """The ZAP handler in a context of its own, and the connections that it let in."""
@@ -30,7 +34,7 @@ class AccessControl:
         self.guard = guard
         self.context: zmq.Context[Socket] = zmq.Context()
         self._keys = keys
-        self.connections = UserConnections(guard, settle, _most_silent())
+        self.connections = UserConnections(guard, settle, *_places())
         self.zap = ZapHandler(self.context, guard.access, self._stranger, self.connections.asked)
         self.handshakes = Handshakes(self.connections)
         self.log = AccessLog(guard)
@@ -59,6 +63,10 @@ class AccessControl:
         self.guard.refused(NOBODY, "connect", b"", address, f"no user has the public key {key}" if key else "")
 
 
-def _most_silent() -> int:
+def _places() -> tuple[int, int]:
+    """How many connections may be open that have said nothing, and how many that have."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MOST_SILENT if soft == resource.RLIM_INFINITY else min(MOST_SILENT, max(16, soft // SILENT_SHARE))
+    if soft == resource.RLIM_INFINITY:
+        soft = 1 << 20
+    silent = min(MOST_SILENT, max(16, soft // SILENT_SHARE))
+    return silent, max(16, soft - silent - RESERVED)

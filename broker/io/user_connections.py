@@ -10,7 +10,7 @@ from typing import Any
 import zmq
 
 from broker.access.rules import Guard
-from broker.access.users import NOBODY
+from broker.access.users import NOBODY, User
 from broker.io.connection import Connection, Ends
 from broker.io.zap import user_of
 
@@ -28,14 +28,16 @@ class UserConnections:
     that is gone is another peer, and gets nothing that was meant for that one.
     """
 
-    def __init__(self, guard: Guard, settle: Callable[[], None], most_silent: int) -> None:
+    def __init__(self, guard: Guard, settle: Callable[[], None], most_silent: int, places: int) -> None:
         """`settle` is called for a new connection: it tells of all that have `ended`, for one of them may have had the
-        descriptor. `most_silent`: connections that have not said anything."""
+        descriptor. `most_silent`: connections that have not said anything. `places`: for those that have; one user may
+        have a share of them, unless the access file has another limit, and those of administrators do not count."""
         self.speaker = Connection(b"", "", NOBODY, -1, _NO_ENDS, there=False, admitted=False)
         """By which the message came that was looked at last."""
         self._guard = guard
         self._settle = settle
         self._most_silent = most_silent
+        self._places = places
         self._silent: dict[int, None] = {}
         self.unfinished: dict[int, None] = {}
         """Those of them that may not have been let in yet."""
@@ -49,6 +51,8 @@ class UserConnections:
         self._by_descriptor: dict[int, Connection] = {}
         self._counts: dict[str, int] = {}
         """Connections of each user."""
+        self._taken = 0
+        """Connections of all users but administrators."""
         self._ports: set[Any] = set()
         self._keyed: set[int] = set()
         """TCP ports where a key is wanted."""
@@ -123,6 +127,7 @@ class UserConnections:
         those that spoke last."""
         access = self._guard.access
         self._counts.clear()
+        self._taken = 0
         for connection in self._by_sender.values():  # in the order in which they spoke first
             connection.user = user_of(connection.user_id, access)
             if connection.admitted:
@@ -151,12 +156,26 @@ class UserConnections:
         return connection
 
     def _admit(self, connection: Connection) -> None:
-        """End a connection whose user is none, or has enough of them."""
-        most = connection.user.limits.connections
-        if connection.user is NOBODY:
+        """End a connection whose user is none, or has enough of them, or which would be one too many."""
+        user = connection.user
+        if user is NOBODY:
             self._refuse(connection, "connect")
-        elif most and self._counts.get(connection.user.name, 0) >= most:
-            self._refuse(connection, "connections")
+        elif why := self._too_many(user):
+            self._refuse(connection, "connections", why)
+
+    def _too_many(self, user: User) -> str:
+        """Why a user may not have one connection more; empty: it may."""
+        count, most = self._counts.get(user.name, 0), user.limits.connections
+        if most and count >= most:
+            return f"{user} has limits.connections = {most} already"
+        if user.admin:
+            return ""
+        if not most and count >= (share := self._guard.share(self._places)):
+            fact = f"{user} has {count} connections; of {self._places} one user may have {share}"
+            return f"{fact}: set limits.connections, or allow the server more file descriptors"
+        if self._taken >= self._places:
+            return f"{self._taken} connections are open; allow the server more file descriptors"
+        return ""
 
     def _close(self, descriptor: int) -> None:
         """Forget what is known of a connection by this number."""
@@ -181,17 +200,19 @@ class UserConnections:
         self._asked -= 1
         return False
 
-    def _refuse(self, connection: Connection, action: str) -> None:
+    def _refuse(self, connection: Connection, action: str, why: str = "") -> None:
         connection.admitted = False
         if connection.descriptor in self._reused:  # these may be the ends of somebody who has done nothing
             connection.ends, connection.there = _NO_ENDS, False
-        self._guard.refused(connection.user, action, b"", connection, _why(connection, action))
+        self._guard.refused(connection.user, action, b"", connection, why or _why(connection, action))
         self._shut(connection.descriptor, connection.ends)
 
     def _count(self, connection: Connection, change: int) -> None:
         if connection.admitted:
             name = connection.user.name
             self._counts[name] = self._counts.get(name, 0) + change
+            if not connection.user.admin:
+                self._taken += change
             if not self._counts[name]:
                 del self._counts[name]
 
@@ -223,8 +244,6 @@ class UserConnections:
 
 def _why(connection: Connection, action: str) -> str:
     """Why a connection is refused, in words."""
-    if action == "connections":
-        return f"{connection.user} has limits.connections = {connection.user.limits.connections} already"
     if action == "name":
         return "it gives itself a name, which access control does not allow"
     return "" if " " in connection.user_id else f"no user has the public key {connection.user_id} any more"

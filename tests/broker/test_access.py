@@ -491,6 +491,31 @@ def test_a_lowered_limit_ends_the_newest_connections(broker: Broker, echo: Calla
             says(client)
 
 
+def test_a_user_s_share_of_the_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    chief, pair = user("chief", admin=True), new_pair()
+    monkeypatch.setattr(access_control, "_places", lambda: (16, 4))
+    with secured_broker(access({**OTHERS, chief: pair})) as broker, ExitStack() as stack:
+
+        def comes(keys: Keys) -> Callable[[], bool]:
+            client, wait = stack.enter_context(watched(where(broker), keys))
+            client.send_multipart([b"MDPC02", b"\1", b"mmi.broker", b""])
+
+            def served() -> bool:
+                while not client.poll(100):
+                    if refused(broker):
+                        wait(zmq.EVENT_DISCONNECTED)
+                        return False
+                return told(client)[2] == b"mmi.broker"
+
+            return served
+
+        assert all(comes(ALICE)() for _ in range(2))
+        assert not comes(ALICE)(), "half of the places are its share"
+        assert set(refused(broker)) == {("caller", "connections")}
+        assert comes(BOB)()
+        assert all(comes(pair)() for _ in range(4)), "administrators are not counted"
+
+
 def test_connections_that_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access_control, "MOST_SILENT", 5)
     with secured_broker(access(USERS)) as broker, raw_socket(where(broker), CAROL) as client, ExitStack() as stack:

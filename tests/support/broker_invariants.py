@@ -49,6 +49,7 @@ def check(core: BrokerCore) -> None:
     assert {id(worker.request) for worker in core.registry.delivered.values()} <= {id(request) for request in in_hand}
     assert all(worker.request and worker.request.mark == mark for mark, worker in core.registry.delivered.items())
 
+    assert core.registry.of_users == Counter(worker.user.name for worker in core.workers.values() if worker.user)
     registered = set(core.workers.values())
     assert set(core.registry.heartbeats) == set(core.registry.silences) == registered
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -10,10 +11,17 @@ import broker
 from broker import AccessError
 from titanic import logs
 from titanic.protocol.permissions import RULES
+from titanic.util.file_state import state_of
 from titanic.util.text import counted
 from titanic.version import __version__
 
 log = logging.getLogger("titanic")
+
+LOOK_EVERY = 0.1
+"""Seconds after which a file that has not changed is taken for whole."""
+
+MOST_LOOKS = 50
+"""How often it is looked at before a reload is refused."""
 
 
 class ServerAccess:
@@ -60,13 +68,30 @@ class ServerAccess:
             log.warning(text, self._path, endpoint, extra=logs.event("endpoint-unknown"))
 
     def read_again(self) -> broker.Access:
-        """What the file says now; nothing changes yet. Raises broker.AccessError."""
-        return broker.load_access(self._path)
+        """What the file says now; nothing changes yet. Raises broker.AccessError, also for a file without
+        administrators where there are some now. A file that is being written is waited for: half of it would shut out
+        the users in the other half."""
+        state = state_of(self._path)
+        for _ in range(MOST_LOOKS):
+            time.sleep(LOOK_EVERY)
+            before, state = state, state_of(self._path)
+            if state == before:
+                break
+        else:
+            waited = MOST_LOOKS * LOOK_EVERY
+            raise AccessError(f"{self._path}: it was still being written after {waited:g} s; reload when it is whole")
+        file = broker.AccessFile(self._path)
+        if _has_admin(self.access) and not _has_admin(file.access) and not file.allows_lockout:
+            fact = "no user has admin = true any more, so nobody could steer the server"
+            raise AccessError(f"{self._path}:1: {fact}; give it to one, or write allow_lockout = true if that is meant")
+        return file.access
 
     def swap(self, access: broker.Access) -> None:
         """From now on this holds; what is different from before is logged. The broker is not told by this."""
         before, self.access = self.access, access
-        log.info(
+        removed = before.users.keys() - access.users.keys()
+        log.log(
+            logging.WARNING if removed else logging.INFO,
             "%s read again: %s",
             self._path,
             ", ".join(_changes(before, access)) or "nothing has changed",
@@ -79,6 +104,10 @@ def new_broker(config: broker.BrokerConfig, control: ServerAccess | None, *, ope
     if control is None:
         return broker.Broker(config, version=__version__, open=open)
     return broker.Broker(config, version=__version__, access=control.access, keys=control.keys, rules=RULES)
+
+
+def _has_admin(access: broker.Access) -> bool:
+    return any(user.admin for user in access.users.values())
 
 
 def _changes(before: broker.Access, after: broker.Access) -> Iterable[str]:
@@ -95,7 +124,7 @@ def _changes(before: broker.Access, after: broker.Access) -> Iterable[str]:
             yield f"{what} {' '.join(shown[:MOST_NAMES])}{more}"
 
 
-MOST_NAMES = 20
+MOST_NAMES = 100
 """Users that are named in a line of the log."""
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from titanic import logs
 from titanic.errors import CallerError
+from titanic.util.file_state import state_of
 from titanic.web.settings import WebSettings
-from titanic.web.visitors.file_state import state_of
 
 log = logging.getLogger("titanic.web")
 

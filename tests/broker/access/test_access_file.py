@@ -102,10 +102,32 @@ def test_certificates_are_given_by_their_hashes(file: Path) -> None:
         load_access(file)
 
 
-def test_a_file_that_says_nothing_allows_nothing(file: Path) -> None:
-    file.write_text("# nobody yet\n")
+@pytest.mark.parametrize("text", ["", "# nobody yet\n", "[roles.sender]\nclose = true\n", "[users]\n"])
+def test_a_file_without_users_is_a_fault_unless_it_says_so(file: Path, text: str) -> None:
+    file.write_text(text)
+    with pytest.raises(AccessError, match=r":1: there is no user, so no client or worker could connect; add \[users"):
+        load_access(file)
+    file.write_text("allow_lockout = true\n" + text)
     access = load_access(file)
     assert (access.users, access.keys, access.tokens, access.endpoints) == ({}, {}, {}, {})
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_a_folder_that_all_may_write_to(file: Path, tmp_path: Path, link: bool) -> None:
+    folder = tmp_path / "open"
+    folder.mkdir()
+    target = folder / "access.toml"
+    target.write_text("[users.u]\n")
+    path = tmp_path / "link.toml" if link else target
+    if link:
+        path.symlink_to(target)
+    folder.chmod(0o777)
+    with pytest.raises(
+        AccessError, match=re.escape(f"another file in its place, and so may do anything; run: chmod o-w {folder}")
+    ):
+        load_access(path)
+    folder.chmod(0o1777)  # where only who owns a file may replace it
+    assert set(load_access(path).users) == {"u"}
 
 
 def test_every_line_is_found(file: Path) -> None:
@@ -240,6 +262,13 @@ WRONG = [
         U + "[endpoints.'ipc://x']\nuser = 'u'\nuids = ['no such one']",
         4,
         "[endpoints.\"ipc://x\"] uids: this machine has no user 'no such one'; give a name that `getent passwd` prints",
+    ),
+    ("allow_lockout = 'yes'", 1, "[allow_lockout] is a text; it must be true or false"),
+    (
+        U + "[endpoints.'ipc://@x']\nuser = 'u'",
+        2,
+        '[endpoints."ipc://@x"]: every process of this machine can connect to an abstract name, as no folder guards '
+        "it; write who may: uids",
     ),
     (U + "[endpoints.'ipc://x']\nuser = 'u'\nuids = [-1]", 4, '[endpoints."ipc://x"] uids: -1 is no user of a machine'),
     (U + "[endpoints.'ipc://x']\nuser = 'u'\nuids = [true]", 4, '[endpoints."ipc://x"] uids: true or false is no user'),

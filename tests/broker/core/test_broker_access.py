@@ -541,6 +541,36 @@ def test_one_user_has_half_of_what_may_wait(settings: dict[str, int], size: int,
     assert asked(busy, 6) == []
 
 
+def test_one_user_has_half_of_the_workers_places() -> None:
+    played = Played(max_workers=6)
+    for number in range(3):
+        assert played.said(WORKER, f"w{number}", b"MDPW02", b"\1", b"echo")[0][1] == b"\5"
+    assert played.said(WORKER, "one more", b"MDPW02", b"\1", b"echo")[0][1] == b"\6"
+    (report,) = played.guard.take_reports()
+    assert (report.first.user, report.first.action) == ("worker", "workers")
+    assert report.first.why == "user 'worker' has 3 workers; of 6 places one user may have 3"
+    other = user("other", work=["echo"])
+    assert played.said(other, "o", b"MDPW02", b"\1", b"echo")[0][1] == b"\5"
+    played.core.lost("w0", played.now)
+    check(played.core)
+    assert played.said(WORKER, "one more", b"MDPW02", b"\1", b"echo")[0][1] == b"\5"
+
+
+def test_an_only_user_has_all_places() -> None:
+    played = Played(max_workers=4)
+    played.guard.swap(Access([WORKER]))
+    for number in range(4):
+        assert played.said(WORKER, f"w{number}", b"MDPW02", b"\1", b"echo")[0][1] == b"\5"
+
+
+def test_workers_of_a_revoked_user_have_no_places() -> None:
+    played = Played(max_workers=2)
+    assert played.said(WORKER, "w", b"MDPW02", b"\1", b"echo")[0][1] == b"\5"
+    played.core.revoke(Review(played.guard, lambda peer: NOBODY), played.now)
+    check(played.core)
+    assert not played.core.registry.of_users
+
+
 def test_who_is_revoked_has_no_share_any_more(played: Played) -> None:
     played.said(CALLER, "client", *CLIENTS["0.2"], b"echo", b"x")
     assert played.core.waiting.of_users.keys() == {"caller"}

@@ -102,7 +102,7 @@ def test_a_token_that_is_taken_away_is_refused_at_once(tmp_path: Path) -> None:
     control = ServerAccess(files.path, files.key)
     with listening(control) as port:
         assert ask(port, "/metrics", RIGHT).status == 200
-        files.write(ALICE)
+        files.write("allow_lockout = true\n" + ALICE)
         control.swap(control.read_again())
         assert ask(port, "/metrics", RIGHT).status == 401
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,9 @@ from support.secured import curve_of, raw_socket, told
 from support.serving import QUICK, serving
 from support.waiting import until
 
-from broker import NOBODY, BrokerConfig, Kind, Reach, User, Worker, load_secret, new_keys
+from broker import NOBODY, Access, AccessError, BrokerConfig, Kind, Reach, User, Worker, load_secret, new_keys
 from titanic import Client, Forbidden, Server, UnknownRequest
+from titanic.server import server_access
 from titanic.server.mdp_worker import user_in
 from titanic.server.server_access import ServerAccess, new_broker
 
@@ -205,3 +207,62 @@ def test_whoever_is_not_named_at_a_broker_with_access_control_is_nobody(client: 
 def test_frames_of_foreign_brokers_may_be_anything() -> None:
     assert user_in(b"a b", FOREIGN) is None
     assert user_in(b"a b", OURS) is NOBODY
+
+
+ADMINS = "[users.root]\nadmin = true\n[users.shop]\n[users.mail]\n"
+
+
+@pytest.fixture
+def control(tmp_path: Path) -> ServerAccess:
+    new_keys(tmp_path, "server")
+    (tmp_path / "access.toml").write_text(ADMINS)
+    return ServerAccess(tmp_path / "access.toml", tmp_path / "server.key_secret")
+
+
+@pytest.mark.parametrize(
+    ("text", "fact"), [("[users.shop]\n", "no user has admin = true any more"), ("", "no user, so")]
+)
+def test_the_last_administrator_stays_unless_the_file_says_so(control: ServerAccess, text: str, fact: str) -> None:
+    path = control._path
+    path.write_text(text)
+    with pytest.raises(AccessError, match=fact):
+        control.read_again()
+    path.write_text("allow_lockout = true\n" + text)
+    assert "root" not in control.read_again().users
+
+
+def test_removed_users_are_a_warning(control: ServerAccess, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    control.swap(load(control, ADMINS + "[users.more]\n"))
+    control.swap(load(control, "[users.root]\nadmin = true\n"))
+    assert [(one.levelname, one.getMessage().partition(": ")[2]) for one in caplog.records] == [
+        ("INFO", "added more"),
+        ("WARNING", "removed mail more shop"),
+    ]
+
+
+def load(control: ServerAccess, text: str) -> Access:
+    control._path.write_text(text)
+    return control.read_again()
+
+
+def test_a_file_that_is_being_written_is_waited_for(control: ServerAccess) -> None:
+    looks = 0
+    real = server_access.state_of
+
+    def write_on(path: Path) -> tuple[int, ...]:
+        nonlocal looks
+        looks += 1
+        if looks < 4:
+            path.write_text(ADMINS[: 10 * looks])
+        elif looks == 4:
+            path.write_text(ADMINS)
+        return real(path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server_access, "state_of", write_on)
+        assert set(control.read_again().users) == {"root", "shop", "mail"}
+        patch.setattr(server_access, "state_of", lambda path: (time.monotonic_ns(),))
+        patch.setattr(server_access, "LOOK_EVERY", 0.001)
+        with pytest.raises(AccessError, match="still being written after"):
+            control.read_again()

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from titanic.aio import Client
+from titanic.util.file_state import state_of
 from titanic.web.problems import Problem
 from titanic.web.settings import WebSettings
-from titanic.web.visitors.file_state import state_of
 from titanic.web.visitors.presence import Presence, WatchedClient
 
 ANYBODY = ""

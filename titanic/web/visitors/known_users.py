@@ -11,8 +11,8 @@ from pathlib import Path
 
 from broker import Access, AccessError, hash_token, load_access, load_secret
 from titanic import logs
+from titanic.util.file_state import state_of
 from titanic.util.text import counted
-from titanic.web.visitors.file_state import state_of
 from titanic.web.visitors.grants import Grant, Kind
 
 log = logging.getLogger("titanic.web")
