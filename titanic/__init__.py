@@ -26,7 +26,7 @@ _MODULES = {
         "TitanicError",
         "UnknownRequest",
     ],
-    "titanic.jobs.context": ["RequestContext", "current"],
+    "titanic.jobs.context": ["RequestContext", "current", "current_or_none"],
     "titanic.jobs.ending": ["Cancelled", "Failed", "Retry"],
     "titanic.protocol.answers": ["Look", "RequestInfo"],
     "titanic.protocol.documents": ["ArchiveInfo", "NodeInfo", "Stats"],

@@ -11,6 +11,7 @@ from titanic.errors import TitanicError as TitanicError
 from titanic.errors import UnknownRequest as UnknownRequest
 from titanic.jobs.context import RequestContext as RequestContext
 from titanic.jobs.context import current as current
+from titanic.jobs.context import current_or_none as current_or_none
 from titanic.jobs.ending import Cancelled as Cancelled
 from titanic.jobs.ending import Failed as Failed
 from titanic.jobs.ending import Retry as Retry

@@ -61,6 +61,10 @@ class Forbidden(CallerError):
     """The user whose key this is lacks a permission. The text names it."""
 
 
+class NoRequest(CallerError):
+    """Asked of the current request where there is none, or of one that is not stored."""
+
+
 class UnknownRequest(CallerError):
     """No request has this UUID."""
 

@@ -31,7 +31,7 @@ from titanic.cli.options import (
 )
 from titanic.cli.printing import as_text
 from titanic.cli.running import Ending, say
-from titanic.jobs.context import RequestContext, current
+from titanic.jobs.context import RequestContext, current, current_or_none
 from titanic.jobs.ending import Failed
 from titanic.protocol.tsp import Frames
 from titanic.util.sd_notify import VARIABLES, Notifier
@@ -151,7 +151,7 @@ class CommandHandler:
     @staticmethod
     def _failure(text: str, errors: bytes, *, fatal: bool = False) -> RemoteError:
         kept = errors[-STDERR_KEPT:]
-        where = f"{uuid}: " if (uuid := current().uuid) else ""
+        where = f"{request.uuid}: " if (request := current_or_none()) else ""
         log.warning("%s%s%s", where, text, f": {said}" if (said := as_text([kept])) else "")
         return Failed(text, kept) if fatal else RemoteError(500, text, [kept])
 
@@ -197,8 +197,8 @@ class _Cancelling:
 def _environment(request: RequestContext) -> dict[str, str]:
     """That of a command: ours, and what is known of its request. (TITANIC_KEY means a key file.)"""
     known = {
-        "TITANIC_UUID": request.uuid,
-        "TITANIC_ATTEMPT": str(request.attempt or ""),
+        "TITANIC_UUID": request.uuid if request else "",
+        "TITANIC_ATTEMPT": str(request.attempt) if request else "",
         "TITANIC_ATTEMPTS": str(request.attempts or ""),
         "TITANIC_DEADLINE": "" if request.deadline is None else f"{request.deadline:.3f}",
         "TRACEPARENT": request.trace,

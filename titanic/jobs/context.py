@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from broker import DELIVERY, Delivery, UsageError
+from titanic.errors import NoRequest
 from titanic.jobs.ending import Cancelled
 
 MOST_PROGRESS = 1024
@@ -16,8 +17,8 @@ MOST_PROGRESS = 1024
 
 @dataclass(slots=True, frozen=True)
 class RequestContext:
-    """The request that is being handled. It is false when there is none: outside of a handler, or when the request
-    comes from no queue."""
+    """The request that is being handled. It is false when no queue has stored it: for a plain call, and behind a
+    broker that is not of this project. Then `uuid`, `attempt` and `key` raise NoRequest."""
 
     uuid: str = ""
     attempt: int = 0
@@ -60,14 +61,38 @@ class RequestContext:
             self.delivery.progress(_progress(done, of, text))
 
 
-NO_REQUEST = RequestContext()
+class NotStored(RequestContext):
+    """A request that comes from no queue. What identifies a stored one must not look like a value: a program would take
+    the same empty key for each."""
+
+    __slots__ = ()
+    __eq__, __hash__, __repr__ = object.__eq__, object.__hash__, object.__repr__
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("uuid", "attempt", "key"):
+            fact = "it is a plain call, or its broker is not of this project"
+            raise NoRequest(f"this request has no {name}", f"it was not stored: {fact}", "ask `if current():` first")
+        return super().__getattribute__(name)
 
 
 def current() -> RequestContext:
-    """The request that is being handled here, in this thread or task."""
+    """The request that is being handled here, in this thread or task. Raises NoRequest outside of a handler."""
+    if (found := current_or_none()) is None:
+        advice = (
+            "use current_or_none(), or copy the context into the threads of a handler: copy_context().run(function)"
+        )
+        raise NoRequest("there is no request", "no handler is running in this thread or task", advice)
+    return found
+
+
+def current_or_none() -> RequestContext | None:
+    """The same; None outside of a handler."""
     delivery = DELIVERY.get()
     if delivery is None:
-        return NO_REQUEST
+        return None
     known = delivery.known
     if not isinstance(known, RequestContext):
         known = delivery.known = read_context(delivery)
@@ -78,8 +103,10 @@ def read_context(delivery: Delivery) -> RequestContext:
     """What a delivery says of its request. What makes no sense is left out."""
     try:
         said = json.loads(delivery.context or b"{}")
-        uuid = str(said.get("uuid", ""))
+        uuid = said.get("uuid")
         deadline = said.get("deadline")
+        if not uuid or not isinstance(uuid, str):
+            return NotStored(delivery=delivery)
         return RequestContext(
             uuid,
             int(said.get("attempt", 0)),
@@ -93,7 +120,7 @@ def read_context(delivery: Delivery) -> RequestContext:
             delivery,
         )
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
-        return RequestContext(delivery=delivery)
+        return NotStored(delivery=delivery)
 
 
 def _submitted(uuid: str) -> datetime | None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from broker import RemoteError
 from titanic.errors import CallerError, RequestFailed
-from titanic.jobs.context import current
+from titanic.jobs.context import current_or_none
 from titanic.jobs.ending import Cancelled, Failed, Retry
 from titanic.logs import event
 from titanic.protocol.submit_options import SubmitOptions
@@ -159,10 +159,10 @@ class Definition:
 
     def _log(self, text: str, error: Exception | None) -> None:
         """`error`: one that nobody expected, whose traceback is to be seen."""
-        request = current()
-        uuid = request.uuid if len(request.uuid) == 32 else ""
+        uuid, where = "", "not of a queue"
+        if (request := current_or_none()) and len(request.uuid) == 32:
+            uuid, where = request.uuid, f"{request.uuid}, attempt {request.attempt} of {request.attempts}"
         extra = event("task-failed", uuid=bytes.fromhex(uuid), service=self.service.encode())
-        where = f"{uuid}, attempt {request.attempt} of {request.attempts}" if uuid else "not of a queue"
         log.warning("%s failed (%s): %s", self.service, where, text, extra=extra, exc_info=error)
 
 
@@ -175,5 +175,6 @@ def _await(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 def traced(options: SubmitOptions) -> SubmitOptions:
     """Options with the trace of the request that is being handled here, if they have none."""
-    trace = current().trace
+    request = current_or_none()
+    trace = request.trace if request is not None else ""
     return {**options, "trace": trace} if trace and "trace" not in options else options

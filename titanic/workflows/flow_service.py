@@ -59,10 +59,10 @@ class FlowService:
 
     def handle(self, frames: list[bytes]) -> bytes:
         """The reply to a request. Raises Retry while the flow is not done, Failed when one of its steps has failed."""
-        uuid = current().uuid
-        if not uuid:
+        if not current():
             what = "a flow has to know its UUID, which the broker here does not tell its workers"
             raise Failed(f"{what}; have titanic serve be its own broker, or use a titanic broker")
+        uuid = current().uuid
         body = self._read(frames)
         try:
             if body.kwargs.plan is None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 import titanic
 from broker import DELIVERY, Delivery, RemoteError, UsageError
-from titanic import Cancelled, Failed, Retry, current
+from titanic import Cancelled, Failed, Retry, current, current_or_none
+from titanic.errors import NoRequest
 
 UUID = "01a1ff29e82d7a2da099783c4f481113"
 CONTEXT = {
@@ -46,10 +49,30 @@ def handling(delivery: Delivery) -> Iterator[None]:
 
 
 def test_outside_of_a_handler_there_is_no_request() -> None:
-    here = current()
-    assert (bool(here), here.uuid, here.attempt, here.cancelled, here.deadline) == (False, "", 0, False, None)
-    here.progress(1, 2, "nobody sees it")
-    here.check()
+    assert current_or_none() is None
+    with pytest.raises(NoRequest, match="no handler is running"):
+        current()
+
+
+def test_a_request_that_is_not_stored_has_no_key() -> None:
+    with handling(Delivery(b"")):
+        here = current()
+        assert not here
+        assert (here.cancelled, here.deadline, here.trace, here.type) == (False, None, "", "")
+        here.progress(1, 2, "sent to nobody")
+        here.check()
+        for name in ("uuid", "key", "attempt"):
+            with pytest.raises(NoRequest, match=f"no {name}; it was not stored"):
+                getattr(here, name)
+        assert current_or_none() is here in {here: 1}
+        assert repr(here)
+
+
+def test_a_thread_of_a_handler_has_its_request_with_the_context() -> None:
+    with handling(Delivery(json.dumps(CONTEXT).encode())), ThreadPoolExecutor(1) as pool:
+        with pytest.raises(NoRequest, match="copy_context"):
+            pool.submit(current).result()
+        assert pool.submit(copy_context().run, current).result() is current()
 
 
 def test_a_handler_knows_its_request() -> None:
@@ -60,7 +83,7 @@ def test_a_handler_knows_its_request() -> None:
         assert (here.uuid, here.attempt, here.attempts, here.priority) == (UUID, 2, 5, 4)
         assert (here.key, here.trace, here.type, here.deadline) == ("k", "t", "a/b", 1795282299.5)
         assert here.submitted == datetime(2026, 11, 21, 17, 31, 38, 925000, tzinfo=UTC)
-    assert not current()
+    assert current_or_none() is None
 
 
 @pytest.mark.parametrize(
@@ -69,7 +92,8 @@ def test_a_handler_knows_its_request() -> None:
 def test_a_context_that_makes_no_sense_is_none(context: bytes) -> None:
     with handling(Delivery(context)):
         assert not current().submitted
-        assert current().attempt == 0
+        with pytest.raises(NoRequest):
+            assert current().attempt
 
 
 def test_a_handler_learns_that_nobody_wants_its_reply() -> None:
@@ -136,4 +160,4 @@ def test_an_ending_that_makes_no_sense_is_refused(after: float) -> None:
 
 
 def test_the_front_door_has_them() -> None:
-    assert {"current", "Failed", "Retry", "Cancelled", "RequestContext"} <= set(titanic.__all__)
+    assert {"current", "current_or_none", "Failed", "Retry", "Cancelled", "RequestContext"} <= set(titanic.__all__)

@@ -116,7 +116,8 @@ async def post_extend(request: Request) -> Response:
     seconds = _lease_time(headers.query(request, ("lease",)))
     lease = gateway_of(request).leases.find(visitor_of(request).user, _id(request))
     lease.extend(seconds)
-    return answers.document({"lease": lease.id, "request": lease.context.uuid, "deadline": _time(lease.deadline)})
+    uuid = lease.context.uuid if lease.context else ""
+    return answers.document({"lease": lease.id, "request": uuid, "deadline": _time(lease.deadline)})
 
 
 def _lease_time(given: dict[str, str]) -> float:
