@@ -25,7 +25,7 @@ from titanic.util.text import counted
 
 @command()
 @json_flag
-@option("--repair", is_flag=True, help="Repair what can be repaired; no server may have the store open.")
+@option("--repair", is_flag=True, help="Repair what can be repaired; no server may have the directory open.")
 @place_option
 @configured
 def check(store: Path | str, repair: bool, as_json: bool) -> None:
@@ -37,8 +37,8 @@ def check(store: Path | str, repair: bool, as_json: bool) -> None:
     When pages of the file are damaged, --repair copies all that can be read into a new file. It needs room for that;
     the damaged file stays beside the new one.
 
-    A store in PostgreSQL is checked by what its tables say about the same thing, also on a standby. It is not repaired,
-    but restored from a backup of the database.
+    A store in PostgreSQL is checked by what its tables say about the same thing, also on a standby. --repair releases
+    requests claimed by a server that does not exist, also while servers use the store; else restore a backup.
 
     --json prints {requests, replies, problems: [{where, what, repair}], left}.
 
@@ -50,12 +50,9 @@ def check(store: Path | str, repair: bool, as_json: bool) -> None:
     saved, place = None, str(store)
     if not isinstance(store, str):
         expect_store(store)
-    elif repair:
-        raise click.UsageError("a store in PostgreSQL is not repaired; restore a backup of the database")
     with Bar("reading") as bar:
         if isinstance(store, str):
-            place, (problems, requests, replies) = _check_database(store, bar)
-            left = len(problems)
+            place, (problems, requests, replies), left = _check_database(store, bar, repair)
         elif repair:
             saved, (problems, requests, replies), left = _repair(store, bar)
         else:
@@ -145,15 +142,21 @@ def _check(path: Path, bar: Bar) -> Checked:
         return check_apart(path, _checking(bar))
 
 
-def _check_database(url: str, bar: Bar) -> tuple[str, Checked]:
-    """Where the store is, without a password, and what is found in it."""
+def _check_database(url: str, bar: Bar, repair: bool) -> tuple[str, Checked, int]:
+    """Where the store is, without a password, what is found in it, and how many problems are left."""
     expect_psycopg()
     from titanic.store.postgres.read_only import ReadOnlyPostgresStore  # what nobody else needs
+    from titanic.store.postgres.store import PostgresStore
     from titanic.store.postgres.tools import check as check_tables
+    from titanic.store.postgres.tools import repair as repair_tables
 
     with ReadOnlyPostgresStore.open_read_only(url) as store:
         problems = [Problem(*problem) for problem in check_tables(store, _checking(bar))]
-        return store.place, Checked(problems, *_counts(store))
+        found = Checked(problems, *_counts(store))
+        if repair and problems:
+            with PostgresStore.open(url) as changing:
+                repair_tables(changing)
+        return store.place, found, len(check_tables(store) if repair and problems else problems)
 
 
 def _repair(path: Path, bar: Bar) -> tuple[Salvaged | None, Checked, int]:

@@ -18,10 +18,13 @@ incarnation, and a sender who does not know what became of one goes on under ano
 `ready`, `incarnation IS NULL OR EXISTS (SELECT FROM node n WHERE n.incarnation = ready.incarnation AND n.lease_until =
 '-infinity')`. Do not ask instead that there be no living row: a statement that finds a row changed looks at it anew,
 but at `node` as it was when the statement began, and would take what a node that has joined since has just claimed.
-So dead rows of `node` stay until no row of `ready` or `bounded` names them, and for a day at least:
+So dead rows of `node` stay until no row of `ready` or `bounded` names them, and for a day after `ended_at`, which is
+when their end was seen first. A claim may be committed long after the end of its node. So `ready.incarnation` is a
+foreign key: a claim locks the row of its node (FOR KEY SHARE), and no row of `node` goes that a claim names:
 
-    DELETE FROM node WHERE lease_until = '-infinity' AND started_at < now() - interval '1 day'
-       AND NOT EXISTS (SELECT FROM ready WHERE ready.incarnation = node.incarnation) AND …
+    DELETE FROM node WHERE incarnation IN (SELECT incarnation FROM node
+     WHERE ended_at < now() - interval '1 day' AND NOT EXISTS (
+        SELECT FROM ready WHERE ready.incarnation = node.incarnation) AND … FOR UPDATE SKIP LOCKED)
 
 Whatever else takes rows out of `ready` by itself (expiring) passes over those that are not free: they are running.
 """
@@ -216,7 +219,7 @@ class ClaimingStore(Store, Protocol):
                AND (SELECT format FROM meta) = $format RETURNING draining),
         silent AS (
             SELECT incarnation FROM node JOIN unnest($silent, $seen) AS s (incarnation, lease_until)
-             USING (incarnation, lease_until) WHERE EXISTS (SELECT FROM mine) FOR UPDATE OF node SKIP LOCKED),
+             USING (incarnation, lease_until) WHERE EXISTS (SELECT FROM mine) FOR NO KEY UPDATE OF node SKIP LOCKED),
         ended AS (UPDATE node SET lease_until = '-infinity' WHERE incarnation IN (SELECT incarnation FROM silent))
         SELECT format, (SELECT draining FROM mine), (others) FROM meta
         """

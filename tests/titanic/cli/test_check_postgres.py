@@ -42,10 +42,21 @@ def test_a_problem(url: str) -> None:
     assert done.json == {"requests": 3, "replies": 0, "problems": [problem], "left": 1}
 
 
-def test_it_is_not_repaired(url: str) -> None:
-    done = here("check", "--store", url, "--repair")
-    assert done.code == 2
-    assert "a store in PostgreSQL is not repaired; restore a backup of the database" in done.err
+def test_claims_of_a_node_that_does_not_exist_are_released_and_other_problems_are_left(url: str) -> None:
+    with psycopg.connect(url) as connection:
+        connection.execute("ALTER TABLE titanic.ready DROP CONSTRAINT ready_incarnation")
+        connection.execute("UPDATE titanic.ready SET incarnation = 7")
+        connection.execute("UPDATE titanic.usage SET waiting = 7")
+    done = here("check", "--store", url, "--repair", "--json")
+    assert done.code == 1
+    *claimed, counter = done.json["problems"]
+    assert [(one["what"], one["repair"]) for one in claimed] == [
+        ("it is claimed by node 7, which does not exist", "its claim is released")
+    ] * 3
+    assert (counter["where"], done.json["left"]) == ("usage waiting", 1)
+    with psycopg.connect(url) as connection:
+        connection.execute("UPDATE titanic.usage SET waiting = 3")
+    assert here("check", "--store", url, "--repair").out.endswith(b": no problems\n")
 
 
 def test_a_password_is_not_shown() -> None:

@@ -28,6 +28,8 @@ FAULTS = {
     "it would never expire": "DELETE FROM titanic.expiring",
     "it does not expire then": "UPDATE titanic.ready SET expires_at = 0",
     "it is in the queue of another service or priority": "UPDATE titanic.ready SET rank = 9 - rank",
+    "it is claimed by node 7, which does not exist": "ALTER TABLE titanic.ready DROP CONSTRAINT ready_incarnation;"
+    "UPDATE titanic.ready SET incarnation = 7",
     "it has another service or priority": "UPDATE titanic.later SET service = 'x'",
     "there is no such request": "DELETE FROM titanic.request",
     "it makes no sense": "UPDATE titanic.reply SET frames = array_append(frames, 'x')",

@@ -35,6 +35,7 @@ class Node:
 
     def __init__(self, url: str) -> None:
         self.store = PostgresStore.open(url)
+        self.database = url.split("?")[0].rpartition("/")[2]
         self.join()
 
     def join(self, *held: Place, before: int | None = None):
@@ -428,7 +429,38 @@ def test_rows_of_nodes_that_ended_long_ago_go_when_no_request_is_left(nodes):
 
     assert there() == {dead, other.me}
     other.claim((b"x", 1))
+    assert there() == {dead, other.me}, "it began long ago, and has just ended"
+    with other.store.write() as txn:
+        txn.fetch("UPDATE node SET ended_at = ended_at - interval '2 days'")
     assert there() == {other.me}
+
+
+def test_a_claim_that_is_committed_late_is_free_again_although_its_node_was_to_be_forgotten(nodes):
+    """A node stands still between the two, longer than its lease; it had been running for days."""
+    one, other = nodes
+    (a,) = one.accept(b"x")
+    with other.store.write() as txn:
+        txn.fetch("UPDATE node SET started_at = now() - interval '2 days'")
+    with one.store.write() as txn:
+        assert txn.claim(one.me, {b"x": 1}, MUCH, {}).rows
+        (seen,) = other.renew().others
+        assert [silent.incarnation for silent in other.renew(seen).others] == [one.me], "as it was before"
+        assert other.renew().others == [], "others can end it although its claim is not committed"
+        incarnation.forget_dead(other.store.pool)
+        shared_server().sql(
+            "UPDATE titanic.node SET ended_at = now() - interval '2 days' WHERE lease_until = '-infinity'",
+            database=one.database,
+        )
+        incarnation.forget_dead(other.store.pool)
+    assert other.claim((b"x", 1)) == {b"x": [a]}
+
+
+def test_a_claim_without_its_node_is_impossible(nodes):
+    one, _ = nodes
+    one.accept(b"x")
+    one.claim((b"x", 1))
+    with pytest.raises(StoreFailed, match="ready_incarnation"), one.store.write() as txn:
+        txn.fetch("DELETE FROM node WHERE incarnation = %s", one.me)
 
 
 def test_a_store_that_was_made_for_nothing_goes_although_a_node_has_been_there(url):

@@ -21,8 +21,10 @@ _CATALOG = """
 SELECT table_name::text, column_name::text, data_type::text, is_nullable::text, column_default::text,
     col_description(format('titanic.%I', table_name)::regclass, ordinal_position::integer)
 FROM information_schema.columns WHERE table_schema = 'titanic'
+UNION ALL SELECT conrelid::regclass::text, conname::text, pg_get_constraintdef(oid), '', '', '' FROM pg_constraint
+WHERE connamespace = 'titanic'::regnamespace
 UNION ALL SELECT tablename::text, indexname::text, indexdef, '', '', '' FROM pg_indexes WHERE schemaname = 'titanic'
-ORDER BY 1, 2"""
+ORDER BY 1, 2, 3"""
 
 
 @pytest.fixture
@@ -41,12 +43,14 @@ def sql(url: str, text: str) -> list[tuple[object, ...]]:
 
 def test_a_store_of_format_1_becomes_one_like_those_of_today(url):
     sql(url, Path(__file__).with_name("postgres_format_1.sql").read_text())
+    sql(url, f"INSERT INTO titanic.ready VALUES ('x', 5, '{1:032}', 0, 0, 0, 77, '')")
     with pytest.raises(StoreTooOld, match=f"it has format 1, this version knows {FORMAT}"):
         open_read_only(url)
     with open_store(url) as store, store.write() as txn:
         (uuid,) = txn.accept_many([NewRequest(b"x", [b"body"])], NOW)
     with open_read_only(url) as store, store.read() as txn:
         assert txn.request(uuid).body == [b"body"]
+    assert sql(url, "SELECT count(*) FROM titanic.ready WHERE incarnation IS NOT NULL") == [(0,)], "node 77 is gone"
     upgraded = sql(url, _CATALOG)
     sql(url, "DROP SCHEMA titanic CASCADE")
     open_store(url).close()

@@ -86,7 +86,7 @@ WITH mine AS (
 ), silent AS (
     SELECT n.incarnation FROM node AS n JOIN unnest(%s::bigint[], %s::bigint[]) AS s (incarnation, lease)
         ON n.incarnation = s.incarnation AND (extract(epoch FROM n.lease_until) * 1000000)::bigint = s.lease
-    WHERE n.lease_until > '-infinity' AND EXISTS (SELECT FROM mine) FOR UPDATE OF n SKIP LOCKED
+    WHERE n.lease_until > '-infinity' AND EXISTS (SELECT FROM mine) FOR NO KEY UPDATE OF n SKIP LOCKED
 ), ended AS (
     UPDATE node SET lease_until = '-infinity' WHERE incarnation IN (SELECT incarnation FROM silent)
 )
@@ -97,10 +97,14 @@ INSERT INTO node (incarnation, name, version, endpoints, lease_until)
 SELECT incarnation, '', '', '{}', '-infinity' FROM unnest(%s::bigint[]) AS gone (incarnation)
 ON CONFLICT (incarnation) DO UPDATE SET lease_until = '-infinity'"""
 
+_NOTE_END = "UPDATE node SET ended_at = now() WHERE lease_until = '-infinity' AND ended_at IS NULL"
+
 _FORGET_DEAD = """
-DELETE FROM node WHERE lease_until = '-infinity' AND started_at < now() - interval '1 day'
-    AND incarnation NOT IN (
-        SELECT incarnation FROM ready WHERE incarnation IS NOT NULL UNION ALL SELECT incarnation FROM bounded)"""
+DELETE FROM node WHERE incarnation IN (
+    SELECT incarnation FROM node WHERE ended_at < now() - interval '1 day' AND incarnation NOT IN (
+        SELECT incarnation FROM ready WHERE incarnation IS NOT NULL UNION ALL SELECT incarnation FROM bounded)
+    FOR UPDATE SKIP LOCKED)"""
+"""A claim that is not committed yet locks its node, and is passed over."""
 
 _COUNT_NO_MORE = """
 DELETE FROM bounded AS b USING node AS n WHERE n.incarnation = b.incarnation AND n.lease_until = '-infinity'"""
@@ -179,6 +183,7 @@ def forget_dead(pool: Pool) -> None:
     """Remove the rows of nodes that ended long ago, of which no request is left. Raises StoreFailed and the like."""
     with pool.borrow() as connection:
         connection.execute(_COUNT_NO_MORE)
+        connection.execute(_NOTE_END)
         connection.execute(_FORGET_DEAD)
 
 

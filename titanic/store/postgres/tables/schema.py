@@ -22,7 +22,7 @@ from titanic.errors import NotAStore, StoreTooNew, StoreTooOld
 from titanic.store.postgres.tables.closed_partitions import make_partitions
 from titanic.store.records import DEFAULT_CAPACITY
 
-FORMAT = 3
+FORMAT = 4
 """Of the tables as this version makes and knows them.
 
 A node serves a store if `meta.oldest` ≤ its FORMAT ≤ `meta.format`. It upgrades a store of an earlier format when it
@@ -92,6 +92,19 @@ CREATE TABLE titanic.service (
 COMMENT ON TABLE titanic.service IS 'What operators have set; nodes of format 2 do not look at it';
 """
 """Format 2 did not have it."""
+
+NODE_OF_CLAIM = """
+ALTER TABLE titanic.node ADD ended_at timestamptz;
+COMMENT ON COLUMN titanic.node.ended_at IS 'When its end was first seen by those who remove the rows of dead nodes';
+ALTER TABLE titanic.ready ADD CONSTRAINT ready_incarnation FOREIGN KEY (incarnation) REFERENCES titanic.node;
+"""
+"""Format 3 did not have it: a claim without a row of `node` is never free again."""
+
+RELEASE_ORPHANS = """
+UPDATE titanic.ready SET incarnation = NULL WHERE incarnation = ANY (ARRAY(
+    SELECT q.incarnation FROM titanic.ready AS q LEFT JOIN titanic.node AS n ON n.incarnation = q.incarnation
+    WHERE q.incarnation IS NOT NULL AND n.incarnation IS NULL))"""
+"""No number of a node is used again. So it does no harm to what a node claims meanwhile."""
 
 TABLES = f"""
 CREATE SCHEMA titanic;
@@ -255,7 +268,7 @@ CREATE TABLE titanic.node (
     shard           integer NOT NULL DEFAULT 0,
     lease           float8 NOT NULL DEFAULT 10
 ) WITH ({_TINY});
-{BOUNDED}{RATE}{RECALL}{SERVICE}{COMMENTS_2}
+{BOUNDED}{RATE}{RECALL}{SERVICE}{COMMENTS_2}{NODE_OF_CLAIM}
 INSERT INTO titanic.meta (format, oldest, capacity) VALUES ({FORMAT}, {OLDEST}, {DEFAULT_CAPACITY});
 """
 
@@ -281,6 +294,7 @@ ALTER TABLE titanic.node ADD lease float8 NOT NULL DEFAULT 10;
         oldest=2,
     ),
     2: Upgrade(SERVICE, oldest=2),
+    3: Upgrade(f"{RELEASE_ORPHANS};{NODE_OF_CLAIM}", oldest=2),
 }
 """By the format that they begin with."""
 

@@ -1,5 +1,5 @@
 """Looking after a store in PostgreSQL."""
 
-from titanic.store.postgres.tools.check import Problem, check
+from titanic.store.postgres.tools.check import Problem, check, repair
 
-__all__ = ["Problem", "check"]
+__all__ = ["Problem", "check", "repair"]

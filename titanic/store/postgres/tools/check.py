@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from titanic.store.postgres.store import PostgresStore
+from titanic.store.postgres.tables.schema import RELEASE_ORPHANS
 from titanic.store.postgres.tools.counted import LOADS, USAGE
 from titanic.store.postgres.transactions.foreseen import REQUEST_SIZE
 from titanic.store.postgres.transactions.transaction import Row
@@ -28,8 +29,8 @@ _SETTINGS = """
 
 
 class Problem(NamedTuple):
-    """Something that must not be. `where` names the table and the row, `what` the fact. PostgreSQL's stores are not
-    repaired, but restored: `repair` is empty."""
+    """Something that must not be. `where` names the table and the row, `what` the fact, `repair` what `repair` does
+    about it: nothing, mostly."""
 
     where: str
     what: str
@@ -41,6 +42,7 @@ class _Look(NamedTuple):
 
     table: str
     query: str
+    repair: str = ""
 
 
 def _frames(frames: str, count: str, size: str) -> str:
@@ -83,6 +85,13 @@ _LOOKS = (
         """SELECT q.uuid::text, 'it is in the queue of another service or priority'
         FROM titanic.ready q JOIN titanic.request r ON r.uuid = q.uuid
         WHERE r.service <> q.service OR q.rank <> 9 - r.priority""",
+    ),
+    _Look(
+        "ready",
+        """SELECT q.uuid::text, 'it is claimed by node ' || q.incarnation || ', which does not exist'
+        FROM titanic.ready q LEFT JOIN titanic.node n ON n.incarnation = q.incarnation
+        WHERE q.incarnation IS NOT NULL AND n.incarnation IS NULL""",
+        "its claim is released",
     ),
     _Look("later", _NO_REQUEST.format("later")),
     _Look(
@@ -171,15 +180,21 @@ def check(store: PostgresStore, tell: Progress | None = None) -> list[Problem]:
         return look_through(transaction.fetch, tell)
 
 
+def repair(store: PostgresStore) -> None:
+    """Release the claims of nodes that do not exist. Nodes may use the store meanwhile."""
+    with store.pool.borrow() as connection:
+        connection.execute(RELEASE_ORPHANS)
+
+
 def look_through(fetch: Callable[[str], list[Row]], tell: Progress | None = None, most: int = MOST) -> list[Problem]:
     """Look at everything in the transaction in which `fetch` executes a statement; report so many of one kind."""
     problems: list[Problem] = []
     fetch(_SETTINGS)
-    for n, (table, query) in enumerate(_LOOKS):
+    for n, (table, query, remedy) in enumerate(_LOOKS):
         if tell is not None:
             tell(table, n, len(_LOOKS))
         rows = fetch(f"{query} LIMIT {most + 1}")
-        problems += [Problem(f"{table} {row}", what) for row, what in rows[:most]]
+        problems += [Problem(f"{table} {row}", what, remedy) for row, what in rows[:most]]
         if len(rows) > most:
             problems.append(Problem(table, "there are more of this kind"))
     return problems
