@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Set
 from contextlib import suppress
+from contextvars import copy_context
 from pathlib import Path
 from queue import SimpleQueue
 from traceback import format_exception
@@ -85,7 +86,7 @@ class HandlerThreads:
         while (call := self._calls.get()) is not None:
             function, args = call
             try:
-                function(*args)
+                copy_context().run(function, *args)  # what it sets is not there for the next one
             except BaseException:  # a thread that ended would never be replaced
                 with suppress(BaseException):
                     log.exception("a fault of this program, in the thread of a handler")

@@ -121,5 +121,4 @@ class Worker(Registered):
             body = measure.last(execute(channel.handler, job.body, send))
         except BaseException as error:
             body = self._failed(channel, job, error)
-        DELIVERY.set(None)
         self._loop.call(channel.final, job, body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextvars import ContextVar
 from queue import SimpleQueue
 
 from broker.handlers import HandlerThreads
@@ -51,3 +52,17 @@ def test_threads_are_started_when_they_are_needed() -> None:
     for thread in threads:
         thread.join(30)
     assert own() == 0
+
+
+def test_what_a_handler_sets_in_its_context_ends_with_it() -> None:
+    handlers, seen, who = HandlerThreads(1), SimpleQueue[str](), ContextVar("who", default="nobody")
+
+    def handle() -> None:
+        seen.put(who.get())
+        who.set("the one before")
+
+    for _ in range(2):
+        handlers.call(handle)
+        assert seen.get(timeout=30) == "nobody"
+        handlers.done()
+    handlers.end()

@@ -11,6 +11,7 @@ import math
 import time
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping
+from contextvars import copy_context
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypedDict, Unpack, cast
 
@@ -156,15 +157,15 @@ class MemoryQueue:
         row, core, parts = self._rows[send.uuid], self._core, list[bytes]()
         row.dispatched_at = self._wall_us
         delivery = self._running[send.uuid] = Delivery(send.context)
-        token = DELIVERY.set(delivery)
+        context = copy_context()  # what a task sets is not there for the next one
+        context.run(DELIVERY.set, delivery)
         try:
-            body = execute(handler, list(send.body), parts.extend)
+            body = context.run(execute, handler, list(send.body), parts.extend)
         except RemoteError as error:
             body = error_frames(error)
         except Exception as error:
             body = failure(error, traced=True)
         finally:
-            DELIVERY.reset(token)
             del self._running[send.uuid]
         if (error_reply := read_error(body)) is not None:
             core.failed(send.uuid, error_reply, self._now)

@@ -10,6 +10,7 @@ not take is refused before anything is stored.
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, get_type_hints
 
@@ -41,8 +42,24 @@ def _msgpack_decoder(kind: Any) -> Decode:
     return msgspec.msgpack.Decoder(kind).decode
 
 
+_json_encode = msgspec.json.Encoder().encode
+
+
+def _encode_finite(value: Any) -> bytes:
+    """JSON, without the numbers of which msgspec makes null. Raises ValueError for these."""
+    frame = _json_encode(value)
+    if b"null" in frame:
+        plain = msgspec.to_builtins(value, str_keys=True, enc_hook=lambda _: None)  # Raw has been through this
+        try:
+            json.dumps(plain, allow_nan=False)
+        except ValueError:
+            fact = "numbers like NaN and infinity cannot be written as JSON"
+            raise ValueError(f"{fact}; send None instead, or use Tasks(serializer='msgpack')") from None
+    return frame
+
+
 SERIALIZERS = {
-    "json": Serializer(msgspec.json.Encoder().encode, _json_decoder),
+    "json": Serializer(_encode_finite, _json_decoder),
     "msgpack": Serializer(msgspec.msgpack.Encoder().encode, _msgpack_decoder),
 }
 
@@ -156,8 +173,14 @@ class Values:
         return bound
 
     def write_reply(self, value: object) -> bytes:
-        """The frame for what the function has returned. Raises TypeError or ValueError when it cannot travel."""
-        return self._encode(value)
+        """The frame for what the function has returned. Raises TypeError or ValueError when it cannot travel, or is
+        not of the type that clients expect."""
+        frame = self._encode(value)
+        try:
+            self._reply(frame)
+        except msgspec.MsgspecError as error:
+            raise TypeError(str(error)) from None
+        return frame
 
     def read_reply(self, frames: list[bytes]) -> Any:
         """What the function has returned. Raises InvalidReply."""

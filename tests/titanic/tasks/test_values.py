@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -120,6 +122,27 @@ def test_it_is_an_error_of_the_caller_and_of_types() -> None:
 def test_what_is_no_arguments_is_refused_where_it_is_read(body: bytes) -> None:
     with pytest.raises(InvalidArguments):
         values(resize).read(body)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, [None, {"a": math.nan}], Point(1, math.inf)])
+def test_json_has_no_place_for_what_is_no_number(value: object) -> None:
+    """It would become null, and nobody would be told."""
+
+    def same(one: Any) -> Any: ...
+
+    with pytest.raises(InvalidArguments, match=r"an argument cannot travel; numbers like NaN .* JSON"):
+        values(same).write((value,), {})
+    with pytest.raises(InvalidArguments, match="NaN"):
+        values(same).step((value,), {}, first=True)
+    with pytest.raises(ValueError, match="NaN"):
+        values(same).write_reply(value)
+    both = values(same, "msgpack")
+    assert re.search("nan|inf", repr(both.read_reply([both.write_reply(value)])))
+
+
+def test_a_worker_sends_no_reply_of_another_type() -> None:
+    with pytest.raises(TypeError, match="Expected `object`, got `str`"):
+        values(resize).write_reply("80 x 60")
 
 
 def test_people_may_write_arguments_by_hand() -> None:
