@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import select
 import socket
 import struct
 from collections.abc import Iterator
@@ -14,9 +15,10 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from support.waiting import PATIENCE, until
+from support.web_secured import TOKENS, secured
 
 from titanic import Server
-from titanic.web import protocol
+from titanic.web import gateway, protocol
 from titanic.web.serving import WebServer
 from titanic.web.settings import WebSettings
 
@@ -146,6 +148,15 @@ def test_what_is_not_quite_http_is_refused_and_nothing_behind_it_is_heard(
     assert services(http) & {"raw", "smuggled"} == set()
 
 
+@pytest.mark.parametrize("size", [66_000, 100_000])
+def test_a_head_that_is_too_large_is_refused_however_it_comes(web: str, size: int) -> None:
+    head = GET.removesuffix(b"\r\n") + b"X: " + b"a" * size + b"\r\n\r\n"
+    assert statuses(said(web, head)) == [431]
+    assert statuses(
+        said(web, GET.removesuffix(b"\r\n") + b"X: " + b"a" * 60_000 + b"\r\nConnection: close\r\n\r\n")
+    ) == [200]
+
+
 def test_trailers_are_dropped(web: str, http: httpx.Client) -> None:
     """What a proxy has checked in the headers must not be changed behind the body."""
     chunked = b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n1\r\nx\r\n0\r\n"
@@ -202,10 +213,10 @@ def test_who_drips_is_sent_away(web: str) -> None:
 def test_who_is_slow_but_goes_on_is_heard(server: Server) -> None:
     """His time is over again and again, and each time there was enough of the body in it."""
     settings = WebSettings(tuple(server.endpoints), bind=("127.0.0.1", 0), timeout=PATIENCE)
-    with WebServer(settings) as gateway, httpx.Client(base_url=gateway.url, timeout=PATIENCE) as http:
+    with WebServer(settings) as web, httpx.Client(base_url=web.url, timeout=PATIENCE) as http:
 
         def parts() -> Iterator[bytes]:
-            (connection,) = until(lambda: [*gateway._server.server_state.connections])
+            (connection,) = until(lambda: [*web._server.server_state.connections])
             assert isinstance(connection, protocol.GatewayProtocol)
             until(lambda: connection._reading and not connection._in_head and connection._timer is not None)
             for _ in range(4):
@@ -215,6 +226,35 @@ def test_who_is_slow_but_goes_on_is_heard(server: Server) -> None:
                 until(lambda: connection._came == 0)
 
         assert http.post("/v1/services/slow/requests", content=parts()).status_code == 202
+
+
+def ends_of(web: str, count: int, more: bytes = b"") -> list[list[int]]:
+    """What is answered to submissions of 900 kB that are sent at the same time but for their last bytes, which follow
+    when one of them was refused."""
+    size = 900_000
+    head = POST + more + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % (size + 1)
+    with ExitStack() as stack:
+        raws = [stack.enter_context(Raw(web)) for _ in range(count)]
+        for raw in raws:
+            raw.say(head + bytes(size))
+        until(lambda: select.select([raw.socket for raw in raws], [], [], 0)[0])
+        for raw in raws:
+            raw.say(b"x")
+        return sorted(statuses(raw.hear()) for raw in raws)
+
+
+def test_bodies_together_are_bounded(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway, "MOST_BODIES", 2 << 20)
+    settings = WebSettings(tuple(server.endpoints), bind=("127.0.0.1", 0), timeout=PATIENCE, max_body=1 << 20)
+    with WebServer(settings) as web:
+        for _ in range(3):  # what ended has given its room back
+            assert ends_of(web.url, 3) == [[202], [202], [503]]
+
+
+def test_one_user_has_half_of_the_room_for_bodies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway, "MOST_BODIES", 2 << 20)
+    with secured(tmp_path / "access", max_body=1 << 20) as scene:
+        assert ends_of(scene.url, 2, f"Authorization: Bearer {TOKENS['alice']}\r\n".encode()) == [[202], [429]]
 
 
 def test_who_does_not_read_is_sent_away(web: str, http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,12 @@ from titanic.web.submissions import Submissions
 from titanic.web.tls import Tls
 from titanic.web.visitors.clients import Clients
 from titanic.web.visitors.identity import Identity, Visitor
+from titanic.web.visitors.places import Places
 from titanic.web.works import Works
+
+MOST_BODIES = 256 << 20
+"""Bytes of requests' bodies that are in memory at a time, or two of the largest. With access control, one user may have
+half of them. What came in one piece is not counted."""
 
 
 class Gateway:
@@ -39,6 +44,8 @@ class Gateway:
         self.feed = Feed(self.live)
         self.leases = Leases(settings)
         self.submissions = Submissions()
+        most = max(MOST_BODIES, 2 * settings.max_body)
+        self.bodies = Places("bytes of bodies", most, most if self.identity.is_open else most // 2)
         self.hooks: Registry | None = None
         """The web hooks, while they are delivered."""
         self.ending = asyncio.Event()

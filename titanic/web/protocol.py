@@ -94,6 +94,9 @@ class GatewayProtocol(HttpToolsProtocol):
         """The body may follow. What is raised here is answered with 400."""
         if self.parser.should_upgrade():  # whatever follows would be no HTTP
             raise ValueError("there is no other protocol here")
+        self._head = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if self._head > MOST_HEAD:
+            raise ValueError("the headers are too large")
         if len(self.url) > MOST_URL:
             raise ValueError("the address is too long")
         if len(self.headers) > MOST_HEADERS:
@@ -101,6 +104,13 @@ class GatewayProtocol(HttpToolsProtocol):
         self._in_head = False
         super().on_headers_complete()
         self.headers = []  # of those behind a body: what they are to say has been decided
+
+    def send_400_response(self, msg: str) -> None:
+        """What came is no HTTP, or more than is taken."""
+        if self._in_head and self._head > MOST_HEAD:
+            self._refuse(b"431 Request Header Fields Too Large")
+        else:
+            super().send_400_response(msg)
 
     def on_message_complete(self) -> None:
         """All of a request is here."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 from typing import Any
 
@@ -78,6 +79,16 @@ def test_what_is_no_hook_is_refused(http: httpx.Client) -> None:
         assert "short" not in answer.text
     assert put(http, url="https://a.example/" + "x" * 9000).status_code == 413
     assert http.get("/v1/hooks").json() == {"hooks": []}
+
+
+@pytest.mark.web(hooks=True, hooks_allow=(ipaddress.ip_network("10.1.0.0/16"),))
+def test_an_address_that_no_hook_may_reach_is_refused(http: httpx.Client) -> None:
+    for host in ("169.254.169.254", "10.0.0.1", "127.1", "0x7f.0.0.1", "2130706433", "0"):
+        answer = put(http, url=f"http://{host}:8080/x")
+        assert answer.status_code == 409, host
+        assert "--hooks-allow" in answer.json()["detail"]
+    for host in ("10.1.0.1", "1.1.1.1", "a.example"):
+        assert put(http, url=f"http://{host}/x").status_code == 201, host
 
 
 def test_without_hooks_none_is_taken(http: httpx.Client) -> None:

@@ -18,6 +18,7 @@ from titanic.web.door.resource import Resource
 from titanic.web.door.schemas import SERVICE, SUBMIT_HEADERS, UUID, answer, listed, record, wrong
 from titanic.web.gateway import visitor_of
 from titanic.web.problems import Problem
+from titanic.web.visitors.places import hold
 
 MOST_ITEMS = 100_000
 """Requests in one call."""
@@ -44,7 +45,8 @@ class Batch:
         self._key = options.pop("key", None)
         self._most = most
         self._bodies: list[bytes] = []
-        self._size = 0
+        self.held = 0
+        """Bytes that have gathered."""
 
     async def add(self, body: bytes) -> None:
         """Take a body. Raises Problem, or what submitting raises."""
@@ -55,10 +57,10 @@ class Batch:
             )
         self.check_size(len(body))
         items.check(body, number)
-        if self._size + len(body) > min(MESSAGE, self._most):
+        if self.held + len(body) > min(MESSAGE, self._most):
             await self.store()
         self._bodies.append(body)
-        self._size += len(body)
+        self.held += len(body)
         if len(self._bodies) == MOST_UUIDS:
             await self.store()
 
@@ -76,7 +78,7 @@ class Batch:
         else:
             self.uuids += await self._store_keyed(self._key)
         self._bodies = []
-        self._size = 0
+        self.held = 0
 
     async def _store_keyed(self, key: str) -> list[str]:
         """Each has a key of its own, made of this one. Raises Problem when that was used with other bodies: of these,
@@ -112,6 +114,7 @@ async def post_batch(request: Request) -> Response:
             for item in found.feed(part):
                 await batch.add(item)
             batch.check_size(found.held)
+            hold(request.scope, found.held + batch.held)
         for item in found.end():
             await batch.add(item)
         await batch.store()

@@ -11,6 +11,7 @@ from titanic.client.calls import LARGE
 from titanic.web.fields import fields
 from titanic.web.gateway import gateway_of
 from titanic.web.problems import Problem
+from titanic.web.visitors.places import hold
 
 DIGITS = 18
 """A length with more of them is too large for anything."""
@@ -51,6 +52,7 @@ async def read(request: Request, most: int) -> bytes:
         gathered += message.get("body", b"")
         if len(gathered) > most:
             raise too_large(most)
+        hold(request.scope, len(gathered))
         if not message.get("more_body", False):
             return bytes(gathered)
         message = await request.receive()

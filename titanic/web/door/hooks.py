@@ -7,6 +7,7 @@ from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,6 +19,7 @@ from titanic.web.door import answers, bodies, headers
 from titanic.web.door.resource import Resource
 from titanic.web.door.schemas import PATH, SERVICE, TEXT, answer, header, listed, parameter, record, wrong
 from titanic.web.gateway import gateway_of, visitor_of
+from titanic.web.hooks.addresses import literal, may_reach, not_reached
 from titanic.web.hooks.hook import SECRET, STATES, URL, Hook, check, id_of, new_secret
 from titanic.web.hooks.registry import ENDED, MOST, MOST_SERVICES, NoPlace, Registry
 from titanic.web.hooks.silence import Settings, why_silent
@@ -48,6 +50,9 @@ async def put_hook(request: Request) -> Response:
     check(hook)
     before = await _ask(hooks.find(hook.id))  # first: when the server is away, only looks are given up soon
     on_end = (await client.set_service(service))["on_end"]  # changes nothing, and tells who may not change it
+    host = urlsplit(url).hostname or ""
+    if (address := literal(host)) and not may_reach(address, gateway_of(request).settings.hooks_allow):
+        raise Problem(409, not_reached(host))
     settings = await _ask(hooks.settings()) | {service: {"on_end": on_end or ENDED}}
     if silent := why_silent(settings, service):
         raise Problem(409, silent)

@@ -18,6 +18,7 @@ from titanic.web.door.resource import Resource
 from titanic.web.door.schemas import PATH, REQUEST, SERVICE, SUBMIT_HEADERS, answer, header, parameter, ref, wrong
 from titanic.web.gateway import gateway_of, visitor_of
 from titanic.web.problems import Problem
+from titanic.web.visitors.places import let_go
 
 
 def read_service(request: Request) -> str:
@@ -51,6 +52,8 @@ async def post_request(request: Request) -> Response:
     if "key" in options:
         await check_digest(client, uuid, options["digest"])
     if seconds is not None:
+        del body
+        let_go(request.scope)
         return await _replied(request, client, uuid, seconds)
     return accepted(uuid)
 

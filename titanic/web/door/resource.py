@@ -18,6 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from titanic.web import problems
 from titanic.web.problems import Problem
+from titanic.web.visitors.places import let_go
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -70,8 +71,9 @@ class Resource:
         except ClientDisconnect:
             return
         except Problem as problem:
-            if problem.status != 413:
+            if problem.status not in (413, 429, 503):
                 raise
+            let_go(scope)
             await _linger(problems.answer(problem), scope, receive, send)
             return
         await response(scope, receive, send)

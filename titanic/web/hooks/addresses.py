@@ -60,6 +60,21 @@ def may_reach(address: Address, allowed: Sequence[Network]) -> bool:
     return address.is_global and not any(address in network for network in REFUSED)
 
 
+def literal(host: str) -> Address | None:
+    """The address that a host is; None: it is a name. Resolvers also take IPv4 addresses in old forms: 127.1."""
+    try:
+        return ipaddress.IPv4Address(socket.inet_aton(host))
+    except (OSError, UnicodeError):
+        return None
+
+
+def not_reached(host: str) -> str:
+    """What is said of a host that hooks may not speak to. Its addresses are not: they would tell of the inner
+    network."""
+    what, fact = f"{host} is no address of the Internet", "hooks do not speak to inner networks"
+    return f"{what}; {fact}; start titanic web with --hooks-allow for that network"
+
+
 async def resolve(host: str, port: int, allowed: Sequence[Network]) -> list[Address]:
     """The addresses that a host has and hooks may speak to. Raises Unreachable."""
     try:
@@ -68,7 +83,6 @@ async def resolve(host: str, port: int, allowed: Sequence[Network]) -> list[Addr
         raise Unreachable(f"{host} has no address: {error}") from error
     addresses = [ipaddress.ip_address(str(one[4][0]).partition("%")[0]) for one in found]
     good = [address for address in dict.fromkeys(addresses) if may_reach(address, allowed)]
-    if not good:  # it is not told which: that would tell of the inner network
-        what, fact = f"{host} is no address of the Internet", "hooks do not speak to inner networks"
-        raise Unreachable(f"{what}; {fact}; start titanic web with --hooks-allow for that network")
+    if not good:
+        raise Unreachable(not_reached(host))
     return good

@@ -27,6 +27,7 @@ from titanic.web.settings import WebSettings, is_loopback
 from titanic.web.visitors.clients import Clients
 from titanic.web.visitors.grants import Grant, Kind
 from titanic.web.visitors.identity import Identity, Visitor, unauthorized
+from titanic.web.visitors.places import let_go
 
 log = logging.getLogger("titanic.web")
 
@@ -103,6 +104,7 @@ class Guard:
                 return
             raise unauthorized("this log-in has ended; log in again") from None
         finally:
+            let_go(scope)
             grant.tasks.discard(task)
             self._clients.give_back(taken)
             if scope["method"] not in SAFE:

@@ -112,11 +112,12 @@ class Identity:
         """A new session for who has this token; its number. Raises Problem, with the same words whatever is wrong."""
         assert self._known is not None
         address, now = _address(scope), self._clock()
-        if (wait := self._refusals.wait(address, now)) > 0:
-            text = "too many log-ins were refused from where you are; try again later"
-            raise Problem(429, text, headers={"Retry-After": str(int(wait) + 1)})
         grant = self._known.by_token(token.strip())
         if grant is None:
+            # Only wrong tokens wait: behind a proxy, all users come from one address.
+            if (wait := self._refusals.wait(address, now)) > 0:
+                text = "too many log-ins were refused from where you are; try again later"
+                raise Problem(429, text, headers={"Retry-After": str(int(wait) + 1)})
             self._refusals.note(address, now)
             log.warning("refused %s: no user has its token", address, extra=logs.event("refused-login"))
         if grant is None or not self._known.has_key(grant.user):

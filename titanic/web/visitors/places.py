@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from starlette.types import Scope
+
 from titanic.web.problems import Problem
 
 
@@ -21,11 +23,12 @@ class Places:
         self._all = 0
 
     def take(self, user: str, count: int = 1) -> None:
-        """Raises Problem 429 when there are not so many left. What was taken is to be given back."""
-        if self._held[user] + count > self._each:
-            raise self._full(f"one user may have {self._each}")
+        """Raises Problem when there are not so many left: 429 for this user, 503 for all. What was taken is to be given
+        back."""
         if self._all + count > self._most:
-            raise self._full(f"there may be {self._most} in all")
+            raise self._full(503, f"there may be {self._most:,} in all")
+        if self._held[user] + count > self._each:
+            raise self._full(429, f"one user may have {self._each:,}")
         self._held[user] += count
         self._all += count
 
@@ -48,6 +51,23 @@ class Places:
     def __len__(self) -> int:
         return self._all
 
-    def _full(self, fact: str) -> Problem:
-        detail = f"too many {self._what}; {fact}; close some, or try again later"
-        return Problem(429, detail, headers={"Retry-After": "5"})
+    def _full(self, status: int, fact: str) -> Problem:
+        detail = f"too many {self._what}; {fact}; end some, or try again later"
+        return Problem(status, detail, headers={"Retry-After": "5"})
+
+
+HELD = "titanic.held"
+"""Where a scope has the bytes of its body that are counted."""
+
+
+def hold(scope: Scope, size: int) -> None:
+    """Count the bytes that a request holds of its body. Raises Problem when there is no room for more."""
+    if (more := size - scope.get(HELD, 0)) > 0:
+        scope["app"].gateway.bodies.take(scope["state"]["visitor"].user, more)
+        scope[HELD] = size
+
+
+def let_go(scope: Scope) -> None:
+    """Of its body a request holds nothing any more."""
+    if held := scope.pop(HELD, 0):
+        scope["app"].gateway.bodies.give_back(scope["state"]["visitor"].user, held)

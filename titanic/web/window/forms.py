@@ -15,6 +15,7 @@ from starlette.requests import Request
 
 from titanic.web.gateway import visitor_of
 from titanic.web.problems import Problem
+from titanic.web.visitors.places import hold
 
 MOST_BYTES, MOST_FIELDS = 1 << 20, 20_000
 """Of a form: enough for as many UUIDs as a page lists."""
@@ -40,6 +41,7 @@ async def read(request: Request) -> Form:
         body += chunk
         if len(body) > MOST_BYTES:
             raise Problem(413, f"this form is larger than {MOST_BYTES >> 20} MiB; choose fewer requests")
+        hold(request.scope, len(body))
     try:
         pairs = parse_qsl(
             body.decode(), keep_blank_values=True, strict_parsing=True, errors="strict", max_num_fields=MOST_FIELDS
