@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 
 import psycopg
 import pytest
@@ -18,6 +19,7 @@ from titanic.errors import DiskFull, NotInMemory, OutcomeUnknown, StoreFailed, S
 from titanic.store import NewRequest, open_read_only, open_store
 from titanic.store.postgres.connections import pool, postgres_errors, stall_guard
 from titanic.store.postgres.store import PostgresStore
+from titanic.store.postgres.transactions.transaction import Statement
 from titanic.store.postgres.transactions.writing import Writing
 
 pytestmark = needs_postgres
@@ -83,6 +85,7 @@ def failure(function, *arguments):
         ('FATAL: password authentication failed for user "titanic"', "give the right one"),
         ("FATAL: sorry, too many clients already", "raise its max_connections"),
         ("session is read-only", "look for the primary"),
+        ('prepared statement "_pg3_0" already exists', "a pooler in transaction mode"),
         ("FATAL: no pg_hba.conf entry for host", "look at its log"),
     ],
 )
@@ -346,6 +349,62 @@ def test_the_advice_is_about_the_reason():
         open_store(server.url("none"))
     with pytest.raises(StoreUnwritable, match=r"password auth.*; give the right one in ~/.pgpass or PGPASSWORD$"):
         open_store(server.url("postgres", tcp=True, password="wrong"))
+
+
+def test_a_server_that_cannot_be_written_or_has_no_place_is_no_server_to_be_started(name):
+    server = shared_server()
+    server.sql(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    with pytest.raises(StoreUnwritable, match=r"session is read-only; look for the primary"):
+        open_store(server.url(name))
+    server.sql(f"ALTER DATABASE {name} RESET ALL")
+    server.sql(f"ALTER DATABASE {name} CONNECTION LIMIT 0")
+    with pytest.raises(StoreUnwritable, match=r"too many connections for .*; raise .* or end others' connections$"):
+        open_store(server.url(name))
+    with new_server(max_connections="4", superuser_reserved_connections="1", max_wal_senders="0") as small:
+        url = small.url(small.new_database())
+        with ExitStack() as others:
+            with suppress(psycopg.OperationalError):
+                while True:
+                    others.enter_context(psycopg.connect(url))
+            with pytest.raises(StoreUnwritable, match=r"raise its max_connections, or end others' connections$"):
+                open_store(url)
+
+
+def test_a_disk_that_is_full_at_the_start_is_no_question_of_permission(name):
+    server = shared_server()
+    server.sql(
+        """CREATE FUNCTION refuse() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN
+            RAISE 'No space left on device' USING ERRCODE = '53100';
+        END $$;
+        CREATE EVENT TRIGGER refuse ON ddl_command_start EXECUTE FUNCTION refuse()""",
+        database=name,
+    )
+    with pytest.raises(StoreUnwritable, match=r"can't be written; No space left on device; make room$"):
+        open_store(server.url(name))
+
+
+def test_a_pooler_in_transaction_mode_is_named(store):
+    """It gives a transaction a connection on which another client has, or has not, prepared statements."""
+    advice = r'"_pg3_\w+" does not exist; nothing was kept .*pooler in transaction mode.* pool_mode = session$'
+    with store.pool.borrow() as connection:
+        connection.execute("SELECT 1")
+        connection.pgconn.exec_(b"DEALLOCATE ALL")  # psycopg does not see it
+    with pytest.raises(StoreFailed, match=advice), store.pool.borrow() as connection:
+        connection.execute("SELECT 1")
+
+
+def test_a_database_whose_transactions_are_serializable_is_used_as_read_committed(name):
+    server = shared_server()
+    server.sql(f"ALTER DATABASE {name} SET default_transaction_isolation = serializable")
+    with open_store(server.url(name)) as store, store.pool.borrow() as connection:
+        assert connection.execute("SHOW transaction_isolation").fetchone() == ("read committed",)
+
+
+def test_psycopg_says_nothing_of_an_error_that_is_raised(store, caplog):
+    large = Statement("SELECT octet_length(%s::bytea)", (bytes(32 << 20),))  # the first has failed before it is sent
+    with pytest.raises(StoreFailed, match="division by zero"), store.read() as txn:
+        txn.fetch_all(Statement("SELECT 1 / 0"), large)
+    assert [record.name for record in caplog.records if record.name.startswith("psycopg")] == []
 
 
 def test_a_server_that_may_lose_commits_is_warned_of(name, caplog):

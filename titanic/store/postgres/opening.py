@@ -9,7 +9,7 @@ import psycopg
 from titanic.errors import StoreFailed, StoreUnwritable
 from titanic.store.postgres.connections.connection import Session, Unsafe, warn
 from titanic.store.postgres.connections.pool import Pool
-from titanic.store.postgres.connections.postgres_errors import reason_of
+from titanic.store.postgres.connections.postgres_errors import advice, is_disk_full, reason_of
 from titanic.store.postgres.tables import schema
 from titanic.store.postgres.transactions.transaction import Settings
 from titanic.store.postgres.transactions.writing import WriterState
@@ -27,17 +27,15 @@ def reach(pool: Pool) -> Session:
     except StoreFailed as error:
         what = f"the store in {pool.place} can't be opened"
         cause = error.__cause__
-        advice = cause.advice if isinstance(cause, Unsafe) else _advice(error.fact)
-        raise StoreUnwritable(what, error.fact, advice) from error
+        todo = cause.advice if isinstance(cause, Unsafe) else _advice(error.fact)
+        raise StoreUnwritable(what, error.fact, todo) from error
 
 
 def _advice(fact: str) -> str:
     """What to do about what libpq says of a connection that could not be made."""
-    if "password" in fact:
-        return "give the right one in ~/.pgpass or PGPASSWORD"
     if "database" in fact and "does not exist" in fact:
         return "make it with createdb, or correct the URL"
-    return "start PostgreSQL, or correct the URL"
+    return advice(fact, "start PostgreSQL, or correct the URL")
 
 
 def prepare(pool: Pool) -> bool:
@@ -47,7 +45,8 @@ def prepare(pool: Pool) -> bool:
         made = schema.prepare(session.connection, pool.place)
     except psycopg.Error as error:
         what = f"the store in {pool.place} can't be written"
-        raise StoreUnwritable(what, reason_of(error), "let its user create a schema in the database") from error
+        todo = "make room" if is_disk_full(error) else "let its user create a schema in the database"
+        raise StoreUnwritable(what, reason_of(error), advice(reason_of(error), todo)) from error
     finally:
         pool.drop(session)  # what it knows of the database may be from before the tables were made
     warn(session, pool.durability, pool.place)
@@ -71,7 +70,8 @@ def set_up(pool: Pool, settings: Settings, capacity: int | None) -> WriterState:
         return WriterState(IdMaker(newest[0] if newest else None), *row)
     except psycopg.Error as error:
         what = f"the store in {pool.place} can't be opened"
-        raise StoreUnwritable(what, reason_of(error), "look at the log of PostgreSQL") from error
+        todo = "make room" if is_disk_full(error) else "look at the log of PostgreSQL"
+        raise StoreUnwritable(what, reason_of(error), advice(reason_of(error), todo)) from error
     finally:
         pool.give(session)
 

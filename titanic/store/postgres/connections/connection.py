@@ -24,6 +24,7 @@ from titanic.store.records import Durability
 from titanic.util.clock import elapsed
 
 log = logging.getLogger(__name__)
+logging.getLogger("psycopg").setLevel(logging.ERROR)  # it warns of errors that follow from one that it raises
 
 OLDEST = 130000
 """The number of the oldest PostgreSQL that this engine works with."""
@@ -40,6 +41,7 @@ _NETWORK = {
 
 _SETTINGS = {
     "search_path": "titanic",
+    "default_transaction_isolation": "read committed",  # of statements that are transactions by themselves
     "statement_timeout": "20s",
     "lock_timeout": "15s",
     "idle_in_transaction_session_timeout": "60s",

@@ -17,6 +17,8 @@ _AWAY = ("08", "57P", "53300")
 """SQLSTATEs, or how they begin, of a server that ends, begins, or has no place for us."""
 _BEGINS = ("starting up", "in recovery", "not yet accepting connections", "not accepting connections")
 """What a server says of itself that is there, or soon will be."""
+_PREPARED = '"_pg3_'
+"""How the names begin that psycopg gives prepared statements."""
 
 
 def is_away(error: psycopg.Error) -> bool:
@@ -45,6 +47,11 @@ def is_outrun(error: psycopg.Error) -> bool:
     return taken or is_deadlock(error) or isinstance(error, errors.DivisionByZero)
 
 
+def is_disk_full(error: psycopg.Error) -> bool:
+    """Whether the server has no room for what was to be written."""
+    return error.sqlstate == _DISK_FULL
+
+
 def reason_of(error: psycopg.Error) -> str:
     """What the server or libpq says, in one line. Never what a statement was given."""
     text = error.diag.message_primary or str(error)
@@ -59,7 +66,7 @@ def reason_of(error: psycopg.Error) -> str:
 def translate(error: psycopg.Error, place: str) -> StoreError:
     """The exception to raise in place of `error`, which a transaction has met before its COMMIT was sent."""
     reason = reason_of(error)
-    if error.sqlstate == _DISK_FULL:
+    if is_disk_full(error):
         return DiskFull(f"the disk of the database {place} is full", reason, f"{KEPT_NOTHING}; make room")
     if error.sqlstate in _DAMAGE:
         return StoreCorrupt(f"the database {place} is damaged", reason, "restore it from a backup")
@@ -69,26 +76,29 @@ def translate(error: psycopg.Error, place: str) -> StoreError:
         return unreachable(place, reason)
     if isinstance(error, errors.QueryCanceled):
         return StoreFailed(f"the database {place} is too slow", reason, f"{KEPT_NOTHING}; look at its load and locks")
-    return StoreFailed(f"the database {place} failed", reason, f"{KEPT_NOTHING}; look at its log")
+    return StoreFailed(f"the database {place} failed", reason, f"{KEPT_NOTHING}; {advice(reason, 'look at its log')}")
 
 
 def unreachable(place: str, reason: str) -> StoreAway:
     """Nothing can be done now; as soon as the server is there, all goes on."""
-    advice = f"it is tried again each second; {_advice(reason)}"
-    return StoreAway(f"the database {place} can't be reached", reason, advice)
+    otherwise = "look at its log" if "FATAL:" in reason and "shutting down" not in reason else "start it"
+    todo = f"it is tried again each second; {advice(reason, otherwise)}"
+    return StoreAway(f"the database {place} can't be reached", reason, todo)
 
 
-def _advice(reason: str) -> str:
-    """What to do about what the server or libpq says of a connection that could not be made, or was lost."""
+def advice(reason: str, otherwise: str) -> str:
+    """What to do about what the server or libpq says, if that is clear."""
+    if _PREPARED in reason:
+        return "a pooler in transaction mode loses prepared statements: set PgBouncer's pool_mode = session"
     if any(words in reason for words in _BEGINS):
         return "wait until it has started"
     if "password" in reason:
         return "give the right one in ~/.pgpass or PGPASSWORD"
     if "read-only" in reason or "hot standby" in reason:
-        return "look for the primary"
-    if "connection slots" in reason or "too many clients" in reason:
+        return "look for the primary, or at its default_transaction_read_only"
+    if "connection slots" in reason or "too many c" in reason:  # clients, or connections for a role or database
         return "raise its max_connections, or end others' connections"
-    return "look at its log" if "FATAL:" in reason and "shutting down" not in reason else "start it"
+    return otherwise
 
 
 def outrun(place: str, error: psycopg.Error) -> Outrun:

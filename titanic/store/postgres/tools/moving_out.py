@@ -24,7 +24,7 @@ from titanic.store.moving import (
 )
 from titanic.store.postgres.closed.reads import decoded
 from titanic.store.postgres.connections.connection import Unsafe, connect, parse, place_of
-from titanic.store.postgres.connections.postgres_errors import reason_of, translate
+from titanic.store.postgres.connections.postgres_errors import advice, reason_of, translate
 from titanic.store.postgres.reading.request_reads import expect_frames
 from titanic.store.postgres.tables.schema import META, prepare
 from titanic.store.postgres.transactions.transaction import Row
@@ -101,7 +101,8 @@ def connected(url: str) -> Connection:
         connection.execute("SELECT " + ", ".join(f"set_config('{k}', '{v}', false)" for k, v in _SETTINGS.items()))
     except psycopg.Error as error:
         what = f"the database {place} can't be reached"
-        raise StoreUnwritable(what, reason_of(error), "start PostgreSQL, or correct the URL") from error
+        todo = advice(reason_of(error), "start PostgreSQL, or correct the URL")
+        raise StoreUnwritable(what, reason_of(error), todo) from error
     except Unsafe as error:
         raise StoreUnwritable(f"the database {place} is not safe to use", error.fact, error.advice) from error
     return connection
