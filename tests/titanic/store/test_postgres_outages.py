@@ -16,7 +16,7 @@ from support.relay import relay
 from support.waiting import until
 
 from titanic.errors import DiskFull, NotInMemory, OutcomeUnknown, StoreFailed, StoreTooNew, StoreUnwritable
-from titanic.store import NewRequest, open_read_only, open_store
+from titanic.store import LeaseConfig, NewRequest, NodeFacts, open_read_only, open_store
 from titanic.store.postgres.connections import pool, postgres_errors, stall_guard
 from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.transactions.transaction import Statement
@@ -199,6 +199,31 @@ def test_a_server_that_falls_silent_while_a_connection_is_made_is_given_up(monke
             until(lambda: "can't be reached" in str(failure(accept, store)))  # the cut may be later than a commit
             until(lambda: not failure(accept, store))  # by the other way
             assert time.monotonic() - began < 60
+
+
+def test_what_was_silent_for_the_lease_is_given_up_by_all(name, monkeypatch):
+    """The connections of before fall silent. As soon as the lease has a new one, nobody waits for an answer on them."""
+    monkeypatch.setattr(stall_guard, "PATIENCE", 1000.0)
+    monkeypatch.setattr(stall_guard, "LOOK", 0.05)
+    monkeypatch.setattr(pool, "AGAIN", 0.05)
+    server = shared_server()
+    config = LeaseConfig(lease=1000.0, renew=2.0)
+    with relay(f"tcp://127.0.0.1:{server.port}") as line, ThreadPoolExecutor(2) as threads:
+        port = line.endpoint.rpartition(":")[2]
+        ways = f"127.0.0.1:{port},127.0.0.1:{server.port}/"
+        with PostgresStore.open(server.url(name, tcp=True).replace(f"127.0.0.1:{server.port}/", ways)) as store:
+            store.join(1, None, [], NodeFacts("n", "1"), config)
+            with store.read() as one, store.read() as other:  # two connections, of which nobody uses one
+                one.counts()
+                other.counts()
+            line.stall()
+            waits = threads.submit(failure, requests, store)
+            try:
+                until(lambda: not failure(store.renew, 1, [], NodeFacts("n", "1"), config))
+                until(waits.done)
+                assert threads.submit(failure, accept, store).result() is None
+            finally:
+                line.go_on()
 
 
 def test_what_no_standby_has_yet_is_told_to_nobody(monkeypatch):

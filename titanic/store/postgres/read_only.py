@@ -28,7 +28,7 @@ class ReadOnlyPostgresStore(PostgresStore):
         pool = Pool(url, None, target="any")
         try:
             capacity = _look(pool)
-            writer, membership = WriterState(IdMaker(None), capacity, 0), Membership(url, None, Outage())
+            writer, membership = WriterState(IdMaker(None), capacity, 0), Membership(url, None, Outage(), pool.suspect)
             return cls(pool, Settings(capacity), writer, membership, False)
         except BaseException:
             pool.close()

@@ -79,7 +79,7 @@ class PostgresStore:
             settings = Settings(0, keep_closed, closed_body_limit, drop_unarchived, durability)
             writer = opening.set_up(pool, settings, capacity)
             settings = settings._replace(capacity=writer.quota.capacity)
-            store = cls(pool, settings, writer, Membership(url, durability, outage), made)
+            store = cls(pool, settings, writer, Membership(url, durability, outage, pool.suspect), made)
         except BaseException:
             pool.close()
             raise

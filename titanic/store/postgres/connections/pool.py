@@ -128,12 +128,17 @@ class Pool:
             self._lost(found)
         return found
 
-    def drop(self, session: Session) -> None:
+    def drop(self, *broken: Session) -> None:
         """This connection is broken, and so may be those that nobody uses."""
         with self._lock:
-            dropped, self._idle = [session, *self._idle], []
+            dropped, self._idle = [*broken, *self._idle], []
         for one in dropped:
             one.connection.close()
+
+    def suspect(self, patience: float) -> None:
+        """The connections that there are may be silent (`StallGuard.suspect`)."""
+        self.drop()
+        self.guard.suspect(patience)
 
     def close(self) -> None:
         """Close those that nobody uses, and the others when they are given back."""

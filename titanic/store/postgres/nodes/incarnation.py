@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from titanic.errors import OtherLease, StoreError
 from titanic.store.claiming import Joined, LeaseConfig, NodeFacts, Place, Renewed, Silent
@@ -113,7 +113,11 @@ DELETE FROM bounded AS b USING node AS n WHERE n.incarnation = b.incarnation AND
 class Membership:
     """The node's row in `node`, by a connection of its own. One thread at a time may call."""
 
-    def __init__(self, url: str, durability: Durability | None, outage: Outage) -> None:
+    def __init__(
+        self, url: str, durability: Durability | None, outage: Outage, suspect: Callable[[float], None]
+    ) -> None:
+        """`suspect`: is told, with the seconds that an answer may take, that connections made so far may be silent."""
+        self._suspect = suspect
         self._url = url
         self._outage = outage
         self._durability = durability
@@ -172,7 +176,11 @@ class Membership:
                 if (other := connection.execute(_OTHER_LEASE, joins).fetchone()) is not None:
                     raise _other_lease(joins[0], *other)
             found = connection.execute(text, given, binary=True)
-            return (found.fetchone() or ()) if found.description else ()
+            row = (found.fetchone() or ()) if found.description else ()
+        if self._pool.guard.has_cut:
+            self._pool.guard.has_cut = False
+            self._suspect(self._patience)
+        return row
 
     def _refuse_others(self, format_: int, oldest: int) -> None:
         assert self._pool is not None
