@@ -27,6 +27,7 @@ from broker.core.client import ClientSession as ClientSession
 from broker.core.client import EventKind as EventKind
 from broker.core.endpoints import named as named
 from broker.core.job import Job as Job
+from broker.core.json_reader import read_json as read_json
 from broker.core.mdp import CLIENT_QUEUE as CLIENT_QUEUE
 from broker.core.mdp import ErrorReply as ErrorReply
 from broker.core.mdp import error_body as error_body

@@ -12,7 +12,6 @@ unanswered is sent again to the next one, within the same time. When all are gon
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections import deque
@@ -25,6 +24,7 @@ import zmq
 from broker.config import DEFAULT_ENDPOINT, ClientConfig
 from broker.core.client import ClientSession, EventKind, ReplyEvent
 from broker.core.endpoints import named
+from broker.core.json_reader import read_json
 from broker.core.mdp import Frames, read_error, service_fault
 from broker.core.timers import Backoff, earliest
 from broker.errors import EndpointError, KeyRefused, RemoteError, TimedOut, UsageError
@@ -352,7 +352,7 @@ def about_broker(answer: Frames) -> dict[str, Any]:
     """What a broker says of itself, by its answer to `mmi.broker`; empty when it is not of this project."""
     try:
         (frame,) = answer
-        document = json.loads(frame)
+        document = read_json(frame)
     except ValueError:
         return {}
     return document if isinstance(document, dict) else {}

@@ -319,7 +319,11 @@ class Broker(Shell[BrokerCore]):
             if access is not None:
                 sender = access.connections.speaker
                 user = sender.user
-            core.receive(sender, frames, now, user)
+            try:
+                core.receive(sender, frames, now, user)
+            except Exception:
+                log.exception("a fault of this program: a message could not be handled; its sender is given up")
+                core.lost(sender, now)
             if router.newcomer is not None:
                 frame, router.newcomer = router.newcomer, None
                 if (worker := core.workers.get(sender)) is not None:

@@ -26,6 +26,8 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
+from broker.core.json_reader import read_json
+
 MAX_NAME = 32
 """Characters of a user's name."""
 
@@ -147,11 +149,11 @@ NOBODY = User("")
 def user_from_json(document: bytes) -> User:
     """The user that `to_json` told of. ValueError when it did not."""
     try:
-        said = json.loads(document)
+        said = read_json(document)
         services = {permission: tuple(said[permission.value]) for permission in BY_SERVICE if permission.value in said}
         limits = UserLimits(**said["limits"])
         name, reach, rights = said["user"], Reach(said["read"]), [said[one] for one in ("close", "metrics", "admin")]
-    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"that is no user: {error}") from None
     texts = [name, *(pattern for patterns in services.values() for pattern in patterns)]
     counts = [getattr(limits, one) for one in LIMITS]

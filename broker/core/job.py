@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import NamedTuple
 
+from broker.core.json_reader import read_json
 from broker.core.mdp import Frames
 
 
@@ -35,7 +35,7 @@ class Job(NamedTuple):
 def _uuid_in(context: bytes) -> str:
     """The UUID that a queue has given a request: its log is to be found by it."""
     try:
-        uuid = str(json.loads(context or b"{}").get("uuid", ""))
-    except (ValueError, AttributeError, RecursionError):
+        uuid = str(read_json(context or b"{}").get("uuid", ""))
+    except (ValueError, AttributeError):
         return ""
     return uuid if uuid.isalnum() and len(uuid) == 32 else ""

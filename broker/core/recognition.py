@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from broker.core.client import VERSIONS
+from broker.core.json_reader import read_json
 from broker.core.mdp import EXTENSION, Frames
 
 ANSWER = 2.5
@@ -78,7 +78,7 @@ def _knows(about: dict[str, Any]) -> bool:
 def _about(body: Frames) -> dict[str, Any]:
     """How a broker of this project answers mmi.broker; nothing when this is no such answer."""
     try:
-        about = json.loads(body[0])
-    except (IndexError, ValueError, RecursionError):
+        about = read_json(body[0])
+    except (IndexError, ValueError):
         return {}
     return about if isinstance(about, dict) else {}

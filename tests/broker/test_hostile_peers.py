@@ -197,7 +197,7 @@ def test_a_req_socket_is_a_fine_client(broker: Broker) -> None:
 
 
 class Told:
-    """A core that notes when it is told that the broker could not hear."""
+    """A core that notes when it is told that the broker could not hear, and stumbles over one message."""
 
     def __init__(self, core: BrokerCore) -> None:
         self._core = core
@@ -208,6 +208,29 @@ class Told:
 
     def deaf(self, now: float) -> None:
         self.deafened.append(now)
+
+    def receive(self, peer: Any, frames: list[bytes], *rest: Any) -> None:
+        if frames[-1:] == [b"stumble"]:
+            raise OverflowError("too large")
+        self._core.receive(peer, frames, *rest)
+
+
+def test_a_message_that_makes_it_stumble_ends_nothing(
+    broker: Broker, dealer: zmq.Socket[bytes], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No message is known that does. Its sender is given up: a request in hand goes to another worker."""
+    monkeypatch.setattr(broker, "core", Told(broker.core))
+    dealer.send_multipart([b"MDPW02", b"\1", b"slow"])
+    with Pipeline(address(broker), timeout=60) as client, Worker("echo", lambda frames: frames, address(broker)):
+        client.send("slow", b"x")
+        assert dealer.recv_multipart() == [b"MDPW02", b"\5"]
+        token = dealer.recv_multipart()[2]
+        dealer.send_multipart([b"MDPW02", b"\4", token, b"", b"stumble"])
+        with Worker("slow", lambda frames: b"done", address(broker)):
+            reply = client.receive()
+    assert reply is not None
+    assert reply.body == [b"done"]
+    assert "a message could not be handled" in caplog.text
 
 
 def test_nobody_is_harmed_while_a_message_of_many_frames_is_thrown_away(

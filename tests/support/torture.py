@@ -38,6 +38,7 @@ COUNTED = (
     "submissions refused",
     "malformed handshakes",
     "malformed ZAP requests",
+    "odd messages",
 )
 FAULTS = ("lost", "wrong", "unreadable stores")
 tally: Counter[str] = Counter()

@@ -5,13 +5,13 @@ blocks, and `titanic.aio.Client` awaits them. What each takes, returns and raise
 from __future__ import annotations
 
 import builtins
-import json
 import math
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Any, Unpack, cast
 
+from broker import read_json
 from titanic.client import batching
 from titanic.client.batching import POLL_MOST, GeneratedKeys
 from titanic.client.calls import LEAST_LOOK, LONGEST_TRY, Calls
@@ -285,7 +285,7 @@ class Methods:
     async def look(self, uuid: str, most: int = 65536) -> Look:
         """All that is known of one request, and the first `most` bytes of its body and of its reply."""
         text, *frames = check(await self.calls.ask(tsp.LIST, encode({"uuid": ids.plain(uuid), "most": most})))
-        document = json.loads(text)
+        document = read_json(text)
         if not document["requests"]:
             raise unknown(uuid)
         behind = document["body"]
@@ -326,5 +326,5 @@ class Methods:
             options["after"] = document["next"]
 
     async def _document(self, service: bytes, options: dict[str, Any]) -> dict[str, Any]:
-        document: dict[str, Any] = json.loads(check(await self.calls.ask(service, encode(options)))[0])
+        document: dict[str, Any] = read_json(check(await self.calls.ask(service, encode(options)))[0])
         return document

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
+from broker import read_json
 from titanic.client.calls import Calls
 from titanic.protocol import tsp
 from titanic.protocol.answers import check
@@ -26,7 +26,7 @@ class ProgressWatch:
 
     async def look(self) -> None:
         """Ask once."""
-        found = json.loads(check(await self._calls.ask(tsp.LIST, self._question))[0])["requests"]
+        found = read_json(check(await self._calls.ask(tsp.LIST, self._question))[0])["requests"]
         progress: Progress | None = found[0].get("progress") if found else None
         if progress is not None and progress != self._told:
             self._told = progress

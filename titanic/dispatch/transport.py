@@ -9,19 +9,34 @@ The first two ask `mmi.workers` about all services at once. The third has only R
 
 from __future__ import annotations
 
-import json
+import logging
 import time
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from broker import CLIENT_QUEUE, ClientConfig, ClientSession, ErrorReply, EventKind, LocalPeer, Loop, read_error
+from broker import (
+    CLIENT_QUEUE,
+    ClientConfig,
+    ClientSession,
+    ErrorReply,
+    EventKind,
+    LocalPeer,
+    Loop,
+    read_error,
+    read_json,
+)
 from titanic.dispatch.attempts import Send
 from titanic.dispatch.connection import BrokerDiscovery, Connection
 from titanic.dispatch.core import DispatchCore
+from titanic.logs import event
 from titanic.protocol.tsp import Frames
+
+log = logging.getLogger(__name__)
 
 MMI_TIMEOUT = 2.5
 FOR_EVER = 1 << 30
+MAX_WORKERS = 1 << 20
+"""Of a service. An answer that says more makes no sense."""
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -108,6 +123,15 @@ def deliver_reply(core: DispatchCore, uuid: bytes, came: Frames | ErrorReply, no
         core.replied(uuid, came, now)
 
 
+def fail_delivery(core: DispatchCore, send: Send, error: Exception, now: float) -> None:
+    """Fail the attempt of a request, because a message about it raised an exception here."""
+    extra = event("message-failed", uuid=send.uuid, service=send.service)
+    text = "a fault of this program: a message about %s of %s could not be handled; the attempt has failed"
+    log.error(text, send.uuid.hex(), send.service.decode(errors="replace"), exc_info=error, extra=extra)
+    said = f"the server could not handle the worker's message: {type(error).__name__}: {error}"
+    core.failed(send.uuid, ErrorReply(500, said, []), now)
+
+
 class _OwnBrokerTransport:
     """To a broker of this project: one session with any number of requests in flight."""
 
@@ -163,26 +187,41 @@ class _OwnBrokerTransport:
 
     def deliver_results(self, now: float) -> None:
         for ticket, kind, body in self.session.take_events():
-            if ticket in self._recalls:
-                self._recall_answered(self._recalls.pop(ticket), body, now)
-            elif ticket in self._abandoned:
-                if kind in (EventKind.FINAL, EventKind.REFUSED):
-                    self._core.left(self._abandoned.pop(ticket))
-            elif ticket == self._question:
-                self._question = 0
-                self._tell_presence(body, now)
-            elif kind is EventKind.PARTIAL:
-                self._parts.add(ticket, body)
-            elif kind is EventKind.ANEW:
+            send = self._sends.get(ticket)
+            try:
+                self._deliver(ticket, send, kind, body, now)
+            except Exception as error:
+                if send is None:
+                    raise
                 self._parts.drop(ticket)
-            elif kind is EventKind.PROGRESS:
-                if (send := self._sends.get(ticket)) is not None:
-                    self._core.progressed(send.uuid, b"".join(body[:1]))
-            elif kind is EventKind.REFUSED:
-                error = read_error(body) or ErrorReply(500, "the broker refused it and did not say why", [])
-                self._refuse(ticket, error, now)
-            else:
-                deliver_reply(self._core, self._take(ticket).uuid, self._parts.complete(ticket, body), now)
+                if ticket in self._sends:
+                    self.session.cancel(ticket)
+                    self._take(ticket)
+                fail_delivery(self._core, send, error, now)
+
+    def _deliver(self, ticket: int, send: Send | None, kind: EventKind, body: Frames, now: float) -> None:
+        """Handle one event. `send`: the request in flight that it is about, if it is about one."""
+        if ticket in self._recalls:
+            self._recall_answered(self._recalls.pop(ticket), body, now)
+        elif ticket in self._abandoned:
+            if kind in (EventKind.FINAL, EventKind.REFUSED):
+                self._core.left(self._abandoned.pop(ticket))
+        elif ticket == self._question:
+            self._question = 0
+            self._tell_presence(body, now)
+        elif send is None:
+            pass  # its delivery has failed before this came
+        elif kind is EventKind.PARTIAL:
+            self._parts.add(ticket, body)
+        elif kind is EventKind.ANEW:
+            self._parts.drop(ticket)
+        elif kind is EventKind.PROGRESS:
+            self._core.progressed(send.uuid, b"".join(body[:1]))
+        elif kind is EventKind.REFUSED:
+            error = read_error(body) or ErrorReply(500, "the broker refused it and did not say why", [])
+            self._refuse(ticket, error, now)
+        else:
+            deliver_reply(self._core, self._take(ticket).uuid, self._parts.complete(ticket, body), now)
 
     def _recall(self, ticket: int, now: float) -> None:
         if not self.session.is_pending(ticket):
@@ -220,7 +259,8 @@ class _OwnBrokerTransport:
 
     def _tell_presence(self, body: Frames, now: float) -> None:
         try:
-            workers = {name.encode(): int(count) for name, count in json.loads(body[0]).items()}
+            said: dict[str, object] = read_json(body[0])
+            workers = {name.encode(): n for name, n in said.items() if type(n) is int and 0 <= n <= MAX_WORKERS}
         except (ValueError, TypeError, AttributeError, IndexError):  # no such answer counts as no workers
             workers = {}
         names, self._names = self._names, set()

@@ -20,7 +20,7 @@ from broker import ClientConfig, ClientSession, ErrorReply, EventKind, Loop
 from titanic.dispatch.attempts import Send
 from titanic.dispatch.connection import BrokerDiscovery, Connection
 from titanic.dispatch.core import DispatchCore
-from titanic.dispatch.transport import MMI_TIMEOUT, PartialReplies, deliver_reply
+from titanic.dispatch.transport import MMI_TIMEOUT, PartialReplies, deliver_reply, fail_delivery
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
 
@@ -128,11 +128,18 @@ class ForeignTransport:
         for _, _, body in self._events(self._asking, now):
             self._core.present(self._asked, self._share(self._asked) if body == [b"200"] else 0, now)
         for connection in list(self._busy):
-            for _, kind, body in self._events(connection, now):
-                if kind is EventKind.PARTIAL:
-                    self._parts.add(connection, body)
-                else:
-                    self._end(connection, body, kind is EventKind.GAVE_UP, now)
+            send = self._busy[connection]
+            try:
+                for _, kind, body in self._events(connection, now):
+                    if kind is EventKind.PARTIAL:
+                        self._parts.add(connection, body)
+                    else:
+                        self._end(connection, body, kind is EventKind.GAVE_UP, now)
+            except Exception as error:
+                if connection in self._busy:
+                    self._cancel(connection)
+                    self._leave(connection)
+                fail_delivery(self._core, send, error, now)
 
     @staticmethod
     def _events(connection: Connection, now: float) -> Sequence[tuple[int, EventKind, Frames]]:

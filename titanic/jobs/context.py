@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from broker import DELIVERY, Delivery, UsageError
+from broker import DELIVERY, Delivery, UsageError, read_json
 from titanic.errors import NoRequest
 from titanic.jobs.ending import Cancelled
-
-MOST_PROGRESS = 1024
-"""Bytes of a progress on the wire; of a text that is too long its beginning is sent."""
+from titanic.protocol.progress import MOST_PROGRESS, read_progress
+from titanic.util.text import quoted
 
 
 @dataclass(slots=True, frozen=True)
@@ -102,7 +102,7 @@ def current_or_none() -> RequestContext | None:
 def read_context(delivery: Delivery) -> RequestContext:
     """What a delivery says of its request. What makes no sense is left out."""
     try:
-        said = json.loads(delivery.context or b"{}")
+        said = read_json(delivery.context or b"{}")
         uuid = said.get("uuid")
         deadline = said.get("deadline")
         if not uuid or not isinstance(uuid, str):
@@ -119,7 +119,7 @@ def read_context(delivery: Delivery) -> RequestContext:
             str(said.get("type", "")),
             delivery,
         )
-    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+    except (ValueError, TypeError, AttributeError):
         return NotStored(delivery=delivery)
 
 
@@ -135,10 +135,11 @@ def _progress(done: float, of: float | None, text: str) -> bytes:
     while True:
         if text:
             said["text"] = text
-        try:
-            encoded = json.dumps(said, ensure_ascii=False, allow_nan=False).encode(errors="replace")
-        except (ValueError, TypeError) as error:
-            raise UsageError(f"progress({done!r}, {of!r}): {error}; give numbers, and a text") from None
+        encoded = b""
+        with suppress(ValueError, TypeError):
+            encoded = json.dumps(said, ensure_ascii=False).encode(errors="replace")
         if len(encoded) <= MOST_PROGRESS or not said.pop("text", ""):
+            if read_progress(encoded) is None:
+                raise UsageError(f"progress({quoted(done)}, {quoted(of)}); give finite numbers, and a text")
             return encoded
         text = text[: len(text) * MOST_PROGRESS // (len(encoded) + 1)]

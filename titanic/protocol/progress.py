@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import math
 from typing import Any, TypedDict
+
+from broker import read_json
 
 MOST_PROGRESS = 1024
 """Bytes of what a worker says."""
@@ -21,8 +21,8 @@ class Progress(TypedDict):
 def read_progress(said: bytes) -> Progress | None:
     """What a worker says; None when it makes no sense."""
     try:
-        document = json.loads(said) if len(said) <= MOST_PROGRESS else None
-    except (ValueError, RecursionError):
+        document = read_json(said, MOST_PROGRESS)
+    except ValueError:
         return None
     if not isinstance(document, dict):
         return None
@@ -33,6 +33,6 @@ def read_progress(said: bytes) -> Progress | None:
 
 
 def _number(value: Any) -> float | None:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
         return None
     return value

@@ -74,8 +74,8 @@ def seconds(name: str, value: Any) -> float:
 def encode(options: dict[str, Any]) -> str:
     """Options as JSON; raises InvalidRequest for a value that cannot travel."""
     try:
-        return json.dumps(options)
-    except TypeError:
+        return json.dumps(options, allow_nan=False)
+    except (TypeError, ValueError):
         return json.dumps({name: _plain(name, value) for name, value in options.items()})
 
 
@@ -87,6 +87,8 @@ def _plain(name: str, value: Any) -> Any:
         return value.total_seconds()
     if isinstance(value, list):
         return [_plain(name, one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidRequest(f"{name} is {value}; it must be a finite number")
     if value is None or isinstance(value, (str, int, float)):
         return value
     kind = "text" if name in _TEXTS else "a number or, if it is a time, a timedelta"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 from collections.abc import Callable
 
 import zmq
 
-from broker import ClientConfig, ClientSession, Dealer, EventKind, OutOfSockets, SessionChannel, earliest
+from broker import ClientConfig, ClientSession, Dealer, EventKind, OutOfSockets, SessionChannel, earliest, read_json
 from titanic.dispatch.connection import BrokerDiscovery, Shortage
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
@@ -141,7 +140,7 @@ class DuplicateQueueCheck(SessionChannel[ClientSession]):
 def _queue(answer: Frames) -> tuple[str, str]:
     """Where the other queue's store is, and which of its nodes that is, from its titanic.stats."""
     try:
-        stats = json.loads(answer[1])
+        stats = read_json(answer[1])
         return str(stats["store"]["path"]), str(stats.get("queue", ""))
     except (IndexError, KeyError, TypeError, AttributeError, ValueError):
         return "unknown", ""

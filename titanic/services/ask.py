@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from broker import User
+from broker import User, read_json
 from titanic.config import ServiceLimits
 from titanic.errors import OutcomeUnknown, StoreError
 from titanic.protocol import tsp
@@ -143,8 +142,8 @@ class ServiceContext:
 def read_object(frame: bytes) -> dict[str, Any]:
     """The options in a frame. ValueError says what is wrong."""
     try:
-        options = json.loads(frame)
-    except (ValueError, RecursionError) as error:
+        options = read_json(frame)
+    except ValueError as error:
         raise ValueError(f"options are not JSON: {error}") from None
     if not isinstance(options, dict):
         raise ValueError("options are not a JSON object")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -12,6 +11,7 @@ from urllib.parse import urlsplit
 from starlette.requests import Request
 from starlette.responses import Response
 
+from broker import read_json
 from titanic.aio import Client
 from titanic.errors import Forbidden, UnknownRequest
 from titanic.util.text import quoted
@@ -72,8 +72,8 @@ async def put_hook(request: Request) -> Response:
 def _read(body: bytes) -> dict[str, Any]:
     """What is said of a hook: members of the right types. Raises Problem."""
     try:
-        said = json.loads(body)
-    except (ValueError, RecursionError):
+        said = read_json(body)
+    except ValueError:
         said = None
     if not isinstance(said, dict):
         raise Problem(400, 'the body is no JSON object; give {"service": "mail", "url": "https://example.com/hook"}')

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from broker import RemoteError
+from broker import RemoteError, read_json
 from broker.aio import Worker
 from titanic import Failed, Retry, current
 from titanic.errors import TitanicError
@@ -179,8 +179,8 @@ def _judge(hook: Hook, answer: Answer) -> None:
 def _read(frame: bytes) -> dict[str, Any] | None:
     """What is told of an end; None: nothing."""
     try:
-        said = json.loads(frame)
+        said = read_json(frame)
         known = all(isinstance(said[name], str) for name in ("uuid", "service", "state"))
-    except (ValueError, LookupError, TypeError, RecursionError):
+    except (ValueError, LookupError, TypeError):
         return None
     return said if known else None

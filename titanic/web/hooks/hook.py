@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from broker import read_json
 from titanic.errors import InvalidRequest
 from titanic.protocol.tsp import Frames, request_fault
 from titanic.util.text import quoted
@@ -93,10 +94,10 @@ def mark_of(id_: str) -> str:
 def read_hook(frames: Frames, uuid: str) -> Hook | None:
     """A hook as it is kept; None: it is none of ours."""
     try:
-        said, secret = json.loads(frames[0]), frames[1].decode()
+        said, secret = read_json(frames[0]), frames[1].decode()
         hook = Hook(said["id"], said["service"], said["url"], tuple(said["states"]), secret, uuid)
         check(hook)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, InvalidRequest):
+    except (ValueError, LookupError, TypeError, AttributeError, InvalidRequest):
         return None
     return hook
 

@@ -72,7 +72,7 @@ def read(text: bytes) -> News:
             {Topic(name) for name in said.get("look", ())},
             {_split(uuid)[0]: text.encode() for uuid, text in said.get("progress", {}).items()},
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return News(look=set(Topic))
 
 
