@@ -24,7 +24,7 @@ from broker.aio import Client as BrokerClient
 from titanic.aio.together import Together
 from titanic.aio.wire import AsyncWire
 from titanic.client import methods
-from titanic.client.calls import Calls
+from titanic.client.calls import Calls, tries_of
 from titanic.client.methods import Methods
 from titanic.protocol.answers import Ended
 from titanic.protocol.progress import Progress
@@ -52,17 +52,17 @@ class Client(Methods):
         self,
         endpoint: str | Sequence[str] = DEFAULT_ENDPOINT,
         *,
-        timeout: Span = 5.0,
-        retries: int = 2,
+        timeout: Span = 15.0,
+        retries: int | None = None,
         version: str = "0.2",
         key: Key = None,
         server_key: str | Path | None = None,
     ) -> None:
         """As `titanic.Client`. It may be made outside a loop; the first one in which it is used is its own, until that
         one is closed."""
-        tries = seconds("timeout", timeout), retries
+        tries = tries_of(timeout, retries)
         connection = BrokerClient(
-            endpoint, timeout=tries[0], retries=retries, version=version, key=key, server_key=server_key
+            endpoint, timeout=tries[0], retries=tries[1], version=version, key=key, server_key=server_key
         )
         super().__init__(Calls(self._new_wire(connection, *tries), *tries), deque(), several=len(named(endpoint)) > 1)
         self.endpoint = connection.endpoint

@@ -25,7 +25,7 @@ AGAIN = 0.1
 def connect(reach: Reach, *, wait: float | None = None) -> Client:
     """A client that waits for `wait` seconds, by default TRIES times the time-out."""
     tell(reach.endpoint, TRIES * reach.timeout if wait is None else wait)
-    return Client(reach.endpoint, timeout=reach.timeout, version=reach.mdp, key=reach.curve)
+    return Client(reach.endpoint, timeout=reach.timeout, retries=TRIES - 1, version=reach.mdp, key=reach.curve)
 
 
 def connect_to_look(reach: Reach, advice: str = "", *, tries: int = TRIES) -> Client:

@@ -17,6 +17,7 @@ from titanic.client.wire import Body, Lane, Wire
 from titanic.errors import InvalidRequest, TitanicError
 from titanic.protocol import tsp
 from titanic.protocol.answers import server_died, translate
+from titanic.protocol.submit_options import Span, seconds
 from titanic.protocol.tsp import Frames
 
 LARGE = 1 << 20
@@ -28,8 +29,21 @@ LONGEST_TRY = 86_400.0
 LEAST_LOOK = 1.0
 """Seconds that one try may take, even when less is left of the caller's time: a slow network is not an absent reply."""
 
+MOST_TRIES = 3
+"""Of a call, when the caller does not say how many."""
+
 PAUSE = 0.01
 """Seconds before a request is sent again that died with the server."""
+
+
+def tries_of(timeout: Span, retries: int | None) -> tuple[float, int]:
+    """Seconds of a try, and how often to try again, as a caller says it: without `retries`, `timeout` is for all tries
+    together."""
+    span = seconds("timeout", timeout)
+    if retries is not None:
+        return span, retries
+    count = int(min(MOST_TRIES, max(1.0, span / LEAST_LOOK)))
+    return span / count, count - 1
 
 
 class Calls:
@@ -64,6 +78,7 @@ class Calls:
                     raise await self._fault(error, service, time.monotonic() - began) from error
                 self._asked_again += 1
                 await self.wire.sleep(PAUSE)  # until it is noticed to be gone; then the broker keeps what is asked
+                timeout, retries = self._tries(until - time.monotonic())
 
     async def ask_once(self, service: bytes, *body: Body, seconds: float) -> Frames | None:
         """Ask a service that may take so many seconds for its answer; None when there is no answer."""

@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any, Self, Unpack
 
 from broker import DEFAULT_ENDPOINT, Key, credentials, each, finish
+from titanic.client.calls import tries_of
 from titanic.client.methods import Methods
 from titanic.client.threads import MethodsOfThreads
 from titanic.client.wire import Body
 from titanic.protocol.answers import Ended, Look, RequestInfo
 from titanic.protocol.documents import ArchiveInfo, NodeInfo, Stats
 from titanic.protocol.progress import Progress
-from titanic.protocol.submit_options import Span, SubmitOptions, seconds
+from titanic.protocol.submit_options import Span, SubmitOptions
 from titanic.protocol.tsp import Frames
 
 
@@ -39,13 +40,15 @@ class Client:
         self,
         endpoint: str | Sequence[str] = DEFAULT_ENDPOINT,
         *,
-        timeout: Span = 5.0,
-        retries: int = 2,
+        timeout: Span = 15.0,
+        retries: int | None = None,
         version: str = "0.2",
         key: Key = None,
         server_key: str | Path | None = None,
     ) -> None:
-        """`timeout` (seconds, or a timedelta) for each of 1 + `retries` tries; `version` of MDP: 0.2, 0.1 or majortomo.
+        """`timeout`: how long a call waits for an answer, in seconds or a timedelta. What gets none is sent again
+        meanwhile, twice. With `retries` it is the time of each of 1 + `retries` tries. `version` of MDP: 0.2, 0.1 or
+        majortomo.
 
         `endpoint` is one, or several nodes of the same queue: in a list, or in a text with commas. (Another queue would
         not know its UUIDs.) One of them is chosen at random, and used until it fails; then the next one. It is left at
@@ -58,7 +61,7 @@ class Client:
         public key file, or the key itself, 40 characters of Z85; all nodes have the same. KeyRefused is raised when
         the server does not take them, Forbidden when the user whose key it is lacks a permission.
         """
-        settings = endpoint, seconds("timeout", timeout), retries, version, credentials(key, server_key)
+        settings = endpoint, *tries_of(timeout, retries), version, credentials(key, server_key)
         self._threads = MethodsOfThreads(*settings)
         self._of_thread = threading.local()
         self.endpoint = self._own.calls.wire.endpoint

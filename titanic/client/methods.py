@@ -9,6 +9,7 @@ import math
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Unpack, cast
 
 from broker import read_json
@@ -17,9 +18,9 @@ from titanic.client.batching import POLL_MOST, GeneratedKeys
 from titanic.client.calls import LEAST_LOOK, LONGEST_TRY, Calls
 from titanic.client.progress import LOOK, ProgressWatch
 from titanic.client.wire import Body
-from titanic.errors import InvalidRequest, TimedOut
+from titanic.errors import InvalidRequest, TimedOut, TitanicError
 from titanic.protocol import tsp
-from titanic.protocol.answers import Ended, Look, RequestInfo, check, read_reply, read_uuids, unknown
+from titanic.protocol.answers import Ended, Look, RequestInfo, check, read_reply, read_uuids, standing, unknown
 from titanic.protocol.documents import ArchiveInfo, NodeInfo, Stats
 from titanic.protocol.progress import Progress
 from titanic.protocol.submit_options import MOST_UUIDS, Span, SubmitOptions, encode, seconds
@@ -110,7 +111,16 @@ class Methods:
                     return ended
             if answered and watch is not None:
                 await watch.look()
-        raise TimedOut(f"no reply to {uuid} yet", f"waited {timeout:g} s", "ask again later: the request lives on")
+        fact = f"waited {timeout:g} s" + (await self._standing(plain) if answered else "")
+        raise TimedOut(f"no reply to {uuid} yet", fact, "ask again later: the request lives on")
+
+    async def _standing(self, uuid: str) -> str:
+        """What is known of a request that is pending, for a message; empty when nobody says so at once."""
+        with suppress(TitanicError, ValueError, LookupError):  # another queue need not know the question
+            question = await self.calls.ask(tsp.LIST, encode({"uuid": uuid}), within=LEAST_LOOK)
+            for row in read_json(check(question)[0])["requests"]:
+                return f", {standing(row)}"
+        return ""
 
     def _wait_most(self) -> float:
         """Seconds that one question for a reply waits on the server."""

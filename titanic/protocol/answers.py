@@ -22,7 +22,7 @@ from titanic.protocol import tsp
 from titanic.protocol.progress import Progress
 from titanic.protocol.tsp import Frames
 from titanic.util import ids
-from titanic.util.text import counted
+from titanic.util.text import counted, one_line
 
 
 class RequestInfo(TypedDict):
@@ -63,6 +63,15 @@ class RequestInfo(TypedDict):
     """True while it waits, or is delayed, and its service is paused; otherwise absent."""
     owner: NotRequired[str]
     """The user who submitted it; absent when that was nobody."""
+
+
+def standing(row: RequestInfo) -> str:
+    """What is known of a request that has not ended, for a message."""
+    text = f"it is {row['state']}"
+    if row["attempts"]:
+        reason = row["reason"].partition("Traceback (most recent call last):")[0]
+        text += f", {counted(row['attempts'], 'attempt')} failed, the last one with: {one_line(reason.strip(), 200)}"
+    return text
 
 
 class Look(NamedTuple):

@@ -40,7 +40,7 @@ class TitanicBroker(AsyncBroker):
         jobs: int = 10,
         options: SubmitOptions | None = None,
         keep_results: bool = True,
-        timeout: Span = 5.0,
+        timeout: Span = 15.0,
         key: Key = None,
         server_key: str | Path | None = None,
     ) -> None:

@@ -68,7 +68,7 @@ class Tasks:
         *,
         name: str = "tasks",
         serializer: str = "json",
-        timeout: Span = 5.0,
+        timeout: Span = 15.0,
         key: Key = None,
         server_key: str | Path | None = None,
     ) -> None:

@@ -21,7 +21,7 @@ from titanic.dispatch.attempts import AttemptOutcome, Finish, Send
 from titanic.dispatch.backlogs import Fetch
 from titanic.dispatch.core import DispatchCore
 from titanic.errors import InvalidRequest, RequestFailed, TimedOut
-from titanic.protocol.answers import Ended, RequestInfo, unknown
+from titanic.protocol.answers import Ended, RequestInfo, standing, unknown
 from titanic.protocol.submit_options import Span, SubmitOptions, encode, seconds
 from titanic.services.list_requests import as_document
 from titanic.services.request_submit import parse_submit
@@ -260,7 +260,7 @@ class MemoryQueue:
             if not self._leap(until):
                 row = self._row(uuid)
                 self._now = self._now if until == math.inf else until
-                raise TimedOut(f"no reply to {uuid} yet", f"it is {self._info(row)['state']}", _advice(row, self._app))
+                raise TimedOut(f"no reply to {uuid} yet", standing(self._info(row)), _advice(row, self._app))
         return frames
 
     def replies(self, uuids: Iterable[str], timeout: Span | None = None) -> Iterator[tuple[str, Ended]]:

@@ -82,11 +82,32 @@ def test_a_body_of_all_that_the_broker_takes(tmp_path: Path) -> None:
 def test_wait_in_vain(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("titanic.client.calls.LEAST_LOOK", 30.0)  # a busy server is not taken for one that is away
     uuid = client.submit("absent", "x")
-    with pytest.raises(TimedOut, match=rf"no reply to {uuid} yet; waited 0\.05 s; ask again later"):
+    with pytest.raises(TimedOut, match=rf"no reply to {uuid} yet; waited 0\.05 s, it is waiting; ask again later"):
         client.wait(uuid, timeout=0.05)
     with pytest.raises(TimedOut):
         client.wait(uuid, timeout=0)
     assert client.reply(uuid) is None
+
+
+def test_a_wait_in_vain_tells_of_the_last_error(server: Server, client: Client) -> None:
+    def fail(_: list[bytes]) -> bytes:
+        raise ValueError("no such\npicture")
+
+    with Worker("fails", fail, server.endpoints[0], config=QUICK):
+        uuid = client.submit("fails", "x", retry_first=600, max_attempts=2)
+        until(lambda: client.show(uuid)["state"] == "delayed")
+        fact = "it is delayed, 1 attempt failed, the last one with: ValueError: no such picture"
+        with pytest.raises(TimedOut, match=fact):
+            client.wait(uuid, timeout=0.05)
+
+
+def test_the_time_out_is_for_all_tries_unless_they_are_counted(tmp_path: Path) -> None:
+    with Client(f"ipc://{tmp_path}/nobody", timeout=6) as client:
+        assert client._own.calls.patience == 6
+    with Client(f"ipc://{tmp_path}/nobody", timeout=6, retries=1) as client:
+        assert client._own.calls.patience == 12
+    with Client(f"ipc://{tmp_path}/nobody", timeout=0.5) as client:
+        assert client._own.calls.timeout == client._own.calls.patience == 0.5
 
 
 def test_pages_of_a_list(client: Client) -> None:

@@ -144,7 +144,7 @@ class WatchedClient(Client):
     def __init__(self, presence: Presence, endpoint: Sequence[str], **more: Any) -> None:
         """`more`: as for the `Client`."""
         self._presence = presence
-        super().__init__(endpoint, **more)
+        super().__init__(endpoint, retries=2, **more)
 
     def _new_wire(self, *given: Any) -> AsyncWire:
         return WatchedWire(self._presence, *given)
