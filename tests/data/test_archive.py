@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from titanic.store import open_store
 from titanic_data.archive import (
     Archive,
     Entry,
+    File,
     Queue,
     compact,
     restore_range,
@@ -23,8 +26,10 @@ from titanic_data.archive import (
     verify,
 )
 from titanic_data.archive.archiver import POINTS
+from titanic_data.archive.manifest import measure
 from titanic_data.errors import ArchiveBusy, ArchiveError
 from titanic_data.store_reader import forget
+from titanic_data.tables import CLOSED
 
 
 @pytest.fixture
@@ -195,6 +200,44 @@ def test_fewer_files_of_several_versions(store: Path, tmp_path: Path) -> None:
     run(store, archive)
     assert len(compact(Archive.open(archive))) == 1
     assert rows(archive)[100:300] == good[100:300]
+
+
+LIMITED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
+from titanic_data.__main__ import run
+run()
+"""
+
+
+def test_small_files_with_large_bodies(tmp_path: Path) -> None:
+    """More than 2 GiB of bodies, which Arrow cannot hold in one column, and which fit into no memory."""
+    archive, count, body = Archive.create(tmp_path / "archive"), 20_000, b"x" * 60_000
+    folder = archive.data / "date=2026-01-02"
+    folder.mkdir()
+    in_file = CLOSED.schema.remove(CLOSED.schema.get_field_index("date"))
+    for first in (1, 1 + count):
+        path = folder / f"closed-{first}-{first + count - 1}-0.parquet"
+        with pq.ParquetWriter(path, in_file) as writer:
+            for begin in range(first, first + count, 1000):
+                rows = [
+                    {"seq": n, "service": "report", "request": body, "request_bytes": len(body), "reply_bytes": 0}
+                    for n in range(begin, begin + 1000)
+                ]
+                writer.write_table(pa.Table.from_pylist(rows, in_file))
+        known = File(str(path.relative_to(archive.data)), count, *measure(path))
+        archive.commit(Entry(first, first + count - 1, (known,), engine="pyarrow"))
+    command = [sys.executable, "-c", LIMITED, "compact", "--archive", str(archive.path)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    (path,) = Archive.open(archive.path).files()
+    file, numbers = pq.ParquetFile(path), []
+    for group in range(file.num_row_groups):
+        table = file.read_row_group(group, ["seq", "request"])
+        assert table.nbytes < 64 << 20, "readers take whole row groups"
+        assert set(table["request"].unique().to_pylist()) == {body}
+        numbers += table["seq"].to_pylist()
+    assert numbers == [*range(1, 2 * count + 1)]
 
 
 def test_an_archive_from_before_there_were_owners(store: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from titanic_data.archive import Archive, Archiver, Engine, PyArrowEngine, Queue, Summary
-from titanic_data.archive.engines import rows_of
+from titanic_data.archive.engines import batches_of
 from titanic_data.store_reader import read_closed
 from titanic_data.tables import CLOSED
 
@@ -48,8 +48,8 @@ def rows(archive: Path) -> list[dict[str, object]]:
 
 def read_files(files: Sequence[Path]) -> Any:
     """The rows of some files, with their date, as one table."""
-    tables = [rows_of(file.read_bytes(), file).select(CLOSED.schema.names) for file in files]
-    return pa.concat_tables(tables) if tables else CLOSED.schema.empty_table()
+    batches = [batch for file in files for batch in batches_of(file.read_bytes(), file)]
+    return pa.Table.from_batches(batches, CLOSED.schema)
 
 
 def rewrite(archive: Path, change: Callable[[pa.Table], pa.Table], first: int) -> None:

@@ -35,7 +35,7 @@ from titanic_data.store_reader import closed_range, forget, identity, store_at
 
 Answer = TypeVar("Answer")
 
-ROWS, BYTES = 500_000, 256 << 20
+ROWS, BYTES = 500_000, 64 << 20
 """The most of one range."""
 
 POINTS = (

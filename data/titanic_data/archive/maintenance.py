@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
-from typing import NamedTuple
-
-import pyarrow as pa
+from typing import Any, NamedTuple
 
 from titanic_data.archive.archiver import publish
-from titanic_data.archive.engines import PyArrowEngine, rows_of, schema_fault, write_by_date
+from titanic_data.archive.engines import BATCH_BYTES, PyArrowEngine, batches_of, schema_fault, schema_of, write_by_date
 from titanic_data.archive.manifest import Archive, Entry, File, sync_directory
 from titanic_data.archive.verify import read_whole
 from titanic_data.errors import ArchiveError
 from titanic_data.store_reader import store_at
 
 ROWS, BYTES = 1_000_000, 64 << 20
-"""The most of one compacted range; bytes are those of the files."""
+"""The most of one compacted range; bytes are those of the files, which are held in memory. What they hold may be far
+larger: it is merged bit by bit."""
 
 KEEP = 3600.0
 """Seconds for which superseded files stay, for readers that have begun."""
@@ -52,14 +53,18 @@ def compact(
             archive.clear_staging()
             first, last = run[0].first, run[-1].last
             # Checked once more as it is read: a new checksum would hide damage.
-            tables = [rows_of(read_whole(archive, *one), one[1].path) for one in _files(run)]
-            table = pa.concat_tables(tables, promote_options="default")
-            if len(table) != last - first + 1:
-                fact = f"{first} to {last} have {len(table)} rows"
-                raise ArchiveError("a range is not complete", fact, "titanic-data verify says more")
-            write_by_date(table, archive.staging)
+            contents = {one: read_whole(archive, *one) for one in _files(run)}
+            schema, room = schema_of(contents.values()), BATCH_BYTES // len(contents)
+            streams: dict[date, list[Any]] = defaultdict(list)
+            for (_, file), content in contents.items():
+                day = date.fromisoformat(Path(file.path).parent.name.removeprefix("date="))
+                streams[day].append(batches_of(content, file.path, schema, room))
+            write_by_date(streams, schema, archive.staging)
             files = publish(archive, first, last)
             entry = Entry(first, last, files, run[-1].last_id, "pyarrow")
+            if entry.rows != last - first + 1:
+                fact = f"{first} to {last} have {entry.rows} rows"
+                raise ArchiveError("a range is not complete", fact, "titanic-data verify says more")
             archive.commit(entry)
             archive.clear_staging()
             made.append(entry)
