@@ -42,7 +42,7 @@ from typing import Any, NamedTuple
 
 from broker.access.keys import NAME, SECRET_SUFFIX, public_key
 from broker.access.toml_lines import Keys, lines_of
-from broker.access.users import BY_SERVICE, LIMITS, Access, Permission, Reach, User, UserLimits
+from broker.access.users import BY_SERVICE, FLAGS, LIMITS, Access, Permission, Reach, User, UserLimits
 from broker.core.mdp import service_fault
 from broker.errors import AccessError
 
@@ -53,7 +53,6 @@ MOST_LIMIT = 1 << 62
 MOST_UID = (1 << 32) - 2
 
 PATTERNS = tuple(permission.value for permission in BY_SERVICE)
-FLAGS = (Permission.CLOSE.value, Permission.METRICS.value, Permission.ADMIN.value)
 OF_ROLES = (*PATTERNS, Permission.READ.value, *FLAGS, "limits")
 OF_USERS = ("keys", "tokens", "roles", *OF_ROLES, "certificates")
 OF_ENDPOINTS = ("user", "uids")

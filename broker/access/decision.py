@@ -77,8 +77,9 @@ class _Question:
             return self._of_close()
         if getattr(self._user, permission.value):
             return self._yes(self._first(permission.value, True), f"{name} has {permission.value}")
-        if permission is Permission.METRICS and self._user.admin:
-            return self._yes(self._admin(), f"{name} is an admin, who sees all figures")
+        if self._user.admin:
+            may = "sees all figures" if permission is Permission.METRICS else "manages the archive"
+            return self._yes(self._admin(), f"{name} is an admin, who {may}")
         return self._no(f"{permission.value} = true")
 
     def _of_service(self) -> Decision:

@@ -8,6 +8,7 @@ Permissions, as the access file names them
     read      "own" or "all"         see requests and replies: what the user submitted, or everybody's
     close     true                   close what may be read
     metrics   true                   see figures: titanic.stats, mmi.stats, the metrics listener
+    archive   true                   register an archive, and report what it has (titanic-data archive)
     admin     true                   everything of everybody, but work and call
 
 What is not named is not allowed. A pattern is that of a shell (`mail.*`). Services that begin with `titanic.`, `mmi.`
@@ -48,6 +49,7 @@ class Permission(Enum):
     READ = "read"
     CLOSE = "close"
     METRICS = "metrics"
+    ARCHIVE = "archive"
     ADMIN = "admin"
 
     __hash__ = object.__hash__
@@ -55,6 +57,10 @@ class Permission(Enum):
 
 BY_SERVICE = (Permission.SUBMIT, Permission.WORK, Permission.CALL)
 """Those that are given for services."""
+
+
+FLAGS = tuple(one.value for one in (Permission.CLOSE, Permission.METRICS, Permission.ARCHIVE, Permission.ADMIN))
+"""The names of those that are true or false."""
 
 
 class Reach(Enum):
@@ -96,6 +102,7 @@ class User:
     metrics: bool = False
     admin: bool = False
     limits: UserLimits = UserLimits()
+    archive: bool = False
     owner: bytes = field(init=False)
     """The name, as what he submits has it."""
 
@@ -136,7 +143,7 @@ class User:
         document: dict[str, Any] = {"user": self.name}
         for permission, patterns in self.services.items():
             document[permission.value] = list(patterns)
-        document |= {"read": self.read.value, "close": self.close, "metrics": self.metrics, "admin": self.admin}
+        document |= {"read": self.read.value, **{flag: getattr(self, flag) for flag in FLAGS}}
         document["limits"] = {name: getattr(self.limits, name) for name in LIMITS}
         return json.dumps(document, separators=(",", ":")).encode()
 
@@ -152,17 +159,17 @@ def user_from_json(document: bytes) -> User:
         said = read_json(document)
         services = {permission: tuple(said[permission.value]) for permission in BY_SERVICE if permission.value in said}
         limits = UserLimits(**said["limits"])
-        name, reach, rights = said["user"], Reach(said["read"]), [said[one] for one in ("close", "metrics", "admin")]
+        name, reach = said["user"], Reach(said["read"])
+        rights = {flag: said[flag] for flag in FLAGS if flag in said or flag != "archive"}  # which came later
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"that is no user: {error}") from None
     texts = [name, *(pattern for patterns in services.values() for pattern in patterns)]
     counts = [getattr(limits, one) for one in LIMITS]
     if not all(isinstance(text, str) and text.isprintable() for text in texts) or len(name) > MAX_NAME:
         raise ValueError("that is no user: a name or a pattern is no text")
-    if not all(type(right) is bool for right in rights) or not all(type(count) is int for count in counts):
+    if not all(type(right) is bool for right in rights.values()) or not all(type(count) is int for count in counts):
         raise ValueError("that is no user: a permission or a limit is of a wrong type")
-    close, metrics, admin = rights
-    return User(name, services, reach, close, metrics, admin, limits)
+    return User(name, services, reach, limits=limits, **rights)
 
 
 @lru_cache(maxsize=16384)

@@ -26,6 +26,7 @@ NEEDS = {
     "read": 'read = "own"',
     "close": "close = true",
     "metrics": "metrics = true",
+    "archive": "archive = true",
     "admin": "admin = true",
 }
 """What a user can have."""

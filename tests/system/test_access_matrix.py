@@ -36,7 +36,7 @@ titanic.stats    metrics      out     out      403 f    403 f         –       
 titanic.stats    read         out     out      403 f    –             –          403 f     –        200     200
 retry            submit read  out     out      403 f    left, 403 f   left       done      left     done    done
 purge            close read   out     out      403 f    403 f, 403 f  –          done      left     done    done
-archive          admin        out     out      403 f    403 f         –          200       –        –       200
+archive          archive      out     out      403 f    403 f         –          200       –        –       200
 drain            admin        out     out      403 f    403 f         –          400 t     –        –       400 t
 set              admin        out     out      403 f    403 f         –          200       –        –       200
 mmi.service      call         out     out      404      200           404        200       –        –       200

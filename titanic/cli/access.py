@@ -7,13 +7,13 @@ from pathlib import Path
 
 import click
 
-from broker import AccessError, AccessFile, UsageError, decide
+from broker import AccessError, AccessFile, Permission, UsageError, decide
 from titanic.cli.exit_codes import EXIT_FAILED
 from titanic.cli.options import command, json_flag, option
 from titanic.cli.printing import print_json
 from titanic.util.text import counted, printable
 
-ACTIONS = ("submit", "work", "call", "read", "close", "metrics", "admin")
+ACTIONS = tuple(permission.value for permission in Permission)
 
 
 @click.group("access")

@@ -11,7 +11,7 @@
     titanic.stats                    metrics, or read = "all"           403
     titanic.admin retry              submit, and read: its owner        403 without read; else it is not done
     titanic.admin purge              close, and read: its owner         403 without close; else it is not done
-    titanic.admin archive            admin                              403
+    titanic.admin archive            archive, or admin                  403
     titanic.admin drain              admin                              403
 
 `RULES` is for a broker, which asks before it hands a request on. A rule refuses what needs no look into the store. What
@@ -60,7 +60,7 @@ def lacks_close(user: User) -> str | None:
 
 def lacks_archive(user: User) -> str | None:
     """Why a user may not say what an archive has."""
-    return None if user.admin else f"{user} may not manage the archive; it needs admin = true"
+    return None if user.admin or user.archive else f"{user} may not manage the archive; it needs archive = true"
 
 
 def lacks_drain(user: User) -> str | None:
@@ -91,7 +91,7 @@ _LACKS: Mapping[bytes, Callable[[User, Frames], str | None]] = {
     tsp.CLOSE: lambda user, body: lacks_close(user),
     tsp.LIST: lambda user, body: lacks_read(user),
     tsp.STATS: lambda user, body: lacks_stats(user),
-    tsp.ADMIN: lambda user, body: lacks_read(user),
+    tsp.ADMIN: lambda user, body: None if user.archive else lacks_read(user),
 }
 
 

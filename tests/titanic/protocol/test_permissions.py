@@ -18,7 +18,8 @@ GRAPHS = User("prometheus", {}, metrics=True)
 CALLER = User("web", {Permission.CALL: ("*",), Permission.WORK: ("*",)})
 QUEUE = User("queue", {Permission.CALL: ("*",), Permission.WORK: ("titanic.*",)})
 ADMIN = User("root", admin=True)
-EVERYBODY = (SENDER, READER, GRAPHS, CALLER, QUEUE, ADMIN, NOBODY)
+ARCHIVER = User("nightly", archive=True)
+EVERYBODY = (SENDER, READER, GRAPHS, CALLER, QUEUE, ARCHIVER, ADMIN, NOBODY)
 
 ASKS: dict[str, tuple[bytes, list[bytes], set[User]]] = {
     "request": (tsp.REQUEST, [b"mail.send", b"x"], {SENDER, ADMIN}),
@@ -31,7 +32,7 @@ ASKS: dict[str, tuple[bytes, list[bytes], set[User]]] = {
     "close": (tsp.CLOSE, [b"0" * 32], {SENDER, ADMIN}),
     "list": (tsp.LIST, [b"{}"], {SENDER, READER, ADMIN}),
     "stats": (tsp.STATS, [b""], {READER, GRAPHS, QUEUE, ADMIN}),
-    "admin": (tsp.ADMIN, [b'{"do": "retry"}'], {SENDER, READER, ADMIN}),
+    "admin": (tsp.ADMIN, [b'{"do": "retry"}'], {SENDER, READER, ARCHIVER, ADMIN}),
 }
 
 
@@ -58,8 +59,8 @@ def test_the_refusal_names_what_is_missing() -> None:
     assert RULES[tsp.REQUEST](SENDER, [b"upper", b"x"]) == [b"400 " + text, b"forbidden"]
 
 
-def test_the_archive_is_for_admins_and_purging_for_who_may_close() -> None:
-    assert [user for user in EVERYBODY if lacks_archive(user) is None] == [ADMIN]
+def test_the_archive_is_for_archivers_and_purging_for_who_may_close() -> None:
+    assert [user for user in EVERYBODY if lacks_archive(user) is None] == [ARCHIVER, ADMIN]
     assert [user for user in EVERYBODY if lacks_close(user) is None] == [SENDER, ADMIN]
 
 

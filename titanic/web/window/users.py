@@ -47,7 +47,7 @@ class Refusals(NamedTuple):
 def row_of(user: User, access: Access) -> Row:
     """What the access file says of a user: no key, no token, and no hash of one."""
     services = [(one.value, ", ".join(patterns)) for one, patterns in user.services.items() if patterns]
-    also = [name for name in ("admin", "close", "metrics") if getattr(user, name)]
+    also = [name for name in ("admin", "archive", "close", "metrics") if getattr(user, name)]
     limits = user.limits
     told = [
         f"{number(limits.waiting)} waiting" if limits.waiting else "",
