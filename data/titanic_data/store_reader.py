@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import pairwise, zip_longest
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 
 from titanic.errors import NotAStore
@@ -32,7 +34,11 @@ def store_at(path: str | Path) -> Store:
     try:
         found = Path(name, "data.mdb").stat()
     except OSError as error:
-        raise NotAStore(f"there is no store at {name}", error.strerror or "", "look for another directory") from error
+        what, advice = f"there is no store at {name}", "look for another directory"
+        if on_executor():
+            what += f", on the executor {gethostname()}"
+            advice = "tasks must run on the machine of the queue, where its directory is"
+        raise NotAStore(what, error.strerror or "", advice) from error
     identity = (os.getpid(), found.st_dev, found.st_ino)
     known, store = _stores.get(name, (None, None))
     if known == identity and store is not None:
@@ -42,6 +48,12 @@ def store_at(path: str | Path) -> Store:
     store = open_read_only(name)
     _stores[name] = identity, store
     return store
+
+
+def on_executor() -> bool:
+    """Whether this is a task of Spark."""
+    spark = sys.modules.get("pyspark")  # else there is none
+    return spark is not None and spark.TaskContext.get() is not None
 
 
 def forget(path: str | Path) -> None:

@@ -261,3 +261,25 @@ def test_what_cannot_be_told_apart_is_said(archive: Path) -> None:
         rebuild_manifest(archive, allow_gap=True)
     odd.unlink()
     assert Archive.open(archive).head == 300
+
+
+def test_a_lost_archive_json_is_made_again_from_the_store(store: Path, archive: Path) -> None:
+    about = archive / "archive.json"
+    before = about.read_bytes()
+    about.unlink()
+    for command in ("verify", "archive --store " + str(store)):
+        done = titanic_data(*command.split(), "--archive", archive)
+        assert done.code == 1
+        assert f"titanic-data rebuild-manifest --archive {archive} --store STORE makes it again" in done.err
+    done = titanic_data("rebuild-manifest", "--archive", archive, "--store", store)
+    assert done.line.endswith("nothing was missing; numbers 1 to 300 are there"), done
+    assert about.read_bytes() == before
+    assert run(store, archive).rows == 0
+
+
+def test_a_lost_archive_json_is_not_made_from_a_store_without_an_archive(tmp_path: Path, archive: Path) -> None:
+    (archive / "archive.json").unlink()
+    done = titanic_data("rebuild-manifest", "--archive", archive, "--store", ring(tmp_path / "another", 5))
+    assert done.code == 1
+    assert "no archive was ever registered with" in done.err
+    assert not (archive / "archive.json").exists()

@@ -96,6 +96,15 @@ def test_damage_and_its_repair(tmp_path: Path) -> None:
     assert titanic_data("archive", "--store", store, "--archive", small, "--rows-per-range", "50").code == 0
     done = titanic_data("compact", "--archive", small).line
     assert done == f"{small}: 10 files in 6 ranges became 6 files in 1 range; vacuum deletes the old"
+    done = titanic_data("vacuum", "--archive", small).line
+    assert done.startswith(f"{small}: 0 files deleted, 0 B; 10 files, ")
+    assert done.endswith("kept: not yet superseded for 3600 s")
+    assert titanic_data("compact", "--archive", small, "--json").json == {"made": 0, "files": 6, "ranges": 1}
+    listed = titanic_data("files", "--archive", small, "--json").json
+    assert (len(listed), sum(one["rows"] for one in listed)) == (6, 300)
+    assert all(Path(one["path"]).stat().st_size == one["bytes"] for one in listed)
+    done = titanic_data("vacuum", "--archive", small, "--keep", "0", "--json").json
+    assert (done["files"], done["kept_files"], done["kept_bytes"]) == (10, 0, 0)
 
 
 def test_unregistering(tmp_path: Path) -> None:

@@ -26,10 +26,12 @@ KEEP = 3600.0
 
 
 class Vacuumed(NamedTuple):
-    """The number of deleted files, and their bytes."""
+    """The number of deleted files and their bytes; the same of those that are still too young."""
 
-    files: int
-    bytes: int
+    files: int = 0
+    bytes: int = 0
+    kept_files: int = 0
+    kept_bytes: int = 0
 
 
 def compact(
@@ -91,7 +93,7 @@ def _runs(entries: list[Entry], rows: int, max_bytes: int) -> list[list[Entry]]:
 
 def vacuum(archive: Archive, *, keep: float = KEEP) -> Vacuumed:
     """Delete superseded entries, and files that no entry names, if they are older than `keep` seconds."""
-    files = size = 0
+    done = Vacuumed()
     with archive.locked():
         oldest = time.time() - keep
         for entry in archive.superseded:
@@ -100,12 +102,21 @@ def vacuum(archive: Archive, *, keep: float = KEEP) -> Vacuumed:
                 (archive.path / "manifest" / entry.name).unlink()
         sync_directory(archive.path / "manifest")
         archive.load()
-        needed = {archive.data / file.path for entry in (*archive.entries, *archive.superseded) for file in entry.files}
+        in_use, superseded = (
+            {archive.data / file.path for entry in entries for file in entry.files}
+            for entries in (archive.entries, archive.superseded)
+        )
         for file in archive.data.glob("date=*/*.parquet"):
-            if file not in needed and file.stat().st_mtime <= oldest:
-                files, size = files + 1, size + file.stat().st_size
+            if file in in_use:
+                continue
+            found = file.stat()
+            if file in superseded or found.st_mtime > oldest:
+                kept = done.kept_files + 1, done.kept_bytes + found.st_size
+                done = done._replace(kept_files=kept[0], kept_bytes=kept[1])
+            else:
+                done = done._replace(files=done.files + 1, bytes=done.bytes + found.st_size)
                 file.unlink()
-    return Vacuumed(files, size)
+    return done
 
 
 def restore_range(archive: Archive, store: Path, first: int, last: int) -> Entry:

@@ -94,10 +94,9 @@ class Archive:
             if not (path / "archive.json").exists():
                 strange = sorted(one.name for one in path.iterdir() if not one.name.startswith(".archive.json"))
                 if strange:
-                    raise ArchiveError(
-                        f"{path} is not an archive", f"it holds {strange[0]!r}", "choose an empty directory"
-                    )
-                _write_about(path, token_hex(16))
+                    advice = _lost(path) or "choose an empty directory"
+                    raise ArchiveError(f"{path} is not an archive", f"it holds {strange[0]!r}", advice)
+                write_about(path, token_hex(16))
                 is_new = True
             for name in ("manifest", "data"):
                 make_directory(path / name)
@@ -123,7 +122,8 @@ class Archive:
             found = json.loads((path / "archive.json").read_text())
         except (OSError, ValueError) as error:
             fact = "it has no archive.json" if isinstance(error, FileNotFoundError) else str(error)
-            raise ArchiveError(f"{path} is not an archive", fact, "look for another directory") from error
+            advice = (isinstance(error, FileNotFoundError) and _lost(path)) or "look for another directory"
+            raise ArchiveError(f"{path} is not an archive", fact, advice) from error
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             fact = f"its format is {found.get('format') if isinstance(found, dict) else found!r}, known is {FORMAT}"
             raise ArchiveError(f"the archive {path} cannot be read", fact, "upgrade this Titanic")
@@ -139,7 +139,7 @@ class Archive:
     def note_store(self, store: str) -> None:
         """Record that it is the archive of this store."""
         if store and store != self.store:
-            _write_about(self.path, self.id, store)
+            write_about(self.path, self.id, store)
             self.store = store
 
     def discard_if_new(self) -> None:
@@ -251,7 +251,7 @@ class Archive:
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
             if not self.id:  # of an earlier version
                 self.id = token_hex(16)
-                _write_about(self.path, self.id)
+                write_about(self.path, self.id)
             if load:
                 self.load()
             yield
@@ -276,7 +276,15 @@ class Archive:
         return ArchiveError(f"the manifest of {self.path} is damaged", fact, advice)
 
 
-def _write_about(path: Path, archive_id: str, store: str = "") -> None:
+def _lost(path: Path) -> str:
+    """What to do in a directory that looks like an archive without its archive.json; empty: it does not."""
+    if not (path / "data").is_dir() or not (path / "manifest").is_dir():
+        return ""
+    return f"if archive.json was lost: titanic-data rebuild-manifest --archive {path} --store STORE makes it again"
+
+
+def write_about(path: Path, archive_id: str, store: str = "") -> None:
+    """Write archive.json."""
     about = {"what": "titanic archive", "format": FORMAT, "id": archive_id, "store": store}
     write_whole(path / "archive.json", json.dumps(about) + "\n")
 

@@ -17,7 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from titanic_data.archive.manifest import Archive, Entry, File, make_directory
+from titanic_data.archive.archiver import Queue
+from titanic_data.archive.manifest import Archive, Entry, File, make_directory, write_about
 from titanic_data.errors import ArchiveError
 
 _ENDLESS = 1 << 62
@@ -32,15 +33,27 @@ class _Attempt(NamedTuple):
 
 
 def rebuild_manifest(
-    path: Path, *, allow_gap: bool = False, looked: Callable[[int, int], None] = lambda done, total: None
+    path: Path,
+    *,
+    store: Path | None = None,
+    allow_gap: bool = False,
+    looked: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Entry]:
-    """Make the entries that a manifest has lost, and return them. No data file is changed.
+    """Make the entries that a manifest has lost, and return them. No data file is changed. `store`: what was archived;
+    a lost archive.json is made again with the ids that it has.
 
     Raises ArchiveError, before anything is written, when a file behind the last range is not whole, or when numbers are
     in no whole file; with `allow_gap` these become gaps.
 
     Calls `looked` with the number of files that were read, and of all files.
     """
+    if store is not None and (path / "data").is_dir() and not (path / "archive.json").exists():
+        queue = Queue(store)
+        known = queue.archivist()
+        if known is None:
+            what = f"archive.json of {path} cannot be made again"
+            raise ArchiveError(what, f"no archive was ever registered with {store}", "name the store that was archived")
+        write_about(path, known.id.hex(), queue.identity())
     archive = Archive.without_manifest(path)
     with archive.locked(load=False):
         kept = list(_readable(archive))

@@ -152,13 +152,17 @@ def verify(archive: Path, as_json: bool) -> None:
 
 
 @command()
+@json_flag
 @archive_option
-def compact(archive: Path) -> None:
+def compact(archive: Path, as_json: bool) -> None:
     """Merge small files: ranges that follow each other become one, with a file for each day.
 
     Each run of `titanic-data archive` adds at least one file; queries are faster with fewer. A range gets up to a
     million rows or 64 MiB. No row is changed. Readers that have begun go on with the old files, which stay until
-    `vacuum`. If a file is damaged, this names it and changes nothing.
+    `vacuum`. If a file is damaged, this names it and changes nothing. Bodies may be larger than the memory: this takes
+    half a gigabyte.
+
+    --json prints {made, files, ranges}: the ranges that were made, and what the archive has now.
 
     \b
     Example:
@@ -168,27 +172,36 @@ def compact(archive: Path) -> None:
     before, ranges = len(opened.files()), len(opened.entries)
     with Bar("compacting") as shown:
         made = archives.compact(opened, done=lambda entry: shown.tell("compacting", entry.last, opened.head))
-    if not made:
+    if as_json:
+        print_json({"made": len(made), "files": len(opened.files()), "ranges": len(opened.entries)})
+    elif not made:
         click.echo(f"{archive}: nothing to do, {counted(before, 'file')} in {counted(ranges, 'range')}")
-        return
-    now = f"{counted(len(opened.files()), 'file')} in {counted(len(opened.entries), 'range')}"
-    click.echo(
-        f"{archive}: {counted(before, 'file')} in {counted(ranges, 'range')} became {now}; vacuum deletes the old"
-    )
+    else:
+        now = f"{counted(len(opened.files()), 'file')} in {counted(len(opened.entries), 'range')}"
+        was = f"{counted(before, 'file')} in {counted(ranges, 'range')}"
+        click.echo(f"{archive}: {was} became {now}; vacuum deletes the old")
 
 
 @command()
+@json_flag
 @seconds("--keep", least=0, default=KEEP, help="Keep younger files: somebody may be reading them.")
 @archive_option
-def vacuum(archive: Path, keep: float) -> None:
+def vacuum(archive: Path, keep: float, as_json: bool) -> None:
     """Delete files that are no longer part of the archive: compacted ones, and leftovers of crashes.
+
+    --json prints {files, bytes, kept_files, kept_bytes}: what was deleted, and what --keep has held back.
 
     \b
     Example:
       titanic-data vacuum --archive /archive --keep 86400
     """
     done = archives.vacuum(Archive.open(archive), keep=keep)
-    click.echo(f"{archive}: {counted(done.files, 'file')} deleted, {size(done.bytes)}")
+    if as_json:
+        print_json(done._asdict())
+        return
+    kept = f"{counted(done.kept_files, 'file')}, {size(done.kept_bytes)}, kept: not yet superseded for {keep:g} s"
+    told = f"{counted(done.files, 'file')} deleted, {size(done.bytes)}"
+    click.echo(f"{archive}: {told}{f'; {kept}' if done.kept_files else ''}")
 
 
 @command("restore-range")
@@ -212,7 +225,13 @@ def restore_range(first: int, last: int, store: Path, archive: Path) -> None:
 @command("rebuild-manifest")
 @option("--allow-gap", is_flag=True, help="Record numbers that are in no whole file as a gap, and go on.")
 @archive_option
-def rebuild_manifest(archive: Path, allow_gap: bool) -> None:
+@option(
+    "--store",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="The store that was archived: needed when archive.json is lost, whose ids it has.",
+)
+def rebuild_manifest(archive: Path, store: Path | None, allow_gap: bool) -> None:
     """Make a lost manifest again from the files of the archive.
 
     All other commands refuse an archive with files beyond its manifest. A backup of the directory manifest is better
@@ -228,7 +247,8 @@ def rebuild_manifest(archive: Path, allow_gap: bool) -> None:
       titanic-data rebuild-manifest --archive /archive && titanic-data verify --archive /archive
     """
     with Bar("reading") as shown:
-        made = archives.rebuild_manifest(archive, allow_gap=allow_gap, looked=partial(shown.tell, "reading"))
+        looked = partial(shown.tell, "reading")
+        made = archives.rebuild_manifest(archive, store=store, allow_gap=allow_gap, looked=looked)
     opened = Archive.open(archive)
     noted = [entry for entry in made if not entry.gap]
     said = f"{counted(len(noted), 'range')} recorded again, {counted(sum(entry.rows for entry in noted), 'row')}"
@@ -252,11 +272,13 @@ def unregister(store: Path, endpoint: str, keys: dict[str, Any]) -> None:
 
 
 @command()
+@json_flag
 @archive_option
-def files(archive: Path) -> None:
+def files(archive: Path, as_json: bool) -> None:
     """Print the paths of an archive's files, one per line: for duckdb, polars and others that read Parquet.
 
-    Fails when a file is missing or has the wrong size; `titanic-data verify` also reads the files.
+    Fails when a file is missing or has the wrong size; `titanic-data verify` also reads the files. --json prints a list
+    of {path, rows, bytes}.
 
     \b
     Example:
@@ -264,5 +286,9 @@ def files(archive: Path) -> None:
     """
     opened = Archive.open(archive)
     expect_sizes(opened)
+    if as_json:
+        found = (file for entry in opened.entries for file in entry.files)
+        print_json([{"path": str(opened.data / one.path), "rows": one.rows, "bytes": one.bytes} for one in found])
+        return
     for file in opened.files():
         click.echo(str(file))
