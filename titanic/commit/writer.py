@@ -6,7 +6,7 @@ under load the batches grow by themselves, and a single message waits for nobody
 
 A write is committed by the thread that brings it as long as the disk is quick: to wake the writer, be woken by it and
 fight with it for the interpreter costs more than the sync. What comes meanwhile waits in sockets, and is one batch
-then. While a slow disk syncs, that thread must do other things, so the writer's has the writes; and those that change
+then. While a slow disk syncs, or one that has just failed a commit, that thread must do other things, so the writer's has the writes; and those that change
 much. With a remote store the writer's thread has all: the network is never quick enough, and may fall silent.
 """
 
@@ -47,6 +47,10 @@ LIGHT_ITEMS, LIGHT_BYTES = 2000, 1 << 20
 LIGHT_OUTCOMES = 16
 """Outcomes of attempts of which a light write has no more. When so many workers answer at a time, others have something
 to do for the loop: it does not wait for the disk meanwhile."""
+
+UNKNOWN_PACE = 1.0
+"""That average while nothing is known of the disk: at the start, and after a commit has failed. Some thirty quick
+commits in the writer's thread bring it below QUICK."""
 
 TRIES = 3
 """How often a transaction is done that other nodes outrun."""
@@ -191,8 +195,8 @@ class Writer:
         """The wall clock, looked at in each commit."""
         self._enqueued = self._done = 0
         """Writes that the thread got, and those that it has committed and told."""
-        self._pace = 1.0
-        """Seconds that a commit waits, on average. At first nobody knows."""
+        self._pace = UNKNOWN_PACE
+        """Seconds that a commit waits, on average."""
         self._damage = Trouble(log, "write")
         self.commits = 0
         self.seconds = Histogram(SECONDS)
@@ -244,9 +248,16 @@ class Writer:
                 for part in parts:
                     self._commit([part])
                 return
+            if isinstance(
+                error, StoreFailed
+            ):  # a disk that fails may take seconds for it, which no loop waits for twice
+                self._pace = UNKNOWN_PACE
             failure = self._failure(error)
             for write in writes:  # all of them: it was the disk
-                write.failed(failure)
+                try:
+                    write.failed(failure)
+                except Exception:  # the others are told all the same
+                    log.exception("a fault of this program: could not tell what has failed")
             return
         seconds = time.monotonic() - began
         waited = seconds - (time.thread_time() - worked)

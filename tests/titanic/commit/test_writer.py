@@ -237,6 +237,51 @@ def test_a_light_write_is_committed_where_it_comes_from_as_long_as_the_disk_is_q
     writer.stop()
 
 
+def test_after_a_commit_that_failed_the_writer_s_thread_has_the_next(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk may take seconds to fail, and the loop must not stand still for each of them."""
+    clock = Clock()
+    monkeypatch.setattr("titanic.commit.writer.time", clock)
+
+    class Fails(Where):
+        def failed(self, error: StoreError) -> None:
+            self.thread = threading.current_thread().name
+            self.told.set()
+
+    def where(kind: type[Where]) -> str:
+        write = kind(store, clock, 0.0)
+        writer.enqueue(write)
+        assert write.told.wait(30)
+        until(lambda: writer.idle)
+        return write.thread
+
+    writer = Writer(store)
+    writer.start()
+    here = threading.current_thread().name
+    assert [where(Where) for _ in range(50)][-1] == here
+    with broken_disk():
+        assert where(Fails) == here, "that could not be known"
+        assert where(Fails) == "writer"
+    again = [where(Where) for _ in range(50)]
+    assert (again[:20], again[-1]) == (["writer"] * 20, here)
+    writer.stop()
+
+
+def test_one_that_cannot_say_that_it_failed_keeps_nobody_else_from_it(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Mute(Put):
+        def failed(self, error: StoreError) -> None:
+            raise KeyError("oops")
+
+    after = Put(store)
+    with broken_disk():
+        run(store, [Mute(store), after])
+    assert isinstance(after.heard[0], StoreFailed)
+    assert "could not tell" in caplog.text
+
+
 def test_what_comes_after_something_that_waits_waits_for_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr("titanic.commit.writer.time", clock)
