@@ -6,8 +6,9 @@ under load the batches grow by themselves, and a single message waits for nobody
 
 A write is committed by the thread that brings it as long as the disk is quick: to wake the writer, be woken by it and
 fight with it for the interpreter costs more than the sync. What comes meanwhile waits in sockets, and is one batch
-then. While a slow disk syncs, or one that has just failed a commit, that thread must do other things, so the writer's has the writes; and those that change
-much. With a remote store the writer's thread has all: the network is never quick enough, and may fall silent.
+then. While a disk syncs that is slow, or has just failed a commit, that thread must do other things, so the writer's
+has the writes; and those that change much. With a remote store the writer's thread has all: the network is never quick
+enough, and may fall silent.
 """
 
 from __future__ import annotations
