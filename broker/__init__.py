@@ -52,7 +52,7 @@ _MODULES = {
     "broker.io.channels": ["SessionChannel", "WorkerChannel"],
     "broker.io.exposure": ["is_exposed", "protect"],
     "broker.io.loop": ["Loop"],
-    "broker.io.sockets": ["unreachable"],
+    "broker.io.sockets": ["MOST_BODY_FRAMES", "unreachable"],
     "broker.multi_worker": ["MultiWorker"],
     "broker.pipeline": ["Pipeline", "Reply"],
     "broker.procedures": ["each", "finish"],

@@ -72,6 +72,7 @@ from broker.io.dealer import Dealer as Dealer
 from broker.io.exposure import is_exposed as is_exposed
 from broker.io.exposure import protect as protect
 from broker.io.loop import Loop as Loop
+from broker.io.sockets import MOST_BODY_FRAMES as MOST_BODY_FRAMES
 from broker.io.sockets import unreachable as unreachable
 from broker.multi_worker import MultiWorker as MultiWorker
 from broker.pipeline import Pipeline as Pipeline

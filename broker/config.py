@@ -8,6 +8,10 @@ from broker.errors import UsageError
 
 DEFAULT_ENDPOINT = "tcp://127.0.0.1:5555"
 
+MIN_MESSAGE = 2 << 20
+"""Bytes that a message may have in any case before its connection is ended: up to there, what is too large is answered
+with an error."""
+
 
 def check(fine: bool, fault: str) -> None:
     """Raise UsageError for a setting that is not fine."""
@@ -56,6 +60,11 @@ class BrokerConfig:
     def __post_init__(self) -> None:
         check_heartbeats(self.heartbeat_interval, self.liveness)
         check(self.request_expiry >= 0, f"request_expiry is {self.request_expiry}; it must be 0 or more")
+
+    @property
+    def max_message(self) -> int:
+        """Bytes of a message that comes in, and of one of its frames."""
+        return max(2 * self.max_body, MIN_MESSAGE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,10 +32,6 @@ from broker.io.tcp_connection import TcpInflow
 
 log = logging.getLogger(__name__)
 
-LEAST_BYTES = 2 << 20
-"""Bytes that a message may have in any case before its connection is ended: up to there, what is too large is answered
-with an error."""
-
 BatchHandler = Callable[[list[Request]], None]
 """What an integrated service does with the requests that have come; it is called in the broker's thread."""
 
@@ -113,8 +109,6 @@ class Broker(Shell[BrokerCore]):
         permission to call them. `keys`: the broker's own, for endpoints that are encrypted."""
         self._open = open
         self.config = config or BrokerConfig()
-        self.most_bytes = max(2 * self.config.max_body, LEAST_BYTES)
-        """Of a message that comes in."""
         about = About(version=version, instance=os.urandom(8).hex(), pid=os.getpid())
         super().__init__(BrokerCore(self.config, now=time.monotonic(), about=about))
         self._access: broker.io.AccessControl | None = None
@@ -129,7 +123,7 @@ class Broker(Shell[BrokerCore]):
             context = self._access.context
         self._router = Router(
             context or zmq.Context.instance(),
-            most_bytes=self.most_bytes,
+            most_bytes=self.config.max_message,
             send_queue=self.config.send_queue,
             send_bytes=self.config.send_queue_bytes,
             too_large=self._too_large,
@@ -262,7 +256,7 @@ class Broker(Shell[BrokerCore]):
         return peer.user if isinstance(peer, Connection) and peer.there and peer.admitted else NOBODY
 
     def _too_large(self, head: Frames) -> None:
-        most = f"more than {MOST_FRAMES} frames or {self.most_bytes} bytes, which this broker takes at most"
+        most = f"more than {MOST_FRAMES} frames or {self.config.max_message} bytes, which this broker takes at most"
         peer = head[0] if self._access is None else self._access.connections.speaker
         self.core.too_large(peer, head[1:], most)
 

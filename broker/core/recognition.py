@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from broker.config import BrokerConfig
 from broker.core.client import VERSIONS
 from broker.core.json_reader import read_json
 from broker.core.mdp import EXTENSION, Frames
@@ -18,12 +19,13 @@ _WHO, _ANY = b"mmi.broker", b"mmi.service"
 class Kind(NamedTuple):
     """What a broker is: the version of MDP to speak with it, whether it is one of this project, and whether it has
     access control: then it tells the workers of `titanic.` services who asks. `extended`: whether it knows
-    EXTENSION."""
+    EXTENSION. `max_message`: bytes of a message that it takes; 0: it does not say."""
 
     version: str
     ours: bool
     access: bool = False
     extended: bool = False
+    max_message: int = 0
 
 
 class Recognition:
@@ -65,7 +67,8 @@ class Recognition:
                     about = _about(reply.body) if reply.service == _WHO else {}
                     ours = bool(about.get("software"))
                     access, extended = bool(about.get("access")), _knows(about)
-                    self._kind = Kind(self._best if ours else version, ours, ours and access, ours and extended)
+                    version = self._best if ours else version
+                    self._kind = Kind(version, ours, ours and access, ours and extended, _max_message(about))
                 return self._kind
         return None
 
@@ -73,6 +76,12 @@ class Recognition:
 def _knows(about: dict[str, Any]) -> bool:
     known = about.get("knows")
     return isinstance(known, list) and EXTENSION.decode() in known
+
+
+def _max_message(about: dict[str, Any]) -> int:
+    limits = about.get("limits")
+    max_body = limits.get("max_body") if isinstance(limits, dict) else None
+    return BrokerConfig(max_body=max_body).max_message if type(max_body) is int and max_body > 0 else 0
 
 
 def _about(body: Frames) -> dict[str, Any]:

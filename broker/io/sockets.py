@@ -27,9 +27,12 @@ DRAIN_LIMIT = 1000
 MOST_FRAMES = 100_000
 """Frames of a message."""
 
-MOST_BODY_FRAMES = MOST_FRAMES - 100
-"""Frames of a body. The rest is for what goes around it: addresses, header, command, and whatever is added by a
-service that passes it on."""
+ENVELOPE_FRAMES = 100
+"""Frames for what goes around a body: addresses, header, command, and whatever is added by a service that passes it
+on."""
+
+MOST_BODY_FRAMES = MOST_FRAMES - ENVELOPE_FRAMES
+"""Frames of a body."""
 
 LINGER = 2000
 """Milliseconds that a closed socket may still take to send a good-bye."""
@@ -55,8 +58,8 @@ def seed_names() -> None:
 def receive(socket: Socket, look: Callable[[Any], None] | None = None) -> Frames | None:
     """One message, or None when there is none; `look` is called with its first frame. ZMQError when the socket is gone.
 
-    Of a message with more than MOST_FRAMES frames only the first frame is returned: what is left of it makes no sense,
-    and does not fill the memory. `skip` it before anything else is received.
+    Of a message with more frames than a broker passes on only the first frame is returned: what is left of it makes no
+    sense, and does not fill the memory. `skip` it before anything else is received.
     """
     try:
         frame = _recv(socket, _DONTWAIT, False)
@@ -68,7 +71,7 @@ def receive(socket: Socket, look: Callable[[Any], None] | None = None) -> Frames
     while frame.more:
         frame = _recv(socket, 0, False)
         frames.append(frame.bytes)
-        if len(frames) > MOST_FRAMES:
+        if len(frames) > MOST_FRAMES + ENVELOPE_FRAMES:
             return frames[:1]
     return frames
 

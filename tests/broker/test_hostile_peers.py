@@ -16,10 +16,10 @@ from support.broker_invariants import check, check_empty
 from support.waiting import until
 
 from broker import Broker, BrokerConfig, Client, Pipeline, RemoteError, Worker
+from broker.config import MIN_MESSAGE
 from broker.core.broker import BrokerCore
 from broker.io import router
 from broker.io.sockets import MOST_FRAMES
-from broker.server import LEAST_BYTES
 
 
 @pytest.fixture
@@ -107,8 +107,8 @@ def test_a_frame_over_the_maximum(broker: Broker, dealer: zmq.Socket[bytes]) -> 
     with Client(address(broker)) as client, pytest.raises(RemoteError, match="413"):
         client.call("echo", bytes(1500))
     with Client(address(broker)) as client, pytest.raises(RemoteError, match="413"):
-        client.call("echo", bytes(LEAST_BYTES - 1000))
-    dealer.send_multipart([b"MDPC02", b"\1", b"echo", bytes(LEAST_BYTES + 1)])
+        client.call("echo", bytes(MIN_MESSAGE - 1000))
+    dealer.send_multipart([b"MDPC02", b"\1", b"echo", bytes(MIN_MESSAGE + 1)])
     all_is_well(broker)
 
 
@@ -122,7 +122,7 @@ CLIENTS = {
 
 
 @pytest.mark.parametrize("dialect", CLIENTS)
-@pytest.mark.parametrize("body", [[b""] * MOST_FRAMES, [bytes(LEAST_BYTES // 4)] * 5], ids=["frames", "bytes"])
+@pytest.mark.parametrize("body", [[b""] * MOST_FRAMES, [bytes(MIN_MESSAGE // 4)] * 5], ids=["frames", "bytes"])
 def test_who_sends_a_message_that_is_too_large_is_told(
     broker: Broker, dealer: zmq.Socket[bytes], dialect: str, body: list[bytes]
 ) -> None:

@@ -16,6 +16,7 @@ from typing import Generic, Protocol, TypeVar
 
 from broker import (
     CLIENT_QUEUE,
+    MOST_BODY_FRAMES,
     ClientConfig,
     ClientSession,
     ErrorReply,
@@ -35,6 +36,10 @@ log = logging.getLogger(__name__)
 
 MMI_TIMEOUT = 2.5
 FOR_EVER = 1 << 30
+MAX_REPLY = 256 << 20
+"""Bytes of a stored reply, unless its broker takes larger messages, or only smaller ones."""
+ENVELOPE = 64 << 10
+"""Bytes for what goes around a reply in a message."""
 MAX_WORKERS = 1 << 20
 """Of a service. An answer that says more makes no sense."""
 
@@ -76,12 +81,12 @@ class Transport(Protocol):
 class PartialReplies(Generic[Key]):
     """PARTIALs of replies, kept until the FINAL of the same worker comes. Without that they count for nothing."""
 
-    MOST = 256 << 20
-    """Bytes of one reply that are kept: a worker that never ends must not fill the memory."""
-
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int) -> None:
+        """`max_bytes`: of a reply, with all its parts. One that is larger, or has more frames than fit into a message,
+        is an error: what is stored must be deliverable, and a worker that never ends must not fill the memory."""
+        self._max_bytes = max_bytes
         self._frames: dict[Key, Frames] = {}
-        self._sizes: dict[Key, int] = {}
+        self._sizes: dict[Key, tuple[int, int]] = {}
 
     def __len__(self) -> int:
         """Replies of which a part has come."""
@@ -93,12 +98,11 @@ class PartialReplies(Generic[Key]):
 
     def add(self, key: Key, body: Frames) -> None:
         """A part of the reply came."""
-        size = self._sizes[key] = self._sizes.get(key, 0) + sum(map(len, body)) + len(body)
         frames = self._frames.setdefault(key, [])
-        if size <= self.MOST:
-            frames += body
-        else:
+        if self._grow(key, body):
             frames.clear()
+        else:
+            frames += body
 
     def drop(self, key: Key) -> None:
         """No FINAL will come for these parts."""
@@ -107,12 +111,19 @@ class PartialReplies(Generic[Key]):
 
     def complete(self, key: Key, body: Frames) -> Frames | ErrorReply:
         """The FINAL came: the whole reply, or the error reply that it is, or an error that it was too large."""
-        frames, size = self._frames.pop(key, []), self._sizes.pop(key, 0)
-        if (error := read_error(body)) is not None:
-            return error
-        if size > self.MOST:
-            return ErrorReply(413, f"the parts of the reply passed {self.MOST} bytes", [])
-        return frames + body
+        excess, frames = self._grow(key, body), self._frames.pop(key, [])
+        del self._sizes[key]
+        if excess:
+            return ErrorReply(413, excess, [])
+        return read_error(body) or frames + body
+
+    def _grow(self, key: Key, body: Frames) -> str:
+        """Count a part; what is too much now, or nothing."""
+        count, size = self._sizes.get(key, (0, 0))
+        count, size = self._sizes[key] = count + len(body), size + sum(map(len, body))
+        if count > MOST_BODY_FRAMES:
+            return f"the reply has {count} frames; at most {MOST_BODY_FRAMES} can be stored"
+        return f"the reply has {size} bytes; at most {self._max_bytes} can be stored" if size > self._max_bytes else ""
 
 
 def deliver_reply(core: DispatchCore, uuid: bytes, came: Frames | ErrorReply, now: float) -> None:
@@ -138,14 +149,15 @@ class _OwnBrokerTransport:
     most_ahead = 256
     surveys = True
 
-    def __init__(self, core: DispatchCore) -> None:
+    def __init__(self, core: DispatchCore, max_reply: int) -> None:
+        """`max_reply`: bytes of a reply that can be delivered."""
         self.session = ClientSession(ClientConfig(timeout=None), correlated=True, dialect=CLIENT_QUEUE)
         self._core = core
         self._sends: dict[int, Send] = {}
         """What is in flight, by ticket."""
         self._tickets: dict[bytes, int] = {}
         """Their tickets, by UUID."""
-        self._parts: PartialReplies[int] = PartialReplies()
+        self._parts: PartialReplies[int] = PartialReplies(max_reply)
         self._names: set[bytes] = set()
         self._question = 0
         self._recalls: dict[int, int] = {}
@@ -277,9 +289,11 @@ class LocalTransport(_OwnBrokerTransport):
         core: DispatchCore,
         connect: Callable[[Callable[[list[Frames]], None]], LocalPeer],
         guard: Callable[..., None],
+        max_message: int = 0,
     ) -> None:
-        """`connect`: to the broker, as `Broker.connect_local`. `guard`: see `Dispatcher`; it runs in the same loop."""
-        super().__init__(core)
+        """`connect`: to the broker, as `Broker.connect_local`. `guard`: see `Dispatcher`; it runs in the same loop.
+        `max_message`: bytes of a message that the broker takes."""
+        super().__init__(core, max(MAX_REPLY, max_message))
         self._peer = connect(lambda messages: guard(self.receive, messages, time.monotonic()))
 
     def dismiss(self, now: float) -> None:
@@ -302,8 +316,9 @@ class SocketTransport(_OwnBrokerTransport):
         self, core: DispatchCore, loop: Loop, endpoint: str, discovery: BrokerDiscovery, wake: Callable[[], None]
     ) -> None:
         """`wake`: the dispatcher, when something has come."""
-        super().__init__(core)
-        self._tells = discovery.kind is not None and discovery.kind.extended
+        kind = discovery.kind
+        super().__init__(core, kind.max_message - ENVELOPE if kind is not None and kind.max_message else MAX_REPLY)
+        self._tells = kind is not None and kind.extended
         self._loop = loop
         self._connection = Connection(self.session, endpoint, discovery, watch=True, lost=self._lost, heard=wake)
         loop.add(self._connection)

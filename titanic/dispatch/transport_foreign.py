@@ -20,7 +20,7 @@ from broker import ClientConfig, ClientSession, ErrorReply, EventKind, Loop
 from titanic.dispatch.attempts import Send
 from titanic.dispatch.connection import BrokerDiscovery, Connection
 from titanic.dispatch.core import DispatchCore
-from titanic.dispatch.transport import MMI_TIMEOUT, PartialReplies, deliver_reply, fail_delivery
+from titanic.dispatch.transport import MAX_REPLY, MMI_TIMEOUT, PartialReplies, deliver_reply, fail_delivery
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
 
@@ -62,7 +62,7 @@ class ForeignTransport:
         self._in_flight: Counter[bytes] = Counter()
         self._recalled: set[bytes] = set()
         """UUIDs of requests in flight that are not wanted any more."""
-        self._parts: PartialReplies[Connection] = PartialReplies()
+        self._parts: PartialReplies[Connection] = PartialReplies(MAX_REPLY)
         asking = ClientSession(ClientConfig(timeout=MMI_TIMEOUT, retries=0, version=version))
         self._asking = Connection(asking, endpoint, discovery, watch=True, lost=self._lost, heard=wake)
         self._names: deque[bytes] = deque()

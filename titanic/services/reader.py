@@ -15,7 +15,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any
 
-from broker import User
+from broker import MOST_BODY_FRAMES, User
 from titanic.commit.writer import BatchThread
 from titanic.errors import Forbidden, RecordCorrupt, StoreError
 from titanic.protocol import tsp
@@ -31,7 +31,7 @@ PORTION = 16 << 20
 """Bytes of replies that are read for one peer before the others get their turn."""
 
 MOST_BYTES = 1 << 20
-"""Bytes of frames in one answer, roughly: a summary ends when there are so many."""
+"""Bytes of frames in one answer to several UUIDs. A reply that does not fit behind others is for the next answer."""
 
 FORESEEN = 4096
 """Requests of a round that a remote store reads at once; those behind them are read one by one."""
@@ -269,12 +269,12 @@ def _summed_up(
             status, *own = _read_reply(transaction, uuid, hides)
         except RecordCorrupt as error:  # the others are not kept back by a damaged record
             status, *own = tsp.failure(f"not read: {error}")
-        found += status != tsp.PENDING and status is not tsp.UNKNOWN[0]
         if status[:3] == b"500":
             own.insert(0, status[4:])
+        size += sum(map(len, own))
+        if frames and (size > MOST_BYTES or len(frames) + len(own) > MOST_BODY_FRAMES):
+            break
+        found += status != tsp.PENDING and status is not tsp.UNKNOWN[0]
         summary.append(b"%s %d" % (status[:3], len(own)))
         frames += own
-        size += sum(map(len, own))
-        if size >= MOST_BYTES:
-            break
     return [tsp.OK, b"\n".join(summary), *frames], found

@@ -141,7 +141,7 @@ class ServerSocket:
             mute=0,  # the broker must not wait for one that does not read
             send_queue=config.send_queue,
             receive_queue=10 * DRAIN_LIMIT,
-            most_bytes=broker.most_bytes,
+            most_bytes=broker.config.max_message,
             unread=UNREAD_SECONDS * 1000,
         )
         self._read_bytes = 0

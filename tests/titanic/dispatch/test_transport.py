@@ -140,14 +140,16 @@ def test_replies_find_their_requests_and_strays_are_dropped(heard: Heard) -> Non
 
 
 def test_parts_without_end_do_not_fill_the_memory() -> None:
-    parts: PartialReplies[int] = PartialReplies()
-    tenth = bytes(parts.MOST // 10)
+    parts: PartialReplies[int] = PartialReplies(1000)
+    tenth = bytes(100)
     for _ in range(100):
         parts.add(1, [tenth])
         parts.add(2, [b""])
+        parts.add(3, [b""] * 1000)
     assert parts.bytes_kept == 0
-    assert parts.complete(1, [b"end"]) == ErrorReply(413, f"the parts of the reply passed {parts.MOST} bytes", [])
+    assert parts.complete(1, [b"end"]) == ErrorReply(413, "the reply has 10003 bytes; at most 1000 can be stored", [])
     assert parts.complete(2, [b"end"]) == [b""] * 100 + [b"end"]
+    assert parts.complete(3, [b""]) == ErrorReply(413, "the reply has 100001 frames; at most 99900 can be stored", [])
     assert parts.complete(3, [b"whole"]) == [b"whole"]
     assert len(parts) == 0
 

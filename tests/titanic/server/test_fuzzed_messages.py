@@ -168,7 +168,7 @@ def test_a_message_that_makes_the_server_stumble_fails_its_delivery(
 )
 def test_a_count_of_workers_that_makes_no_sense_counts_none(said: str) -> None:
     core = DispatchCore(ServerConfig(), seed=1)
-    transport = _OwnBrokerTransport(core)
+    transport = _OwnBrokerTransport(core, 1)
     transport.survey(0.0)
     ((_, question),) = transport.session.take_output()
     stack = (question or [])[:2]

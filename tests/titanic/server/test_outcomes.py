@@ -16,9 +16,10 @@ from support.waiting import until
 
 from broker import BrokerConfig, RemoteError, Worker
 from broker.io.router import Router
+from broker.io.sockets import MOST_BODY_FRAMES, MOST_FRAMES
 from titanic import Client, RequestFailed, Server, UnknownRequest
 
-WIRE = {"heartbeat_interval": 0.5, "liveness": 12, "request_expiry": 0.2}
+WIRE = {"heartbeat_interval": 0.5, "liveness": 12, "request_expiry": 0.2, "max_body": 1 << 20}
 """Most workers here send no heartbeats: they are dead after half a minute."""
 
 
@@ -185,3 +186,85 @@ def test_what_is_closed_while_it_is_dispatched_is_answered_when_a_worker_has_it(
     assert sent == ["handed over", "closed"]
     with pytest.raises(UnknownRequest):
         client.reply(uuid)
+
+
+def finished(client: Client, parts: list[list[bytes]], final: list[bytes], service: bytes = b"echo") -> str:
+    """Have a worker give this reply; the UUID of its request."""
+    with worker_at(client, service) as worker:
+        uuid = client.submit(service, "x", max_attempts=1)
+        token, _ = worker.take()
+        for part in parts:
+            worker.partial(token, *part)
+        worker.final(token, *final)
+        until(lambda: client.show(uuid)["state"] not in ("waiting", "running"))
+        worker.leave()
+    return uuid
+
+
+def fetched(client: Client, uuid: str) -> list[bytes] | None:
+    """The reply, which is the same however it is asked for."""
+    reply = client.reply(uuid)
+    assert client.wait(uuid) == reply
+    assert dict(client.replies([uuid, uuid])) == {uuid: reply}
+    with Client(client.endpoint, timeout=30) as other:
+        assert other.call("titanic.reply", uuid) == [b"200", *(reply or [])]
+    return reply
+
+
+MOST = MOST_BODY_FRAMES
+TAKEN = MOST_FRAMES - 5
+"""Frames of a body that the broker takes from a worker, in one message."""
+
+
+@pytest.mark.parametrize(
+    ("parts", "final"),
+    [([], MOST), ([MOST - 1], 1), ([MOST // 3] * 2, MOST // 3), ([1] * 1000, MOST - 1000)],
+    ids=str,
+)
+def test_the_longest_replies_can_be_fetched(client: Client, parts: list[int], final: int) -> None:
+    uuid = finished(client, [[b""] * count for count in parts], [b""] * (final - 1) + [b"end"])
+    reply = fetched(client, uuid)
+    assert reply is not None
+    assert (len(reply), reply[-1]) == (MOST, b"end")
+
+
+@pytest.mark.parametrize(
+    ("parts", "final"),
+    [
+        ([], [b""] * (MOST + 1)),
+        ([], [b""] * TAKEN),
+        ([[b""] * MOST], [b"end"]),
+        ([[b""] * 60_000] * 5, [b""]),
+        ([], [b"MDPE01", b"500 no", *[b""] * (TAKEN - 2)]),
+    ],
+    ids=["one more", "as the broker takes", "with parts", "many parts", "an error"],
+)
+def test_longer_ones_fail(client: Client, parts: list[list[bytes]], final: list[bytes]) -> None:
+    uuid = finished(client, parts, final)
+    with pytest.raises(RequestFailed, match=r"the reply has \d+ frames; at most 99900 can be stored"):
+        client.reply(uuid)
+
+
+def test_of_several_long_replies_each_has_its_answer(client: Client) -> None:
+    bodies = {finished(client, [], [b""] * MOST): MOST, finished(client, [], [b""] * (MOST - 3)): MOST - 3}
+    first, second = bodies
+    with raw_client(client.endpoint) as raw:
+        status, summary, *frames = raw.ask(b"titanic.reply", f"{first}\n{second}".encode())
+    assert (status, summary, len(frames)) == (b"200", b"200 %d" % MOST, MOST)
+    assert {uuid: len(reply) for uuid, reply in client.replies(bodies) if isinstance(reply, list)} == bodies
+
+
+def test_the_largest_replies_can_be_fetched(server: Server, client: Client) -> None:
+    """Apart from its broker, the server has to send it there in one message."""
+    apart, part = server.front.counters() is None, bytes(1 << 20)
+    most = (2 << 20) - (64 << 10)
+    uuid = finished(client, [[part]], [bytes(most - len(part))] if apart else [part[:-1000], part])
+    reply = fetched(client, uuid)
+    assert reply is not None
+    assert sum(map(len, reply)) == (most if apart else (3 << 20) - 1000)
+    other = finished(client, [], [b"x"])
+    assert len(dict(client.replies([other, uuid]))) == 2
+    if apart:
+        uuid = finished(client, [[part]], [bytes(most - len(part) + 1)])
+        with pytest.raises(RequestFailed, match=f"the reply has {most + 1} bytes; at most {most} can be stored"):
+            client.reply(uuid)
