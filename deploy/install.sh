@@ -251,7 +251,7 @@ do_uninstall() {
     rmdir "$prefix/lib" "$prefix" 2>/dev/null || true  # what is left there is not ours
     rm -f /usr/local/bin/titanic /usr/local/bin/titanic-data /etc/sysusers.d/titanic.conf /etc/tmpfiles.d/titanic.conf
     if [ $purge = yes ]; then
-        rm -rf /etc/titanic /var/lib/titanic /var/backups/titanic /var/lib/systemd/timers/stamp-titanic-*.timer
+        rm -rf /etc/titanic /var/lib/titanic /var/lib/titanic-web /var/backups/titanic /var/lib/systemd/timers/stamp-titanic-*.timer
         ! id titanic >/dev/null 2>&1 || userdel titanic
         ! id titanic-web >/dev/null 2>&1 || userdel titanic-web
         echo "Titanic is gone, with its settings, data and backups"

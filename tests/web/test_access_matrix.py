@@ -274,7 +274,7 @@ def paused(scene: Scene, user: str, owner: str, action: str) -> str:
     answer = program.post("/actions/schedules/pause", data={"name": name})
     if action == "page: resume":
         answer = program.post("/actions/schedules/resume", data={"name": name})
-        if "told=was" in answer.headers.get("location", ""):
+        if answer.status_code == 303 and "was not paused" in program.get("/schedules").text:
             return "left"
     return status(answer)
 

@@ -112,6 +112,29 @@ def test_pages_of_others_read_nothing_behind_a_visitors_back(http: httpx.Client)
     assert "access-control-allow-origin" not in answer.headers
 
 
+def test_no_get_changes_anything(scene: Secured) -> None:
+    """Browsers send the cookie with links of others: `SameSite=Lax`."""
+    program = scene.program("chief")
+    stored = program.post("/v1/services/kept/requests", content=b"x", headers={"Titanic-TTL": "3600"}).json()["uuid"]
+    browser = scene.browser("chief")
+
+    def state() -> object:
+        known = [program.get(path).json() for path in ("/v1/requests", f"/v1/requests/{stored}", "/v1/session")]
+        return known, program.get("/v1/stats").json().get("settings")
+
+    before = state()
+    csrf = browser.get("/v1/session").json()["csrf"]
+    query = f"do=close&service=kept&state=waiting&uuid={stored}&csrf={csrf}&q={stored}"
+    for one in (*DOOR, *WINDOW):
+        path = filled(one.path).replace(UUID, stored)  # type: ignore[attr-defined]
+        for method in ("GET", "HEAD", "OPTIONS"):
+            for asked in (path, f"{path}?{query}"):
+                with browser.stream(method, asked) as answer:
+                    assert answer.status_code < 500, (method, asked)
+    assert browser.get("/v1/session").status_code == 200
+    assert state() == before
+
+
 # -- tricks with names and paths ---------------------------------------------------------------------------------------
 
 

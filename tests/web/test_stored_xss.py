@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 HOSTILE = (
-    '<boom-tag x="y">\'"--></script></style></textarea></title><script>boom()</script>{{7*191}}'
+    '<boom-tag x="y">\'"--></script></style></textarea></title><script>boom()</script>{{1234567*8}}'
     "<img src=x onerror=boom()>"
 )
 SERVICES = (HOSTILE, "../../etc/passwd", "a/b?c#d", "%2e%2e%2f", '"onfocus=boom() autofocus x="', "javascript:boom()")
@@ -97,7 +97,7 @@ def test_no_page_has_anything_of_it_unescaped(http: httpx.Client, stored: list[s
     waiting += [f"/services/{quote(service, safe='')}" for service in SERVICES]
     waiting += [f"/requests?{name}={quote(HOSTILE)}" for name in ("service", "state", "text", "key", "after", "age")]
     waiting += [f"/find?uuid={quote(HOSTILE)}", f"/nothing/{quote(HOSTILE, safe='')}", f"/login?next={quote(HOSTILE)}"]
-    waiting += [f"/schedules?told=paused&name={quote(HOSTILE)}", f"/failures/{quote(HOSTILE, safe='')}"]
+    waiting += [f"/failures/{quote(HOSTILE, safe='')}"]
     seen: set[str] = set()
     while waiting and len(seen) < MOST_PAGES:
         path = waiting.pop(0)
@@ -112,7 +112,7 @@ def test_no_page_has_anything_of_it_unescaped(http: httpx.Client, stored: list[s
         assert "script-src 'self'" in answer.headers["content-security-policy"]
         page = Page(answer.text)
         assert not page.faults, (path, page.faults)
-        assert "1337" not in answer.text.replace(HOSTILE, ""), f"{path} evaluates a template"
+        assert "9876536" not in answer.text.replace(HOSTILE, ""), f"{path} evaluates a template"
         found = [urljoin(path, link) for link in page.links]
         groups = [link for link in found if link.startswith("/failures/")]
         waiting = [*groups, *waiting, *found]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Set
@@ -150,6 +151,14 @@ def rule(values: Mapping[str, Any], own: Set[str]) -> Iterator[Contradiction]:
     help="The users' secret keys, each NAME.key_secret.",
 )
 @option(
+    "--session-secret",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    default=None,
+    show_default="none; under systemd, session-secret in the unit's state directory",
+    help="Sessions outlive a restart, and are shared by gateways with this secret; made if it is not there.",
+)
+@option(
     "--host",
     "hosts",
     multiple=True,
@@ -192,6 +201,8 @@ def web(log_level: str, log_format: str, key_file: str | None, endpoint: tuple[s
     except ImportError as error:
         what = f"titanic web needs {error.name}, which is not installed"
         raise click.UsageError(f"{what}; pip install 'titanic-queue[web]'") from error
+    if settings["session_secret"] is None and (folder := os.environ.get("STATE_DIRECTORY")):
+        settings["session_secret"] = Path(folder, "session-secret")
     logs.begin(log_level, log_format)
     # Each lease is a worker that comes and goes: that one is registered is no news here.
     logging.getLogger("broker.worker").setLevel(logging.WARNING)

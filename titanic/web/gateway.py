@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hmac
 import threading
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, RedirectResponse
 
 from titanic.version import __version__
 from titanic.web import words
@@ -27,7 +29,7 @@ from titanic.web.works import Works
 
 MOST_BODIES = 256 << 20
 """Bytes of requests' bodies that are in memory at a time, or two of the largest. With access control, one user may have
-half of them. What came in one piece is not counted."""
+half of them."""
 
 
 class Gateway:
@@ -53,6 +55,7 @@ class Gateway:
         self.reload = threading.Event()
         """Set when the access file is to be read again."""
         self.works = Works()
+        self._told_cookie = f"{'__Host-' if settings.is_https else ''}titanic-told-{settings.bind[1]}"
         self.templates = Environment(
             loader=PackageLoader("titanic.web"),
             autoescape=True,
@@ -80,10 +83,34 @@ class Gateway:
             self.tls.look(always=always)
 
     def page(self, request: Request, template: str, status: int = 200, **values: object) -> HTMLResponse:
-        """A page, with everything escaped that is put into it. It has `visitor`: who asks, None for nobody."""
+        """A page, with everything escaped that is put into it. It has `visitor`: who asks, None for nobody; and `told`:
+        what an action has left for it."""
         visitor = getattr(request.state, "visitor", None)  # nobody is known where everybody may look
-        made = self.templates.get_template(template).render(visitor=visitor, path=request.url.path, **values)
-        return HTMLResponse(made, status)
+        told = "" if visitor is None or request.headers.get("x-live") == "1" else self._told(request, visitor)
+        made = self.templates.get_template(template).render(visitor=visitor, path=request.url.path, told=told, **values)
+        answer = HTMLResponse(made, status)
+        if told:
+            self.identity.set_cookie(answer, "", self._told_cookie)
+        return answer
+
+    def to(self, request: Request, where: str, told: str = "") -> RedirectResponse:
+        """To a page, after an action. `told`: what it shows, once. No link can have it say anything: it is in a cookie,
+        signed with the token of the visitor's forms."""
+        answer = RedirectResponse(where, 303)
+        if told:
+            text = base64.urlsafe_b64encode(told.encode()).decode().rstrip("=")
+            self.identity.set_cookie(answer, f"{text}.{_signed(visitor_of(request), text)}", self._told_cookie)
+        return answer
+
+    def _told(self, request: Request, visitor: Visitor) -> str:
+        text, _, signature = request.cookies.get(self._told_cookie, "").partition(".")
+        if not hmac.compare_digest(_signed(visitor, text).encode(), signature.encode(errors="replace")):
+            return ""
+        return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
+
+
+def _signed(visitor: Visitor, text: str) -> str:
+    return hmac.digest(visitor.csrf.encode(), f"told:{text}".encode(errors="replace"), "sha256").hex()
 
 
 def gateway_of(request: Request) -> Gateway:

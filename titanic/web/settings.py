@@ -31,6 +31,8 @@ class WebSettings:
     """The access file: who may ask. None: everybody on this machine, and nobody else."""
     keys: Path | None = None
     """The directory with the secret key of each user who may ask, as NAME.key_secret."""
+    session_secret: Path | None = None
+    """The file with the secret of sessions, which is made if it is not there. None: sessions end with the process."""
     hosts: tuple[str, ...] = ()
     """Names that it goes by, beside its address, as browsers send them in `Host`."""
     max_body: int = 64 << 20

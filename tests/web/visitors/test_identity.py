@@ -10,10 +10,12 @@ from pathlib import Path
 import httpx
 import pytest
 from support.waiting import PATIENCE, until
-from support.web_secured import TOKENS, Secured, secured
+from support.web_secured import TOKENS, Secured, csrf_of, secured
 
 from broker import hash_token
+from titanic import Server
 from titanic.errors import Contradiction
+from titanic.web.serving import WebServer
 from titanic.web.settings import WebSettings
 from titanic.web.visitors import refusals
 
@@ -96,7 +98,7 @@ def test_the_cookie_of_a_session(scene: Secured) -> None:
     answer = httpx.post(f"{scene.url}/login", timeout=PATIENCE, data={"token": TOKENS["chief"]})
     (cookie,) = SimpleCookie(answer.headers["set-cookie"]).values()
     assert cookie["httponly"]
-    assert cookie["samesite"].lower() == "strict"
+    assert cookie["samesite"].lower() == "lax", "who follows a link from elsewhere need not log in again"
     assert cookie["path"] == "/"
     assert not cookie["secure"], "it is plain HTTP"
     assert not cookie["domain"]
@@ -116,6 +118,43 @@ def test_a_session_ends_with_its_log_out(scene: Secured) -> None:
     assert not browser.cookies
     assert httpx.get(f"{scene.url}/v1/stats", timeout=PATIENCE, cookies=cookies).status_code == 401
     assert other.get("/").status_code == 200
+
+
+def test_sessions_outlive_a_restart_and_are_shared(tmp_path: Path) -> None:
+    """Open forms, too; and whoever has logged out at one gateway has at all."""
+    with secured(tmp_path / "access", session_secret=tmp_path / "secret") as own:
+        browser = own.browser("chief")
+        csrf = csrf_of(browser.get("/").text)
+        settings = own.settings(own.server, session_secret=tmp_path / "secret")
+        for _ in range(2):
+            with WebServer(settings) as again, httpx.Client(base_url=again.url, timeout=PATIENCE) as other:
+                other.cookies = browser.cookies
+                assert other.get("/v1/session").json() == {"user": "chief", "csrf": csrf}
+                form = {"csrf": csrf, "service": "mail", "do": "pause"}
+                assert other.post("/actions/services", data=form).status_code == 303
+        with WebServer(settings) as again, httpx.Client(base_url=again.url, timeout=PATIENCE) as other:
+            other.cookies = browser.cookies
+            copy = dict(browser.cookies)
+            with browser.stream("GET", "/v1/events") as events:
+                told = events.iter_raw()
+                assert next(told)
+                left = other.post("/logout", data={"csrf": csrf})
+                assert "Max-Age=0" in left.headers["set-cookie"]
+                until(lambda: httpx.get(f"{own.url}/v1/session", timeout=PATIENCE, cookies=copy).status_code == 401)
+                for _ in told:  # it ends
+                    pass
+        assert httpx.get(f"{own.url}/v1/session", timeout=PATIENCE, cookies=copy).status_code == 401
+
+
+def test_without_access_control_open_forms_outlive_a_restart(server: Server, tmp_path: Path) -> None:
+    settings = WebSettings(
+        tuple(server.endpoints), bind=("127.0.0.1", 0), timeout=PATIENCE, session_secret=tmp_path / "secret"
+    )
+    with WebServer(settings) as web:
+        csrf = httpx.get(f"{web.url}/v1/session", timeout=PATIENCE).json()["csrf"]
+    form = {"csrf": csrf, "service": "mail", "do": "pause"}
+    with WebServer(settings) as web:
+        assert httpx.post(f"{web.url}/actions/services", data=form, timeout=PATIENCE).status_code == 303
 
 
 def test_log_ins_that_are_refused_all_look_alike(scene: Secured, caplog: pytest.LogCaptureFixture) -> None:

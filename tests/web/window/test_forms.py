@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -13,6 +14,7 @@ from starlette.routing import Route
 
 from titanic.web.problems import Problem, answer
 from titanic.web.visitors.identity import Visitor
+from titanic.web.visitors.places import Places
 from titanic.web.window import forms
 
 FORM = {"Content-Type": forms.TYPE}
@@ -33,7 +35,9 @@ class Page:
 
     def post(self, *, content: str | bytes, headers: dict[str, str]) -> httpx.Response:
         async def sent() -> httpx.Response:
-            transport = httpx.ASGITransport(Starlette(routes=[Route("/", _sent, methods=["POST"])]))
+            app = Starlette(routes=[Route("/", _sent, methods=["POST"])])
+            app.gateway = SimpleNamespace(bodies=Places("bytes", 1 << 30, 1 << 30))  # type: ignore[attr-defined]
+            transport = httpx.ASGITransport(app)
             async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
                 return await client.post("/", content=content, headers=headers)
 

@@ -115,7 +115,7 @@ def test_a_request_is_closed_after_one_is_asked(http: httpx.Client, client: Clie
 
 
 def test_unknown_requests_have_a_page_that_says_what_to_do(http: httpx.Client) -> None:
-    found = page(http, UNKNOWN, 404)
+    found = page(http, UNKNOWN, 410)
     assert "It was closed, deleted after its time, or never accepted" in found.text
     assert found.form("/find") == {"q": ""}
     for wrong in ("x", "0" * 31, "0" * 33, "%00", "%ff", "é" * 32):

@@ -99,6 +99,17 @@ def test_what_is_not_known(http: httpx.Client) -> None:
     assert http.get("/services/").status_code == 404
 
 
+def test_no_link_tells_of_what_was_not_done(http: httpx.Client, client: Client) -> None:
+    client.submit("mail", b"x")
+    http.post("/actions/services", data=page_of(http, "/services/mail").form("/actions/services"))
+    (name,) = http.cookies
+    for path in ("/services/mail?told=pause", "/schedules?told=paused&name=Call+555+now"):
+        http.cookies.set(name, "Q2FsbCA1NTUgbm93." + "0" * 64)
+        text = page_of(http, path).text
+        assert "It is paused" not in text
+        assert "555" not in text
+
+
 @pytest.mark.settings(limits={b"mail": ServiceLimits(waiting=1000, rate=2.5)})
 def test_pause_and_resume(http: httpx.Client, client: Client) -> None:
     client.submit("mail", b"x")
@@ -106,10 +117,12 @@ def test_pause_and_resume(http: httpx.Client, client: Client) -> None:
     assert page.figures["Waiting, at most"] == "1,000 requests"
     assert page.figures["Rate, at most"] == "2.5 per second"
     answer = http.post("/actions/services", data=page.form("/actions/services"))
-    assert (answer.status_code, answer.headers["location"]) == (303, "/services/mail?told=pause")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/services/mail")
     assert client.stats()["settings"]["mail"]["paused"]
     page = page_of(http, answer.headers["location"])
-    assert "It is paused: its requests wait until it is resumed" in page.text
+    told = "It is paused: its requests wait until it is resumed"
+    assert told in page.text
+    assert told not in page_of(http, "/services/mail").text, "it is told once"
     assert [row[0] for row in page_of(http, "/services?only=paused").rows] == ["mail paused"]
     assert "mail is paused, and requests wait" in page_of(http, "/").text
     form = page.form("/actions/services")

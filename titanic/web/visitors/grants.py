@@ -13,11 +13,16 @@ from enum import Enum
 from hashlib import sha256
 from typing import Any
 
-IDLE, LONGEST = 2 * 3600.0, 12 * 3600.0
-"""Seconds after which a session ends: since its last request, and since its log-in."""
+from titanic.web.visitors.session_secret import SessionSecret
 
-MOST, MOST_OF_USER = 10_000, 50
-"""Sessions. With one more, that one ends which was not used for the longest time."""
+LONGEST = 12 * 3600
+"""Seconds after its log-in after which a session ends."""
+
+AHEAD = 300
+"""Seconds that the clock of another gateway may be ahead."""
+
+MOST = 10_000
+"""Sessions that are known to be good. What goes on by others than these is looked at again."""
 
 
 class Kind(Enum):
@@ -37,9 +42,9 @@ class Grant:
     kind: Kind
     proof: str = field(default="", repr=False)
     """The hash of the token or certificate; a session has that of the token that it began with."""
-    csrf: str = field(default_factory=secrets.token_urlsafe, repr=False)
+    csrf: str = field(default="", repr=False)
+    """What its forms carry."""
     began: float = 0.0
-    seen: float = 0.0
     tasks: set[asyncio.Task[Any]] = field(default_factory=set, repr=False)
     """The requests that go on."""
     ended: bool = False
@@ -52,72 +57,72 @@ class Grant:
 
 
 class Sessions:
-    """The sessions of browsers, in memory: they do not outlive the process. They are found by the hash of their
-    number, so that no comparison depends on the number itself."""
+    """The sessions of browsers. The cookie of one says whose it is, when it began and by which token, and is signed: so
+    it outlives the process, and is good at all gateways with the same secret. Here is what goes on by each."""
 
-    def __init__(self, most: int = MOST, most_of_user: int = MOST_OF_USER) -> None:
+    def __init__(self, secret: SessionSecret, most: int = MOST) -> None:
+        self._secret = secret
         self._most = most
-        self._most_of_user = most_of_user
-        self._grants: dict[str, Grant] = {}
+        self._grants: dict[str, tuple[Grant, bytes]] = {}
+        """By the hashes of cookies, so that no comparison depends on a cookie itself; and what has signed it."""
 
     def __len__(self) -> int:
         return len(self._grants)
 
     def __iter__(self) -> Iterator[Grant]:
-        return iter(list(self._grants.values()))
+        return iter([grant for grant, _ in self._grants.values()])
 
     def begin(self, user: str, proof: str, now: float) -> str:
-        """A new session of a user who has shown a token; its number, of 256 random bits."""
-        self.sweep(now)
-        own = [name for name, grant in self._grants.items() if grant.user == user]
-        if len(own) >= self._most_of_user:
-            self._end_oldest(own)
-        elif len(self._grants) >= self._most:
-            self._end_oldest(list(self._grants))
-        number = secrets.token_urlsafe(32)
-        self._grants[_hash(number)] = Grant(user, Kind.SESSION, proof, began=now, seen=now)
-        return number
+        """The cookie of a new session, of a user who has shown a token."""
+        said = f"{user}:{int(now)}:{proof}:{secrets.token_urlsafe(16)}"
+        return f"{said}:{self._secret.sign(f'session:{said}')}"
 
-    def find(self, number: str, now: float) -> Grant | None:
-        """The session of this number, which is used now; None when there is none, or not any more."""
-        name = _hash(number)
-        grant = self._grants.get(name)
-        if grant is None:
+    def find(self, cookie: str, now: float) -> Grant | None:
+        """The session of this cookie; None when there is none, or not any more."""
+        name = _hash(cookie)
+        found = self._grants.get(name) or self._read(cookie)
+        if found is None or found[0].ended or name in self._secret.ended or _is_over(found[0], now):
             return None
-        if _is_over(grant, now):
-            self._end(name)
-            return None
-        grant.seen = now
-        return grant
+        if name not in self._grants:
+            if len(self._grants) >= self._most:
+                self._make_room()
+            self._grants[name] = found
+        return found[0]
 
-    def end(self, number: str) -> None:
+    def end(self, cookie: str, now: float) -> None:
         """Its user logs out."""
-        self._end(_hash(number))
+        if (grant := self.find(cookie, now)) is not None:
+            self._secret.end(_hash(cookie), int(grant.began) + LONGEST, now)
+            grant.end()
 
     def sweep(self, now: float) -> None:
-        """End those whose time is over."""
-        for name in [name for name, grant in self._grants.items() if grant.ended or _is_over(grant, now)]:
-            self._end(name)
+        """End those whose time is over, that were logged out of elsewhere, or whose secret is no longer valid."""
+        for name, (grant, key) in list(self._grants.items()):
+            if _is_over(grant, now) or name in self._secret.ended or key not in self._secret.keys:
+                del self._grants[name]
+                grant.end()
 
-    def end_all(self) -> None:
-        """End all of them."""
-        for name in list(self._grants):
-            self._end(name)
+    def _read(self, cookie: str) -> tuple[Grant, bytes] | None:
+        said, _, signature = cookie.rpartition(":")
+        if (key := self._secret.signer(f"session:{said}", signature)) is None:
+            return None
+        user, began, proof, _ = said.split(":")
+        csrf = self._secret.sign(f"csrf:{said}", key)
+        return Grant(user, Kind.SESSION, proof, csrf, float(began)), key
 
-    def _end_oldest(self, names: list[str]) -> None:
-        self._end(min(names, key=self._last_used))
+    def _make_room(self) -> None:
+        """Forget one by which nothing goes on; those that have ended are remembered as long as possible."""
+        idle = (name for name, (grant, _) in self._grants.items() if not grant.tasks)
+        forgotten = min(idle, key=self._has_ended, default="")
+        self._grants.pop(forgotten, None)
 
-    def _last_used(self, name: str) -> float:
-        return self._grants[name].seen
-
-    def _end(self, name: str) -> None:
-        if (grant := self._grants.pop(name, None)) is not None:
-            grant.end()
+    def _has_ended(self, name: str) -> bool:
+        return self._grants[name][0].ended
 
 
 def _is_over(grant: Grant, now: float) -> bool:
-    return now - grant.seen > IDLE or now - grant.began > LONGEST
+    return not -AHEAD <= now - grant.began <= LONGEST
 
 
-def _hash(number: str) -> str:
-    return sha256(number.encode(errors="replace")).hexdigest()
+def _hash(cookie: str) -> str:
+    return sha256(cookie.encode(errors="replace")).hexdigest()

@@ -6,8 +6,9 @@ Without an access file everybody is the same visitor.
 from __future__ import annotations
 
 import logging
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from starlette.requests import Request
@@ -23,11 +24,16 @@ from titanic.web.visitors.clients import ANYBODY
 from titanic.web.visitors.grants import Grant, Kind, Sessions
 from titanic.web.visitors.known_users import KnownUsers
 from titanic.web.visitors.refusals import Refusals
+from titanic.web.visitors.session_secret import SessionSecret
 
 log = logging.getLogger("titanic.web")
 
 CERTIFICATE = "certificate"
 """Of a scope's state: the SHA-256 of the client's certificate, in hexadecimal digits; `protocol.py` puts it there."""
+
+
+COOKIE = re.compile(r"(__Host-)?titanic-\d{1,5}")
+"""The names of the cookies of sessions, at any port."""
 
 
 class Visitor(NamedTuple):
@@ -44,21 +50,25 @@ class Visitor(NamedTuple):
 class Identity:
     """Tells who asks, lets them log in and out, and ends what goes on by something that is not in force any more."""
 
-    def __init__(self, settings: WebSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Raises broker.AccessError for an access file with a fault."""
+    def __init__(self, settings: WebSettings, *, clock: Callable[[], float] = time.time) -> None:
+        """Raises broker.AccessError for an access file with a fault, and CallerError for a secret with one. `clock`:
+        that of other gateways, too."""
         self._clock = clock
         self._known: KnownUsers | None = None
         if settings.access is not None and settings.keys is not None:
             self._known = KnownUsers(settings.access, settings.keys)
             self._known.warn_of_keyless()
+        self._secret = SessionSecret(settings.session_secret)
         self._anybody = Grant(ANYBODY, Kind.NOTHING)
         self._shown: dict[tuple[Kind, str], Grant] = {}
         """Of tokens and certificates that were shown before: their requests end with them."""
-        self.sessions = Sessions()
+        self._sign(self._anybody)
+        self.sessions = Sessions(self._secret)
         self._refusals = Refusals()
         self._secure = settings.is_https
         self._cookie = f"{'__Host-' if self._secure else ''}titanic-{settings.bind[1]}"
-        """The port is in it: browsers send a cookie to all ports of a machine."""
+        """The port is in it: browsers send a cookie to all ports of a machine. That of another gateway is good if it
+        has the same secret."""
 
     def __str__(self) -> str:
         return str(self._known) if self._known is not None else "without access control"
@@ -74,8 +84,10 @@ class Identity:
             return self._anybody
         if b"authorization" in fields(scope):
             return self._by_token(scope)
-        if (number := self._number(scope)) and (grant := self.sessions.find(number, self._clock())):
-            return grant
+        for cookie in self._cookies(scope).values():
+            grant = self.sessions.find(cookie, self._clock())
+            if grant is not None and self._known.holds(grant):
+                return grant
         if fingerprint := scope.get("state", {}).get(CERTIFICATE, ""):
             grant = self._same(self._known.by_certificate(fingerprint))
             if grant is None:
@@ -84,9 +96,17 @@ class Identity:
             return grant
         return None
 
-    def _number(self, scope: Scope) -> str | None:
-        """The number of a request's session, if it has one."""
-        return Request(scope).cookies.get(self._cookie) if b"cookie" in fields(scope) else None
+    def _cookies(self, scope: Scope) -> Mapping[str, str]:
+        """The cookies of a request that may be of sessions."""
+        if b"cookie" not in fields(scope):
+            return {}
+        given = Request(scope).cookies
+        names = [name for name in given if COOKIE.fullmatch(name) and name.startswith("__Host-") == self._secure]
+        return {name: given[name] for name in sorted(names, key=self._cookie.__ne__)}  # that of our port first
+
+    def _sign(self, grant: Grant) -> None:
+        """Make what the forms carry of who has no session."""
+        grant.csrf = self._secret.sign(f"csrf:{grant.kind.value}:{grant.user}:{grant.proof}")
 
     def _by_token(self, scope: Scope) -> Grant:
         scheme, _, token = field(scope, b"authorization").partition(" ")
@@ -106,10 +126,11 @@ class Identity:
         found = self._shown.get((grant.kind, grant.proof))
         if found is None or found.ended or found.user != grant.user:
             found = self._shown[grant.kind, grant.proof] = grant
+            self._sign(grant)
         return found
 
     def log_in(self, scope: Scope, token: str) -> str:
-        """A new session for who has this token; its number. Raises Problem, with the same words whatever is wrong."""
+        """The cookie of a new session for who has this token. Raises Problem, with the same words whatever is wrong."""
         assert self._known is not None
         address, now = _address(scope), self._clock()
         grant = self._known.by_token(token.strip())
@@ -122,31 +143,37 @@ class Identity:
             log.warning("refused %s: no user has its token", address, extra=logs.event("refused-login"))
         if grant is None or not self._known.has_key(grant.user):
             raise Problem(403, "nobody can log in with this token; copy it again, or ask who runs this Titanic")
-        number = self.sessions.begin(grant.user, grant.proof, now)
+        cookie = self.sessions.begin(grant.user, grant.proof, now)
         log.info("user '%s' logged in from %s", grant.user, address, extra=logs.event("login", user=grant.user))
-        return number
+        return cookie
 
-    def log_out(self, request: Request) -> None:
-        """End the session of a request, if it has one."""
-        if number := self._number(request.scope):
-            self.sessions.end(number)
+    def log_out(self, request: Request, response: Response) -> None:
+        """End the sessions of a request, and have the browser forget them."""
+        now = self._clock()
+        for name, cookie in self._cookies(request.scope).items():
+            if self.sessions.find(cookie, now) is not None:
+                self.sessions.end(cookie, now)
+                self.set_cookie(response, "", name)
 
-    def set_cookie(self, response: Response, number: str) -> None:
-        """Have a browser keep the number of its session; without one, forget it."""
+    def set_cookie(self, response: Response, value: str, name: str = "") -> None:
+        """Have a browser keep a cookie, if none is named that of its session; without a value, forget it."""
         response.set_cookie(
-            self._cookie,
-            number,
-            max_age=None if number else 0,
+            name or self._cookie,
+            value,
+            max_age=None if value else 0,
             path="/",
             secure=self._secure,
             httponly=True,
-            samesite="strict",
+            samesite="lax",  # with links from elsewhere, too; no GET changes anything
         )
 
     def look(self, *, always: bool = False) -> bool:
         """End sessions whose time is over, and what goes on by a token or certificate that the access file does not
         have any more; whether that file was read again. To be called in the loop, often; `always`: read the file
         though it looks as before."""
+        if self._secret.look():
+            for grant in (self._anybody, *self._shown.values()):
+                self._sign(grant)
         self.sessions.sweep(self._clock())
         changed = self._known is not None and self._known.look(always=always)
         if self._known is not None and changed:
@@ -154,7 +181,6 @@ class Identity:
                 if not self._known.holds(grant):
                     grant.end()
             self._shown = {shown: grant for shown, grant in self._shown.items() if not grant.ended}
-            self.sessions.sweep(self._clock())
         return changed
 
 

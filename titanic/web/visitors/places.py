@@ -60,9 +60,13 @@ HELD = "titanic.held"
 """Where a scope has the bytes of its body that are counted."""
 
 
+SMALL = 64 << 10
+"""Bytes of a body that are not counted: as many may wait at each connection in any case."""
+
+
 def hold(scope: Scope, size: int) -> None:
     """Count the bytes that a request holds of its body. Raises Problem when there is no room for more."""
-    if (more := size - scope.get(HELD, 0)) > 0:
+    if size > SMALL and (more := size - scope.get(HELD, 0)) > 0:
         scope["app"].gateway.bodies.take(scope["state"]["visitor"].user, more)
         scope[HELD] = size
 

@@ -30,14 +30,14 @@ async def log_in(request: Request) -> Response:
     fields = dict(parse_qsl(await _body(request)))
     onward = local(fields.get("next", ""))
     try:
-        number = gateway.identity.log_in(request.scope, fields.get("token", ""))
+        cookie = gateway.identity.log_in(request.scope, fields.get("token", ""))
     except Problem as problem:
         page = gateway.page(request, "login.html", problem.status, next=onward, refused=problem.detail)
         page.headers.update(problem.headers)
         return page
-    gateway.identity.log_out(request)  # the session of before, if there was one, is not taken over
     answer = RedirectResponse(onward, 303)
-    gateway.identity.set_cookie(answer, number)
+    gateway.identity.log_out(request, answer)  # the session of before, if there was one, is not taken over
+    gateway.identity.set_cookie(answer, cookie)
     return answer
 
 
@@ -46,8 +46,7 @@ async def log_out(request: Request) -> Response:
     await forms.read(request)
     identity = gateway_of(request).identity
     answer = RedirectResponse("/login", 303)
-    identity.set_cookie(answer, "")
-    identity.log_out(request)
+    identity.log_out(request, answer)
     return answer
 
 

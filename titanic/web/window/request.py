@@ -12,6 +12,7 @@ from starlette.routing import Route
 from titanic.errors import TitanicError, UnknownRequest
 from titanic.protocol.answers import RequestInfo
 from titanic.util import ids
+from titanic.web.door.answers import unknown
 from titanic.web.door.requests import described
 from titanic.web.gateway import gateway_of, visitor_of
 from titanic.web.hooks.registry import KEPT
@@ -27,9 +28,6 @@ ERROR = "titanic:error="
 
 SECRET_KEPT = b"(the secret of the web hook is not shown)"
 
-TOLD = {"retried": "It waits again, as if it had never been tried.", "kept": "It was not requeued: it has not failed."}
-"""What an action tells after the redirect, by its short name."""
-
 
 def _uuid(request: Request) -> str:
     uuid = ids.plain(request.path_params["uuid"]).lower()
@@ -44,8 +42,7 @@ async def request_page(request: Request) -> Response:
     try:
         look = await visitor.client.look(uuid, MOST)
     except UnknownRequest:
-        closed = request.query_params.get("told") == "closed"
-        return gateway.page(request, "request_unknown.html", 410 if closed else 404, uuid=uuid, closed=closed)
+        return gateway.page(request, "request_unknown.html", unknown(uuid).status, uuid=uuid)
     row, document = look.info, described(look.info)
     words: list[Content] = []
     told = look.body[:1] + [SECRET_KEPT] * len(look.body[1:]) if row["service"] == KEPT else look.body
@@ -65,7 +62,6 @@ async def request_page(request: Request) -> Response:
         tree=await _tree(request, row),
         commands=_commands(request, row),
         document=json.dumps(document, indent=2, ensure_ascii=False),
-        told=TOLD.get(request.query_params.get("told", ""), ""),
     )
 
 
@@ -120,7 +116,8 @@ async def retry(request: Request) -> Response:
         if row["state"] in ("failed", "expired"):
             fact = f"you lack the permission submit for {row['service']}"
             raise Problem(403, f"it was not requeued: {fact}; ask who runs this Titanic")
-    return _back(f"/requests/{uuid}?told={'retried' if done else 'kept'}")
+    told = "It waits again, as if it had never been tried." if done else "It was not requeued: it has not failed."
+    return gateway_of(request).to(request, f"/requests/{uuid}", told)
 
 
 async def close(request: Request) -> Response:
@@ -128,7 +125,7 @@ async def close(request: Request) -> Response:
     await forms.read(request)
     uuid = _uuid(request)
     await visitor_of(request).client.close(uuid)
-    return _back(f"/requests/{uuid}?told=closed")
+    return gateway_of(request).to(request, f"/requests/{uuid}", "The request and its reply are deleted.")
 
 
 async def find(request: Request) -> Response:

@@ -23,20 +23,12 @@ from titanic.web.words import size
 MOST_BODY = 1 << 20
 """Bytes of a body that is submitted once more."""
 
-TOLD = {"paused": "is paused.", "resumed": "goes on with the ticks that come from now on.", "was": "was not paused."}
-
 
 async def schedules(request: Request) -> Response:
     """The page."""
     ask = partial(look, visitor_of(request).client)
     found = await gateway_of(request).looks.share(request, "schedules", ask)
-    told = TOLD.get(request.query_params.get("told", ""), "")
-    return gateway_of(request).page(
-        request,
-        "schedules.html",
-        found=found,
-        told=f"{request.query_params.get('name', '')[:100]} {told}" if told else "",
-    )
+    return gateway_of(request).page(request, "schedules.html", found=found)
 
 
 async def pause(request: Request) -> Response:
@@ -55,12 +47,12 @@ async def _set(request: Request, verb: str) -> Response:
     client = visitor_of(request).client
     if verb == "pause":
         await beside(client, queue_state.pause, name)
-        return _back(name, "paused")
-    return _back(name, "resumed" if await beside(client, queue_state.resume, name) else "was")
-
-
-def _back(name: str, told: str) -> Response:
-    return RedirectResponse(f"/schedules?told={told}&name={name}", 303)
+        told = "is paused."
+    elif await beside(client, queue_state.resume, name):
+        told = "goes on with the ticks that come from now on."
+    else:
+        told = "was not paused."
+    return gateway_of(request).to(request, "/schedules", f"{name} {told}")
 
 
 async def run(request: Request) -> Response:

@@ -11,7 +11,7 @@ from functools import partial
 
 from markupsafe import Markup
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from titanic.aio import Client
@@ -82,7 +82,6 @@ async def service(request: Request) -> Response:
         silent=None
         if known is None
         else await looks.share(request, "hooks", partial(_silent, gateway, settings, name)),
-        told=TOLD.get(request.query_params.get("told", ""), ""),
     )
 
 
@@ -107,9 +106,9 @@ async def set_ends(request: Request) -> Response:
 
 
 def _back(request: Request, name: str, told: str) -> Response:
-    gateway_of(request).live.forget()
-    url = service_url(name)
-    return RedirectResponse(f"{url}{'&' if '?' in url else '?'}told={told}", 303)
+    gateway = gateway_of(request)
+    gateway.live.forget()
+    return gateway.to(request, service_url(name), TOLD[told])
 
 
 def _missing(*found: object) -> list[Missing]:
