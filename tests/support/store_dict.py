@@ -134,6 +134,9 @@ class DictStore:
     def reader_check(self):
         return 0
 
+    def readers(self):
+        return []
+
     def close(self): ...
 
     def discard(self): ...

@@ -19,6 +19,7 @@ from titanic.cli.printing import duration, print_json, print_table, say, size
 from titanic.cli.store_files import Files, look, lookable
 from titanic.client.client import Client
 from titanic.errors import RequestError, TimedOut, TitanicError
+from titanic.store import PINS_MUCH
 from titanic.util.text import counted, printable
 
 RATES = ("accepted", "dispatched", "succeeded", "failed", "closed")
@@ -50,6 +51,10 @@ def status(as_json: bool, watch: float | None, **where: Any) -> None:
     durability       "synced", "relaxed" or "memory": see serve --help
     accepting        whether there is room for a small request
     disk_full        whether the disk below the store is full
+    readers          [{pid, command, age in seconds, pinned}] of processes
+                     that have been reading the store's files for long;
+                     pinned are bytes that cannot be used again until then;
+                     absent without any
     services         {name: requests that wait}
     settings         {name: {paused, on_end}} of services for which an
                      operator has set something; absent without any
@@ -138,6 +143,8 @@ def _show(document: dict[str, Any], before: tuple[float, dict[str, Any]] | None 
         f" {store['delayed']} delayed, {store['replies']} ended),"
         f" {size(store['used'])} of {size(store['capacity'])} used, {store['closed']} closed remembered{full}{how}"
     )
+    for reader in document.get("readers", ()):
+        click.echo(printable(_reader(reader)))
     for line in _set(document.get("settings", {})):
         click.echo(line)
     if "other_nodes" in document:
@@ -163,6 +170,13 @@ def _show(document: dict[str, Any], before: tuple[float, dict[str, Any]] | None 
     if rows:
         click.echo()
         print_table(("SERVICE", "WAITING", "WORKERS"), rows, right=("WAITING", "WORKERS"))
+
+
+def _reader(reader: Mapping[str, Any]) -> str:
+    return (
+        f"process {reader['pid']} ({reader['command'] or 'unknown'}) has been reading the store for"
+        f" {duration(reader['age'])}; {size(reader['pinned'])} cannot be used again until it ends"
+    )
 
 
 def _set(settings: dict[str, Any]) -> Iterator[str]:
@@ -230,9 +244,9 @@ class Probe(GroupedCommand):
 def health(as_json: bool, max_waiting: int | None, max_age: float | None, reach: Reach) -> None:
     """Report whether the queue is healthy: it answers, it accepts requests, and what waits is within the limits given.
 
-    Prints one line, within two seconds, and exits as Nagios and others expect: 0 healthy, 1 warning (it is slow, or
-    more waits than the limits allow), 2 critical (no answer, the store or its disk is full), 3 unknown (wrong usage or
-    another error).
+    Prints one line, within two seconds, and exits as Nagios and others expect: 0 healthy, 1 warning (it is slow, more
+    waits than the limits allow, or a process that reads the store keeps much of it from being used again), 2 critical
+    (no answer, the store or its disk is full), 3 unknown (wrong usage or another error).
 
     --json prints {status: "healthy", "warning", "critical" or "unknown", problems: [text], waiting, oldest}; oldest is
     the age in seconds of the request that has waited longest, or null.
@@ -288,6 +302,9 @@ def judge(found: Observation, timeout: float, max_waiting: int | None, max_age: 
         full.append("the disk of the store is full")
     elif not found.document["accepting"]:
         full.append("the store is full")
+    for reader in found.document.get("readers", ()):
+        if reader["pinned"] > PINS_MUCH * found.document["store"]["capacity"]:
+            warnings.append(_reader(reader))
     if found.took > timeout / 2:
         warnings.append(f"slow: it took {duration(found.took)} to answer")
     if max_waiting is not None and waiting > max_waiting:

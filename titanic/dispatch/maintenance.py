@@ -16,7 +16,7 @@ from titanic.dispatch.end_requests import EndRequests, Stored
 from titanic.dispatch.read_aside import ReadAside
 from titanic.errors import RecordCorrupt, StoreCorrupt, StoreError
 from titanic.logs import Trouble, event
-from titanic.store import ReadTransaction, Status, Store, WriteTransaction
+from titanic.store import PINS_MUCH, ReadTransaction, Status, Store, WriteTransaction
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +42,9 @@ LOOK_EVERY = 0.05
 APART_US = 1_000_000
 """Nodes that share a store know its time to less than this. What another one has just given is not from the future."""
 
-READERS_EVERY = 5.0
-"""Seconds between looks for killed readers, which hold slots and pages that could be used again."""
+READERS_EVERY = 1.0
+"""Seconds between looks for readers: killed ones, which hold slots and pages that could be used again, and those that
+take long."""
 
 
 def pause_us(error: StoreError) -> int:
@@ -80,7 +81,9 @@ class Maintenance:
         self.leaps = writer.leaps
         """The wall clock, as the writer sees it."""
         self._readers_at = 0.0
-        """When to look for killed readers."""
+        """When to look for readers."""
+        self._named: set[int] = set()
+        """The processes that read and hold much, and were named."""
         self._sync_at = 0.0 if store.durability == "relaxed" else math.inf
         """When to sync what is not synced yet."""
         self._store = store
@@ -109,9 +112,21 @@ class Maintenance:
         try:
             if killed := self._store.reader_check():
                 log.warning("%d readers of the store ended without a word", killed)
+            self._name_readers()
             self._readers_trouble.over()
         except StoreError as error:
             self._readers_trouble.met(error)
+
+    def _name_readers(self) -> None:
+        readers = self._store.readers()
+        for reader in readers:
+            if reader.pid not in self._named and reader.pinned > self._store.capacity * PINS_MUCH:
+                text = (
+                    "process %d (%s) reads the store: %d MiB that were freed since cannot be used again until it ends"
+                )
+                log.warning(text, reader.pid, reader.command, reader.pinned >> 20, extra=event("reader"))
+                self._named.add(reader.pid)
+        self._named &= {reader.pid for reader in readers}
 
     def _sync(self) -> None:
         try:

@@ -135,6 +135,14 @@ def _store(snapshot: ServerSnapshot) -> Iterable[Metric]:
         "titanic_store_used_bytes": ("Bytes of the store in use.", store.used),
         "titanic_store_free_bytes": ("Bytes of the store not in use.", max(0, store.capacity - store.used)),
         "titanic_store_closed": ("Closed requests in the ring.", store.closed),
+        "titanic_store_pinned_bytes": (
+            "Bytes that cannot be used again because of a process that has been reading the store for some time.",
+            max((reader.pinned for reader in snapshot.readers), default=0),
+        ),
+        "titanic_store_reader_seconds": (
+            "How long the process has been reading the store that began first; 0: none reads for long.",
+            max((reader.age for reader in snapshot.readers), default=0),
+        ),
         "titanic_store_full": ("1 while there is no room for a small request.", snapshot.full),
         "titanic_disk_full": ("1 while the disk of the store has no room for what is written.", snapshot.disk_full),
         "titanic_store_usable": ("1 while the store can be used, 0 after its disk failed.", snapshot.usable),

@@ -98,6 +98,15 @@ class Refusal(TypedDict):
     count: int
 
 
+class StoreReader(TypedDict):
+    """A process that has been reading the store's files for some time, and keeps bytes from being used again."""
+
+    pid: int
+    command: str
+    age: float
+    pinned: int
+
+
 class Stats(TypedDict):
     """What is stored, what waits for each service, what is running, what was done since the start."""
 
@@ -107,6 +116,8 @@ class Stats(TypedDict):
     accepting: bool
     """Whether new requests are taken."""
     disk_full: bool
+    readers: NotRequired[list[StoreReader]]
+    """Absent when there are none."""
     since_start: SinceStart
     running: int
     waiting_clients: int

@@ -220,6 +220,7 @@ class Server:
             usable=self.store.usable,
             full=full,
             disk_full=disk_full,
+            readers=self.store.readers(),
             waiting_clients=len(self.dispatcher.waiters),
             commit_seconds=self.writer.seconds,
             commit_sizes=self.writer.sizes,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from titanic.commit.writer import Histogram
-from titanic.store import Counts, Durability, ReadTransaction
+from titanic.store import Counts, Durability, ReadTransaction, StoreReader
 
 MOST_SERVICES = 100
 """Services with figures of their own: those with the most waiting. Anybody can invent names of services."""
@@ -69,6 +69,8 @@ class ServerSnapshot:
     """Whether the store has no room for a small request."""
     disk_full: bool
     """Whether the disk has no room for what is written."""
+    readers: Sequence[StoreReader]
+    """Processes that have been reading the store for some time."""
     waiting_clients: int
     commit_seconds: Histogram
     commit_sizes: Histogram

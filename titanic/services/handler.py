@@ -92,6 +92,8 @@ class ServiceHandler:
             "since_start": {**self.counts, "commits": self._writer.commits},
             **self._context.dispatcher.stats(),
         }
+        if readers := self._store.readers():
+            document["readers"] = [reader._asdict() for reader in readers]
         if incarnation is not None:
             document |= nodes.shared(transaction, me, document["running"])
         if service_stats.wants_services(ask.body):

@@ -31,6 +31,7 @@ from titanic.store.records import DAY as DAY
 from titanic.store.records import DEFAULT_CAPACITY as DEFAULT_CAPACITY
 from titanic.store.records import DURABILITIES as DURABILITIES
 from titanic.store.records import MIN_CAPACITY as MIN_CAPACITY
+from titanic.store.records import PINS_MUCH as PINS_MUCH
 from titanic.store.records import UNCLAIMED as UNCLAIMED
 from titanic.store.records import Accepted as Accepted
 from titanic.store.records import ArchiveState as ArchiveState
@@ -50,6 +51,7 @@ from titanic.store.records import QueueFigures as QueueFigures
 from titanic.store.records import ReadyRow as ReadyRow
 from titanic.store.records import Retention as Retention
 from titanic.store.records import StoredRequest as StoredRequest
+from titanic.store.records import StoreReader as StoreReader
 from titanic.store.records import Trimmed as Trimmed
 from titanic.store.records import priority_in as priority_in
 from titanic.store.service_settings import NOTHING_SET as NOTHING_SET

@@ -50,6 +50,7 @@ from titanic.store.records import (
     ReadyRow,
     Retention,
     StoredRequest,
+    StoreReader,
     Trimmed,
 )
 from titanic.store.service_settings import ServiceSetting, ServiceSettings
@@ -96,6 +97,10 @@ class Store(Protocol):
 
     def reader_check(self) -> int:
         """Free what readers hold that were killed, and return how many there were. It takes microseconds."""
+
+    def readers(self) -> list[StoreReader]:
+        """The processes that have been reading for some time, the one that began first at the front. Any thread may
+        ask. Always empty for a `remote` store."""
 
     def close(self) -> None:
         """Close the store; its transactions must have ended. Closing again does nothing."""

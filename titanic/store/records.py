@@ -184,6 +184,20 @@ class Counts(NamedTuple):
     lost: int = 0
 
 
+PINS_MUCH = 0.1
+"""Of the capacity; a reader that keeps more from being used again is a warning."""
+
+
+class StoreReader(NamedTuple):
+    """A process that has been reading the store for some time: so many seconds, and bytes that cannot be used again
+    until it ends. `command` is empty when it is not known."""
+
+    pid: int
+    command: str
+    age: float
+    pinned: int
+
+
 class ArchiveState(NamedTuple):
     """The archive of closed requests. It has them up to number `archived_upto`; the store has `first` … `last`."""
 

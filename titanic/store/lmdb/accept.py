@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from titanic.errors import InvalidRequest, StoreFailed, StoreFull
+from titanic.errors import InvalidRequest, StoreFailed
 from titanic.store.lmdb import idempotency_key, request_record, retry_record
 from titanic.store.lmdb.blob import REF_SIZE, Ref, refer
 from titanic.store.lmdb.capacity import CHARGE
-from titanic.store.lmdb.free_space import could_fit, drop_oldest, fits, recount
+from titanic.store.lmdb.free_space import could_fit, drop_oldest, fits, recount, refusal
 from titanic.store.lmdb.idempotency_key import Holder, row_key
 from titanic.store.lmdb.retry_record import Retry
 from titanic.store.lmdb.schema import EXPIRY, KEY, PAGE, cost, later_key, ready_prefix, service_of, timer_key
@@ -262,12 +262,11 @@ def _make_room(tx: Writing, sizes: list[int], extras: dict[int, int]) -> None:
         if possible:
             pace.wanted = needed
         free = room.accept - recount(tx)
-        used = room.capacity - free
         fitting = 0
         for need in needs:
             free -= need
             if free < 0:
                 break
             fitting += 1
-        raise StoreFull(used, room.capacity, needed, fitting)
+        raise refusal(tx, needed, room.accept, fitting)
     tx.added += needed

@@ -8,6 +8,9 @@ some requests were closed are partly empty, and stay so.
       requests and their replies,          replies        ends,          copies of pages
       entries of `closed`                                 postponing     that change
 
+What readers pin that take long (readers.py) counts as used as well. They may pin what requests do not need, up to
+`accept`, and `readers` bytes more; beyond that, those of Titanic end.
+
 accept  Up to here, requests are accepted. Each one that has not ended counts CHARGE bytes more than it has, for the
         record of its end. Entries of `closed` that may be dropped make way.
 reply   Up to here, replies are stored that are larger than the charge. Beyond, finish() refuses them: the request goes
@@ -50,6 +53,7 @@ class Room(NamedTuple):
     reply: int
     least: int
     headroom: int  # kept free of entries in `closed`, below `accept`
+    readers: int  # that readers may pin although requests are refused
     pages_freed: int
     batch: int
 
@@ -66,9 +70,10 @@ def divide(capacity: int) -> Room:
     return Room(
         capacity,
         accept=capacity - reserve,
-        reply=capacity - reserve * 3 // 4,
+        reply=capacity - reserve * 5 // 8,
         least=capacity - reserve // 2,
         headroom=reserve // 2,
+        readers=reserve // 8,
         pages_freed=min(pages // 8, _PAGES_PER_LIST),
         batch=pages // 4 // _PAGES_PER_REQUEST,
     )

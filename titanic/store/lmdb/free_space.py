@@ -48,7 +48,7 @@ def clean_up_after(tx: Writing) -> None:
     if tx.raw.stat(tx.db.graves)["entries"]:
         _empty_graves(tx)
     room = tx.environment.room
-    if is_near_the_end(tx) and not fits(tx, room.headroom, room.accept):
+    if is_near_the_end(tx) and not fits(tx, room.headroom, room.accept) and not tx.pinned:
         drop_oldest(tx, _TRIM_ROWS)
 
 
@@ -65,29 +65,43 @@ def make_room(tx: Writing, needed: int, limit: int, *, most: int, at_once: int) 
     """Drop up to `most` entries of `closed`, so many at once, until `needed` bytes more fit; False when they don't."""
     dropped = 0
     while not fits(tx, needed, limit):
-        if dropped >= most or not (n := drop_oldest(tx, at_once)):
+        if dropped >= most or tx.pinned or not (n := drop_oldest(tx, at_once)):
             return False
         dropped += n
     return True
 
 
-def refusal(tx: Writing, needed: int, limit: int) -> StoreFull:
-    """The exception for `needed` bytes that don't fit below a limit."""
-    capacity = tx.environment.room.capacity
-    return StoreFull(capacity - limit + recount(tx), capacity, needed)
+def refusal(tx: Writing, needed: int, limit: int, fitting: int = 0) -> StoreFull:
+    """The exception for `needed` bytes that don't fit below a limit, `fitting` of the requests would have."""
+    capacity, taken = tx.environment.room.capacity, recount(tx)
+    if tx.pinned and taken - tx.pinned + needed <= limit:
+        tx.environment.readers.refused()
+    return StoreFull(capacity - limit + taken, capacity, needed, fitting)
 
 
 def could_fit(tx: Writing, needed: int, limit: int) -> bool:
     """Whether `needed` bytes more fit once closed requests have made way. If not, none must be dropped in vain."""
     missing = recount(tx) + needed - limit
-    return missing <= 0 or can_make_way(tx, missing) >= missing
+    return missing <= 0 or (not tx.pinned and can_make_way(tx, missing) >= missing)
 
 
 def recount(tx: Writing) -> int:
-    """Count the bytes that are taken."""
+    """Count the bytes that are taken. While readers pin pages, nothing is gained by dropping what may make way."""
+    environment = tx.environment
     tx.taken = tx.used() + tx.charges()
+    if (pinned := environment.readers.pinned()) > may_be_pinned(tx):
+        environment.readers.end_ours()
+        pinned = environment.readers.pinned()
+    tx.pinned = pinned
+    tx.taken += pinned
     tx.added = 0
     return tx.taken
+
+
+def may_be_pinned(tx: Reading) -> int:
+    """Bytes that readers may keep from being used again."""
+    room = tx.environment.room
+    return max(0, room.accept - tx.used() - tx.charges()) + room.readers
 
 
 def can_make_way(tx: Reading, wanted: int) -> int:

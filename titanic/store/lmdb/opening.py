@@ -32,6 +32,7 @@ from titanic.store.lmdb.durability import flags, settle
 from titanic.store.lmdb.lmdb_errors import disk_full, is_of_the_system
 from titanic.store.lmdb.pages import SALVAGE, faults
 from titanic.store.lmdb.read import identity, waiting
+from titanic.store.lmdb.readers import Readers
 from titanic.store.lmdb.schema import FORMAT, PAGE, Databases
 from titanic.store.lmdb.transaction import Environment, Pace, Reading, Settings
 from titanic.store.lmdb.upgrade import upgrade
@@ -147,7 +148,9 @@ def open_environment(
             env = _open(directory, max(capacity or 0, data.stat().st_size), settings.durability)
         settle(env, settings.durability)
         room = divide(capacity or max(known or DEFAULT_CAPACITY, MIN_CAPACITY))
-        environment = Environment(env, _open_databases(env, data), room, settings, IdMaker(_last_id(env)), Pace())
+        environment = Environment(
+            env, _open_databases(env, data), room, settings, IdMaker(_last_id(env)), Pace(), Readers(env)
+        )
         nameless = False
         with Reading(environment) as tx:
             used = tx.used()
@@ -205,7 +208,7 @@ def open_read_only(directory: Path) -> Environment:
                 "open it once for writing",
             )
         room = divide(max(known or 0, MIN_CAPACITY))
-        return Environment(env, _open_databases(env, data), room, Settings(), IdMaker(None), Pace())
+        return Environment(env, _open_databases(env, data), room, Settings(), IdMaker(None), Pace(), Readers(env))
     except lmdb.Error as error:
         env.close()
         raise _corrupt(data, str(error)) from error

@@ -25,6 +25,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,6 +45,8 @@ _NODE = struct.Struct("<IHH")
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 _TREE_SIZE = 48
+_FREE_TREE_AT = 40
+_TRANSACTION_AT = 144
 _ROOT_AT = 40
 _EMPTY = 2**64 - 1
 _DEEPEST = 32
@@ -67,6 +70,38 @@ def expect_sound(data: Path) -> None:
     if found := faults(data):
         count = "a fault" if len(found) == 1 else f"{len(found)} faults"
         raise StoreCorrupt(f"{data} is damaged", f"{count} in its pages, first: {found[0]}", SALVAGE)
+
+
+def freed_since(data: Path, transaction: int) -> tuple[int, int]:
+    """How many pages were freed by this transaction and later ones and wait to be used again; the last transaction
+    that was looked at (that before this one when there is none).
+
+    Reads the list of free pages without LMDB, which does not show it. Other processes may use the file: the caller is
+    in a transaction, so the pages that this one reads stay as they are.
+    """
+    pages, last = 0, transaction - 1
+    with data.open("rb", 0) as file, suppress(struct.error, IndexError):  # of a page that is damaged
+        metas = os.pread(file.fileno(), 2 * PAGE, 0)
+        newest = max(0, PAGE, key=lambda at: _U64.unpack_from(metas, at + _TRANSACTION_AT)[0])
+        todo = [(_root(metas[newest + _FREE_TREE_AT :]), 0)]
+        while todo:
+            number, depth = todo.pop()
+            if number == _EMPTY or depth > _DEEPEST:
+                continue
+            page = os.pread(file.fileno(), PAGE, number * PAGE)
+            nodes = [(at, *_NODE.unpack_from(page, at)) for at in _pointers(page)]
+            keys = [_U64.unpack_from(page, at + _NODE.size)[0] if size == 8 else 0 for at, _, _, size in nodes]
+            for n, (at, low, high, size) in enumerate(nodes):
+                if page[10] & _BRANCH:
+                    if n + 1 == len(nodes) or keys[n + 1] > transaction:
+                        todo.append((low | high << 32, depth + 1))
+                elif keys[n] >= transaction:
+                    value = page[at + _NODE.size + size :][:8]
+                    if high & _ELSEWHERE:
+                        value = os.pread(file.fileno(), 8, _U64.unpack(value)[0] * PAGE + _HEADER.size)
+                    pages += _U64.unpack(value)[0]
+                    last = max(last, keys[n])
+    return pages, last
 
 
 class Hole(NamedTuple):

@@ -194,6 +194,8 @@ def counts(tx: Reading) -> Counts:
 def full(tx: Reading) -> bool:
     """Whether there is no room for a small request, of a page, also when all makes way that may."""
     missing = tx.used() + tx.charges() + PAGE - tx.environment.room.accept
+    if pinned := tx.environment.readers.pinned():
+        return missing + pinned > 0
     if missing <= 0:
         return False
     for pieces in tx.raw.cursor(tx.db.graves).iternext(keys=False, values=True):

@@ -49,7 +49,7 @@ from titanic.store.lmdb.durability import expect_memory, rewrite_meta_pages, syn
 from titanic.store.lmdb.lmdb_errors import translate
 from titanic.store.lmdb.pages import expect_sound
 from titanic.store.lmdb.transaction import Environment, Reading, Settings, Writing
-from titanic.store.records import Durability
+from titanic.store.records import Durability, StoreReader
 from titanic.util.clock import wall_us
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -319,6 +319,10 @@ class LmdbStore:
             raise StoreFailed(
                 f"the store in {self.path} could not be synced", str(error), "a power cut may take the last commit"
             ) from error
+
+    def readers(self) -> list[StoreReader]:
+        """Who has been reading for some time (interface.py)."""
+        return self.environment.readers.list()
 
     def reader_check(self) -> int:
         """Free the places of readers that were killed, and return how many. There are 126 places in all.

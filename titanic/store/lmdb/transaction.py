@@ -22,6 +22,7 @@ from titanic.store.lmdb.blob import Ref
 from titanic.store.lmdb.capacity import CHARGE, Room
 from titanic.store.lmdb.idempotency_key import Holder
 from titanic.store.lmdb.lmdb_errors import room_on_disk, translate
+from titanic.store.lmdb.readers import Readers
 from titanic.store.lmdb.retry_record import Retry
 from titanic.store.lmdb.schema import PAGE, U32, U64, Databases, timer_of, unpack
 from titanic.store.records import Durability
@@ -63,6 +64,7 @@ class Environment(NamedTuple):
     settings: Settings
     ids: IdMaker
     pace: Pace
+    readers: Readers
 
 
 class Reading:
@@ -170,8 +172,8 @@ class Writing(Reading):
     """A transaction that changes the store.
 
     `freed` are the pages that it has freed, about. `taken` are the bytes in use when they were last counted (None: not
-    yet), `added` those since then, about. `sequence` is the last number that it gave out in `closed` (None: none),
-    `lost` how many closed requests it could not remember.
+    yet), `pinned` those of them that readers keep from being used again, `added` those since then, about. `sequence` is
+    the last number that it gave out in `closed` (None: none), `lost` how many closed requests it could not remember.
     """
 
     def __init__(self, environment: Environment) -> None:
@@ -188,7 +190,7 @@ class Writing(Reading):
         self.lost = 0
         self.freed = 0
         self.taken: int | None = None
-        self.added = 0
+        self.pinned = self.added = 0
 
     def commit(self) -> None:
         """Write down the counters and commit. That syncs, as far as `durability` has it."""

@@ -28,7 +28,7 @@ from titanic.store.postgres.tables.closed_partitions import Partitions
 from titanic.store.postgres.transactions.transaction import Settings
 from titanic.store.postgres.transactions.writing import WriterState
 from titanic.store.postgres.write_transaction import PostgresWriteTransaction
-from titanic.store.records import Durability
+from titanic.store.records import Durability, StoreReader
 
 FORGET_EVERY = 3600.0
 """Seconds between looks for rows of nodes that ended long ago."""
@@ -132,6 +132,10 @@ class PostgresStore:
     def reader_check(self) -> int:
         """None: a reader that was killed has lost its connection, and PostgreSQL ends its transaction."""
         return 0
+
+    def readers(self) -> list[StoreReader]:
+        """None: what they keep, PostgreSQL shows."""
+        return []
 
     def close(self) -> None:
         """Close the store; its transactions must have ended. Closing again does nothing."""

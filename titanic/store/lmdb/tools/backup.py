@@ -2,7 +2,7 @@
 
 A copy is made next to where it is to be, under a temporary name, synced, opened and checked, and only then renamed. So
 what has the name is good. LMDB copies one moment, page by page and without the free ones, while the store goes on
-working; pages that are freed meanwhile can't be used until the copy is done.
+working. Pages that are freed meanwhile can't be used until the copy is done: it ends before these are too many.
 """
 
 from __future__ import annotations
@@ -11,15 +11,19 @@ import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 import lmdb
 
 from titanic.errors import NotAStore, StoreCorrupt, StoreError, StoreUnwritable
+from titanic.store.lmdb.free_space import may_be_pinned
 from titanic.store.lmdb.lmdb_errors import disk_full, is_of_the_system, translate
 from titanic.store.lmdb.opening import DATA, sync_directory
 from titanic.store.lmdb.pages import expect_sound
+from titanic.store.lmdb.readers import COPY
 from titanic.store.lmdb.schema import PAGE
 from titanic.store.lmdb.store import LmdbStore
+from titanic.store.lmdb.tools.apart import LATER, read_apart
 from titanic.store.lmdb.tools.check import check
 from titanic.store.lmdb.tools.findings import Progress
 
@@ -29,8 +33,8 @@ _EVERY = 0.1
 def backup(store: LmdbStore, dest: str | os.PathLike[str], progress: Progress | None = None) -> None:
     """Copy an open store into the new directory `dest`. `progress` is called during the copy and its check.
 
-    Raises NotAStore when `dest` is there, StoreUnwritable, or StoreCorrupt when the copy isn't sound: then there is no
-    `dest`.
+    Raises NotAStore when `dest` is there, StoreUnwritable, StoreError when it was ended because it kept room from the
+    store, or StoreCorrupt when the copy isn't sound: then there is no `dest`.
     """
     target = Path(dest)
     _refuse_existing(target)
@@ -73,24 +77,42 @@ def _refuse_existing(target: Path) -> None:
 
 
 def _copy(store: LmdbStore, directory: Path, progress: Progress | None) -> None:
-    env = store.environment.env
-    data = directory / DATA
-    total = (env.info()["last_pgno"] + 1) * PAGE
-    with ThreadPoolExecutor(1, "backup") as thread:
-        copying = thread.submit(env.copy, str(directory), compact=True)
-        while wait([copying], _EVERY).not_done:
-            if progress is not None and data.exists():
-                progress("copying", data.stat().st_size, total)
-    try:
-        copying.result()
-    except lmdb.Error as error:
-        if is_of_the_system(error):
-            raise OSError(disk_full(error, directory) or str(error)) from error
-        raise translate(error, env, store.capacity) from error
-    with data.open("r+b") as file:
+    read_apart(COPY, copy, store.path, directory, tell=progress)
+    with (directory / DATA).open("r+b") as file:
         os.fchmod(file.fileno(), 0o640)
         os.fsync(file.fileno())
     sync_directory(directory)
+
+
+def copy(path: str, dest: str, *, tell: Progress) -> dict[str, Any]:
+    """Copy the pages of a store, in a process of its own (apart.py). Ends early when the store needs the room."""
+    with LmdbStore.open_read_only(path) as store:
+        env, data = store.environment.env, Path(dest) / DATA
+        info = env.info()
+        total = (info["last_pgno"] + 1) * PAGE
+        copying = ThreadPoolExecutor(1, "copy").submit(env.copy, dest, compact=True)
+        while wait([copying], _EVERY).not_done:
+            if data.exists():
+                tell("copying", data.stat().st_size, total)
+            _expect_room(store, info["last_txnid"])
+        try:
+            copying.result()
+        except lmdb.Error as error:
+            if is_of_the_system(error):
+                raise OSError(disk_full(error, Path(dest)) or str(error)) from error
+            raise translate(error, env, store.capacity) from error
+    return {}
+
+
+def _expect_room(store: LmdbStore, since: int) -> None:
+    """Raise StoreError when reading since this transaction keeps room from the store that it needs."""
+    with store.read() as transaction:
+        room = store.environment.room
+        # The server ends what is still there when it needs `room.readers`.
+        pinned, allowed = store.environment.readers.pinned_by(since), may_be_pinned(transaction) - room.readers // 2
+    if pinned > allowed:
+        fact = f"{pinned >> 20} MiB that were freed meanwhile could not be used again, and the store needs them"
+        raise StoreError(f"the copy of the store in {store.path} was ended", fact, LATER)
 
 
 def _verify(directory: Path, progress: Progress | None) -> None:
