@@ -25,7 +25,7 @@ _MODULES = {
     "broker.core.client": ["ClientSession", "EventKind"],
     "broker.core.job": ["Job"],
     "broker.core.json_reader": ["read_json"],
-    "broker.core.mdp": ["CLIENT_QUEUE", "ErrorReply", "error_body", "read_error", "service_fault"],
+    "broker.core.mdp": ["CLIENT_QUEUE", "MALFORMED", "ErrorReply", "error_body", "read_error", "service_fault"],
     "broker.core.endpoints": ["named"],
     "broker.core.recognition": ["ANSWER", "Kind", "Recognition"],
     "broker.core.requests": ["Request"],

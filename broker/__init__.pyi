@@ -29,6 +29,7 @@ from broker.core.endpoints import named as named
 from broker.core.job import Job as Job
 from broker.core.json_reader import read_json as read_json
 from broker.core.mdp import CLIENT_QUEUE as CLIENT_QUEUE
+from broker.core.mdp import MALFORMED as MALFORMED
 from broker.core.mdp import ErrorReply as ErrorReply
 from broker.core.mdp import error_body as error_body
 from broker.core.mdp import read_error as read_error

@@ -303,13 +303,19 @@ def error_body(status: int, text: str, *detail: bytes) -> Frames:
     return [ERROR, b"%d %s" % (status if 100 <= status <= 999 else 500, text.encode(errors="replace")), *detail]
 
 
+MALFORMED = "malformed error reply"
+"""Begins the text of the error that a body stands for which begins as an error reply and goes on as none."""
+
+
 def read_error(body: Sequence[bytes]) -> ErrorReply | None:
     """The error that a body stands for; None when it is an ordinary body."""
-    if len(body) < 2 or body[0] != ERROR:
+    if not body or body[0] != ERROR:
         return None
-    status, _, text = body[1].partition(b" ")
+    said = b"".join(body[1:2])
+    status, _, text = said.partition(b" ")
     if len(status) != 3 or not status.isdigit():
-        return None
+        what = repr(said[:100].decode(errors="replace"))
+        return ErrorReply(500, f"{MALFORMED}: {what} is no status and text, as in '500 no such file'", list(body[2:]))
     return ErrorReply(int(status), text.decode(errors="replace"), list(body[2:]))
 
 

@@ -16,6 +16,7 @@ from typing import Generic, Protocol, TypeVar
 
 from broker import (
     CLIENT_QUEUE,
+    MALFORMED,
     MOST_BODY_FRAMES,
     ClientConfig,
     ClientSession,
@@ -129,6 +130,8 @@ class PartialReplies(Generic[Key]):
 def deliver_reply(core: DispatchCore, uuid: bytes, came: Frames | ErrorReply, now: float) -> None:
     """Tell the core what a worker has said."""
     if isinstance(came, ErrorReply):
+        if came.text.startswith(MALFORMED):
+            log.warning("the worker of %s sent a %s", uuid.hex(), came.text, extra=event("message-failed", uuid=uuid))
         core.failed(uuid, came, now)
     else:
         core.replied(uuid, came, now)

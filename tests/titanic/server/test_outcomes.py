@@ -56,6 +56,24 @@ def test_an_error_after_parts_is_a_failed_attempt(client: Client) -> None:
     assert client.show(uuid)["attempts"] == 2
 
 
+@pytest.mark.parametrize("said", [[], [b""], [b"bad"], [b"500x no", b"detail"], [b"titanic:fatal"]], ids=repr)
+def test_an_error_of_a_wrong_form_is_a_failed_attempt(
+    client: Client, said: list[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    with worker_at(client) as worker:
+        uuid = client.submit("echo", "x", max_attempts=2)
+        token, _ = worker.take()
+        worker.final(token, b"MDPE01", *said)
+        token, _ = worker.take()
+        worker.partial(token, b"part one")
+        worker.final(token, b"MDPE01", *said)
+        with pytest.raises(RequestFailed, match=r"malformed error reply: '.*' is no status and text") as caught:
+            client.wait(uuid, 30)
+    assert caught.value.detail == said[1:]
+    assert client.show(uuid)["attempts"] == 2
+    assert f"the worker of {uuid} sent a malformed error reply" in caplog.text
+
+
 def test_and_the_last_one_fails_it_for_good(client: Client) -> None:
     def handler(frames: list[bytes]) -> Iterator[bytes]:
         yield b"part one"
