@@ -224,6 +224,7 @@ class WorkerRegistration(Registration):
     ) -> None:
         """`hand`: does its work, and that of others; None: it has its own turn."""
         super().__init__(session, worker._connection(self, endpoints, watch=watch or len(endpoints) > 1))
+        session.several = len(endpoints) > 1
         self.handler = handler
         self._worker = worker
         self._hand = hand

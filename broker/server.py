@@ -221,6 +221,16 @@ class Broker(Shell[BrokerCore]):
         it begins is over when `workers()` is empty."""
         self.loop.call(self._wind_down)
 
+    def cut_off(self, cut_off: bool) -> None:
+        """Whether other brokers serve what this one cannot at the moment: idle workers are sent there, and clients of
+        services that have no worker. Any thread may ask."""
+        self.loop.call(self._cut_off, cut_off)
+
+    def send_on(self, most: int | None = None) -> None:
+        """Send idle workers to other brokers that have some to go to: so many at most, and not the last worker of a
+        service; by default all of them. Any thread may ask."""
+        self.loop.call(self._send_on, most)
+
     def workers(self) -> dict[bytes, int]:
         """How many workers each service has, of those that have any. Any thread may ask."""
         return {name: service.workers for name, service in self.core.services.copy().items() if service.workers}
@@ -290,6 +300,12 @@ class Broker(Shell[BrokerCore]):
 
     def _wind_down(self) -> None:
         self.core.drain(time.monotonic())
+
+    def _cut_off(self, cut_off: bool) -> None:
+        self.core.cut_off(cut_off, time.monotonic())
+
+    def _send_on(self, most: int | None) -> None:
+        self.core.send_on(most, time.monotonic())
 
     def _shut_down(self) -> None:
         self.core.shut_down(time.monotonic())

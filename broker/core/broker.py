@@ -13,7 +13,8 @@ way back. Whatever dialect either side speaks, each is answered in its own. A wo
 worker is forgotten, its request goes to the front of the queue, for another worker.
 
 A broker that drains (`drain`) says DISCONNECT to each worker as soon as it has no request, and to all that come; it
-refuses requests for workers with 503. Integrated services go on.
+refuses requests for workers with 503. Integrated services go on. One that is cut off (`cut_off`) says DISCONNECT to the
+workers that are idle then, and refuses requests for services without a worker with 503.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from broker.core.mdp import (
     CLIENT_02,
     CLIENT_DIALECTS_02,
     CLIENT_V01,
+    ELSEWHERE,
     EXTENSION,
     HEADERS,
     MAX_STACK,
@@ -41,7 +43,7 @@ from broker.core.mdp import (
     error_body,
     service_fault,
 )
-from broker.core.requests import DRAINING, Request, as_workers, read_request
+from broker.core.requests import CUT_OFF, DRAINING, Request, as_workers, read_request
 from broker.core.services import NO_SERVICE, Service, WorkerPeer, WorkerRegistry, WorkerState
 from broker.core.timers import earliest
 from broker.core.unserved import UnservedRequests
@@ -62,6 +64,8 @@ class BrokerCore(UnservedRequests):
         self.guard: Guard | None = None
         """Who may do what; None: everybody may do everything."""
         self.draining = False
+        self.is_cut_off = False
+        """Whether other brokers serve what this one cannot at the moment."""
         self._heard, self._heartbeats = self.registry.heard, self.registry.heartbeats
         self._take_from = self.registry.take_request
         self._tokens = count(1)
@@ -156,6 +160,24 @@ class BrokerCore(UnservedRequests):
                 self._refuse(self.waiting.pop(service.waiting), 503, DRAINING)
             self._drop_unused(service)
 
+    def cut_off(self, cut_off: bool, now: float) -> None:
+        """Whether other brokers serve what this one cannot: idle workers go there now. Workers that come are taken in
+        all the same: perhaps no other broker is any better."""
+        if cut_off and not self.is_cut_off:
+            for worker in [worker for worker in self.workers.values() if worker.request is None]:
+                self._dismiss(worker, now)
+        self.is_cut_off = cut_off
+
+    def send_on(self, most: int | None, now: float) -> None:
+        """Send idle workers to other brokers that have some to go to: so many at most, and not the last worker of a
+        service; None: all."""
+        for worker in [worker for worker in self.workers.values() if worker.request is None and worker.several]:
+            if most is None:
+                self._dismiss(worker, now)
+            elif most > 0 and worker.service.workers > 1:
+                self._dismiss(worker, now)
+                most -= 1
+
     def revoke(self, review: Review, now: float) -> None:
         """There are other users: workers and requests go that may not be here any more."""
         self.documents.forget()
@@ -208,8 +230,8 @@ class BrokerCore(UnservedRequests):
             service.batch.append(request)
         elif service is not None and service.idle:
             self._deliver(service.least_recently_used(), request, now)
-        elif self.draining:
-            self._refuse(request, 503, DRAINING)
+        elif self.draining or (self.is_cut_off and (service is None or not service.workers)):
+            self._refuse(request, 503, DRAINING if self.draining else CUT_OFF)
         elif (full := self.waiting.full(service.waiting if service is not None else None, request)) is not None:
             self._refuse(request, 503, f"queue full: {full}; try again later")
         else:
@@ -244,8 +266,9 @@ class BrokerCore(UnservedRequests):
         action(self, worker, rest, now)
 
     def _register(self, worker: WorkerPeer, rest: Frames, now: float) -> None:
-        worker.extended = len(rest) == 2 and rest[1] == EXTENSION and worker.dialect.has(Command.CANCEL)
-        name = rest[0] if len(rest) == 1 or worker.extended else b""
+        words = rest[1:] if worker.dialect.has(Command.CANCEL) else []
+        worker.extended, worker.several = EXTENSION in words, ELSEWHERE in words
+        name = rest[0] if len(rest) == 1 or words in ([EXTENSION], [EXTENSION, ELSEWHERE]) else b""
         service = self.services.get(name)
         guard = self.guard if worker.user is not None else None
         refused = self.draining or (guard is not None and not self._may_register(guard, worker, name))

@@ -25,7 +25,7 @@ Worker side
     HEARTBEAT  both     '' MDPW01 04                   MDPW02 05                        '' MDPW02 05
     DISCONNECT both     '' MDPW01 05                   MDPW02 06                        '' MDPW02 06
 
-    between a broker and a worker that know EXTENSION: it stands in READY behind the service
+    between a broker and a worker that know EXTENSION: it stands in READY behind the service, and behind it ELSEWHERE
     CANCEL     b → w                                   MDPW02 07 client ''
     PROGRESS   w → b                                   MDPW02 08 client '' json
 
@@ -266,6 +266,9 @@ _CODES_02 = {
 
 EXTENSION = b"titanic:1"
 """CANCEL and PROGRESS: a broker tells in mmi.broker that it knows them, and a worker then tells it in READY."""
+
+ELSEWHERE = b"titanic:elsewhere"
+"""The worker has other brokers to go to: while it is idle, a DISCONNECT is no harm to it."""
 
 _EXTENDED_02 = {**_CODES_02, Command.CANCEL: b"\7", Command.PROGRESS: b"\10"}
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from broker.config import BrokerConfig
 from broker.core.client import VERSIONS
 from broker.core.json_reader import read_json
-from broker.core.mdp import EXTENSION, Frames
+from broker.core.mdp import ELSEWHERE, EXTENSION, Frames
 
 ANSWER = 2.5
 """Seconds that a broker to which there is a connection has for its answer, before it is asked in the next version."""
@@ -19,13 +19,14 @@ _WHO, _ANY = b"mmi.broker", b"mmi.service"
 class Kind(NamedTuple):
     """What a broker is: the version of MDP to speak with it, whether it is one of this project, and whether it has
     access control: then it tells the workers of `titanic.` services who asks. `extended`: whether it knows
-    EXTENSION. `max_message`: bytes of a message that it takes; 0: it does not say."""
+    EXTENSION, `rebalances`: and ELSEWHERE. `max_message`: bytes of a message that it takes; 0: it does not say."""
 
     version: str
     ours: bool
     access: bool = False
     extended: bool = False
     max_message: int = 0
+    rebalances: bool = False
 
 
 class Recognition:
@@ -66,16 +67,18 @@ class Recognition:
                 if self._kind is None:
                     about = _about(reply.body) if reply.service == _WHO else {}
                     ours = bool(about.get("software"))
-                    access, extended = bool(about.get("access")), _knows(about)
+                    access, known = bool(about.get("access")), _known(about)
+                    extended = ours and EXTENSION.decode() in known
+                    rebalances = extended and ELSEWHERE.decode() in known
                     version = self._best if ours else version
-                    self._kind = Kind(version, ours, ours and access, ours and extended, _max_message(about))
+                    self._kind = Kind(version, ours, ours and access, extended, _max_message(about), rebalances)
                 return self._kind
         return None
 
 
-def _knows(about: dict[str, Any]) -> bool:
+def _known(about: dict[str, Any]) -> set[str]:
     known = about.get("knows")
-    return isinstance(known, list) and EXTENSION.decode() in known
+    return {word for word in known if isinstance(word, str)} if isinstance(known, list) else set()
 
 
 def _max_message(about: dict[str, Any]) -> int:

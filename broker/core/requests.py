@@ -180,7 +180,10 @@ InOrder = OrderedDict[Key, Request]
 
 
 DRAINING = "draining: this broker ends soon and takes no more requests; ask another one"
-"""The text of a 503."""
+CUT_OFF = (
+    "draining: this broker has sent its workers to others, as its queue cannot reach its database; ask another one"
+)
+"""The texts of a 503: clients that have several endpoints go by the first word."""
 
 
 class FairQueue:

@@ -53,6 +53,8 @@ class WorkerPeer:
     """What the transport knows of its connection."""
     extended: bool = False
     """Whether it knows EXTENSION: CANCEL and PROGRESS."""
+    several: bool = False
+    """Whether it has other brokers to go to: it said ELSEWHERE."""
     told_at: float = -math.inf
     """When it said last how far it is."""
     request: Request | None = None

@@ -26,7 +26,18 @@ from enum import Enum
 from broker.config import WorkerConfig
 from broker.core.heartbeat import Heartbeat
 from broker.core.job import Job
-from broker.core.mdp import EXTENSION, WORKER_DIALECTS, Command, Core, Frames, Peer, WorkerDialect, joined, read_error
+from broker.core.mdp import (
+    ELSEWHERE,
+    EXTENSION,
+    WORKER_DIALECTS,
+    Command,
+    Core,
+    Frames,
+    Peer,
+    WorkerDialect,
+    joined,
+    read_error,
+)
 from broker.core.recognition import ANSWER, Recognition
 from broker.core.services import Inflow
 from broker.core.timers import Backoff
@@ -89,6 +100,8 @@ class WorkerSession(Core):
         self.heartbeat = self._new_heartbeat(now)
         self.inflow: Inflow | None = None
         """What the transport knows of the connection."""
+        self.several = False
+        """Whether there are other brokers to go to."""
         self.held = False
         """Whether whoever runs it has it wait: while it is away, it does not connect."""
         self.aside = False
@@ -98,6 +111,8 @@ class WorkerSession(Core):
         """Whether READY was said in a version of which the broker has not said anything."""
         self._extended = False
         """Whether the broker knows EXTENSION, as it said on the present connection."""
+        self._rebalances = False
+        """Whether the broker knows ELSEWHERE, as it said on the present connection."""
         self._guarded = False
         """Whether the broker has access control, as it said on the present connection."""
         self._linked = True
@@ -127,7 +142,7 @@ class WorkerSession(Core):
             return
         if self.state is SessionState.ASKING:
             if (kind := self._recognition.learn(frames)) is not None:
-                self._guarded, self._extended = kind.access, kind.extended
+                self._guarded, self._extended, self._rebalances = kind.access, kind.extended, kind.rebalances
                 self._register(VERSIONS[kind.version], now)
             return
         parsed = self.dialect.parse(frames)
@@ -301,6 +316,7 @@ class WorkerSession(Core):
         self.connection += 1
         self._wake_at = None
         self._heard_any = self._guessing = self._guarded = self._extended = self.refused = False
+        self._rebalances = False
         if not self._asks:
             self._register(self._dialects[0], now)
             return
@@ -315,7 +331,10 @@ class WorkerSession(Core):
         self.heartbeat = self._new_heartbeat(now)
         self._silent_at = now + self.heartbeat.patience
         self._extended = self._extended and dialect.has(Command.CANCEL)
-        self._send(Command.READY, (self.service, EXTENSION) if self._extended else (self.service,), now)
+        words = [EXTENSION] if self._extended else []
+        if self._extended and self._rebalances and self.several:
+            words.append(ELSEWHERE)
+        self._send(Command.READY, (self.service, *words), now)
 
     def _meet_silence(self, now: float) -> None:
         if not self._linked:  # there is no connection; of several endpoints the next one may be better

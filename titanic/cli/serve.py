@@ -228,8 +228,8 @@ class Queue(serve_run.Subject):
         return self._server.ready
 
     @property
-    def draining(self) -> bool:
-        return self._server.draining
+    def elsewhere(self) -> str:
+        return self._server.elsewhere
 
     @property
     def drained(self) -> bool:
@@ -250,7 +250,7 @@ class Queue(serve_run.Subject):
             return f"{running} running; {error}"
         waiting = max(0, counts.waiting - running)
         full = f"; {100 * counts.used // counts.capacity} % of the store used"
-        full += "; draining" if self._server.draining else ""
+        full += f"; {self._server.elsewhere}" if self._server.elsewhere else ""
         return f"{waiting} waiting, {running} running, {self._rate.of(accepted):.0f} accepted a second{full}"
 
     def workers(self) -> dict[bytes, int]:

@@ -91,9 +91,9 @@ class Subject(Protocol):
         return self.alive
 
     @property
-    def draining(self) -> bool:
-        """Whether it was told to end when it has nothing left to do."""
-        return False
+    def elsewhere(self) -> str:
+        """Why clients and workers are sent to others of its kind; empty: they are not."""
+        return ""
 
     @property
     def drained(self) -> bool:
@@ -181,8 +181,8 @@ def _listen(subject: Subject, signals: Signals, address: Address, *, open: bool)
     def unready() -> str:
         if signals.end.is_set():
             return "stopping"
-        if subject.draining:
-            return "draining"
+        if subject.elsewhere:
+            return subject.elsewhere
         if fault := unhealthy():
             return fault
         shortages = subject.shortages()

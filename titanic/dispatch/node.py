@@ -4,6 +4,9 @@
     claims and releases    the writer's thread, as a `Write` each, together with whatever else is committed
     outcomes               the same, under the incarnation by which they were claimed; kept while there is none
 
+A node is *cut off* when its lease is over, it cannot renew it, and it knows of other nodes that were alive: clients and
+idle workers are sent there. Without others it keeps them: nobody would serve them better.
+
 What its own broker keeps for a worker that has left is taken back, and released: another node may have an idle one.
 What was claimed is in flight in DispatchCore, or it is given back.
 """
@@ -27,7 +30,7 @@ from titanic.dispatch.claim_steps import Claim, Release, Room, Writing
 from titanic.dispatch.claim_writes import ClaimWrite, ReleaseWrite
 from titanic.dispatch.claims import LOOK_AGAIN, ClaimsCore
 from titanic.dispatch.core import DispatchCore
-from titanic.dispatch.lease import Join, LeaseCall, Leave, Renew, Standing
+from titanic.dispatch.lease import OUT, Join, LeaseCall, Leave, Renew, Standing
 from titanic.dispatch.outcomes import Outcomes, OutcomeWrite
 from titanic.dispatch.read_aside import ReadAside
 from titanic.dispatch.settings_here import SettingsHere
@@ -47,6 +50,8 @@ from titanic.util.clock import Leaps, elapsed
 from titanic.version import __version__
 
 log = logging.getLogger(__name__)
+
+CUT_OFF = "cut off: clients and idle workers are sent to other nodes until this one reaches the database %s again"
 
 
 class ClaimingNode:
@@ -72,6 +77,14 @@ class ClaimingNode:
         """What is told to others with each renewal."""
         self.told_to_drain: Callable[[], None] = _nobody
         """Called when an operator wants this node to end, or the store is not for this version any more."""
+        self.told_cut_off: Callable[[], None] = _nobody
+        """Called when `cut_off` has changed."""
+        self.send_workers_on: Callable[[], None] = _nobody
+        """Called now and then while it is cut off: workers may have come."""
+        self.others: Callable[[], bool] = bool
+        """Whether others were alive when this node could look last. Any thread may ask."""
+        self.cut_off = False
+        """Whether others serve what this node cannot. Any thread may read it."""
         self.leases_lost = 0
         self.tell_others: Callable[[Collection[bytes]], None] = _tell_nobody
         """Is told of services that have something more to be claimed."""
@@ -98,6 +111,10 @@ class ClaimingNode:
         """When to look which services have something, at a broker that does not tell who has workers."""
         self._workers: Mapping[bytes, int] | None = None
         """Who the broker said has workers, when it was looked at last."""
+        self._unreached = False
+        """Whether the store did not answer what the lease asked last."""
+        self._send_on_at = 0.0
+        """When workers that have come since are sent on, by the clock of ClaimsCore."""
         self._dispatched = True
         """Whether it could dispatch when it was looked at last."""
         self._unread = Trouble(log, "claim what to dispatch")
@@ -130,6 +147,7 @@ class ClaimingNode:
             self._thread.call(partial(self._ask, op, self.facts()))
         self._core.outcomes.blocked = not claims.writes
         self._tell_state(clock)
+        self._know_cut_off(clock)
         due = claims.next_deadline()
         self.turn_at = None if due is None else now + max(0.0, due - clock)
 
@@ -174,6 +192,20 @@ class ClaimingNode:
             log.info("this node dispatches what it claims at %s", self._store.place, extra=event("lease"))
         self._dispatched = dispatches
 
+    def _know_cut_off(self, now: float) -> None:
+        lease = self.claims.lease
+        cut_off = self._unreached and self.others() and not lease.lasts(now) and lease.standing not in OUT
+        if cut_off is not self.cut_off:
+            self.cut_off = cut_off
+            if cut_off:
+                log.warning(CUT_OFF, self._store.place, extra=event("cut-off"))
+            self.told_cut_off()
+        elif cut_off and now >= self._send_on_at:
+            self.send_workers_on()
+        else:
+            return
+        self._send_on_at = now + lease.config.lease
+
     def _ask(self, op: LeaseCall, facts: NodeFacts) -> None:
         """Called in the thread of the lease."""
         store, config = self._store, self.claims.lease.config
@@ -198,11 +230,15 @@ class ClaimingNode:
             self._call(self._unanswered, op, failure)
 
     def _joined(self, op: Join, answer: Joined) -> None:
-        self._unrenewed.over()
+        self._reached()
         self.claims.joined(op, answer, elapsed())
 
-    def _renewed(self, op: Renew, answer: Renewed) -> None:
+    def _reached(self) -> None:
+        self._unreached = False
         self._unrenewed.over()
+
+    def _renewed(self, op: Renew, answer: Renewed) -> None:
+        self._reached()
         self.settings.look(self._aside)
         drains = self.claims.draining
         self.claims.renewed(op, answer, elapsed())
@@ -223,6 +259,7 @@ class ClaimingNode:
         self.told_to_drain()  # nothing is to be accepted either
 
     def _unanswered(self, op: LeaseCall, error: StoreError) -> None:
+        self._unreached = True
         self._unrenewed.met(error)
         self.claims.failed(op, elapsed(), unchanged=False)
 

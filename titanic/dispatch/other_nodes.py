@@ -114,6 +114,7 @@ class OtherNodes:
         """Since when others have this node's name; infinite when that was said."""
         self._trouble = Trouble(log, "look for what other nodes have done")
         node.tell_others = self.arrived
+        node.others = lambda: not line.alone
 
     def begin(self) -> None:
         """Listen, and look."""

@@ -157,6 +157,10 @@ class Waiters:
         """Answer the asks whose time is over."""
         self._send_away([self._known[key][0] for key in self._deadlines.due(now)])
 
+    def send_away(self, answer: Frames) -> None:
+        """Give every ask this answer now. Those for which the reader looks just now get what it finds."""
+        self._send_away(list(self._looked_up()), answer)
+
     def dismiss(self, answer: Frames | None = None) -> None:
         """Shut down: answer every ask now, or as soon as the reader has looked for it. `answer`: while it is pending,
         instead of saying so."""
@@ -204,11 +208,11 @@ class Waiters:
             if key not in self._until:
                 yield ask
 
-    def _send_away(self, asks: Sequence[Ask]) -> None:
+    def _send_away(self, asks: Sequence[Ask], answer: Frames | None = None) -> None:
         for ask in asks:
             self._forget(ask)
         if asks:
-            self._send_answers([(ask, self._pending) for ask in asks])
+            self._send_answers([(ask, answer or self._pending) for ask in asks])
 
     def _forget(self, ask: Ask) -> bool:
         known = self._known.pop(id(ask), None)

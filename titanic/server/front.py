@@ -70,6 +70,15 @@ class Front(Protocol):
         """Whether no worker is left since then."""
         return True
 
+    def cut_off(self, cut_off: bool) -> None:
+        """Whether other nodes serve what this one cannot: idle workers are sent there. Any thread may call it, as for
+        the next."""
+        return
+
+    def send_on(self, most: int | None = None) -> None:
+        """Send idle workers that have other endpoints there: so many at most, by default all of them."""
+        return
+
     def stop(self) -> None:
         """End the threads and close the sockets; also when it was not started."""
 
@@ -150,6 +159,12 @@ class IntegratedFront(Front):
     @property
     def wound_down(self) -> bool:
         return not self._broker.workers()
+
+    def cut_off(self, cut_off: bool) -> None:
+        self._broker.cut_off(cut_off)
+
+    def send_on(self, most: int | None = None) -> None:
+        self._broker.send_on(most)
 
     def stop(self) -> None:
         if self._gathering is not None:

@@ -44,8 +44,12 @@ SHORTAGES = {
 }
 
 
-ENDING, DRAINING = "shutting down: try again in a moment", "this node ends soon: another one takes new requests"
+ENDING = "shutting down: try again in a moment"
 """What new requests are refused with at the end."""
+
+DRAINING = tsp.draining("this node ends soon: another one takes new requests")
+CUT_OFF = tsp.draining("this node cannot reach the database, but others could: ask another one")
+"""The same of a node while others serve."""
 
 
 class Server:
@@ -103,10 +107,14 @@ class Server:
             queue=queue,
         )
         self._context.figures, self._context.forbidden = self._figures, self._forbidden
+        self._drains = False
+        """Whether everybody is sent elsewhere because of that."""
         self.draining = False
         """Whether it is to end when it has nothing left to do."""
         if (node := self.dispatcher.node) is not None:
             self._context.incarnation = node.incarnation
+            self._context.others = self._reader.others = node.others
+            node.told_cut_off, node.send_workers_on = self._cut_off, self.front.send_on
             node.facts = self._facts
             node.told_to_drain = self.drain
         self._services = ServiceHandler(self.store, self.writer, self._reader, self._context)
@@ -143,17 +151,39 @@ class Server:
     def _turn_away(self) -> None:
         node, dispatcher = self.dispatcher.node, self.dispatcher
         if node is not None:
-            answer = self._context.refusing = tsp.draining(DRAINING)
+            self._drains = True
+            self._refuse()
             dispatcher.call(node.drain)
-            dispatcher.call(dispatcher.waiters.dismiss, answer)
+            dispatcher.call(dispatcher.waiters.dismiss, DRAINING)
             self.front.wind_down()
+
+    def _cut_off(self) -> None:
+        """Whether this node is cut off has changed. Called in the loop's thread."""
+        node = self.dispatcher.node
+        if node is not None:
+            self._refuse()
+            if node.cut_off:
+                self.dispatcher.waiters.send_away(CUT_OFF)
+            self.front.cut_off(node.cut_off)
+
+    def _refuse(self) -> None:
+        node = self.dispatcher.node
+        cut_off = node is not None and node.cut_off
+        self._context.refusing = DRAINING if self._drains else CUT_OFF if cut_off else None
+
+    @property
+    def elsewhere(self) -> str:
+        """Why clients and workers are sent to other nodes; empty: they are not. Any thread may ask."""
+        if self.draining:
+            return "draining"
+        node = self.dispatcher.node
+        return "cut off: this node cannot reach the database" if node is not None and node.cut_off else ""
 
     @property
     def drained(self) -> bool:
         """Whether nothing is left to do since `drain`: it can be stopped."""
         node = self.dispatcher.node
-        turned_away = self.draining and self._context.refusing is not None
-        return turned_away and node is not None and node.has_left and self.front.wound_down
+        return self._drains and self.draining and node is not None and node.has_left and self.front.wound_down
 
     def stop(self, *, begun: bool = True) -> None:
         """Finish what is in hand and stop.

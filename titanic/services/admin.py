@@ -188,7 +188,9 @@ class AdminWrite:
             self._context.send_answers(self._answers)
 
     def failed(self, error: StoreError) -> None:
-        self._context.send_answers([(ask, not_done("not done", error)) for ask in self._asks])
+        self._context.send_answers(
+            [(ask, not_done("not done", error, others=self._context.others())) for ask in self._asks]
+        )
 
 
 def _check(user: User, do: str) -> None:

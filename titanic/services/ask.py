@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from broker import User, read_json
 from titanic.config import ServiceLimits
-from titanic.errors import OutcomeUnknown, StoreError
+from titanic.errors import OutcomeUnknown, StoreAway, StoreError
 from titanic.protocol import tsp
 from titanic.protocol.progress import Progress
 from titanic.protocol.tsp import Frames
@@ -48,10 +48,13 @@ CloseDoubt = tuple[Sequence[bytes], Callable[[], None]]
 calls it."""
 
 
-def not_done(what: str, error: StoreError) -> Frames:
-    """The answer after a change of the store that failed, such as "not stored"; or nobody knows whether it did."""
+def not_done(what: str, error: StoreError, *, others: bool) -> Frames:
+    """The answer when the store has failed, such as "not stored"; or it is not known whether it has. `others`: whether
+    other nodes are alive, which may reach the database if this one does not. Clients that have several endpoints repeat
+    the same there, as after a lost connection."""
     doubt = "perhaps " if isinstance(error, OutcomeUnknown) else ""
-    return tsp.failure(f"{doubt}{what}: {error}")
+    ask_another = others and isinstance(error, StoreAway | OutcomeUnknown)
+    return (tsp.draining if ask_another else tsp.failure)(f"{doubt}{what}: {error}")
 
 
 class DispatcherInbox(Protocol):
@@ -120,6 +123,8 @@ class ServiceContext:
     """What users lacked a permission for."""
     refusing: Frames | None = None
     """What every new request is refused with; None: they are taken. Any thread may set it."""
+    others: Callable[[], bool] = bool
+    """Whether other nodes that share the store are alive, as far as this one knows. Any thread may ask."""
     incarnation: Callable[[], int | None] | None = None
     """The number under which this node claims requests, if it has one now; None: its server has the store to itself."""
     settings: KnownSettings = field(default_factory=KnownSettings)

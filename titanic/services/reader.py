@@ -21,7 +21,7 @@ from titanic.errors import Forbidden, RecordCorrupt, StoreError
 from titanic.protocol import tsp
 from titanic.protocol.permissions import lacks_read
 from titanic.protocol.tsp import Frames
-from titanic.services.ask import Answers, Ask, SendAnswers
+from titanic.services.ask import Answers, Ask, SendAnswers, not_done
 from titanic.services.ownership import Refusals, is_hidden, not_his
 from titanic.store import Outcome, ReadTransaction, Status, Store
 
@@ -70,6 +70,8 @@ class Reader:
         self.refusals = refusals or Refusals()
         self.replies_given = 0
         self.congested = congested
+        self.others: Callable[[], bool] = bool
+        """See `ServiceContext`."""
         self._store = store
         self._turns = Turns(congested)
         self._thread: BatchThread[Batch] = BatchThread("reader", self._answer_batches)
@@ -129,7 +131,7 @@ class Reader:
                         portion, filled = _portion(), 0
         except StoreError as error:
             for service, ask in asks:
-                portion[service].append((ask, tsp.failure(f"not read: {error}")))
+                portion[service].append((ask, self._not_read(error)))
         for service, ask in turns.take_refused():
             portion[service].append((ask, TOO_MANY))
         _send(portion)
@@ -143,10 +145,13 @@ class Reader:
                 self.refusals.add(ask.user, service.name, str(error))
             return tsp.forbidden(service.name, str(error))
         except StoreError as error:  # the others are not failed by one damaged record
-            return tsp.failure(f"not read: {error}")
+            return self._not_read(error)
         except Exception as error:  # an ask without an answer would block its lane for ever
             log.exception("a fault of this program: could not answer %s", service.name.decode())
             return tsp.failure(f"not read: {type(error).__name__}: {error}")
+
+    def _not_read(self, error: StoreError) -> Frames:
+        return not_done("not read", error, others=self.others())
 
 
 def _portion() -> defaultdict[ReadService, list[tuple[Any, Frames]]]:

@@ -197,7 +197,9 @@ class AcceptWrite:
         self._context.bytes_written += self._size
         self._context.counts["refused"] += len(self._asks)
         self._context.refused["disk"] += len(self._asks)
-        self._context.send_answers([(ask, not_done("not stored", error)) for ask in self._asks])
+        self._context.send_answers(
+            [(ask, not_done("not stored", error, others=self._context.others())) for ask in self._asks]
+        )
 
 
 def _has_limit(user: User) -> bool:

@@ -6,7 +6,7 @@ import pytest
 from support.broker_invariants import check_empty
 from support.transcript import CLIENT, Transcript
 
-from broker.core.mdp import WORKER_MAJORTOMO, WORKER_V01, WORKER_V02, WorkerDialect
+from broker.core.mdp import WORKER_MAJORTOMO, WORKER_V01, WORKER_V02, Command, WorkerDialect
 
 HEADS = {"0.1": [b"", b"MDPW01"], "0.2": [b"MDPW02"], "majortomo": [b"", b"MDPW02"]}
 READY, REQUEST = b"\1", b"\2"
@@ -310,3 +310,51 @@ def test_the_request_of_a_worker_that_dies_while_the_broker_drains_is_refused() 
     broker.lost("a")
     assert broker.failed("client", b"503").startswith(b"503 draining: ")
     check_empty(broker.core)
+
+
+def test_a_broker_that_is_cut_off_sends_idle_workers_away_and_takes_in_those_that_come() -> None:
+    broker = Transcript()
+    broker.worker("busy")
+    broker.worker("free", b"other")
+    broker.request("client", b"q")
+    token = broker.working("busy", b"q")
+    broker.core.cut_off(True, broker.now)
+    broker.collect()
+    broker.told("free", b"MDPW02", b"\6")
+    broker.request("client", b"waits")
+    broker.told_nothing("client")
+    broker.said("client", b"MDPC02", b"\1", b"other", b"x")
+    assert broker.failed("client", b"503", b"other").startswith(b"503 draining: ")
+    broker.final("busy", token, b"a")
+    broker.answered("client", b"a")
+    broker.final("busy", broker.working("busy", b"waits"), b"b")
+    broker.answered("client", b"b")
+    broker.worker("new", b"other")
+    broker.core.cut_off(True, broker.now)
+    broker.collect()
+    broker.told_nothing("new")
+    assert len(broker.core.workers) == 2
+
+
+def test_idle_workers_that_have_other_brokers_are_sent_there_but_not_the_last_of_a_service() -> None:
+    broker = Transcript()
+    for name, service, words in (
+        ("one", b"echo", [b"titanic:1", b"titanic:elsewhere"]),
+        ("two", b"echo", [b"titanic:1", b"titanic:elsewhere"]),
+        ("silent", b"echo", [b"titanic:1"]),
+        ("last", b"other", [b"titanic:1", b"titanic:elsewhere"]),
+    ):
+        broker.said(name, b"MDPW02", READY, service, *words)
+        broker.told(name, *WORKER_V02.encode(Command.HEARTBEAT))
+    broker.core.send_on(1, broker.now)
+    broker.collect()
+    broker.told("one", b"MDPW02", b"\6")
+    broker.core.send_on(9, broker.now)
+    broker.collect()
+    broker.told("two", b"MDPW02", b"\6")
+    broker.told_nothing("last")
+    broker.core.send_on(None, broker.now)
+    broker.collect()
+    broker.told("last", b"MDPW02", b"\6")
+    broker.told_nothing("silent")
+    assert len(broker.core.workers) == 1

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,13 @@ from support.cli_titanic import here as titanic
 from support.ports import free_port
 from support.postgres import needs_postgres, shared_server
 from support.processes import SUPPORT, Process
+from support.relay import relay
 from support.serving import QUICK, config
 from support.waiting import until
 
 from broker import Worker, WorkerConfig, unreachable
 from titanic import Client, InvalidRequest, Server
+from titanic.store import LeaseConfig
 
 pytestmark = needs_postgres
 
@@ -144,3 +147,46 @@ def test_it_does_not_drain_whichever_it_meets() -> None:
         client.drain()
     done = titanic("drain", "--endpoint", "tcp://127.0.0.1:9,tcp://127.0.0.1:10")
     assert (done.code, "name the NODE to drain" in done.err) == (2, True)
+
+
+@pytest.mark.parametrize("how", ["refused", "silent"])
+def test_its_node_has_no_database_for_three_leases(url: str, tmp_path: Path, how: str) -> None:
+    """Everybody who knows another node goes there, and is refused nothing. The node comes back by itself."""
+    lease = 4.0
+    settings = {"store": url, "lease": LeaseConfig.of(lease)}
+    with ExitStack() as stack:
+        line = stack.enter_context(relay(f"tcp://127.0.0.1:{shared_server().port}"))
+        port = line.endpoint.rpartition(":")[2]
+        through = (
+            shared_server()
+            .url(url.partition("?")[0].rpartition("/")[2], tcp=True)
+            .replace(f":{shared_server().port}/", f":{port}/")
+        )
+        node = stack.enter_context(Server(config(tmp_path, **(settings | {"store": through}))))
+        other = stack.enter_context(Server(config(tmp_path, **settings)))
+        for server in (node, other):
+            until(lambda server=server: not server.store.news.alone)
+        endpoints = [node.endpoints[0], other.endpoints[0]]
+        workers = [stack.enter_context(Worker("echo", echo, endpoints, config=QUICK)) for _ in range(3)]
+        until(lambda: node.workers == {b"echo": 3})
+        client, waiter, plain = (stack.enter_context(Client(endpoints, timeout=20)) for _ in range(3))
+        late = waiter.submit("late", "x")
+        stack.callback(line.go_on)
+        with waiting(waiter, late, node.endpoints[0]) as replies:
+            began, took = time.monotonic(), list[float]()
+            line.down() if how == "refused" else line.stall()
+            while time.monotonic() < began + 3 * lease or not node.elsewhere:
+                asked, body = time.monotonic(), b"%d" % len(took)
+                assert client.wait(client.submit("echo", body), 20) == [body]
+                took.append(time.monotonic() - asked)
+                if node.elsewhere:
+                    assert plain.call("echo", "plain") == [b"plain"]
+            print(f"{how}: {len(took)} requests one after another, the slowest in {max(took):.2f} s")
+            until(lambda: other.workers == {b"echo": 3})
+            stack.enter_context(Worker("late", echo, other.endpoints[0], config=QUICK))
+        assert replies == [[b"x"]]
+        line.up() if how == "refused" else line.go_on()
+        until(lambda: not node.elsewhere)
+        with Client(node.endpoints[0], timeout=20) as at_node:
+            assert at_node.wait(at_node.submit("echo", "again"), 20) == [b"again"]
+        assert all(worker.registered for worker in workers)
