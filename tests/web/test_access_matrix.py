@@ -29,6 +29,7 @@ submit and wait       submit read        403      403, 202        403        200
 batch                 submit             403      403             403        202     –        –     202
 batch with a key      submit             403      403             403        202     –        –     202
 show                  read               403      403             –          200     410      200   200
+body                  read               403      403             –          200     410      200   200
 reply                 read               403      403             –          200     410      200   200
 reply, waiting        read               403      403             –          200     410      200   200
 list                  read               403      403             –          seen    unseen   seen  seen
@@ -82,6 +83,7 @@ CALLS = {
     "submit": "POST /v1/services/{service}/requests",
     "batch": "POST /v1/services/{service}/requests:batch",
     "show": "GET /v1/requests/{uuid}",
+    "body": "GET /v1/requests/{uuid}/body",
     "reply": "GET /v1/requests/{uuid}/reply",
     "list": "GET /v1/requests",
     "retry": "POST /v1/requests/{uuid}:retry",
@@ -177,7 +179,7 @@ def submitted(scene: Scene, user: str, owner: str, action: str) -> str:
 def read(scene: Scene, user: str, owner: str, action: str) -> str:
     """What is there of a request."""
     uuid = scene.requests[owner].done
-    path = {"show": "", "reply": "/reply", "reply, waiting": "/reply?wait=30"}[action]
+    path = {"show": "", "body": "/body", "reply": "/reply", "reply, waiting": "/reply?wait=30"}[action]
     return status(scene.program(user).get(f"/v1/requests/{uuid}{path}"))
 
 
@@ -296,7 +298,7 @@ def seen(answer: httpx.Response, word: str) -> str:
 
 TRIES: dict[str, Callable[[Scene, str, str, str], str]] = {
     **dict.fromkeys(("submit", "submit with a key", "submit and wait", "batch", "batch with a key"), submitted),
-    **dict.fromkeys(("show", "reply", "reply, waiting"), read),
+    **dict.fromkeys(("show", "body", "reply", "reply, waiting"), read),
     "list": listed,
     **dict.fromkeys(("retry", "close", "page: retry", "page: close"), changed),
     **dict.fromkeys(("page: retry these", "page: close these"), changed),

@@ -290,8 +290,9 @@ class Client:
         """All that is known of one request. Raises UnknownRequest."""
         return finish(self._own.show(uuid))
 
-    def look(self, uuid: str, most: int = 65536) -> Look:
-        """`show`, and the first `most` bytes (at most 1 MiB) of the body and of the reply. Raises UnknownRequest."""
+    def look(self, uuid: str, most: int | None = 65536) -> Look:
+        """`show`, and the first `most` bytes (at most 1 MiB) of the body and of the reply; None: all of the body, and
+        nothing of the reply. Raises UnknownRequest."""
         return finish(self._own.look(uuid, most))
 
     def find(self, keys: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:

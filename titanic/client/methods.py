@@ -292,9 +292,11 @@ class Methods:
         row: RequestInfo = document["requests"][0]
         return row
 
-    async def look(self, uuid: str, most: int = 65536) -> Look:
-        """All that is known of one request, and the first `most` bytes of its body and of its reply."""
-        text, *frames = check(await self.calls.ask(tsp.LIST, encode({"uuid": ids.plain(uuid), "most": most})))
+    async def look(self, uuid: str, most: int | None = 65536) -> Look:
+        """All that is known of one request, and the first `most` bytes of its body and of its reply. None: all of its
+        body, and nothing of its reply."""
+        wanted: dict[str, object] = {"body": True} if most is None else {"most": most}
+        text, *frames = check(await self.calls.ask(tsp.LIST, encode({"uuid": ids.plain(uuid), **wanted})))
         document = read_json(text)
         if not document["requests"]:
             raise unknown(uuid)

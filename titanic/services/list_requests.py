@@ -18,7 +18,7 @@ from titanic.services.ownership import is_hidden, place_behind
 from titanic.store import Description, Outcome, ReadTransaction, SharedReadTransaction, State
 from titanic.util.text import quoted
 
-KNOWN = ("after", "keys", "limit", "most", "newest", "now", "service", "state", "text", "uuid")
+KNOWN = ("after", "body", "keys", "limit", "most", "newest", "now", "service", "state", "text", "uuid")
 
 MOST_BYTES = 1 << 20
 """Bytes of a body, and of a reply, that a look at a request may ask for."""
@@ -110,7 +110,11 @@ def _answer(
     if options["now"]:
         document["now"] = now_us
     behind: Frames = []
-    if options["most"] is not None:
+    if options["body"]:
+        requests = [transaction.request(row.uuid) for row in rows]
+        behind = [frame for request in requests if request is not None for frame in request.body]
+        document["body"] = len(behind)
+    elif options["most"] is not None:
         body, reply = _frames(transaction, rows, options["most"])
         document |= {"body": len(body), "reply": len(reply)}
         behind = body + reply
@@ -197,6 +201,9 @@ def read_options(body: Frames) -> dict[str, Any]:
         if options["uuid"] is None or type(most) is not int or not 0 <= most <= MOST_BYTES:
             raise ValueError(f"most must be a number from 0 to {MOST_BYTES}, with the uuid of a request")
         options["most"] = most
+    if (whole := given.get("body")) is not None and (options["uuid"] is None or whole is not True):
+        raise ValueError("body must be true, with the uuid of a request")
+    options["body"] = whole
     limit = given.get("limit", 100)
     if type(limit) is not int or not 1 <= limit <= MOST_UUIDS:
         raise ValueError(f"limit must be a number from 1 to {MOST_UUIDS}")

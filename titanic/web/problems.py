@@ -39,6 +39,9 @@ TITLES = {
     504: "No answer",
 }
 
+TYPES = {401: "not-logged-in", 403: "forbidden", 410: "gone", 422: "key-reused", 424: "request-failed"}
+"""What programs know a problem by, where that is not its title."""
+
 
 class Problem(Exception):
     """A request that is answered with an error. `detail` is for people: what, the fact, what to do."""
@@ -49,39 +52,44 @@ class Problem(Exception):
         detail: str,
         *,
         title: str = "",
+        type: str = "",
         headers: dict[str, str] | None = None,
         members: dict[str, object] | None = None,
     ) -> None:
-        """`members`: what the document has beyond these."""
+        """`type`: what programs know it by. `members`: what the document has beyond these."""
         super().__init__(detail)
         self.status = status
         self.title = title or TITLES.get(status, "Error")
+        self.type = type or TYPES.get(status) or TITLES.get(status, "error").lower().replace(" ", "-")
         self.detail = detail
         self.headers = headers or {}
         self.members = members or {}
 
     def document(self) -> dict[str, object]:
-        """The members of RFC 9457. `type` is left out: it is about:blank."""
-        return {"title": self.title, "status": self.status, "detail": self.detail, **self.members}
+        """The members of RFC 9457."""
+        type = f"urn:titanic:problem:{self.type}"
+        return {"type": type, "title": self.title, "status": self.status, "detail": self.detail, **self.members}
 
 
-KINDS: tuple[tuple[type[TitanicError], int], ...] = (
-    (Forbidden, 403),
-    (UnknownRequest, 404),
-    (InvalidRequest, 400),
-    (RequestFailed, 424),
-    (TimedOut, 504),
-    (KeyRefused, 503),
-    (Refused, 503),
-    (CallerError, 400),
+KINDS: tuple[tuple[type[TitanicError], int, str], ...] = (
+    (Forbidden, 403, ""),
+    (UnknownRequest, 404, "unknown-request"),
+    (InvalidRequest, 400, ""),
+    (RequestFailed, 424, ""),
+    (TimedOut, 504, ""),
+    (KeyRefused, 503, "key-refused"),
+    (Refused, 503, "refused"),
+    (CallerError, 400, ""),
 )
-"""The status of an error of Titanic: the first that fits."""
+"""Status and type of an error of Titanic: the first that fits; empty: that of the status."""
 
 
 def of(error: TitanicError) -> Problem:
     """The problem that an error of Titanic is."""
-    status = next((status for kind, status in KINDS if isinstance(error, kind)), 500)
-    return Problem(status, str(error), headers={"Retry-After": "5"} if status in (503, 504) else None)
+    status, type = next(((status, type) for kind, status, type in KINDS if isinstance(error, kind)), (500, ""))
+    if str(error).startswith("store full"):
+        type = "store-full"
+    return Problem(status, str(error), type=type, headers={"Retry-After": "5"} if status in (503, 504) else None)
 
 
 def answer(problem: Problem) -> Response:

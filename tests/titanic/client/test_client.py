@@ -134,6 +134,9 @@ def test_show(client: Client, echo: Worker) -> None:
     look = client.look(uuid, 3)
     assert (look.info, look.body, look.reply) == (row, [b"123"], [b"123"])
     assert client.look(uuid).body == [b"12345", b""]
+    assert client.look(uuid, None)[1:] == ([b"12345", b""], [])
+    many = client.submit("parked", *[b"x"] * 1500, bytes(3 << 20))
+    assert client.look(many, None).body == [*[b"x"] * 1500, bytes(3 << 20)]
     for ask in (client.show, client.look):
         with pytest.raises(UnknownRequest):
             ask(UNKNOWN)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import socket
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
@@ -45,10 +47,55 @@ def test_a_request_is_stored_and_told_where_it_is(http: httpx.Client, client: Cl
     told = http.get(answer.headers["location"])
     assert told.status_code == 200
     links = told.json()["links"]
-    assert told.json() == {**client.show(uuid), "key": "", "links": links}
+    row = client.show(uuid)
+    times = dict.fromkeys(("not_before", "expires_at", "dispatched_at", "due", "finished_at"))
+    times["submitted_at"] = told.json()["submitted_at"]
+    assert told.json() == {**row, **times, "key": "", "links": links}
+    assert datetime.fromisoformat(times["submitted_at"]) == datetime.fromtimestamp(0, UTC) + timedelta(
+        microseconds=row["submitted_at"]
+    )
     pending = http.get(links["reply"])
     assert (pending.status_code, pending.headers["retry-after"]) == (202, "1")
     assert pending.json()["uuid"] == uuid
+
+
+def test_its_body_can_be_had_again(http: httpx.Client, client: Client) -> None:
+    body = bytes(range(256)) * 8192
+    uuid = http.post(SUBMIT, content=body, headers={"Content-Type": "image/png"}).json()["uuid"]
+    answer = http.get(f"/v1/requests/{uuid}/body")
+    assert answer.content == body
+    assert answer.headers["content-type"] == "image/png"
+    text = client.submit("echo", b'{"price": 1.10}')
+    assert http.get(f"/v1/requests/{text}/body").headers["content-type"] == "application/json"
+    parts = http.get(f"/v1/requests/{client.submit('echo', b'one', b'two')}/body")
+    assert parts.headers["content-type"].startswith("multipart/mixed")
+    unsafe = http.post(SUBMIT, content=b"<script>", headers={"Content-Type": "text/html"}).json()["uuid"]
+    assert http.get(f"/v1/requests/{unsafe}/body").headers["content-disposition"] == "attachment"
+    client.close(uuid)
+    assert http.get(f"/v1/requests/{uuid}/body").status_code == 410
+
+
+def test_an_encoded_body_is_refused(http: httpx.Client, client: Client) -> None:
+    for path in (SUBMIT, f"{SUBMIT}:batch"):
+        answer = http.post(path, content=gzip.compress(b"[1]"), headers={"Content-Encoding": "gzip"})
+        assert (answer.status_code, answer.headers["accept-encoding"]) == (415, "identity")
+    assert http.post(SUBMIT, content=b"x", headers={"Content-Encoding": "identity"}).status_code == 202
+    assert len(client.list()[0]) == 1
+
+
+@pytest.mark.settings(capacity=16 << 20)
+def test_problems_have_a_type(http: httpx.Client, client: Client) -> None:
+    key = {"Idempotency-Key": "one"}
+    uuid = http.post(SUBMIT, content=b"x", headers=key).json()["uuid"]
+    for answer, kind in {
+        http.get("/v1/requests?limit=x"): "bad-request",
+        http.get("/v1/nothing"): "not-found",
+        http.get(f"/v1/requests/{'0' * 32}"): "unknown-request",
+        http.post(SUBMIT, content=b"y", headers=key): "key-reused",
+        http.post(f"/v1/requests/{uuid}:retry"): "conflict",
+        http.post(SUBMIT, content=bytes(16 << 20)): "store-full",
+    }.items():
+        assert answer.json()["type"] == f"urn:titanic:problem:{kind}", answer.text
 
 
 def test_options_are_headers(http: httpx.Client, client: Client) -> None:

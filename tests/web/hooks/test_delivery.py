@@ -87,11 +87,15 @@ def test_what_is_not_taken_is_sent_again(hooks: Hooks, client: Client, receiver:
         b"HTTP/1.1 503 Oh\r\nRetry-After: 0\r\n\r\nlater",
         b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 202 Yes\r\n\r\n",
     ]
-    hooks.put(receiver.url)
+    hook = hooks.put(receiver.url)
     tell(client)
     with hooks.deliver():
         until(lambda: not rest(client))
     assert [told.headers["Titanic-Attempt"] for told in receiver.told] == ["1", "2", "3"]
+    assert len({told.headers["webhook-id"] for told in receiver.told}) == 1
+    for told in receiver.told:
+        said = {name: told.headers[name] for name in ("webhook-id", "webhook-timestamp", "webhook-signature")}
+        assert said == hook.standard(said["webhook-id"], told.body, int(said["webhook-timestamp"]))
     assert len({told.body for told in receiver.told}) == 1
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hmac
 import ipaddress
 import socket
 from dataclasses import replace
@@ -12,7 +14,7 @@ import pytest
 
 from titanic.errors import InvalidRequest
 from titanic.web.hooks.addresses import Unreachable, may_reach, resolve
-from titanic.web.hooks.hook import Hook, check, id_of, read_hook
+from titanic.web.hooks.hook import Hook, check, id_of, new_secret, read_hook
 
 HOOK = Hook(id_of("mail", "https://a.example/x"), "mail", "https://a.example/x", ("done",), "s" * 16, "u")
 
@@ -21,6 +23,20 @@ def test_a_hook_is_read_as_it_was_kept() -> None:
     assert read_hook(HOOK.frames(), "u") == HOOK
     for frames in ([], [b"{}"], [b"{}", b""], [b"[]", b"x" * 16], [b"\xff", b""], [HOOK.frames()[0], b"short"]):
         assert read_hook(frames, "u") is None
+
+
+def test_the_signature_of_standard_webhooks() -> None:
+    """The example of its specification."""
+    hook, body = replace(HOOK, secret="whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"), b'{"test": 2432232314}'
+    assert hook.standard("msg_p5jXN8AQM9LWM0D4loKWxJek", body, 1614265330) == {
+        "webhook-id": "msg_p5jXN8AQM9LWM0D4loKWxJek",
+        "webhook-timestamp": "1614265330",
+        "webhook-signature": "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=",
+    }
+    check(replace(HOOK, secret=new_secret()))
+    for secret in ("s" * 16, "whsec_s" * 3):
+        signed = base64.b64encode(hmac.digest(secret.encode(), b"id.1.x", "sha256")).decode()
+        assert replace(HOOK, secret=secret).standard("id", b"x", 1)["webhook-signature"] == f"v1,{signed}"
 
 
 def test_a_secret_is_not_told() -> None:

@@ -21,6 +21,15 @@ def test_each_kind_is_shown_as_what_it_is() -> None:
     assert content(b"\0\1\2\3").kind == "hex"
 
 
+def test_json_is_laid_out_as_it_is_written() -> None:
+    text = '{"a": 1.10, "a": 1e400, "b": [ ], "c": {"d": [-0, "\\u00e4 \\" [,"], "e": {}}}'
+    assert content(text.encode()).text == (
+        '{\n  "a": 1.10,\n  "a": 1e400,\n  "b": [],\n  "c": {\n    "d": [\n      -0,\n      "\\u00e4 \\" [,"\n'
+        '    ],\n    "e": {}\n  }\n}'
+    )
+    assert content(b"[" + b"9" * 5000 + b"]").kind == "json"
+
+
 def test_what_can_have_a_script_in_it_is_text() -> None:
     for frame in (b"<svg xmlns='http://www.w3.org/2000/svg'><script>1</script></svg>", b"<html>", b"%PDF-1.7"):
         assert content(frame).kind == "text"

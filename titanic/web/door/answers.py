@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from typing import Any
 
 from starlette.responses import Response
@@ -31,6 +32,13 @@ def links(uuid: str) -> dict[str, str]:
     return {"self": f"/v1/requests/{uuid}", "reply": f"/v1/requests/{uuid}/reply"}
 
 
+def moment(microseconds: int | None) -> str | None:
+    """A moment since 1970 as RFC 3339 has it; None for none."""
+    if not microseconds:
+        return None
+    return (datetime(1970, 1, 1) + timedelta(microseconds=microseconds)).isoformat(timespec="microseconds") + "Z"
+
+
 def read_uuid(text: str) -> str:
     """A UUID as the server knows it. Raises Problem when it is none."""
     if (uuid := ids.parse(ids.plain(text).encode())) is None:
@@ -55,8 +63,8 @@ def unknown(uuid: str) -> Problem:
     raw = bytes.fromhex(uuid)
     fact = "it was closed, deleted after its time, or never accepted"
     if raw[6] >> 4 == 7 and raw[8] >> 6 == 2 and not ids.may_be_after(raw, time.time_ns() // 1000 + AHEAD_US):
-        return Problem(410, f"unknown UUID {uuid}; {fact}")
-    return Problem(404, f"unknown UUID {uuid}; no server can have made it; check its digits")
+        return Problem(410, f"unknown UUID {uuid}; {fact}", type="unknown-request")
+    return Problem(404, f"unknown UUID {uuid}; no server can have made it; check its digits", type="unknown-request")
 
 
 def failed(uuid: str, error: RequestFailed, headers: dict[str, str] | None = None) -> Problem:
@@ -64,7 +72,7 @@ def failed(uuid: str, error: RequestFailed, headers: dict[str, str] | None = Non
     more: dict[str, Any] = {"uuid": uuid, "state": error.state, "worker": _texts(error.detail)}
     title = {"expired": "Expired", "cancelled": "Cancelled"}.get(error.state, "")
     detail = f"{error}; retry it, or close it"
-    return Problem(424, detail, title=title, headers=headers, members=more)
+    return Problem(424, detail, title=title, type=f"request-{error.state}", headers=headers, members=more)
 
 
 def _texts(frames: list[bytes]) -> list[str]:

@@ -19,7 +19,7 @@ from titanic.util.text import quoted
 from titanic.web.door import answers, bodies, headers, reply
 from titanic.web.door.requests import read_service
 from titanic.web.door.resource import Resource
-from titanic.web.door.schemas import SERVICE, TEXT, answer, header, parameter, record, wrong
+from titanic.web.door.schemas import ANY_ANSWER, ANY_BODY, SERVICE, TEXT, answer, header, parameter, record, wrong
 from titanic.web.gateway import gateway_of, visitor_of
 from titanic.web.leases.lease import Lease
 from titanic.web.problems import Problem
@@ -148,7 +148,6 @@ _TAKEN = {
     "traceparent": header("The trace that it belongs to.", required=False),
 }
 _WAIT = "Seconds to wait for one; 30 if you do not say. Less than one is taken as one: to connect takes its time."
-_ANYTHING: dict[str, Any] = {"schema": {}}
 _TEXT: dict[str, Any] = {"content": {"text/plain": {"schema": {"type": "string", "maxLength": MOST_TEXT // 4}}}}
 
 
@@ -168,7 +167,7 @@ PATHS: dict[str, dict[str, Any]] = {
                 "200": {
                     "description": "Its body, with the content type of its submission, or what it looks like.",
                     "headers": _TAKEN,
-                    "content": {"*/*": {}},
+                    "content": ANY_ANSWER,
                 },
                 "204": answer("None came in time."),
                 **wrong(413),
@@ -178,9 +177,7 @@ PATHS: dict[str, dict[str, Any]] = {
     "/v1/leases/{lease}:done": _ending(
         "done",
         "The request is done: the body is its reply",
-        requestBody={
-            "content": {"application/json": _ANYTHING, "text/plain": _ANYTHING, "application/octet-stream": _ANYTHING}
-        },
+        requestBody={"content": ANY_BODY},
     ),
     "/v1/leases/{lease}:failed": _ending(
         "failed",

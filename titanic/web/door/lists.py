@@ -91,7 +91,10 @@ def _service(name: str, figures: Any) -> dict[str, Any]:
 async def get_stats(request: Request) -> Response:
     """What is stored, what waits for each service, what is running, what was done since the start."""
     headers.query(request, ())
-    return answers.document((await gateway_of(request).live.sample(visitor_of(request))).stats)
+    stats = (await gateway_of(request).live.sample(visitor_of(request))).stats
+    rows = stats.get("by_service") or {}
+    told = {name: {**row, "oldest": answers.moment(row["oldest"])} for name, row in rows.items()}
+    return answers.document({**stats, "by_service": told})
 
 
 _LINK = {"Link": header("The next page, as `next` (RFC 8288).", required=False)}

@@ -17,7 +17,7 @@ from titanic.errors import RequestFailed, TimedOut, UnknownRequest
 from titanic.protocol.tsp import Frames
 from titanic.web.door import answers, headers
 from titanic.web.door.resource import Resource
-from titanic.web.door.schemas import REQUEST, RETRY_AFTER, answer, parameter, ref, wrong
+from titanic.web.door.schemas import ANY_ANSWER, REQUEST, RETRY_AFTER, answer, parameter, ref, wrong
 from titanic.web.gateway import gateway_of, visitor_of
 
 Found = TypeVar("Found")
@@ -171,7 +171,7 @@ PATHS = {
                 "200": {
                     "description": "Its bytes, with the content type that its worker named, or what they look like. "
                     "Several frames are the parts of a `multipart/mixed`.",
-                    "content": {"*/*": {}},
+                    "content": ANY_ANSWER,
                 },
                 "202": answer("It is not there yet.", ref("schemas", "Accepted"), RETRY_AFTER),
                 **wrong(404, 410, 424),

@@ -15,10 +15,25 @@ from titanic.protocol import tsp
 from titanic.protocol.answers import RequestInfo
 from titanic.web.door import answers, bodies, headers, reply
 from titanic.web.door.resource import Resource
-from titanic.web.door.schemas import PATH, REQUEST, SERVICE, SUBMIT_HEADERS, answer, header, parameter, ref, wrong
+from titanic.web.door.schemas import (
+    ANY_ANSWER,
+    ANY_BODY,
+    PATH,
+    REQUEST,
+    SERVICE,
+    SUBMIT_HEADERS,
+    answer,
+    header,
+    parameter,
+    ref,
+    wrong,
+)
 from titanic.web.gateway import gateway_of, visitor_of
 from titanic.web.problems import Problem
 from titanic.web.visitors.places import let_go
+
+TIMES = ("submitted_at", "not_before", "expires_at", "dispatched_at", "due", "finished_at")
+"""What is a moment of what is known of a request."""
 
 
 def read_service(request: Request) -> str:
@@ -133,7 +148,9 @@ async def get_request(request: Request) -> Response:
 def described(row: RequestInfo) -> dict[str, Any]:
     """What the door says of a request. A key that a client has made up for itself says nothing to anybody."""
     key = "" if row["key"].startswith(KEY_PREFIX) else row["key"]
-    return {**row, "key": key, "links": answers.links(row["uuid"])}
+    known: dict[str, Any] = {**row}
+    times = {name: answers.moment(known[name]) for name in TIMES}
+    return {**known, **times, "key": key, "links": answers.links(row["uuid"])}
 
 
 async def _show(client: Client, uuid: str) -> RequestInfo:
@@ -141,6 +158,17 @@ async def _show(client: Client, uuid: str) -> RequestInfo:
         return await client.show(uuid)
     except UnknownRequest:
         raise answers.unknown(uuid) from None
+
+
+async def get_body(request: Request) -> Response:
+    """The bytes that were submitted."""
+    headers.query(request, ())
+    uuid = answers.read_uuid(request.path_params["uuid"])
+    try:
+        found = await visitor_of(request).client.look(uuid, None)
+    except UnknownRequest:
+        raise answers.unknown(uuid) from None
+    return reply.as_response(found.body, type=found.info.get("type", ""))
 
 
 async def delete_request(request: Request) -> Response:
@@ -168,7 +196,6 @@ _APPLIED = {
     "Location": header("The request.", PATH, required=False),
     "Preference-Applied": header("`wait=` and how long.", required=False),
 }
-_ANYTHING: dict[str, Any] = {"schema": {}}
 
 PATHS = {
     "/v1/services/{service}/requests": {
@@ -179,15 +206,15 @@ PATHS = {
             "description": "It is on disk when the answer comes. The body is what its worker gets.",
             "parameters": [*SUBMIT_HEADERS, _PREFER],
             "requestBody": {
-                "content": {
-                    "application/json": _ANYTHING,
-                    "text/plain": _ANYTHING,
-                    "application/octet-stream": _ANYTHING,
-                },
+                "content": ANY_BODY,
                 "description": "Anything, of any content type.",
             },
             "responses": {
-                "200": {"description": "The reply, as `reply` gives it.", "headers": _APPLIED, "content": {"*/*": {}}},
+                "200": {
+                    "description": "The reply, as `reply` gives it.",
+                    "headers": _APPLIED,
+                    "content": ANY_ANSWER,
+                },
                 "202": answer(
                     "It is stored.", ref("schemas", "Accepted"), {**_APPLIED, "Location": header("It.", PATH)}
                 ),
@@ -212,6 +239,21 @@ PATHS = {
             "responses": {"204": answer("It is not there any more."), **wrong(404)},
         },
     },
+    "/v1/requests/{uuid}/body": {
+        "parameters": [REQUEST],
+        "get": {
+            "operationId": "body",
+            "summary": "The body of a request",
+            "responses": {
+                "200": {
+                    "description": "Its bytes, with the content type of its submission, or what they look like. "
+                    "Several frames are the parts of a `multipart/mixed`.",
+                    "content": ANY_ANSWER,
+                },
+                **wrong(404, 410),
+            },
+        },
+    },
     "/v1/requests/{uuid}:retry": {
         "parameters": [REQUEST],
         "post": {
@@ -228,5 +270,6 @@ PATHS = {
 ROUTES = [
     Resource("/v1/services/{service}/requests", POST=post_request),
     Resource("/v1/requests/{uuid}:retry", POST=retry_request),
+    Resource("/v1/requests/{uuid}/body", GET=get_body),
     Resource("/v1/requests/{uuid}", GET=get_request, DELETE=delete_request),
 ]

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from titanic.web import problems
+from titanic.web.fields import field
 from titanic.web.problems import Problem
 from titanic.web.visitors.places import let_go
 
@@ -67,6 +68,10 @@ class Resource:
         """Answer a request; its scope has the parameters in `path_params`. The errors that a handler raises are the
         application's to tell."""
         try:
+            if (coding := field(scope, b"content-encoding", "identity").lower()) != "identity":
+                what, fact = f"the body has the Content-Encoding {coding[:100]!r}", "a worker could not know of it"
+                advice = "send it as it is, or say what it is in Content-Type"
+                raise Problem(415, f"{what}; {fact}; {advice}", headers={"Accept-Encoding": "identity"})
             response = await self._handler(scope)(Request(scope, receive, send))
         except ClientDisconnect:
             return

@@ -18,7 +18,16 @@ UUID: Part = {"type": "string", "pattern": "^[0-9a-f]{32}$"}
 PATH: Part = {"type": "string", "format": "uri-reference"}
 TEXT: Part = {"type": "string"}
 COUNT: Part = {"type": "integer", "minimum": 0}
-MOMENT: Part = {"type": "integer", "minimum": 0, "description": "Microseconds since 1970; 0: none."}
+MOMENT: Part = {"type": ["string", "null"], "format": "date-time", "description": "RFC 3339, in UTC; null: none."}
+
+_BINARY: Part = {"schema": {"type": "string", "format": "binary"}}
+_JSON: Part = {"application/json": {"schema": {}}}
+
+ANY_BODY: Part = {**_JSON, "text/plain": {"schema": TEXT}, "application/octet-stream": _BINARY}
+"""What is taken as it is, whatever its type."""
+
+ANY_ANSWER: Part = {**_JSON, "*/*": _BINARY}
+"""What is given as it is."""
 
 
 def ref(kind: str, name: str) -> Part:
@@ -156,7 +165,7 @@ SCHEMAS: dict[str, Part] = {
     "Request": _REQUEST,
     "Problem": {
         **record(
-            {"title": TEXT, "status": {"type": "integer"}, "detail": TEXT},
+            {"type": TEXT, "title": TEXT, "status": {"type": "integer"}, "detail": TEXT},
             {
                 "uuid": UUID,
                 "state": TEXT,
@@ -165,7 +174,8 @@ SCHEMAS: dict[str, Part] = {
                 "uuids": listed(UUID),
             },
         ),
-        "description": "RFC 9457. `detail`: what is wrong, the fact behind it, what to do.",
+        "description": "RFC 9457. `type`: for programs, `urn:titanic:problem:` and a name; `detail`: for people, what "
+        "is wrong, the fact behind it, what to do.",
     },
 }
 

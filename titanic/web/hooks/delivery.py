@@ -118,12 +118,14 @@ class Delivery:
         return await self._close()
 
     async def _post(self, hook: Hook, body: bytes) -> None:
+        at = int(time.time())
         headers = {
             "Content-Type": "application/cloudevents+json; charset=utf-8",
             "User-Agent": f"titanic/{__version__}",
             "Titanic-Hook": hook.id,
             "Titanic-Attempt": str(current().attempt),
-            "Titanic-Signature": hook.signature(body, int(time.time())),
+            "Titanic-Signature": hook.signature(body, at),
+            **hook.standard(current().uuid, body, at),
         }
         try:
             answer = await post(hook.url, headers, body, self._allowed)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import json
 import re
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,6 +31,7 @@ URL = rf"^https?://{_NAME}(\.{_NAME}){{0,20}}(:({_PORT}))?([/?][!$-\[\]-~]{{0,15
 """No name or password, no fragment, no backslash, no number of another kind."""
 
 SECRET = "^[!-~]{16,256}$"
+PREFIX = "whsec_"
 _ID = re.compile(r"[0-9a-f]{20}")
 
 MARK = 8
@@ -65,10 +68,24 @@ class Hook:
         signed = hmac.new(self.secret.encode(), b"%d." % at + body, hashlib.sha256).hexdigest()
         return f"t={at},v1={signed}"
 
+    def standard(self, id_: str, body: bytes, at: int) -> dict[str, str]:
+        """The headers of Standard Webhooks (https://www.standardwebhooks.com)."""
+        signed = hmac.digest(_standard_key(self.secret), f"{id_}.{at}.".encode() + body, "sha256")
+        signature = f"v1,{base64.b64encode(signed).decode()}"
+        return {"webhook-id": id_, "webhook-timestamp": str(at), "webhook-signature": signature}
+
+
+def _standard_key(secret: str) -> bytes:
+    """Their secrets are written in base64, behind a prefix; another one is taken as it is."""
+    if secret.startswith(PREFIX):
+        with suppress(ValueError):
+            return base64.b64decode(secret.removeprefix(PREFIX), validate=True)
+    return secret.encode()
+
 
 def new_secret() -> str:
     """A secret that nobody can guess."""
-    return secrets.token_urlsafe(32)
+    return PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
 
 
 def id_of(service: str, url: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -18,6 +19,9 @@ MOST_FRAMES = 20
 
 DEEPEST = 20
 """How deep JSON may be nested that is laid out: what is deeper would be mostly indentation."""
+
+TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+')
+"""What JSON is made of."""
 
 WIDTH = 16
 """Bytes in a line of a dump."""
@@ -97,21 +101,25 @@ def _text(frame: bytes, cut: bool) -> str | None:
 
 
 def _laid_out(text: str) -> str | None:
-    """A JSON object or array, laid out; None when it is none, or is nested too deep."""
+    """A JSON object or array, laid out; None when it is none, or is nested too deep. Numbers, names and texts stay as
+    they were written: parsed and written again, 1.10 would be 1.1, and only one of two members with a name would be
+    left."""
     if text.lstrip()[:1] not in ("{", "["):
         return None
     try:
-        document = json.loads(text)
-        if _depth(document, 1) > DEEPEST:
-            return None
-        return printable(json.dumps(document, indent=2, ensure_ascii=False))
+        json.loads(text, parse_int=len, parse_float=len)
     except (ValueError, RecursionError):
         return None
-
-
-def _depth(value: object, depth: int) -> int:
-    """How deep lists and objects are nested, as far as that matters."""
-    if depth > DEEPEST:
-        return depth
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return max((_depth(one, depth + 1) for one in inner if isinstance(one, (dict, list))), default=depth)
+    parts: list[str] = []
+    depth, before = 0, ""
+    for token in TOKEN.findall(text):
+        closes, opened = token in ("]", "}"), before in ("[", "{")
+        depth -= closes
+        if (closes and not opened) or (not closes and (opened or before == ",")):
+            parts.append("\n" + "  " * depth)
+        depth += token in ("[", "{")
+        if depth > DEEPEST:
+            return None
+        parts.append(": " if token == ":" else token)
+        before = token
+    return printable("".join(parts))
