@@ -82,6 +82,9 @@ class ServerConfig:
     """Back-off after the first failure, in seconds; doubles with each failure, give or take a tenth."""
     retry_most: float = 300.0
     """The longest back-off."""
+    unready_timeout: float = 3600.0
+    """A request for which no worker was ready for this long has failed: each has given it back, because it does not
+    know the task or an argument of it, or cannot import a module. Counted by each server since its start."""
     attempt_timeout: float = 600.0
     """With a broker of another project: an attempt without a reply for this long has failed. (This project's broker
     tells when a worker died, so a request may run as long as its worker lives.)"""
@@ -162,6 +165,7 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "max_attempts": (1, 65535),
     "retry_first": (0, 1e9),
     "retry_most": (0, 1e9),
+    "unready_timeout": (0, 1e9),
     "attempt_timeout": (0.001, 1e9),
     "presence_first": (0.001, 3600),  # 0 would be to ask without a pause
     "presence_most": (0.001, 3600),

@@ -274,6 +274,12 @@ queue_options = together(
     ),
     tried("--retry-first", default=SERVER.retry_first, help="Back-off after the first failure; doubles with each."),
     tried("--retry-most", default=SERVER.retry_most, help="The longest back-off."),
+    tried(
+        "--unready-timeout",
+        default=SERVER.unready_timeout,
+        help="How long workers may give a request back, because they do not know its task or an argument, or cannot"
+        " import a module, before it has failed.",
+    ),
     option(
         "--service-limit",
         "limits",

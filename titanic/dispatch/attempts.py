@@ -11,7 +11,7 @@ from typing import NamedTuple
 from broker import TRACEBACK
 from titanic.config import ServerConfig
 from titanic.dispatch.backlogs import HIGHEST, Backlog
-from titanic.protocol.endings import read_ending
+from titanic.protocol.endings import LEAST_PAUSE, read_ending
 from titanic.protocol.progress import Progress
 from titanic.protocol.submit_options import Policy
 from titanic.protocol.tsp import Frames
@@ -92,31 +92,65 @@ AttemptOutcome = Finish | Postpone
 MOST_REASON = 1000
 """Bytes that a store keeps of a reason."""
 
+MAX_UNREADY = 100_000
+"""Requests of which is remembered since when no worker was ready for them."""
+
 REFUSED_MOST = 10
 """How often a reply may find no room in the store, some four minutes long, before the request fails for that."""
 
 
 def back_off(flight: Flight, config: ServerConfig) -> float:
     """Seconds until the next attempt; `flight.attempts` counts the one that has failed. They double with each."""
-    first = flight.policy.retry_first or config.retry_first
-    most = flight.policy.retry_most or max(first, config.retry_most)
+    first, most = _back_offs(flight, config)
     return float(min(most, first * 2.0 ** min(flight.attempts - 1, 60)))
 
 
+def _back_offs(flight: Flight, config: ServerConfig) -> tuple[float, float]:
+    """The first and the longest."""
+    first = flight.policy.retry_first or config.retry_first
+    return first, flight.policy.retry_most or max(first, config.retry_most)
+
+
+def _growing(waited: float, flight: Flight, config: ServerConfig) -> float:
+    """Seconds until a worker is asked again that may be ready: they double, as a request waits as long as it has
+    waited."""
+    first, most = _back_offs(flight, config)
+    return min(most, max(first, waited, LEAST_PAUSE))
+
+
 def after_failure(
-    uuid: bytes, flight: Flight, reason: str, detail: Frames, config: ServerConfig, dice: random.Random
+    uuid: bytes,
+    flight: Flight,
+    reason: str,
+    detail: Frames,
+    config: ServerConfig,
+    dice: random.Random,
+    unready: dict[bytes, float],
 ) -> tuple[AttemptOutcome, int]:
     """What becomes of a request whose attempt has failed, and the bytes of its frames or text. `detail` is what the
-    worker said besides the `reason`; it may say when to try again (`titanic.protocol.endings`)."""
+    worker said besides the `reason`; it may say when to try again (`titanic.protocol.endings`). `unready`: since when
+    no worker was ready for a request, which is kept up to date here."""
     ending = read_ending(detail)
-    detail = ending.detail
+    detail, waited = ending.detail, 0.0
+    if ending.unready:
+        waited = flight.started - unready.setdefault(uuid, flight.started)
+        if len(unready) > MAX_UNREADY:
+            del unready[next(iter(unready))]
+    else:
+        unready.pop(uuid, None)
+    if waited >= config.unready_timeout:
+        unready.pop(uuid, None)
+        reason = f"no worker was ready for it within {config.unready_timeout:g} s: {reason}"
+        return Finish(uuid, Status.FAILED, detail, flight.attempts, reason, flight.started), sum(map(len, detail))
     flight.attempts += ending.counts
     if ending.fatal or (ending.counts and flight.attempts >= flight.max_attempts):
         return Finish(uuid, Status.FAILED, detail, flight.attempts, reason, flight.started), sum(map(len, detail))
     delay = ending.pause
     if delay is None:
         # Requests that failed together are not tried again together.
-        delay = back_off(flight, config) * dice.uniform(0.9, 1.1)
+        delay = (_growing(waited, flight, config) if ending.unready else back_off(flight, config)) * dice.uniform(
+            0.9, 1.1
+        )
     text = _shortened(reason, detail)
     return Postpone(uuid, delay, flight.attempts, text, flight.started), len(text)
 

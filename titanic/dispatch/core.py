@@ -6,7 +6,8 @@ ends in one of these ways:
     a reply                                     → Finish done
     an error reply of a worker                  → Postpone (back-off, or as it says), or Finish failed at the last
                                                   attempt, or when it says so
-    several workers died of it                  → the same
+    a worker that is not ready for it           → Postpone, not an attempt; Finish failed after `unready_timeout`
+    several workers died of it                  → as an error reply
     the broker will never take it (400, 413)    → Finish failed
     the broker refuses or gives up (503, 504)   → back to the queue, its service pauses; not an attempt
     no reply in time                            → as an error reply; a reply that still comes is dropped, and until then
@@ -73,6 +74,8 @@ class DispatchCore:
         self._recalls = recalls = Recalls(self.flights)
         self.recall, self.take_recalls = recalls.add, recalls.take
         """Of requests that no worker is to begin: answer what was taken with `refused` (499), or with `kept`."""
+        self._unready: dict[bytes, float] = {}
+        """Since when no worker was ready for a request."""
         self._sends: list[Send] = []
         self._certain: list[bytes] = []
         self._alarm: float | None = None
@@ -360,7 +363,7 @@ class DispatchCore:
         return flight
 
     def _failed(self, uuid: bytes, flight: Flight, reason: str, detail: Frames) -> None:
-        outcome, size = after_failure(uuid, flight, reason, detail, self._config, self._dice)
+        outcome, size = after_failure(uuid, flight, reason, detail, self._config, self._dice, self._unready)
         self.counts["failed" if isinstance(outcome, Finish) else "retried"] += 1
         if isinstance(outcome, Finish):
             self.ended.add(flight.backlog.name, Status.FAILED)
@@ -369,6 +372,7 @@ class DispatchCore:
     def _finish(self, uuid: bytes, flight: Flight, status: Status, frames: Frames, reason: str) -> None:
         self.counts[_COUNTED_AS[status]] += 1
         self.ended.add(flight.backlog.name, status)
+        self._unready.pop(uuid, None)
         outcome = Finish(uuid, status, frames, flight.attempts, reason, flight.started)
         self.outcomes.add(flight, outcome, sum(map(len, frames)))
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 
 from broker import RemoteError, UsageError
-from titanic.protocol.endings import AGAIN, FATAL, RETRY
+from titanic.protocol.endings import AGAIN, FATAL, RETRY, UNREADY
 from titanic.protocol.submit_options import MOST_SECONDS
 
 
@@ -38,6 +38,14 @@ class Retry(RemoteError):
             raise UsageError(f"after is {after}; it must be from 0 seconds to ten years")
         word = [] if after is None else [(RETRY if count else AGAIN) + b"%.3f" % after]
         super().__init__(500, text or "to be tried again", [*word, *_frames(detail)])
+
+
+class Unready(RemoteError):
+    """This worker cannot execute the request, and another version of it can, perhaps: the request is given back, which
+    is no attempt. It has failed when no worker was ready for so long as the server's `unready_timeout` says."""
+
+    def __init__(self, text: str, *detail: bytes | str) -> None:
+        super().__init__(500, text, [UNREADY, *_frames(detail)])
 
 
 class Cancelled(RemoteError):

@@ -3,6 +3,7 @@
 titanic:fatal            the request has failed for good
 titanic:retry=SECONDS    try it again then
 titanic:again=SECONDS    the same, and this was no attempt
+titanic:unready          this worker cannot execute it, and another version of the worker can, perhaps
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from titanic.protocol.tsp import Frames
 FATAL = b"titanic:fatal"
 RETRY = b"titanic:retry="
 AGAIN = b"titanic:again="
+UNREADY = b"titanic:unready"
 
 LEAST_PAUSE = 0.01
 """Seconds until an attempt that is to be tried again at once: a worker that says nothing else must not keep the disk
@@ -22,12 +24,14 @@ busy."""
 
 
 class Ending(NamedTuple):
-    """How an attempt failed. `pause`: seconds until the next one; None: the usual ones. `counts`: as an attempt."""
+    """How an attempt failed. `pause`: seconds until the next one; None: the usual ones. `counts`: as an attempt.
+    `unready`: the worker did not begin."""
 
     detail: Frames
     fatal: bool = False
     pause: float | None = None
     counts: bool = True
+    unready: bool = False
 
 
 def read_ending(detail: Frames) -> Ending:
@@ -35,6 +39,8 @@ def read_ending(detail: Frames) -> Ending:
     word = detail[0] if detail else b""
     if word == FATAL:
         return Ending(detail[1:], fatal=True)
+    if word == UNREADY:
+        return Ending(detail[1:], counts=False, unready=True)
     for known in (RETRY, AGAIN):
         if word.startswith(known) and (pause := _pause(word[len(known) :])) is not None:
             return Ending(detail[1:], pause=pause, counts=known == RETRY)

@@ -35,7 +35,7 @@ from titanic.services.reader import Reader
 from titanic.store import NodeFacts, NodesReadTransaction, ReadTransaction, open_store
 from titanic.version import __version__
 
-LIVE = ("retention", "limits", "max_attempts", "retry_first", "retry_most", "grace")
+LIVE = ("retention", "limits", "max_attempts", "retry_first", "retry_most", "unready_timeout", "grace")
 """Settings that can be changed while it serves."""
 
 SHORTAGES = {

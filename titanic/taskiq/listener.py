@@ -20,9 +20,9 @@ from pathlib import Path
 
 from taskiq import AckableMessage, TaskiqMessage
 
-from broker import Key, RemoteError, Worker
+from broker import Key, Worker
 from titanic.jobs.context import RequestContext, current
-from titanic.jobs.ending import Failed, Retry
+from titanic.jobs.ending import Failed, Retry, Unready
 
 RESULT: ContextVar[tuple[str, bytes] | None] = ContextVar("RESULT", default=None)
 """The task id and the result that was set last, until it is acknowledged: taskiq does both in the same asyncio task,
@@ -100,7 +100,7 @@ class Listener:
         except Exception as error:
             raise Failed(f"this is no message of taskiq: {type(error).__name__}: {error}") from None
         if not self._knows(message.task_name):
-            raise RemoteError(404, f"this worker has no task {message.task_name!r}: does it import its module?")
+            raise Unready(f"this worker has no task {message.task_name!r}: does it import its module?")
         held = Held(frames[0], message.task_id, current())
         try:
             self._loop.call_soon_threadsafe(self._arrive, held)

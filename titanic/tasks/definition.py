@@ -11,10 +11,10 @@ from typing import Any, cast
 from broker import RemoteError
 from titanic.errors import CallerError, RequestFailed
 from titanic.jobs.context import current_or_none
-from titanic.jobs.ending import Cancelled, Failed, Retry
+from titanic.jobs.ending import Cancelled, Failed, Retry, Unready
 from titanic.logs import event
 from titanic.protocol.submit_options import SubmitOptions
-from titanic.tasks.failures import InvalidArguments, as_raised, describe
+from titanic.tasks.failures import InvalidArguments, UnknownArguments, as_raised, describe
 from titanic.tasks.middleware import Call, Middleware
 from titanic.tasks.options import TaskOptions, as_tuple, submit_options
 from titanic.tasks.values import Serializer, Values
@@ -133,6 +133,9 @@ class Definition:
             raise Failed(f"a request for {self.service} has {len(frames)} frames; this version knows what one means")
         try:
             (args, kwargs), flow = self.values.read_step(frames[0])
+        except UnknownArguments as error:
+            self._log(str(error), None)
+            raise Unready(str(error)) from error
         except InvalidArguments as error:
             self._log(str(error), None)
             raise Failed(str(error)) from error
@@ -147,6 +150,10 @@ class Definition:
         """The error reply for what the task has raised."""
         if isinstance(error, (Retry, Cancelled)):
             return cast(RemoteError, error)
+        if isinstance(error, ImportError) and not isinstance(error, self._declared):
+            text, detail = describe(error)
+            self._log(text, error)
+            return Unready(text, *detail)
         self._middleware.failed(call, error)
         if isinstance(error, Failed):
             return cast(RemoteError, error)

@@ -29,6 +29,10 @@ class InvalidArguments(InvalidRequest, TypeError):
     """Arguments that do not fit a task's signature."""
 
 
+class UnknownArguments(InvalidArguments):
+    """Arguments that a task does not have, or too few: those of another version of it, perhaps."""
+
+
 class InvalidReply(RequestError):
     """A reply that is not of the type that the task returns: another version of the task has made it."""
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, get_type_hints
 import msgspec
 
 from titanic.errors import CallerError
-from titanic.tasks.failures import InvalidArguments, InvalidReply
+from titanic.tasks.failures import InvalidArguments, InvalidReply, UnknownArguments
 from titanic.util.text import quoted
 
 Decode = Callable[[Any], Any]
@@ -154,7 +154,7 @@ class Values:
         try:
             return self._signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise self._invalid("the arguments do not fit", error) from None
+            raise UnknownArguments(f"{self._name}: the arguments do not fit", str(error)) from None
 
     def _fit(self, bound: inspect.BoundArguments) -> inspect.BoundArguments:
         """Arguments of the types of the annotations."""

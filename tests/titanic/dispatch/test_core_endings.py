@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from support.dispatch_play import Play, at_work, names
 
@@ -64,10 +66,43 @@ def test_a_worker_may_say_when_to_try_again() -> None:
     assert play.core.counts["retried"] == 4
 
 
+def test_what_no_worker_is_ready_for_is_no_attempt_and_fails_after_a_time() -> None:
+    play = at_work("a", max_attempts=2, retry_first=1.0, retry_most=300.0, unready_timeout=3600.0)
+    begun = play.now
+    while "a" not in play.ended:
+        play.fail("a", 500, "no argument 'x'", b"titanic:unready", b"detail")
+        play.later_by(400)
+    assert {(one.attempts, one.reason) for one in play.postponed} == {(0, "no argument 'x'\ndetail")}
+    delays = [one.delay for one in play.postponed]
+    assert 0.9 <= delays[0] <= 1.1
+    assert max(delays) <= 330
+    assert 3600 <= play.ended["a"].started - begun <= 4100
+    reason = "no worker was ready for it within 3600 s: no argument 'x'"
+    assert play.ended["a"][1:5] == (Status.FAILED, [b"detail"], 0, reason)
+
+
+def test_the_pauses_of_what_no_worker_is_ready_for_grow_and_an_attempt_begins_them_anew() -> None:
+    play = at_work("a", max_attempts=3, retry_first=1.0, unready_timeout=100.0)
+    for _ in range(8):
+        play.fail("a", 500, "no", b"titanic:unready")
+        play.later_by(play.postponed[-1].delay + 0.001)
+    delays = [one.delay for one in play.postponed]
+    assert all(1.6 <= later / before <= 2.5 for before, later in pairwise(delays[2:])), delays
+    play.fail("a", 500, "boom")
+    assert play.postponed[-1].attempts == 1
+    play.later_by(200)
+    play.fail("a", 500, "no", b"titanic:unready")
+    assert play.postponed[-1].delay <= 1.1
+    play.later_by(2)
+    play.reply("a", b"done")
+    assert play.ended["a"].attempts == 2
+
+
 @pytest.mark.parametrize(
     "word",
     [
         b"titanic:fatal ",
+        b"titanic:unready ",
         b"titanic:retry=",
         b"titanic:retry=-1",
         b"titanic:again=nan",

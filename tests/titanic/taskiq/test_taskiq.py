@@ -27,7 +27,7 @@ from titanic import taskiq as taskiq_room
 from titanic.errors import CallerError
 from titanic.taskiq import TitanicBroker, TitanicResultBackend
 
-pytestmark = pytest.mark.settings(max_attempts=2)
+pytestmark = pytest.mark.settings(max_attempts=2, unready_timeout=0.1)
 
 APP = """
 import os

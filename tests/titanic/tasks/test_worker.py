@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
+from support.waiting import until
 
 from titanic import Client, Server, current
-from titanic.tasks import Tasks
+from titanic.tasks import TaskFailed, Tasks
 
 app = Tasks(name="w", timeout=30)
 
@@ -65,3 +66,44 @@ def test_a_life(served: Server, client: Client) -> None:
     assert caught.value.args == (1, 0)
     assert "in divide" in str(vars(caught.value.__cause__)["traceback"])
     ticket.close()
+
+
+def test_a_worker_of_another_version_gives_back_what_it_cannot_do(server: Server, client: Client) -> None:
+    """A rolling deployment: callers and modules are new before the last worker is."""
+    old, new = (Tasks(server.endpoints[0], name="deployed") for _ in range(2))
+
+    @old.task(service="deployed.paint")
+    def paint(what: str) -> str:
+        return what
+
+    @old.task(service="deployed.load")
+    def load() -> str:
+        import titanic.not_there_yet  # type: ignore[import-not-found]
+
+        return str(titanic.not_there_yet)
+
+    @new.task(service="deployed.paint")
+    def paint_in(what: str, colour: str = "black") -> str:
+        return f"{what} in {colour}"
+
+    @new.task(service="deployed.load")
+    def load_now() -> str:
+        return "loaded"
+
+    painted, loaded = paint_in.submit("door", colour="red"), load_now.submit()
+    with old.worker():
+        until(lambda: "unexpected keyword argument 'colour'" in client.show(painted.uuid)["reason"])
+        until(lambda: "No module named 'titanic.not_there_yet'" in client.show(loaded.uuid)["reason"])
+    with new.worker():
+        assert (painted.reply(timeout=30), loaded.reply(timeout=30)) == ("door in red", "loaded")
+    assert [client.show(ticket.uuid)["attempts"] for ticket in (painted, loaded)] == [1, 1]
+
+
+@pytest.mark.settings(unready_timeout=0.2)
+def test_and_in_the_end_it_has_failed(served: Server, client: Client) -> None:
+    uuid = client.submit("w.divide", b'{"args": [1], "kwargs": {"c": 2}}')
+    with pytest.raises(
+        TaskFailed, match=r"no worker was ready for it within 0.2 s: divide: the arguments do not fit; "
+    ):
+        divide.ticket(uuid).reply(timeout=30)
+    assert client.show(uuid)["attempts"] == 0
