@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import signal
@@ -67,6 +68,9 @@ def load(module: str) -> ModuleType:
 
 def start(module: str, program: str) -> None:
     """Run the `main` of a module. Until it runs a command, a Ctrl-C ends it without a word."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # Python takes its handlers away before it has ended: then a signal would be the end, and not the exit code.
+        atexit.register(signal.signal, number, signal.SIG_IGN)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, leave)
     load(module).main(prog_name=program)

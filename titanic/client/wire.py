@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol
 
@@ -83,6 +84,9 @@ class BlockingWire:
         self._many: Pipeline | None = None
         self._closed = False
         self.endpoint = self._single.endpoint
+        # Not __del__: of objects that refer to each other the sockets may be finalized first, and complain.
+        self._connections: list[Client | Pipeline] = [self._single]
+        weakref.finalize(self, _close_all, self._connections).atexit = False
 
     @property
     def sent_again(self) -> int:
@@ -97,6 +101,7 @@ class BlockingWire:
             return BlockingLane(self._pipeline(*tries), *tries, shared=False)
         if self._many is None:
             self._many = self._pipeline(*self._usual)
+            self._connections.append(self._many)
             if self._closed:
                 self._many.close()
         return BlockingLane(self._many, *self._usual, shared=True)
@@ -110,10 +115,9 @@ class BlockingWire:
     def close(self) -> None:
         """Close the connections. Any thread may ask."""
         self._closed = True
-        self._single.close()
-        if self._many is not None:
-            self._many.close()
+        _close_all(self._connections)
 
-    def __del__(self) -> None:
-        if hasattr(self, "endpoint"):  # it was made
-            self.close()
+
+def _close_all(connections: list[Client | Pipeline]) -> None:
+    for one in list(connections):
+        one.close()

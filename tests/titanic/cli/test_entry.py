@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from support.cli_titanic import CLEAN
@@ -75,3 +76,21 @@ def test_an_interrupt_that_is_ignored_stays_so() -> None:
     command = [sys.executable, "-c", program, "--version"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.stdout.startswith("titanic, version ")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_at_the_very_end_changes_no_exit_code(tmp_path: Path, number: int) -> None:
+    """Python has no handlers any more when it frees what is left."""
+    (tmp_path / "command.py").write_text(
+        "import os, signal, sys\n"
+        "class Late:\n"
+        f"    def __del__(self, kill=os.kill, pid=os.getpid()): kill(pid, {number})\n"
+        "def main(prog_name):\n"
+        "    signal.signal(signal.SIGTERM, lambda *_: None)\n"
+        "    signal.signal(signal.SIGINT, lambda *_: None)\n"
+        "    sys.late = Late()\n"
+        "    sys.exit(7)\n"
+    )
+    script = "from titanic.entry import start; start('command', 'command')"
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, timeout=60, check=False)
+    assert done.returncode == 7

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -19,8 +21,9 @@ from support.raw_mdp import raw_worker
 from support.serving import QUICK, config, serving
 from support.waiting import until
 
-from broker import Broker, BrokerConfig, RemoteError, Worker, finish
+from broker import Broker, BrokerConfig, Pipeline, RemoteError, Worker, finish
 from titanic import Client, InvalidRequest, Refused, Server, TimedOut, UnknownRequest
+from titanic.client.wire import BlockingWire
 from titanic.errors import CallerError
 from titanic.protocol import tsp
 from titanic.protocol.answers import check
@@ -108,6 +111,20 @@ def test_the_time_out_is_for_all_tries_unless_they_are_counted(tmp_path: Path) -
         assert client._own.calls.patience == 12
     with Client(f"ipc://{tmp_path}/nobody", timeout=0.5) as client:
         assert client._own.calls.timeout == client._own.calls.patience == 0.5
+
+
+def test_connections_that_are_dropped_are_closed(server: Server, echo: Worker) -> None:
+    """Also when they are collected together with what is to close them, and before it."""
+    older: Any = Pipeline(server.endpoints[0], timeout=30)
+    assert list(older.map("echo", [b"x"])) == [[b"x"]]
+    wire: Any = BlockingWire(server.endpoints[0], 30, 0, "0.2", None)
+    wire._many = older
+    wire._connections.append(older)
+    wire.itself = wire
+    known = weakref.ref(wire)
+    del wire, older
+    gc.collect()  # a socket that is not closed complains, and that is an error
+    assert known() is None
 
 
 def test_pages_of_a_list(client: Client) -> None:
