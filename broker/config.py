@@ -39,7 +39,8 @@ class BrokerConfig:
     request_expiry: float = 60.0
     """A request that no worker took for this long gets an error reply; 0: it waits for ever."""
     max_deliveries: int = 3
-    """A request whose workers died this many times gets an error reply instead of another worker."""
+    """A request whose workers died this many times gets an error reply instead of another worker. One of a queue does
+    at the first death: the queue counts attempts."""
     max_waiting: int = 1_000_000
     """Requests waiting in all; more are refused."""
     max_waiting_per_service: int = 100_000

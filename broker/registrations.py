@@ -8,10 +8,11 @@ exceptions of a handler, the ways to part.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
 import zmq
@@ -111,7 +112,7 @@ class Registered:
 
     def _new_session(self, service: bytes, config: WorkerConfig | None) -> WorkerSession:
         """Protocols other than MDP have their own."""
-        return WorkerSession(service, config, now=time.monotonic())
+        return WorkerSession(service, config, now=time.monotonic(), process=_process_name(os.getpid()))
 
     def _open(self) -> None:
         """Connect, before it runs. An endpoint that cannot be right raises EndpointError."""
@@ -309,6 +310,12 @@ class WorkerRegistration(Registration):
     def _stopped(self) -> None:
         if all(session.stopped for session in self._worker.sessions):
             self._worker._loop.stop()
+
+
+@lru_cache(maxsize=1)
+def _process_name(pid: int) -> str:
+    """What the workers of this process have in common; another one after a fork."""
+    return os.urandom(8).hex()
 
 
 def _any_registered(channels: Sequence[WorkerRegistration]) -> bool:

@@ -262,8 +262,6 @@ class Review:
         found = [worker for worker in workers if not self._keeps(worker)]
         for worker in found:  # all of them, so that none gets another's request
             worker.service.idle.pop(worker, None)
-            if worker.request is not None:  # which did not kill it
-                worker.request.deliveries -= 1
         return found
 
     def _keeps(self, worker: WorkerPeer) -> bool:

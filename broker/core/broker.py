@@ -10,7 +10,13 @@ way back. Whatever dialect either side speaks, each is answered in its own. A wo
     busy    refuse     forward   finish    keep        remove       expire
 
 `refuse` answers DISCONNECT and forgets the worker, which comes back with READY on a new socket. Whenever a busy
-worker is forgotten, its request goes to the front of the queue, for another worker.
+worker is forgotten, its request goes to the front of the queue, for another worker. But a request of a queue
+(CLIENT_QUEUE) whose worker died goes back to the queue, which counts attempts:
+
+    its process had nothing else in hand      500: the request may be the cause
+    others of the process had requests, too   502: any of them may be the cause; the queue has each run alone
+
+A worker that says DISCONNECT, or that this broker sends away, has not died.
 
 A broker that drains (`drain`) says DISCONNECT to each worker as soon as it has no request, and to all that come; it
 refuses requests for workers with 503. Integrated services go on. One that is cut off (`cut_off`) says DISCONNECT to the
@@ -30,11 +36,15 @@ from broker.core.mdp import (
     CLIENT_01,
     CLIENT_02,
     CLIENT_DIALECTS_02,
+    CLIENT_QUEUE,
     CLIENT_V01,
     ELSEWHERE,
     EXTENSION,
     HEADERS,
+    LOST,
+    MAX_PROCESS,
     MAX_STACK,
+    PROCESS,
     WORKER_DIALECTS,
     ClientDialect,
     Command,
@@ -43,8 +53,8 @@ from broker.core.mdp import (
     error_body,
     service_fault,
 )
-from broker.core.requests import CUT_OFF, DRAINING, Request, as_workers, read_request
-from broker.core.services import NO_SERVICE, Service, WorkerPeer, WorkerRegistry, WorkerState
+from broker.core.requests import CUT_OFF, DRAINING, Request, as_workers, later_delivery, read_request
+from broker.core.services import NO_SERVICE, Service, WorkerPeer, WorkerProcess, WorkerRegistry, WorkerState
 from broker.core.timers import earliest
 from broker.core.unserved import UnservedRequests
 
@@ -105,7 +115,7 @@ class BrokerCore(UnservedRequests):
         for worker in self.registry.silent(now):
             self.stats["workers_expired"] += 1
             self._send_worker(worker, Command.DISCONNECT, (), now)
-            self._forget(worker, now)
+            self._forget(worker, now, died=True)
         for worker in self.registry.due(now):
             self._output.append((worker.peer, worker.dialect.encode(Command.HEARTBEAT)))
         if self.waiting.sweep_at is not None and now >= self.waiting.sweep_at:
@@ -122,9 +132,7 @@ class BrokerCore(UnservedRequests):
         worker = self.workers.get(peer)
         if worker is not None:
             self.stats["workers_expired"] += 1
-            if worker.request is not None and worker.request.token in unsent:
-                worker.request.deliveries -= 1
-            self._forget(worker, now)
+            self._forget(worker, now, died=worker.request is None or worker.request.token not in unsent)
 
     def too_large(self, peer: Peer, head: Frames, text: str) -> None:
         """A message was thrown away that begins with `head`: the client that waits for an answer gets one, which says
@@ -146,6 +154,8 @@ class BrokerCore(UnservedRequests):
 
         Requests in hand are dropped: their clients ask again, as after a broker was killed.
         """
+        for process in self.registry.processes.values():
+            process.alone = None  # nothing begins any more
         for worker in list(self.workers.values()):
             self._take_from(worker)
             self._dismiss(worker, now)
@@ -153,6 +163,8 @@ class BrokerCore(UnservedRequests):
     def drain(self, now: float) -> None:
         """Take no more requests for workers, and send the workers elsewhere: at the end there are none left."""
         self.draining = True
+        for request in self._take_unbegun(lambda request: True, now):
+            self._refuse(request, 503, DRAINING)
         for worker in [worker for worker in self.workers.values() if worker.request is None]:
             self._dismiss(worker, now)
         for service in list(self.services.values()):
@@ -184,7 +196,10 @@ class BrokerCore(UnservedRequests):
         dismissed = review.dismissed(self.workers.values())
         self.registry.count_users()
         for worker in dismissed:
-            self._unexpected(worker, [], now)
+            self.registry.silences.cancel(worker)  # see `_proceed`
+        for worker in dismissed:
+            self.stats["workers_refused"] += 1
+            self._dismiss(worker, now)
         for service in list(self.services.values()):
             drops = review.drops_request
             for request in [*service.take(drops), *self.waiting.take(service.waiting, drops)]:
@@ -198,6 +213,8 @@ class BrokerCore(UnservedRequests):
             for request in self.waiting.take_all_of(service.waiting, client):
                 self._answer_cancelled(request)
             self._drop_unused(service)
+        for request in self._take_unbegun(lambda request: request.peer == client, now):
+            self._answer_cancelled(request)
         for peer, frames in self.take_output():
             worker = self.workers.get(peer)
             if worker is None or frames is None or not worker.is_given(frames, client):
@@ -229,7 +246,7 @@ class BrokerCore(UnservedRequests):
                 self._batched.append(service)
             service.batch.append(request)
         elif service is not None and service.idle:
-            self._deliver(service.least_recently_used(), request, now)
+            self._deliver(service.take_idle(request), request, now)
         elif self.draining or (self.is_cut_off and (service is None or not service.workers)):
             self._refuse(request, 503, DRAINING if self.draining else CUT_OFF)
         elif (full := self.waiting.full(service.waiting if service is not None else None, request)) is not None:
@@ -246,6 +263,10 @@ class BrokerCore(UnservedRequests):
         request = self.waiting.remove(service.waiting, peer, mark) if service is not None else None
         if service is None or request is None:
             worker = self.registry.unwant(peer, name, mark)
+            if worker is not None and worker.process.waits_for_others(worker):
+                for unbegun in self._take_unbegun(lambda request: request is worker.request, now):
+                    self._answer_cancelled(unbegun)
+                return True
             if running and worker is not None and worker.extended and worker.request is not None:
                 self._send_worker(worker, Command.CANCEL, [worker.request.token, b""], now)
             return False
@@ -266,9 +287,10 @@ class BrokerCore(UnservedRequests):
         action(self, worker, rest, now)
 
     def _register(self, worker: WorkerPeer, rest: Frames, now: float) -> None:
-        words = rest[1:] if worker.dialect.has(Command.CANCEL) else []
-        worker.extended, worker.several = EXTENSION in words, ELSEWHERE in words
-        name = rest[0] if len(rest) == 1 or words in ([EXTENSION], [EXTENSION, ELSEWHERE]) else b""
+        name, words = rest[0] if rest else b"", rest[1:]
+        worker.extended = EXTENSION in words and worker.dialect.has(Command.CANCEL)
+        worker.several = worker.extended and ELSEWHERE in words
+        process = next((word for word in words if word.startswith(PROCESS) and len(word) <= MAX_PROCESS), b"")
         service = self.services.get(name)
         guard = self.guard if worker.user is not None else None
         refused = self.draining or (guard is not None and not self._may_register(guard, worker, name))
@@ -277,7 +299,7 @@ class BrokerCore(UnservedRequests):
             return
         if service is None:
             service = self.services[name] = Service(name, self.config.max_body)
-        self.registry.add(worker, service, now)
+        self.registry.add(worker, service, process, now)
         self.stats["workers_registered"] += 1
         # The first heartbeat goes out at once: the worker learns that the broker is there and speaks its version.
         self._send_worker(worker, Command.HEARTBEAT, (), now)
@@ -330,27 +352,27 @@ class BrokerCore(UnservedRequests):
 
     def _remove(self, worker: WorkerPeer, rest: Frames, now: float) -> None:
         self.stats["workers_left"] += 1
-        if worker.request is not None:  # the request did not kill it; mostly the two messages have crossed
-            worker.request.deliveries -= 1
-        self._forget(worker, now)
+        self._forget(worker, now)  # the request did not kill it; mostly the two messages have crossed
 
     def _unexpected(self, worker: WorkerPeer, rest: Frames, now: float) -> None:
         self.stats["workers_refused"] += 1
         self._send_worker(worker, Command.DISCONNECT, (), now)
         if worker.peer in self.workers:
-            self._forget(worker, now)
+            self._forget(worker, now, died=True)
 
     def _malformed(self, peer: Peer, now: float) -> None:
         """Not MDP. A worker that sends this cannot be trusted with a request (RFC 18: invalid peer)."""
         self.stats["malformed"] += 1
         worker = self.workers.get(peer)
         if worker is not None:
-            self._forget(worker, now)
+            self._forget(worker, now, died=True)
 
     def _free(self, worker: WorkerPeer, now: float) -> None:
         """A worker can take a request: give it the next one, or remember it."""
         service = worker.service
-        if self.draining:
+        if worker.process.alone is not None:
+            self._proceed(worker.process, now)
+        elif self.draining:
             self._dismiss(worker, now)
         elif service.waiting:
             self._deliver(worker, self.waiting.pop(service.waiting), now)
@@ -361,13 +383,57 @@ class BrokerCore(UnservedRequests):
         worker.request = request
         if request.mark is not None:
             self.registry.delivered[request.mark] = worker
-        request.token = b"%016x%b" % (next(self._tokens), request.context)
+        request.deliveries += 1
+        process = worker.process
+        process.in_hand += 1
+        if request.alone and len(process.workers) > 1:
+            process.alone, process.begun = worker, False
+            for other in process.workers:
+                other.service.idle.pop(other, None)
+            self._proceed(process, now)
+        else:
+            self._send_request(worker, request, now)
+
+    def _send_request(self, worker: WorkerPeer, request: Request, now: float) -> None:
+        context = request.context
+        if context and request.sent:
+            context = later_delivery(context, request.sent)
+        request.sent += 1
+        request.shared = False
+        request.token = b"%016x%b" % (next(self._tokens), context)
         if request.user is not None and self.guard is not None:
             request.token = self.guard.token(request, request.user)
-        request.deliveries += 1
         self._send_worker(worker, Command.REQUEST, [request.token, b"", *request.body], now)
         if worker.dialect.silent_when_busy:
             self._heard(worker, now)
+
+    def _proceed(self, process: WorkerProcess, now: float) -> None:
+        """Send the request that is to run alone, once its process has nothing else in hand; or, when that is over, free
+        the others. Those that are about to be forgotten have no entry in `silences` any more."""
+        alone = process.alone
+        if alone is None:
+            return
+        if alone.request is None:
+            process.alone = None
+            for worker in list(process.workers):
+                if worker.request is None and worker in self.registry.silences:
+                    self._free(worker, now)
+        elif process.in_hand == 1 and not process.begun:
+            process.begun = True
+            self._send_request(alone, alone.request, now)
+
+    def _take_unbegun(self, unwanted: Callable[[Request], bool], now: float) -> list[Request]:
+        """Take back requests that wait for others of their process to finish."""
+        taken = []
+        for process in self.registry.processes.values():
+            worker = process.alone
+            if worker is None or worker.request is None or process.begun or not unwanted(worker.request):
+                continue
+            if (request := self._take_from(worker)) is not None:
+                taken.append(request)
+        for process in list(self.registry.processes.values()):
+            self._proceed(process, now)
+        return taken
 
     def _send_worker(self, worker: WorkerPeer, command: Command, rest: Sequence[bytes], now: float) -> None:
         self._output.append((worker.peer, worker.dialect.encode(command, rest)))
@@ -379,16 +445,32 @@ class BrokerCore(UnservedRequests):
         self._send_worker(worker, Command.DISCONNECT, (), now)
         self._forget(worker, now)
 
-    def _forget(self, worker: WorkerPeer, now: float) -> None:
-        service, request = worker.service, self._take_from(worker)
+    def _forget(self, worker: WorkerPeer, now: float, *, died: bool = False) -> None:
+        service, process = worker.service, worker.process
+        died = died and not process.waits_for_others(worker)
+        request = self._take_from(worker)
         self.registry.remove(worker)
         if request is not None:
-            self._deliver_again(request, service, now)
+            if not died:
+                request.deliveries -= 1
+            elif process.in_hand:
+                for other in (request, *(one.request for one in process.workers)):
+                    if other is not None:
+                        other.shared = True
+            self._deliver_again(request, service, now, died)
+        self._proceed(process, now)
         self._drop_unused(service)
 
-    def _deliver_again(self, request: Request, service: Service, now: float) -> None:
+    def _deliver_again(self, request: Request, service: Service, now: float, died: bool) -> None:
         if not request.wanted:
             self._answer_cancelled(request)
+            return
+        if died and request.dialect is CLIENT_QUEUE:
+            self.stats["given_up"] += 1
+            if request.shared:
+                self._answer_error(request, LOST, "the worker died, and others of its process had requests, too")
+            else:
+                self._answer_error(request, 500, "the worker died while it had the request")
             return
         if request.deliveries >= self.config.max_deliveries:
             self.stats["given_up"] += 1
@@ -398,7 +480,7 @@ class BrokerCore(UnservedRequests):
         if (message := request.begin_anew()) is not None:
             self._output.append((request.peer, message))
         if service.idle:
-            self._deliver(service.least_recently_used(), request, now)
+            self._deliver(service.take_idle(request), request, now)
         elif self.draining:
             self._refuse(request, 503, DRAINING)
         else:

@@ -25,7 +25,12 @@ Worker side
     HEARTBEAT  both     '' MDPW01 04                   MDPW02 05                        '' MDPW02 05
     DISCONNECT both     '' MDPW01 05                   MDPW02 06                        '' MDPW02 06
 
-    between a broker and a worker that know EXTENSION: it stands in READY behind the service, and behind it ELSEWHERE
+    behind the service in READY stand words, of which a broker ignores those that it does not know
+    EXTENSION           the worker knows CANCEL and PROGRESS
+    ELSEWHERE           it has other brokers to go to
+    PROCESS + a name    workers of the same name are in one process, and die together
+
+    between a broker and a worker that know EXTENSION
     CANCEL     b → w                                   MDPW02 07 client ''
     PROGRESS   w → b                                   MDPW02 08 client '' json
 
@@ -269,6 +274,19 @@ EXTENSION = b"titanic:1"
 
 ELSEWHERE = b"titanic:elsewhere"
 """The worker has other brokers to go to: while it is idle, a DISCONNECT is no harm to it."""
+
+PROCESS = b"titanic:process="
+"""Begins the word in READY that names a worker's process."""
+
+MAX_PROCESS = 64
+"""Bytes of that word."""
+
+KNOWN_WORDS = [EXTENSION.decode(), ELSEWHERE.decode(), PROCESS.decode().rstrip("=")]
+"""What a broker tells in mmi.broker of the words in READY that it knows."""
+
+LOST = 502
+"""The status of a queue's request whose worker died when others of the process had requests, too: nobody knows which of
+them was the cause."""
 
 _EXTENDED_02 = {**_CODES_02, Command.CANCEL: b"\7", Command.PROGRESS: b"\10"}
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from broker.access.rules import Guard
 from broker.access.users import User
 from broker.config import BrokerConfig
-from broker.core.mdp import ELSEWHERE, EXTENSION, Frames, Peer
+from broker.core.mdp import KNOWN_WORDS, Frames, Peer
 from broker.core.requests import WaitingRequests
 from broker.core.services import Service, WorkerPeer
 
@@ -187,12 +187,7 @@ def counters(core: ManagedBroker, now: float, user: User | None = None) -> dict[
 
 def _broker(core: ManagedBroker, now: float, user: User | None) -> dict[str, Any]:
     uptime, limits = round(now - core.started, 3), asdict(core.config)
-    document = {
-        **asdict(core.about),
-        "uptime": uptime,
-        "limits": limits,
-        "knows": [EXTENSION.decode(), ELSEWHERE.decode()],
-    }
+    document = {**asdict(core.about), "uptime": uptime, "limits": limits, "knows": KNOWN_WORDS}
     return document if core.guard is None else {**document, "access": True}
 
 

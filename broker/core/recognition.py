@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from broker.config import BrokerConfig
 from broker.core.client import VERSIONS
 from broker.core.json_reader import read_json
-from broker.core.mdp import ELSEWHERE, EXTENSION, Frames
+from broker.core.mdp import ELSEWHERE, EXTENSION, PROCESS, Frames
 
 ANSWER = 2.5
 """Seconds that a broker to which there is a connection has for its answer, before it is asked in the next version."""
@@ -19,7 +19,8 @@ _WHO, _ANY = b"mmi.broker", b"mmi.service"
 class Kind(NamedTuple):
     """What a broker is: the version of MDP to speak with it, whether it is one of this project, and whether it has
     access control: then it tells the workers of `titanic.` services who asks. `extended`: whether it knows
-    EXTENSION, `rebalances`: and ELSEWHERE. `max_message`: bytes of a message that it takes; 0: it does not say."""
+    EXTENSION, `rebalances`: and ELSEWHERE, `processes`: and PROCESS. `max_message`: bytes of a message that it takes;
+    0: it does not say."""
 
     version: str
     ours: bool
@@ -27,6 +28,7 @@ class Kind(NamedTuple):
     extended: bool = False
     max_message: int = 0
     rebalances: bool = False
+    processes: bool = False
 
 
 class Recognition:
@@ -69,9 +71,9 @@ class Recognition:
                     ours = bool(about.get("software"))
                     access, known = bool(about.get("access")), _known(about)
                     extended = ours and EXTENSION.decode() in known
-                    rebalances = extended and ELSEWHERE.decode() in known
+                    others = [extended and word.decode() in known for word in (ELSEWHERE, PROCESS.rstrip(b"="))]
                     version = self._best if ours else version
-                    self._kind = Kind(version, ours, ours and access, extended, _max_message(about), rebalances)
+                    self._kind = Kind(version, ours, ours and access, extended, _max_message(about), *others)
                 return self._kind
         return None
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from itertools import count
 
 from broker.access.users import User
 from broker.config import BrokerConfig
+from broker.core.json_reader import read_json
 from broker.core.mdp import (
     CLIENT_DIALECTS,
     CLIENT_QUEUE,
@@ -31,6 +33,10 @@ MOST_CONTEXT = 4096
 """Bytes of what a queue may say of a request to its worker; more is not handed on."""
 
 
+ALONE = b'"alone":true'
+"""In that: see `Request.alone`."""
+
+
 def footprint(frames: Frames) -> int:
     """Bytes of memory that frames take, roughly: a million empty ones are not free."""
     return sum(map(len, frames)) + _FRAME * len(frames)
@@ -51,7 +57,9 @@ class Request:
         "partials_seen",
         "partials_sent",
         "peer",
+        "sent",
         "service",
+        "shared",
         "size",
         "stack",
         "token",
@@ -86,6 +94,11 @@ class Request:
         self.token = b""
         """The worker's `client` frame; new at each delivery, so that a reply can be told from a stale one."""
         self.deliveries = 0
+        """Those of workers that have it, or have died of it."""
+        self.sent = 0
+        """Those of all workers that it was sent to."""
+        self.shared = False
+        """Whether another worker of the same process has died, so that its worker may die of what that one had."""
         self.partials_sent = 0
         self.partials_seen = 0
         """PARTIALs of the present delivery."""
@@ -105,6 +118,12 @@ class Request:
         if self.dialect is not CLIENT_QUEUE or len(stack) < 3 or not stack[-3].startswith(b"{"):
             return b""
         return b"" if len(stack[-3]) > MOST_CONTEXT or self.service.startswith(b"titanic.") else stack[-3]
+
+    @property
+    def alone(self) -> bool:
+        """Whether its queue wants it to run in a process that does nothing else meanwhile. (In a text of the context
+        the quotes would be escaped.)"""
+        return self.dialect is CLIENT_QUEUE and ALONE in self.context
 
     def partial(self, body: Frames) -> Frames | None:
         """The PARTIAL message for the client, or None when there is nothing to send (yet)."""
@@ -155,6 +174,16 @@ class Request:
         if self.dialect.echoes_service:
             return [*self.stack, *head, self.service, *body]
         return [*self.stack, *head, *body]
+
+
+def later_delivery(context: bytes, sent: int) -> bytes:
+    """The context of a request that was sent to so many workers before, since its queue has made it."""
+    try:
+        said = read_json(context)
+        said["delivery"] = int(said.get("delivery", said["attempt"])) + sent
+        return json.dumps(said, separators=(",", ":")).encode()
+    except (LookupError, ValueError, TypeError, AttributeError):  # it is no queue's
+        return context
 
 
 def as_workers(body: Frames) -> Frames:

@@ -40,6 +40,29 @@ class WorkerState(Enum):
     __hash__ = object.__hash__  # as for Command: looked up for every message
 
 
+class WorkerProcess:
+    """The registered workers of one process. They die together, and what one had in hand may have killed the others.
+
+    A request that is to run alone (`Request.alone`) is given to a process that has nothing else in hand, and that is
+    given nothing else meanwhile.
+    """
+
+    __slots__ = ("alone", "begun", "in_hand", "workers")
+
+    def __init__(self) -> None:
+        self.workers: dict[WorkerPeer, None] = {}
+        self.in_hand = 0
+        """How many of them have a request."""
+        self.alone: WorkerPeer | None = None
+        """The one whose request runs alone, or is to as soon as the others have finished."""
+        self.begun = False
+        """Whether that request was sent to it."""
+
+    def waits_for_others(self, worker: WorkerPeer) -> bool:
+        """Whether the request of a worker was not sent to it yet."""
+        return self.alone is worker and not self.begun
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class WorkerPeer:
     """A registered worker."""
@@ -59,6 +82,10 @@ class WorkerPeer:
     """When it said last how far it is."""
     request: Request | None = None
     """What it works on; None while it is free."""
+    process: WorkerProcess = field(default_factory=WorkerProcess)
+    """Its own, unless it has said in READY that it shares it with others."""
+    process_key: tuple[str, bytes] = ("", b"")
+    """Its user, and what it has said."""
     user: User | None = None
     """Whose it is; None without access control."""
     beat_due: float = -math.inf
@@ -114,9 +141,10 @@ class Service:
             self.batch = kept
         return taken
 
-    def least_recently_used(self) -> WorkerPeer:
-        """Take the free worker that has been free for longest; StopIteration when there is none."""
-        worker = next(iter(self.idle))
+    def take_idle(self, request: Request) -> WorkerPeer:
+        """Take a free worker, of which there must be one: that which has been free for longest, or, for a request that
+        is to run alone, one whose process has the least in hand."""
+        worker = min(self.idle, key=lambda one: one.process.in_hand) if request.alone else next(iter(self.idle))
         del self.idle[worker]
         return worker
 
@@ -139,6 +167,8 @@ class WorkerRegistry:
         """How many each user has, with access control."""
         self.delivered: dict[tuple[Peer, bytes], WorkerPeer] = {}
         """Workers that have requests, by the marks of these."""
+        self.processes: dict[tuple[str, bytes], WorkerProcess] = {}
+        """Those that workers have named, by the user and the name."""
 
     def admits(self, name: bytes, service: Service | None) -> bool:
         """Whether a worker may register for a service, or for this name, which is none yet."""
@@ -146,9 +176,12 @@ class WorkerRegistry:
             return False
         return (service is None or service.batch is None) and len(self.workers) < self._config.max_workers
 
-    def add(self, worker: WorkerPeer, service: Service, now: float) -> None:
-        """A worker has registered."""
+    def add(self, worker: WorkerPeer, service: Service, process: bytes, now: float) -> None:
+        """A worker has registered. `process`: the name of its process; empty: it did not say."""
         worker.service = service
+        worker.process_key = (worker.user.name if worker.user is not None else "", process)
+        worker.process = self.processes.setdefault(worker.process_key, WorkerProcess()) if process else WorkerProcess()
+        worker.process.workers[worker] = None
         service.workers += 1
         self.workers[worker.peer] = worker
         if worker.user is not None:
@@ -166,6 +199,9 @@ class WorkerRegistry:
         self.silences.cancel(worker)
         worker.service.idle.pop(worker, None)
         worker.service.workers -= 1
+        del worker.process.workers[worker]
+        if not worker.process.workers:
+            self.processes.pop(worker.process_key, None)
 
     def count_users(self) -> None:
         """Connections may belong to other users now: count the workers of each again."""
@@ -177,6 +213,8 @@ class WorkerRegistry:
     def take_request(self, worker: WorkerPeer) -> Request | None:
         """Take its request from a worker."""
         request, worker.request = worker.request, None
+        if request is not None:
+            worker.process.in_hand -= 1
         if request is not None and request.mark is not None and self.delivered.get(request.mark) is worker:
             del self.delivered[request.mark]
         return request

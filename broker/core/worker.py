@@ -29,6 +29,7 @@ from broker.core.job import Job
 from broker.core.mdp import (
     ELSEWHERE,
     EXTENSION,
+    PROCESS,
     WORKER_DIALECTS,
     Command,
     Core,
@@ -77,10 +78,13 @@ class WorkerSession(Core):
         *,
         now: float,
         dialect: WorkerDialect | None = None,
+        process: str = "",
     ) -> None:
-        """`dialect`: a protocol other than MDP; the configuration's versions do not count then."""
+        """`dialect`: a protocol other than MDP; the configuration's versions do not count then. `process`: a name that
+        it shares with the sessions that die with it."""
         super().__init__()
         self.service = service
+        self._process = process.encode()
         self.config = config or WorkerConfig()
         self._asks = dialect is None and len(self.config.versions) > 1
         versions = self.config.versions
@@ -111,8 +115,8 @@ class WorkerSession(Core):
         """Whether READY was said in a version of which the broker has not said anything."""
         self._extended = False
         """Whether the broker knows EXTENSION, as it said on the present connection."""
-        self._rebalances = False
-        """Whether the broker knows ELSEWHERE, as it said on the present connection."""
+        self._rebalances = self._tells_process = False
+        """Whether the broker knows ELSEWHERE, and PROCESS, as it said on the present connection."""
         self._guarded = False
         """Whether the broker has access control, as it said on the present connection."""
         self._linked = True
@@ -142,7 +146,8 @@ class WorkerSession(Core):
             return
         if self.state is SessionState.ASKING:
             if (kind := self._recognition.learn(frames)) is not None:
-                self._guarded, self._extended, self._rebalances = kind.access, kind.extended, kind.rebalances
+                self._guarded, self._extended = kind.access, kind.extended
+                self._rebalances, self._tells_process = kind.rebalances, kind.processes
                 self._register(VERSIONS[kind.version], now)
             return
         parsed = self.dialect.parse(frames)
@@ -316,7 +321,7 @@ class WorkerSession(Core):
         self.connection += 1
         self._wake_at = None
         self._heard_any = self._guessing = self._guarded = self._extended = self.refused = False
-        self._rebalances = False
+        self._rebalances = self._tells_process = False
         if not self._asks:
             self._register(self._dialects[0], now)
             return
@@ -334,6 +339,8 @@ class WorkerSession(Core):
         words = [EXTENSION] if self._extended else []
         if self._extended and self._rebalances and self.several:
             words.append(ELSEWHERE)
+        if self._extended and self._tells_process and self._process:
+            words.append(PROCESS + self._process)
         self._send(Command.READY, (self.service, *words), now)
 
     def _meet_silence(self, now: float) -> None:

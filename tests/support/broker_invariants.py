@@ -41,7 +41,15 @@ def check(core: BrokerCore) -> None:
     for peer, worker in core.workers.items():
         assert worker.peer == peer
         assert core.services[worker.service.name] is worker.service
-        assert (worker in worker.service.idle) == (worker.request is None), "idle or busy, never both"
+        held = worker.process.alone is not None and worker.request is None
+        assert (worker in worker.service.idle) == (worker.request is None and not held), "idle or busy, never both"
+        assert worker in worker.process.workers
+        in_hand_there = sum(one.request is not None for one in worker.process.workers)
+        assert worker.process.in_hand == in_hand_there
+        if (alone := worker.process.alone) is not None:
+            assert alone.request is not None
+            assert in_hand_there == 1 or not worker.process.begun, "it does not run alone"
+            assert in_hand_there > 1 or worker.process.begun, "it waits for nothing"
     assert sum(len(service.idle) for service in core.services.values()) <= len(core.workers)
     in_hand = [worker.request for worker in core.workers.values() if worker.request]
     assert len({id(request) for request in [*in_hand, *waiting]}) == len(in_hand) + len(waiting)
@@ -51,6 +59,8 @@ def check(core: BrokerCore) -> None:
 
     assert core.registry.of_users == Counter(worker.user.name for worker in core.workers.values() if worker.user)
     registered = set(core.workers.values())
+    assert {one for process in core.registry.processes.values() for one in process.workers} <= registered
+    assert all(process.workers for process in core.registry.processes.values())
     assert set(core.registry.heartbeats) == set(core.registry.silences) == registered
 
 
@@ -59,7 +69,7 @@ def check_empty(core: BrokerCore) -> None:
     check(core)
     assert core.services == {}
     assert core.workers == {}
-    assert core.registry.delivered == {}
+    assert core.registry.delivered == core.registry.processes == {}
     assert (core.waiting.count, core.waiting.bytes) == (0, 0)
     for timers in (core.registry.heartbeats, core.registry.silences):
         assert len(timers) == 0

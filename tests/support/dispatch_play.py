@@ -39,6 +39,7 @@ class Play:
         self.queue: dict[bytes, list[bytes]] = {}
         self.later: dict[bytes, tuple[float, bytes]] = {}
         self.attempts: Counter[bytes] = Counter()
+        self.deliveries: Counter[bytes] = Counter()
         self.damaged: set[bytes] = set()
         self.present: Counter[bytes] = Counter()
         self.running: dict[bytes, bytes] = {}
@@ -243,6 +244,7 @@ class Play:
             self.max_attempts,
             self.expires.get(name, 0),
             self.options,
+            deliveries=self.deliveries[name],
         )
 
     def _keep(self, outcomes: list[AttemptOutcome]) -> None:
@@ -255,6 +257,7 @@ class Play:
                 else:
                     self.postponed.append(outcome)
                     self.attempts[outcome.uuid] = outcome.attempts
+                    self.deliveries[outcome.uuid] = outcome.deliveries
                     self.later[outcome.uuid] = (self.now + outcome.delay, service)
         self.core.settled([outcome.uuid for outcome in outcomes])
         self._set_alarm()

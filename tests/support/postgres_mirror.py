@@ -76,7 +76,7 @@ def _put_request(row, connection: Connection) -> None:
         fields["frames_count"] = len(end.frames)
         _put(connection, "reply", owner=new.owner, finished_at=end.finished_at, **fields, **tried)
         return
-    tried["expires_at"] = row.expires_at
+    tried |= {"expires_at": row.expires_at, "deliveries": row.deliveries}
     if row.due:
         _put(connection, "later", due=row.due, priority=new.priority, **tried)
     else:

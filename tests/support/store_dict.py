@@ -64,6 +64,7 @@ class Row(NamedTuple):
     dispatched_at: int = 0
     reason: str = ""
     outcome: Outcome | None = None
+    deliveries: int = 0
 
     @property
     def state(self):
@@ -454,7 +455,7 @@ class Write(Read):
         return row if row and (row.state, event) in TRANSITIONS else None
 
     def end(self, row, outcome):
-        self.change(row, outcome=outcome, due=0, expires_at=row.new.expires_at)
+        self.change(row, outcome=outcome, due=0, deliveries=0, expires_at=row.new.expires_at)
 
     def change(self, row, **fields):
         self.tables.requests[row.uuid] = row._replace(**fields)
@@ -469,10 +470,11 @@ class Write(Read):
         self.end(row, Outcome(status, list(frames), reason, attempts, dispatched_at, finished_at))
         return True
 
-    def postpone(self, uuid, *, due, attempts, dispatched_at, reason):
+    def postpone(self, uuid, *, due, attempts, dispatched_at, reason, deliveries=0):
         row = self.may(uuid, Event.POSTPONE)
         if row is not None:
-            self.change(row, due=max(due, 1), attempts=attempts, dispatched_at=dispatched_at, reason=reason)
+            tried = {"attempts": attempts, "deliveries": deliveries if deliveries > attempts else 0}
+            self.change(row, due=max(due, 1), dispatched_at=dispatched_at, reason=reason, **tried)
         return row is not None
 
     def promote(self, now_us, limit=1000):
@@ -572,7 +574,7 @@ class Write(Read):
         """All at once."""
         changed = 0
         for row in self.rows(*UNENDED):
-            given, since = (row.due, row.dispatched_at) if row.attempts else (row.new.not_before, row.submitted_at)
+            given, since = (row.due, row.dispatched_at) if row.dispatched_at else (row.new.not_before, row.submitted_at)
             due = min(row.due, capped(given, since, now_us))
             expires_at = min(row.expires_at, capped(row.new.expires_at, row.submitted_at, now_us))
             changed += (due != row.due) + (expires_at != row.expires_at)

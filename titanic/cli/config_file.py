@@ -313,8 +313,15 @@ def _keys(table: dict[str, Any], above: Keys = ()) -> Iterator[Keys]:
 
 
 PREFIX = "TITANIC_"
-NOT_OPTIONS = {"TITANIC_CONFIG", "TITANIC_UUID", "TITANIC_ATTEMPT", "TITANIC_ATTEMPTS", "TITANIC_DEADLINE"}
-"""Variables that belong to no option: the last four are for the commands of `titanic work`."""
+NOT_OPTIONS = {
+    "TITANIC_CONFIG",
+    "TITANIC_UUID",
+    "TITANIC_ATTEMPT",
+    "TITANIC_ATTEMPTS",
+    "TITANIC_DELIVERY",
+    "TITANIC_DEADLINE",
+}
+"""Variables that belong to no option: all but the first are for the commands of `titanic work`."""
 
 
 def strangers(context: click.Context) -> list[str]:

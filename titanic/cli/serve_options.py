@@ -113,7 +113,8 @@ wire_options = together(
     traffic(
         "--max-deliveries",
         default=WIRE.max_deliveries,
-        help="How many workers may die while they have the same request, before it is given up.",
+        help="How many workers may die while they have the same plain MDP request, before it is given up. (For a stored"
+        " one, each is an attempt.)",
     ),
 )
 """The broker's options. Their parameters have the names of `BrokerConfig`'s fields."""

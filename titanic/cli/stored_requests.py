@@ -146,6 +146,8 @@ def show(uuid: str, as_json: bool, **where: Any) -> None:
     progress                 {done, of, text} of a running one, if its
                              worker says how far it is
     attempts, dispatched_at  how often it was tried, and when last
+    deliveries               how often workers had it before, if that is more
+                             than attempts; absent
     due                      when it is tried next
     reason                   why it failed, the last time or for good, with
                              what the worker reported
@@ -186,6 +188,8 @@ def _lines(row: RequestInfo) -> Iterator[tuple[str, str]]:
     yield "submitted", f"{moment(row['submitted_at'])} ({age(row['submitted_at'])} ago)"
     yield "body", f"{counted(row['body_frames'], 'frame')}, {size(row['body_bytes'])}"
     yield "attempts", str(row["attempts"])
+    if deliveries := row.get("deliveries"):
+        yield "deliveries", f"{deliveries} before" + (", and this one" if row["state"] == "running" else "")
     if row["key"] and not row["key"].startswith(KEY_PREFIX):
         yield "key", printable(row["key"])
     if row["priority"] != DEFAULT_PRIORITY:

@@ -200,6 +200,7 @@ def _environment(request: RequestContext) -> dict[str, str]:
         "TITANIC_UUID": request.uuid if request else "",
         "TITANIC_ATTEMPT": str(request.attempt) if request else "",
         "TITANIC_ATTEMPTS": str(request.attempts or ""),
+        "TITANIC_DELIVERY": str(request.delivery) if request else "",
         "TITANIC_DEADLINE": "" if request.deadline is None else f"{request.deadline:.3f}",
         "TRACEPARENT": request.trace,
         "TITANIC_TYPE": request.type,
@@ -272,8 +273,9 @@ def work(
     command and all that it started get SIGTERM, and SIGKILL after --kill-after.
 
     Of a request of Titanic the command has in its environment TITANIC_UUID, TITANIC_ATTEMPT (1 is the first),
-    TITANIC_ATTEMPTS (at most so many), TITANIC_DEADLINE (seconds since 1970, if there is a limit), and TRACEPARENT and
-    TITANIC_TYPE (the content type) if it was submitted with them.
+    TITANIC_ATTEMPTS (at most so many), TITANIC_DELIVERY (more than TITANIC_ATTEMPT if a worker had it and that was no
+    attempt), TITANIC_DEADLINE (seconds since 1970, if there is a limit), and TRACEPARENT and TITANIC_TYPE (the content
+    type) if it was submitted with them.
 
     Of several endpoints each job chooses one at random, and the next one when it fails. With --everywhere it is
     registered at all of them, and does one request at a time: another that comes meanwhile waits for 0.2 s, then it is

@@ -51,6 +51,8 @@ class Flight:
     """Whether its attempt has passed its limit, and the broker is asked whether a worker has it at all."""
     progress: Progress | None = None
     """How far its worker is, as it said last."""
+    deliveries: int = 0
+    """How often workers have had it before, whatever came of that, as far as is known."""
 
 
 class Send(NamedTuple):
@@ -77,13 +79,16 @@ class Finish(NamedTuple):
 
 
 class Postpone(NamedTuple):
-    """Put a request off for `delay` seconds: answer with `settled` or `unsettled`."""
+    """Put a request off for `delay` seconds: answer with `settled` or `unsettled`. 0: its worker was lost, which was no
+    attempt, and it goes back to the queue with a `reason`."""
 
     uuid: bytes
     delay: float
     attempts: int
     reason: str
     started: float
+    deliveries: int
+    """Those of workers, this one included."""
 
 
 AttemptOutcome = Finish | Postpone
@@ -152,7 +157,7 @@ def after_failure(
             0.9, 1.1
         )
     text = _shortened(reason, detail)
-    return Postpone(uuid, delay, flight.attempts, text, flight.started), len(text)
+    return Postpone(uuid, delay, flight.attempts, text, flight.started, flight.deliveries + 1), len(text)
 
 
 def _shortened(reason: str, detail: Frames) -> str:

@@ -7,7 +7,10 @@ ends in one of these ways:
     an error reply of a worker                  → Postpone (back-off, or as it says), or Finish failed at the last
                                                   attempt, or when it says so
     a worker that is not ready for it           → Postpone, not an attempt; Finish failed after `unready_timeout`
-    several workers died of it                  → as an error reply
+    its worker died, and had nothing else       → as an error reply; the next attempt runs alone
+                                                  (`broker.core.services`)
+    its worker died, and others of its process  → back to the queue, to run alone (502); not an attempt
+      had requests, too
     the broker will never take it (400, 413)    → Finish failed
     the broker refuses or gives up (503, 504)   → back to the queue, its service pauses; not an attempt
     no reply in time                            → as an error reply; a reply that still comes is dropped, and until then
@@ -30,7 +33,7 @@ from collections.abc import Collection, Container, Iterable, Sequence
 
 from broker import ErrorReply, earliest
 from titanic.config import ServerConfig
-from titanic.dispatch.attempts import AttemptOutcome, Finish, Flight, Send, after_failure, without_room
+from titanic.dispatch.attempts import AttemptOutcome, Finish, Flight, Postpone, Send, after_failure, without_room
 from titanic.dispatch.backlogs import HIGHEST, Backlog, Backlogs, Fetch
 from titanic.dispatch.ended_counts import EndedCounts
 from titanic.dispatch.outcomes import OutcomeBuffer
@@ -45,12 +48,23 @@ NEVER_TAKEN = (400, 413)
 TAKEN_LATER = (499, 503, 504)
 GIVEN_BACK = 499
 """The broker gave back what it was asked to: nothing is wrong with the service."""
+LOST = 502
+"""A worker's process died with several requests in hand, of which this was one."""
+
+MOST_SUSPECTS = 10_000
+"""Requests of which it is remembered that workers died that had them; of more, the oldest are forgotten."""
 
 LATE_MOST = 256
 """Requests that one read of the store brings beyond those that can be sent, at most, because many have expired."""
 
 _NO_POLICY = Policy()
 _COUNTED_AS = {Status.DONE: "succeeded", Status.FAILED: "failed", Status.EXPIRED: "expired"}
+
+
+def _counted_as(outcome: AttemptOutcome) -> str:
+    if isinstance(outcome, Finish):
+        return _COUNTED_AS[outcome.status]
+    return "retried" if outcome.delay else "returned"
 
 
 class DispatchCore:
@@ -66,6 +80,9 @@ class DispatchCore:
         """For requests that have gone back to the queue; None: the store need not be told."""
         self.counts = {"dispatched": 0, "succeeded": 0, "failed": 0, "expired": 0, "retried": 0, "returned": 0}
         self.ended = EndedCounts()
+        self._suspects: dict[bytes, None] = {}
+        """Requests that run alone, because workers died that had them. It is not stored: after a restart, or at another
+        node, one more process may die of the worst of them."""
         # What is told of a service, and of none of its requests, goes straight to the backlogs.
         self.arrived, self.returned, self.emptied = backlogs.arrived, backlogs.returned, backlogs.emptied
         self.present, self.surveyed, self.unreadable = backlogs.present, backlogs.surveyed, backlogs.unreadable
@@ -137,6 +154,7 @@ class DispatchCore:
         """A worker's error reply came. The worker chooses its status, which means nothing here."""
         if (flight := self._landing(uuid)) is not None:
             self.backlogs.worked(flight.backlog, now)
+            self._suspects.pop(uuid, None)
             self._failed(uuid, flight, error.text, error.detail)
 
     def refused(self, uuid: bytes, error: ErrorReply, now: float) -> None:
@@ -148,7 +166,11 @@ class DispatchCore:
             self._give_back(uuid, flight, now, pause=error.status != GIVEN_BACK)
         elif error.status in NEVER_TAKEN:
             self._finish(uuid, flight, Status.FAILED, error.detail, f"{error.status} {error.text}")
+        elif error.status == LOST:
+            self._suspect(uuid)
+            self._lost(uuid, flight, error.text)
         else:
+            self._suspect(uuid)
             self._failed(uuid, flight, error.text, error.detail)
 
     def timed_out(self, uuid: bytes, now: float) -> None:
@@ -189,7 +211,7 @@ class DispatchCore:
         """The outcomes of these requests are on disk. `unchanged`: outcomes that changed nothing there, because the
         requests were closed or had ended already; they do not count."""
         for outcome in unchanged:
-            self.counts[_COUNTED_AS[outcome.status] if isinstance(outcome, Finish) else "retried"] -= 1
+            self.counts[_counted_as(outcome)] -= 1
             if isinstance(outcome, Finish) and (flight := self.flights.get(outcome.uuid)) is not None:
                 self.ended.add(flight.backlog.name, outcome.status, -1)
         self.outcomes.written([flight for uuid in uuids if (flight := self._forget(uuid)) is not None])
@@ -313,7 +335,9 @@ class DispatchCore:
     def _flight(self, row: ReadyRow, backlog: Backlog, now: float) -> Flight:
         policy = read_policy(row.options) if row.options else _NO_POLICY
         most = row.max_attempts or self._config.max_attempts
-        return Flight(backlog, row.attempts, most, policy, row.expires_at, now, priority_in(row.key))
+        past = max(row.attempts, row.deliveries)
+        priority = priority_in(row.key)
+        return Flight(backlog, row.attempts, most, policy, row.expires_at, now, priority, deliveries=past)
 
     def _begin(self, row: ReadyRow, backlog: Backlog, now: float, wall_us: int) -> None:
         flight = self._flight(row, backlog, now)
@@ -323,7 +347,7 @@ class DispatchCore:
             self.backlogs.began(backlog, now)
         if flight.policy.limit:
             self._recalls.limit(row.uuid, now + flight.policy.limit)
-        context = context_of(row, flight, wall_us)
+        context = context_of(row, flight, wall_us, alone=row.uuid in self._suspects)
         self._sends.append(Send(row.uuid, backlog.name, row.body, row.expires_at > 0, context))
 
     def _take_off(self, uuid: bytes, backlog: Backlog, flight: Flight) -> None:
@@ -366,10 +390,23 @@ class DispatchCore:
         outcome, size = after_failure(uuid, flight, reason, detail, self._config, self._dice, self._unready)
         self.counts["failed" if isinstance(outcome, Finish) else "retried"] += 1
         if isinstance(outcome, Finish):
+            self._suspects.pop(uuid, None)
             self.ended.add(flight.backlog.name, Status.FAILED)
         self.outcomes.add(flight, outcome, size)
 
+    def _suspect(self, uuid: bytes) -> None:
+        self._suspects[uuid] = None
+        if len(self._suspects) > MOST_SUSPECTS:
+            del self._suspects[next(iter(self._suspects))]
+
+    def _lost(self, uuid: bytes, flight: Flight, reason: str) -> None:
+        """Its worker is gone, and that was no attempt. How often workers have had it is to be kept."""
+        self.counts["returned"] += 1
+        outcome = Postpone(uuid, 0.0, flight.attempts, reason, flight.started, flight.deliveries + 1)
+        self.outcomes.add(flight, outcome, len(reason))
+
     def _finish(self, uuid: bytes, flight: Flight, status: Status, frames: Frames, reason: str) -> None:
+        self._suspects.pop(uuid, None)
         self.counts[_COUNTED_AS[status]] += 1
         self.ended.add(flight.backlog.name, status)
         self._unready.pop(uuid, None)

@@ -241,4 +241,5 @@ def _write(transaction: WriteTransaction, outcome: AttemptOutcome, now_us: int, 
         attempts=outcome.attempts,
         dispatched_at=dispatched_at,
         reason=outcome.reason,
+        deliveries=outcome.deliveries,
     )

@@ -19,13 +19,19 @@ def _numbers(attempt: int, most: int, priority: int) -> bytes:
     return b'","attempt":%d,"of":%d,"priority":%d}' % (attempt, most, priority)
 
 
-def context_of(row: ReadyRow, flight: Flight, wall_us: int) -> bytes:
-    """The context of an attempt that begins now. `wall_us`: the time of day."""
+def context_of(row: ReadyRow, flight: Flight, wall_us: int, *, alone: bool = False) -> bytes:
+    """The context of an attempt that begins now. `wall_us`: the time of day. `alone`: its worker's process is to do
+    nothing else meanwhile; that is for the broker (`broker.core.requests`)."""
     policy, key = flight.policy, row.idempotency_key
+    again = flight.deliveries > flight.attempts
     said = b'{"uuid":"' + text(row.uuid) + _numbers(flight.attempts + 1, flight.max_attempts, flight.priority)
-    if not (policy.limit or policy.trace or policy.type or (key and not key.startswith(_GENERATED))):
+    if not (again or alone or policy.limit or policy.trace or policy.type or (key and not key.startswith(_GENERATED))):
         return said
     said = said[:-1]
+    if again:
+        said += b',"delivery":%d' % (flight.deliveries + 1)
+    if alone:
+        said += b',"alone":true'
     if policy.limit:
         said += b',"deadline":%.3f' % (wall_us / 1e6 + policy.limit)
     if policy.trace:

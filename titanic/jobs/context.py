@@ -18,7 +18,7 @@ from titanic.util.text import quoted
 @dataclass(slots=True, frozen=True)
 class RequestContext:
     """The request that is being handled. It is false when no queue has stored it: for a plain call, and behind a
-    broker that is not of this project. Then `uuid`, `attempt` and `key` raise NoRequest."""
+    broker that is not of this project. Then `uuid`, `attempt`, `delivery` and `key` raise NoRequest."""
 
     uuid: str = ""
     attempt: int = 0
@@ -36,7 +36,10 @@ class RequestContext:
     """The `traceparent` that it was submitted with."""
     type: str = ""
     """The content type that it was submitted with."""
-    delivery: Delivery | None = field(default=None, repr=False, compare=False)
+    delivery: int = 0
+    """1 for the first time that a worker has the request, as far as the queue knows. It is more than `attempt` when a
+    delivery was no attempt: a worker left, died of another request, or was at it when the server stopped."""
+    _handle: Delivery | None = field(default=None, repr=False, compare=False)
 
     def __bool__(self) -> bool:
         return bool(self.uuid)
@@ -44,7 +47,7 @@ class RequestContext:
     @property
     def cancelled(self) -> bool:
         """Whether nobody wants the reply any more: the request was closed, or this attempt is beyond its limit."""
-        return self.delivery is not None and self.delivery.is_cancelled
+        return self._handle is not None and self._handle.is_cancelled
 
     def check(self) -> None:
         """Raise Cancelled if this is cancelled. Call it now and then in what takes long."""
@@ -57,8 +60,8 @@ class RequestContext:
         It is seen in `titanic show`, `titanic ls`, `Client.list` and `Client.wait(on_progress=…)`, for as long as the
         request runs. Call it as often as you like: five a second are sent. Where nobody would see it, nothing happens.
         """
-        if self.delivery is not None:
-            self.delivery.progress(_progress(done, of, text))
+        if self._handle is not None:
+            self._handle.progress(_progress(done, of, text))
 
 
 class NotStored(RequestContext):
@@ -72,7 +75,7 @@ class NotStored(RequestContext):
         return False
 
     def __getattribute__(self, name: str) -> Any:
-        if name in ("uuid", "attempt", "key"):
+        if name in ("uuid", "attempt", "delivery", "key"):
             fact = "it is a plain call, or its broker is not of this project"
             raise NoRequest(f"this request has no {name}", f"it was not stored: {fact}", "ask `if current():` first")
         return super().__getattribute__(name)
@@ -106,7 +109,7 @@ def read_context(delivery: Delivery) -> RequestContext:
         uuid = said.get("uuid")
         deadline = said.get("deadline")
         if not uuid or not isinstance(uuid, str):
-            return NotStored(delivery=delivery)
+            return NotStored(_handle=delivery)
         return RequestContext(
             uuid,
             int(said.get("attempt", 0)),
@@ -117,10 +120,11 @@ def read_context(delivery: Delivery) -> RequestContext:
             str(said.get("key", "")),
             str(said.get("trace", "")),
             str(said.get("type", "")),
+            int(said.get("delivery", said.get("attempt", 0))),
             delivery,
         )
     except (ValueError, TypeError, AttributeError):
-        return NotStored(delivery=delivery)
+        return NotStored(_handle=delivery)
 
 
 def _submitted(uuid: str) -> datetime | None:

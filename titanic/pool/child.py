@@ -4,6 +4,7 @@ Its configuration is the first line of its standard input; when that ends, its p
 the descriptor:
 
     {"ready": true, "files": […]}          it works; these are the sources that it has loaded
+    {"registered": true}                   a broker has it as a worker
     {"memory": bytes}                      a sign of life of its loop, about once a second
     {"leaving": "has done 100 requests"}   it ends when its jobs are done
     {"stuck": "…"}                         a task is far beyond its limit
@@ -62,6 +63,8 @@ class Jobs:
         self._reports = reports
         self._count = itertools.count(1)
         self._running: dict[int, tuple[str, RequestContext]] = {}
+        self._registered = False
+        """Whether that was said."""
         self.worker: MultiWorker | None = None
 
     def counted(self, service: str, handler: Handler) -> Handler:
@@ -69,6 +72,7 @@ class Jobs:
         config, running = self._config, self._running
 
         def handle(frames: list[bytes]) -> Any:
+            self._tell_registered()  # before the request can end this process
             number = next(self._count)
             if number == config.max_requests and self.worker is not None:
                 self._reports.say(leaving=f"has begun {number} requests")
@@ -87,11 +91,18 @@ class Jobs:
     def look(self) -> None:
         """Called in the worker's loop, again and again."""
         self._reports.say(memory=memory())
+        if self.worker is not None and self.worker.registered:
+            self._tell_registered()
         now = time.time()
         for service, request in list(self._running.values()):
             late = now - (request.deadline or now)
             if late > self._config.overdue:
                 self._reports.say(stuck=f"works on {request.uuid} of {service}, {late:.0f} s beyond its limit")
+
+    def _tell_registered(self) -> None:
+        if not self._registered:
+            self._registered = True
+            self._reports.say(registered=True)
 
 
 class Orders:

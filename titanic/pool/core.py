@@ -2,7 +2,8 @@
 
 what happened                               what follows
 ------------------------------------------  ----------------------------------------------------------------------
-there are fewer than there are to be        start; after a pause, which doubles, if the last one died young
+there are fewer than there are to be        start; after a pause, which doubles, if the last one died young, before
+                                            a broker had it as a worker (later, a request may be the cause)
 it has done its most requests, and leaves   start another at once; it ends when its jobs are done
 it has more memory than it may have         the same, told by us
 its source has changed                      the same, for all
@@ -58,6 +59,7 @@ class Child:
     heard: float
     """When it said something the last time."""
     ready: bool = False
+    registered: bool = False
     leaving: bool = False
     kill_at: float | None = None
     """When it is killed if it is still there."""
@@ -102,6 +104,8 @@ class PoolCore:
         child.heard = now
         if message.get("ready"):
             child.ready = self._served = True
+        if message.get("registered"):
+            child.registered = True
         memory = message.get("memory", 0)
         if child.leaving:
             return
@@ -124,7 +128,8 @@ class PoolCore:
         child = self.children.pop(number)
         if child.leaving:
             return
-        self._pause = self._longer() if now - child.started < self.config.short else 0.0
+        bad_start = not child.registered and now - child.started < self.config.short
+        self._pause = self._longer() if bad_start else 0.0
         self._start_at = now + self._pause
         when = f" in {self._pause:g} s" if self._pause else ""
         self._say("error", f"process {number} {how}; another takes its place{when}")

@@ -42,6 +42,8 @@ class RequestInfo(TypedDict):
     body_frames: int
     body_bytes: int
     attempts: int
+    deliveries: NotRequired[int]
+    """How often workers have had it before, where that is more than `attempts`; absent otherwise."""
     dispatched_at: int
     """When it was sent to a worker, the last time."""
     due: int

@@ -228,6 +228,8 @@ def as_document(
         document["paused"] = True
     if not row.owner:
         del document["owner"]
+    if row.deliveries <= row.attempts:
+        del document["deliveries"]
     # A damaged record may have bytes anywhere.
     return {
         key: value.decode(errors="replace") if isinstance(value, bytes) else value for key, value in document.items()

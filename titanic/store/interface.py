@@ -328,8 +328,11 @@ class WriteTransaction(ReadTransaction, Protocol):
         always is, though perhaps for the beginning of the reason only.
         """
 
-    def postpone(self, uuid: bytes, *, due: int, attempts: int, dispatched_at: int, reason: str) -> bool:
-        """Take a request that failed out of the queue until `due`.
+    def postpone(
+        self, uuid: bytes, *, due: int, attempts: int, dispatched_at: int, reason: str, deliveries: int = 0
+    ) -> bool:
+        """Take a request that failed out of the queue until `due`. `deliveries`: how often workers have had it, if that
+        is more often than `attempts`; else it may be 0.
 
         False, and nothing is changed, when it is unknown, has ended or is delayed already.
         """

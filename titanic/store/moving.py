@@ -45,6 +45,7 @@ class StoredLife(NamedTuple):
     dispatched_at: int
     reason: str
     outcome: Outcome | None
+    deliveries: int = 0
 
     @property
     def state(self) -> State:
@@ -55,12 +56,19 @@ class StoredLife(NamedTuple):
 
 
 def life_of(
-    request: StoredRequest, *, expires_at: int, attempts: int, due: int, dispatched_at: int, reason: str
+    request: StoredRequest,
+    *,
+    expires_at: int,
+    attempts: int,
+    due: int,
+    dispatched_at: int,
+    reason: str,
+    deliveries: int = 0,
 ) -> StoredLife:
     """That of a request that has not ended. An attempt that does not count any more (it was retried) is not said."""
-    if not attempts and not due:
+    if not attempts and not due and not deliveries:
         dispatched_at, reason = 0, ""
-    return StoredLife(request, expires_at, attempts, due, dispatched_at, reason, None)
+    return StoredLife(request, expires_at, attempts, due, dispatched_at, reason, None, deliveries)
 
 
 class StoredKey(NamedTuple):

@@ -100,6 +100,8 @@ class ReadyRow(NamedTuple):
     expires_at: int
     options: bytes
     idempotency_key: bytes = b""
+    deliveries: int = 0
+    """How often workers have had it, if that is known to be more often than `attempts`; else 0."""
 
 
 def priority_in(key: bytes) -> int:
@@ -145,6 +147,8 @@ class Description(NamedTuple):
     reply_bytes: int = 0
     key: bytes = b""
     owner: bytes = b""
+    deliveries: int = 0
+    """As of a ReadyRow; 0 once it has ended."""
 
 
 class Load(NamedTuple):

@@ -189,7 +189,7 @@ class MemoryQueue:
         if isinstance(outcome, Finish):
             self._end(row, outcome.status, outcome.frames, outcome.reason)
         else:
-            row.reason = outcome.reason
+            row.reason, row.deliveries = outcome.reason, outcome.deliveries
             row.due = self._wall_us + max(1, int(outcome.delay * 1e6))
 
     def _end(self, row: Row, status: Status, frames: list[bytes], reason: str) -> None:

@@ -17,6 +17,7 @@ class Row:
     due: int
     expires_at: int
     attempts: int = 0
+    deliveries: int = 0
     dispatched_at: int = 0
     finished_at: int = 0
     reason: str = ""
@@ -46,6 +47,7 @@ class Row:
             self.expires_at,
             new.options,
             new.key,
+            self.deliveries,
         )
 
     def described(self) -> Description:

@@ -84,14 +84,18 @@ def test_a_request_from_a_worker_is_refused(one: One) -> None:
     one.is_disconnected()
 
 
-@pytest.mark.parametrize(
-    "rest", [[], [b""], [b"echo", b"more"], [b"\xff"], [b"a\0b"], [b"x" * 256], [b"mmi."], [b"mmi.service"]]
-)
+@pytest.mark.parametrize("rest", [[], [b""], [b"\xff"], [b"a\0b"], [b"x" * 256], [b"mmi."], [b"mmi.service"]])
 def test_ready_for_what_cannot_be_served_is_refused(one: One, rest: list[bytes]) -> None:
     one.says(READY, *rest)
     one.is_disconnected()
     check_empty(one.core)
     assert one.core.stats["workers_refused"] == 1
+
+
+def test_words_behind_the_service_that_nobody_knows_are_ignored(one: One) -> None:
+    one.says(READY, b"echo", b"titanic:99", b"titanic:process=" + b"x" * 99)
+    assert one.core.services[b"echo"].workers == 1
+    assert not one.core.registry.processes
 
 
 def test_ready_for_an_integrated_service_is_refused(one: One) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from support.transcript import WorkerTranscript
 
 from broker.config import WorkerConfig
 from broker.core.job import Job
+from broker.core.mdp import EXTENSION
 from broker.core.worker import SessionState, WorkerSession
 
 
@@ -483,6 +486,22 @@ def test_it_need_not_wait_where_there_is_another_endpoint(work: Work) -> None:
         assert work.session.state is SessionState.IDLE
     work.told(b"MDPW02", b"\6")
     assert work.session.next_deadline() == work.now + 1.0, "what was not waited does not count"
+
+
+def test_the_process_is_named_where_the_broker_knows_that_word() -> None:
+    session = WorkerSession(b"echo", WorkerConfig(versions=("0.2", "0.1")), now=0.0, process="p1")
+    for knows, words in (
+        ([], []),
+        (["titanic:process"], []),
+        (["titanic:1", "titanic:process"], [EXTENSION, b"titanic:process=p1"]),
+    ):
+        session.tick(session.next_deadline() or 0.0)
+        session.take_output()
+        answer = json.dumps({"software": "titanic", "knows": knows}).encode()
+        session.receive(session.connection, [b"", b"MDPC01", b"mmi.broker", answer], 0.0)
+        assert session.take_output() == [(session.connection, [b"MDPW02", b"\1", b"echo", *words])]
+        session.lost(0.0)
+        session.take_output()
 
 
 # -- cancelling and progress ---------------------------------------------------------------------------------

@@ -52,6 +52,11 @@ async def linger(folder: str) -> None:
         raise
 
 
+@app.task
+def die() -> None:
+    os.kill(os.getpid(), 9)
+
+
 @app.task(limit=0.01, max_attempts=1)
 def hang(folder: str) -> int:
     return wait_for(folder)
@@ -120,6 +125,18 @@ def test_a_day_of_a_pool(server: Server, client: Client, tmp_path: Path) -> None
     assert not [pid for pid in pids(worker) if alive(pid)]
     assert re.search(r"INFO \[\d+\] broker.worker: shop.whoami is registered", worker.log.read_text())
     assert "Traceback" not in worker.log.read_text()
+
+
+def test_a_task_that_kills_its_processes_fails_and_the_next_one_does_not_wait(
+    server: Server, client: Client, tmp_path: Path
+) -> None:
+    with pool(tmp_path, server) as worker:
+        uuid = client.submit("shop.die", '{"args": []}', max_attempts=3)
+        until(lambda: client.show(uuid)["state"] == "failed")
+        assert client.show(uuid)["attempts"] == 3
+        client.wait(ask(client, "whoami"), timeout=50)
+        deaths = re.findall(r"process \d+ was ended by signal 9; (.*)", worker.log.read_text())
+        assert deaths == ["another takes its place"] * 3
 
 
 def test_an_async_task_is_cancelled_when_its_request_is_closed(server: Server, client: Client, tmp_path: Path) -> None:

@@ -70,6 +70,16 @@ def test_as_many_as_there_are_to_be() -> None:
     assert not play.core.ended
 
 
+def test_one_that_was_registered_and_dies_young_is_replaced_at_once() -> None:
+    """A request may be the cause, and the next one is not to wait for that."""
+    play = working(1)
+    for number in range(1, 9):
+        play.say(number, ready=True, registered=True)
+        play.gone(number, "was ended by signal 9")
+        assert play.there == [number + 1]
+        assert play.log[-1] == f"process {number} was ended by signal 9; another takes its place"
+
+
 def test_one_that_dies_is_replaced_at_once_and_one_that_dies_young_after_a_pause() -> None:
     play = working()
     play.later_by(20, 1, 2)

@@ -121,7 +121,8 @@ def test_a_worker_that_does_not_know_it_gets_no_such_word(server: Server, client
 def test_what_a_raw_worker_says_and_hears(server: Server, client: Client) -> None:
     """The words themselves, as PROTOCOL.md has them."""
     with raw_client(server.endpoints[0]) as broker:
-        assert b'"knows": ["titanic:1", "titanic:elsewhere"]' in broker.ask(b"mmi.broker", b"")[0]
+        words = b'["titanic:1", "titanic:elsewhere", "titanic:process"]'
+        assert b'"knows": ' + words in broker.ask(b"mmi.broker", b"")[0]
     with raw_worker(server.endpoints[0], b"other") as worker:
         worker.leave()
         worker.socket.send_multipart([b"MDPW02", b"\1", b"echo", b"titanic:1"])

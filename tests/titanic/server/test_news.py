@@ -403,8 +403,8 @@ def test_a_worker_of_another_node_is_heard_and_told(tmp_path: Path, monkeypatch:
     def work(frames: list[bytes]) -> str:
         request = current()
         request.progress(1, 4, frames[0].decode())
-        assert request.delivery is not None
-        request.delivery.on_cancel(cancelled.set)
+        assert request._handle is not None
+        request._handle.on_cancel(cancelled.set)
         assert cancelled.wait(60)
         return "done"
 

@@ -142,7 +142,27 @@ def test_a_row_says_what_the_dispatcher_needs(store):
     postpone(store, uuid, NOW + 1, attempts=2)
     promote(store, NOW + 1)
     (row,) = queue(store)
-    assert row[1:] == (uuid, 2, [b"a", b"b"], 9, NOW + 5, b"", b"")
+    assert row[1:] == (uuid, 2, [b"a", b"b"], 9, NOW + 5, b"", b"", 0)
+
+
+def test_deliveries_that_were_no_attempts_are_kept_until_the_end(store):
+    (uuid,) = accept(store, NewRequest(b"echo", [b"a"]))
+    for attempts, deliveries, known in ((0, 1, 1), (1, 3, 3), (3, 3, 0)):
+        with store.write() as txn:
+            assert txn.postpone(
+                uuid, due=NOW + 1, attempts=attempts, dispatched_at=NOW, reason="no", deliveries=deliveries
+            )
+        with store.read() as txn:
+            assert txn.describe(uuid).deliveries == known
+        promote(store, NOW + 1)
+        (row,) = queue(store)
+        assert (row.attempts, row.deliveries) == (attempts, known)
+    with store.write() as txn:
+        txn.finish(uuid, Status.FAILED, [], attempts=4, dispatched_at=NOW, finished_at=NOW)
+        assert txn.describe(uuid).deliveries == 0
+        assert txn.retry(uuid, NOW)
+    (row,) = queue(store)
+    assert (row.attempts, row.deliveries) == (0, 0)
 
 
 def test_a_bad_request_in_a_batch_leaves_the_transaction_good(store):

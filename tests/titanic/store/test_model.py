@@ -147,11 +147,12 @@ class StoreMachine(RuleBasedStateMachine):
             assert ended == txn.finish(uuid, status, frames, **end)
         assert ended == (known is not None and known.outcome is None)
 
-    @rule(uuid=uuids, delay=st.integers(0, 30))
-    def postpone(self, uuid, delay):
+    @rule(uuid=uuids, delay=st.integers(0, 30), counts=st.booleans())
+    def postpone(self, uuid, delay, counts):
         known = self.known(uuid)
-        attempts = known.attempts + 1 if known else 1
+        attempts, deliveries = (known.attempts + counts, known.deliveries) if known else (1, 0)
         fields = {"due": self.now + delay, "attempts": attempts, "dispatched_at": self.now, "reason": "no"}
+        fields["deliveries"] = max(attempts, deliveries) + 1
         done = self.both(lambda txn: txn.postpone(uuid, **fields))
         assert done == (known is not None and known.state is State.WAITING)
 

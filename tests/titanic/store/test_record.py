@@ -42,12 +42,12 @@ OUTCOMES = st.builds(
 )
 RETRIES = st.builds(
     Retry,
-    attempts=st.integers(0, 65535),
+    attempts=st.integers(0, 65534),
     due=U64,
     dispatched_at=U64,
     reason=st.text(max_size=30),
     expires_at=st.none() | U64,
-)
+).flatmap(lambda past: (st.just(0) | st.integers(past.attempts + 1, 65535)).map(lambda n: past._replace(deliveries=n)))
 LIVES = st.builds(
     ClosedRecord,
     status=st.sampled_from(Status),
@@ -183,8 +183,9 @@ RECORDS = [
     ),
     (outcome_record.decode, outcome_record.encode(UUID, Outcome(Status.FAILED, [b"x"], "no", 3, 4, 5))),
     (retry_record.decode, retry_record.encode(UUID, Retry(1, 2, 3, "no"))),
+    (retry_record.decode, retry_record.encode(UUID, Retry(1, 2, 3, "no", 9, 2))),
 ]
-NAMES = ["request", "owned request", "outcome", "retry"]
+NAMES = ["request", "owned request", "outcome", "retry", "deliveries"]
 TWO = part([b"one"]), part([b"two", b""])
 A_LIFE = ClosedRecord(Status.FAILED, True, 1, 2, 3, 4, 5, UUID, b"echo", b"key", "no", 4, *TWO)
 LIVES_BY_OWNER = [A_LIFE, A_LIFE._replace(owner=b"shop")]

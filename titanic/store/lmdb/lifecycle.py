@@ -74,7 +74,9 @@ def finish(
     return True
 
 
-def postpone(tx: Writing, uuid: bytes, *, due: int, attempts: int, dispatched_at: int, reason: str) -> bool:
+def postpone(
+    tx: Writing, uuid: bytes, *, due: int, attempts: int, dispatched_at: int, reason: str, deliveries: int = 0
+) -> bool:
     """Take a request that failed out of the queue until `due`, in µs since the epoch."""
     place = find(tx, uuid)
     if place is None or (place.state, Event.POSTPONE) not in TRANSITIONS:
@@ -84,7 +86,7 @@ def postpone(tx: Writing, uuid: bytes, *, due: int, attempts: int, dispatched_at
     _take_out(tx, place)
     due = max(due, 1)  # 0 would say that it is ready
     expires_at = None if place.past is None else place.past.expires_at
-    past = Retry(attempts, due, dispatched_at, reason, expires_at)
+    past = Retry(attempts, due, dispatched_at, reason, expires_at, deliveries if deliveries > attempts else 0)
     record = retry_record.encode(uuid, past)
     needed = cost(SIZE, len(record))
     if needed > CHARGE and not fits(tx, needed, tx.environment.room.reply):

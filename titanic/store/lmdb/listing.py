@@ -50,6 +50,7 @@ def describe(tx: Reading, uuid: bytes) -> Description | None:
         reply_bytes=end.body_size - 4 * end.frame_count if end else 0,
         key=header.key,
         owner=header.owner,
+        deliveries=past.deliveries if past else 0,
     )
 
 

@@ -99,9 +99,9 @@ def next_ready(
                 break
             raise
         expires_at = expiry(header.expires_at, past)
-        attempts = past.attempts if past else 0
+        attempts, deliveries = (past.attempts, past.deliveries) if past else (0, 0)
         most = header.max_attempts
-        rows.append(ReadyRow(key, uuid, attempts, body, most, expires_at, header.options, header.key))
+        rows.append(ReadyRow(key, uuid, attempts, body, most, expires_at, header.options, header.key, deliveries))
     return rows
 
 

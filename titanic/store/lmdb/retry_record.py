@@ -5,14 +5,15 @@ failed at least once, runs again after it had expired, or was given its time to 
 the one record that is written again, once per failure, and it is small.
 
     offset  size  field
-         0     1  record format, 3
-         1     1  flags: 1 = the expiry in the request doesn't count any more; 2 = it is here
+         0     1  record format: 3, or with flag 4 it is 4
+         1     1  flags: 1 = the expiry in the request doesn't count any more; 2 = it is here; 4 = deliveries are
          2     2  attempts made
          4     4  CRC-32 (record.py)
          8     8  due, µs since the epoch: when it becomes ready; 0 = it is ready
         16     8  dispatched_at, µs since the epoch, of the last attempt; 0 = never
         24     8  with flag 2: expires_at, µs since the epoch
-     24/32        reason of the last failure, UTF-8, to the end; 1000 bytes at most
+     24/32     2  with flag 4: how often workers had it, which is more often than `attempts`
+  24 to 34        reason of the last failure, UTF-8, to the end; 1000 bytes at most
 
 Format 2 has no flag 2, format 1 no flags: their byte is 0.
 """
@@ -28,13 +29,16 @@ from titanic.store.lmdb.record import cut, seal, verify
 DATABASE = "retries"
 
 _FORMAT = 3
-_FORMATS = (1, 2, 3)
+_FORMAT_WITH_DELIVERIES = 4
+_FORMATS = (1, 2, 3, 4)
 _ENDLESS = 1
 _EXPIRES_HERE = 2
+_DELIVERIES_HERE = 4
 _HEADER = struct.Struct("<BBHIQQ")
 _PREFIX = struct.Struct("<BBH")
 _REST = struct.Struct("<QQ")
 _EXPIRES_AT = struct.Struct("<Q")
+_DELIVERIES = struct.Struct("<H")
 
 
 class Retry(NamedTuple):
@@ -49,11 +53,12 @@ class Retry(NamedTuple):
     dispatched_at: int = 0
     reason: str = ""
     expires_at: int | None = None
+    deliveries: int = 0
 
     @property
     def matters(self) -> bool:
         """Whether it is to be remembered while the request isn't delayed."""
-        return bool(self.attempts) or self.expires_at is not None
+        return bool(self.attempts or self.deliveries) or self.expires_at is not None
 
 
 def expiry(own: int, past: Retry | None) -> int:
@@ -62,13 +67,16 @@ def expiry(own: int, past: Retry | None) -> int:
 
 
 def encode(uuid: bytes, retry: Retry) -> bytes:
-    """The record. Attempts beyond 65535 are written as 65535, long reasons are cut."""
-    flags, rest = 0, _REST.pack(retry.due, retry.dispatched_at)
+    """The record. Attempts and deliveries beyond 65535 are written as 65535, long reasons are cut."""
+    format_, flags, rest = _FORMAT, 0, _REST.pack(retry.due, retry.dispatched_at)
     if retry.expires_at:
         flags, rest = _EXPIRES_HERE, rest + _EXPIRES_AT.pack(retry.expires_at)
     elif retry.expires_at == 0:
         flags = _ENDLESS
-    return seal(uuid, _PREFIX.pack(_FORMAT, flags, min(retry.attempts, 0xFFFF)), rest + cut(retry.reason))
+    if retry.deliveries > retry.attempts:
+        format_, flags = _FORMAT_WITH_DELIVERIES, flags | _DELIVERIES_HERE
+        rest += _DELIVERIES.pack(min(retry.deliveries, 0xFFFF))
+    return seal(uuid, _PREFIX.pack(format_, flags, min(retry.attempts, 0xFFFF)), rest + cut(retry.reason))
 
 
 def decode(uuid: bytes, record: memoryview) -> Retry:
@@ -83,4 +91,10 @@ def decode(uuid: bytes, record: memoryview) -> Retry:
             raise RecordCorrupt(uuid, DATABASE, "it ends before its expiry")
         (expires_at,) = _EXPIRES_AT.unpack_from(record, at)
         at += _EXPIRES_AT.size
-    return Retry(attempts, due, dispatched_at, bytes(record[at:]).decode(errors="ignore"), expires_at)
+    deliveries = 0
+    if flags & _DELIVERIES_HERE:
+        if len(record) < at + _DELIVERIES.size:
+            raise RecordCorrupt(uuid, DATABASE, "it ends before its deliveries")
+        (deliveries,) = _DELIVERIES.unpack_from(record, at)
+        at += _DELIVERIES.size
+    return Retry(attempts, due, dispatched_at, bytes(record[at:]).decode(errors="ignore"), expires_at, deliveries)

@@ -111,7 +111,7 @@ def _cap_delay(tx: Writing, key: bytes, now_us: int) -> bool:
     if past is None or past.due != due:
         return False  # a check finds it
     end = due
-    if past.attempts:
+    if past.dispatched_at:
         end = capped(due, past.dispatched_at, now_us)
     elif (header := _header(tx, uuid, now_us)) is not None:
         end = min(due, capped(header.not_before, header.submitted_at, now_us))

@@ -144,6 +144,7 @@ class LmdbExport:
                 due=past.due,
                 dispatched_at=past.dispatched_at,
                 reason=past.reason,
+                deliveries=past.deliveries,
             )
             yield life, size
 
@@ -291,7 +292,7 @@ def _put_life(tx: LmdbWriteTransaction, life: StoredLife) -> None:
         return
     prefix = ready_prefix(service, request.priority)
     own = None if life.expires_at == request.expires_at else life.expires_at
-    past = Retry(life.attempts, life.due, life.dispatched_at, life.reason, own)
+    past = Retry(life.attempts, life.due, life.dispatched_at, life.reason, own, life.deliveries)
     if past.due:
         tx.put(tx.db.later, later_key(past.due, uuid), prefix)
     else:

@@ -125,10 +125,10 @@ def claim(
 def _seen(service: bytes, more: Sequence[Any], columns: Sequence[Any]) -> Seen:
     """What is known of a request that is claimed."""
     submitted_at, not_before, expires_at, key, owner, dispatched_at, reason = more
-    rank, uuid, attempts, _, max_attempts, ends_at, options, frames, size = columns
+    rank, uuid, attempts, _, max_attempts, ends_at, options, frames, size, deliveries = columns
     asked = submitted_at, not_before, expires_at, max_attempts, options, key, owner, frames, size
     tried = attempts, dispatched_at, reason
-    return Seen(uuid, service, 9 - rank, *asked, State.WAITING, ends_at, 0, *tried, 0, 0, 0, None)
+    return Seen(uuid, service, 9 - rank, *asked, State.WAITING, ends_at, 0, *tried, 0, 0, 0, deliveries, None)
 
 
 def release(tx: Writing, incarnation: int, places: Sequence[Place]) -> None:

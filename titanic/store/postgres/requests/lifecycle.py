@@ -22,8 +22,8 @@ WITH due AS (
 ), gone AS (
     DELETE FROM later AS l USING due WHERE l.uuid = due.uuid RETURNING l.*
 ), added AS (
-    INSERT INTO ready (service, rank, uuid, attempts, dispatched_at, expires_at, reason)
-    SELECT service, 9 - priority, uuid, attempts, dispatched_at, expires_at, reason FROM gone
+    INSERT INTO ready (service, rank, uuid, attempts, dispatched_at, expires_at, reason, deliveries)
+    SELECT service, 9 - priority, uuid, attempts, dispatched_at, expires_at, reason, deliveries FROM gone
 )
 SELECT uuid, service FROM gone ORDER BY due, uuid"""
 
@@ -60,7 +60,9 @@ def finish(
     return True
 
 
-def postpone(tx: Writing, uuid: bytes, *, due: int, attempts: int, dispatched_at: int, reason: str) -> bool:
+def postpone(
+    tx: Writing, uuid: bytes, *, due: int, attempts: int, dispatched_at: int, reason: str, deliveries: int = 0
+) -> bool:
     """Take a request that failed out of the queue until `due`, in µs since the epoch."""
     one = tx.to_change(uuid, Event.POSTPONE)
     if one is None or uuid in tx.not_own:
@@ -69,6 +71,7 @@ def postpone(tx: Writing, uuid: bytes, *, due: int, attempts: int, dispatched_at
     changes.leave(one)
     one.state, one.due = State.DELAYED, min(max(due, 1), LATEST)  # 0 would say that it is ready
     one.attempts, one.dispatched_at, one.reason = attempts, dispatched_at, shortened(reason)
+    one.deliveries = deliveries if deliveries > attempts else 0
     changes.later.append(_later(one))
     changes.count_service(one.service, ready=-1)
     changes.count(waiting=-1, delayed=1)
@@ -114,7 +117,7 @@ def retry(tx: Writing, uuid: bytes, now_us: int) -> bool:
     changes.leave(one)
     size = _reply_size(one)
     one.due, one.ends_at = due, expires_at
-    one.attempts = one.dispatched_at = one.finished_at = one.reply_frames = one.reply_bytes = 0
+    one.attempts = one.dispatched_at = one.finished_at = one.reply_frames = one.reply_bytes = one.deliveries = 0
     one.reason, one.frames = b"", None
     if delayed := one.due > 0:
         one.state = State.DELAYED
@@ -152,7 +155,7 @@ def _end(
     reason: bytes,
 ) -> None:
     leave_unended(tx, one)
-    one.state, one.ends_at, one.due = State(status), 0, 0
+    one.state, one.ends_at, one.due, one.deliveries = State(status), 0, 0, 0
     one.attempts, one.dispatched_at, one.finished_at, one.reason = attempts, dispatched_at, finished_at, reason
     one.reply_frames, one.reply_bytes, one.frames = len(frames), sizes(frames), list(frames)
     ends = status, attempts, dispatched_at, finished_at, one.reply_bytes, one.reply_frames, frames, reason
@@ -168,4 +171,4 @@ def _reply_size(one: Seen) -> int:
 
 def _later(one: Seen) -> LaterRow:
     tries = one.attempts, one.dispatched_at, one.ends_at
-    return LaterRow(one.uuid, one.due, *tries, one.priority, one.service, one.reason)
+    return LaterRow(one.uuid, one.due, *tries, one.priority, one.service, one.reason, one.deliveries)

@@ -16,7 +16,7 @@ from titanic.util.clock import capped
 from titanic.util.ids import SIZE
 
 _DELAYS = """
-SELECT l.uuid, l.due, l.attempts, l.dispatched_at, r.not_before, r.submitted_at
+SELECT l.uuid, l.due, l.dispatched_at, r.not_before, r.submitted_at
 FROM later AS l JOIN request AS r ON r.uuid = l.uuid
 WHERE (l.due, l.uuid) > (%s, %s::uuid) ORDER BY l.due, l.uuid LIMIT %s FOR UPDATE OF r"""
 
@@ -74,9 +74,9 @@ def _cap_delays(tx: Writing, begin: bytes, now_us: int, limit: int) -> tuple[int
     rows = tx.fetch(_DELAYS, _TIME.unpack_from(begin)[0], _id_in(begin), limit)
     capped_now: list[tuple[bytes, int]] = []
     last = b""
-    for uuid, due, attempts, dispatched_at, not_before, submitted_at in rows:
+    for uuid, due, dispatched_at, not_before, submitted_at in rows:
         last = _TIME.pack(due) + uuid
-        span = (due, dispatched_at) if attempts else (not_before, submitted_at)
+        span = (due, dispatched_at) if dispatched_at else (not_before, submitted_at)
         if (end := min(due, capped(*span, now_us))) != due:
             capped_now.append((uuid, end))
     if capped_now:

@@ -83,6 +83,12 @@ CREATE TABLE titanic.recall (
 COMMENT ON TABLE titanic.recall IS 'Closed while this node had them: it removes the row when no worker can get them';
 """
 
+DELIVERIES = """
+ALTER TABLE titanic.ready ADD deliveries integer NOT NULL DEFAULT 0;
+ALTER TABLE titanic.later ADD deliveries integer NOT NULL DEFAULT 0;
+"""
+"""How often workers have had it, if that is more often than `attempts`. Format 3 did not have it."""
+
 SERVICE = f"""
 CREATE TABLE titanic.service (
     name            bytea PRIMARY KEY,
@@ -155,6 +161,7 @@ CREATE TABLE titanic.ready (
     expires_at      bigint NOT NULL,
     incarnation     bigint,
     reason          bytea NOT NULL,
+    deliveries      integer NOT NULL DEFAULT 0,
     PRIMARY KEY (service, rank, uuid)
 ) WITH (fillfactor = 50, {_BUSY});
 COMMENT ON COLUMN titanic.ready.rank IS '9 - priority';
@@ -169,7 +176,8 @@ CREATE TABLE titanic.later (
     expires_at      bigint NOT NULL,
     priority        smallint NOT NULL,
     service         bytea NOT NULL,
-    reason          bytea NOT NULL
+    reason          bytea NOT NULL,
+    deliveries      integer NOT NULL DEFAULT 0
 ) WITH ({_BUSY});
 CREATE INDEX later_due ON titanic.later (due, uuid);
 
@@ -294,7 +302,7 @@ ALTER TABLE titanic.node ADD lease float8 NOT NULL DEFAULT 10;
         oldest=2,
     ),
     2: Upgrade(SERVICE, oldest=2),
-    3: Upgrade(f"{RELEASE_ORPHANS};{NODE_OF_CLAIM}", oldest=2),
+    3: Upgrade(f"{RELEASE_ORPHANS};{NODE_OF_CLAIM}{DELIVERIES}", oldest=2),
 }
 """By the format that they begin with."""
 

@@ -31,8 +31,8 @@ _LOCK = 0x7469_7461_6E69_6302
 
 _TYPES = {
     "request": "uuid bytea bytea[] int4 int8 int2 int8 int8 int8 int4 bytea bytea bytea",
-    "ready": "bytea int2 uuid int4 int8 int8 bytea",
-    "later": "uuid int8 int4 int8 int8 int2 bytea bytea",
+    "ready": "bytea int2 uuid int4 int8 int8 bytea int4",
+    "later": "uuid int8 int4 int8 int8 int2 bytea bytea int4",
     "expiring": "int8 uuid",
     "reply": "uuid int2 int4 int8 int8 int4 int8 bytea[] bytea bytea bytea",
     "key": "bytea bytea int8 int8 uuid[]",
@@ -42,8 +42,8 @@ _TYPES = {
 _COLUMNS = {
     "request": "uuid, service, body, body_frames, body_bytes, priority, submitted_at, not_before, expires_at,"
     " max_attempts, options, key, owner",
-    "ready": "service, rank, uuid, attempts, dispatched_at, expires_at, reason",
-    "later": "uuid, due, attempts, dispatched_at, expires_at, priority, service, reason",
+    "ready": "service, rank, uuid, attempts, dispatched_at, expires_at, reason, deliveries",
+    "later": "uuid, due, attempts, dispatched_at, expires_at, priority, service, reason, deliveries",
     "expiring": "expires_at, uuid",
     "reply": "uuid, status, attempts, dispatched_at, finished_at, frames_count, frames_bytes, frames, reason, service,"
     " owner",
@@ -187,9 +187,9 @@ class PostgresImport:
         dispatched_at, expires_at, due = _times((life.dispatched_at, life.expires_at, life.due))
         tried = life.attempts, dispatched_at, expires_at
         if due:
-            rows["later"].append((uuid, due, *tried, one.priority, one.service, life.reason.encode()))
+            rows["later"].append((uuid, due, *tried, one.priority, one.service, life.reason.encode(), life.deliveries))
         else:
-            rows["ready"].append((one.service, 9 - one.priority, uuid, *tried, life.reason.encode()))
+            rows["ready"].append((one.service, 9 - one.priority, uuid, *tried, life.reason.encode(), life.deliveries))
         if expires_at:
             rows["expiring"].append((expires_at, uuid))
 

@@ -65,13 +65,14 @@ _REQUESTS = (
         r.options, r.key, r.owner, r.body_frames, r.body_bytes, w.uuid IS NOT NULL, coalesce(l.due, 0),
         coalesce(w.expires_at, l.expires_at, 0), coalesce(w.attempts, l.attempts, p.attempts, 0),
         coalesce(w.dispatched_at, l.dispatched_at, p.dispatched_at, 0), coalesce(w.reason, l.reason, p.reason, ''),
-        p.status::integer, p.finished_at, p.frames, p.frames_count, p.frames_bytes
+        p.status::integer, p.finished_at, coalesce(w.deliveries, l.deliveries, 0), p.frames, p.frames_count,
+        p.frames_bytes
     FROM titanic.request r
     LEFT JOIN titanic.ready w ON w.service = r.service AND w.rank = 9 - r.priority AND w.uuid = r.uuid
     LEFT JOIN titanic.later l ON l.uuid = r.uuid LEFT JOIN titanic.reply p ON p.uuid = r.uuid
     ORDER BY r.uuid""",
     "uuid bytea bytea[] int2 int8 int8 int8 int4 bytea bytea bytea int4 int8 bool int8 int8 int4 int8 bytea int4 int8"
-    " bytea[] int4 int8",
+    " int4 bytea[] int4 int8",
 )
 _KEYS = ("SELECT owner, key, until, given, uuids FROM titanic.key", "bytea bytea int8 int8 uuid[]")
 _CLOSED = (
@@ -184,7 +185,9 @@ class PostgresExport:
 
     def _life(self, row: Row) -> StoredLife:
         *given, frames, size = row[:13]
-        waits, due, expires_at, attempts, dispatched_at, reason, status, finished_at, reply, *reply_size = row[13:]
+        waits, due, expires_at, attempts, dispatched_at, reason, status, finished_at, deliveries, reply, *reply_size = (
+            row[13:]
+        )
         request = StoredRequest._make(given)
         uuid = request.uuid
         places = waits + bool(due) + (status is not None)
@@ -195,7 +198,7 @@ class PostgresExport:
         why = bytes(reason).decode(errors="replace")
         if status is None:
             tried = {"attempts": attempts, "due": due, "dispatched_at": dispatched_at, "reason": why}
-            return life_of(request, expires_at=expires_at, **tried)
+            return life_of(request, expires_at=expires_at, deliveries=deliveries, **tried)
         expect_frames(uuid, "reply", reply, *reply_size)
         outcome = Outcome(_STATUS[status], reply, why, attempts, dispatched_at, finished_at)
         return StoredLife(request, 0, 0, 0, 0, "", outcome)

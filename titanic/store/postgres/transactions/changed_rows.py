@@ -32,6 +32,7 @@ class ReadyRow(NamedTuple):
     dispatched_at: int = 0
     expires_at: int = 0
     reason: bytes = b""
+    deliveries: int = 0
 
 
 class LaterRow(NamedTuple):
@@ -43,6 +44,7 @@ class LaterRow(NamedTuple):
     priority: int
     service: bytes
     reason: bytes
+    deliveries: int = 0
 
 
 class ReplyRow(NamedTuple):

@@ -34,13 +34,14 @@ SELECT * FROM unnest(%s::uuid[], %s::bytea[], %s::titanic.frames[], %s::bigint[]
     %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bytea[], %s::bytea[], %s::bytea[])"""
 
 _INSERT_READY = """
-INSERT INTO ready (uuid, service, rank, attempts, dispatched_at, expires_at, reason)
-SELECT * FROM unnest(%s::uuid[], %s::bytea[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bytea[])"""
+INSERT INTO ready (uuid, service, rank, attempts, dispatched_at, expires_at, reason, deliveries)
+SELECT * FROM unnest(%s::uuid[], %s::bytea[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bytea[],
+    %s::bigint[])"""
 
 _INSERT_LATER = """
-INSERT INTO later (uuid, due, attempts, dispatched_at, expires_at, priority, service, reason)
+INSERT INTO later (uuid, due, attempts, dispatched_at, expires_at, priority, service, reason, deliveries)
 SELECT * FROM unnest(%s::uuid[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bytea[],
-    %s::bytea[])"""
+    %s::bytea[], %s::bigint[])"""
 
 _INSERT_EXPIRING = "INSERT INTO expiring (expires_at, uuid) SELECT * FROM unnest(%s::bigint[], %s::uuid[])"
 
@@ -161,8 +162,8 @@ _FORGOTTEN = f" - (SELECT coalesce(sum({KEY} + {SIZE} * requests), 0)::bigint FR
 
 _Encoder = Callable[[Any], Raw]
 _T, _N, _I = texts, numbers, ids
-_READY = (_I, _T, _N, _N, _N, _N, _T)
-_LATER = (_I, _N, _N, _N, _N, _N, _T, _T)
+_READY = (_I, _T, _N, _N, _N, _N, _T, _N)
+_LATER = (_I, _N, _N, _N, _N, _N, _T, _T, _N)
 _EXPIRING = (_N, _I)
 _PLACES = (_I, _T, _N)
 _CLOSED = (_I, _N, _N, _N, _N, _N, _N, _N, _T)

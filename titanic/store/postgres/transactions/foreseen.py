@@ -40,6 +40,7 @@ class Seen:
     finished_at: int
     reply_frames: int
     reply_bytes: int
+    deliveries: int
     frames: list[bytes] | None
 
     @property
@@ -73,6 +74,7 @@ class Seen:
             reply_bytes=self.reply_bytes,
             key=self.key,
             owner=self.owner,
+            deliveries=self.deliveries,
         )
 
     @property
@@ -93,7 +95,8 @@ _FIELDS = f"""
     {STATE},
     coalesce(l.expires_at, q.expires_at, 0), coalesce(l.due, 0), coalesce(p.attempts, l.attempts, q.attempts, 0),
     coalesce(p.dispatched_at, l.dispatched_at, q.dispatched_at, 0), {REASON},
-    coalesce(p.finished_at, 0), coalesce(p.frames_count, 0), coalesce(p.frames_bytes, 0)"""
+    coalesce(p.finished_at, 0), coalesce(p.frames_count, 0), coalesce(p.frames_bytes, 0),
+    coalesce(l.deliveries, q.deliveries, 0)"""
 
 PLACES = """
     LEFT JOIN titanic.reply p ON p.uuid = r.uuid
