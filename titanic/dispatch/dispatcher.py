@@ -74,7 +74,7 @@ class Dispatcher(Channel):
         self._doubts = CloseDoubts(self.core)
         self.node: dispatch.ClaimingNode | None = None
         """This process as one of those that share the store; None: it has the store to itself."""
-        self._others: dispatch.OtherNodes | None = None
+        self.others: dispatch.OtherNodes | None = None
         """The others, if news go between them."""
         if store.remote:
             aside = ReadAside(store, reader.call, self.call)
@@ -85,8 +85,8 @@ class Dispatcher(Channel):
             self.maintenance.returned = node.returned
             if (line := cast(SharedStore, store).news) is not None:
                 parts = node, self.core, self.waiters, self._doubts
-                self._others = dispatch.OtherNodes(line, *parts, writer, aside, self.call)
-                self.settings.tell_others = self._others.settings_changed
+                self.others = dispatch.OtherNodes(line, *parts, writer, aside, self.call)
+                self.settings.tell_others = self.others.settings_changed
         else:
             self.maintenance = Maintenance(config, store, writer, self.core, self.call, self._expired)
             self._fetching = LocalFetch(store, self.core, self._send, self.settings.begin)
@@ -174,8 +174,8 @@ class Dispatcher(Channel):
     # -- what the services tell: see DispatcherInbox (any thread) ---------------------------------------------
 
     def arrived(self, services: Mapping[bytes, int], due_us: int | None) -> None:
-        if self._others is not None:
-            self._others.arrived(services)
+        if self.others is not None:
+            self.others.arrived(services)
         self.call(self._arrived, services, due_us)
 
     def returned(self, services: Collection[bytes]) -> None:
@@ -196,7 +196,7 @@ class Dispatcher(Channel):
 
     def progress(self, uuids: Collection[bytes]) -> dict[bytes, Progress]:
         """How far those of these are that are running, as far as their workers have said. Any thread may ask."""
-        return known_progress(uuids, self.core.flights, None if self._others is None else self._others.progress)
+        return known_progress(uuids, self.core.flights, None if self.others is None else self.others.progress)
 
     def in_flight(self) -> dict[bytes, int]:
         """How many requests of each service are in flight, where there are any. Any thread may ask."""
@@ -231,8 +231,8 @@ class Dispatcher(Channel):
         self.failures.tick(now)
         self._refusals.tick(now)
         self.maintenance.tick(now)
-        if self._others is not None:
-            self._others.tick(now)
+        if self.others is not None:
+            self.others.tick(now)
 
     def next_deadline(self) -> float | None:
         """At once, when requests were left unread; else when something is due."""
@@ -241,7 +241,7 @@ class Dispatcher(Channel):
         if self._fetch_at is not None and self._fetch_at <= 0.0:
             return 0.0
         due = self.core.next_deadline() if self.transport is not None else None
-        others = None if self._others is None else self._others.next_deadline()
+        others = None if self.others is None else self.others.next_deadline()
         turn_at = None if self.node is None else self.node.turn_at
         times = due, self._fetch_at, turn_at, others, self.waiters.next_deadline(), self.maintenance.next_deadline()
         return earliest(*times)
@@ -302,8 +302,8 @@ class Dispatcher(Channel):
     def _begin(self) -> None:
         self._fetching.begin()
         self.maintenance.look()
-        if self._others is not None:
-            self._others.begin()
+        if self.others is not None:
+            self.others.begin()
 
     def _end(self) -> None:
         """Do nothing more, and let nobody wait for it."""
@@ -349,9 +349,9 @@ class Dispatcher(Channel):
         self.waiters.wake(uuids)
         if uuids:
             self.maintenance.look()  # they are remembered for a time, and large ones are removed bit by bit
-        if self._others is not None:
-            self._others.ended(uuids)
-            self._others.closed(doubts)
+        if self.others is not None:
+            self.others.ended(uuids)
+            self.others.closed(doubts)
         else:
             for doubt in doubts:
                 self._doubts.add(doubt)
@@ -382,8 +382,8 @@ class Dispatcher(Channel):
                 self.waiters.succeeded(outcome.uuid, outcome.frames)
         uuids = [outcome.uuid for outcome in done]
         core.settled(uuids, unchanged)
-        if self._others is not None:
-            self._others.ended([outcome.uuid for outcome in done if isinstance(outcome, Finish)])
+        if self.others is not None:
+            self.others.ended([outcome.uuid for outcome in done if isinstance(outcome, Finish)])
         if without_room:
             core.unsettled(without_room, time.monotonic(), full=True)
         self.waiters.wake(uuids)
@@ -392,8 +392,8 @@ class Dispatcher(Channel):
 
     def _expired(self, expired: Sequence[tuple[bytes, bytes]]) -> None:
         self.waiters.wake([uuid for uuid, _ in expired])
-        if self._others is not None:
-            self._others.ended([uuid for uuid, _ in expired])
+        if self.others is not None:
+            self.others.ended([uuid for uuid, _ in expired])
         self._withdrawn({service for _, service in expired})
         for uuid, service in expired:
             self.failures.tell(uuid, service, Status.EXPIRED, "not done in time")

@@ -38,6 +38,8 @@ from titanic.services.ask import CloseDoubt
 from titanic.store import (
     News,
     NewsLine,
+    NodeRow,
+    NodesReadTransaction,
     Question,
     ReadTransaction,
     Recall,
@@ -64,6 +66,16 @@ NAMESAKES = 2.0
 
 PATIENCE = 2 * LOOK
 """Seconds that a node has to find a recall after the end of the incarnation that it was for."""
+
+
+BALANCE_EVERY = 60.0
+"""Seconds between looks whether this node has more workers than its share."""
+
+CROWDED = 1.25
+"""Shares of which it has more then."""
+
+SENT_ON = 10
+"""One of so many workers is sent on each time, at least one."""
 
 
 SAME_NAME = "another node has this node's name: both are listed with their numbers; give each its own, as --node-name"
@@ -110,6 +122,9 @@ class OtherNodes:
         """What others have closed, and a worker here might be given; by which incarnation it was claimed."""
         self._settled: list[tuple[bytes, int]] = []
         """Recalls that are to be removed."""
+        self._balance_at = math.inf
+        self.send_workers_on: Callable[[int], None] = _nobody
+        """Sends idle workers to other nodes, so many at most."""
         self._namesakes_since: float | None = None
         """Since when others have this node's name; infinite when that was said."""
         self._trouble = Trouble(log, "look for what other nodes have done")
@@ -119,6 +134,7 @@ class OtherNodes:
     def begin(self) -> None:
         """Listen, and look."""
         self._look_at = 0.0
+        self._balance_at = time.monotonic() + BALANCE_EVERY
         self._line.start(partial(self._call, self._heard))
 
     # -- what this node tells ----------------------------------------------------------------------------------
@@ -162,6 +178,9 @@ class OtherNodes:
         """Look, when that is due."""
         if self._look_at is None or self._looking or now < self._look_at:
             return
+        if now >= self._balance_at and not self._line.alone:
+            self._balance_at = now + BALANCE_EVERY
+            self._aside.read(_nodes, self._balance, self._trouble.met)
         self._looking, self._hurried, self._began = True, False, now
         self.progress.tell(now)
         self._know_own()
@@ -229,6 +248,17 @@ class OtherNodes:
         elif now > self._namesakes_since + NAMESAKES * config.lease:
             self._namesakes_since = math.inf
             log.warning(SAME_NAME, extra=event("same-name"))
+
+    def _balance(self, rows: Sequence[NodeRow]) -> None:
+        """Send some idle workers on if this node has more than its share, as after a restart of the others."""
+        rows = [row for row in rows if not row.draining]
+        mine = sum(row.workers for row in rows if row.incarnation == self._node.incarnation())
+        share = sum(row.workers for row in rows) / max(1, len(rows))
+        if mine > CROWDED * share and mine > 1 + min(row.workers for row in rows):
+            most = max(1, mine // SENT_ON)
+            text = "this node has %d workers, its share is %.1f: up to %d idle ones are sent to other nodes"
+            log.info(text, mine, share, most, extra=event("workers-sent-on"))
+            self.send_workers_on(most)
 
     def _not_seen(self, error: StoreError) -> None:
         self._done_looking()
@@ -344,6 +374,14 @@ class SettleWrite:
 
 def _recalled(uuids: Collection[bytes], transaction: ReadTransaction) -> Sequence[Recall]:
     return cast(SharedReadTransaction, transaction).recalled(uuids)
+
+
+def _nodes(transaction: ReadTransaction) -> Sequence[NodeRow]:
+    return cast(NodesReadTransaction, transaction).nodes()
+
+
+def _nobody(count: int) -> None:
+    return
 
 
 def _look_around(question: Question, transaction: ReadTransaction) -> Sight:

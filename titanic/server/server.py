@@ -115,6 +115,8 @@ class Server:
             self._context.incarnation = node.incarnation
             self._context.others = self._reader.others = node.others
             node.told_cut_off, node.send_workers_on = self._cut_off, self.front.send_on
+            if (others := self.dispatcher.others) is not None:
+                others.send_workers_on = self.front.send_on
             node.facts = self._facts
             node.told_to_drain = self.drain
         self._services = ServiceHandler(self.store, self.writer, self._reader, self._context)

@@ -277,3 +277,24 @@ def test_a_server_that_has_its_store_to_itself_has_no_nodes(server: Server, clie
     with pytest.raises(InvalidRequest, match="this server has its store to itself"):
         client.drain()
     assert "node" not in client.stats()
+
+
+def test_idle_workers_are_spread_again_after_a_restart(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that has come back gets some. The clients stay where they are, and the last worker of a service, too."""
+    monkeypatch.setattr("broker.io.dealer.shuffled", list)
+    monkeypatch.setattr(other_nodes, "BALANCE_EVERY", 1.0)
+    lease = LeaseConfig(lease=30, renew=0.2, margin=0.5)
+    with ExitStack() as stack:
+        nodes = [stack.enter_context(Server(config(tmp_path, store=url, lease=lease))) for _ in range(3)]
+        a, b, c = (server.endpoints[0] for server in nodes)
+        client = stack.enter_context(Client([a, b, c], timeout=30))
+        number = client.stats()["node"]["incarnation"]
+        stack.enter_context(Worker("alone", list, [a, b, c], config=QUICK))
+        for order in ([a, b, c], [b, c, a]):
+            stack.enter_context(Worker("echo", list, order, jobs=4 if order[0] == a else 2, config=QUICK))
+        until(lambda: sum(sum((node.workers or {}).values()) for node in nodes) == 7)
+        until(lambda: sorted(sum((node.workers or {}).values()) for node in nodes) == [2, 2, 3])
+        assert (nodes[0].workers or {}).get(b"alone") == 1
+        assert client.stats()["node"]["incarnation"] == number
