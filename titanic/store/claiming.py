@@ -110,9 +110,9 @@ class Bound(NamedTuple):
 
 class Claimed(NamedTuple):
     """What a claim has found: `rows` are claimed now, services without any are absent. `more`: services of which there
-    were more, but too large together. `again`: services with a bound that may have more, and in how many seconds they
-    can be asked for it, because another node was claiming for them at that moment, or because of their rate. `damaged`
-    are those of the rows that cannot be read, which have no body."""
+    were more, but too large together. `again`: services that may have more, and in how many seconds they can be asked
+    for it: because of a bound for which another node was claiming at that moment, because of their rate, or because not
+    all requests were looked at. `damaged` are those of the rows that cannot be read, which have no body."""
 
     rows: dict[bytes, list[ReadyRow]]
     more: Collection[bytes] = ()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from itertools import count
 from itertools import count as count_up
 
+import psycopg
 import pytest
 from support.postgres import needs_postgres, shared_server
 from support.waiting import until
@@ -15,6 +16,7 @@ from support.waiting import until
 from titanic.errors import RecordCorrupt, StoreFailed, StoreTooNew
 from titanic.store import Bound, LeaseConfig, NewRequest, NodeFacts, Place, Silent, Status
 from titanic.store.postgres.nodes import incarnation
+from titanic.store.postgres.requests import claims
 from titanic.store.postgres.requests.claims import CONTENDED
 from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.tables.schema import FORMAT
@@ -195,6 +197,71 @@ def test_a_claim_costs_two_round_trips_and_a_bound_one_more(nodes, monkeypatch):
     with one.store.write() as txn:
         txn.release(one.me, places(bytes(16)))
     assert trips == [1, 1]
+
+
+# -- dead rows ------------------------------------------------------------------------------------------------
+
+
+def test_beside_an_old_snapshot_rows_that_are_gone_are_not_read_each_time(url, monkeypatch):
+    """Such as pg_dump's: they cannot be removed as long as it is there."""
+    monkeypatch.setattr(claims, "SLOW", -1)  # whatever is claimed first took too long
+    monkeypatch.setattr(claims, "REST", 1e9)
+
+    def entries_read(index, lives=100):
+        """Of an index, by a node that executes so many requests, one after another."""
+        node = Node(url)
+        before = count(index)
+        for _ in range(lives):
+            node.accept(b"x")
+            ((uuid,),) = node.claim((b"x", 1)).values()
+            assert node.end(uuid)
+            with node.store.write() as txn:
+                assert txn.close(uuid)
+        node.store.close()
+        connections = "SELECT count(*) FROM pg_stat_activity WHERE datname = %s AND state = 'idle'"
+        until(lambda: shared_server().sql(connections, node.database) == 0)  # then they have told what they did
+        return count(index) - before
+
+    def count(index):
+        read = "SELECT idx_tup_read FROM pg_stat_user_indexes WHERE indexrelname = %s"
+        return shared_server().sql(read, index, database=url.split("?")[0].rpartition("/")[2])
+
+    with psycopg.connect(url) as old:
+        PostgresStore.open(url).close()
+        old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        old.execute("SELECT FROM titanic.ready")
+        assert 100 < entries_read("ready_pkey") < 100 * 20
+        shared_server().sql("VACUUM ANALYZE titanic.reply", database=old.info.dbname)  # which finds that it is empty
+        assert 100 < entries_read("reply_pkey") < 100 * 20
+
+
+def test_what_a_quick_claim_does_not_look_at_the_next_full_one_finds(nodes, monkeypatch):
+    monkeypatch.setattr(claims, "SLOW", -1)
+    monkeypatch.setattr(claims, "REST", 1e9)
+    one, other = nodes
+    a, b, c = one.accept(b"x", b"x", b"x")
+    assert other.claim((b"x", 1)) == {b"x": [a]}
+    assert one.claim((b"x", 1)) == {b"x": [b]}
+    other.release(a)
+    (urgent,) = one.accept(b"x", priority=9)
+    found = one.claim_all((b"x", 9))
+    assert [row.uuid for row in found.rows[b"x"]] == [urgent, c], "of all priorities, the highest first"
+    assert found.again[b"x"] > 0, "there may be more"
+    one.store.writer.scan_starts[b"x"].full_at = 0
+    monkeypatch.setattr(claims, "SLOW", 1e9)
+    assert one.claim((b"x", 9)) == {b"x": [a]}
+    assert one.store.writer.scan_starts == {}, "it was quick"
+
+
+def test_a_quick_claim_locks_no_more_than_it_claims(nodes, monkeypatch):
+    monkeypatch.setattr(claims, "SLOW", -1)
+    monkeypatch.setattr(claims, "REST", 1e9)
+    one, other = nodes
+    uuids = one.accept(b"x", b"x", b"x", b"x")
+    one.claim((b"x", 1))
+    with one.store.write() as txn:
+        assert [row.uuid for row in txn.claim(one.me, {b"x": 1}, MUCH, {}).rows[b"x"]] == uuids[1:2]
+        assert other.claim((b"x", 9)) == {b"x": uuids[2:]}
 
 
 # -- outcomes -------------------------------------------------------------------------------------------------

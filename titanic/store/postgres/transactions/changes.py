@@ -21,7 +21,7 @@ from titanic.store.postgres.transactions.changed_rows import (
     ReplyRow,
     RequestRow,
 )
-from titanic.store.postgres.transactions.foreseen import Seen
+from titanic.store.postgres.transactions.foreseen import Seen, by_key
 from titanic.store.postgres.transactions.new_request import KEY_TIMES, key_size
 from titanic.store.postgres.transactions.transaction import Row, Statement
 from titanic.store.states import State
@@ -92,17 +92,17 @@ RETURNING k.owner, length(k.key) AS length, cardinality(k.uuids) AS requests"""
 
 _GIVE_NUMBERS = "UPDATE meta SET closed_last = closed_last + %s RETURNING closed_last - %s AS before"
 
-_CLOSE = """
+_CLOSE = f"""
 INSERT INTO closed (seq, uuid, submitted_at, dispatched_at, replied_at, closed_at, request_bytes, reply_bytes, cost,
     attempts, request_frames, reply_frames, status, priority, unclaimed, service, key, owner, error, request, reply)
 SELECT numbers.before + g.n, g.uuid, r.submitted_at, g.dispatched_at, g.replied_at, g.closed_at, r.body_bytes,
     coalesce(p.frames_bytes, 0), g.cost, g.attempts, r.body_frames, coalesce(p.frames_count, 0), g.status, r.priority,
     g.flags & 1 <> 0, r.service, r.key, r.owner, g.error, CASE WHEN g.flags & 2 <> 0 THEN r.body END,
-    CASE WHEN g.flags & 4 <> 0 THEN coalesce(p.frames, '{}') END
+    CASE WHEN g.flags & 4 <> 0 THEN coalesce(p.frames, '{{}}') END
 FROM numbers CROSS JOIN unnest(%s::uuid[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[],
     %s::bigint[], %s::bigint[], %s::bytea[]) WITH ORDINALITY
 AS g (uuid, status, attempts, dispatched_at, replied_at, closed_at, cost, flags, error, n)
-JOIN request AS r ON r.uuid = g.uuid LEFT JOIN reply AS p ON p.uuid = g.uuid"""
+{by_key("request", "r", "t.uuid = g.uuid", "INNER")} {by_key("reply", "p", "t.uuid = g.uuid")}"""
 
 _AGREE = """
 WITH agreed AS (

@@ -98,16 +98,26 @@ _FIELDS = f"""
     coalesce(p.finished_at, 0), coalesce(p.frames_count, 0), coalesce(p.frames_bytes, 0),
     coalesce(l.deliveries, q.deliveries, 0)"""
 
-PLACES = """
-    LEFT JOIN titanic.reply p ON p.uuid = r.uuid
-    LEFT JOIN titanic.later l ON l.uuid = r.uuid
-    LEFT JOIN titanic.ready q ON q.service = r.service AND q.rank = 9 - r.priority AND q.uuid = r.uuid"""
+
+def by_key(table: str, alias: str, key: str, join: str = "LEFT") -> str:
+    """A join that finds each row by its key. Of a table that is thought to be empty, such as one of which most rows are
+    dead and cannot be removed yet, PostgreSQL would read all, once for each row of the others."""
+    return f"{join} JOIN LATERAL (SELECT * FROM titanic.{table} AS t WHERE {key} OFFSET 0) AS {alias} ON true"
+
+
+PLACES = " ".join(
+    (
+        by_key("reply", "p", "t.uuid = r.uuid"),
+        by_key("later", "l", "t.uuid = r.uuid"),
+        by_key("ready", "q", "t.service = r.service AND t.rank = 9 - r.priority AND t.uuid = r.uuid"),
+    )
+)
 """The places where a request `r` can be."""
 
 SEEN = f"{_FIELDS}, NULL"
 """The columns of a Seen, of a request `r` and PLACES, without the reply's frames."""
 
-_BY_ID = "FROM unnest(%s::uuid[]) AS w (uuid) JOIN titanic.request r ON r.uuid = w.uuid"
+_BY_ID = f"FROM unnest(%s::uuid[]) AS w (uuid) {by_key('request', 'r', 't.uuid = w.uuid', 'INNER')}"
 LOOK = f"SELECT {SEEN} {_BY_ID} {PLACES}"
 LOOK_AT_REPLIES = f"""SELECT {_FIELDS},
     CASE WHEN sum(p.frames_bytes) OVER (ROWS UNBOUNDED PRECEDING) <= {MOST_REPLIES} THEN p.frames END
@@ -118,9 +128,9 @@ SELECT w.uuid, coalesce(p.owner, r.owner), p.status, p.attempts, p.dispatched_at
     CASE WHEN sum(p.frames_bytes) OVER (ROWS UNBOUNDED PRECEDING) <= {MOST_REPLIES} THEN p.frames END,
     l.uuid IS NOT NULL
 FROM unnest(%s::uuid[]) AS w (uuid)
-    LEFT JOIN titanic.reply p ON p.uuid = w.uuid
-    LEFT JOIN titanic.request r ON r.uuid = CASE WHEN p.uuid IS NULL THEN w.uuid END
-    LEFT JOIN titanic.later l ON l.uuid = r.uuid
+    {by_key("reply", "p", "t.uuid = w.uuid")}
+    {by_key("request", "r", "t.uuid = CASE WHEN p.uuid IS NULL THEN w.uuid END")}
+    {by_key("later", "l", "t.uuid = r.uuid")}
 WHERE p.uuid IS NOT NULL OR r.uuid IS NOT NULL"""
 """What an `Answer` has. Clients ask for many replies that are not there yet: it looks at no more than it must."""
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import ClassVar, Self
 
@@ -56,6 +57,14 @@ _MOST_KNOWN = 10_000
 """Requests of which is remembered what was known of them: some MB."""
 
 
+@dataclass(slots=True)
+class ScanStart:
+    """Where claims for a service begin: an id for each rank, until `full_at` by the monotonic clock."""
+
+    full_at: float
+    ids: list[bytes]
+
+
 class WriterState:
     """What a write transaction leaves to the next. Only who holds `lock` changes it.
 
@@ -70,6 +79,8 @@ class WriterState:
         self.used = used
         self.careful = 0
         self.known: dict[bytes, Seen] = {}
+        self.scan_starts: dict[bytes, ScanStart] = {}
+        """Of services whose claims are slow because of dead rows."""
 
     def remember(self, seen: Mapping[bytes, Seen | None]) -> None:
         """Keep what is known of requests, but for frames."""
