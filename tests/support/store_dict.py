@@ -259,7 +259,7 @@ class Read:
                 break
             last = uuid
             found = self.describe(uuid)
-            if text is not None and text not in found.reason and text.encode() not in found.key:
+            if text is not None and not found.mentions(text):
                 continue
             if older_than is None or (found.finished_at or found.submitted_at) < older_than:
                 page.append(found)

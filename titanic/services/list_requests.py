@@ -131,7 +131,7 @@ def _at_workers(
         ids = [uuid for uuid in ids if (uuid < after if newest else uuid > after)]
     rows = [row for row in _described(transaction, ids, user) if options["service"] in (None, row.service)]
     if text is not None:
-        rows = [row for row in rows if text in row.reason or text in row.key.decode(errors="replace")]
+        rows = [row for row in rows if row.mentions(text)]
     if len(rows) <= options["limit"]:
         return rows, None
     rows = rows[: options["limit"]]

@@ -150,6 +150,11 @@ class Description(NamedTuple):
     deliveries: int = 0
     """As of a ReadyRow; 0 once it has ended."""
 
+    def mentions(self, text: str) -> bool:
+        """Whether its reason or its key contains a text, in capitals or not."""
+        found = text.casefold()
+        return found in self.reason.casefold() or found in self.key.decode(errors="replace").casefold()
+
 
 class Load(NamedTuple):
     """The requests of a service, or of an owner, that have not ended, delayed ones included.

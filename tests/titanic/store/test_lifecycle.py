@@ -435,9 +435,30 @@ def test_a_listing_finds_text_in_reasons_and_keys(store):
         def listed(text, **more):
             return [uuids.index(row.uuid) for row in txn.list(text=text, **more)]
 
-        assert [listed(text) for text in ("shop", "öß", "% l", "broke", "_", "Shop")] == [[0], [2], [0], [1], [], []]
+        assert [listed(text) for text in ("shop", "öß", "% l", "broke", "_")] == [[0], [2], [0], [1], []]
+        assert [listed(text) for text in ("Shop", "LOST", "\\303", "303o")] == [[0], [0], [], []]
+        assert [listed(text) for text in ("GRöß", "IT B")] == [[2], [1]]
         assert listed("o", newest=True) == [1, 0]
         assert listed("o", state=State.FAILED) == [1]
+
+
+@pytest.mark.parametrize("newest", [False, True])
+def test_a_listing_of_a_service_does_not_look_at_what_waits_for_others(store, monkeypatch, newest):
+    for engine in ("lmdb.listing", "postgres.reading.listing"):
+        monkeypatch.setattr(f"titanic.store.{engine}.LOOKED_AT", 8)
+    later = NewRequest(b"mine", [], not_before=NOW + 9, expires_at=0)
+    uuids = accept(store, NewRequest(b"mine", []), later, *[NewRequest(b"mine", [])] * 2)
+    accept(store, *[NewRequest(b"other", [])] * 30)
+    uuids += accept(store, NewRequest(b"mine", []), NewRequest(b"mine", []))
+    finish(store, uuids[2], Status.DONE)
+    postpone(store, uuids[3], NOW + 7)
+    with store.read() as txn:
+        page = txn.list(service=b"mine", newest=newest)
+        assert [row.uuid for row in page] == (uuids[::-1] if newest else uuids)
+        assert page.next is None
+        page = txn.list(service=b"mine", newest=newest, limit=3)
+        rest = txn.list(service=b"mine", newest=newest, after=page.next)
+        assert [row.uuid for row in page + rest] == (uuids[::-1] if newest else uuids)
 
 
 @pytest.mark.lmdb
@@ -459,6 +480,8 @@ def test_a_listing_looks_at_no_more_than_it_lists(store, monkeypatch, newest):
 def test_a_listing_looks_at_a_bounded_number_of_requests(store, monkeypatch):
     monkeypatch.setattr("titanic.store.lmdb.listing.LOOKED_AT", 4)
     uuids = accept(store, *[NewRequest(b"many", [])] * 9, NewRequest(b"one", []))
+    for uuid in uuids:
+        finish(store, uuid)
     with store.read() as txn:
         pages = [txn.list(service=b"one")]
         while pages[-1].next:

@@ -16,6 +16,7 @@ from support.waiting import until
 
 from broker import RemoteError, Worker
 from titanic import Client, Server, current
+from titanic.web.door import lists
 
 SUBMIT = "/v1/services/echo/requests"
 
@@ -400,6 +401,23 @@ def every(http: httpx.Client, path: str, name: str) -> list[dict[str, Any]]:
         path = answer.json()["next"]
         assert answer.links.get("next", {}).get("url") == path
     return rows
+
+
+def test_what_is_rare_is_found_in_one_call(
+    http: httpx.Client, client: Client, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server looks at so many at a time."""
+    monkeypatch.setattr("titanic.store.lmdb.listing.LOOKED_AT", 5)
+    monkeypatch.setattr(lists, "PATIENCE", 60.0)
+    first = client.submit("rare", b"x", key="Order 7")
+    for uuid in client.submit_batch("echo", [b"x"] * 30):
+        client.wait(uuid, 30)
+    last = client.submit("rare", b"x")
+    found = http.get("/v1/requests?service=rare").json()
+    assert ([row["uuid"] for row in found["requests"]], found["next"]) == ([first, last], None)
+    assert [row["uuid"] for row in http.get("/v1/requests?text=ORDER").json()["requests"]] == [first]
+    monkeypatch.setattr(lists, "PATIENCE", 0.0)
+    assert http.get("/v1/requests?service=rare").json()["next"]
 
 
 def test_lists_come_in_pages(http: httpx.Client, client: Client) -> None:

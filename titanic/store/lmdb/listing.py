@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Iterator
+from itertools import groupby
 
 import lmdb
 
@@ -103,7 +104,7 @@ def select(
             continue
         if states is not None and found.state not in states:
             continue
-        if text is not None and text not in found.reason and text not in found.key.decode(errors="replace"):
+        if text is not None and not found.mentions(text):
             continue
         if older_than is None or (found.finished_at or found.submitted_at) < older_than:
             page.append(found)
@@ -158,8 +159,8 @@ def _candidates(
 ) -> Iterator[bytes]:
     """Ids behind `after`, in order, all of those that can be in these states among them.
 
-    It walks over the smallest database that has them all: `replies` for ended requests, `retries` for delayed ones, and
-    the service's queue for those that wait.
+    It walks over the smallest databases that have them all: `replies` for ended requests, `retries` for delayed ones,
+    and the service's queue for those that wait.
     """
     wanted = set(State if states is None else states)
     walk = _ids_down if newest else _ids
@@ -167,9 +168,12 @@ def _candidates(
         return walk(tx, tx.db.replies, b"", after)
     if wanted == {State.DELAYED}:
         return walk(tx, tx.db.retries, b"", after)
-    if wanted == {State.WAITING} and service is not None:
-        queues = (walk(tx, tx.db.ready, ready_prefix(service, priority), after) for priority in range(10))
-        return heapq.merge(*queues, reverse=newest)
+    if service is not None:
+        places = [walk(tx, tx.db.ready, ready_prefix(service, priority), after) for priority in range(10)]
+        if wanted != {State.WAITING}:
+            places += [walk(tx, tx.db.retries, b"", after), walk(tx, tx.db.replies, b"", after)]
+        # What waits to be tried again is in its queue and among the retries.
+        return (uuid for uuid, _ in groupby(heapq.merge(*places, reverse=newest)))
     return walk(tx, tx.db.requests, b"", after)
 
 

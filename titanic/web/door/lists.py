@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from titanic.protocol.answers import RequestInfo
 from titanic.protocol.submit_options import MOST_UUIDS
 from titanic.util.text import quoted
 from titanic.web.door import answers, headers
@@ -28,6 +30,9 @@ from titanic.web.door.schemas import (
 )
 from titanic.web.gateway import gateway_of, visitor_of
 from titanic.web.problems import Problem
+
+PATIENCE = 1.0
+"""Seconds for which a page looks for what is rare: the server looks at some thousands of requests at a time."""
 
 PAGE = 100
 """Rows on a page, if nobody says how many."""
@@ -57,16 +62,20 @@ async def get_requests(request: Request) -> Response:
         raise Problem(400, f"newest is {quoted(newest)}; it must be true or false")
     if (after := given.get("after")) is not None:
         after = answers.given_uuid("after", after)
-    client = visitor_of(request).client
-    rows, following = await client.list(
-        service=given.get("service"),
-        state=state,
-        text=given.get("text"),
-        newest=newest == "true",
-        after=after,
-        limit=limit,
-    )
-    return page("/v1/requests", "requests", [described(row) for row in rows], given, following)
+    client, rows, until = visitor_of(request).client, list[RequestInfo](), time.monotonic() + PATIENCE
+    while True:
+        found, after = await client.list(
+            service=given.get("service"),
+            state=state,
+            text=given.get("text"),
+            newest=newest == "true",
+            after=after,
+            limit=limit - len(rows),
+        )
+        rows += found
+        if after is None or len(rows) >= limit or time.monotonic() >= until:
+            break
+    return page("/v1/requests", "requests", [described(row) for row in rows], given, after)
 
 
 async def get_services(request: Request) -> Response:
@@ -124,7 +133,7 @@ PATHS: dict[str, dict[str, Any]] = {
             "parameters": [
                 _asked("service", "Only of this service.", minLength=1),
                 _asked("state", "Only in this state.", enum=list(STATES)),
-                _asked("text", "Only those whose reason or key contains it."),
+                _asked("text", "Only those whose reason or key contains it, in capitals or not."),
                 parameter("query", "newest", "Newest first.", {"type": "boolean", "default": False}),
                 _asked("after", "Where the page begins, as `next` has it.", pattern="^[0-9a-fA-F]{32}$"),
                 _LIMIT,

@@ -30,7 +30,7 @@ AGES = {
 
 AGES_TOLD = {name: text for name, (text, _) in AGES.items()}
 
-PATIENCE = 0.1
+PATIENCE = 1.0
 """Seconds that a page goes on to look for what is rare; then it says how far it came."""
 
 FOREVER = 1 << 62
@@ -147,7 +147,8 @@ async def _with_key(client: Client, choice: Choice) -> list[RequestInfo]:
     except UnknownRequest:  # it was closed just now
         return []
     fits = choice.service in ("", row["service"]) and choice.state in ("", row["state"])
-    fits = fits and (choice.text in row["reason"] or choice.text in row["key"])
+    text = choice.text.casefold()
+    fits = fits and (text in row["reason"].casefold() or text in row["key"].casefold())
     return [row] if fits and choice.since <= row["submitted_at"] < choice.before else []
 
 

@@ -38,6 +38,10 @@ class _Order(NamedTuple):
 _OLDEST = _Order(">", "", b"\0")
 _NEWEST = _Order("<", "DESC", b"\xff")
 
+_MENTIONS = "position(%s in lower(encode({}, 'escape') COLLATE \"C\")) > 0"
+"""Whether bytes contain a text, in capitals or not as far as letters are ASCII. A text can look like escaped bytes: the
+rows that are found are looked at again."""
+
 _UNENDED = f"""
     SELECT * FROM (
         SELECT {SEEN}, CASE WHEN p.uuid IS NULL AND c.before < %s THEN r.body END, c.before >= %s FROM (
@@ -84,7 +88,7 @@ def select(
     order = _NEWEST if newest else _OLDEST
     candidates = _candidates(states, service, owner, after, order)
     query = _select(candidates, states, service, older_than, owner, text, order, limit + 1)
-    return _page(tx, candidates, query, after, limit, order)
+    return _page(tx, candidates, query, after, limit, order, text)
 
 
 def list_running(
@@ -101,17 +105,19 @@ def list_running(
     order = _NEWEST if newest else _OLDEST
     candidates = _candidates((State.WAITING,), service, owner, after, order)
     query = _select(candidates, (State.WAITING,), service, None, owner, text, order, limit + 1, CLAIMED)
-    return _page(tx, candidates, query, after, limit, order)
+    return _page(tx, candidates, query, after, limit, order, text)
 
 
-def _page(tx: Looking, candidates: Query, query: Query, after: bytes | None, limit: int, order: _Order) -> Page:
-    page = Page(seen(row).description for row in tx.fetch(*query))
-    if len(page) > limit:
-        del page[limit:]
-        page.next = page[-1].uuid if page else after
+def _page(
+    tx: Looking, candidates: Query, query: Query, after: bytes | None, limit: int, order: _Order, text: str | None
+) -> Page:
+    rows = [seen(row).description for row in tx.fetch(*query)]
+    page = Page(row for row in rows[:limit] if text is None or row.mentions(text))
+    if len(rows) > limit:
+        page.next = rows[limit - 1].uuid if limit else after
         return page
-    text, *parameters = candidates
-    sought = f"SELECT uuid FROM ({text}) c ORDER BY uuid {order.order} OFFSET %s LIMIT 1"
+    candidate, *parameters = candidates
+    sought = f"SELECT uuid FROM ({candidate}) c ORDER BY uuid {order.order} OFFSET %s LIMIT 1"
     last = tx.fetch(sought, *parameters, LOOKED_AT - 1)
     page.next = last[0][0] if last else None
     return page
@@ -168,12 +174,16 @@ def _candidates(
         return (f"{replies} {limited}", behind, LOOKED_AT)
     if wanted == {State.DELAYED}:
         return (f"SELECT uuid FROM titanic.later WHERE {beyond} {limited}", behind, LOOKED_AT)
-    if wanted == {State.WAITING} and service is not None:
+    if service is not None:
         queue = f"""
     SELECT one.uuid FROM generate_series(0, 9) AS p (rank) CROSS JOIN LATERAL (
         SELECT uuid FROM titanic.ready WHERE service = %s AND rank = p.rank AND {beyond} {limited}
     ) one"""
-        return (f"{queue} {limited}", service, behind, LOOKED_AT, LOOKED_AT)
+        if wanted == {State.WAITING}:
+            return (f"{queue} {limited}", service, behind, LOOKED_AT, LOOKED_AT)
+        later = f"SELECT uuid FROM titanic.later WHERE {beyond}"
+        places = f"{queue} UNION ALL ({later} {limited}) UNION ALL ({replies} {limited})"
+        return (f"{places} {limited}", service, behind, LOOKED_AT, *[behind, LOOKED_AT] * 2, LOOKED_AT)
     return (f"{requests} {limited}", behind, LOOKED_AT)
 
 
@@ -201,11 +211,17 @@ def _select(
             tests.append(test)
             parameters.append(value)
     if text is not None:
-        tests.append(f"(position(%s::bytea in {REASON}) > 0 OR position(%s::bytea in r.key) > 0)")
-        parameters += [text.encode(errors="replace")] * 2
+        tests.append(f"({_MENTIONS.format(REASON)} OR {_MENTIONS.format('r.key')})")
+        parameters += [_escaped(text)] * 2
     where = " AND ".join(tests)
     query = f"SELECT {SEEN} FROM ({query}) c JOIN titanic.request r ON r.uuid = c.uuid {PLACES} WHERE {where}"
     return (f"{query} ORDER BY r.uuid {order.order} LIMIT %s", *parameters, limit)
+
+
+def _escaped(text: str) -> str:
+    """A text as `_MENTIONS` wants it."""
+    shown = {0: "\\000", ord("\\"): "\\\\"} | {byte: f"\\{byte:03o}" for byte in range(128, 256)}
+    return "".join(shown.get(byte) or chr(byte) for byte in text.encode(errors="replace")).lower()
 
 
 def _whole(place: bytes, fill: bytes = b"\0") -> str:
