@@ -30,6 +30,7 @@ from broker.io.channel import Channel
 from broker.io.curve import Curve
 from broker.io.dealer import Dealer
 from broker.io.loop import Loop
+from broker.io.sockets import require_connections
 from broker.worker_log import WorkerLog
 
 log = logging.getLogger("broker.worker")
@@ -70,6 +71,11 @@ class Registered:
         self._logs: list[WorkerLog] = []
         endpoints = Servers(endpoint).names
         places = [[name] for name in endpoints] if everywhere else [endpoints]
+        what = f"{jobs} jobs for each of {len(handlers)} services" + (
+            f" at {len(places)} brokers" if everywhere else ""
+        )
+        watched = self._watch or any(len(names) > 1 for names in places)
+        require_connections(len(places) * len(handlers) * jobs, what, watched=watched)
         hand = Hand(self._loop, jobs) if len(places) * len(handlers) > 1 else None
         for service, handler in handlers.items():
             for names in places:

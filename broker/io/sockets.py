@@ -9,15 +9,17 @@ from __future__ import annotations
 import errno
 import os
 import re
+import resource
 import socket as stream
 import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import zmq
 
 from broker.core.mdp import Frames
-from broker.errors import EndpointError
+from broker.errors import EndpointError, UsageError
 
 Socket = zmq.Socket[bytes]
 
@@ -37,11 +39,44 @@ MOST_BODY_FRAMES = MOST_FRAMES - ENVELOPE_FRAMES
 LINGER = 2000
 """Milliseconds that a closed socket may still take to send a good-bye."""
 
+MOST_SOCKETS = 65_535
+"""What libzmq can have in a process."""
+
+SPARE_FILES = 32
+"""Kept for whatever else a program opens, when its connections are counted."""
+
 _backend: Any = zmq.backend.Socket
 _recv = _backend.recv
 _send = _backend.send
 _DONTWAIT = int(zmq.DONTWAIT)
 _SNDMORE = int(zmq.SNDMORE)
+
+
+def allow_sockets() -> None:
+    """Let the process have as many sockets as it may have files. libzmq allows 1,023 otherwise, and sees this only
+    before the first one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_SOCKETS if hard == resource.RLIM_INFINITY else min(hard, MOST_SOCKETS)
+    zmq.Context.instance().max_sockets = most
+
+
+allow_sockets()
+
+
+def require_connections(count: int, what: str, *, watched: bool) -> None:
+    """Have the system allow so many more connections. Raises UsageError when it does not: those that find no room later
+    would be missing without a word. `watched`: by a monitor."""
+    allow_sockets()  # after a fork there is another context
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    open_now = sum(1 for _ in Path("/proc/self/fd").iterdir()) if Path("/proc/self/fd").is_dir() else SPARE_FILES
+    needed = count * (4 if watched else 2) + open_now + SPARE_FILES
+    limit, advice = hard, "raise it (ulimit -Hn, or LimitNOFILE= of a systemd unit)"
+    if (sockets := count * (3 if watched else 1) + SPARE_FILES) > MOST_SOCKETS:
+        needed, limit, advice = sockets, MOST_SOCKETS, "which is that of libzmq"
+    if limit != resource.RLIM_INFINITY and needed > limit:
+        raise UsageError(f"{what} need {needed} open files, and the limit is {limit}; {advice}, or use fewer jobs")
+    if soft != resource.RLIM_INFINITY and needed > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def seed_names() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from support.waiting import until
@@ -123,3 +126,35 @@ def test_what_it_cannot_be() -> None:
         MultiWorker({"a": lambda frames: None}, jobs=0)
     with pytest.raises(UsageError):
         MultiWorker({"": lambda frames: None})
+
+
+MANY = """
+import resource, sys
+from broker import MultiWorker, UsageError
+soft, hard = map(int, sys.argv[2:])
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+handlers = {f"service{number}": list for number in range(11)}
+try:
+    worker = MultiWorker(handlers, sys.argv[1], jobs=100).start()
+except UsageError as error:
+    sys.exit(str(error))
+print(sum(channel._dealer.socket is not None for channel in worker._channels))
+worker.stop()
+"""
+
+
+@pytest.mark.parametrize(
+    ("hard", "said"),
+    [
+        (4000, (0, "1100\n", "")),
+        (1000, (1, "", "100 jobs for each of 11 services need 2")),
+    ],
+)
+def test_more_registrations_than_usual_fit_or_are_refused_at_the_start(
+    tmp_path: Path, hard: int, said: tuple[int, str, str]
+) -> None:
+    """What does not fit would be absent without a word."""
+    command = [sys.executable, "-c", MANY, f"ipc://{tmp_path}/nobody", "256", str(hard)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr[: len(said[2])]) == said
+    assert not said[2] or "the limit is 1000" in done.stderr

@@ -12,8 +12,6 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any, NamedTuple
 
-import zmq
-
 from titanic.bench import loads, machine
 from titanic.bench.stage import Stage
 from titanic.errors import TitanicError
@@ -25,9 +23,6 @@ Take = Callable[["Conditions", str, str], Iterator["Figure"]]
 
 QUICK = ("disk", "store", "wire", "accept", "accept-one", "accept-batch", "life", "life-one", "echo", "echo-one")
 """What is measured when nothing is chosen."""
-
-SOCKETS = 10_000
-"""Sockets of this process, which runs all the clients; a context has 1,023 otherwise."""
 
 
 @dataclass(frozen=True)
@@ -307,7 +302,6 @@ def run(
     if url is not None:
         expect_no_store(url)
         entries = [entry for entry in entries if not entry.name.startswith("memory-")]
-    zmq.Context.instance().max_sockets = SOCKETS  # before the first socket is opened
     place = Path(tempfile.mkdtemp(prefix="titanic-", dir=folder))
     try:
         for entry in entries:
