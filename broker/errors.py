@@ -64,13 +64,13 @@ _UNPROTECTED = {
     "    titanic keys server && titanic keys new me\n"
     f"    printf '{_FIRST_USER.replace('{', '{{').replace('}', '}}')}' >access.toml\n"
     "and start this again with\n"
-    "    --access access.toml --key server.key_secret\n"
+    "    --access access.toml --key-file server.key_secret\n"
     "Clients and workers then give --key-file me.key_secret --server-key server.key.\n"
     "Or bind tcp://127.0.0.1 or ipc://; or allow it without access control: --open, in Python open=True",
     Means.KEYS: "other machines could reach {endpoint}, and patterns have no access control but keys; make some:\n"
     "    titanic keys server && titanic keys new me\n"
     "and start this again with\n"
-    "    --key server.key_secret --allow me.key\n"
+    "    --key-file server.key_secret --allow me.key\n"
     "Clients and workers then give --key-file me.key_secret --server-key server.key.\n"
     "Or bind tcp://127.0.0.1 or ipc://; or allow it without keys: --open, in Python open=True",
     Means.NONE: "other machines could reach {endpoint}, and patterns have no access control where there are draft"

@@ -59,8 +59,8 @@ def server_keys(key: ServerKey, allow: Iterable[str | Path] = (), *, open: bool 
     allowed = frozenset(public_key(one) for one in ((allow,) if isinstance(allow, str | Path) else allow))
     if key is None and allowed:
         raise UsageError(
-            "there are keys to allow, and the server has none of its own; give its secret key file as well (--key, in"
-            " Python key); `titanic keys server` makes one"
+            "there are keys to allow, and the server has none of its own; give its secret key file as well"
+            " (--key-file, in Python key); `titanic keys server` makes one"
         )
     if key is not None and not allowed:
         raise UsageError(

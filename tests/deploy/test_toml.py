@@ -63,7 +63,7 @@ def test_those_above_the_tables_too(commented: dict[str, Any]) -> None:
 
 def test_with_all_of_it_set_it_is_right(tmp_path: Path) -> None:
     path = tmp_path / "titanic.toml"
-    (tmp_path / "access.toml").touch()
+    (tmp_path / "access.toml").write_text("[users.shop]\n")
     all_of_it = COMMENTED.sub(r"\1", FILE.read_text()).replace("/etc/titanic/access", f"{tmp_path}/access")
     path.write_text(all_of_it)
     (fault,) = here("config", "check", path).err.splitlines()

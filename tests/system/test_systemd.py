@@ -135,7 +135,7 @@ def test_its_life(here: Machine) -> None:
     here.power_off()
     here.boot()
     here.until(lambda: restarted(here, 0))
-    listed = here.does("titanic", "ls", "--limit", "100000", "--state", "waiting", user=SOMEBODY)
+    listed = here.does("titanic", "ls", "--most", "100000", "--state", "waiting", user=SOMEBODY)
     assert [one for one in [kept, *acknowledged] if one not in listed] == []
     uuid = here.does("titanic", "submit", "upper", "again", user=SOMEBODY)
     assert here.does("titanic", "reply", uuid, "--wait", "60", user=SOMEBODY) == "AGAIN"
@@ -235,9 +235,9 @@ def test_its_upkeep(here: Machine) -> None:
     here.does("titanic", "submit", "anything", "x", *keys)
     access.write_text(whole.replace(shop, ""))
     here.does("systemctl", "reload", "titanic")
-    here.until(lambda: "removed shop" in here.journal("TITANIC_EVENT=access-reloaded"))
-    refused = here.run("titanic", "submit", "anything", "x", *keys)
+    refused = here.run("titanic", "submit", "anything", "x", *keys)  # at once: it returns when the file is in force
     assert (refused.code, "refused this key" in refused.err) == (1, True), refused
+    here.until(lambda: "removed shop" in here.journal("TITANIC_EVENT=access-reloaded"))
     here.says(rf"sed -i 's/^\(access\|key\) = /#\1 = /' {TOML}")
 
     # Broker and queue apart.

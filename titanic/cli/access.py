@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from broker import AccessError, AccessFile, Permission, UsageError, decide
-from titanic.cli.exit_codes import EXIT_FAILED
+from titanic.cli.exit_codes import EXIT_FAILED, EXIT_USAGE, is_about_missing
 from titanic.cli.options import command, json_flag, option
 from titanic.cli.printing import print_json
 from titanic.util.text import counted, printable
@@ -49,7 +49,7 @@ def check(path: Path, as_json: bool) -> None:
     except AccessError as error:
         for fault in str(error).splitlines():
             click.echo(printable(fault), err=True)
-        sys.exit(EXIT_FAILED)
+        sys.exit(EXIT_USAGE if is_about_missing(error) else EXIT_FAILED)
     found = file.access
     counts = {
         "users": len(found.users),

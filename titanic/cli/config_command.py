@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +12,10 @@ from typing import Any
 import click
 from click.core import ParameterSource, augment_usage_errors
 
-from titanic.cli.config_file import Document, FileValue, commands_of, strangers
+from titanic.cli.config_file import Document, FileValue, commands_of, variables
 from titanic.cli.exit_codes import EXIT_FAILED
 from titanic.cli.options import Option, command, json_flag
-from titanic.cli.printing import print_json, print_table, say
+from titanic.cli.printing import print_json, print_table
 from titanic.util.text import alike, counted
 
 _file_option = click.option(
@@ -71,8 +72,6 @@ def show(name: str, arguments: tuple[str, ...], path: str | None, as_json: bool)
         print_json({name: {"value": value, "source": source} for name, value, source in rows})
     else:
         print_table(("OPTION", "VALUE", "FROM"), [(name, _shown(value), source) for name, value, source in rows])
-    for text in strangers(context):
-        say(text)
 
 
 def _effective(
@@ -95,7 +94,8 @@ def _effective(
             if source is ParameterSource.DEFAULT_MAP:
                 where = str(found[option.name or ""].place)
             else:
-                where = _WHERE.get(source, "default").format(variable=option.envvar)
+                variable = next((one for one in variables(option) if os.environ.get(one)), "")
+                where = _WHERE.get(source, "default").format(variable=variable)
             yield key, value if option.is_flag else _plain(raw), where
 
 

@@ -32,6 +32,16 @@ class Options(dict[str, click.Option]):
 
     rule: Rule | None = None
 
+    def get(self, key: str, default: Any = None) -> Any:
+        """As of a dict; an option is found by its old names, too."""
+        found = super().get(key, default)
+        if found is None:
+            return next((one for one in self.values() if f"--{key}" in getattr(one, "old", ())), default)
+        return found
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and self.get(key) is not None
+
 
 Commands = Mapping[str, Options]
 """All commands, each with its options by their names in a file."""
@@ -158,7 +168,7 @@ class Document:
                     self._unknown((key,), f"[{key}]", {*self._commands, *self._others})
                     continue
                 for inner in value:
-                    if inner not in known:
+                    if inner not in known and inner not in self._commands.get(key, known):
                         self._unknown((key, inner), _shown((key, inner)), known)
             elif key in everywhere:
                 continue
@@ -329,7 +339,7 @@ def strangers(context: click.Context) -> list[str]:
     unknown = _ours() - _variables(context.command)
     if not unknown:
         return []  # so that not every command is imported
-    known = {str(one.envvar) for options in commands_of(context).values() for one in options.values()}
+    known = {name for options in commands_of(context).values() for one in options.values() for name in variables(one)}
     texts = []
     for variable in sorted(unknown - known):
         near = alike(variable.removeprefix(PREFIX), [one.removeprefix(PREFIX) for one in known])
@@ -343,4 +353,9 @@ def _ours() -> set[str]:
 
 
 def _variables(command: click.Command) -> set[str]:
-    return {str(option.envvar) for option in options_of(command).values()}
+    return {name for option in options_of(command).values() for name in variables(option)}
+
+
+def variables(option: click.Option) -> list[str]:
+    """The variables of the environment that an option reads, the first of them that is set."""
+    return [option.envvar] if isinstance(option.envvar, str) else list(option.envvar or ())

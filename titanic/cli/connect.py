@@ -12,9 +12,6 @@ from titanic.cli.printing import say
 from titanic.client.client import Client
 from titanic.errors import TimedOut
 
-TRIES = 3
-"""How often a command asks."""
-
 LOOK = 1.0
 """Seconds that a command which changes nothing waits for a server: a restart takes as long."""
 
@@ -23,14 +20,14 @@ AGAIN = 0.1
 
 
 def connect(reach: Reach, *, wait: float | None = None) -> Client:
-    """A client that waits for `wait` seconds, by default TRIES times the time-out."""
-    tell(reach.endpoint, TRIES * reach.timeout if wait is None else wait)
-    return Client(reach.endpoint, timeout=reach.timeout, retries=TRIES - 1, version=reach.mdp, key=reach.curve)
+    """A client that waits for `wait` seconds, by default the time-out."""
+    tell(reach.endpoint, reach.timeout if wait is None else wait)
+    return Client(reach.endpoint, timeout=reach.timeout, version=reach.mdp, key=reach.curve)
 
 
-def connect_to_look(reach: Reach, advice: str = "", *, tries: int = TRIES) -> Client:
+def connect_to_look(reach: Reach, advice: str = "", *, retries: int | None = None) -> Client:
     """A client that changes nothing. Raises TimedOut when nobody can be connected to for a second."""
-    seconds = min(LOOK, tries * reach.timeout)
+    seconds = min(LOOK, reach.timeout)
     until = time.monotonic() + seconds
     while reason := unreachable(reach.endpoint):
         if time.monotonic() >= until:
@@ -38,7 +35,7 @@ def connect_to_look(reach: Reach, advice: str = "", *, tries: int = TRIES) -> Cl
                 reason, f"tried for {seconds:g} s", f"is a server running, and is this its endpoint?{advice}"
             )
         time.sleep(AGAIN)
-    return Client(reach.endpoint, timeout=reach.timeout, retries=tries - 1, version=reach.mdp, key=reach.curve)
+    return Client(reach.endpoint, timeout=reach.timeout, retries=retries, version=reach.mdp, key=reach.curve)
 
 
 def tell(endpoint: tuple[str, ...], seconds: float) -> None:

@@ -9,3 +9,12 @@ EXIT_UNKNOWN = 4
 EXIT_INTERRUPTED = 130
 EXIT_UNREAD = 141
 """The reader of the output has gone, as in `| head`."""
+
+
+def is_about_missing(error: BaseException | None) -> bool:
+    """Whether an error comes from a file that is not there: that is wrong usage, whatever the command."""
+    while error is not None:
+        if isinstance(error, FileNotFoundError):
+            return True
+        error = error.__cause__
+    return False

@@ -82,7 +82,9 @@ def _tell(public: Path, secret: Path, made: bool, as_json: bool, more: dict[str,
     kept = "" if made else "already there, kept; "
     click.echo(f"{public}: {kept}public, to hand out: {key}")
     use = (
-        "--key: do not copy or share it" if public.stem == SERVER else "--key-file of this user alone: do not share it"
+        "--key-file of the server: do not copy or share it"
+        if public.stem == SERVER
+        else "--key-file of this user alone: do not share it"
     )
     click.echo(f"{secret}: {kept}secret, for {use}")
 

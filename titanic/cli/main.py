@@ -15,7 +15,15 @@ from typing import Any, NoReturn
 import click
 
 import broker
-from titanic.cli.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PENDING, EXIT_UNKNOWN, EXIT_UNREAD, EXIT_USAGE
+from titanic.cli.exit_codes import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_PENDING,
+    EXIT_UNKNOWN,
+    EXIT_UNREAD,
+    EXIT_USAGE,
+    is_about_missing,
+)
 from titanic.cli.printing import say
 from titanic.entry import interruptible, leave, load
 from titanic.errors import TimedOut, TitanicError, UnknownRequest
@@ -58,7 +66,7 @@ COMMANDS = {
 }
 """Each command's module, and its line in the help. The function is called like the command."""
 
-MEANT = {"list": "ls", "fetch": "reply", "get": "reply", "delete": "close", "rm": "close"}
+MEANT = {"list": "ls", "fetch": "reply", "get": "reply", "delete": "close", "rm": "close", "requeue": "retry"}
 """Names that people try for commands that have another name."""
 
 
@@ -158,7 +166,7 @@ class Titanic(LazyGroup):
             sys.exit(EXIT_UNKNOWN)
         except (TitanicError, broker.BrokerError) as error:
             say(re.sub(r"\[Errno \d+\] ", "", str(error)))
-            sys.exit(EXIT_USAGE if _cannot_be(error) else EXIT_FAILED)
+            sys.exit(EXIT_USAGE if _cannot_be(error) or is_about_missing(error) else EXIT_FAILED)
         except OSError as error:
             _fail(error)
         except KeyboardInterrupt:
@@ -173,7 +181,7 @@ def _fail(error: OSError) -> NoReturn:
     where = error.filename or (error.errno in _UNWRITTEN and "cannot write the output")
     say("; ".join(str(part) for part in (where, error.strerror or error) if part))
     _drop_output()
-    sys.exit(EXIT_FAILED)
+    sys.exit(EXIT_USAGE if is_about_missing(error) else EXIT_FAILED)
 
 
 _UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)

@@ -8,6 +8,7 @@ import click
 
 from titanic.cli.options import STORE, command, configured, json_flag
 from titanic.cli.printing import Bar, print_json, say
+from titanic.cli.store_files import expect_store
 from titanic.store import State, Status, open_export, open_import
 from titanic.store.moving import move
 from titanic.util.text import counted
@@ -39,6 +40,8 @@ def migrate(source: Path | str, target: Path | str, as_json: bool) -> None:
       titanic migrate /var/lib/titanic postgresql://titanic@db.example/titanic
       titanic migrate postgresql://titanic@db.example/titanic /var/lib/titanic2
     """
+    if isinstance(source, Path):
+        expect_store(source)
     with open_export(source) as out, open_import(target) as into, Bar("reading") as bar:
         moved = move(out, into, bar.tell)
         places = {"from": out.place, "to": into.place}

@@ -116,7 +116,7 @@ def _has_ended(node: NodeInfo, reach: Reach, wait: float) -> bool:
     end = time.monotonic() + wait
     while True:
         try:
-            with connect_to_look(reach, tries=1) as client:
+            with connect_to_look(reach, retries=0) as client:
                 rows = client.nodes() or []
             if not any(row["name"] == node["name"] and row["draining"] and row["lease"] is not None for row in rows):
                 return True

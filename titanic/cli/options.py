@@ -20,6 +20,7 @@ from broker import DEFAULT_ENDPOINT
 from titanic import logs
 from titanic.cli import config_file
 from titanic.cli.endpoint import PEER, Reach, separate
+from titanic.cli.printing import say
 from titanic.errors import TimedOut
 from titanic.util import ids
 from titanic.util.database_url import has_password, is_like_url, is_url
@@ -51,10 +52,29 @@ ARGUMENTS = "titanic.arguments"
 class Option(click.Option):
     """An option that can belong to a group. `in_file` is its name in files: by default its longest one."""
 
-    def __init__(self, *names: Any, group: str = "", in_file: str = "", **settings: Any) -> None:
-        super().__init__(*names, **settings)
+    def __init__(
+        self,
+        names: Sequence[str],
+        group: str = "",
+        in_file: str = "",
+        unlisted: Sequence[str] = (),
+        old: Sequence[str] = (),
+        **settings: Any,
+    ) -> None:
+        """`unlisted`: names that the help does not show. `old`: those that are replaced, with a warning."""
+        self.old = tuple(old)
+        self.unlisted = {*unlisted, *old}
+        super().__init__([*names, *unlisted, *old], **settings)
         self.group = group
         self.in_file = in_file
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        names = self.opts
+        self.opts = [name for name in names if name not in self.unlisted]
+        try:
+            return super().get_help_record(ctx)
+        finally:
+            self.opts = names
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
         """As click does; an error about a value of the environment names the variable."""
@@ -63,7 +83,7 @@ class Option(click.Option):
         except click.BadParameter as error:
             if ctx.get_parameter_source(self.name or "") is not ParameterSource.ENVIRONMENT:
                 raise
-            where = f"{error.message} (from {self.envvar} in the environment)"
+            where = f"{error.message} (from {' or '.join(config_file.variables(self))} in the environment)"
             raise click.BadParameter(where, ctx, self) from error
 
 
@@ -84,9 +104,20 @@ class GroupedCommand(click.Command):
             with formatter.section(group or "Options"):
                 formatter.write_dl(records)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """As click does, after a line about each variable that looks like an option's and is none."""
+        if self.name not in getattr(ctx.find_root().command, "reloadable", ()):  # those log it
+            for text in config_file.strangers(ctx):
+                say(text)
+        return super().invoke(ctx)
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """As click does; the arguments are kept for `parse_again`."""
         ctx.meta[ARGUMENTS] = list(args)
+        given = {arg.partition("=")[0] for arg in (args[: args.index("--")] if "--" in args else args)}
+        for option in self.params:
+            for name in given.intersection(getattr(option, "old", ())):
+                say(f"{name} is called {option.opts[0]} now")
         return super().parse_args(ctx, args)
 
 
@@ -180,11 +211,11 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 def key_option(help: str) -> Callable[[Function], Function]:
-    """`--key`, which clients call `--key-file` as well."""
+    """`--key-file` of what listens."""
     return option(
-        "--key",
         "--key-file",
         "key",
+        unlisted=("--key",),
         type=FILE,
         metavar="FILE",
         default=None,
@@ -194,17 +225,18 @@ def key_option(help: str) -> Callable[[Function], Function]:
     )
 
 
-def key_options(group: str = "", *, names: Sequence[str] = ("--key", "--key-file")) -> Callable[[Function], Function]:
-    """`--key` and `--server-key`, which a command gets as `curve`."""
-    return together(key_file_options(group, names), _with_keys)
+def key_options(group: str = "", *, unlisted: Sequence[str] = ("--key",)) -> Callable[[Function], Function]:
+    """`--key-file` and `--server-key`, which a command gets as `curve`. `unlisted`: other names of the first."""
+    return together(key_file_options(group, unlisted), _with_keys)
 
 
-def key_file_options(group: str = "", names: Sequence[str] = ("--key", "--key-file")) -> Callable[[Function], Function]:
+def key_file_options(group: str = "", unlisted: Sequence[str] = ("--key",)) -> Callable[[Function], Function]:
     """The same, which a command gets as `key_file` and `server_key`: as they were given."""
     return together(
         option(
-            *names,
+            "--key-file",
             "key_file",
+            unlisted=unlisted,
             type=click.Path(dir_okay=False),
             metavar="FILE",
             default=None,
@@ -277,9 +309,9 @@ def _reaching(function: Function) -> Function:
     return cast("Function", asking)
 
 
-EACH_TRY = "Wait for an answer, at each of 3 tries."
+PATIENCE = "Wait for an answer this long; what gets none is sent again meanwhile."
 
-endpoint = reaching(5.0, EACH_TRY)
+endpoint = reaching(15.0, PATIENCE)
 
 
 class Folder(click.Path):

@@ -67,7 +67,7 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
     \b
     Example:
       titanic serve --store /var/lib/titanic --capacity 20GiB --max-body 1MiB
-      titanic serve --store S --bind tcp://10.0.0.1:5555 --access access.toml --key server.key_secret
+      titanic serve --store S --bind tcp://10.0.0.1:5555 --access access.toml --key-file server.key_secret
       titanic serve --store S --broker tcp://10.0.0.5:5555
       titanic serve --store S --gather tcp://127.0.0.1:5557
     """
@@ -132,7 +132,8 @@ def _refuse_unused(settings: Mapping[str, Any]) -> None:
     for name, others in (("key", ("access", "broker")), ("server_key", ("broker",))):
         if chosen(name) is ParameterSource.COMMANDLINE and all(settings[other] is None for other in others):
             needs = " or ".join(f"--{other}" for other in others)
-            raise click.UsageError(f"--{name.replace('_', '-')} is for {needs}; without that it would not be used")
+            option = "--key-file" if name == "key" else "--server-key"
+            raise click.UsageError(f"{option} is for {needs}; without that it would not be used")
 
 
 @command("broker", rule=access_faults)
@@ -153,7 +154,7 @@ def broker(
 
     \b
     Example:
-      titanic broker --bind tcp://0.0.0.0:5555 --access access.toml --key server.key_secret
+      titanic broker --bind tcp://0.0.0.0:5555 --access access.toml --key-file server.key_secret
       titanic broker --bind tcp://0.0.0.0:5555 --open
     """
     signals = serve_run.begin(log_level, log_format)
@@ -161,7 +162,7 @@ def broker(
     metrics = settings.pop("metrics")
     open = settings.pop("open")
     if access is None and click.get_current_context().get_parameter_source("key") is ParameterSource.COMMANDLINE:
-        raise click.UsageError("--key is for --access; without that it would not be used")
+        raise click.UsageError("--key-file is for --access; without that it would not be used")
     for wrong in access_contradictions(
         {"broker": None, "access": access, "key": key, "server_key": None, "open": open}
     ):

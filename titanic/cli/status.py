@@ -258,7 +258,7 @@ def health(as_json: bool, max_waiting: int | None, max_age: float | None, reach:
     """
     found = Observation()
     try:
-        with connect_to_look(reach, tries=1) as client:
+        with connect_to_look(reach, retries=0) as client:
             found = _look(client)
         code, problems = judge(found, reach.timeout, max_waiting, max_age)
     except (TitanicError, broker.BrokerError) as error:

@@ -57,8 +57,10 @@ service_option = option("--service", metavar="SERVICE", default=None, help="Only
 @command()
 @json_flag
 @option(
-    "--limit",
-    envvar="TITANIC_LS_LIMIT",  # TITANIC_LIMIT is that of `titanic work`, in seconds
+    "--most",
+    old=("--limit",),
+    in_file="most",
+    envvar=["TITANIC_MOST", "TITANIC_LS_LIMIT"],
     type=click.IntRange(1),
     metavar="N",
     default=50,
@@ -67,7 +69,7 @@ service_option = option("--service", metavar="SERVICE", default=None, help="Only
 @option("--state", type=click.Choice(STATES), default=None, help="Only requests in this state.")
 @service_option
 @lookable
-def ls(service: str | None, state: str | None, limit: int, as_json: bool, **where: Any) -> None:
+def ls(service: str | None, state: str | None, most: int, as_json: bool, **where: Any) -> None:
     """List stored requests, oldest first.
 
     Those that a broker has are running: a worker has them, or has them next.
@@ -84,8 +86,8 @@ def ls(service: str | None, state: str | None, limit: int, as_json: bool, **wher
 
     def pages(source: Client | Files) -> Iterator[list[RequestInfo]]:
         nonlocal shown, after
-        while shown < limit:
-            page, after = source.list(service=service, state=state, after=after, limit=min(PAGE, limit - shown))
+        while shown < most:
+            page, after = source.list(service=service, state=state, after=after, limit=min(PAGE, most - shown))
             shown += len(page)
             yield page
             if after is None:
@@ -99,7 +101,7 @@ def ls(service: str | None, state: str | None, limit: int, as_json: bool, **wher
         parts = (list(map(_row, page)) for page in pages(source))
         print_long_table(columns, parts, right=("AGE", "ATTEMPTS", "BODY", "REPLY"))
     if after is not None:
-        click.echo(f"({shown} shown, there may be more: --limit)", err=True)
+        click.echo(f"({shown} shown, there may be more: --most)", err=True)
 
 
 def _row(row: RequestInfo) -> tuple[str, ...]:

@@ -14,12 +14,12 @@ import click
 import broker
 from titanic.cli import bodies
 from titanic.cli.bodies import body_argument, stdin_flag
-from titanic.cli.connect import TRIES, answers, connect, tell
+from titanic.cli.connect import answers, connect, tell
 from titanic.cli.endpoint import Reach
 from titanic.cli.exit_codes import EXIT_FAILED, EXIT_PENDING, EXIT_UNKNOWN
 from titanic.cli.options import (
     CONNECTION,
-    EACH_TRY,
+    PATIENCE,
     command,
     endpoint,
     json_flag,
@@ -30,7 +30,7 @@ from titanic.cli.options import (
 )
 from titanic.cli.options import uuid as uuid_type
 from titanic.cli.printing import Bar, json_frames, print_body, print_json, say, until
-from titanic.client.calls import BrokerLimits
+from titanic.client.calls import BrokerLimits, tries_of
 from titanic.client.client import Client
 from titanic.client.wire import BlockingWire
 from titanic.errors import RequestFailed, TimedOut, TitanicError, UnknownRequest
@@ -48,7 +48,7 @@ CHOICES = "When and how often"
 
 
 def _no_key_file(context: click.Context, option: click.Parameter, key: str | None) -> str | None:
-    """An idempotency key. What other commands call --key would make all requests one, without a word."""
+    """An idempotency key. What other commands take as --key would make all requests one, without a word."""
     if key is not None and key.endswith(".key_secret") and Path(key).is_file():
         raise click.UsageError(
             f"--key is the idempotency key of a request, and {key} is a key file; give it as --key-file"
@@ -137,7 +137,7 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
     group=CHOICES,
     help="Content type of the body, for its worker.",
 )
-@reaching(5.0, EACH_TRY, key_options(CONNECTION, names=["--key-file"]))
+@reaching(15.0, PATIENCE, key_options(CONNECTION, unlisted=()))
 def submit(
     service: str,
     body: tuple[bytes, ...],
@@ -342,8 +342,9 @@ def call(service: str, body: tuple[bytes, ...], from_stdin: bool, as_json: bool,
     """
     if body and from_stdin:
         raise click.UsageError("BODY and --stdin exclude each other")
-    tell(reach.endpoint, TRIES * reach.timeout)
-    with contextlib.closing(BlockingWire(reach.endpoint, reach.timeout, TRIES - 1, reach.mdp, reach.curve)) as wire:
+    tell(reach.endpoint, reach.timeout)
+    timeout, retries = tries_of(reach.timeout, None)
+    with contextlib.closing(BlockingWire(reach.endpoint, timeout, retries, reach.mdp, reach.curve)) as wire:
         frames = bodies.frames(body, from_stdin) or (b"",)
         broker.finish(BrokerLimits(wire).check(frames))
         try:

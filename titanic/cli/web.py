@@ -135,7 +135,7 @@ def rule(values: Mapping[str, Any], own: Set[str]) -> Iterator[Contradiction]:
 @option("--bind", type=Bind(), metavar="HOST:PORT", default="127.0.0.1:8080", help="Where to listen.")
 @endpoint_option()
 @key_file_options()
-@seconds("--timeout", least=0.001, default=5.0, help="Wait for an answer of the server, at each of 3 tries.")
+@seconds("--timeout", least=0.001, default=15.0, help="Wait for an answer of the server; it is asked again meanwhile.")
 @option(
     "--access",
     type=click.Path(dir_okay=False, path_type=Path),

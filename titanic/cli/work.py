@@ -31,7 +31,7 @@ from titanic.cli.options import (
 )
 from titanic.cli.printing import as_text
 from titanic.cli.running import Ending, say
-from titanic.jobs.context import RequestContext, current, current_or_none
+from titanic.jobs.context import RequestContext, current_or_none
 from titanic.jobs.ending import Failed
 from titanic.protocol.tsp import Frames
 from titanic.util.sd_notify import VARIABLES, Notifier
@@ -134,7 +134,7 @@ class CommandHandler:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,  # so that it can be ended with all that it started
-                env=_environment(current()),
+                env=_environment(current_or_none()),
                 preexec_fn=_die_with_parent,  # noqa: PLW1509 - it calls one function of libc, which takes no lock
             )
             self._running.add(process)
@@ -194,8 +194,10 @@ class _Cancelling:
                 signal_all(self._process, signal.SIGKILL)
 
 
-def _environment(request: RequestContext) -> dict[str, str]:
-    """That of a command: ours, and what is known of its request. (TITANIC_KEY means a key file.)"""
+def _environment(request: RequestContext | None) -> dict[str, str]:
+    """That of a command: ours, and what is known of its request; of a pattern's, which has no queue, that is nothing.
+    (TITANIC_KEY means a key file.)"""
+    request = request or RequestContext()
     known = {
         "TITANIC_UUID": request.uuid if request else "",
         "TITANIC_ATTEMPT": str(request.attempt) if request else "",
@@ -229,7 +231,14 @@ def _watch(worker: Worker) -> None:
 @key_options()
 @broker_version("0.2", "0.1", "majortomo")
 @seconds("--heartbeat", least=0.01, default=2.5, help="Interval of heartbeats; the broker's, if that is shorter.")
-@seconds("--limit", least=0.001, default=None, help="Maximum run time of a command; it is killed when it takes longer.")
+@seconds(
+    "--time-limit",
+    old=("--limit",),
+    envvar=["TITANIC_TIME_LIMIT", "TITANIC_LIMIT"],
+    least=0.001,
+    default=None,
+    help="Maximum run time of a command; it is killed when it takes longer.",
+)
 @option(
     "--fatal-exit",
     type=read_codes,
@@ -252,7 +261,7 @@ def work(
     command: tuple[str, ...],
     jobs: int,
     everywhere: bool,
-    limit: float | None,
+    time_limit: float | None,
     fatal_exit: Container[int] | None,
     kill_after: float,
     heartbeat: float,
@@ -265,8 +274,8 @@ def work(
     """Serve SERVICE with a command: COMMAND is run for each request.
 
     The request's body, its frames joined, is the command's standard input; its standard output becomes the reply. When
-    the command does not exit with 0, is killed or takes longer than --limit, the attempt has failed: the end of its
-    standard error is kept with the request, which is tried again later. With an exit code of --fatal-exit it is not
+    the command does not exit with 0, is killed or takes longer than --time-limit, the attempt has failed: the end of
+    its standard error is kept with the request, which is tried again later. With an exit code of --fatal-exit it is not
     tried again; --fatal-exit 64-78 takes those of sysexits.h, but for 75 (EX_TEMPFAIL), which is always tried again.
 
     A request that is closed, or whose attempt is beyond the --limit that it was submitted with, is cancelled: its
@@ -292,7 +301,7 @@ def work(
     logs.begin(log_level, log_format)
     if shutil.which(command[0]) is None:
         raise click.UsageError(f"command not found: {command[0]}")
-    handler = CommandHandler(command, limit, fatal_exit or (), kill_after)
+    handler = CommandHandler(command, time_limit, fatal_exit or (), kill_after)
     config = WorkerConfig(heartbeat_interval=heartbeat, versions=(mdp,) if mdp else WorkerConfig().versions)
     worker = Worker(service, handler, endpoint, jobs=jobs, everywhere=everywhere, config=config, key=curve)
 

@@ -69,7 +69,7 @@ def worker(
     --max-requests is replaced by another; it finishes what it has, if it can. So is one that is stuck for the time of
     --watchdog: when its loop does not run, or a task is so long beyond its limit.
 
-    Without --endpoint and --key, those of the app count.
+    Without --endpoint and --key-file, those of the app count.
 
     Stops on SIGTERM or SIGINT when the running tasks are done, at the latest after --grace: then it exits with 1. A
     second signal ends them at once; their requests are given to another worker.

@@ -35,6 +35,9 @@ from titanic.services.reader import Reader
 from titanic.store import NodeFacts, NodesReadTransaction, ReadTransaction, open_store
 from titanic.version import __version__
 
+RELOAD_SECONDS = 10.0
+"""So long `reload` waits at most until the broker's loop goes by the new access file."""
+
 LIVE = ("retention", "limits", "max_attempts", "retry_first", "retry_most", "unready_timeout", "grace")
 """Settings that can be changed while it serves."""
 
@@ -310,6 +313,9 @@ class Server:
             self.control.swap(access)
             self.front.reload(access)
             self.front.loop.call(self.dispatcher.waiters.review, access)
+            in_force = threading.Event()
+            self.front.loop.call(in_force.set)
+            in_force.wait(RELOAD_SECONDS)
 
     def _end(self, *, begun: bool) -> None:
         """Close what is open, once the threads that use the store have ended, or never began."""

@@ -21,7 +21,7 @@ class WebSettings:
     """Where the server is. Of several, one is chosen at random, and the next when it fails."""
     bind: tuple[str, int] = ("127.0.0.1", 8080)
     """Address and port that HTTP is taken at."""
-    timeout: float = 5.0
+    timeout: float = 15.0
     """Seconds to wait for an answer of the server, at each of three tries."""
     key: str | None = None
     """The secret key file that it uses without an access file."""

@@ -61,7 +61,7 @@ def test_what_mends_it_can_be_copied(tmp_path: Path) -> None:
     keys, users, start = lines
     assert (keys, start) == (
         "titanic keys server && titanic keys new me",
-        "--access access.toml --key server.key_secret",
+        "--access access.toml --key-file server.key_secret",
     )
     new_keys(tmp_path, "me")
     subprocess.run(users, shell=True, cwd=tmp_path, check=True, timeout=30)

@@ -198,7 +198,7 @@ def test_others_can_connect_only_with_keys_or_when_that_is_meant(where: str, cap
 
     with pytest.raises(Unprotected, match="patterns have no access control but keys") as caught:
         listen()
-    assert "--key server.key_secret --allow me.key" in str(caught.value)
+    assert "--key-file server.key_secret --allow me.key" in str(caught.value)
     with pytest.raises(EndpointError, match="no such address"):
         listen(key=KEYS)
     assert caplog.records == []

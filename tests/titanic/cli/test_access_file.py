@@ -51,7 +51,7 @@ def test_each_mistake_on_a_line(file: Path) -> None:
         f"{file}:8: unknown [users.shop] limits.x; here may be waiting, bytes, messages, connections",
     ]
     missing = here("access", "check", file.parent / "none")
-    assert missing.code == 1
+    assert missing.code == 2
     assert missing.err.startswith(f"{file.parent}/none: the access file cannot be read: No such file or directory; ")
 
 

@@ -31,11 +31,11 @@ def test_nobody_at_any() -> None:
     refused = f"connection refused at {NOBODY} and tcp://127.0.0.1:10; "
     done = here("status", *nobody)
     assert done.code == 3
-    assert done.err.startswith(f"titanic: {refused}tried for 0.15 s; is a server running, and is this its endpoint? ")
+    assert done.err.startswith(f"titanic: {refused}tried for 0.05 s; is a server running, and is this its endpoint? ")
     done = here("submit", "s", "x", *nobody)
     assert done.code == 3
     first, last = done.err.splitlines()
-    assert first == f"titanic: {refused}waiting up to 0.15 s for a server there"
+    assert first == f"titanic: {refused}waiting up to 0.05 s for a server there"
     assert last.startswith(f"titanic: nobody answered at {NOBODY} or tcp://127.0.0.1:10; waited ")
 
 
@@ -46,7 +46,7 @@ def test_who_only_looks_gives_up_soon(command: tuple[str, ...]) -> None:
     assert (done.code, done.out) == (3, b"")
     assert f"connection refused at {NOBODY}; tried for 1 s" in done.err
     assert "may have arrived" not in done.err
-    assert time.monotonic() - began < 10  # three tries of 5 s are 15 s
+    assert time.monotonic() - began < 10  # the time-out is 15 s
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_who_waits_for_a_server_says_so_at_once(tmp_path: Path, command: tuple[s
 
 def test_a_server_that_comes_while_it_is_waited_for(tmp_path: Path) -> None:
     at = f"ipc://{tmp_path}/s"
-    with running(tmp_path / "log", "submit", "s", "x", "--endpoint", at, "--timeout", "20") as one:
+    with running(tmp_path / "log", "submit", "s", "x", "--endpoint", at, "--timeout", "60") as one:
         one.says("waiting up to 60 s for a server there")
         with serving(tmp_path, bind=at):
             assert one.ends() == 0

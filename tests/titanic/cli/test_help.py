@@ -12,6 +12,7 @@ from support.cli_titanic import here, titanic
 
 from broker.core import mdp
 from titanic.cli import main
+from titanic.cli.config_file import variables
 from titanic.cli.main import COMMANDS
 
 CONTEXT = click.Context(main, **main.context_settings)
@@ -35,7 +36,8 @@ def test_every_option_has_help_and_a_variable(command: click.Command) -> None:
     for option in command.params:
         if isinstance(option, click.Option):
             assert option.help, option.name
-            assert str(option.envvar).startswith("TITANIC_"), option.name
+            assert all(one.startswith("TITANIC_") for one in variables(option)), option.name
+            assert variables(option)
 
 
 def test_json_is_documented_where_it_is_offered(command: click.Command) -> None:

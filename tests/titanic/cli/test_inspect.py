@@ -42,9 +42,9 @@ def test_ls(at: tuple[str, str]) -> None:
     assert list(listed) == ["UUID", *uuids]
     assert [listed[uuid][1] for uuid in uuids] == ["waiting"] * 3
     assert [listed[uuid][4] for uuid in uuids] == ["1 B", "2 B", "3 B"]
-    few = here("ls", "--service", "ls-test", "--limit", "2", *at)
+    few = here("ls", "--service", "ls-test", "--most", "2", *at)
     assert list(rows(few.out)) == ["UUID", *uuids[:2]]
-    assert "--limit" in few.err
+    assert "--most" in few.err
     document = here("ls", "--service", "ls-test", "--json", *at).json
     assert [row["uuid"] for row in document] == uuids
     assert here("ls", "--service", "ls-test", "--state", "done", "--json", *at).json == []
@@ -104,7 +104,7 @@ def test_what_a_request_does_not_have_is_null(at: tuple[str, str]) -> None:
     assert {name for name, value in row.items() if value is None} == {
         *("key", "not_before", "expires_at", "max_attempts", "due", "dispatched_at", "finished_at", "reason")
     }
-    assert row in here("ls", "--service", "absent", "--limit", "1000", "--json", *at).json
+    assert row in here("ls", "--service", "absent", "--most", "1000", "--json", *at).json
 
 
 def test_the_help_names_all_that_programs_are_given(at: tuple[str, str]) -> None:
@@ -240,3 +240,18 @@ def test_a_backup_of_a_store_in_use(tmp_path: Path) -> None:
     assert here("restore", tmp_path / "nothing", "--store", tmp_path / "new").code == 2
     assert here("backup", tmp_path / "new", "--store", tmp_path / "nothing").code == 2
     assert not (tmp_path / "new").exists()
+
+
+def test_old_names_of_options_go_on_with_a_warning(at: tuple[str, str], tmp_path: Path) -> None:
+    done = here("ls", "--limit", "1", *at)
+    assert (done.code, done.err.splitlines()[0]) == (0, "titanic: --limit is called --most now")
+    assert "--limit" not in here("ls", "--help").out.decode()
+    assert "--key " not in here("ls", "--help").out.decode()
+    missing = here("ls", "--key", tmp_path / "me.key_secret", *at)
+    assert (missing.code, "called" in missing.err) == (2, False), "it is not old: it is another name"
+
+
+def test_a_variable_that_no_option_has_is_named(at: tuple[str, str]) -> None:
+    done = here("ls", *at, TITANIC_ENDPONT="x")
+    assert done.code == 0
+    assert "TITANIC_ENDPONT in the environment is not used; did you mean TITANIC_ENDPOINT?" in done.err

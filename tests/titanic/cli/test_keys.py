@@ -63,7 +63,7 @@ def test_show(tmp_path: Path) -> None:
     assert here("keys", "show", tmp_path / "shop.key").line == key
     assert here("keys", "show", tmp_path / "shop.key_secret").line == key
     missing = here("keys", "show", tmp_path / "none")
-    assert (missing.code, missing.out) == (1, b"")
+    assert (missing.code, missing.out) == (2, b"")
     assert missing.err == f"titanic: {tmp_path}/none: there is no such key file; `titanic keys new` makes a pair\n"
 
 

@@ -102,7 +102,7 @@ def test_refusals_have_one_line(store: Path, tmp_path: Path) -> None:
     assert (done.code, done.out) == (1, b"")
     assert done.err == f"titanic: {tmp_path / 'target'} is not a store; it holds 'letters'; choose an empty directory\n"
     done = here("migrate", tmp_path / "absent", tmp_path / "new")
-    assert (done.code, len(done.err.splitlines())) == (1, 1)
+    assert (done.code, len(done.err.splitlines())) == (2, 1)
     with serving(tmp_path) as (server, _):
         done = here("migrate", tmp_path / "store", tmp_path / "new")
         assert done.code == 1

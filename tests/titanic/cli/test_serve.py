@@ -198,7 +198,7 @@ def test_an_address_is_not_open_by_mistake(tmp_path: Path, command: tuple[str, .
     assert users.strip().startswith("printf '[users.me]\\nkeys = ")
     assert users.endswith("' >access.toml")
     assert again == "and start this again with"
-    assert options.split()[:4] == ["--access", "access.toml", "--key", "server.key_secret"]
+    assert options.split()[:4] == ["--access", "access.toml", "--key-file", "server.key_secret"]
     assert "--key-file me.key_secret --server-key server.key" in clients
     assert "--open, in Python open=True" in way_out
     assert not (tmp_path / "store").exists()

@@ -38,7 +38,7 @@ def test_what_is_missing_or_contradicts_is_said_with_what_to_do(
     start = started(command, tmp_path)
     for options, said in (
         (("--access", str(files.path)), "make its key with `titanic keys server`"),
-        (("--key", str(files.key)), "--key is for --access"),
+        (("--key", str(files.key)), "--key-file is for --access"),
         ((*files.options, "--open"), "open is for endpoints without access control"),
         ((*files.options[:2], "--key", str(files.server_key)), "it has only the public half of a pair"),
         (("--access", str(tmp_path / "none"), *files.options[2:]), "none"),

@@ -65,7 +65,7 @@ def test_watch_as_json_has_a_line_each_time(tmp_path: Path) -> None:
 def test_watch_goes_on_without_a_server(tmp_path: Path) -> None:
     arguments = ("status", "--watch", "--timeout", "0.05", "--endpoint", "tcp://127.0.0.1:1")
     with running(tmp_path / "log", *arguments) as watch:
-        watch.says("connection refused at tcp://127.0.0.1:1; tried for 0.15 s")
+        watch.says("connection refused at tcp://127.0.0.1:1; tried for 0.05 s")
         watch.send(signal.SIGINT)
         assert watch.ends() == 0
         assert output(watch) == "\n"

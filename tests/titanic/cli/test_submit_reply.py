@@ -316,7 +316,7 @@ def test_interrupted_while_waiting(tmp_path: Path) -> None:
 def test_a_reader_that_goes_away(tmp_path: Path, at: tuple[str, str]) -> None:
     """`titanic ls | head -1`"""
     here("submit", "absent", "--lines", "-", *at, stdin=b"x\n" * 2000)
-    with running(tmp_path / "log", "ls", "--limit", "2000", *at) as one:
+    with running(tmp_path / "log", "ls", "--most", "2000", *at) as one:
         assert one.process.stdout is not None
         assert one.process.stdout.read(10)
         one.process.stdout.close()

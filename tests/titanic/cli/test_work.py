@@ -152,7 +152,7 @@ def test_of_a_flood_on_stderr_the_end_is_kept(outcome: Outcome) -> None:
 def test_a_limit_ends_all_that_it_started(outcome: Outcome, tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     code, _, err = outcome(
-        "sh", "-c", f"sleep 600 & echo $$ $! >{pids}; echo so far >&2; wait", options=("--limit", "2")
+        "sh", "-c", f"sleep 600 & echo $$ $! >{pids}; echo so far >&2; wait", options=("--time-limit", "2")
     )
     assert (code, err) == (1, "titanic: failed: the command took longer than 2 s\nso far\n")
     until(lambda: not any(alive(int(pid)) for pid in pids.read_text().split()))
@@ -162,7 +162,7 @@ def test_a_limit_holds_also_when_something_escapes_and_keeps_the_pipes_open(endp
     escaped = tmp_path / "pid"
     program = f"import os, time; os.setsid(); open({str(escaped)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     script = f'{sys.executable} -c "{program}" & wait'
-    with working(tmp_path, endpoint, "escape", "sh", "-c", script, options=("--limit", "4")):
+    with working(tmp_path, endpoint, "escape", "sh", "-c", script, options=("--time-limit", "4")):
         done = here("call", "escape", "x", "--endpoint", endpoint, "--timeout", "60")
         os.kill(int(escaped.read_text()), signal.SIGKILL)
     assert (done.code, done.err) == (1, "titanic: 500 the command took longer than 4 s\n")
