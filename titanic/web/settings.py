@@ -22,7 +22,7 @@ class WebSettings:
     bind: tuple[str, int] = ("127.0.0.1", 8080)
     """Address and port that HTTP is taken at."""
     timeout: float = 15.0
-    """Seconds to wait for an answer of the server, at each of three tries."""
+    """Seconds to wait for an answer of the server."""
     key: str | None = None
     """The secret key file that it uses without an access file."""
     server_key: str | None = None
