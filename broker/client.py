@@ -41,6 +41,9 @@ LONGEST_POLL = 1000
 LOOK_AGAIN = 1.0
 """Seconds for which one check holds whether a broker can be reached: many requests may be given up at once."""
 
+LINK_EVERY = 0.1
+"""Seconds after which it is seen that a connection was made, where that matters: ZeroMQ does not say so by itself."""
+
 ROUND_FIRST = 0.1
 ROUND_MOST = 1.0
 """Seconds until several servers of which none is there are tried again: the first pause, and the longest."""
@@ -131,7 +134,7 @@ class Conversation:
             session, now = self._session, time.monotonic()
             tickets = [session.request(service, frames, now, timeout=timeout, retries=retries) for frames in bodies]
             try:
-                self._dealer.send(session.take_output())
+                self._flush()
             except EndpointError:
                 for ticket in tickets:
                     session.cancel(ticket)
@@ -215,6 +218,8 @@ class Conversation:
     def _deadline(self, now: float) -> float | None:
         """When `_move` has something to do, whatever comes."""
         first = self._session.next_deadline()
+        if self._dealer.waits and len(self._session):
+            first = earliest(first, now + LINK_EVERY)
         if self._dealer.inflow is None:  # nothing has come by this connection yet: the key may be refused
             if self._probe is None:  # ZeroMQ does not tell
                 self._probe = self._dealer.key_probe(now + PROBE_AFTER)
@@ -232,10 +237,24 @@ class Conversation:
             most -= 1
         if self._watched:
             self._look_elsewhere(now)
+        elif session.careful and dealer.broke():
+            session.lost(now)
         session.tick(now)
-        dealer.send(session.take_output())
+        self._flush()
+        if session.careful:
+            session.link(not dealer.waits, now)
+        if session.drops_marks:
+            raise UsageError(
+                f"the broker at {dealer.server} is not of this project, and need not tell requests apart that are on"
+                " their way together; use a Client, or name the version if this broker keeps address stacks"
+            )
         if self._probe is not None:
             self._look_at_probe(self._probe, now)
+
+    def _flush(self) -> None:
+        """Send what there is to send."""
+        self._dealer.hold = self._session.careful
+        self._dealer.send(self._session.take_output())
 
     def _look_elsewhere(self, now: float) -> None:
         """Go to another server when this one is gone or sends us away."""
@@ -274,12 +293,13 @@ class MdpClient(Conversation):
         *,
         timeout: float | None = 2.5,
         retries: int = 3,
-        version: str = "0.2",
+        version: str | None = None,
         key: Key = None,
         server_key: str | Path | None = None,
     ) -> None:
         """`endpoint`: one, or several: in a list, or in a text with commas. `timeout`: of a try, in seconds (None: for
-        ever). `retries`: how often to try again.
+        ever). `retries`: how often to try again. `version`: of MDP, 0.2, 0.1 or majortomo; by default the broker is
+        asked, in 0.1, on each new connection.
 
         For a server that wants keys, `key` is the secret key file of this client, and `server_key` the server's public
         key file, or the key itself, 40 characters of Z85; of several servers all have the same. A server that refuses
@@ -341,7 +361,7 @@ class Client(MdpClient):
     def _drop(self, ticket: int) -> None:
         """Read no more of a reply."""
         self._session.cancel(ticket)
-        self._dealer.send(self._session.take_output())
+        self._flush()
 
     def present(self, service: Body) -> bool:
         """Whether a worker of the service is registered now (RFC 8, mmi.service)."""

@@ -103,9 +103,9 @@ class ClientConfig:
     """Without any answer for this long, the request is sent again; None: wait for ever."""
     retries: int = 3
     """How often a request is sent again before the client gives up."""
-    version: str = "0.2"
-    """MDP version to speak: 0.2, 0.1 or majortomo."""
+    version: str | None = "0.2"
+    """MDP version to speak: 0.2, 0.1 or majortomo; None: the broker is asked."""
 
     def __post_init__(self) -> None:
         known = ("0.2", "0.1", "majortomo")
-        check(self.version in known, f"version is {self.version!r}; known: {', '.join(known)}")
+        check(self.version is None or self.version in known, f"version is {self.version!r}; known: {', '.join(known)}")

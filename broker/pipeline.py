@@ -5,13 +5,17 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
 
 from broker.client import Body, MdpClient, body_frames, service_name
 from broker.core.client import EventKind, ReplyEvent
 from broker.core.mdp import Frames
-from broker.errors import KeyRefused, RemoteError, TimedOut, UsageError
+from broker.errors import BrokerError, KeyRefused, RemoteError, TimedOut, UsageError
+
+GREETING = 1.0
+"""Seconds for which the first `send` on a connection waits for the broker's version."""
 
 TOGETHER = 100
 """Requests that are sent at once: a sixth less of the processor than one by one. For more, a broker would wait."""
@@ -39,14 +43,27 @@ class Pipeline(MdpClient):
     """
 
     _correlated = True
+    _greeted = 0
+    """The connection on which `send` has waited for the broker's version."""
 
     def __len__(self) -> int:
         """Requests in flight."""
         return len(self._session)
 
     def send(self, service: Body, *body: Body, timeout: float | None = None, retries: int | None = None) -> int:
-        """Send a request without waiting; its ticket comes back."""
-        return self._start(service, body, timeout, retries)
+        """Send a request without waiting for its reply; its ticket comes back.
+
+        On a new connection the broker is asked first which version it speaks, if none was given: for a second at most.
+        What could not be sent by then goes out while events are waited for.
+        """
+        ticket = self._start(service, body, timeout, retries)
+        if self._session.asking and self._greeted != self._session.connection:
+            self._greeted = self._session.connection
+            until = time.monotonic() + GREETING
+            with suppress(BrokerError):  # `events` raises it
+                while self._session.asking and self._pump(until):
+                    pass
+        return ticket
 
     def cancel(self, ticket: int) -> None:
         """Forget a request; its reply will be dropped."""

@@ -277,7 +277,7 @@ class WorkerRegistration(Registration):
         session = self.session
         self.leave(now)
         if session.state is SessionState.BUSY:
-            if session.dialect.has(Command.DISCONNECT):
+            if session.parts_politely:
                 self._dealer.send([(session.connection, session.dialect.encode(Command.DISCONNECT, ()))])
             session.lost(now)
 

@@ -43,7 +43,7 @@ class Client:
         *,
         timeout: float | None = 2.5,
         retries: int = 3,
-        version: str = "0.2",
+        version: str | None = None,
         key: Key = None,
         server_key: str | Path | None = None,
     ) -> None:
@@ -222,7 +222,7 @@ class Client:
         ask: Any = self._exchange.call
         while True:
             try:
-                return bool(about_broker(await ask(b"mmi.broker", [b""], timeout, 0)))
+                return bool(about_broker(await ask(b"mmi.broker", [b"mmi.broker"], timeout, 0)))
             except RemoteError:
                 return False
             except TimedOut:  # nobody is there, or one who says nothing to that

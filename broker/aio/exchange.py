@@ -135,7 +135,7 @@ class Exchange(Conversation):
         self._answers.pop(answers.ticket, None)
         if not answers.ended and not self._closed:
             self._session.cancel(answers.ticket)
-            self._dealer.send(self._session.take_output())
+            self._flush()
             self._arrange()
 
     async def _part(self, answers: Answers) -> tuple[Frames, bool]:

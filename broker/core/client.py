@@ -13,6 +13,9 @@ When a request had no answer in time: if nothing at all came on this connection 
 connection is given up and all that is unanswered is sent again on a new one; else only this one is sent again.
 A connection on which something waits for ever is kept: only `lost` tells that its answer cannot come any more.
 
+A session that is given no version finds it out on each connection (`broker.core.recognition`). What is asked for
+meanwhile is sent when the version is known. After a connection that was silent the shell makes a `careful` one.
+
 Where there are several servers, an answer that sends the client away (`is_sent_away`) is none: the shell goes to
 another server (`sent_away`, then `lost`). It counts when the time is over and no other has answered.
 """
@@ -27,7 +30,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from broker.config import ClientConfig
 from broker.core.mdp import (
-    CLIENT_DIALECTS,
+    CLIENT_VERSIONS,
     EMPTY,
     ClientDialect,
     Core,
@@ -37,9 +40,11 @@ from broker.core.mdp import (
     is_sent_away,
     read_error,
 )
-from broker.core.timers import Timers
+from broker.core.recognition import ANSWER, Recognition
+from broker.core.timers import Timers, earliest
 
-VERSIONS: dict[str, ClientDialect] = {dialect.name: dialect for dialect in CLIENT_DIALECTS}
+DETECTED = ("0.2", "0.1")
+"""The versions that are found out, the best one first."""
 
 _CORRELATION = struct.Struct(">QI")  # number of the request, number of the try
 
@@ -187,7 +192,18 @@ class ClientSession(RequestSession[_SentRequest]):
         """`dialect`: a protocol other than MDP; the configuration's version does not count then."""
         super().__init__()
         self.config = config or ClientConfig()
-        self.dialect = dialect or VERSIONS[self.config.version]
+        self.dialect = dialect or CLIENT_VERSIONS[self.config.version or DETECTED[0]]
+        self._recognition = Recognition(DETECTED) if dialect is None and self.config.version is None else None
+        self.asking = self._recognition is not None
+        """Whether it is not known yet what the broker at the other end of the present connection speaks."""
+        self.careful = False
+        """Whether nothing may be sent before the present connection was made, and nothing after it broke."""
+        self.drops_marks = False
+        """Whether the session is correlated, and the broker is one that need not keep envelope stacks."""
+        self._questions_on = 0
+        """The connection on which the broker was asked what it speaks."""
+        self._silent_at: float | None = None
+        """When its silence says something."""
         self.correlated = correlated
         self._whole = isinstance(self.dialect, ClientDialect) and self.dialect.anew is not None
         self.connection = 1
@@ -204,6 +220,17 @@ class ClientSession(RequestSession[_SentRequest]):
         if peer != self.connection:
             return
         self._heard_at = now
+        if self._recognition is not None and self._recognition.unanswered:
+            before = len(self._recognition.unanswered)
+            kind = self._recognition.learn(frames)
+            if self.asking:
+                self.unmatched += kind is None
+                self.drops_marks = self.drops_marks or (kind is not None and self.correlated and not kind.ours)
+                if kind is not None and not self.drops_marks:
+                    self._speak(kind.version, now)
+                return
+            if len(self._recognition.unanswered) < before:  # the other answer
+                return
         reply = self.dialect.parse_reply(frames)
         ticket, attempt = self._ticket_of(reply.stack) if reply else (0, 0)
         pending = self._pending.get(ticket)
@@ -234,14 +261,29 @@ class ClientSession(RequestSession[_SentRequest]):
 
     def tick(self, now: float) -> None:
         """Send again what had no answer in time, or give it up."""
+        if self._silent_at is not None and now >= self._silent_at:
+            self._meet_silence(now)
         late = self._take_late(now)
-        if late and self._connection_is_dead(late.values()):
+        if self.asking:  # nothing was sent yet
+            for ticket, pending in late.items():
+                self._set_deadline(ticket, pending, now)
+        elif late and self._connection_is_dead(late.values()):
             self._resend_all(now, min(pending.timeout or 0 for pending in late.values()))
         else:
             for ticket, pending in late.items():
                 self._send(ticket, pending, now)
 
+    def next_deadline(self) -> float | None:
+        return earliest(super().next_deadline(), self._silent_at)
+
     # -- what a shell does with it ---------------------------------------------------------------------------
+
+    def link(self, there: bool, now: float) -> None:
+        """The transport says whether a careful connection was made."""
+        if not there:
+            self._silent_at = None
+        elif self.asking and self._silent_at is None and self._questions_on == self.connection:
+            self._silent_at = now + ANSWER
 
     def request(
         self,
@@ -298,7 +340,35 @@ class ClientSession(RequestSession[_SentRequest]):
         ticket, attempt = _CORRELATION.unpack(stack[-2])
         return ticket, attempt
 
+    def _ask(self, now: float) -> None:
+        """Ask the broker what it speaks, if it was not asked on this connection."""
+        if self._questions_on != self.connection and self._recognition is not None:
+            self._questions_on = self.connection
+            self._recognition.begin()
+            self._output += [(self.connection, frames) for frames in self._recognition.ask()]
+            self._silent_at = None if self.careful else now + ANSWER
+
+    def _meet_silence(self, now: float) -> None:
+        """The broker has not said what it speaks."""
+        if self._recognition is not None and self._recognition.fell_silent() and self.careful:
+            self._speak(DETECTED[0], now)
+            for ticket, pending in self._pending.items():  # this took long, and would again on the next connection
+                self._set_deadline(ticket, pending, now)
+        else:
+            self._reopen()
+            self.careful = True
+            self._ask(now)
+
+    def _speak(self, version: str, now: float) -> None:
+        self.dialect = CLIENT_VERSIONS[version]
+        self.asking, self._silent_at = False, None
+        self._send_all(now, 0.0)
+
     def _send(self, ticket: int, pending: _SentRequest, now: float) -> None:
+        if self.asking:
+            self._set_deadline(ticket, pending, now)
+            self._ask(now)
+            return
         if self._whole:
             self._begin_anew(ticket, pending)
         self.sent_again += pending.tries > 0
@@ -321,11 +391,12 @@ class ClientSession(RequestSession[_SentRequest]):
             self._deadlines.set(ticket, now + pending.timeout)
 
     def _abandoned(self) -> None:
-        if not self.correlated:
+        if not self.correlated and not self.asking:
             self._reopen()
 
     def _reopen(self) -> None:
-        self.sent_away = False
+        self.sent_away = self.careful = self.drops_marks = False
+        self.asking, self._silent_at = self._recognition is not None, None
         self._output.append((self.connection, None))
         self.connection += 1
 
@@ -339,6 +410,9 @@ class ClientSession(RequestSession[_SentRequest]):
         """Send all again on a new connection. Those that are not late yet keep their deadline, but have `grace` at
         least: so they come to be late together, and not each with a new connection of its own."""
         self._reopen()
+        self._send_all(now, grace)
+
+    def _send_all(self, now: float, grace: float) -> None:
         for ticket, pending in self._pending.items():
             deadline = self._deadlines.get(ticket)
             self._send(ticket, pending, now)

@@ -200,6 +200,7 @@ CLIENT_QUEUE = replace(
 )
 
 CLIENT_DIALECTS = (CLIENT_V01, CLIENT_V02, CLIENT_MAJORTOMO, CLIENT_QUEUE)
+CLIENT_VERSIONS = {dialect.name: dialect for dialect in CLIENT_DIALECTS}
 CLIENT_DIALECTS_02 = {dialect.request[1]: dialect for dialect in CLIENT_DIALECTS if dialect.request[0] == CLIENT_02}
 """By the frame after the header of a REQUEST."""
 

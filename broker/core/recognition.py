@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from broker.config import BrokerConfig
-from broker.core.client import VERSIONS
 from broker.core.json_reader import read_json
-from broker.core.mdp import ELSEWHERE, EXTENSION, PROCESS, Frames
+from broker.core.mdp import CLIENT_VERSIONS, ELSEWHERE, EXTENSION, PROCESS, Frames
 
 ANSWER = 2.5
-"""Seconds that a broker to which there is a connection has for its answer, before it is asked in the next version."""
+"""Seconds that a broker to which there is a connection has for its answer."""
 
 _WHO, _ANY = b"mmi.broker", b"mmi.service"
 
@@ -32,40 +31,66 @@ class Kind(NamedTuple):
 
 
 class Recognition:
-    """Which broker is at the other end of a new connection: what it speaks, and whether it is one of this project.
+    """Which broker is at the other end of a connection: what it speaks, and whether it is one of this project.
 
-    Not every broker survives every message: one of MDP 0.1 may crash on the first one of 0.2, as the Guide's in Python
-    does. All of them accept a client of 0.1, so 0.1 asks first, two questions at once:
+    Not every broker survives every message: one of MDP 0.1 may end at the first one of 0.2, as the Guide's in Python
+    does, or at an empty last frame, as Generaldomo's does. All of them accept a client of 0.1, so 0.1 asks first, two
+    questions at once:
 
-        mmi.broker     a broker of this project tells what it is; others say 501, or nothing
+        mmi.broker     a broker of this project says what it is; others say 501, or nothing
         mmi.service    a must for all brokers (RFC 8)
 
-    The answers come in the order of the questions: a broker that has answered the second one and not told what it is in
-    answer to the first is another, and no time-out has to decide that. Only a broker that answers neither for a while
-    is asked in the next version.
+    The answers come in the order of the questions: a broker that has answered the second one and not said what it is in
+    answer to the first is another, and no time-out has to decide that.
+
+    A broker that answers neither may know only later versions, or be stopped. So it is asked again on a new connection,
+    which a stopped program does not complete. Only when it is silent there as well, a later version may be spoken on
+    that connection, and never by a program that ever had an answer in 0.1.
     """
 
     def __init__(self, versions: Sequence[str]) -> None:
         """`versions`: those that may be spoken, the best one first. Brokers of this project speak all."""
         self._best = versions[0]
-        self._left = sorted(versions)
+        self._versions = sorted(versions)
         self._asked: list[str] = []
         self._kind: Kind | None = None
+        self._answered = False
+        """Whether any broker ever answered in the first of the versions."""
+        self._silent = False
+        """Whether the last connection on which it was asked was silent."""
+        self.unanswered: list[bytes] = []
+        """The questions in the first of the versions to which an answer may still come on this connection."""
+
+    def begin(self) -> None:
+        """There is a new connection."""
+        self._asked.clear()
+        self._kind = None
+        self.unanswered = [_WHO, _ANY]
 
     def ask(self) -> list[Frames]:
-        """The next questions to send; none when they were asked in all versions."""
-        if not self._left:
+        """The next questions to send; none when they were asked in all versions, or no other one may be spoken."""
+        if len(self._asked) == len(self._versions) or (self._asked and not self.fell_silent()):
             return []
-        version = self._left.pop(0)
+        version = self._versions[len(self._asked)]
         self._asked.append(version)
-        dialect = VERSIONS[version]
-        return [dialect.encode_request([], _WHO, [b""]), dialect.encode_request([], _ANY, [_ANY])]
+        dialect = CLIENT_VERSIONS[version]
+        return [dialect.encode_request([], question, [question]) for question in (_WHO, _ANY)]
+
+    def fell_silent(self) -> bool:
+        """No answer has come on a connection that was made: whether a later version may be spoken on it."""
+        before, self._silent = self._silent, True
+        return before and not self._answered
 
     def learn(self, frames: Frames) -> Kind | None:
         """Read a message: what the broker is, by the first answer; None when this answers neither question."""
         for version in self._asked:
-            reply = VERSIONS[version].parse_reply(frames)
+            reply = CLIENT_VERSIONS[version].parse_reply(frames)
             if reply is not None and reply.service in (_WHO, _ANY, None):
+                self._silent = False
+                if version == self._versions[0]:
+                    self._answered = True
+                    if reply.service in self.unanswered:
+                        del self.unanswered[: self.unanswered.index(reply.service) + 1]
                 if self._kind is None:
                     about = _about(reply.body) if reply.service == _WHO else {}
                     ours = bool(about.get("software"))

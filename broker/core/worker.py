@@ -206,6 +206,14 @@ class WorkerSession(Core):
         return self.aside or self.registered
 
     @property
+    def parts_politely(self) -> bool:
+        """Whether to say DISCONNECT when it leaves now. With a request in hand, a broker of 0.1 that is not of this
+        project would not give it to another worker, and the Guide's in Python ends."""
+        if self.state is SessionState.BUSY and self._asks and self.dialect.name == "0.1":
+            return False
+        return self.dialect.has(Command.DISCONNECT)
+
+    @property
     def stranded(self) -> bool:
         """Whether a request is still being handled whose connection is gone: its reply will be dropped."""
         return self._job_running and self.state is SessionState.AWAY
@@ -285,7 +293,8 @@ class WorkerSession(Core):
         another worker do it. It stays away until `come_back`."""
         if self.state is not SessionState.AWAY:
             if self.state in REGISTERED and self.dialect.has(Command.DISCONNECT):
-                self._send(Command.DISCONNECT, (), now)
+                if self.parts_politely:
+                    self._send(Command.DISCONNECT, (), now)
                 self.aside = True
             self.state = SessionState.AWAY
             self._wake_at = now
@@ -326,7 +335,7 @@ class WorkerSession(Core):
             self._register(self._dialects[0], now)
             return
         self.state = SessionState.ASKING
-        self._recognition = Recognition(self.config.versions)
+        self._recognition.begin()
         self._output += [(self.connection, frames) for frames in self._recognition.ask()]
         self._silent_at = now + (ANSWER if self._linked else self.heartbeat.patience)
 
@@ -348,9 +357,12 @@ class WorkerSession(Core):
             self.aside = False
             self._output.append((self.connection, None))
             self._connect(now)
-        elif self.state is SessionState.ASKING:
+        elif self.state is SessionState.ASKING and self._recognition.fell_silent():
             self._guessing = True
             self._register(self._dialects[self._version], now)
+        elif self.state is SessionState.ASKING:
+            self._output.append((self.connection, None))
+            self._connect(now)
         else:
             self._change_version()
             self._reconnect([], now)

@@ -79,7 +79,8 @@ class Dealer:
         self.number = 0
         self.socket: Socket | None = None
         self._watch = watch
-        self._hold = hold
+        self.hold = hold
+        """Whether the next connection is one of that kind, and the present one, if there is one."""
         self._held: list[Frames] = []
         """What waits for the connection to be made."""
         self.linked = False
@@ -107,7 +108,7 @@ class Dealer:
             if self.socket is None or number != self.number:
                 self._open(number)
             self.answered = False
-            if self._hold and not self.linked:
+            if self.hold and not self.linked:
                 self._held.append(frames)
                 continue
             try:
@@ -171,7 +172,7 @@ class Dealer:
     @property
     def waits(self) -> bool:
         """Whether what is sent waits for the connection to be made."""
-        return self._hold and not self.linked
+        return self.hold and not self.linked
 
     @property
     def hopeful(self) -> bool:
@@ -262,13 +263,13 @@ class Dealer:
         socket.tcp_maxrt = UNACKNOWLEDGED
         socket.reconnect_ivl = 100
         socket.reconnect_ivl_max = 2_000
-        socket.immediate = self._hold  # then a socket without a connection cannot be written to
+        socket.immediate = self.hold  # then a socket without a connection cannot be written to
         if not self._watch:
             return
         events = self._breaks
         if self.several:
             socket.connect_timeout = socket.handshake_ivl = int(SILENCE * 1000)
-            if not self._hold:  # who holds has heartbeats of its own
+            if not self.hold:  # who holds has heartbeats of its own
                 socket.heartbeat_ivl = int(BEAT * 1000)
                 events |= zmq.EVENT_CONNECTED
         self._monitor = socket.get_monitor_socket(events)

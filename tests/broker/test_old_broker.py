@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
 
@@ -10,7 +13,7 @@ import pytest
 from support.processes import line, script
 from support.waiting import until
 
-from broker import Client, RemoteError, TimedOut, Worker, WorkerConfig
+from broker import Client, Pipeline, RemoteError, TimedOut, UsageError, Worker, WorkerConfig
 from broker.core.mdp import Frames
 
 QUICK = WorkerConfig(heartbeat_interval=0.1, liveness=5, reconnect_first=0.01, reconnect_most=0.1)
@@ -28,13 +31,67 @@ def test_a_broker_that_ends_on_the_first_message_of_0_2_gets_none(tmp_path: Path
     worker = Worker("echo", lambda frames: frames, endpoint, jobs=3, config=QUICK)
     if first == "worker":
         worker.start()
-    with script("rfc7_broker.py", endpoint, "0.1", "strict") as broker, Client(endpoint, version="0.1") as client:
+    with script("rfc7_broker.py", endpoint, "0.1", "strict") as broker, Client(endpoint) as client:
         assert line(broker)
         if first == "broker":
             worker.start()
         until(lambda: worker.registered == 3)
         assert client.call("echo", b"hello") == [b"hello"]
         worker.stop()
+        assert broker.poll() is None
+
+
+def test_a_broker_that_is_stopped_gets_nothing_of_0_2(tmp_path: Path) -> None:
+    """Before, while and after its silence says something."""
+    endpoint, busy = f"ipc://{tmp_path}/broker", Event()
+
+    def work(frames: Frames) -> Frames:
+        busy.set()
+        return frames
+
+    with (
+        script("rfc7_broker.py", endpoint, "0.1", "strict") as broker,
+        Worker("echo", work, endpoint, config=QUICK) as worker,
+        Client(endpoint, timeout=0.5, retries=60) as client,
+        Client(endpoint, timeout=0.5, retries=60) as other,
+    ):
+        assert line(broker)
+        assert client.call("echo", b"1") == [b"1"]
+        os.kill(broker.pid, signal.SIGSTOP)
+        with ThreadPoolExecutor() as pool:
+            calls = [pool.submit(one.call, "echo", b"2") for one in (client, other)]
+            until(lambda: other._session.careful and worker.sessions[0].connection > 1)
+            os.kill(broker.pid, signal.SIGCONT)
+            assert [call.result() for call in calls] == [[b"2"]] * 2
+        assert broker.poll() is None
+
+
+def test_a_worker_that_gives_up_a_request_does_not_end_it(tmp_path: Path) -> None:
+    endpoint, begun, go_on = f"ipc://{tmp_path}/broker", Event(), Event()
+
+    def hang(frames: Frames) -> Frames:
+        begun.set()
+        go_on.wait(60)
+        return frames
+
+    with script("rfc7_broker.py", endpoint, "0.1", "strict") as broker, Client(endpoint) as client:
+        assert line(broker)
+        with Worker("hang", hang, endpoint, config=QUICK) as worker:
+            with pytest.raises(TimedOut):
+                client.call("hang", b"x", timeout=0.1, retries=0)
+            assert begun.wait(60)
+            worker.abandon()
+        go_on.set()
+        assert client.call("mmi.service", b"absent") == [b"404"]
+        assert broker.poll() is None
+
+
+def test_many_on_their_way_are_refused_and_do_not_end_it(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/broker"
+    with script("rfc7_broker.py", endpoint, "0.1", "strict") as broker, Pipeline(endpoint) as pipeline:
+        assert line(broker)
+        with pytest.raises(UsageError, match="is not of this project, and need not tell requests apart"):
+            list(pipeline.map("echo", [b"1", b"2"]))
         assert broker.poll() is None
 
 
@@ -92,5 +149,5 @@ def test_the_worker_leaves(endpoint: str) -> None:
 
 
 def test_a_client_of_another_version_gets_nothing(endpoint: str) -> None:
-    with Client(endpoint, timeout=0.05, retries=1) as client, pytest.raises(TimedOut):
+    with Client(endpoint, timeout=0.05, retries=1, version="0.2") as client, pytest.raises(TimedOut):
         client.call("mmi.service", b"echo")

@@ -58,7 +58,8 @@ def test_every_key_is_there_at_its_default(name: str, commented: dict[str, Any])
 def test_those_above_the_tables_too(commented: dict[str, Any]) -> None:
     defaults = here("config", "show", "--json", "status").json
     above = {key: value for key, value in commented.items() if not isinstance(value, dict)}
-    assert above == {key: defaults[key]["value"] for key in SHARED}
+    assert above == {key: defaults[key]["value"] for key in SHARED} | {"mdp": "0.2"}
+    assert "No default" in FILE.read_text().partition("\n#mdp = ")[0].splitlines()[-1]
 
 
 def test_with_all_of_it_set_it_is_right(tmp_path: Path) -> None:

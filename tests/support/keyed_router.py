@@ -65,6 +65,9 @@ def _serve(
                 zap.send_multipart([version, sequence, b"200" if key in known else b"400", b"", b"", b""])
             if router in ready:
                 frames = router.recv_multipart()
+                if b"MDPC01" in frames:  # which broker is it?
+                    router.send_multipart([*frames[:-1], b'{"software": "a router of 0.2"}'])
+                    continue
                 at = frames.index(b"MDPC02")
                 envelope, (_, service, *body) = frames[: at + 1], frames[at + 1 :]
                 if service != b"silence":

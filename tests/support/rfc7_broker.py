@@ -3,10 +3,13 @@
     python rfc7_broker.py ENDPOINT [HEARTBEAT_SECONDS [strict | SECRET_KEY_FILE]]
 
 It prints the endpoint with its real port, and then serves until it is killed. It knows `mmi.service` (RFC 8). What
-is not MDPC01 or MDPW01 behind exactly one address and one empty frame, it ignores: so it keeps no envelope stacks. When
-it is strict, whatever does not begin with an empty frame ends it, as it ends the Guide's broker in Python. With a
-secret key file it encrypts (CURVE), and asks nobody who he is. The request of a worker that dies is lost. It imports
+is not MDPC01 or MDPW01 behind exactly one address and one empty frame, it ignores: so it keeps no envelope stacks. With
+a secret key file it encrypts (CURVE), and asks nobody who he is. The request of a worker that dies is lost. It imports
 nothing of this project.
+
+When it is strict, it ends as the brokers that people run end: the Guide's in Python at a message that does not begin
+with an empty frame, at a client's without a body, at a worker's without a command or a service, and at the good-bye of
+a worker that has a request; Generaldomo's at an empty last frame.
 """
 
 from __future__ import annotations
@@ -53,8 +56,10 @@ class Broker:
                 next_beat = time.monotonic() + self.interval
 
     def receive(self, message: list[bytes]) -> None:
-        if message[1:2] != [b""] and self.strict:
-            sys.exit(f"not MDP 0.1: {message}")
+        if self.strict:
+            least = {CLIENT: 5, WORKER: 5 if message[3:4] == [READY] else 4}.get(b"".join(message[2:3]), 3)
+            if message[1:2] != [b""] or message[-1] == b"" or len(message) < least:
+                sys.exit(f"not MDP 0.1 as the Guide's broker reads it: {message}")
         if len(message) < 4 or message[1] != b"":
             return
         sender, _, header, *rest = message
@@ -84,6 +89,8 @@ class Broker:
         elif command == HEARTBEAT and known:
             self.expiry[worker] = time.monotonic() + self.interval * LIVENESS
         elif command == DISCONNECT:
+            if self.strict and known and worker not in self.waiting[self.services[worker]]:
+                sys.exit("a worker said good-bye that has a request")
             self.forget(worker)
         else:
             self.to_worker(worker, DISCONNECT)

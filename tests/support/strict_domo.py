@@ -3,7 +3,8 @@
     client   06 MDPC01  service  body…          answered with the same two frames and the reply
     worker   06 MDPW01  command  …              READY, REPLY with the client's address and '', HEARTBEAT, DISCONNECT
 
-It keeps no address stacks. What is anything else is a fault, and dropped. Of `mmi.` it knows `mmi.service`.
+It keeps no address stacks. What is anything else is a fault, and dropped; so is an empty last frame, at which
+Generaldomo's own ends. Of `mmi.` it knows `mmi.service`.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ class StrictDomo:
 
     def _take(self, frames: list[bytes], peer: int) -> None:
         match frames:
+            case [*_, b""]:
+                self.faults.append(frames)
             case [b"MDPC01", service, body, *_] if service.startswith(b"mmi."):
                 known = service == b"mmi.service"
                 if known or self._mmi:

@@ -54,7 +54,7 @@ class Client(Methods):
         *,
         timeout: Span = 15.0,
         retries: int | None = None,
-        version: str = "0.2",
+        version: str | None = None,
         key: Key = None,
         server_key: str | Path | None = None,
     ) -> None:

@@ -46,14 +46,14 @@ def tell(endpoint: tuple[str, ...], seconds: float) -> None:
 
 def name_version(error: Exception, reach: Reach) -> None:
     """After a time-out: raises TimedOut that names the version to speak when the broker there knows only 0.1."""
-    for where in reach.endpoint if reach.mdp != "0.1" else ():
+    for where in reach.endpoint if reach.mdp not in (None, "0.1") else ():
         if not unreachable([where]) and answers(reach, [where], "0.1") and _is_other(reach, where):
             fact = f"the broker at {where} answers in 0.1, and is not of this project"
             raise TimedOut(f"no answer in MDP {reach.mdp}", fact, "try --mdp 0.1") from error
 
 
-def answers(reach: Reach, endpoint: Sequence[str], mdp: str) -> bool:
-    """Whether a broker answers there in this version of MDP."""
+def answers(reach: Reach, endpoint: Sequence[str], mdp: str | None) -> bool:
+    """Whether a broker answers there in this version of MDP; None: in any that is detected."""
     with broker.Client(endpoint, timeout=1.0, retries=0, version=mdp, key=reach.curve) as client:
         try:
             client.present("mmi.service")
@@ -66,6 +66,6 @@ def _is_other(reach: Reach, endpoint: str) -> bool:
     """Whether a broker that answers in MDP 0.1 is not of this project."""
     with broker.Client(endpoint, timeout=1.0, retries=0, version="0.1", key=reach.curve) as client:
         try:
-            return not client.call("mmi.broker", b"")[0].startswith(b"{")
+            return not client.call("mmi.broker", b"mmi.broker")[0].startswith(b"{")
         except broker.BrokerError:
             return True

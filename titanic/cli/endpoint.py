@@ -114,5 +114,5 @@ class Reach(NamedTuple):
 
     endpoint: tuple[str, ...]
     timeout: float
-    mdp: str
+    mdp: str | None
     curve: broker.Curve | None

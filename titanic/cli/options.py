@@ -271,6 +271,9 @@ def _with_keys(function: Function) -> Function:
     return cast("Function", with_keys)
 
 
+MDP_HELP = "Version of the Majordomo Protocol to speak; default: detected, by a question in MDP 0.1."
+
+
 def reaching(timeout: float, patience: str, keys: Callable[..., Any] | None = None) -> Callable[[Function], Function]:
     """`--endpoint`, `--timeout`, `--mdp` and `key_options`, which a command gets as `reach`.
 
@@ -282,9 +285,9 @@ def reaching(timeout: float, patience: str, keys: Callable[..., Any] | None = No
         option(
             "--mdp",
             type=click.Choice(["0.2", "0.1", "majortomo"]),
-            default="0.2",
+            default=None,
             group=CONNECTION,
-            help="Version of the Majordomo Protocol to speak; brokers of other projects may want another.",
+            help=MDP_HELP,
         ),
         keys or key_options(CONNECTION),
         configured,
@@ -378,7 +381,7 @@ def broker_version(*versions: str, group: str = "") -> Callable[[Function], Func
         type=click.Choice(versions),
         default=None,
         group=group,
-        help="Version of the Majordomo Protocol to speak; default: detected, by a question in MDP 0.1.",
+        help=MDP_HELP,
     )
 
 

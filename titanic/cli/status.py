@@ -206,7 +206,7 @@ def _rates(document: dict[str, Any], before: dict[str, Any], elapsed: float) -> 
 def _workers(client: Client) -> dict[str, int] | None:
     """Workers per service; None when the broker does not tell."""
     try:
-        document: dict[str, int] = broker.read_json(client.call("mmi.workers")[0])
+        document: dict[str, int] = broker.read_json(client.call("mmi.workers", "mmi.workers")[0])
     except (ValueError, IndexError, broker.RemoteError, TimedOut):
         return None
     return document if isinstance(document, dict) else None

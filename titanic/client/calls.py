@@ -197,7 +197,7 @@ class BrokerLimits:
 
     async def _ask(self, timeout: float | None, retries: int | None) -> dict[str, Any]:
         try:
-            return broker.about_broker(await self._wire.call(b"mmi.broker", [b""], timeout, retries))
+            return broker.about_broker(await self._wire.call(b"mmi.broker", [b"mmi.broker"], timeout, retries))
         except broker.RemoteError:
             return {}
 

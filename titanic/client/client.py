@@ -42,13 +42,13 @@ class Client:
         *,
         timeout: Span = 15.0,
         retries: int | None = None,
-        version: str = "0.2",
+        version: str | None = None,
         key: Key = None,
         server_key: str | Path | None = None,
     ) -> None:
         """`timeout`: how long a call waits for an answer, in seconds or a timedelta. What gets none is sent again
         meanwhile, twice. With `retries` it is the time of each of 1 + `retries` tries. `version` of MDP: 0.2, 0.1 or
-        majortomo.
+        majortomo; by default the broker is asked.
 
         `endpoint` is one, or several nodes of the same queue: in a list, or in a text with commas. (Another queue would
         not know its UUIDs.) One of them is chosen at random, and used until it fails; then the next one. It is left at

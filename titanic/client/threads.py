@@ -20,7 +20,7 @@ class MethodsOfThreads:
     """The methods for each thread that asks for them, on a wire of its own."""
 
     def __init__(
-        self, endpoint: str | Sequence[str], timeout: float, retries: int, version: str, curve: Curve | None
+        self, endpoint: str | Sequence[str], timeout: float, retries: int, version: str | None, curve: Curve | None
     ) -> None:
         self._settings = endpoint, timeout, retries, version, curve
         self._tries = timeout, retries

@@ -75,7 +75,7 @@ class BlockingWire:
     """Connections of one thread."""
 
     def __init__(
-        self, endpoint: str | Sequence[str], timeout: float, retries: int, version: str, curve: Curve | None
+        self, endpoint: str | Sequence[str], timeout: float, retries: int, version: str | None, curve: Curve | None
     ) -> None:
         self._endpoints = endpoint
         self._settings: dict[str, Any] = {"version": version, "key": curve}

@@ -70,7 +70,6 @@ class BrokerDiscovery(Channel):
         self.kind: Kind | None = None
         """Which broker it is; None: not known yet, or not any more."""
         self._dealer = Dealer(zmq.Context.instance(), endpoint, watch=True, hold=True, curve=curve)
-        self._versions = versions
         self._found = found
         self._recognition = Recognition(versions)
         self._number = 0
@@ -127,16 +126,15 @@ class BrokerDiscovery(Channel):
 
     def _begin(self, when: float) -> None:
         self._dealer.close(linger=0)
-        self._recognition = Recognition(self._versions)
         self.kind, self._ask_at = None, when
 
     def _ask(self, now: float) -> None:
-        questions = self._recognition.ask()
-        if not questions:  # nobody has answered in any version
+        questions = self._recognition.ask() if self._dealer.socket is not None else []
+        if not questions:  # it is a new connection, or has to be one
             self._begin(now)
-            questions = self._recognition.ask()
-        if self._dealer.socket is None:
             self._number += 1
+            self._recognition.begin()
+            questions = self._recognition.ask()
         self._ask_at = None
         self._dealer.send([(self._number, frames) for frames in questions])
 

@@ -198,7 +198,9 @@ class _OwnBrokerTransport:
 
     def survey(self, now: float) -> None:
         if not self._question:
-            self._question = self.session.request(b"mmi.workers", [b""], now, timeout=MMI_TIMEOUT, retries=FOR_EVER)
+            self._question = self.session.request(
+                b"mmi.workers", [b"mmi.workers"], now, timeout=MMI_TIMEOUT, retries=FOR_EVER
+            )
 
     def deliver_results(self, now: float) -> None:
         for ticket, kind, body in self.session.take_events():

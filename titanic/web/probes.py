@@ -47,7 +47,7 @@ async def _asked(gateway: Gateway) -> str:
     found = gateway.clients.take(ANYBODY)
     try:
         async with asyncio.timeout(PATIENCE):
-            await found.client.call("mmi.broker")
+            await found.client.call("mmi.broker", "mmi.broker")
     except (TitanicError, broker.RemoteError, TimeoutError):
         return "the server does not answer"
     finally:

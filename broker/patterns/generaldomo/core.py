@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import cast
 
 from broker.config import ClientConfig
-from broker.core.client import VERSIONS, ClientSession, EventKind, ReplyEvent, RequestSession, Unanswered
-from broker.core.mdp import CLIENT_01, WORKER_01, Frames, Output, Peer
+from broker.core.client import ClientSession, EventKind, ReplyEvent, RequestSession, Unanswered
+from broker.core.mdp import CLIENT_01, CLIENT_V01, WORKER_01, Frames, Output, Peer
 from broker.core.timers import earliest
 
 _LONG = struct.Struct(">BI")
@@ -151,12 +151,15 @@ class DomoSession(RequestSession[_WaitingRequest]):
         return ticket
 
     def _session(self, *, correlated: bool) -> ClientSession:
-        return ClientSession(self._config, correlated=correlated, dialect=VERSIONS["0.1"])
+        return ClientSession(self._config, correlated=correlated, dialect=CLIENT_V01)
 
     def _send(self, now: float) -> None:
         question = self._sessions[_QUESTIONS]
         if self.ours is None and self._pending and not len(question):
-            question.request(b"mmi.broker", [b""], now, timeout=self._config.timeout or QUESTION_TIMEOUT, retries=0)
+            # Generaldomo's own broker ends at an empty last frame.
+            question.request(
+                b"mmi.broker", [b"mmi.broker"], now, timeout=self._config.timeout or QUESTION_TIMEOUT, retries=0
+            )
         while self._pending and (connection := _MARKED if self.ours else self._free_connection()) is not None:
             ticket = next(iter(self._pending))
             ask, session = self._pending.pop(ticket), self._sessions[connection]

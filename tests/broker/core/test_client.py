@@ -40,6 +40,109 @@ class Asking(SessionTranscript):
 FINAL, PARTIAL, GAVE_UP = EventKind.FINAL, EventKind.PARTIAL, EventKind.GAVE_UP
 
 
+# -- which version the broker speaks ---------------------------------------------------------------------------
+
+WHO = (b"", b"MDPC01", b"mmi.broker", b"mmi.broker")
+ANY = (b"", b"MDPC01", b"mmi.service", b"mmi.service")
+
+
+def undecided(**how: Any) -> Asking:
+    return Asking(version=None, **how)
+
+
+def questions(asking: Asking) -> None:
+    asking.said(*WHO)
+    asking.said(*ANY)
+    asking.said_nothing()
+
+
+@pytest.mark.parametrize(
+    ("answer", "request_", "reply"),
+    [
+        (b'{"software": "titanic"}', (b"MDPC02", b"\1"), (b"MDPC02", b"\3")),
+        (b"501", (b"", b"MDPC01"), (b"", b"MDPC01")),
+    ],
+)
+def test_a_request_waits_until_the_broker_has_said_what_it_speaks(
+    answer: bytes, request_: tuple[bytes, ...], reply: tuple[bytes, ...]
+) -> None:
+    asking = undecided()
+    ticket = asking.session.request(b"mmi.service", [b"echo"], asking.now)
+    questions(asking)
+    asking.told(b"", b"MDPC01", b"mmi.broker", answer)
+    asking.said(*request_, b"mmi.service", b"echo")
+    asking.told(b"", b"MDPC01", b"mmi.service", b"404")  # the other question's
+    asking.learned()
+    asking.told(*reply, b"mmi.service", b"200")
+    asking.learned((ticket, FINAL, [b"200"]))
+    assert asking.session.sent_again == 0
+    asking.asks(b"next")
+    asking.said(*request_, b"echo", b"next")
+    asking.later(2.5)
+    asking.closed(1)
+    questions(asking)  # it may be another one by now
+
+
+def test_a_later_version_is_spoken_on_the_second_silent_connection() -> None:
+    """A broker of 0.1 that was stopped completes no new connection."""
+    asking = undecided(timeout=None)
+    asking.asks(b"hello")
+    questions(asking)
+    asking.later(2.5)
+    asking.closed(1)
+    questions(asking)
+    assert asking.session.careful
+    asking.session.link(False, asking.now)
+    asking.later(100)
+    asking.said_nothing()
+    asking.session.link(True, asking.now)
+    asking.later(2.4)
+    asking.said_nothing()
+    asking.later(0.1)
+    asking.said(b"MDPC02", b"\1", b"echo", b"hello")
+
+
+def test_where_0_1_was_ever_answered_nothing_else_is_spoken() -> None:
+    asking = undecided(timeout=None)
+    asking.asks(b"hello")
+    questions(asking)
+    asking.told(b"", b"MDPC01", b"mmi.service", b"404")
+    asking.said(b"", b"MDPC01", b"echo", b"hello")
+    asking.session.lost(asking.now)
+    asking.closed(1)
+    for number in range(2, 10):
+        questions(asking)
+        asking.session.link(True, asking.now)
+        asking.later(2.5)
+        asking.closed(number)
+
+
+def test_requests_are_given_up_before_the_version_is_known() -> None:
+    """What has been found out so far holds for the next one."""
+    asking = undecided()
+    ticket = asking.asks(b"hello", timeout=1, retries=1)
+    questions(asking)
+    asking.later(1)
+    asking.later(1)
+    asking.said_nothing()
+    asking.learned((ticket, GAVE_UP, []))
+    asking.asks(b"hello")
+    asking.said_nothing()
+    asking.later(0.5)
+    asking.closed(1)
+    questions(asking)
+
+
+def test_marks_are_for_a_broker_of_this_project() -> None:
+    """The Guide's in Python ends at one."""
+    asking = undecided(correlated=True)
+    asking.asks(b"hello")
+    questions(asking)
+    asking.told(b"", b"MDPC01", b"mmi.broker", b"501")
+    asking.said_nothing()
+    assert asking.session.drops_marks
+
+
 # -- on the wire ---------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,6 @@ from support.broker_invariants import check, check_empty
 from broker.config import BrokerConfig, ClientConfig
 from broker.core.broker import BrokerCore
 from broker.core.client import ClientSession, EventKind
-from broker.core.recognition import ANSWER
 from broker.core.worker import SessionState, WorkerSession
 
 bounded = settings(deadline=None, max_examples=120, suppress_health_check=list(HealthCheck), derandomize=True)
@@ -114,8 +113,8 @@ def test_the_worker(steps: list[tuple[list[bytes], float]]) -> None:
     if session.state is SessionState.AWAY:  # for 32 s at most, and then as good as new
         now += 32
         session.tick(now)
-    if session.state is SessionState.ASKING:  # nobody has answered
-        session.tick(now + ANSWER)
+    if session.state is SessionState.ASKING:
+        session.receive(session.connection, [b"", b"MDPC01", b"mmi.service", b"404"], now)
     session.take_output()
     head = [b"MDPW02"] if session.dialect.name == "0.2" else [b"", b"MDPW01"]
     session.receive(session.connection, [*head, b"\2", b"client", b"", b"q"], now)

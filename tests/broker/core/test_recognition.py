@@ -12,6 +12,7 @@ OURS = [b"MDPC01", b"mmi.broker", b'{"software": "titanic"}']
 @pytest.fixture
 def asked() -> Recognition:
     recognition = Recognition(["0.2", "0.1"])
+    recognition.begin()
     assert len(recognition.ask()) == 2
     return recognition
 
@@ -40,6 +41,9 @@ def test_the_first_answer_counts(asked: Recognition) -> None:
 
 def test_each_version_is_asked_once_and_known_by_its_answer(asked: Recognition) -> None:
     assert asked.learn([b"MDPC02", b"\3", b"mmi.service", b"200"]) is None  # not asked in this one yet
+    assert asked.ask() == [], "it may have been stopped: a new connection tells"
+    asked.begin()
+    assert {frames[1] for frames in asked.ask()} == {b"MDPC01"}
     assert {frames[0] for frames in asked.ask()} == {b"MDPC02"}
     assert asked.ask() == []
     assert asked.learn([b"MDPC02", b"\3", b"mmi.service", b"200"]) == Kind("0.2", ours=False)
@@ -49,11 +53,21 @@ def test_each_version_is_asked_once_and_known_by_its_answer(asked: Recognition) 
 def test_a_broker_tells_that_it_has_access_control(access: bool) -> None:
     about = b'{"software": "titanic", "access": %b}' % (b"true" if access else b"false")
     asked = Recognition(("0.2", "0.1"))
+    asked.begin()
     asked.ask()
     assert asked.learn([b"MDPC01", b"mmi.broker", about]) == Kind("0.2", ours=True, access=access)
 
 
 def test_others_have_none_whatever_they_say() -> None:
     asked = Recognition(("0.2", "0.1"))
+    asked.begin()
     asked.ask()
     assert asked.learn([b"MDPC01", b"mmi.broker", b'{"access": true}']) == Kind("0.1", ours=False)
+
+
+def test_where_0_1_was_ever_answered_no_other_version_is_asked(asked: Recognition) -> None:
+    asked.learn([b"MDPC01", b"mmi.service", b"404"])
+    for _ in range(3):
+        asked.begin()
+        assert all(frames[:2] == [b"", b"MDPC01"] and frames[-1] for frames in asked.ask())
+        assert asked.ask() == []

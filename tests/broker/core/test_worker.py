@@ -224,7 +224,7 @@ def test_the_wait_doubles_up_to_the_most() -> None:
     assert work.session.next_deadline() == work.now + 1
 
 
-WHO = (b"", b"MDPC01", b"mmi.broker", b"")
+WHO = (b"", b"MDPC01", b"mmi.broker", b"mmi.broker")
 ANY = (b"", b"MDPC01", b"mmi.service", b"mmi.service")
 
 
@@ -288,14 +288,25 @@ def test_another_broker_is_spoken_to_in_the_version_of_its_answer(first: list[by
     assert work.session.registered
 
 
+def fell_silent(*versions: str) -> Work:
+    """A worker that has asked twice, the second time on a new connection."""
+    work = asking(*versions)
+    work.later(2.5)
+    work.closed(1)
+    work.said(*WHO)
+    work.said(*ANY)
+    work.said_nothing()
+    return work
+
+
 def test_versions_that_were_not_asked_for_are_tried_when_nobody_answers() -> None:
-    work = asking("0.2", "0.1", "majortomo")
+    work = fell_silent("0.2", "0.1", "majortomo")
     work.later(2.5)
     work.said(b"MDPW02", b"\1", b"echo")
     work.later(10)
     for _ in range(3):
         work.said(b"MDPW02", b"\5")
-    work.closed(1)
+    work.closed(2)
     work.later(1)
     work.said(*WHO)
     work.said(*ANY)
@@ -304,7 +315,7 @@ def test_versions_that_were_not_asked_for_are_tried_when_nobody_answers() -> Non
     work.told(b"", b"MDPW02", b"\5")
     assert work.session.registered
     work.told(b"", b"MDPW02", b"\6")
-    work.closed(2)
+    work.closed(3)
     work.later(1)
     work.said(*WHO)
     work.said(*ANY)
@@ -312,16 +323,30 @@ def test_versions_that_were_not_asked_for_are_tried_when_nobody_answers() -> Non
     work.said(b"", b"MDPW02", b"\1", b"echo")
 
 
+def test_no_later_version_is_tried_where_0_1_was_ever_answered() -> None:
+    work = asking()
+    work.told(b"", b"MDPC01", b"mmi.broker", b"501")
+    work.said(b"", b"MDPW01", b"\1", b"echo")
+    work.session.lost(work.now)
+    work.closed(1)
+    work.later(1)
+    for number in range(2, 10):
+        work.said(*WHO)
+        work.said(*ANY)
+        work.later(2.5)
+        work.closed(number)
+
+
 @pytest.mark.parametrize(
     ("late", "closes"), [([b"mmi.service", b"404"], True), ([b"mmi.broker", b'{"software": 1}'], False)]
 )
 def test_an_answer_that_is_late(late: list[bytes], closes: bool) -> None:
-    work = asking()
+    work = fell_silent()
     work.later(2.5)
     work.said(b"MDPW02", b"\1", b"echo")
     work.told(b"", b"MDPC01", *late)
     if closes:
-        work.closed(1)
+        work.closed(2)
     work.said_nothing()
 
 

@@ -351,12 +351,22 @@ def test_arguments_that_are_not_utf_8(arguments: tuple[str | bytes, ...]) -> Non
     assert done.err.endswith("titanic: '\\udcff' is not UTF-8; names, endpoints and texts must be\n")
 
 
-def test_a_broker_that_speaks_only_0_1_is_named(tmp_path: Path) -> None:
+def test_a_broker_that_speaks_only_0_1(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/broker"
+    with script("rfc7_broker.py", endpoint, "0.5", "strict") as broker:
+        assert line(broker)
+        assert here("call", "mmi.service", "echo", "--endpoint", endpoint).out == b"404"
+        for command in (("call", "echo", "x"), ("submit", "echo", "x"), ("ls",)):
+            done = here(*command, "--endpoint", endpoint, "--timeout", "0.5")
+            assert (done.code, broker.poll()) == (3, None)
+
+
+def test_a_broker_of_another_version_than_was_named(tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path}/broker"
     with script("rfc7_broker.py", endpoint) as broker:
         assert line(broker)
         for command in (("call", "echo", "x"), ("submit", "echo", "x"), ("ls",)):
-            done = here(*command, "--endpoint", endpoint, "--timeout", "0.5")
+            done = here(*command, "--endpoint", endpoint, "--timeout", "0.5", "--mdp", "0.2")
             assert done.code == 3
             assert f"the broker at {endpoint} answers in 0.1" in done.err
             assert done.err.endswith("try --mdp 0.1\n")
