@@ -14,7 +14,7 @@ from titanic.jobs.context import current_or_none
 from titanic.jobs.ending import Cancelled, Failed, Retry, Unready
 from titanic.logs import event
 from titanic.protocol.submit_options import SubmitOptions
-from titanic.tasks.failures import InvalidArguments, UnknownArguments, as_raised, describe
+from titanic.tasks.failures import InvalidArguments, UnknownArguments, as_raised, describe, unlike
 from titanic.tasks.middleware import Call, Middleware
 from titanic.tasks.options import TaskOptions, as_tuple, submit_options
 from titanic.tasks.values import Serializer, Values
@@ -48,7 +48,10 @@ class Definition:
         self._key = options.get("key")
         self._fatal = as_tuple(options.get("fatal", ()))
         self._retry_on = as_tuple(options["retry_on"]) if "retry_on" in options else None
-        self._declared = (*as_tuple(options.get("raises", ())), *self._fatal, *(self._retry_on or ()))
+        self._raises = as_tuple(options.get("raises", ()))
+        self._declared = (*self._raises, *self._fatal, *(self._retry_on or ()))
+        self._warned: set[type[Exception]] = set()
+        """Classes of exceptions that clients cannot make again."""
         self._values: Values | None = None
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             what, fact = f"{self.name} cannot be a task", "it is a generator, and a task has one reply"
@@ -157,8 +160,14 @@ class Definition:
         self._middleware.failed(call, error)
         if isinstance(error, Failed):
             return cast(RemoteError, error)
-        text, detail = describe(error)
+        text, detail = describe(error, attributes=isinstance(error, self._raises))
         self._log(text, None if isinstance(error, self._declared) else error)
+        if isinstance(error, self._declared) and type(error) not in self._warned and (why := unlike(error, detail)):
+            self._warned.add(type(error))
+            what = (
+                "clients of %s cannot make %s again of its arguments (%s); have its __init__ pass all that it takes on"
+            )
+            log.warning(what, self.service, type(error).__name__, why)
         fatal = isinstance(error, self._fatal)
         if self._retry_on is not None and not isinstance(error, self._retry_on):
             fatal = True

@@ -2,15 +2,18 @@
 
 A failed attempt is an error reply `MDPE01`, `500 Type: text`, detail…. The detail of a task is
 
-    titanic:error={"type": "shop.OutOfStock", "args": ["a.png"]}
+    titanic:error={"type": "shop.OutOfStock", "args": ["a.png"], "attributes": {"left": 0}}
     Traceback (most recent call last): …
 
-Nothing is imported because its name came over the wire: only classes that the task has declared are raised again.
+Nothing is imported because its name came over the wire: only classes that the task has declared are raised again. Only
+those in `raises` have attributes, and only plain ones: others may hold tokens, or whole requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -22,7 +25,9 @@ from titanic.util.text import quoted
 ERROR = b"titanic:error="
 
 MOST_ARGUMENTS = 4096
-"""Bytes of an exception's arguments that travel; of longer ones only their text is known."""
+"""Bytes of an exception's arguments and attributes that travel; of longer ones the arguments, or only their text."""
+
+Plain = str | int | float | bool | None
 
 
 class InvalidArguments(InvalidRequest, TypeError):
@@ -41,18 +46,21 @@ class TaskFailed(RequestFailed):
     """A task has failed for good.
 
     `type` is the exception's class as module.Name, `arguments` what it was raised with, as far as that could travel,
-    `traceback` the end of its traceback; they are empty when no exception of the task was the reason. `state` and
-    `detail` are those of `RequestFailed`.
+    `attributes` the plain ones of a class in `raises`, `traceback` the end of its traceback; they are empty when no
+    exception of the task was the reason. `state` and `detail` are those of `RequestFailed`.
     """
 
     def __init__(self, failed: RequestFailed) -> None:
         super().__init__(str(failed), state=failed.state, detail=failed.detail)
         self.type = ""
         self.arguments: tuple[Any, ...] = ()
+        self.attributes: dict[str, Plain] = {}
         self.traceback = ""
         for frame in failed.detail:
             if frame.startswith(ERROR):
-                self.type, self.arguments = _read(frame[len(ERROR) :])
+                said = _read(frame[len(ERROR) :])
+                self.type, self.arguments = said.type, tuple(said.args)
+                self.attributes = {name: one for name, one in (said.attributes or {}).items() if name[:1] != "_"}
             else:
                 self.traceback += frame.decode(errors="replace")
 
@@ -62,6 +70,7 @@ class _Error(msgspec.Struct):
 
     type: str
     args: list[Any] = []
+    attributes: dict[str, Plain] | msgspec.UnsetType = msgspec.UNSET
 
 
 _decode = msgspec.json.Decoder(_Error).decode
@@ -73,22 +82,47 @@ def name_of(kind: type[BaseException]) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def describe(error: BaseException) -> tuple[str, list[bytes]]:
-    """The text and the detail frames of the error reply for an exception of a task. Never raises. The traceback begins
-    in the task from now on."""
+def describe(error: BaseException, *, attributes: bool = False) -> tuple[str, list[bytes]]:
+    """The text and the detail frames of the error reply for an exception of a task, perhaps with its `attributes`.
+    Never raises. The traceback begins in the task from now on."""
     inside = error.__traceback__
     while inside is not None and inside.tb_frame.f_globals.get("__package__") == __package__:
         inside = inside.tb_next
     said = read_error(failure(error.with_traceback(inside), traced=True))
     text, detail = (said.text, said.detail) if said is not None else (type(error).__name__, [])
     name = name_of(type(error))
-    try:
-        frame = _encode(_Error(name, list(error.args)))
-    except Exception:  # whatever the exception does when it is looked at
-        frame = _encode(_Error(name))
-    if len(frame) > MOST_ARGUMENTS:
+    for more in (_plain(error) if attributes else msgspec.UNSET, msgspec.UNSET):
+        try:
+            frame = _encode(_Error(name, list(error.args), more))
+        except Exception:  # whatever the exception does when it is looked at
+            frame = _encode(_Error(name))
+        if len(frame) <= MOST_ARGUMENTS:
+            break
+    else:
         frame = _encode(_Error(name, [text[: MOST_ARGUMENTS // 4]]))
     return text, [ERROR + frame, *detail]
+
+
+def _plain(error: BaseException) -> dict[str, Plain]:
+    """The attributes that any program understands, and that are meant for others."""
+    return {
+        name: value
+        for name, value in vars(error).items()
+        if not name.startswith("_") and (value is None or type(value) in (str, int, float, bool))
+    }
+
+
+def unlike(error: Exception, detail: Iterable[bytes]) -> str:
+    """Why a client cannot make an exception again of what is sent of it; empty: it can."""
+    for frame in detail:
+        if frame.startswith(ERROR):
+            arguments = tuple(_read(frame[len(ERROR) :]).args)
+            try:
+                made = type(error)(*arguments).args
+            except Exception as fault:
+                return f"{type(fault).__name__}: {fault}"
+            return "" if made == arguments == error.args else f"{error.args!r} would be {made!r}"[:200]
+    return ""
 
 
 def as_raised(failed: RequestFailed, declared: Iterable[type[Exception]]) -> Exception:
@@ -97,11 +131,21 @@ def as_raised(failed: RequestFailed, declared: Iterable[type[Exception]]) -> Exc
     found = TaskFailed(failed)
     for kind in declared:
         if _is_named(kind, found.type):
-            try:
-                error = kind(*found.arguments)
-            except Exception:  # it wants other arguments than it keeps
-                return found
-            error.__cause__ = found
+            error = _made(kind, found)
+            error.__cause__ = None if error is found else found
+            return error
+    return found
+
+
+def _made(kind: type[Exception], found: TaskFailed) -> Exception:
+    makers: list[Callable[..., Exception]] = [kind]
+    if found.attributes:  # its __init__ may want other arguments than it keeps: then without that
+        makers.append(partial(kind.__new__, kind))
+    for make in makers:
+        with suppress(Exception):
+            error: Exception = make(*found.arguments)
+            error.args = found.arguments  # it may have made others of them, once more
+            vars(error).update(found.attributes)
             return error
     return found
 
@@ -113,9 +157,8 @@ def _is_named(kind: type[Exception], name: str) -> bool:
     return name.endswith(f".{kind.__qualname__}") and (module == own or "__main__" in (module, own))
 
 
-def _read(frame: bytes) -> tuple[str, tuple[Any, ...]]:
+def _read(frame: bytes) -> _Error:
     try:
-        said = _decode(frame)
-    except msgspec.MsgspecError:
-        return "", ()
-    return said.type, tuple(said.args)
+        return _decode(frame)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return _Error("")

@@ -258,6 +258,41 @@ def test_middleware(caplog: pytest.LogCaptureFixture) -> None:
         assert [one[0] for one in seen if isinstance(one, tuple)] == ["before"]
 
 
+class Short(Exception):
+    """It wants other arguments than it keeps."""
+
+    def __init__(self, article: str, left: int) -> None:
+        super().__init__(f"{article}: only {left} left")
+        self.article, self.left, self.ratio, self.gone = article, left, 0.5, None
+        self.when, self._token = [1], "secret"
+
+
+def test_exceptions_that_cannot_be_made_again(caplog: pytest.LogCaptureFixture) -> None:
+    app = Tasks(name="x")
+
+    @app.task(max_attempts=1, raises=Short)
+    def order(article: str) -> None:
+        raise Short(article, 3)
+
+    @app.task(fatal=Short)
+    def closed(article: str) -> None:
+        raise Short(article, 3)
+
+    with app.testing():
+        for _ in range(2):
+            with pytest.raises(Short, match=r"^a\.png: only 3 left$") as caught:
+                order.submit("a.png").reply()
+            assert vars(caught.value) == {"article": "a.png", "left": 3, "ratio": 0.5, "gone": None}
+        assert caplog.text.count("clients of x.order cannot make Short again of its arguments (TypeError: ") == 1
+        with pytest.raises(TaskFailed, match="only 3 left") as undeclared:
+            closed.submit("a.png").reply()
+        assert (undeclared.value.type, undeclared.value.attributes) == (f"{__name__}.Short", {})
+        assert b"secret" not in b"".join(caught.value.__cause__.detail + undeclared.value.detail)  # type: ignore[union-attr]
+        with pytest.raises(TaskFailed) as long:
+            order.submit("a" * 2500).reply()
+        assert (len(long.value.arguments[0]), long.value.attributes) == (2513, {})
+
+
 def test_the_log_names_the_request_and_has_the_traceback_of_what_nobody_expected(
     queue: MemoryQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
