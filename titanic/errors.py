@@ -82,7 +82,7 @@ class NotAStore(StoreError):
 
 
 class StoreTooNew(StoreError):
-    """The store was written in a later format than this version knows."""
+    """The store was written in a format that this version, or the installed LMDB, does not know."""
 
 
 class StoreTooOld(StoreError):

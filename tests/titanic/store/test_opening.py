@@ -276,6 +276,19 @@ def test_a_data_file_of_something_else_is_damaged(tmp_path, content):
         LmdbStore.open(tmp_path)
 
 
+def test_a_file_of_another_lmdb_is_named(tmp_path):
+    """LMDB 1.0 has eight bytes more in front of each page, and neither release reads the other's files."""
+    make(tmp_path)
+    data = (tmp_path / "data.mdb").read_bytes()
+    pages = (data[at : at + 4096] for at in range(0, len(data), 4096))
+    moved = b"".join(page[:8] + bytes(8) + page[8:-8] for page in pages)
+    (tmp_path / "data.mdb").write_bytes(moved)
+    for opening in (LmdbStore.open, LmdbStore.open_read_only):
+        with pytest.raises(StoreTooNew, match=r"was written with LMDB 1\.0, .* reads that of LMDB 0\.9; install"):
+            opening(tmp_path)
+    assert (tmp_path / "data.mdb").read_bytes() == moved
+
+
 def test_the_capacity_can_be_another_one_each_time(tmp_path):
     make(tmp_path)
     for capacity in (1 << 26, 1 << 34, 1 << 24, (1 << 24) + 4096):

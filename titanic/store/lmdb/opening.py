@@ -30,7 +30,7 @@ from titanic.store.lmdb.capacity import divide, reserved
 from titanic.store.lmdb.closed_ring import archive, known_archivist
 from titanic.store.lmdb.durability import flags, settle
 from titanic.store.lmdb.lmdb_errors import disk_full, is_of_the_system
-from titanic.store.lmdb.pages import SALVAGE, faults
+from titanic.store.lmdb.pages import SALVAGE, faults, release
 from titanic.store.lmdb.read import identity, waiting
 from titanic.store.lmdb.readers import Readers
 from titanic.store.lmdb.schema import FORMAT, PAGE, Databases
@@ -247,6 +247,13 @@ def _open(
         env.reader_check()  # killed ones may have all places
         return env
     except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
+        ours = "{}.{}".format(*lmdb.version())
+        if (found := release(data)) and found != ours:
+            raise StoreTooNew(
+                f"the store in {directory} was written with LMDB {found}, which has another file format",
+                f"the package lmdb {lmdb.__version__} that is installed reads that of LMDB {ours}",
+                f"install one with LMDB {found}, or restore a backup that LMDB {ours} has made",
+            ) from error
         raise _corrupt(data, str(error)) from error
     except (OSError, lmdb.Error) as error:
         raise unwritable(directory, error) from error

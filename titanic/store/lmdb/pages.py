@@ -72,6 +72,15 @@ def expect_sound(data: Path) -> None:
         raise StoreCorrupt(f"{data} is damaged", f"{count} in its pages, first: {found[0]}", SALVAGE)
 
 
+def release(data: Path) -> str:
+    """The release of LMDB that reads a file, "0.9" or "1.0"; nothing when it is not to be seen."""
+    with data.open("rb", 0) as file:
+        head = file.read(32)
+    # 1.0 has the number of a transaction in each page's header: what follows stands 8 bytes later.
+    places = {"0.9": 16, "1.0": 24}
+    return next((name for name, at in places.items() if head[at : at + 4] == _U32.pack(_MAGIC)), "")
+
+
 def freed_since(data: Path, transaction: int) -> tuple[int, int]:
     """How many pages were freed by this transaction and later ones and wait to be used again; the last transaction
     that was looked at (that before this one when there is none).
