@@ -208,7 +208,8 @@ class ReadTransaction(Protocol):
 
     def owner_load(self, owner: bytes) -> Load:
         """How many requests of an owner have not ended, and the bytes of all that is kept for him: requests and replies
-        until they are closed, idempotency keys until they are forgotten. Nothing is counted for the empty owner."""
+        until they are closed, idempotency keys until they are forgotten. In LMDB, what is closed while an archive is
+        registered counts until the archive has it. Nothing is counted for the empty owner."""
 
     def counts(self) -> Counts:
         """Totals, without counting."""

@@ -96,10 +96,10 @@ def fill(store: Store) -> None:
         for uuid in uuids[::5]:
             tx.close(uuid, START + 40 * SECOND)
         tx.trim(START + 60 * SECOND, Retention(closed_retention=20 * SECOND), limit=7)  # the ring begins later
+        tx.trim(START + 60 * SECOND, Retention(reply_retention=50 * SECOND), limit=3)
         tx.register_archive(archivist)
         tx.set_service(b"mail", ServiceSetting(True, "größe".encode()))
         tx.acknowledge_archive(tx.closed_range()[0] + 2, archivist=archivist)
-        tx.trim(START + 60 * SECOND, Retention(reply_retention=50 * SECOND), limit=3)
 
 
 def seen(store: Store) -> dict[str, Any]:

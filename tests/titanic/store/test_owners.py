@@ -4,7 +4,7 @@ import pytest
 from support.dropping import drop
 
 from titanic.errors import InvalidRequest
-from titanic.store import Accepted, NewRequest, State, Status
+from titanic.store import Accepted, NewRequest, Retention, State, Status
 from titanic.store.lmdb import listing
 from titanic.store.lmdb.request_record import decode_header
 from titanic.store.lmdb.schema import OWNER_PREFIX
@@ -352,3 +352,85 @@ def test_a_request_whose_owner_is_damaged_can_end(store):
     assert loads(store) == [1, 0, 0]
     close(store, two)
     assert loads(store) == [0, 0, 0]
+
+
+# -- what waits for the archive ------------------------------------------------------------------------------
+
+
+def close_all(store, owner, *bodies):
+    uuids = ids(store, *(owned(owner, body) for body in bodies))
+    for uuid in uuids:
+        finish(store, uuid)
+    close(store, *uuids)
+
+
+def archived(store, upto):
+    with store.write() as txn:
+        txn.acknowledge_archive(upto)
+
+
+def settle(store):
+    """Let the store do what it does by itself."""
+    with store.write() as txn:
+        while txn.trim(NOW).more:
+            pass
+    with store.read() as txn:
+        assert txn.next_due(Retention(), ahead_us=0) is None
+
+
+@pytest.mark.lmdb
+def test_what_waits_for_the_archive_counts_for_its_owner(store):
+    close_all(store, EVE, bytes(1000))
+    assert sizes(store) == [0, 0, 0], "nothing waits for an archive"
+    with store.write() as txn:
+        txn.register_archive()
+    close_all(store, EVE, *[bytes(60_000)] * 5, b"small")
+    close_all(store, BOB, *[bytes(100)] * 300)
+    close_all(store, NOBODY, b"x")
+    eve, bob, nobody = sizes(store)
+    assert 300_000 < eve < 305_000
+    assert 50_000 < bob < 120_000
+    assert nobody == 0
+    assert check(store) == []
+    archived(store, 3)  # the first was closed before
+    settle(store)
+    assert 180_000 < sizes(store)[0] < 185_000
+    assert check(store) == []
+    archived(store, 7 + 150)
+    settle(store)
+    assert [sizes(store)[0], sizes(store)[1]] == [0, bob // 2]
+    assert check(store) == []
+    archived(store, 7 + 300)
+    settle(store)
+    assert sizes(store) == [0, 0, 0]
+    close_all(store, BOB, bytes(100))
+    assert sizes(store)[1] == bob // 300
+    assert check(store) == []
+
+
+@pytest.mark.lmdb
+def test_without_an_archive_any_more_nothing_waits(store):
+    with store.write() as txn:
+        txn.register_archive()
+    close_all(store, EVE, *[bytes(100)] * 100)
+    with store.write() as txn:
+        txn.unregister_archive()
+    close_all(store, EVE, bytes(100))
+    settle(store)
+    assert sizes(store) == [0, 0, 0]
+    close_all(store, EVE, bytes(100))
+    assert sizes(store) == [0, 0, 0]
+    assert check(store) == []
+
+
+@pytest.mark.lmdb
+@pytest.mark.settings(capacity=16 << 20, drop_unarchived=True)
+def test_what_makes_way_before_the_archive_has_it_counts_no_longer(store):
+    with store.write() as txn:
+        txn.register_archive()
+    for _ in range(30):
+        close_all(store, EVE, *[bytes(50_000)] * 20)
+    with store.read() as txn:
+        assert txn.counts().lost
+    assert 4 << 20 < sizes(store)[0] < 16 << 20
+    assert check(store) == []

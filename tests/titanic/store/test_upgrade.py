@@ -183,7 +183,7 @@ def test_a_store_above_its_capacity_is_converted_and_can_be_emptied(path):
 
 def test_who_only_reads_cannot_convert(path):
     unpack(path, 1)
-    with pytest.raises(StoreTooOld, match="its format is 1, read is format 5; open it once for writing"):
+    with pytest.raises(StoreTooOld, match="its format is 1, read is format 6; open it once for writing"):
         LmdbStore.open_read_only(path)
 
 

@@ -9,6 +9,7 @@ from titanic.errors import RecordCorrupt
 from titanic.store.lmdb import closed_record, outcome_record, request_record
 from titanic.store.lmdb.blob import Ref, refer
 from titanic.store.lmdb.closed_record import NO_FRAMES, ClosedRecord, Part, Where
+from titanic.store.lmdb.closed_ring import charge
 from titanic.store.lmdb.free_space import fits, make_room, refusal
 from titanic.store.lmdb.lifecycle import drop_timers, find, leave
 from titanic.store.lmdb.outcome_record import OutcomeHeader
@@ -139,7 +140,9 @@ def _remember(tx: Writing, closed: ClosedRecord) -> list[Ref]:
         tx.lost += 1
         return []
     tx.sequence = sequence = tx.last_sequence() + 1
-    tx.raw.put(closed_key(sequence), closed_record.encode(sequence, closed), db=tx.db.closed, append=True)
+    record = closed_record.encode(sequence, closed)
+    tx.raw.put(closed_key(sequence), record, db=tx.db.closed, append=True)
+    charge(tx, sequence, closed, len(record))
     for ref, body in blobs:
         tx.put_blob(ref, body)
     tx.added += row

@@ -14,14 +14,25 @@ and reads the fields of all of them with a few operations on arrays: `CLOSED_LAY
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 from itertools import accumulate, count, islice
 from operator import itemgetter
 from zlib import crc32
 
 from titanic.errors import InvalidArchive, RecordCorrupt
 from titanic.store.lmdb import closed_record
+from titanic.store.lmdb.closed_record import ClosedRecord
 from titanic.store.lmdb.record import BODY, PREFIX, verify
-from titanic.store.lmdb.schema import ARCHIVE, ARCHIVE_KEY, ARCHIVIST_KEY, closed_key, odd_row, sequence_of
+from titanic.store.lmdb.schema import (
+    ARCHIVE,
+    ARCHIVE_KEY,
+    ARCHIVIST_KEY,
+    CHARGED_KEY,
+    U64,
+    closed_key,
+    odd_row,
+    sequence_of,
+)
 from titanic.store.lmdb.transaction import Reading, Writing
 from titanic.store.records import ArchiveState, Archivist, ClosedBulk, ClosedRequest
 from titanic.util.ids import SIZE
@@ -173,6 +184,60 @@ def known_archivist(tx: Reading) -> Archivist | None:
     if len(row) < SIZE:
         raise odd_row("meta", ARCHIVIST_KEY, row)
     return Archivist(bytes(row[:SIZE]), bytes(row[SIZE:]).decode(errors="replace"))
+
+
+def charge(tx: Writing, sequence: int, closed: ClosedRecord, size: int) -> None:
+    """Count a closed request for its owner, while an archive is registered: nothing may make way before it has it."""
+    since = charged_since(tx)
+    if since is None:
+        if not closed.owner or not tx.archived()[0]:
+            return
+        tx.raw.put(CHARGED_KEY, U64.pack(sequence - 1), db=tx.db.meta)
+    tx.count_owned(closed.owner, size=kept(closed, size))
+
+
+def charged_since(tx: Reading) -> int | None:
+    """The number above which closed requests are counted for their owners; None: none are."""
+    row = tx.meta_row(CHARGED_KEY, U64)
+    return None if row is None else row[0]
+
+
+def kept(closed: ClosedRecord, size: int) -> int:
+    """Bytes that are kept of a closed request whose record has this size."""
+    return size + sum(ref.size for ref in closed.refs)
+
+
+def charges_to_end(tx: Reading) -> bool:
+    """Whether requests are counted that the archive has."""
+    since = charged_since(tx)
+    registered, upto = tx.archived()
+    return since is not None and (not registered or since < min(upto, tx.last_sequence()))
+
+
+def end_charges(tx: Writing, limit: int) -> None:
+    """Count no longer, of up to `limit` requests, what the archive has."""
+    since = charged_since(tx)
+    if since is None or not charges_to_end(tx):
+        return
+    registered, upto = tx.archived()
+    last = tx.last_sequence()
+    end = min(upto, last) if registered else last
+    cursor = tx.raw.cursor(tx.db.closed)
+    rows = islice(cursor.iternext(), limit) if cursor.set_range(closed_key(since + 1)) else iter(())
+    number = end
+    for n, (view, record) in enumerate(rows, 1):
+        sequence = sequence_of(view)
+        if sequence > end:
+            break
+        with suppress(RecordCorrupt):  # a check finds it
+            closed = closed_record.decode_header(sequence, record)
+            tx.count_owned(closed.owner, size=-kept(closed, len(record)))
+        if n == limit:
+            number = sequence
+    if number < last or registered:
+        tx.raw.put(CHARGED_KEY, U64.pack(number), db=tx.db.meta)
+    else:
+        tx.raw.delete(CHARGED_KEY, db=tx.db.meta)
 
 
 def register_archive(tx: Writing, archivist: Archivist | None = None) -> ArchiveState:

@@ -12,7 +12,7 @@ from itertools import islice
 
 from titanic.errors import RecordCorrupt, StoreFull
 from titanic.store.lmdb import blob, closed_record
-from titanic.store.lmdb.closed_ring import closed_range
+from titanic.store.lmdb.closed_ring import charged_since, closed_range, end_charges, kept
 from titanic.store.lmdb.schema import PAGE, SETTLED_KEY, U32, closed_key, sequence_of, unpack
 from titanic.store.lmdb.transaction import Reading, Writing
 
@@ -47,6 +47,7 @@ def clean_up_after(tx: Writing) -> None:
     """Delete a bounded part of what a later transaction could delete as well."""
     if tx.raw.stat(tx.db.graves)["entries"]:
         _empty_graves(tx)
+    end_charges(tx, _TRIM_ROWS)
     room = tx.environment.room
     if is_near_the_end(tx) and not fits(tx, room.headroom, room.accept) and not tx.pinned:
         drop_oldest(tx, _TRIM_ROWS)
@@ -132,6 +133,7 @@ def drop_oldest(tx: Writing, limit: int, closed_before: int | None = None) -> in
     """
     registered, upto = tx.archived()
     lossy = closed_before is None and tx.environment.settings.drop_unarchived
+    charged = charged_since(tx)
     dropped = size = 0
     while dropped < limit and size < tx.environment.room.pages_freed * PAGE:
         cursor = tx.raw.cursor(tx.db.closed)
@@ -145,6 +147,8 @@ def drop_oldest(tx: Writing, limit: int, closed_before: int | None = None) -> in
             if closed_before is not None and header.closed_at >= closed_before:
                 break
             refs = header.refs
+            if charged is not None and sequence > charged:
+                tx.count_owned(header.owner, size=-kept(header, len(record)))
         except RecordCorrupt:
             refs = []
         dropped += 1

@@ -8,7 +8,7 @@ from pathlib import Path
 from titanic.errors import RecordCorrupt
 from titanic.protocol.submit_options import MAX_KEY
 from titanic.store.lmdb import outcome_record, request_record, schema
-from titanic.store.lmdb.closed_ring import oldest_closing
+from titanic.store.lmdb.closed_ring import charges_to_end, oldest_closing
 from titanic.store.lmdb.free_space import can_make_way
 from titanic.store.lmdb.idempotency_key import row_key
 from titanic.store.lmdb.lmdb_errors import short_of_disk
@@ -119,7 +119,7 @@ def next_due(
             times += [time + policy.closed_retention for time in oldest_closing(tx)]
         times += _first_time(tx, schema.KEY)
     times = [time + ahead_us for time in times]
-    if policy is not None and tx.raw.stat(tx.db.graves)["entries"]:
+    if policy is not None and (tx.raw.stat(tx.db.graves)["entries"] or charges_to_end(tx)):
         times.append(0)
     cursor = tx.raw.cursor(tx.db.later)
     if cursor.first():

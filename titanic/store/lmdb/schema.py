@@ -9,13 +9,16 @@
                                                           do not know it ignore it
                b"archive"                                 u8 registered, u64 archived_upto
                b"archivist"                               the archive's owner, 16 bytes + its location, text
+               b"charged"                                 u64: closed requests with higher numbers are counted for their
+                                                          owners; no row when none are
                b"lost"                                    u64, closed requests of which no record was kept
                b"settled"                                 no meaning: written to have something to commit
                b"n" + service                             3 × u64: rows of `ready`; requests that have not ended,
                                                           and their bytes; no row instead of zeros
                b"o" + owner                               2 × u64: requests that have not ended; bytes of all that is
-                                                          his in `requests`, `replies`, `keys` and their blobs; no
-                                                          row instead of zeros, none for those without an owner
+                                                          his in `requests`, `replies`, `keys` and their blobs, and
+                                                          in `closed` while it waits for the archive; no row instead
+                                                          of zeros, none for those without an owner
     requests   uuid                                       request_record.py: header and body
     replies    uuid                                       outcome_record.py: how it ended, and the reply
     ready      service + 00 + (9 - priority) + uuid       nothing: what can be dispatched now
@@ -60,7 +63,7 @@ import lmdb
 from titanic.errors import StoreCorrupt
 from titanic.util.ids import SIZE
 
-FORMAT = 5
+FORMAT = 6
 
 U32 = struct.Struct("<I")
 U64 = struct.Struct("<Q")
@@ -79,6 +82,7 @@ ARCHIVIST_KEY = b"archivist"
 IDENTITY_KEY = b"identity"
 SERVICES_KEY = b"services"
 LOST_KEY = b"lost"
+CHARGED_KEY = b"charged"
 SETTLED_KEY = b"settled"
 LOAD_PREFIX = b"n"
 OWNER_PREFIX = b"o"

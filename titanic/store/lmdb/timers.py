@@ -16,6 +16,7 @@ from itertools import islice, takewhile
 from titanic.errors import RecordCorrupt, StoreFull
 from titanic.store.lmdb import idempotency_key, request_record, retry_record
 from titanic.store.lmdb.close import close_request
+from titanic.store.lmdb.closed_ring import charges_to_end, end_charges
 from titanic.store.lmdb.free_space import drop_oldest
 from titanic.store.lmdb.request_record import RequestHeader
 from titanic.store.lmdb.retry_record import Retry, expiry
@@ -46,7 +47,8 @@ def trim(tx: Writing, now_us: int, policy: Retention | None = None, limit: int =
         # bounded by pages as well as by entries
         dropped = drop_oldest(tx, left, closed_before=sure_us - policy.closed_retention + 1)
         left -= dropped
-    more = left <= 0 or bool(tx.raw.stat(tx.db.graves)["entries"])
+    end_charges(tx, limit)
+    more = left <= 0 or bool(tx.raw.stat(tx.db.graves)["entries"]) or charges_to_end(tx)
     return Trimmed(replies, dead, dropped, keys, more)
 
 

@@ -273,6 +273,8 @@ class Writing(Reading):
 
     def count_owned(self, owner: bytes, *, pending: int = 0, size: int = 0) -> None:
         """An owner has so many more requests that have not ended, and so many bytes more of all that is his."""
+        if not owner:
+            return
         change = self._owned.setdefault(owner, [0, 0])
         change[0] += pending
         change[1] += size

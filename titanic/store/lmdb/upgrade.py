@@ -127,9 +127,17 @@ def _count_all_that_is_an_owners(env: lmdb.Environment, txn: lmdb.Transaction[me
         txn.put(OWNER_PREFIX + owner, OWNER_LOAD.pack(*load), db=meta)
 
 
+def _count_what_waits_for_the_archive(env: lmdb.Environment, txn: lmdb.Transaction[memoryview]) -> None:
+    """5 → 6: what is closed from now on counts for its owner until the archive has it.
+
+    Earlier versions must not touch that: they would count it for ever.
+    """
+
+
 STEPS: dict[int, Callable[[lmdb.Environment, lmdb.Transaction[memoryview]], None]] = {
     1: _add_timers_and_loads,
     2: _add_when_keys_came,
     3: _belong_to_nobody,
     4: _count_all_that_is_an_owners,
+    5: _count_what_waits_for_the_archive,
 }

@@ -19,8 +19,18 @@ from collections.abc import Iterable
 
 from titanic.errors import RecordCorrupt
 from titanic.store.lmdb import closed_record
+from titanic.store.lmdb.closed_ring import kept
 from titanic.store.lmdb.record import verify
-from titanic.store.lmdb.schema import ARCHIVE, ARCHIVE_KEY, SEQUENCE_KEY, TIME_SIZE, U64, closed_key, sequence_of
+from titanic.store.lmdb.schema import (
+    ARCHIVE,
+    ARCHIVE_KEY,
+    CHARGED_KEY,
+    SEQUENCE_KEY,
+    TIME_SIZE,
+    U64,
+    closed_key,
+    sequence_of,
+)
 from titanic.store.lmdb.tools.findings import Remedy, Verb, Walk
 
 MOST_MISSING = 10_000
@@ -31,6 +41,10 @@ _MOST = 1 << 62
 
 
 def check_closed(walk: Walk) -> None:
+    row, fault = walk.meta_number(CHARGED_KEY, U64)
+    if "bytes" in fault:
+        walk.report("meta", None, f"'charged' {fault}", Remedy(Verb.DELETE, "meta", CHARGED_KEY))
+    charged = row[0] if row else _MOST
     first = sound = 0  # the numbers of the first and of the last sound entry
     spoiled: dict[int, str] = {}  # the damaged ones since then, and what is wrong with them
     for key, record in walk.rows("closed", TIME_SIZE):
@@ -39,6 +53,8 @@ def check_closed(walk: Walk) -> None:
             header = closed_record.decode_header(sequence, record)
             for ref in header.refs:
                 walk.refer("closed", key, ref)
+            if sequence > charged:
+                walk.own(header.owner, kept(header, len(record)))
             verify(key, record, closed_record.DATABASE)
             closed_record.decode_rest(sequence, header, walk.tx.fetch)
         except RecordCorrupt as error:
