@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import zmq
 
-from broker.core.mdp import ELSEWHERE, EXTENSION, Frames, Peer
+from broker.core.mdp import Frames, Peer
 from broker.core.requests import footprint
 from broker.io.channel import Channel
 from broker.io.sockets import DRAIN_LIMIT, LINGER, MOST_FRAMES, Socket, bind, monitored_event, receive, seed_names, skip
@@ -34,7 +34,7 @@ _MANY = LARGE // 64
 """Frames from which a message is counted."""
 
 READY = b"\1"
-"""The last frame but one of what a worker says first, unless EXTENSION or ELSEWHERE is the last."""
+"""The frame behind the header of what a worker says first."""
 
 UNREAD_SECONDS = 120
 """A peer that reads nothing of what is queued for it for this long has its connection closed by the system."""
@@ -224,7 +224,7 @@ class Router:
                 self._too_large(frames[:HEAD])
             self.skipping = skip(socket, SKIP_FRAMES)
             return frames[:1]
-        if 3 < len(frames) < 7 and (frames[-2] == READY or frames[-1] in (EXTENSION, ELSEWHERE)):
+        if len(frames) > 3 and frames[2 if frames[1] else 3] == READY:
             self.newcomer = frame
         return frames
 

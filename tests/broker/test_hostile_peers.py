@@ -103,6 +103,14 @@ def test_a_bad_worker_does_not_get_the_good_ones_registration(broker: Broker, de
         assert dealer.recv_multipart() == [b"MDPW02", b"\6"]
 
 
+def test_a_worker_of_a_later_version(broker: Broker, dealer: zmq.Socket[bytes]) -> None:
+    dealer.send_multipart([b"MDPW02", b"\1", b"echo", b"titanic:1", b"titanic:2", b"", b"more"])
+    assert dealer.recv_multipart() == [b"MDPW02", b"\5"]
+    until(lambda: all(worker.inflow is not None for worker in broker.core.workers.values()))
+    dealer.send_multipart([b"MDPW02", b"\6"])
+    until(lambda: broker.workers() == {b"echo": 1})
+
+
 def test_a_frame_over_the_maximum(broker: Broker, dealer: zmq.Socket[bytes]) -> None:
     with Client(address(broker)) as client, pytest.raises(RemoteError, match="413"):
         client.call("echo", bytes(1500))

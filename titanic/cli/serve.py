@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -14,6 +15,7 @@ import click
 from click.core import ParameterSource
 
 from broker import AccessError, Broker
+from titanic import logs
 from titanic.cli import serve_run
 from titanic.cli.options import command, key_option, write_size
 from titanic.cli.running import say
@@ -37,7 +39,10 @@ from titanic.server.server_access import ServerAccess, new_broker
 from titanic.server.snapshot import bounded, refusals
 from titanic.server.watchdog import Watchdog
 from titanic.util import file_limits
+from titanic.util.file_state import IN_MEMORY, file_system
 from titanic.util.text import counted
+
+log = logging.getLogger(__name__)
 
 M_MMAP_THRESHOLD = -3
 
@@ -110,6 +115,10 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
     if server.control is not None:
         stored += f"; {server.control}"
     say(f"{way}; store {server.store.place}: {stored}", "serving")
+    if config.durability != "memory" and isinstance(store, Path) and (kind := file_system(store)) in IN_MEMORY:
+        text = "the store %s is on %s, in memory: when the machine stops it is gone, whatever durability says; %s"
+        advice = "move it to a disk, or say that this is meant: --durability memory"
+        log.warning(text, store, kind, advice, extra=logs.event("in-memory"))
     serve_run.run(queue, signals, settings["metrics"], open=config.open)
 
 

@@ -84,7 +84,9 @@ def test_a_request_from_a_worker_is_refused(one: One) -> None:
     one.is_disconnected()
 
 
-@pytest.mark.parametrize("rest", [[], [b""], [b"\xff"], [b"a\0b"], [b"x" * 256], [b"mmi."], [b"mmi.service"]])
+@pytest.mark.parametrize(
+    "rest", [[], [b""], [b"", b"echo"], [b"\xff"], [b"a\0b"], [b"x" * 256], [b"mmi."], [b"mmi.service"]]
+)
 def test_ready_for_what_cannot_be_served_is_refused(one: One, rest: list[bytes]) -> None:
     one.says(READY, *rest)
     one.is_disconnected()
@@ -96,6 +98,14 @@ def test_words_behind_the_service_that_nobody_knows_are_ignored(one: One) -> Non
     one.says(READY, b"echo", b"titanic:99", b"titanic:process=" + b"x" * 99)
     assert one.core.services[b"echo"].workers == 1
     assert not one.core.registry.processes
+
+
+@pytest.mark.parametrize("words", [[b"more"], [b"titanic:2", b""], [b"later", b"titanic:1"]])
+def test_words_of_later_versions_behind_ready_are_ignored(one: One, words: list[bytes]) -> None:
+    one.says(READY, b"echo", *words)
+    one.is_told(HEARTBEAT[one.version])
+    (worker,) = one.core.workers.values()
+    assert worker.extended is (one.version == "0.2" and b"titanic:1" in words)
 
 
 def test_ready_for_an_integrated_service_is_refused(one: One) -> None:

@@ -27,7 +27,6 @@ a store that is damaged.
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from pathlib import Path
 
 import lmdb
@@ -35,9 +34,7 @@ import lmdb
 from titanic.errors import NotInMemory
 from titanic.store.lmdb.schema import PAGE
 from titanic.store.records import Durability
-
-_IN_MEMORY = ("tmpfs", "ramfs")
-_MOUNTS = Path("/proc/self/mountinfo")
+from titanic.util.file_state import IN_MEMORY, file_system
 
 
 def flags(durability: Durability) -> dict[str, bool]:
@@ -79,20 +76,8 @@ def sync_file(env: lmdb.Environment) -> None:
 
 def expect_memory(directory: Path) -> None:
     """Raise NotInMemory unless the directory, which need not exist yet, is on a file system in RAM."""
-    device = 0
-    for there in (directory.absolute(), *directory.absolute().parents):
-        with suppress(OSError):
-            device = there.stat().st_dev
-            break
-    wanted = f"{os.major(device)}:{os.minor(device)}"
-    found = "an unknown file system"
-    if _MOUNTS.exists():
-        for line in _MOUNTS.read_text(errors="replace").splitlines():
-            # 25 24 0:23 / /dev/shm rw,relatime shared:3 - tmpfs tmpfs rw,size=65536k
-            before, _, after = line.partition(" - ")
-            if before.split(" ", 3)[2] == wanted:
-                found = after.split(" ", 1)[0]
-    if found not in _IN_MEMORY:
+    found = file_system(directory)
+    if found not in IN_MEMORY:
         raise NotInMemory(
             f"the store's directory {directory} is not in memory",
             f"it is on {found}, and durability 'memory' syncs nothing",
