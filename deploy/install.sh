@@ -71,17 +71,21 @@ enabled() {  # which of our units are
     done
 }
 
-running() {  # which of our units run
+running() {  # which of our units run, or of these
     booted || return 0
-    systemctl list-units --plain --no-legend --state=active,activating,failed 'titanic*.service' | sed 's/ .*//'
+    systemctl list-units --plain --no-legend --state=active,activating,failed "${@:-titanic*.service}" | sed 's/ .*//'
 }
 
 restart() {
     booted || { echo "systemd does not run here: nothing is started"; return 0; }
     systemctl daemon-reload
-    were=$(running | grep -v '^titanic-\(backup\|archive\)' || true)
+    # The server first. Workers finish what they have in hand, for which nothing waits.
+    workers=$(running 'titanic-worker@*.service')
+    were=$(running | grep -v '^titanic-\(backup\|archive\|worker@\)' || true)
     # shellcheck disable=SC2086  # a list of units
     [ -z "$were" ] || { systemctl reset-failed $were; systemctl restart $were; }
+    # shellcheck disable=SC2086  # a list of units
+    [ -z "$workers" ] || { systemctl reset-failed $workers; systemctl --no-block restart $workers; }
 }
 
 start_first() {  # what a Debian package that was removed has left enabled is started, too

@@ -150,6 +150,7 @@ def show(uuid: str, as_json: bool, **where: Any) -> None:
     attempts, dispatched_at  how often it was tried, and when last
     deliveries               how often workers had it before, if that is more
                              than attempts; absent
+    running_since            while a worker of this server has it; absent
     due                      when it is tried next
     reason                   why it failed, the last time or for good, with
                              what the worker reported
@@ -187,11 +188,13 @@ def _lines(row: RequestInfo) -> Iterator[tuple[str, str]]:
     if far := row.get("progress"):
         of = f" of {far['of']:g}" if far["of"] is not None else ""
         yield "progress", f"{far['done']:g}{of}" + (f", {printable(far['text'])}" if far["text"] else "")
+    if since := row.get("running_since"):
+        yield "running", f"since {moment(since)}"
     yield "submitted", f"{moment(row['submitted_at'])} ({age(row['submitted_at'])} ago)"
     yield "body", f"{counted(row['body_frames'], 'frame')}, {size(row['body_bytes'])}"
     yield "attempts", str(row["attempts"])
     if deliveries := row.get("deliveries"):
-        yield "deliveries", f"{deliveries} before" + (", and this one" if row["state"] == "running" else "")
+        yield "deliveries", f"{deliveries} before this one" if row["state"] == "running" else str(deliveries)
     if row["key"] and not row["key"].startswith(KEY_PREFIX):
         yield "key", printable(row["key"])
     if row["priority"] != DEFAULT_PRIORITY:

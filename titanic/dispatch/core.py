@@ -80,6 +80,8 @@ class DispatchCore:
         """For requests that have gone back to the queue; None: the store need not be told."""
         self.counts = {"dispatched": 0, "succeeded": 0, "failed": 0, "expired": 0, "retried": 0, "returned": 0}
         self.ended = EndedCounts()
+        self.again = 0
+        """Requests dispatched since this was set to 0 that workers had before, which was no attempt."""
         self._suspects: dict[bytes, None] = {}
         """Requests that run alone, because workers died that had them. It is not stored: after a restart, or at another
         node, one more process may die of the worst of them."""
@@ -236,6 +238,15 @@ class DispatchCore:
         if (flight := self.flights.get(uuid)) is not None and (progress := read_progress(said)) is not None:
             flight.progress = progress
 
+    def give_up(self, reason: str) -> int:
+        """The server ends, and waits no longer for what workers have: it is dispatched again. How many requests that
+        are. That they were delivered is to be kept."""
+        left = [uuid for uuid, flight in self.flights.items() if not flight.settling]
+        given_up = [(uuid, flight) for uuid in left if (flight := self._landing(uuid)) is not None]
+        for uuid, flight in given_up:
+            self._lost(uuid, flight, reason)
+        return len(given_up)
+
     def is_unwanted(self, uuid: bytes) -> bool:
         """Whether nobody wants the reply of a request in flight: its worker is to be told."""
         flight = self.flights.get(uuid)
@@ -343,6 +354,7 @@ class DispatchCore:
         flight = self._flight(row, backlog, now)
         backlog.least_urgent = min(backlog.least_urgent if backlog.in_flight else HIGHEST, flight.priority)
         self._take_off(row.uuid, backlog, flight)
+        self.again += flight.deliveries > flight.attempts
         if backlog.allowed is not None:
             self.backlogs.began(backlog, now)
         if flight.policy.limit:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from typing import Any, cast
 
@@ -31,6 +32,7 @@ from titanic.dispatch.settings_here import SettingsHere
 from titanic.dispatch.transport import Transport
 from titanic.dispatch.waiters import MOST_WAITERS, Waiters
 from titanic.errors import StoreError
+from titanic.logs import event
 from titanic.protocol.progress import Progress
 from titanic.protocol.tsp import WAIT
 from titanic.services.ask import Answers, Ask, CloseDoubt, SendAnswers
@@ -38,6 +40,12 @@ from titanic.services.reader import Reader, ReadService
 from titanic.store import SharedStore, Status, Store
 
 log = logging.getLogger(__name__)
+
+LAST_WRITE = 2.0
+"""Seconds at the end for keeping which requests workers still have."""
+
+TELL_AGAIN = 1.0
+"""Seconds for which it is counted what is dispatched again, before the log says so."""
 
 COUNT_EVERY = 5.0
 """Seconds between surveys of the workers at a broker elsewhere. They are for `workers` alone: services that have enough
@@ -102,6 +110,8 @@ class Dispatcher(Channel):
         """What requests travel by; None: no broker is known yet."""
         self._ending = Ending()
         self._started = self._ended = False
+        self._tell_again_at: float | None = None
+        """When to tell how many requests were dispatched again."""
         self.reconfigure = partial(self.call, self._reconfigure)
         """Goes on with other settings. Any thread may call it."""
         self.loop.add(self)
@@ -153,6 +163,9 @@ class Dispatcher(Channel):
         cannot be used any more is not waited for."""
         self.call(self._set_stopping)
         self._ending.wait_settled(grace, self._may_settle)
+        if not self._ending.settled.is_set():
+            self.call(self._give_up)
+            self._ending.wait_settled(LAST_WRITE, self._may_settle)
 
     def _may_settle(self) -> bool:
         return self.alive and self._store.usable
@@ -198,6 +211,12 @@ class Dispatcher(Channel):
         """How far those of these are that are running, as far as their workers have said. Any thread may ask."""
         return known_progress(uuids, self.core.flights, None if self.others is None else self.others.progress)
 
+    def running_since(self, uuids: Collection[bytes]) -> dict[bytes, int]:
+        """When those of these were sent that are in flight, in µs since the epoch. Any thread may ask."""
+        now, now_us, flights = time.monotonic(), self._store.now_us(), self.core.flights
+        sent = ((uuid, flights.get(uuid)) for uuid in uuids)
+        return {uuid: now_us - int((now - one.started) * 1e6) for uuid, one in sent if one is not None}
+
     def in_flight(self) -> dict[bytes, int]:
         """How many requests of each service are in flight, where there are any. Any thread may ask."""
         return {name: one.in_flight for name, one in self.core.backlogs.copy().items() if one.in_flight}
@@ -229,6 +248,8 @@ class Dispatcher(Channel):
         self.core.tick(now)
         self.waiters.tick(now)
         self.failures.tick(now)
+        if self.core.again:
+            self._tell_again(now)
         self._refusals.tick(now)
         self.maintenance.tick(now)
         if self.others is not None:
@@ -243,7 +264,17 @@ class Dispatcher(Channel):
         due = self.core.next_deadline() if self.transport is not None else None
         others = None if self.others is None else self.others.next_deadline()
         turn_at = None if self.node is None else self.node.turn_at
-        times = due, self._fetch_at, turn_at, others, self.waiters.next_deadline(), self.maintenance.next_deadline()
+        if self.core.again and self._tell_again_at is None:
+            return 0.0
+        times = (
+            due,
+            self._tell_again_at,
+            self._fetch_at,
+            turn_at,
+            others,
+            self.waiters.next_deadline(),
+            self.maintenance.next_deadline(),
+        )
         return earliest(*times)
 
     def _flush(self, now: float) -> None:
@@ -325,6 +356,21 @@ class Dispatcher(Channel):
         self.core.reconfigure(config)
         self.maintenance.look()
 
+    def _give_up(self) -> None:
+        """Keep of what workers still have that they had it. What no worker has was recalled when the stop began."""
+        now = datetime.now().astimezone().isoformat(" ", "seconds")
+        if count := self.core.give_up(f"the server stopped at {now} while a worker had it, which may go on with it"):
+            text = "%d requests are still with workers: they are dispatched again, and these workers may go on"
+            log.warning(text, count, extra=event("given-up"))
+
+    def _tell_again(self, now: float) -> None:
+        if self._tell_again_at is None:
+            self._tell_again_at = now + TELL_AGAIN
+        elif now >= self._tell_again_at:
+            text = "%d requests dispatched again: workers had them before, and may go on; titanic show says since when"
+            log.warning(text, self.core.again, extra=event("dispatched-again"))
+            self._tell_again_at, self.core.again = None, 0
+
     def _arrived(self, services: Mapping[bytes, int], due_us: int | None) -> None:
         if services:
             self.core.arrived(services, time.monotonic())
@@ -335,6 +381,7 @@ class Dispatcher(Channel):
 
     def _set_stopping(self) -> None:
         self.core.stopping = True
+        self.core.recall(self.core.flights)
         self.core.outcomes.hurry(time.monotonic())
         if self.node is not None:
             self.node.claims.drain()

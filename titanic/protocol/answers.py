@@ -44,6 +44,8 @@ class RequestInfo(TypedDict):
     attempts: int
     deliveries: NotRequired[int]
     """How often workers have had it before, where that is more than `attempts`; absent otherwise."""
+    running_since: NotRequired[int]
+    """When it was sent to a worker, while it is running; absent where that is not known: another node has it."""
     dispatched_at: int
     """When it was sent to a worker, the last time."""
     due: int

@@ -88,6 +88,9 @@ class DispatcherInbox(Protocol):
     def progress(self, uuids: Collection[bytes]) -> Mapping[bytes, Progress]:
         """How far those of these requests are that are running, as far as their workers have said."""
 
+    def running_since(self, uuids: Collection[bytes]) -> Mapping[bytes, int]:
+        """When those of these requests were sent that are running here, in µs since the epoch."""
+
 
 NOTHING: Mapping[bytes, Any] = MappingProxyType({})
 

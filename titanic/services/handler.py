@@ -72,8 +72,8 @@ class ServiceHandler:
     def _read_list(self, transaction: ReadTransaction, ask: Ask) -> Frames:
         running = None if self._store.remote else self._context.dispatcher.running
         progress, now_us = self._context.dispatcher.progress, self._store.now_us()
-        paused = self._context.settings.paused
-        return list_requests.answer(transaction, ask.body, running, ask.user, now_us, progress, paused)
+        paused, since = self._context.settings.paused, self._context.dispatcher.running_since
+        return list_requests.answer(transaction, ask.body, running, ask.user, now_us, progress, paused, since)
 
     def _read_stats(self, transaction: ReadTransaction, ask: Ask) -> Frames:
         if ask.user is not None and (fault := lacks_stats(ask.user)) is not None:

@@ -34,6 +34,9 @@ have claimed."""
 ProgressOf = Callable[[Collection[bytes]], Mapping[bytes, Progress]]
 """How far the workers of these are, as far as that is known."""
 
+SinceOf = Callable[[Collection[bytes]], Mapping[bytes, int]]
+"""When these were sent to workers, in µs since the epoch, as far as that is known."""
+
 DAMAGED = tsp.failure("not read: a record of the store is damaged; ask who runs the server for a titanic check")
 """For those who must not know whose record."""
 
@@ -46,14 +49,16 @@ def answer(
     now_us: int = 0,
     progress: ProgressOf | None = None,
     paused: Collection[bytes] = (),
+    since: SinceOf | None = None,
 ) -> Frames:
     """The answer to a titanic.list. `running`: which requests workers have. `user`: who asks, and gets what he may
     read; None: all. Raises Forbidden when that is nothing. `now_us`: the time, for those who ask for it. `progress`:
-    how far the workers are; None: nobody knows. `paused`: the services that are."""
+    how far the workers are; None: nobody knows. `paused`: the services that are. `since`: when requests that run were
+    sent, as far as is known here."""
     if user is not None and (fault := lacks_read(user)) is not None:
         raise Forbidden(fault)
     try:
-        return _answer(transaction, read_options(body), running, user, now_us, progress, paused)
+        return _answer(transaction, read_options(body), running, user, now_us, progress, paused, since)
     except ValueError as error:
         return tsp.bad_request(str(error))
     except RecordCorrupt:
@@ -70,6 +75,7 @@ def _answer(
     now_us: int,
     progress: ProgressOf | None,
     paused: Collection[bytes],
+    since: SinceOf | None,
 ) -> Frames:
     owner = None if user is None or user.reads_all else user.owner
     now_running: Collection[bytes] | None = None if running is None else running()
@@ -99,9 +105,11 @@ def _answer(
         rows = [row for row in rows if row.uuid not in now_running]
     at_work = [row.uuid for row in rows if row.state is State.WAITING and row.uuid in now_running]
     far = progress(at_work) if progress is not None and at_work else {}
+    sent = since(at_work) if since is not None and at_work else {}
     document: dict[str, Any] = {
         "requests": [
-            as_document(row, row.uuid in now_running, far.get(row.uuid), paused=row.service in paused) for row in rows
+            as_document(row, row.uuid in now_running, far.get(row.uuid), sent.get(row.uuid), row.service in paused)
+            for row in rows
         ],
         "next": following.hex() if following else None,
     }
@@ -212,9 +220,14 @@ def read_options(body: Frames) -> dict[str, Any]:
 
 
 def as_document(
-    row: Description, running: bool, progress: Progress | None = None, *, paused: bool = False
+    row: Description,
+    running: bool,
+    progress: Progress | None = None,
+    since: int | None = None,
+    paused: bool = False,
 ) -> dict[str, Any]:
-    """What a listing says of a request. `running`: whether a worker may have it. `paused`: whether its service is."""
+    """What a listing says of a request. `running`: whether a worker may have it. `since`: when it was sent to one.
+    `paused`: whether its service is."""
     document = row._asdict()
     document["uuid"] = row.uuid.hex()
     state = State.RUNNING if running and row.state is State.WAITING else row.state
@@ -224,6 +237,8 @@ def as_document(
     document |= policy.texts
     if progress is not None:
         document["progress"] = progress
+    if since is not None:
+        document["running_since"] = since
     if paused and state in (State.WAITING, State.DELAYED):
         document["paused"] = True
     if not row.owner:

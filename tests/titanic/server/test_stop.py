@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from support.store_break import break_meta_page
 from support.waiting import until
 
 from broker import Broker, EndpointError, RemoteError, Worker
-from titanic import Client, Refused, RequestFailed, Server, ServerConfig, TimedOut
+from titanic import Client, Refused, RequestFailed, Server, ServerConfig, TimedOut, current
 from titanic.dispatch import ending
 from titanic.errors import CallerError, StoreLocked
 from titanic.services import reader
@@ -74,9 +75,47 @@ def test_a_request_that_was_running_is_executed_again_after_a_restart(tmp_path: 
             worker.take()
             assert client.show(uuid)["state"] == "running"
     with serving(tmp_path) as server, Client(server.endpoints[0]) as client:
-        assert client.show(uuid)["state"] == "waiting"
+        until(lambda: client.show(uuid)["state"] == "waiting")
         with Worker("echo", lambda frames: b"now", server.endpoints[0], config=QUICK):
             assert client.wait(uuid, 30) == [b"now"]
+
+
+def test_what_a_worker_still_has_at_the_stop_is_named_and_its_second_delivery_knows(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """There was no word about it, neither in the log nor in `show`, and `attempt` said 1 to both workers."""
+    with ExitStack() as stack, serving(tmp_path, grace=0.1) as server, Client(server.endpoints[0]) as client:
+        uuid = client.submit("echo", "x")
+        worker = stack.enter_context(raw_worker(server.endpoints[0], b"echo"))
+        worker.take()
+        row = client.show(uuid)
+        assert row["submitted_at"] <= row["running_since"]
+        first = row["running_since"]
+    assert "1 requests are still with workers: they are dispatched again" in caplog.text
+    seen: list[tuple[int, int]] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def note(frames: list[bytes]) -> bytes:
+        seen.append((current().attempt, current().delivery))
+        begun.set()
+        go_on.wait()
+        return b"now"
+
+    with (
+        serving(tmp_path) as server,
+        Client(server.endpoints[0]) as client,
+        Worker("echo", note, server.endpoints[0], config=QUICK),
+    ):
+        assert begun.wait(50)
+        row = client.show(uuid)
+        assert (row["state"], row["attempts"], row["deliveries"]) == ("running", 0, 1)
+        assert "while a worker had it, which may go on with it" in row["reason"]
+        assert abs(row["dispatched_at"] - first) < 10_000
+        assert row["running_since"] > first
+        until(lambda: "1 requests dispatched again: workers had them before" in caplog.text)
+        go_on.set()
+        assert client.wait(uuid, 30) == [b"now"]
+    assert seen == [(1, 2)]
 
 
 def test_stop_lets_what_is_running_finish_and_refuses_what_is_new(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from titanic.web.gateway import gateway_of, visitor_of
 from titanic.web.problems import Problem
 from titanic.web.visitors.places import let_go
 
-TIMES = ("submitted_at", "not_before", "expires_at", "dispatched_at", "due", "finished_at")
+TIMES = ("submitted_at", "not_before", "expires_at", "dispatched_at", "running_since", "due", "finished_at")
 """What is a moment of what is known of a request."""
 
 
@@ -149,7 +149,7 @@ def described(row: RequestInfo) -> dict[str, Any]:
     """What the door says of a request. A key that a client has made up for itself says nothing to anybody."""
     key = "" if row["key"].startswith(KEY_PREFIX) else row["key"]
     known: dict[str, Any] = {**row}
-    times = {name: answers.moment(known[name]) for name in TIMES}
+    times = {name: answers.moment(known[name]) for name in TIMES if name in known}
     return {**known, **times, "key": key, "links": answers.links(row["uuid"])}
 
 

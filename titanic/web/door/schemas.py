@@ -152,6 +152,7 @@ _REQUEST = record(
     },
     {
         "progress": {"type": "object", "description": "How far its worker is: `done`, `of`, `text`."},
+        "running_since": MOMENT,
         "deliveries": {**COUNT, "description": "How often workers have had it, where that is more than `attempts`."},
         "trace": TEXT,
         "owner": {"type": "string", "description": "The user who submitted it."},

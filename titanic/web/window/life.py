@@ -42,7 +42,9 @@ def life(row: RequestInfo) -> list[Moment]:
         text = "nobody has it" if not row["attempts"] else "it is tried again as soon as a worker is free"
         found.append(Moment(NOW, "Waits for a worker", 0, text))
     elif row["state"] == "running":
-        found.append(Moment(NOW, "Running", 0, "a worker has it, or has it next"))
+        before = f"; workers had it {counted(row['deliveries'], 'time')} before" if row.get("deliveries") else ""
+        text = f"a worker has it, or has it next{before}"
+        found.append(Moment(NOW, "Running", row.get("running_since", 0), text))
     elif row["state"] == "delayed" and row["attempts"]:
         found.append(Moment(NOW, f"Tried again, attempt {row['attempts'] + 1}", row["due"], "after a pause"))
     if ended:
