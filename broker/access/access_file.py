@@ -136,6 +136,7 @@ class AccessFile:
             {name: users[endpoint["user"]] for name, endpoint in endpoints.items()},
             {name: allowed for name, allowed in uids.items() if allowed is not None},
             {certificate: users[name] for certificate, name in certificates.items()},
+            text,
         )
 
     def line(self, path: Keys) -> int:

@@ -191,11 +191,13 @@ class Access:
         endpoints: Mapping[str, User] = MappingProxyType({}),
         uids: Mapping[str, Sequence[int]] = MappingProxyType({}),
         certificates: Mapping[str, User] = MappingProxyType({}),
+        text: str = "",
     ) -> None:
         """`keys`: users by their public keys, in Z85. `tokens`: by the SHA-256 of a bearer token, in hexadecimal
         digits. `endpoints`: who connects there is this user, without a key; `uids`: and who may connect to such an
         `ipc://` endpoint, if not all. `certificates`: users by the SHA-256 of a client's certificate (of TLS, for
-        `titanic web`), in hexadecimal digits."""
+        `titanic web`), in hexadecimal digits. `text`: the access file that says all this."""
+        self.text = text
         self.users = {user.name: user for user in users}
         self.keys = dict(keys)
         self.tokens = dict(tokens)

@@ -34,12 +34,13 @@ def nodes(as_json: bool, **where: Any) -> None:
     UP is for how long it has its lease without a gap. LEASE is in how many seconds a node is over unless it renews its
     lease, which it does five times as often; "over" stands for one that was lost while it had requests, which others
     take now. WORKERS and RUNNING are as it said when it renewed it. SHARD is the number under which it counts what it
-    stores. Of two with one NODE the incarnation is told, too: give each a name of its own.
+    stores. ACCESS is the beginning of the SHA-256 of its access file, which all should have alike; "open" stands for
+    none. Of two with one NODE the incarnation is told, too: give each a name of its own.
 
     --json prints a list of {name, incarnation (a number that no other has, for `titanic drain`), version, endpoints,
     started_at (in microseconds since 1970), lease (in seconds; null: it is over), services: {name: [workers, requests
-    in flight]}, workers, running, claims (requests that it has claimed), draining, shard, asked (whether it is the node
-    that was asked)}.
+    in flight]}, workers, running, claims (requests that it has claimed), draining, shard, access (16 digits of that
+    hash, "open", or empty if the node does not say), asked (whether it is the node that was asked)}.
 
     \b
     Example:
@@ -52,7 +53,7 @@ def nodes(as_json: bool, **where: Any) -> None:
     if as_json:
         print_json(rows)
         return
-    titles = ("NODE", "VERSION", "ENDPOINTS", "UP", "LEASE", "WORKERS", "RUNNING", "CLAIMS", "SHARD", "STATE")
+    titles = ("NODE", "VERSION", "ENDPOINTS", "UP", "LEASE", "WORKERS", "RUNNING", "CLAIMS", "SHARD", "ACCESS", "STATE")
     right = ("UP", "LEASE", "WORKERS", "RUNNING", "CLAIMS", "SHARD")
     print_table(titles, [_line(row, rows) for row in rows], right=right)
 
@@ -72,7 +73,8 @@ def _line(row: NodeInfo, rows: Sequence[NodeInfo]) -> tuple[str, ...]:
     lease = "over" if row["lease"] is None else f"{max(0.0, row['lease']):.0f}s"
     states = [*(["asked"] if row["asked"] else []), *(["draining"] if row["draining"] else [])]
     figures = map(str, (row["workers"], row["running"], row["claims"], row["shard"]))
-    return (name, row["version"], " ".join(row["endpoints"]), age(row["started_at"]), lease, *figures, " ".join(states))
+    what = (*figures, row.get("access", "")[:8] or "?", " ".join(states))
+    return (name, row["version"], " ".join(row["endpoints"]), age(row["started_at"]), lease, *what)
 
 
 @command()

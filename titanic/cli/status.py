@@ -74,7 +74,7 @@ def status(as_json: bool, watch: float | None, **where: Any) -> None:
     are what the one that was asked has done. And there is more:
     \b
     node             that one: {name, incarnation, shard, draining, running}
-    other_nodes      [{name, incarnation, draining, workers, running}]
+    other_nodes      [{name, incarnation, draining, workers, running, access}]
     \b
     Example:
       titanic status
@@ -245,8 +245,9 @@ def health(as_json: bool, max_waiting: int | None, max_age: float | None, reach:
     """Report whether the queue is healthy: it answers, it accepts requests, and what waits is within the limits given.
 
     Prints one line, within two seconds, and exits as Nagios and others expect: 0 healthy, 1 warning (it is slow, more
-    waits than the limits allow, or a process that reads the store keeps much of it from being used again), 2 critical
-    (no answer, the store or its disk is full), 3 unknown (wrong usage or another error).
+    waits than the limits allow, a process that reads the store keeps much of it from being used again, or nodes have
+    different access files), 2 critical (no answer, the store or its disk is full), 3 unknown (wrong usage or another
+    error).
 
     --json prints {status: "healthy", "warning", "critical" or "unknown", problems: [text], waiting, oldest}; oldest is
     the age in seconds of the request that has waited longest, or null.
@@ -294,6 +295,15 @@ def _look(client: Client) -> Observation:
     return Observation(document, took, max(0, document["store"]["waiting"] - document["running"]), oldest)
 
 
+def _different_access(document: Mapping[str, Any]) -> str:
+    """What to say of nodes that have not the same access file; empty: nothing."""
+    rows = [row for row in (document.get("node"), *document.get("other_nodes", ())) if row and row.get("access")]
+    if len({row["access"] for row in rows}) < 2:
+        return ""
+    each = sorted(f"{row['name']} has {row['access'][:8]}" for row in rows)
+    return f"nodes have different access files: {', '.join(each)}; give all the same, and reload"
+
+
 def judge(found: Observation, timeout: float, max_waiting: int | None, max_age: float | None) -> tuple[int, list[str]]:
     """The exit code, and the problems."""
     waiting, oldest = found.waiting or 0, found.oldest
@@ -305,6 +315,8 @@ def judge(found: Observation, timeout: float, max_waiting: int | None, max_age: 
     for reader in found.document.get("readers", ()):
         if reader["pinned"] > PINS_MUCH * found.document["store"]["capacity"]:
             warnings.append(_reader(reader))
+    if differ := _different_access(found.document):
+        warnings.append(differ)
     if found.took > timeout / 2:
         warnings.append(f"slow: it took {duration(found.took)} to answer")
     if max_waiting is not None and waiting > max_waiting:

@@ -158,6 +158,8 @@ class NodeInfo(TypedDict):
     """Requests that it has claimed; None: they were not counted."""
     workers: int
     running: int
+    access: str
+    """The first 16 digits of the SHA-256 of its access file; "open": it has none; empty: it does not say."""
     asked: bool
     """Whether it is the one that was asked."""
 

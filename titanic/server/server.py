@@ -288,7 +288,10 @@ class Server:
         services = {name: (workers.get(name, 0), running.get(name, 0)) for name in named}
         config = self.config
         endpoints = config.advertise or self.endpoints
-        return NodeFacts(config.node_name or socket.gethostname(), __version__, endpoints, services)
+        access = "open" if config.broker is None else ""
+        if self.control is not None:
+            access = self.control.digest
+        return NodeFacts(config.node_name or socket.gethostname(), __version__, endpoints, services, access)
 
     def shortages(self) -> dict[str, str]:
         """Why requests are refused now, and what to do: for want of room ("store", "disk"), or because the database is

@@ -33,6 +33,8 @@ class ServerAccess:
         self.keys = broker.load_secret(key)
         """The server's own."""
         self.access = broker.load_access(path)
+        self.digest = _digest(self.access)
+        """Of the access file that is in force, so that nodes with different ones are seen."""
 
     def __str__(self) -> str:
         return f"access control on, {counted(len(self.access.users), 'user')}"
@@ -88,7 +90,7 @@ class ServerAccess:
 
     def swap(self, access: broker.Access) -> None:
         """From now on this holds; what is different from before is logged. The broker is not told by this."""
-        before, self.access = self.access, access
+        before, self.access, self.digest = self.access, access, _digest(access)
         removed = before.users.keys() - access.users.keys()
         log.log(
             logging.WARNING if removed else logging.INFO,
@@ -122,6 +124,12 @@ def _changes(before: broker.Access, after: broker.Access) -> Iterable[str]:
             shown = sorted(names)
             more = f" and {len(shown) - MOST_NAMES} more" if len(shown) > MOST_NAMES else ""
             yield f"{what} {' '.join(shown[:MOST_NAMES])}{more}"
+
+
+def _digest(access: broker.Access) -> str:
+    from hashlib import sha256  # brings OpenSSL
+
+    return sha256(access.text.encode()).hexdigest()[:16]
 
 
 MOST_NAMES = 100

@@ -40,17 +40,20 @@ def shared(transaction: ReadTransaction, me: int | None, running: int) -> dict[s
     rows = cast(NodesReadTransaction, transaction).nodes()
     own = [row for row in rows if row.incarnation == me]
     others = [row for row in rows if row.incarnation != me]
-    about = {"name": own[0].name, "draining": own[0].draining, "shard": own[0].shard} if own else None
+    about = _about(own[0]) | {"shard": own[0].shard} if own else None
     return {
         "running": running + sum(row.running for row in others),
         "node": about and {**about, "incarnation": me, "running": running},
         "other_nodes": [
-            {"name": row.name, "draining": row.draining, "workers": row.workers, "running": row.running}
-            | {"incarnation": row.incarnation}
+            _about(row) | {"workers": row.workers, "running": row.running, "incarnation": row.incarnation}
             for row in others
         ],
         "workers_elsewhere": _workers(others),
     }
+
+
+def _about(row: NodeRow) -> dict[str, Any]:
+    return {"name": row.name, "draining": row.draining, "access": row.access}
 
 
 def _workers(rows: Sequence[NodeRow]) -> dict[str, int]:

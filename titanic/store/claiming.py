@@ -58,13 +58,14 @@ class LeaseConfig:
 
 
 class NodeFacts(NamedTuple):
-    """What a node tells of itself, for people: its name, its version, where clients reach it, and of each service that
-    has workers there or requests in flight how many of both."""
+    """What a node tells of itself, for people: its name, its version, where clients reach it, of each service that has
+    workers there or requests in flight how many of both, and which access file it has (`NodeRow`)."""
 
     name: str
     version: str
     endpoints: Sequence[str] = ()
     services: Mapping[bytes, tuple[int, int]] = {}
+    access: str = ""
 
 
 class Place(NamedTuple):

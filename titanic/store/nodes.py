@@ -13,7 +13,8 @@ class NodeRow(NamedTuple):
 
     `lease`: seconds until it is over unless it is renewed, by the clock of the store; None: it has ended. `started_at`:
     when the incarnation began, in µs since the epoch. `services`: of each service that it has workers or requests of,
-    how many of both. `claims`: how many requests it has claimed; None: they were not counted.
+    how many of both. `claims`: how many requests it has claimed; None: they were not counted. `access`: the first 16
+    digits of the SHA-256 of its access file; "open": it has none; empty: it is not known.
     """
 
     incarnation: int
@@ -26,6 +27,7 @@ class NodeRow(NamedTuple):
     draining: bool
     shard: int
     claims: int | None
+    access: str = ""
 
     @property
     def workers(self) -> int:

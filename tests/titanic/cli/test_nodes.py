@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from support.access_files import AccessFiles
 from support.cli_titanic import here, running, serving
 from support.postgres import needs_postgres, shared_server
 from support.serving import QUICK, config
@@ -50,8 +52,9 @@ def test_the_nodes_are_listed_and_one_is_drained(url: str, tmp_path: Path) -> No
             assert found.code == 0, found
             title, first, second = found.out.decode().splitlines()
             assert title.startswith("NODE  VERSION  ENDPOINTS")
-            assert title.endswith("  UP  LEASE  WORKERS  RUNNING  CLAIMS  SHARD  STATE")
-            assert first.split()[0::9] == ["a", "asked"]
+            assert title.endswith("  UP  LEASE  WORKERS  RUNNING  CLAIMS  SHARD  ACCESS  STATE")
+            assert first.split()[0::9] == ["a", "open"]
+            assert first.split()[-1] == "asked"
             assert second.split()[0] == "b"
             rows = here("nodes", "--json", "--store", url).json
             assert [(row["name"], row["asked"]) for row in rows] == [("a", False), ("b", False)]
@@ -68,6 +71,33 @@ def test_the_nodes_are_listed_and_one_is_drained(url: str, tmp_path: Path) -> No
         gone_on = here("drain", "--wait", "0", *of_a)
         assert (gone_on.code, gone_on.err) == (0, "titanic: draining a\n")
         until(lambda: a.drained)
+
+
+def test_access_files_that_differ_are_told(url: str, tmp_path: Path) -> None:
+    lease = LeaseConfig(lease=30, renew=0.4, margin=0.5)
+    files = AccessFiles(tmp_path / "keys")
+    settings = {"store": url, "lease": lease}
+    secured = config(tmp_path, node_name="b", access=files.path, key=files.key, **settings)
+    with Server(config(tmp_path, node_name="a", **settings)) as a, Server(secured) as b:
+
+        def known() -> list[str]:
+            return [row["access"] for row in here("nodes", "--json", "--store", url).json]
+
+        def digest() -> str:
+            return sha256(files.path.read_bytes()).hexdigest()[:16]
+
+        until(lambda: known() == ["open", digest()])
+        found = here("health", "--endpoint", a.endpoints[0])
+        assert found.code == 1
+        text = f"warning: nodes have different access files: a has open, b has {digest()[:8]}; give all the same"
+        assert text in found.out.decode()
+        assert f"  {digest()[:8]}" in here("nodes", "--store", url).out.decode()
+        files.write(files.path.read_text() + "# another one\n")
+        b.reload(secured)
+        until(lambda: known() == ["open", digest()])
+    with Server(config(tmp_path, node_name="a", **settings)) as a, Server(config(tmp_path, node_name="b", **settings)):
+        until(lambda: known() == ["open", "open"])
+        assert here("health", "--endpoint", a.endpoints[0]).code == 0
 
 
 def test_a_store_in_a_directory_has_no_nodes(tmp_path: Path) -> None:

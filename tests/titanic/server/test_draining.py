@@ -85,12 +85,12 @@ def test_each_node_knows_all(servers: tuple[Server, Server]) -> None:
         here, there = at_a.stats(), at_b.stats()
         for stats in (here, there):
             assert stats["running"] == 1
-        assert here["node"] == {"name": "a", "running": 0, "draining": False} | {
+        assert here["node"] == {"name": "a", "running": 0, "draining": False, "access": "open"} | {
             "shard": first["shard"],
             "incarnation": first["incarnation"],
         }
         counts = {"workers": 1, "running": 1, "incarnation": second["incarnation"]}
-        assert here["other_nodes"] == [{"name": "b", "draining": False} | counts]
+        assert here["other_nodes"] == [{"name": "b", "draining": False, "access": "open"} | counts]
         assert (here["workers_elsewhere"], there["workers_elsewhere"]) == ({"slow": 1}, {})
         text = "".join(generate_latest(One(b)).decode())
         for line in ("titanic_nodes 2.0", "titanic_nodes_draining 0.0", "titanic_node_claims 1.0"):

@@ -52,8 +52,9 @@ SELECT name, lease FROM node WHERE lease <> %s::float8 AND lease_until > clock_t
 
 _JOIN = f"""
 WITH born AS (
-    INSERT INTO node AS mine (incarnation, name, version, endpoints, services, draining, shard, lease, lease_until)
-    SELECT %s, %s, %s, %s::text[], %s::jsonb,
+    INSERT INTO node AS mine
+        (incarnation, name, version, endpoints, services, access, draining, shard, lease, lease_until)
+    SELECT %s, %s, %s, %s::text[], %s::jsonb, %s,
         coalesce((SELECT o.draining FROM node AS o WHERE o.incarnation = %s), false), ({_SHARD}), %s::float8, {_UNTIL}
     FROM meta WHERE {schema.SERVED}
     ON CONFLICT (incarnation) DO UPDATE
@@ -80,7 +81,7 @@ SELECT format, oldest, (SELECT shard FROM born), ARRAY(
 
 _RENEW = f"""
 WITH mine AS (
-    UPDATE node SET services = %s::jsonb, endpoints = %s::text[],
+    UPDATE node SET services = %s::jsonb, endpoints = %s::text[], access = %s,
         lease_until = greatest(lease_until + interval '1 microsecond', {_UNTIL})
     WHERE incarnation = %s AND lease_until > '-infinity' AND {schema.SERVED} RETURNING draining
 ), silent AS (
@@ -133,7 +134,8 @@ class Membership:
         self._outage.told = True  # only servers join
         self._joined.add(incarnation)
         places = places_of(held)
-        who = incarnation, facts.name, facts.version, list(facts.endpoints), _services(facts.services), before
+        told = list(facts.endpoints), _services(facts.services), facts.access
+        who = incarnation, facts.name, facts.version, *told, before
         moves = incarnation, before, incarnation, before
         given = *who, before, *[config.lease] * 3, before, *places, *moves, incarnation
         row = self._ask(_JOIN, (*given, incarnation, incarnation), joins=(config.lease, before))
@@ -147,7 +149,7 @@ class Membership:
     def renew(self, incarnation: int, silent: Sequence[Silent], facts: NodeFacts, config: LeaseConfig) -> Renewed:
         self._patience = config.renew
         ended, leases = [one.incarnation for one in silent], [one.lease_until for one in silent]
-        given = _services(facts.services), list(facts.endpoints), config.lease, incarnation
+        given = _services(facts.services), list(facts.endpoints), facts.access, config.lease, incarnation
         row = self._ask(_RENEW, (*given, numbers(ended), numbers(leases), incarnation, incarnation))
         format_, oldest, draining, others, leases = row
         self._refuse_others(format_, oldest)

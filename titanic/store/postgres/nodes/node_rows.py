@@ -12,7 +12,7 @@ from titanic.store.postgres.transactions.writing import Writing
 
 _COLUMNS = """n.incarnation, n.name, n.version, n.endpoints, (extract(epoch FROM n.started_at) * 1000000)::bigint,
 CASE WHEN n.lease_until > '-infinity' THEN extract(epoch FROM n.lease_until - clock_timestamp())::float8 END,
-n.services, n.draining, n.shard"""
+n.services, n.draining, n.shard, n.access"""
 
 _NODES = f"""
 SELECT {_COLUMNS}, NULL::bigint FROM titanic.node AS n
@@ -44,6 +44,6 @@ def drain_nodes(tx: Writing, incarnations: Collection[int]) -> None:
 
 
 def _node(number: int, name: str, version: str, endpoints: list[str], started_at: int, *more: Any) -> NodeRow:
-    lease, services, draining, shard, claims = more
+    lease, services, draining, shard, access, claims = more
     counts = {service: (workers, running) for service, (workers, running) in services.items()}
-    return NodeRow(number, name, version, endpoints, started_at, lease, counts, draining, shard, claims)
+    return NodeRow(number, name, version, endpoints, started_at, lease, counts, draining, shard, claims, access)

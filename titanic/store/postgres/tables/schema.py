@@ -106,6 +106,20 @@ ALTER TABLE titanic.ready ADD CONSTRAINT ready_incarnation FOREIGN KEY (incarnat
 """
 """Format 3 did not have it: a claim without a row of `node` is never free again."""
 
+AGREED = f"""
+ALTER TABLE titanic.node ADD access text NOT NULL DEFAULT '';
+COMMENT ON COLUMN titanic.node.access IS 'Which access file it has: a hash, open, or empty if it does not say';
+CREATE TABLE titanic.service_limit (
+    service         bytea PRIMARY KEY,
+    waiting         bigint NOT NULL,
+    bytes           bigint NOT NULL,
+    running         bigint NOT NULL,
+    rate            float8 NOT NULL
+) WITH ({_TINY});
+COMMENT ON TABLE titanic.service_limit IS 'What holds for a service at all nodes; 0: no limit';
+"""
+"""Format 3 did not have it: what all nodes are to have alike."""
+
 RELEASE_ORPHANS = """
 UPDATE titanic.ready SET incarnation = NULL WHERE incarnation = ANY (ARRAY(
     SELECT q.incarnation FROM titanic.ready AS q LEFT JOIN titanic.node AS n ON n.incarnation = q.incarnation
@@ -276,7 +290,7 @@ CREATE TABLE titanic.node (
     shard           integer NOT NULL DEFAULT 0,
     lease           float8 NOT NULL DEFAULT 10
 ) WITH ({_TINY});
-{BOUNDED}{RATE}{RECALL}{SERVICE}{COMMENTS_2}{NODE_OF_CLAIM}
+{BOUNDED}{RATE}{RECALL}{SERVICE}{COMMENTS_2}{NODE_OF_CLAIM}{AGREED}
 INSERT INTO titanic.meta (format, oldest, capacity) VALUES ({FORMAT}, {OLDEST}, {DEFAULT_CAPACITY});
 """
 
@@ -302,7 +316,7 @@ ALTER TABLE titanic.node ADD lease float8 NOT NULL DEFAULT 10;
         oldest=2,
     ),
     2: Upgrade(SERVICE, oldest=2),
-    3: Upgrade(f"{RELEASE_ORPHANS};{NODE_OF_CLAIM}{DELIVERIES}", oldest=2),
+    3: Upgrade(f"{RELEASE_ORPHANS};{NODE_OF_CLAIM}{DELIVERIES}{AGREED}", oldest=2),
 }
 """By the format that they begin with."""
 
