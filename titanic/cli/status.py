@@ -20,6 +20,7 @@ from titanic.cli.store_files import Files, look, lookable
 from titanic.client.client import Client
 from titanic.errors import RequestError, TimedOut, TitanicError
 from titanic.store import PINS_MUCH
+from titanic.util.database_url import is_url
 from titanic.util.text import counted, printable
 
 RATES = ("accepted", "dispatched", "succeeded", "failed", "closed")
@@ -52,7 +53,8 @@ def status(as_json: bool, watch: float | None, **where: Any) -> None:
     accepting        whether there is room for a small request
     disk_full        whether the disk below the store is full
     readers          [{pid, command, age in seconds, pinned}] of processes
-                     that have been reading the store's files for long;
+                     that have been reading the store's files for long, or
+                     of transactions in its database (5 minutes);
                      pinned are bytes that cannot be used again until then;
                      absent without any
     services         {name: requests that wait}
@@ -313,7 +315,8 @@ def judge(found: Observation, timeout: float, max_waiting: int | None, max_age: 
     elif not found.document["accepting"]:
         full.append("the store is full")
     for reader in found.document.get("readers", ()):
-        if reader["pinned"] > PINS_MUCH * found.document["store"]["capacity"]:
+        store = found.document["store"]
+        if reader["pinned"] > PINS_MUCH * store["capacity"] or is_url(store["path"]):  # there it slows down claims
             warnings.append(_reader(reader))
     if differ := _different_access(found.document):
         warnings.append(differ)

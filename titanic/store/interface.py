@@ -100,7 +100,7 @@ class Store(Protocol):
 
     def readers(self) -> list[StoreReader]:
         """The processes that have been reading for some time, the one that began first at the front. Any thread may
-        ask. Always empty for a `remote` store."""
+        ask. Those of a `remote` store are transactions; `pinned` is then an estimate for all together."""
 
     def close(self) -> None:
         """Close the store; its transactions must have ended. Closing again does nothing."""

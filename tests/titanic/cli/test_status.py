@@ -116,11 +116,14 @@ def test_health_of_one_who_is_slow() -> None:
 
 def test_health_while_a_process_keeps_much_of_the_store() -> None:
     reader = {"pid": 7, "command": "", "age": 90.0, "pinned": 200 << 20}
-    document = {"disk_full": False, "accepting": True, "readers": [reader], "store": {"capacity": 1 << 30}}
+    store = {"capacity": 1 << 30, "path": "titanic-data"}
+    document = {"disk_full": False, "accepting": True, "readers": [reader], "store": store}
     told = "process 7 (unknown) has been reading the store for 90s; 200.0 MiB cannot be used again until it ends"
     assert judge(Observation(document, waiting=0), 2.0, None, None) == (1, [told])
     reader["pinned"] = 20 << 20
     assert judge(Observation(document, waiting=0), 2.0, None, None) == (0, [])
+    store["path"] = "postgresql://db/titanic"
+    assert judge(Observation(document, waiting=0), 2.0, None, None)[0] == 1, "an old transaction in a database"
 
 
 def test_health_of_nobody() -> None:

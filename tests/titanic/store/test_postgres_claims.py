@@ -15,7 +15,9 @@ from support.waiting import until
 
 from titanic.errors import RecordCorrupt, StoreFailed, StoreTooNew
 from titanic.store import Bound, LeaseConfig, NewRequest, NodeFacts, Place, Silent, Status
+from titanic.store.postgres import store as postgres_store
 from titanic.store.postgres.nodes import incarnation
+from titanic.store.postgres.reading import totals
 from titanic.store.postgres.requests import claims
 from titanic.store.postgres.requests.claims import CONTENDED
 from titanic.store.postgres.store import PostgresStore
@@ -233,6 +235,22 @@ def test_beside_an_old_snapshot_rows_that_are_gone_are_not_read_each_time(url, m
         assert 100 < entries_read("ready_pkey") < 100 * 20
         shared_server().sql("VACUUM ANALYZE titanic.reply", database=old.info.dbname)  # which finds that it is empty
         assert 100 < entries_read("reply_pkey") < 100 * 20
+
+
+def test_an_old_snapshot_is_a_reader_of_the_store(nodes, url, monkeypatch):
+    _, node = nodes
+    monkeypatch.setattr(postgres_store, "READERS_EVERY", 0.0)
+    monkeypatch.setattr(totals, "LONG", 0.2)
+
+    def dumps():
+        return [(one.pid, one.age > 0.2) for one in node.store.readers() if one.command == "pg_dump"]
+
+    with psycopg.connect(url, application_name="pg_dump") as old:
+        old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        old.execute("SELECT FROM titanic.ready")
+        until(dumps)
+        assert dumps() == [(old.info.backend_pid, True)]
+    until(lambda: not dumps())
 
 
 def test_what_a_quick_claim_does_not_look_at_the_next_full_one_finds(nodes, monkeypatch):

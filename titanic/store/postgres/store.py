@@ -23,6 +23,7 @@ from titanic.store.postgres.connections.pool import Pool
 from titanic.store.postgres.nodes.incarnation import Membership, forget_dead
 from titanic.store.postgres.nodes.news import PostgresNews
 from titanic.store.postgres.read_transaction import PostgresReadTransaction
+from titanic.store.postgres.reading.totals import readers
 from titanic.store.postgres.tables.capacity import expect_large_enough
 from titanic.store.postgres.tables.closed_partitions import Partitions
 from titanic.store.postgres.transactions.transaction import Settings
@@ -32,6 +33,9 @@ from titanic.store.records import Durability, StoreReader
 
 FORGET_EVERY = 3600.0
 """Seconds between looks for rows of nodes that ended long ago."""
+
+READERS_EVERY = 10.0
+"""Seconds between looks for readers that take long."""
 
 
 class PostgresStore:
@@ -51,6 +55,8 @@ class PostgresStore:
         self.writer = writer
         self._membership = membership
         self._forget_at = time.monotonic() + FORGET_EVERY
+        self._readers: list[StoreReader] = []
+        self._readers_at = 0.0
         self.news: NewsLine | None = PostgresNews(pool)
         self._made = made
         self._partitions = Partitions(pool)
@@ -119,13 +125,16 @@ class PostgresStore:
         self._membership.leave(incarnations)
 
     def look_after(self) -> None:
-        """Do what is due of what a thread does by itself: make and drop partitions, forget nodes that ended long ago.
-        Raises StoreFailed and the like."""
+        """Do what is due of what a thread does by itself: make and drop partitions, forget nodes that ended long ago,
+        look for readers. Raises StoreFailed and the like."""
         with self._looking_after:
             try:
                 if time.monotonic() >= self._forget_at:
                     self._forget_at = time.monotonic() + FORGET_EVERY
                     forget_dead(self.pool)
+                if time.monotonic() >= self._readers_at:
+                    self._readers_at = time.monotonic() + READERS_EVERY
+                    self._readers = readers(self.pool)
             finally:
                 self._partitions.look_after()
 
@@ -134,8 +143,8 @@ class PostgresStore:
         return 0
 
     def readers(self) -> list[StoreReader]:
-        """None: what they keep, PostgreSQL shows."""
-        return []
+        """Transactions that take long, as they were when they were looked for last."""
+        return self._readers
 
     def close(self) -> None:
         """Close the store; its transactions must have ended. Closing again does nothing."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from titanic.store.postgres.connections.pool import Pool
 from titanic.store.postgres.tables.capacity import divide
 from titanic.store.postgres.transactions.looking import Looking
-from titanic.store.records import Counts, Load
+from titanic.store.records import Counts, Load, StoreReader
 
 SMALL_REQUEST = 4096
 """Bytes for which there must be room, or the store is full."""
@@ -24,6 +25,21 @@ _COUNTS = """
 
 _USED = "SELECT coalesce(sum(used), 0)::bigint FROM titanic.usage"
 
+_READERS = """
+    SELECT a.pid, coalesce(nullif(a.application_name, ''), a.usename::text, ''),
+        extract(epoch FROM clock_timestamp() - a.xact_start)::float8, dead.bytes
+    FROM pg_stat_activity AS a, (
+        SELECT coalesce(sum(pg_table_size(relid) * n_dead_tup / greatest(1, n_live_tup + n_dead_tup)), 0)::bigint
+            AS bytes
+        FROM pg_stat_user_tables WHERE schemaname = 'titanic'
+    ) AS dead
+    WHERE a.datname = current_database() AND a.backend_xmin IS NOT NULL
+        AND a.xact_start < clock_timestamp() - make_interval(secs => %s::float8)
+    ORDER BY a.xact_start LIMIT 20"""
+
+LONG = 300.0
+"""Seconds; a transaction that takes longer is one that counts as a reader of the store."""
+
 _MOST_LOOKED_AT = 50_000
 """Closed requests that are looked through for room."""
 
@@ -34,6 +50,13 @@ _CAN_MAKE_WAY = """
                 FROM titanic.meta)
         ORDER BY seq LIMIT %s
     ) one"""
+
+
+def readers(pool: Pool) -> list[StoreReader]:
+    """Transactions in the database that take long: rows that are dead since stay. Only those are seen that this user
+    may see: its own, or all with pg_read_all_stats."""
+    with pool.borrow() as connection:
+        return [StoreReader(*row) for row in connection.execute(_READERS, [LONG])]
 
 
 def load(tx: Looking, service: bytes) -> Load:
