@@ -62,7 +62,7 @@ class LastTick(NamedTuple):
     state: str
 
 
-def submit_tick(client: Client, schedule: Schedule, tick: int) -> str:
+def submit_tick(client: Queue, schedule: Schedule, tick: int) -> str:
     """The UUID of the request of a tick, whoever submitted it."""
     return _submit(client, schedule, key=schedule.key(tick), key_for=schedule.key_for)
 
@@ -72,7 +72,7 @@ def submit_now(client: Client, schedule: Schedule) -> str:
     return _submit(client, schedule, key=f"cron:{schedule.name}:run:{os.urandom(8).hex()}")
 
 
-def _submit(client: Client, schedule: Schedule, **keys: Any) -> str:
+def _submit(client: Queue, schedule: Schedule, **keys: Any) -> str:
     options: Any = {**schedule.options, **keys}
     return client.submit(schedule.service, *schedule.frames, **options)
 

@@ -253,13 +253,14 @@ class Tasks:
         return FlowTicket(FlowReplies(self.flows.service, any_reply(self._format), ()), self, uuid)
 
     @contextmanager
-    def testing(self, **settings: Unpack[QueueSettings]) -> Iterator[MemoryQueue]:
+    def testing(self, *, worker: bool = True, **settings: Unpack[QueueSettings]) -> Iterator[MemoryQueue]:
         """For tests of tasks: meanwhile all that is submitted goes to a queue in memory, which executes it in this
         thread when a reply is asked for, or when it is told to. No server, no sleep: `MemoryQueue.advance` moves its
-        clock. The settings are those of a server: `max_attempts`, `retry_first`, `retry_most`."""
+        clock, and with it the schedules. Without a `worker` all that is submitted waits. The settings are those of a
+        server: `max_attempts`, `retry_first`, `retry_most`."""
         if self._test is not None:
             raise CallerError("testing has begun", "one queue in memory is in use", "leave its `with` first")
-        self._test = MemoryQueue(self, **settings)
+        self._test = MemoryQueue(self, worker=worker, **settings)
         try:
             yield self._test
         finally:

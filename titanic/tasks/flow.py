@@ -116,17 +116,25 @@ class Flow(Generic[R]):
 
     def __init__(
         self,
-        host: FlowHost,
+        host: FlowHost | None,
         stages: Sequence[Stage],
         read: ReadReply,
         declared: tuple[type[Exception], ...],
         on_error: Stage | None = None,
     ) -> None:
-        self.host = host
+        """`host`: None: it is a gather without flows, whose reply is []."""
+        self._host = host
         self.stages = [*stages]
         self.read = read
         self.declared = declared
         self._on_error = on_error
+
+    @property
+    def host(self) -> FlowHost:
+        """What the flows of its app have in common. Raises CallerError if it has no task that would name one."""
+        if self._host is None:
+            raise CallerError("gather has no flows", "its reply is [], and no app is known", "have a task follow it")
+        return self._host
 
     def then(
         self: Flow[Before], task: Linkable[Concatenate[Before, Rest], Next], *args: Rest.args, **kwargs: Rest.kwargs
@@ -135,8 +143,11 @@ class Flow(Generic[R]):
 
         Raises InvalidArguments when they do not fit.
         """
-        link = task.link(args, kwargs, first=False)
-        return Flow(self.host, [*self.stages, link.stage], link.read, (*self.declared, *link.declared), self._on_error)
+        if self._host is None:
+            link = task.link(([], *args), kwargs, first=True)
+        else:
+            link = task.link(args, kwargs, first=False)
+        return Flow(link.host, [*self.stages, link.stage], link.read, (*self.declared, *link.declared), self._on_error)
 
     def each(
         self: Flow[Sequence[Item]],
@@ -147,6 +158,8 @@ class Flow(Generic[R]):
         """This flow, which replies with a list, and then a task for each item of it, its first argument; the reply is
         the list of their replies, in the order of the items."""
         link = task.link(args, kwargs, first=False)
+        if self._host is None:
+            return Flow(None, [], self.read, (), self._on_error)
         host = self.host
         stage = PlanFormat(host.format).stage_of(host.service, Plan(each=link.stage), {})
         read = _reads_list(host.format, [link.read])
@@ -155,7 +168,7 @@ class Flow(Generic[R]):
     def on_error(self, task: Linkable[Concatenate[str, Rest], Any], *args: Rest.args, **kwargs: Rest.kwargs) -> Flow[R]:
         """This flow; if it fails for good, the task is executed once: its first argument is the reason."""
         stage = task.link(args, kwargs, first=False).stage
-        return Flow(self.host, self.stages, self.read, self.declared, stage)
+        return Flow(self._host, self.stages, self.read, self.declared, stage)
 
     def submit(self, **options: Unpack[SubmitOptions]) -> FlowTicket[R]:
         """Have the flow executed; the ticket is there once it is on disk. The options are those of `Client.submit`, and
@@ -184,11 +197,13 @@ class Flow(Generic[R]):
     def _plan(self) -> Plan:
         return Plan([self.stages], single=True, on_error=self._on_error)
 
-    def as_chain(self) -> list[Stage]:
-        """Its stages, as a chain of another flow."""
+    def as_chain(self, host: FlowHost) -> list[Stage]:
+        """Its stages, as a chain of another flow of this app."""
+        if self._host is None:
+            return [PlanFormat(host.format).stage_of(host.service, Plan(), {})]
         if self._on_error is None:
             return self.stages
-        return [PlanFormat(self.host.format).stage_of(self.host.service, self._plan(), {})]
+        return [PlanFormat(host.format).stage_of(host.service, self._plan(), {})]
 
     def __repr__(self) -> str:
         return f"<Flow {' → '.join(stage.service for stage in self.stages)}>"
@@ -228,12 +243,12 @@ class AioFlow(Generic[R]):
 
 def gather(flows: Iterable[Flow[Next]]) -> Flow[list[Next]]:
     """Flows that are executed beside each other: the reply is the list of their replies, in their order. It fails when
-    one of them does. Raises CallerError when there are none."""
+    one of them does. Of no flows it is [], for the task that follows."""
     every = [*flows]
     if not every:
-        raise CallerError("gather has no flows", "", "leave it out")
-    host = every[0].host
-    stage = PlanFormat(host.format).stage_of(host.service, Plan([flow.as_chain() for flow in every]), {})
+        return Flow(None, [], lambda _: [], ())
+    host = next((flow._host for flow in every if flow._host is not None), None) or every[0].host
+    stage = PlanFormat(host.format).stage_of(host.service, Plan([flow.as_chain(host) for flow in every]), {})
     declared = tuple(dict.fromkeys(kind for flow in every for kind in flow.declared))
     return Flow(host, [stage], _reads_list(host.format, [flow.read for flow in every]), declared)
 

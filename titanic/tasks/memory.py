@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_right, insort
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypedDict, Unpack, cast
@@ -23,6 +23,8 @@ from titanic.dispatch.core import DispatchCore
 from titanic.errors import InvalidRequest, RequestFailed, TimedOut
 from titanic.protocol.answers import Ended, RequestInfo, standing, unknown
 from titanic.protocol.submit_options import Span, SubmitOptions, encode, seconds
+from titanic.schedules import Schedule
+from titanic.schedules.queue_state import submit_tick
 from titanic.services.list_requests import as_document
 from titanic.services.request_submit import parse_submit
 from titanic.store import ReadyRow, Status, rules
@@ -47,13 +49,21 @@ class Served(Protocol):
     def handlers(self) -> Mapping[str, Handler]:
         """What is done for each service."""
 
+    @property
+    def schedules(self) -> Sequence[Schedule]:
+        """What is submitted again and again."""
+
 
 class MemoryQueue:
     """What `Tasks.testing` gives. Everything happens in the calling thread: when a reply is asked for, in `run` and in
     `advance`."""
 
-    def __init__(self, app: Served, **settings: Unpack[QueueSettings]) -> None:
+    def __init__(self, app: Served, *, worker: bool = True, **settings: Unpack[QueueSettings]) -> None:
         self._app = app
+        self.has_worker = worker
+        """Whether what is due is executed. A test may set it."""
+        self._ticked: dict[str, float] = {}
+        """Up to when each schedule was submitted."""
         self._config = ServerConfig(**settings)
         self._core = DispatchCore(self._config, seed=1)
         self._rows: dict[bytes, Row] = {}
@@ -79,7 +89,8 @@ class MemoryQueue:
         return self._started_us + round(self._now * 1e6)
 
     def advance(self, span: Span) -> None:
-        """Let so much time pass (seconds, or a timedelta), and execute all that is due meanwhile."""
+        """Let so much time pass (seconds, or a timedelta), and execute all that is due meanwhile. Schedules of the app
+        have their ticks."""
         until = self._now + seconds("span", span)
         self.run()
         while self._leap(until):
@@ -92,6 +103,8 @@ class MemoryQueue:
         times = [
             when for row in self._rows.values() if row.status is None for when in (row.due, row.expires_at) if when
         ]
+        if times or until < math.inf:  # schedules go on for ever: nobody waits for them alone
+            times += [tick * 1_000_000 for _, tick in self._next_ticks()]
         at = (min(times) - self._started_us) / 1e6 if times else math.inf
         if at > until or at == math.inf:
             return False
@@ -99,9 +112,18 @@ class MemoryQueue:
         self._pass()
         return True
 
+    def _next_ticks(self) -> Iterator[tuple[Schedule, int]]:
+        """Each schedule with its next tick."""
+        for schedule in self._app.schedules:
+            yield schedule, schedule.ticks.after(self._ticked.setdefault(schedule.name, self._started_us / 1e6))
+
     def _pass(self) -> None:
         """Time has passed."""
         now_us = self._wall_us
+        for schedule, tick in self._next_ticks():
+            if tick * 1_000_000 <= now_us:
+                submit_tick(self, schedule, tick)
+                self._ticked[schedule.name] = tick
         back = set()
         for row in self._rows.values():
             if row.status is not None or row.uuid in self._core.flights:
@@ -123,7 +145,8 @@ class MemoryQueue:
         core = self._core
         self._depth += 1  # a task that waits for another one is not in its way
         try:
-            served = {name.encode(): handler for name, handler in self._app.handlers.items()}
+            handlers = self._app.handlers if self.has_worker else {}
+            served = {name.encode(): handler for name, handler in handlers.items()}
             for name in [*core.backlogs]:
                 core.present(name, self._depth if name in served else 0, self._now)
             busy = True
@@ -260,7 +283,7 @@ class MemoryQueue:
             if not self._leap(until):
                 row = self._row(uuid)
                 self._now = self._now if until == math.inf else until
-                raise TimedOut(f"no reply to {uuid} yet", standing(self._info(row)), _advice(row, self._app))
+                raise TimedOut(f"no reply to {uuid} yet", standing(self._info(row)), self._advice(row))
         return frames
 
     def replies(self, uuids: Iterable[str], timeout: Span | None = None) -> Iterator[tuple[str, Ended]]:
@@ -281,7 +304,7 @@ class MemoryQueue:
             pending = still
             if pending and not self._leap(until):
                 row = self._row(pending[0])
-                raise TimedOut(f"{len(pending)} replies are still pending", "", _advice(row, self._app))
+                raise TimedOut(f"{len(pending)} replies are still pending", "", self._advice(row))
 
     def close(self, *uuids: str) -> None:
         """As `Client.close`."""
@@ -317,15 +340,16 @@ class MemoryQueue:
     def _info(self, row: Row) -> RequestInfo:
         return cast(RequestInfo, as_document(row.described(), row.uuid in self._running))
 
+    def _advice(self, row: Row) -> str:
+        service = row.new.service.decode()
+        if service not in self._app.handlers:
+            return f"this app has no task or service {service}"
+        if not self.has_worker:
+            return "the queue has no worker until has_worker is set"
+        return "give it more time, or advance the queue's clock"
+
     def _row(self, uuid: str) -> Row:
         row = self._rows.get(ids.parse(ids.plain(uuid).encode()) or b"")
         if row is None:
             raise unknown(uuid)
         return row
-
-
-def _advice(row: Row, app: Served) -> str:
-    service = row.new.service.decode()
-    if service not in app.handlers:
-        return f"this app has no task or service {service}"
-    return "give it more time, or advance the queue's clock"

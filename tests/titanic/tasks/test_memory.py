@@ -184,3 +184,39 @@ def test_a_year_goes_by_in_no_time(queue: MemoryQueue) -> None:
     assert tickets[-1].reply() == "364"
     assert (queue.now - before).days == 364
     assert len(order) == 365
+
+
+def test_schedules_have_their_ticks() -> None:
+    app, seen = Tasks(name="c"), list[str]()
+
+    @app.cron("30 2 * * *", "nightly", name="c.nightly")
+    @app.every(7200, "often")
+    @app.task
+    def tick(text: str) -> None:
+        seen.append(f"{text} {current().key}")
+
+    with app.testing() as queue:
+        with pytest.raises(TimedOut):
+            queue.wait(queue.submit("absent", b""))  # schedules alone would go on for ever
+        assert seen == []
+        queue.advance(timedelta(days=2))
+        assert [one.split()[0] for one in seen].count("often") == 24
+        assert sum("T02:30:00Z" in one for one in seen) == 2
+        assert len(set(seen)) == 26
+
+
+def test_without_a_worker_all_waits() -> None:
+    app = Tasks(name="n")
+
+    @app.task
+    def one() -> int:
+        return 1
+
+    with app.testing(worker=False) as queue:
+        ticket = one.submit()
+        queue.advance(60)
+        assert queue.show(ticket.uuid)["state"] == "waiting"
+        with pytest.raises(TimedOut, match="it is waiting; the queue has no worker until has_worker is set"):
+            ticket.reply()
+        queue.has_worker = True
+        assert ticket.reply() == 1

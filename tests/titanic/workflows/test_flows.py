@@ -11,7 +11,7 @@ import pytest
 from titanic import Retry, UnknownRequest, current
 from titanic.errors import CallerError
 from titanic.protocol.flow_keys import step_key
-from titanic.tasks import InvalidArguments, TaskFailed, Tasks, gather
+from titanic.tasks import Flow, InvalidArguments, TaskFailed, Tasks, gather
 from titanic.tasks.memory import MemoryQueue
 
 app = Tasks(name="f")
@@ -231,9 +231,16 @@ def test_what_cannot_be_a_flow() -> None:
     with pytest.raises(InvalidArguments, match="'numbers'"):
         double.step(1).then(rest, 1, "x")  # type: ignore[arg-type]
     with pytest.raises(CallerError, match="no flows"):
-        gather([])
+        gather([]).submit()
     with pytest.raises(CallerError, match="no key"):
         double.options(key="k").step(1)
+
+
+def test_a_group_of_none_is_an_empty_list(queue: MemoryQueue) -> None:
+    nothing: list[Flow[int]] = []
+    assert gather(nothing).then(total, start=5).submit().reply() == 5
+    assert gather(nothing).each(add).then(total).then(add).submit().reply() == 1
+    assert gather([gather(nothing), gather([add.step(1)])]).submit().reply() == [[], [2]]
 
 
 def test_any_number_of_arguments(queue: MemoryQueue) -> None:
