@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 
 from titanic.errors import CallerError
+from titanic.pool.sources import is_own
 from titanic.tasks import Tasks
 
 
@@ -43,7 +44,8 @@ def load(target: str) -> Tasks:
 
 def _fault(module: str, error: BaseException) -> CallerError:
     """Where in its source an import has failed, and why."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
+    steps = traceback.extract_tb(error.__traceback__)
+    last = ([step for step in steps if is_own(step.filename)] or steps)[-1]  # what it called is not to blame
     where = f"{last.filename}:{last.lineno}"
     if isinstance(error, SyntaxError):
         where = f"{error.filename}:{error.lineno}"

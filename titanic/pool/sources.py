@@ -5,21 +5,26 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 
 def loaded() -> list[str]:
     """The files of the modules that are loaded, without those of Python, of what is installed, and of this project."""
-    ours = {Path(sys.modules[name].__file__ or "").parent for name in ("titanic", "broker")}
-    found = set()
-    for module in list(sys.modules.values()):
-        name = getattr(module, "__file__", None)
-        if isinstance(name, str) and name.endswith(".py"):
-            path = Path(name)
-            installed = path.is_relative_to(sys.base_prefix) or "site-packages" in path.parts
-            if not installed and not ours.intersection(path.parents):
-                found.add(str(path.absolute()))
-    return sorted(found)
+    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    return sorted({str(Path(name).absolute()) for name in files if isinstance(name, str) and is_own(name)})
+
+
+def is_own(name: str) -> bool:
+    """Whether a file is a source of the program: not of Python, of what is installed, or of this project."""
+    path = Path(name)
+    installed = path.is_relative_to(sys.base_prefix) or "site-packages" in path.parts
+    return name.endswith(".py") and not installed and not _ours().intersection(path.parents)
+
+
+@cache
+def _ours() -> set[Path]:
+    return {Path(sys.modules[name].__file__ or "").parent for name in ("titanic", "broker")}
 
 
 def involved(target: str, error: BaseException | None) -> list[str]:

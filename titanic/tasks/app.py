@@ -18,7 +18,7 @@ from titanic.errors import CallerError
 from titanic.protocol.submit_options import Span
 from titanic.schedules import Missed, Schedule, Scheduler
 from titanic.tasks.aio_ticket import AioClients, AioQueue, Reach
-from titanic.tasks.definition import Definition
+from titanic.tasks.definition import Definition, no_task
 from titanic.tasks.flow import FlowHost, FlowQueue, FlowReplies, FlowTicket, any_reply
 from titanic.tasks.memory import MemoryQueue, QueueSettings
 from titanic.tasks.memory_aio import AioMemory
@@ -26,6 +26,7 @@ from titanic.tasks.middleware import AnyAfter, AnyBefore, AnyOnError, Middleware
 from titanic.tasks.options import TaskOptions
 from titanic.tasks.task import AsyncTask, Submission, Task
 from titanic.tasks.values import serializer as serializer_of
+from titanic.util.text import quoted
 from titanic.workflows.flow_service import FlowService
 from titanic.workflows.plan import PlanFormat
 from titanic.workflows.steps import Steps
@@ -127,6 +128,8 @@ class Tasks:
         return self._task(function, options)
 
     def _task(self, function: Callable[..., Any], options: TaskOptions) -> Task[Any, Any] | AsyncTask[Any, Any]:
+        if fact := no_task(function, named="service" in options):
+            raise CallerError(f"{quoted(function)} cannot be a task", fact, "decorate a function of a module")
         service = options.get("service") or f"{self.name}.{function.__name__}"
         definition = Definition(service, function, self._format, self._middleware, options, self._steps)
         self._add(service, definition.handle)
@@ -182,6 +185,9 @@ class Tasks:
         return partial(self._scheduled, args, Schedule(name or UNNAMED, UNNAMED, every=span, missed=missed))
 
     def _scheduled(self, args: tuple[Any, ...], schedule: Schedule, task: AnyTask) -> AnyTask:
+        if not isinstance(task, Submission):
+            what = f"{quoted(task)} cannot have a schedule"
+            raise CallerError(what, "it is no task yet", "put @app.cron and @app.every above @app.task")
         name = task.service if schedule.name == UNNAMED else schedule.name
         self._schedules.append((replace(schedule, name=name, service=task.service), task, args))
         return task

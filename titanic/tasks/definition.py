@@ -24,6 +24,21 @@ from titanic.workflows.steps import Steps
 log = logging.getLogger("titanic.tasks")
 
 
+def no_task(function: Any, *, named: bool) -> str:
+    """Why something cannot be a task; empty: it can. `named`: a service is given for it."""
+    if isinstance(getattr(function, "definition", None), Definition):
+        return "it is a task already"
+    if not callable(function) or not isinstance(getattr(function, "__name__", None), str):
+        return "it is no function with a name"
+    if function.__name__ == "<lambda>" and not named:
+        return "a lambda has no name, which the service would have"
+    inside, _, _ = function.__qualname__.rpartition(".")
+    first = next(iter(inspect.signature(function).parameters), "")
+    if inside and not inside.endswith("<locals>") and first in ("self", "cls"):
+        return f"it is a method, whose '{first}' would have to travel"
+    return ""
+
+
 class Definition:
     """What `@app.task` was said of a function."""
 

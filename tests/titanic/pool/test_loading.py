@@ -42,6 +42,14 @@ def test_it_is_found_here(folder: Path) -> None:
         ("1 / 0\n", r"ZeroDivisionError: division by zero; see .*loading_broken\.py:1$"),
         ("\ndef f(:\n", r"SyntaxError: invalid syntax; see .*loading_broken\.py:2$"),
         ("import no_such_thing\n", r"ModuleNotFoundError: No module named 'no_such_thing'; see .*broken\.py:1$"),
+        (
+            "from titanic.tasks import Tasks\nimport json\napp = Tasks()\n\n\ndef f(): return json.loads('{')\n\nf()\n",
+            r"JSONDecodeError: .*; see .*loading_broken\.py:6$",
+        ),
+        (
+            "from titanic.tasks import Tasks\napp = Tasks()\n@app.task\ndef f(x: object()): ...\n",
+            r"CallerError: f: .*; see .*loading_broken\.py:3$",
+        ),
         ("raise SystemExit(3)\n", r"SystemExit: 3"),
         ("app = 5\n", r"loading_broken:app is no titanic\.tasks\.Tasks; it is int; make one"),
     ],

@@ -7,6 +7,8 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -256,6 +258,36 @@ def test_middleware(caplog: pytest.LogCaptureFixture) -> None:
         with pytest.raises(TaskFailed):
             invert.submit(2).reply()
         assert [one[0] for one in seen if isinstance(one, tuple)] == ["before"]
+
+
+def test_what_cannot_be_a_task_or_have_a_schedule_is_told_by_name() -> None:
+    app = Tasks(name="w")
+
+    def plain() -> None: ...
+
+    class Shop:
+        def method(self) -> None: ...
+
+        @staticmethod
+        def static() -> int:
+            return 5
+
+    wrong: list[tuple[Any, str]] = [
+        (app.task(plain), "it is a task already"),
+        (lambda: 5, "a lambda has no name"),
+        (Shop.method, "it is a method, whose 'self' would have to travel"),
+        (partial(plain), "it is no function with a name"),
+        (Shop(), "it is no function with a name"),
+    ]
+    for one, fact in wrong:
+        with pytest.raises(CallerError, match=f"cannot be a task; {fact}"):
+            app.task(one)
+    for decorate in (app.every(60), app.cron("* * * * *")):
+        with pytest.raises(CallerError, match=r"plain.* cannot have a schedule; .*put @app.cron and @app.every above"):
+            decorate(plain)  # type: ignore[type-var]
+    with app.testing():
+        assert app.task(Shop.static).submit().reply() == 5
+        assert app.task(service="w.six")(lambda: 6).submit().reply() == 6
 
 
 class Short(Exception):
