@@ -367,6 +367,25 @@ class Client(MdpClient):
         """Whether a worker of the service is registered now (RFC 8, mmi.service)."""
         return self.call("mmi.service", service) == [b"200"]
 
+    def is_foreign(self, timeout: float) -> bool | None:
+        """Whether the broker is not one of this project; None: nobody said so within `timeout` seconds."""
+        session, until = self._session, time.monotonic() + timeout
+        if session.foreign is None and session.asking:
+            if self._closed:
+                self._raise_closed()
+            session.greet(time.monotonic())
+            self._flush()
+            while session.asking and self._pump(until):
+                pass
+        elif session.foreign is None:  # the version was given
+            try:
+                session.foreign = not about_broker(self.call("mmi.broker", "mmi.broker", timeout=timeout, retries=0))
+            except RemoteError:
+                session.foreign = True
+            except TimedOut:
+                pass
+        return session.foreign
+
 
 def about_broker(answer: Frames) -> dict[str, Any]:
     """What a broker says of itself, by its answer to `mmi.broker`; empty when it is not of this project."""

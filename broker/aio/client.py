@@ -153,6 +153,15 @@ class Client:
         """Whether a worker of the service is registered now (RFC 8, mmi.service)."""
         return await self.call("mmi.service", service) == [b"200"]
 
+    async def is_foreign(self, timeout: float) -> bool | None:
+        """Whether the broker is not one of this project; None: nobody said so within `timeout` seconds."""
+        try:
+            if self._ready() is None:
+                await self._recognise(timeout, 0)
+        except TimedOut:
+            return None
+        return self._turn is not None
+
     def _ready(self) -> Exchange | None:
         """The connection, if it is known what may be sent there."""
         if self._closed:

@@ -200,6 +200,8 @@ class ClientSession(RequestSession[_SentRequest]):
         """Whether nothing may be sent before the present connection was made, and nothing after it broke."""
         self.drops_marks = False
         """Whether the session is correlated, and the broker is one that need not keep envelope stacks."""
+        self.foreign: bool | None = None
+        """Whether the broker that was found out last is one of another project; None: none was."""
         self._questions_on = 0
         """The connection on which the broker was asked what it speaks."""
         self._silent_at: float | None = None
@@ -225,6 +227,7 @@ class ClientSession(RequestSession[_SentRequest]):
             kind = self._recognition.learn(frames)
             if self.asking:
                 self.unmatched += kind is None
+                self.foreign = self.foreign if kind is None else not kind.ours
                 self.drops_marks = self.drops_marks or (kind is not None and self.correlated and not kind.ours)
                 if kind is not None and not self.drops_marks:
                     self._speak(kind.version, now)
@@ -340,9 +343,9 @@ class ClientSession(RequestSession[_SentRequest]):
         ticket, attempt = _CORRELATION.unpack(stack[-2])
         return ticket, attempt
 
-    def _ask(self, now: float) -> None:
-        """Ask the broker what it speaks, if it was not asked on this connection."""
-        if self._questions_on != self.connection and self._recognition is not None:
+    def greet(self, now: float) -> None:
+        """Ask the broker what it speaks, if that is not known and it was not asked on this connection."""
+        if self.asking and self._questions_on != self.connection and self._recognition is not None:
             self._questions_on = self.connection
             self._recognition.begin()
             self._output += [(self.connection, frames) for frames in self._recognition.ask()]
@@ -351,13 +354,14 @@ class ClientSession(RequestSession[_SentRequest]):
     def _meet_silence(self, now: float) -> None:
         """The broker has not said what it speaks."""
         if self._recognition is not None and self._recognition.fell_silent() and self.careful:
+            self.foreign = True
             self._speak(DETECTED[0], now)
             for ticket, pending in self._pending.items():  # this took long, and would again on the next connection
                 self._set_deadline(ticket, pending, now)
         else:
             self._reopen()
             self.careful = True
-            self._ask(now)
+            self.greet(now)
 
     def _speak(self, version: str, now: float) -> None:
         self.dialect = CLIENT_VERSIONS[version]
@@ -367,7 +371,7 @@ class ClientSession(RequestSession[_SentRequest]):
     def _send(self, ticket: int, pending: _SentRequest, now: float) -> None:
         if self.asking:
             self._set_deadline(ticket, pending, now)
-            self._ask(now)
+            self.greet(now)
             return
         if self._whole:
             self._begin_anew(ticket, pending)

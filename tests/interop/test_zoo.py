@@ -5,9 +5,11 @@ The table in broker/README.md, "With programs of others", has those that were ru
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from support.cli_titanic import Ended, here
@@ -16,7 +18,9 @@ from support.serving import QUICK, serving
 from support.waiting import until
 
 from broker import Worker
-from titanic import Client
+from broker.core.mdp import Frames
+from titanic import Client, InvalidRequest, UnknownRequest
+from titanic.aio import Client as AsyncClient
 
 UUID = "0" * 32
 
@@ -34,7 +38,7 @@ COMMANDS = [
     ("ls",),
     ("show", UUID),
     ("retry", UUID),
-    ("purge", "dead"),
+    ("purge", "--state", "failed"),
     ("pause", "echo"),
     ("resume", "echo"),
     ("nodes",),
@@ -89,3 +93,57 @@ def test_a_worker_and_a_queue_at_the_guides(tmp_path: Path) -> None:
             asked(process, *command, "--endpoint", endpoint, "--timeout", "20")
         done = asked(process, "submit", "echo", "hello", "--wait", "60", "--endpoint", endpoint)
         assert (done.code, done.out) == (0, b"hello"), done.err
+
+
+def guides_titanic(endpoint: str, kept: dict[bytes, Frames]) -> list[Worker]:
+    """A queue as the Guide's: three services, upper-case UUIDs, the reply is the body, and nothing is known of keys."""
+
+    def accept(frames: Frames) -> Frames:
+        uuid = uuid4().hex.upper().encode()
+        kept[uuid] = frames[1:]
+        return [b"200", uuid]
+
+    def reply(frames: Frames) -> Frames:
+        return [b"200", *kept[frames[0]]] if frames[0] in kept else [b"400"]
+
+    def close(frames: Frames) -> Frames:
+        kept.pop(frames[0], None)
+        return [b"200"]
+
+    services = {"titanic.request": accept, "titanic.reply": reply, "titanic.close": close}
+    return [Worker(name, handler, endpoint, config=QUICK) for name, handler in services.items()]
+
+
+def test_our_clients_at_another_queue(tmp_path: Path) -> None:
+    """They do with RFC 9, and say what it does not know."""
+    kept: dict[bytes, Frames] = {}
+    with program("the Guide's", tmp_path) as (process, endpoint), ExitStack() as stack:
+        workers = [stack.enter_context(worker) for worker in guides_titanic(endpoint, kept)]
+        until(lambda: all(worker.registered for worker in workers))
+        where = ("--endpoint", endpoint)
+        uuid = asked(process, "submit", "echo", "hello", *where).line
+        assert uuid.encode() in kept
+        assert asked(process, "reply", uuid.lower(), "--wait", "60", *where).out == b"hello"
+        assert asked(process, "close", uuid, *where).code == 0
+        assert asked(process, "reply", uuid, *where).code == 4
+        done = asked(process, "submit", "echo", "hello", "--ttl", "5", *where)
+        assert (done.code, kept) == (1, {})
+        assert "has no ttl; it is a queue of another project, and knows RFC 9 only" in done.err
+        assert "has no titanic.stats; it is a queue of another project" in asked(process, "status", *where).err
+        with Client(endpoint) as client:
+            uuids = client.submit_many("echo", [b"1", b"2"])
+            assert dict(client.replies(uuids, 60)) == {uuids[0]: [b"1"], uuids[1]: [b"2"]}
+            client.close_many(uuids)
+            assert kept == {}
+            with pytest.raises(InvalidRequest, match="has no keys"):
+                client.submit_many("echo", [b"1"], keys=["a"])
+            with pytest.raises(UnknownRequest):
+                client.wait(uuids[0], 60)
+
+        async def use() -> None:
+            async with AsyncClient(endpoint) as client:
+                uuid = await client.submit("echo", "x")
+                assert await client.wait(uuid, 60) == await client.reply(uuid) == [b"x"]
+                await client.close(uuid)
+
+        asyncio.run(use())

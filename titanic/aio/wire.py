@@ -46,6 +46,9 @@ class AsyncWire:
     async def call(self, service: Body, body: Sequence[Body], timeout: float | None, retries: int | None) -> Frames:
         return await self._client.call(service, *body, timeout=timeout, retries=retries)
 
+    async def is_foreign(self, timeout: float) -> bool | None:
+        return await self._client.is_foreign(timeout)
+
     def lane(self, tries: tuple[float, int] | None = None) -> AsyncLane:
         return AsyncLane(self._client, *(tries or self._usual))
 

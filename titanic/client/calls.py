@@ -29,6 +29,12 @@ LONGEST_TRY = 86_400.0
 LEAST_LOOK = 1.0
 """Seconds that one try may take, even when less is left of the caller's time: a slow network is not an absent reply."""
 
+SETTLING = 0.2
+"""Seconds in which a queue has registered all its services that has registered one."""
+
+RFC9 = (tsp.REQUEST, tsp.REPLY, tsp.CLOSE)
+"""The services that every Titanic has."""
+
 MOST_TRIES = 3
 """Of a call, when the caller does not say how many."""
 
@@ -57,24 +63,55 @@ class Calls:
         self._retries = retries
         self.limits = BrokerLimits(wire)
         self._asked_again = 0
+        self._only_rfc9: bool | None = None
+        self._look_after = float("-inf")
 
     @property
     def sent_again(self) -> int:
         """How often a request was sent that had been sent before."""
         return self._asked_again + self.wire.sent_again
 
-    async def ask(self, service: bytes, *body: Body, within: float | None = None) -> Frames:
-        """Ask a service of Titanic, for `within` seconds instead of the usual time."""
-        timeout, retries = (self.timeout, self._retries) if within is None else self._tries(within)
+    async def knows_only_rfc9(self, within: float | None = None) -> bool:
+        """Whether the queue there is one of another project, which has `titanic.request` and no `titanic.submit`. That
+        is asked once, and only at a broker of another project: our own queue may be there, too."""
+        if self._only_rfc9 is None and time.monotonic() >= self._look_after:
+            timeout = self.timeout if within is None else min(self.timeout, max(within, PAUSE))
+            with suppress(broker.BrokerError):  # what is asked for next raises it
+                if not (foreign := await self.wire.is_foreign(timeout)):
+                    self._only_rfc9 = foreign
+                elif not await self._lacks_submit(timeout):
+                    self._only_rfc9 = False if await self._has(tsp.SUBMIT, timeout) else None
+                else:  # a queue of this project registers its services one after another
+                    await self.wire.sleep(SETTLING)
+                    self._only_rfc9 = True if await self._lacks_submit(timeout) else None
+            self._look_after = time.monotonic() + LEAST_LOOK
+        return bool(self._only_rfc9)
+
+    async def _lacks_submit(self, timeout: float) -> bool:
+        return await self._has(tsp.REQUEST, timeout) and not await self._has(tsp.SUBMIT, timeout)
+
+    async def _has(self, service: bytes, timeout: float) -> bool:
+        return await self.wire.call(b"mmi.service", [service], timeout, 0) == [b"200"]
+
+    async def ask(self, service: bytes, *body: Body, within: float | None = None, once: bool = False) -> Frames:
+        """Ask a service of Titanic, for `within` seconds instead of the usual time. `once`: never send it again."""
         began = time.monotonic()
+        if service not in RFC9 and await self.knows_only_rfc9(within):
+            fact = "it is a queue of another project, and knows RFC 9 only: submit, reply, wait and close"
+            raise InvalidRequest(f"the queue at {self.wire.endpoint} has no {service.decode()}", fact)
+        timeout, retries = (self.timeout, self._retries) if within is None else self._tries(within)
         until = began + timeout * (1 + retries)
+        if (spent := time.monotonic() - began) >= timeout:  # nobody was there
+            timeout, retries = self._tries(until - began - spent)
+        if once:
+            timeout, retries = timeout * (1 + retries), 0
         while True:
             try:
                 if sum(map(frame_size, body)) > LARGE:
                     await self.limits.check(self._measured(service, body))
                 return await self.wire.call(service, body, timeout, retries)
             except broker.BrokerError as error:
-                if not server_died(error) or time.monotonic() >= until:
+                if once or not server_died(error) or time.monotonic() >= until:
                     raise await self._fault(error, service, time.monotonic() - began) from error
                 self._asked_again += 1
                 await self.wire.sleep(PAUSE)  # until it is noticed to be gone; then the broker keeps what is asked

@@ -9,11 +9,11 @@ import math
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any, Unpack, cast
 
 from broker import read_json
-from titanic.client import batching
+from titanic.client import batching, rfc9
 from titanic.client.batching import POLL_MOST, GeneratedKeys
 from titanic.client.calls import LEAST_LOOK, LONGEST_TRY, Calls
 from titanic.client.progress import LOOK, ProgressWatch
@@ -48,6 +48,8 @@ class Methods:
 
     async def submit(self, service: Body, *body: Body, **options: Unpack[SubmitOptions]) -> str:
         """Have a request executed; its UUID comes back once it is on disk."""
+        if await self.calls.knows_only_rfc9():
+            return await rfc9.submit(self.calls, service, body, options)
         # When the answer is lost, the message is sent again: it must not become two requests.
         keys = self._generated_keys() if "key" not in options else None
         return (await self._submit(1, service, body or (b"",), {**options}, keys))[0]
@@ -69,6 +71,11 @@ class Methods:
 
     async def reply(self, uuid: str) -> Frames | None:
         """The reply's frames; None while it is pending."""
+        if await self.calls.knows_only_rfc9():
+            ended = await rfc9.outcome(self.calls, uuid)
+            if isinstance(ended, Exception):
+                raise ended
+            return ended
         return read_reply(uuid, await self.calls.ask(tsp.REPLY, ids.plain(uuid)))
 
     async def wait(
@@ -77,6 +84,8 @@ class Methods:
         """The reply's frames, as soon as they are there."""
         timeout = None if timeout is None else seconds("timeout", timeout)
         until = None if timeout is None else time.monotonic() + timeout
+        if await self.calls.knows_only_rfc9(timeout):
+            return await rfc9.wait(self.calls, uuid, timeout)
         plain = ids.plain(uuid)
         answered = False
         watch = None if on_progress is None else ProgressWatch(self.calls, plain, on_progress)
@@ -134,6 +143,9 @@ class Methods:
 
     async def close(self, *uuids: str) -> None:
         """Delete requests and their replies. What is not dispatched yet is cancelled; unknown UUIDs are no error."""
+        if await self.calls.knows_only_rfc9():
+            await rfc9.close(self.calls, uuids)
+            return
         for uuid in uuids:
             check(await self.calls.ask(tsp.CLOSE, ids.plain(uuid)))
 
@@ -170,20 +182,35 @@ class Methods:
         """Submit one request per body, with `window` on their way at once; the UUIDs in the bodies' order."""
         if "key" in options:
             raise InvalidRequest("a key stands for one message, these may be many", "", "give keys, one for each body")
+        if await self.calls.knows_only_rfc9():
+            needs = {**options, "keys": keys}
+            each = ([body] if isinstance(body, (bytes, str)) else body for body in bodies)
+            return [await rfc9.submit(self.calls, service, body, needs) for body in each]
         generated = self._generated_keys() if unique and keys is None else None
         return await batching.submit_many(
             self.calls, service, bodies, window=window, keys=keys, generated=generated, options={**options}
         )
 
-    def some_replies(
+    async def some_replies(
         self, uuids: Iterable[str], timeout: Span | None, window: int
     ) -> AsyncGenerator[builtins.list[tuple[str, Ended]], None]:
         """What `replies` yields, some at a time."""
         timeout = None if timeout is None else seconds("timeout", timeout)
-        return batching.replies(self.calls, uuids, timeout, window)
+        only_rfc9 = await self.calls.knows_only_rfc9(timeout)
+        replies = (
+            rfc9.outcomes(self.calls, uuids, timeout)
+            if only_rfc9
+            else batching.replies(self.calls, uuids, timeout, window)
+        )
+        async with aclosing(replies):
+            async for some in replies:
+                yield some
 
     async def close_many(self, uuids: Iterable[str], *, window: int = 1000) -> None:
         """Close any number of requests, with `window` on their way at once."""
+        if await self.calls.knows_only_rfc9():
+            await rfc9.close(self.calls, uuids)
+            return
         await batching.close_many(self.calls, uuids, window)
 
     async def retry(self, *uuids: str) -> int:

@@ -40,6 +40,9 @@ class Wire(Protocol):
     async def call(self, service: Body, body: Sequence[Body], timeout: float | None, retries: int | None) -> Frames:
         """Send a message and wait for its answer."""
 
+    async def is_foreign(self, timeout: float) -> bool | None:
+        """Whether the broker is not one of this project; None: nobody said so within `timeout` seconds."""
+
     def lane(self, tries: tuple[float, int] | None = None) -> Lane:
         """A way for many messages; the caller closes it. `tries`: a time-out and retries instead of the usual ones."""
 
@@ -94,6 +97,9 @@ class BlockingWire:
 
     async def call(self, service: Body, body: Sequence[Body], timeout: float | None, retries: int | None) -> Frames:
         return self._single.call(service, *body, timeout=timeout, retries=retries)
+
+    async def is_foreign(self, timeout: float) -> bool | None:
+        return self._single.is_foreign(timeout)
 
     def lane(self, tries: tuple[float, int] | None = None) -> BlockingLane:
         """With the usual ones it shares a connection with others like it."""
