@@ -122,16 +122,17 @@ class StoreFull(StoreError):
     """No room for new requests, or for a large reply.
 
     `used`, `capacity` and `needed` (of the whole batch) are bytes; what is kept back for replies and for closing
-    counts as used. `fitting` says how many of the batch's
-    requests, counted from its start, would have fitted.
+    counts as used. `fitting` says how many of the batch's requests, counted from its start, would have fitted. `disk`
+    is the store's directory when its disk has no room for the capacity; then `capacity` is what it has room for.
     """
 
-    def __init__(self, used: int, capacity: int, needed: int = 0, fitting: int = 0) -> None:
+    def __init__(self, used: int, capacity: int, needed: int = 0, fitting: int = 0, disk: str = "") -> None:
         super().__init__(
-            "the store is full",
+            f"the disk of the store in {disk} is full" if disk else "the store is full",
             f"{used} of {capacity} bytes are used" + (f", {needed} more are needed" if needed else ""),
-            "try again when requests have been closed, or raise the capacity",
+            "try again when requests have been closed, or " + ("make room on it" if disk else "raise the capacity"),
         )
+        self.disk = disk
         self.used = used
         self.capacity = capacity
         self.needed = needed

@@ -115,7 +115,8 @@ class AcceptWrite:
                 for one in asks:  # the others may still fit
                     self._accept(transaction, [one], now_us)
             elif isinstance(error, StoreFull):
-                self._refuse(asks[0][0], "store_full", tsp.failure(f"store full: {error}"))
+                reason, what = ("disk", "not stored") if error.disk else ("store_full", "store full")
+                self._refuse(asks[0][0], reason, tsp.failure(f"{what}: {error}"))
             else:
                 self._refuse(asks[0][0], "invalid", tsp.bad_request(str(error)))
             return

@@ -13,8 +13,9 @@ from support.store_formats import expect_all, unpack
 from support.torture import LONG, tally
 
 from titanic import Client, Refused
-from titanic.errors import StoreFailed, StoreUnwritable
-from titanic.store import NewRequest
+from titanic.errors import StoreFailed, StoreFull, StoreUnwritable
+from titanic.store import NewRequest, Status
+from titanic.store.lmdb import transaction
 from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import backup, check, restore
 
@@ -44,7 +45,7 @@ def fill(store):
     while True:
         try:
             uuids += accept(store)
-        except StoreFailed as error:
+        except StoreFull as error:
             return uuids, str(error)
 
 
@@ -66,11 +67,11 @@ def test_a_disk_that_fills_up_is_named_and_loses_nothing(disk):
     disk.make_room(4 << 20)
     with LmdbStore.open(disk.path / "store", capacity=CAPACITY) as store:
         uuids, said = fill(store)
-        assert said.startswith(f"the disk of the store in {store.path} is full; {FULL}; ")
+        assert said.startswith(f"the disk of the store in {store.path} is full; ")
         assert len(uuids) > 100
         expect(store, uuids)
         for _ in range(5):
-            with pytest.raises(StoreFailed, match=FULL):
+            with pytest.raises(StoreFull, match=r"is full; .* or make room on it"):
                 accept(store, 30)
         disk.make_room(1 << 20)
         uuids += accept(store)
@@ -96,13 +97,37 @@ def test_a_server_says_so_and_goes_on_when_there_is_room(disk):
                 uuids.append(client.submit("absent", BODY))
             except Refused as refusal:
                 said = str(refusal)
-        assert said.startswith(f"not stored: the disk of the store in {server.store.path} is full; {FULL}; ")
+        assert said.startswith(f"not stored: the disk of the store in {server.store.path} is full; ")
         assert len(uuids) > 20
         assert client.stats()["store"]["requests"] == len(uuids)
         disk.make_room()
         uuids.append(client.submit("absent", BODY))
     with LmdbStore.open(disk.path / "store") as store:
         expect(store, [bytes.fromhex(uuid) for uuid in uuids])
+
+
+@pytest.mark.parametrize("keep_closed", [True, False])
+def test_a_disk_smaller_than_the_capacity_is_a_smaller_capacity(tmp_path, keep_closed):
+    """When it is full, replies and closing go on, closed requests make way, and accepting resumes."""
+    with (
+        small_disk(tmp_path / "disk", "tmpfs", 24 << 20) as disk,
+        LmdbStore.open(disk.path / "store", capacity=1 << 30, keep_closed=keep_closed) as store,
+    ):
+        for _ in range(4):
+            uuids = []
+            for count in (10, 1):
+                with pytest.raises(StoreFull, match=r"the disk of the store in .* is full"):  # noqa: PT012
+                    while True:
+                        uuids += accept(store, count)
+            assert len(uuids) > 500
+            for uuid in uuids:
+                with store.write() as txn:
+                    assert txn.finish(uuid, Status.DONE, [b"done"], attempts=1, dispatched_at=NOW, finished_at=NOW)
+            for uuid in uuids:
+                with store.write() as txn:
+                    assert txn.close(uuid, NOW)
+        assert not short(store)
+        assert check(store) == []
 
 
 def short(store):
@@ -119,16 +144,16 @@ def test_a_full_disk_is_seen_without_a_write_and_so_is_its_end(disk):
         assert not short(store)
 
 
-def test_what_the_disk_refused_is_over_when_it_has_more_room_or_takes_something(disk):
+def test_a_disk_that_others_fill_refuses_until_it_has_more_room_or_takes_something(disk, monkeypatch):
     disk.fill()
     disk.make_room(4 << 20)
     with LmdbStore.open(disk.path / "store", capacity=CAPACITY) as store:
-        uuids, _ = fill(store)
-        assert short(store)
-        disk.make_room(2 << 20)
-        assert not short(store)
+        uuids = accept(store, 100)
+        monkeypatch.setattr(transaction, "largest_file", lambda directory: CAPACITY)  # as it was before they did
         with pytest.raises(StoreFailed, match=FULL):
             accept(store, 300)
+        monkeypatch.undo()
+        disk.fill()
         assert short(store)
         disk.make_room(3 << 20)
         uuids += accept(store)

@@ -242,7 +242,7 @@ def _hold(tx: Writing, key: bytes, holder: Holder) -> None:
 
 def _make_room(tx: Writing, sizes: list[int], extras: dict[int, int]) -> None:
     """Raise StoreFull unless records of these sizes may be added, with what some of them need besides."""
-    room, pace = tx.environment.room, tx.environment.pace
+    room, pace = tx.room, tx.environment.pace
     if not any(sizes):
         return
     most = 2 * sum(sizes) + sum(extras.values()) + len(sizes) * _FIXED_COST

@@ -18,6 +18,9 @@ reply   Up to here, replies are stored that are larger than the charge. Beyond, 
 least   Up to here, closed requests are remembered at all, at the end without their frames. The end of a request, a
         delay, a promotion never take more than the charge, so they need no limit: there a long reason is cut.
 
+A disk that has no room for the capacity is a smaller capacity (`divide_disk`): closing and replies need room there as
+well.
+
 Behind that is working space. LMDB changes no page in place: a transaction writes a copy of each page that it changes,
 and what it frees can be used from the second transaction after it, not before. So a transaction must not change or
 free too much at once: a bounded number of pages of large bodies is freed per transaction, the others wait in `graves`;
@@ -64,8 +67,17 @@ def divide(capacity: int) -> Room:
         raise CapacityTooSmall(
             "the capacity is too small", f"it is {capacity} bytes", f"choose at least {MIN_CAPACITY >> 20} MiB"
         )
+    return _divide(capacity)
+
+
+def divide_disk(room: Room, size: int) -> Room:
+    """What is left of a capacity when its disk has room for a file of this size."""
+    return room if size >= room.capacity else _divide(size)
+
+
+def _divide(capacity: int) -> Room:
     capacity -= capacity % PAGE
-    reserve = reserved(capacity)
+    reserve = min(reserved(capacity), capacity // 4)
     pages = reserve // PAGE
     return Room(
         capacity,

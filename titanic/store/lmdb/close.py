@@ -116,7 +116,7 @@ def _read(
 
 def _remember(tx: Writing, closed: ClosedRecord) -> list[Ref]:
     """Put a request into the ring, or what there is room for. Returns the blobs that it has taken over."""
-    room = tx.environment.room
+    room = tx.room
     blobs: list[tuple[Ref, bytes]] = []
     size = closed_record.size(closed)
     while size > INLINE and len(blobs) < 2:  # the larger of two inline bodies makes way, then the other

@@ -23,14 +23,14 @@ _MOST_LOOKED_AT = 50_000
 
 def is_near_the_end(tx: Reading) -> bool:
     """Whether the part of the file that was never used may be too small for a transaction."""
-    room = tx.environment.room
+    room = tx.room
     end = (tx.environment.env.info()["last_pgno"] + 1) * PAGE
     return bool(end > room.accept - room.headroom)
 
 
 def clean_up_before(tx: Writing) -> bool:
     """Do what the transaction before this one left to do; False when there was nothing."""
-    room, pace = tx.environment.room, tx.environment.pace
+    room, pace = tx.room, tx.environment.pace
     if pace.freed > 2 * room.pages_freed:
         tx.raw.put(SETTLED_KEY, b"", db=tx.db.meta)
         _empty_graves(tx)
@@ -48,7 +48,7 @@ def clean_up_after(tx: Writing) -> None:
     if tx.raw.stat(tx.db.graves)["entries"]:
         _empty_graves(tx)
     end_charges(tx, _TRIM_ROWS)
-    room = tx.environment.room
+    room = tx.room
     if is_near_the_end(tx) and not fits(tx, room.headroom, room.accept) and not tx.pinned:
         drop_oldest(tx, _TRIM_ROWS)
 
@@ -74,10 +74,11 @@ def make_room(tx: Writing, needed: int, limit: int, *, most: int, at_once: int) 
 
 def refusal(tx: Writing, needed: int, limit: int, fitting: int = 0) -> StoreFull:
     """The exception for `needed` bytes that don't fit below a limit, `fitting` of the requests would have."""
-    capacity, taken = tx.environment.room.capacity, recount(tx)
+    capacity, taken = tx.room.capacity, recount(tx)
+    disk = "" if tx.room is tx.environment.room else str(tx.environment.env.path())
     if tx.pinned and taken - tx.pinned + needed <= limit:
         tx.environment.readers.refused()
-    return StoreFull(capacity - limit + taken, capacity, needed, fitting)
+    return StoreFull(capacity - limit + taken, capacity, needed, fitting, disk)
 
 
 def could_fit(tx: Writing, needed: int, limit: int) -> bool:
@@ -101,7 +102,7 @@ def recount(tx: Writing) -> int:
 
 def may_be_pinned(tx: Reading) -> int:
     """Bytes that readers may keep from being used again."""
-    room = tx.environment.room
+    room = tx.room
     return max(0, room.accept - tx.used() - tx.charges()) + room.readers
 
 
@@ -135,7 +136,7 @@ def drop_oldest(tx: Writing, limit: int, closed_before: int | None = None) -> in
     lossy = closed_before is None and tx.environment.settings.drop_unarchived
     charged = charged_since(tx)
     dropped = size = 0
-    while dropped < limit and size < tx.environment.room.pages_freed * PAGE:
+    while dropped < limit and size < tx.room.pages_freed * PAGE:
         cursor = tx.raw.cursor(tx.db.closed)
         if not cursor.first():
             break
@@ -167,7 +168,7 @@ def _empty_graves(tx: Writing) -> bool:
     """Delete pieces of blobs from their ends; False when there were none."""
     raw, graves = tx.raw, tx.db.graves
     # However much the transaction has freed already, a little is always done: nothing waits for ever.
-    allowed = max(tx.environment.room.pages_freed - tx.freed, 8) * 2
+    allowed = max(tx.room.pages_freed - tx.freed, 8) * 2
     done = False
     while allowed > 0:
         cursor = raw.cursor(graves)

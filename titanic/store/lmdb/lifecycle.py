@@ -89,7 +89,7 @@ def postpone(
     past = Retry(attempts, due, dispatched_at, reason, expires_at, deliveries if deliveries > attempts else 0)
     record = retry_record.encode(uuid, past)
     needed = cost(SIZE, len(record))
-    if needed > CHARGE and not fits(tx, needed, tx.environment.room.reply):
+    if needed > CHARGE and not fits(tx, needed, tx.room.reply):
         record = retry_record.encode(uuid, past._replace(reason=_shortened(reason)))
     tx.put(tx.db.later, later_key(due, uuid), place.prefix)
     tx.put(tx.db.retries, uuid, record)
@@ -178,7 +178,7 @@ def _end(tx: Writing, uuid: bytes, place: Place, end: Outcome) -> None:
 
     record = outcome_record.encode(uuid, end, place_body)
     needed = cost(SIZE, len(record)) + sum(ref.pages * PAGE for ref, _ in bodies)
-    limit = tx.environment.room.reply
+    limit = tx.room.reply
     if needed > CHARGE and not make_room(tx, needed, limit, most=_TO_BE_DROPPED, at_once=20):
         if end.frames:
             raise refusal(tx, needed, limit)

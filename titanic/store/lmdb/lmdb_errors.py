@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from pathlib import Path
 
 import lmdb
@@ -24,7 +25,7 @@ _DAMAGE = (
 
 _FILE = "data.mdb"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_ENOUGH = 1 << 20
+ENOUGH = 1 << 20
 """Bytes that the disk must have left, or the store counts as short of it."""
 _MOST_AT_ONCE = 64 * PAGE
 """What LMDB writes in one piece, at most."""
@@ -86,17 +87,18 @@ def room_on_disk(directory: Path) -> int:
     return found.f_bavail * found.f_frsize
 
 
-def short_of_disk(directory: Path, used: int, capacity: int, refused: int | None) -> bool:
-    """Whether the disk has no room for what the store is likely to write next.
-
-    `used` are the bytes that are in use of its file, `capacity` what that may come to. `refused` is the room that
-    the disk had when it refused the last transaction; None when it took it. What is free in the file needs no room
-    on the disk, and one that has all that it may have needs none at all.
-    """
+def largest_file(directory: Path) -> int:
+    """To how many bytes the store's file may grow for all that its disk has; very many when that is unknown."""
     try:
-        allocated, room = (directory / _FILE).stat().st_blocks * 512, room_on_disk(directory)
-    except OSError:  # unknown
+        return (directory / _FILE).stat().st_blocks * 512 + room_on_disk(directory)
+    except OSError:
+        return sys.maxsize
+
+
+def is_still_refused(directory: Path, refused: int) -> bool:
+    """Whether the disk, which had this room when it refused a transaction, is likely to refuse the next one: more may
+    have been wanted than there was, or a quota was in the way."""
+    try:
+        return room_on_disk(directory) < refused + ENOUGH or bool(_ask_for_room(directory))
+    except OSError:
         return False
-    if refused is not None:  # more may have been wanted than there was, or a quota was in the way
-        return room < refused + _ENOUGH or bool(_ask_for_room(directory))
-    return capacity - allocated >= _ENOUGH and room + allocated - used < _ENOUGH

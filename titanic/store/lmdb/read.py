@@ -8,10 +8,11 @@ from pathlib import Path
 from titanic.errors import RecordCorrupt
 from titanic.protocol.submit_options import MAX_KEY
 from titanic.store.lmdb import outcome_record, request_record, schema
+from titanic.store.lmdb.capacity import Room
 from titanic.store.lmdb.closed_ring import charges_to_end, oldest_closing
 from titanic.store.lmdb.free_space import can_make_way
 from titanic.store.lmdb.idempotency_key import row_key
-from titanic.store.lmdb.lmdb_errors import short_of_disk
+from titanic.store.lmdb.lmdb_errors import ENOUGH, is_still_refused
 from titanic.store.lmdb.record import verify
 from titanic.store.lmdb.retry_record import expiry
 from titanic.store.lmdb.schema import PAGE, due_of, odd_row, ready_prefix, unpack, uuid_of
@@ -193,7 +194,20 @@ def counts(tx: Reading) -> Counts:
 
 def full(tx: Reading) -> bool:
     """Whether there is no room for a small request, of a page, also when all makes way that may."""
-    missing = tx.used() + tx.charges() + PAGE - tx.environment.room.accept
+    return _is_full(tx, tx.environment.room)
+
+
+def disk_full(tx: Reading) -> bool:
+    """Whether the disk has no room for a small request, or refused what was written last."""
+    directory, refused = Path(tx.environment.env.path()), tx.environment.pace.disk_refused
+    if refused is not None:
+        return is_still_refused(directory, refused)
+    room = tx.room
+    return room is not tx.environment.room and (room.capacity - tx.used() < ENOUGH or _is_full(tx, room))
+
+
+def _is_full(tx: Reading, room: Room) -> bool:
+    missing = tx.used() + tx.charges() + PAGE - room.accept
     if pinned := tx.environment.readers.pinned():
         return missing + pinned > 0
     if missing <= 0:
@@ -203,14 +217,6 @@ def full(tx: Reading) -> bool:
         if missing <= 0:
             return False
     return can_make_way(tx, missing) < missing
-
-
-def disk_full(tx: Reading) -> bool:
-    """Whether the disk has no room for what the store is to write next."""
-    environment = tx.environment
-    return short_of_disk(
-        Path(environment.env.path()), tx.used(), environment.room.capacity, environment.pace.disk_refused
-    )
 
 
 def identity(tx: Reading) -> bytes | None:

@@ -19,9 +19,9 @@ import lmdb
 from titanic.errors import DiskFull, StoreCorrupt, StoreError, StoreFailed
 from titanic.store.lmdb import blob, idempotency_key, retry_record, schema
 from titanic.store.lmdb.blob import Ref
-from titanic.store.lmdb.capacity import CHARGE, Room
+from titanic.store.lmdb.capacity import CHARGE, Room, divide_disk
 from titanic.store.lmdb.idempotency_key import Holder
-from titanic.store.lmdb.lmdb_errors import room_on_disk, translate
+from titanic.store.lmdb.lmdb_errors import largest_file, room_on_disk, translate
 from titanic.store.lmdb.readers import Readers
 from titanic.store.lmdb.retry_record import Retry
 from titanic.store.lmdb.schema import PAGE, U32, U64, Databases, timer_of, unpack
@@ -80,6 +80,7 @@ class Reading:
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
         self.db = environment.databases
+        self._room: Room | None = None
 
     def __enter__(self) -> Self:
         env = self.environment.env
@@ -103,6 +104,14 @@ class Reading:
     def translated(self, error: lmdb.Error | OSError) -> StoreError:
         """The exception to raise in place of LMDB's."""
         return translate(error, self.environment.env, self.environment.room.capacity)
+
+    @property
+    def room(self) -> Room:
+        """The capacity and its limits, or what its disk has room for."""
+        if self._room is None:
+            environment = self.environment
+            self._room = divide_disk(environment.room, largest_file(Path(environment.env.path())))
+        return self._room
 
     def used(self) -> int:
         """Bytes of the pages that are in use."""
@@ -189,6 +198,7 @@ class Writing(Reading):
         self.sequence: int | None = None
         self.lost = 0
         self.freed = 0
+        self._room = None
         self.taken: int | None = None
         self.pinned = self.added = 0
 
@@ -255,7 +265,7 @@ class Writing(Reading):
         """Delete a blob, now or bit by bit."""
         if ref is None:
             return
-        if self.freed + ref.pages > self.environment.room.pages_freed:
+        if self.freed + ref.pages > self.room.pages_freed:
             self.put(self.db.graves, blob.grave_key(ref.id), U32.pack(ref.pieces))
             return
         for index in range(ref.pieces):

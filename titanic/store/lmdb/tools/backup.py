@@ -107,7 +107,7 @@ def copy(path: str, dest: str, *, tell: Progress) -> dict[str, Any]:
 def _expect_room(store: LmdbStore, since: int) -> None:
     """Raise StoreError when reading since this transaction keeps room from the store that it needs."""
     with store.read() as transaction:
-        room = store.environment.room
+        room = transaction.room
         # The server ends what is still there when it needs `room.readers`.
         pinned, allowed = store.environment.readers.pinned_by(since), may_be_pinned(transaction) - room.readers // 2
     if pinned > allowed:
