@@ -147,6 +147,10 @@ class OtherLease(StoreError):
     """Servers that share the store have another lease than this one."""
 
 
+class OtherLimits(StoreError):
+    """Other servers that share the store have other limits of a service than this one was given."""
+
+
 class StoreAway(StoreFailed):
     """The database can't be used by anybody now. All goes on by itself when it can; its store has logged it."""
 

@@ -290,7 +290,7 @@ queue_options = together(
         callback=service_limits,
         group=TRIED,
         help="Limits of a service: waiting=N requests, bytes=SIZE of them, running=N at once, rate=N/s (or /m, /h)"
-        " attempts that begin, evenly spread; may be given repeatedly.",
+        " attempts that begin, evenly spread; may be given repeatedly. Servers that share a store have them in common.",
     ),
     seconds(
         "--attempt-timeout",

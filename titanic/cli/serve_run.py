@@ -31,7 +31,7 @@ from titanic.cli.exit_codes import EXIT_FAILED
 from titanic.cli.options import parse_again
 from titanic.cli.running import Ending, say
 from titanic.dispatch.service_log import PresenceLog
-from titanic.errors import CallerError, TitanicError
+from titanic.errors import CallerError, StoreError, TitanicError
 from titanic.logs import Trouble
 from titanic.server.server_access import ServerAccess
 from titanic.server.watchdog import Watchdog
@@ -288,7 +288,7 @@ def _reload(subject: Subject, context: click.Context) -> None:
         fault = error.format_message().replace("\n", " | ")
         log.error("not reloaded, nothing has changed: %s", fault, extra=logs.event("reload-refused"))
         return
-    except (CallerError, AccessError) as error:
+    except (CallerError, StoreError, AccessError) as error:
         fault = str(error).replace("\n", " | ")
         log.error("not reloaded, nothing has changed: %s", fault, extra=logs.event("reload-refused"))
         return

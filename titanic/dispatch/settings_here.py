@@ -1,4 +1,5 @@
-"""What is set for services, as this process goes by it: which are paused, and whose ends are told to others.
+"""What is set for services, as this process goes by it: which are paused, and whose ends are told to others; and the
+limits that servers have in common which share a store.
 
 The store has it. A server that has its store to itself reads it when it begins; of those that share one, each reads it
 before it claims anything, with each renewal of its lease, and when another one tells that something was set.
@@ -9,12 +10,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import cast
 
 from titanic.dispatch.core import DispatchCore
 from titanic.dispatch.end_requests import EndRequests
 from titanic.dispatch.read_aside import ReadAside
 from titanic.logs import Trouble
-from titanic.store import KnownSettings, ReadTransaction, ServiceSettings, Store
+from titanic.store import KnownSettings, Limits, ReadTransaction, ServiceSettings, SharedReadTransaction, Store
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +36,10 @@ class SettingsHere:
         self.ends = EndRequests(self.known, arrived)
         self.tell_others: Callable[[], None] = _nobody
         """Called when something was set by this server."""
+        self.limits: Mapping[bytes, Limits] | None = None
+        """What holds at all servers that share the store; None: it is not shared."""
+        self.told_limits: Callable[[Mapping[bytes, Limits]], None] = _unlimited
+        """Called when others hold."""
         self._changes = 0
         """How often something was set by this server."""
         self._store = store
@@ -52,6 +58,8 @@ class SettingsHere:
     def look(self, aside: ReadAside) -> None:
         """It may be another by now."""
         aside.read(_settings, partial(self._looked, self._changes), self._unread.met)
+        if self.limits is not None:
+            aside.read(_limits, self._looked_at_limits, self._unread.met)
 
     def changed(self, settings: ServiceSettings, then: Callable[[], None]) -> None:
         """This was set here, and is on disk: `then` is called when it holds. Any thread may call it."""
@@ -73,6 +81,11 @@ class SettingsHere:
         if changes == self._changes:  # otherwise it may have been read before that
             self._hold(settings)
 
+    def _looked_at_limits(self, limits: Mapping[bytes, Limits]) -> None:
+        if limits != self.limits:
+            self.limits = limits
+            self.told_limits(limits)
+
     def _hold(self, settings: ServiceSettings) -> None:
         if settings != self.known.all:
             self.known.know(settings)
@@ -84,5 +97,13 @@ def _settings(transaction: ReadTransaction) -> ServiceSettings:
     return transaction.service_settings()
 
 
+def _limits(transaction: ReadTransaction) -> Mapping[bytes, Limits]:
+    return cast(SharedReadTransaction, transaction).service_limits()
+
+
 def _nobody() -> None:
+    return
+
+
+def _unlimited(limits: Mapping[bytes, Limits]) -> None:
     return

@@ -11,18 +11,21 @@ drain        the beginning of a drain, which must not hold up the broker
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
 import time
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import astuple, replace
 from typing import cast
 
 from titanic import dispatch
 from titanic.commit.writer import Writer
-from titanic.config import ServerConfig
+from titanic.config import ServerConfig, ServiceLimits
 from titanic.dispatch.dispatcher import Dispatcher
-from titanic.errors import StoreFailed, TitanicError
+from titanic.errors import OtherLimits, StoreFailed, TitanicError
+from titanic.logs import event
 from titanic.protocol import tsp
 from titanic.server.front import LAST, Front, IntegratedFront
 from titanic.server.server_access import ServerAccess
@@ -32,8 +35,19 @@ from titanic.services.ask import ServiceContext, ServiceFigures
 from titanic.services.handler import ServiceHandler
 from titanic.services.ownership import Refusals
 from titanic.services.reader import Reader
-from titanic.store import NodeFacts, NodesReadTransaction, ReadTransaction, open_store
+from titanic.store import (
+    Limits,
+    NodeFacts,
+    NodesReadTransaction,
+    ReadTransaction,
+    SharedStore,
+    SharedWriteTransaction,
+    open_store,
+)
+from titanic.util.text import quoted
 from titanic.version import __version__
+
+log = logging.getLogger(__name__)
 
 RELOAD_SECONDS = 10.0
 """So long `reload` waits at most until the broker's loop goes by the new access file."""
@@ -72,6 +86,15 @@ class Server:
             drop_unarchived=config.drop_unarchived,
             durability=config.durability,
         )
+        self._given_limits = config.limits
+        """As the options say it."""
+        self._shares_limits = isinstance(config.store, str) and cast(SharedStore, self.store).news is not None
+        if self._shares_limits:
+            try:
+                config = self.config = replace(config, limits=self._agree_limits())
+            except BaseException:
+                self.store.discard()
+                raise
         self.writer = Writer(self.store)
         queue = os.urandom(8).hex() if self.store.remote else ""
         try:
@@ -110,6 +133,9 @@ class Server:
             queue=queue,
         )
         self._context.figures, self._context.forbidden = self._figures, self._forbidden
+        if self._shares_limits:
+            self.dispatcher.settings.limits = _as_stored(config.limits)
+            self.dispatcher.settings.told_limits = self._hold_limits
         self._drains = False
         """Whether everybody is sent elsewhere because of that."""
         self.draining = False
@@ -307,8 +333,11 @@ class Server:
 
     def reload(self, config: ServerConfig) -> None:
         """Go on with the settings of `config` that are LIVE, and with what the access file says now; the others stay as
-        they were. Raises broker.AccessError when that file has a fault: then nothing changes."""
+        they were. Raises broker.AccessError when that file has a fault, and StoreError when limits of services, which
+        servers that share a store have in common, cannot be changed there: then nothing changes."""
         access = None if self.control is None else self.control.read_again()
+        if self._shares_limits:
+            config = replace(config, limits=self._change_limits(config.limits))
         self.config = replace(self.config, **{name: getattr(config, name) for name in LIVE})
         self.dispatcher.reconfigure(self.config)
         self._context.limits = self.config.limits
@@ -319,6 +348,44 @@ class Server:
             in_force = threading.Event()
             self.front.loop.call(in_force.set)
             in_force.wait(RELOAD_SECONDS)
+
+    def _agree_limits(self) -> Mapping[bytes, ServiceLimits]:
+        """The limits that hold at all servers which share the store. Raises OtherLimits if they are not those given."""
+        given = _as_stored(self._given_limits)
+        with self.store.write() as transaction:
+            shared = cast(SharedWriteTransaction, transaction)
+            shared.agree_limits(given)
+            found = shared.service_limits()
+            for name, limits in given.items():
+                if found[name] != limits:
+                    what = f"the limits of {quoted(name.decode(errors='replace'))} are not those of the other nodes"
+                    fact = f"{_written(limits)} here, and {_written(found[name])} in the database"
+                    advice = "give all the same; to change them, change them at a node that runs, and reload it"
+                    raise OtherLimits(what, fact, advice)
+        return _as_held(found)
+
+    def _change_limits(self, given: Mapping[bytes, ServiceLimits]) -> Mapping[bytes, ServiceLimits]:
+        """Have all servers go by what is different from what was given before. Returns what holds then."""
+        before, now = _as_stored(self._given_limits), _as_stored(given)
+        changes = {name: now.get(name) for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
+        with self.store.write() as transaction:
+            shared = cast(SharedWriteTransaction, transaction)
+            shared.change_limits(changes)
+            found = shared.service_limits()
+        self._given_limits = given
+        self.dispatcher.settings.tell_others()
+        return _as_held(found)
+
+    def _hold_limits(self, found: Mapping[bytes, Limits]) -> None:
+        """Others hold from now on. Called in the loop's thread."""
+        given, before, now = _as_stored(self._given_limits), _as_stored(self.config.limits), dict(found)
+        for name in sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name)):
+            level = logging.WARNING if given.get(name) != now.get(name) else logging.INFO
+            facts = quoted(name.decode(errors="replace")), _written(now.get(name)), _written(before.get(name))
+            log.log(level, "limits of %s: %s instead of %s, as set at another node", *facts, extra=event("limits"))
+        self.config = replace(self.config, limits=_as_held(found))
+        self.dispatcher.reconfigure(self.config)
+        self._context.limits = self.config.limits
 
     def _end(self, *, begun: bool) -> None:
         """Close what is open, once the threads that use the store have ended, or never began."""
@@ -349,3 +416,17 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def _as_stored(limits: Mapping[bytes, ServiceLimits]) -> dict[bytes, Limits]:
+    return {name: Limits(*astuple(one)) for name, one in limits.items()}
+
+
+def _as_held(limits: Mapping[bytes, Limits]) -> dict[bytes, ServiceLimits]:
+    return {name: ServiceLimits(*one) for name, one in limits.items()}
+
+
+def _written(limits: Limits | None) -> str:
+    """As the option has them."""
+    given = {name: value for name, value in (limits or Limits())._asdict().items() if value}
+    return ",".join(f"{name}={value:g}{'/s' if name == 'rate' else ''}" for name, value in given.items()) or "none"

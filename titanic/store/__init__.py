@@ -59,6 +59,7 @@ _MODULES = {
     ],
     "titanic.store.service_settings": ["NOTHING_SET", "KnownSettings", "ServiceSetting", "ServiceSettings"],
     "titanic.store.sharing": [
+        "Limits",
         "Question",
         "Recall",
         "SharedReadTransaction",

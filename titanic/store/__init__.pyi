@@ -58,6 +58,7 @@ from titanic.store.service_settings import NOTHING_SET as NOTHING_SET
 from titanic.store.service_settings import KnownSettings as KnownSettings
 from titanic.store.service_settings import ServiceSetting as ServiceSetting
 from titanic.store.service_settings import ServiceSettings as ServiceSettings
+from titanic.store.sharing import Limits as Limits
 from titanic.store.sharing import Question as Question
 from titanic.store.sharing import Recall as Recall
 from titanic.store.sharing import SharedReadTransaction as SharedReadTransaction

@@ -7,7 +7,7 @@ when no worker can be given it any more, it removes the recall. Then the close i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from titanic.store.interface import ReadTransaction, Store, WriteTransaction
@@ -47,9 +47,22 @@ class Question(NamedTuple):
     recalled: Collection[bytes]
 
 
+class Limits(NamedTuple):
+    """What holds for a service at all nodes; 0: no limit. `waiting` requests and their `bytes`, how many are `running`,
+    and how many attempts begin in a second (`rate`)."""
+
+    waiting: int = 0
+    bytes: int = 0
+    running: int = 0
+    rate: float = 0.0
+
+
 class SharedReadTransaction(ReadTransaction, Protocol):
     """What a `remote` store tells of all its nodes. A request is *claimed* when a row of `ready` names an incarnation
     that has not ended: to people it is running."""
+
+    def service_limits(self) -> dict[bytes, Limits]:
+        """Those of all services that have some."""
 
     def look_around(self, question: Question) -> Sight:
         """What has happened at other nodes, in one round trip."""
@@ -75,6 +88,12 @@ class SharedReadTransaction(ReadTransaction, Protocol):
 
 class SharedWriteTransaction(WriteTransaction, SharedReadTransaction, Protocol):
     """Changes that concern other nodes."""
+
+    def agree_limits(self, given: Mapping[bytes, Limits]) -> None:
+        """Set limits for services that have none, and, while no node renews its lease, for the others, too."""
+
+    def change_limits(self, changes: Mapping[bytes, Limits | None]) -> None:
+        """Set limits, or none any more."""
 
     def settle(self, recalls: Iterable[tuple[bytes, int]]) -> None:
         """No worker can be given these requests any more by these incarnations: remove the recalls."""

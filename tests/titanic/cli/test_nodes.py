@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from support.serving import QUICK, config
 from support.waiting import until
 
 from broker import Worker
-from titanic import Client, Server
+from titanic import Client, Refused, Server
+from titanic.config import ServiceLimits
 from titanic.store import LeaseConfig
 
 pytestmark = needs_postgres
@@ -34,6 +36,44 @@ def test_a_node_with_another_lease_is_refused(url: str, tmp_path: Path) -> None:
         with running(tmp_path / "log", "serve", *options) as b:
             b.says("the lease is not that of the other nodes; it is 20 s here, and 10 s at a; give all the same")
             assert b.ends() == 1
+
+
+def test_a_node_with_another_limit_of_a_service_is_refused(url: str, tmp_path: Path) -> None:
+    limits = {b"x": ServiceLimits(running=2, rate=0.5)}
+    common = ("--store", url, "--bind", "tcp://127.0.0.1:*", "--node-name", "b")
+    with Server(config(tmp_path, store=url, node_name="a", limits=limits)) as a:
+        until(a.dispatcher.node.incarnation)
+        with running(tmp_path / "log", "serve", *common, "--service-limit", "x:running=8") as b:
+            b.says(
+                "the limits of 'x' are not those of the other nodes; running=8 here, and running=2,rate=0.5/s in the"
+            )
+            assert b.ends() == 1
+        same = ("--service-limit", "x:running=2,rate=30/m", "--service-limit", "y:waiting=5")
+        with running(tmp_path / "log2", "serve", *common, *same) as b:
+            b.says("serving at ")
+            until(lambda: a.config.limits == {**limits, b"y": ServiceLimits(waiting=5)})
+    with Server(config(tmp_path, store=url, limits={b"x": ServiceLimits(running=8)})) as alone:
+        assert alone.config.limits == {b"x": ServiceLimits(running=8), b"y": ServiceLimits(waiting=5)}
+
+
+def test_a_reload_at_one_node_changes_the_limits_of_all(
+    url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before, after = ServiceLimits(waiting=1), ServiceLimits(waiting=2)
+    settings = config(tmp_path, store=url, limits={b"x": before, b"y": before})
+    with Server(settings) as a, Server(settings) as b, Client(b.endpoints[0], timeout=30) as client:
+        client.submit("x", "1")
+        with pytest.raises(Refused, match="service full"):
+            client.submit("x", "2")
+        a.reload(replace(settings, limits={b"x": after}))
+        until(lambda: b.config.limits == a.config.limits == {b"x": after})
+        client.submit("x", "2")
+        with pytest.raises(Refused, match="its limit is 2"):
+            client.submit("x", "3")
+        assert "limits of 'x': waiting=2 instead of waiting=1, as set at another node" in caplog.text
+        assert "limits of 'y': none instead of waiting=1, as set at another node" in caplog.text
+        b.reload(settings)
+        assert b.config.limits == {b"x": after}, "its own have not changed"
 
 
 def test_the_nodes_are_listed_and_one_is_drained(url: str, tmp_path: Path) -> None:

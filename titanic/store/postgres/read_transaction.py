@@ -45,5 +45,6 @@ class PostgresReadTransaction(Looking):
     archive = closed_reads.archive
     archivist = closed_reads.archivist
     service_settings = service_rows.settings
+    service_limits = service_rows.service_limits
     nodes = node_rows.nodes
     nodes_and_claims = node_rows.nodes_and_claims

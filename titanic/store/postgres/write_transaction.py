@@ -40,3 +40,5 @@ class PostgresWriteTransaction(Writing, PostgresReadTransaction):
     unregister_archive = archiving.unregister_archive
     acknowledge_archive = archiving.acknowledge_archive
     set_service = service_rows.set_service
+    agree_limits = service_rows.agree_limits
+    change_limits = service_rows.change_limits
