@@ -137,14 +137,12 @@ def after_failure(
     no worker was ready for a request, which is kept up to date here."""
     ending = read_ending(detail)
     detail, waited = ending.detail, 0.0
-    if ending.unready:
-        waited = flight.started - unready.setdefault(uuid, flight.started)
+    since = unready.pop(uuid, flight.started)
+    if ending.unready and (waited := flight.started - since) < config.unready_timeout:
+        unready[uuid] = since
         if len(unready) > MAX_UNREADY:
             del unready[next(iter(unready))]
-    else:
-        unready.pop(uuid, None)
-    if waited >= config.unready_timeout:
-        unready.pop(uuid, None)
+    elif ending.unready:
         reason = f"no worker was ready for it within {config.unready_timeout:g} s: {reason}"
         return Finish(uuid, Status.FAILED, detail, flight.attempts, reason, flight.started), sum(map(len, detail))
     flight.attempts += ending.counts
@@ -153,9 +151,8 @@ def after_failure(
     delay = ending.pause
     if delay is None:
         # Requests that failed together are not tried again together.
-        delay = (_growing(waited, flight, config) if ending.unready else back_off(flight, config)) * dice.uniform(
-            0.9, 1.1
-        )
+        pause = _growing(waited, flight, config) if ending.unready else back_off(flight, config)
+        delay = pause * dice.uniform(0.9, 1.1)
     text = _shortened(reason, detail)
     return Postpone(uuid, delay, flight.attempts, text, flight.started, flight.deliveries + 1), len(text)
 

@@ -81,6 +81,14 @@ def test_what_no_worker_is_ready_for_is_no_attempt_and_fails_after_a_time() -> N
     assert play.ended["a"][1:5] == (Status.FAILED, [b"detail"], 0, reason)
 
 
+def test_without_time_for_that_it_fails_at_once_and_failures_are_tried_again_as_ever() -> None:
+    play = at_work("a", "b", max_attempts=2, unready_timeout=0.0)
+    play.fail("a", 500, "boom")
+    assert play.postponed[-1].attempts == 1
+    play.fail("b", 500, "no", b"titanic:unready")
+    assert play.ended["b"].status is Status.FAILED
+
+
 def test_the_pauses_of_what_no_worker_is_ready_for_grow_and_an_attempt_begins_them_anew() -> None:
     play = at_work("a", max_attempts=3, retry_first=1.0, unready_timeout=100.0)
     for _ in range(8):
