@@ -36,6 +36,8 @@ _SIZE_OF_MORE = 7
 _ALL = (bytes(SIZE),) * 10
 _MORE = "r.submitted_at, r.not_before, r.expires_at, r.key, r.owner, q.dispatched_at, q.reason"
 """What this node relies on when the request ends."""
+_PLACE = itemgetter(0, 2 + _SIZE_OF_MORE, 3 + _SIZE_OF_MORE)
+"""The service, the rank and the id of a row that is claimed."""
 
 _FULL = f"""
         SELECT service, rank, uuid FROM ready WHERE service = w.service AND {FREE}
@@ -54,17 +56,19 @@ WITH wanted AS (
 ), free AS (
     SELECT w.n, f.* FROM wanted AS w CROSS JOIN LATERAL ({{free}}) AS f
 ), sized AS (
-    SELECT f.*, row_number() OVER places AS place, sum(r.body_bytes) OVER places - r.body_bytes AS before,
-        count(*) OVER () AS found
+    SELECT f.*, sum(r.body_bytes) OVER (ORDER BY f.n, f.rank, f.uuid) - r.body_bytes AS before
     FROM free AS f {by_key("request", "r", "t.uuid = f.uuid", "INNER")}
-    WINDOW places AS (ORDER BY f.n, f.rank, f.uuid)
 ), claimed AS (
-UPDATE ready AS q SET incarnation = %s FROM sized AS s JOIN request AS r ON r.uuid = s.uuid
-WHERE q.service = s.service AND q.rank = s.rank AND q.uuid = s.uuid AND s.before < %s AND {ALIVE}
-RETURNING s.place, s.n, s.found, {_MORE}, {READY_COLUMNS}
+    INSERT INTO ready AS q (service, rank, uuid, attempts, dispatched_at, expires_at, reason)
+    SELECT s.service, s.rank, s.uuid, 0, 0, 0, '' FROM sized AS s WHERE s.before < %s AND {ALIVE}
+    ON CONFLICT (service, rank, uuid) DO UPDATE SET incarnation = %s RETURNING q.*
 )
-SELECT node.lives, extract(epoch FROM clock_timestamp() - statement_timestamp())::float8, claimed.*
-FROM (SELECT {ALIVE} AS lives) AS node LEFT JOIN claimed ON true"""
+SELECT node.lives, extract(epoch FROM clock_timestamp() - statement_timestamp())::float8, found.* FROM (
+    SELECT {ALIVE} AS lives) AS node LEFT JOIN (
+    SELECT w.n, (SELECT count(*) FROM sized), {_MORE}, {READY_COLUMNS} FROM claimed AS q
+    JOIN wanted AS w ON w.service = q.service {by_key("request", "r", "t.uuid = q.uuid", "INNER")}) AS found ON true"""
+"""All rows that are inserted are there, and locked: it is an update that finds each by its key, whatever PostgreSQL
+thinks of the table (see `by_key`)."""
 
 SLOW, SLOW_ROW = 0.003, 0.000_1
 """Seconds that a full claim takes, and more for each request found, if there are few dead rows."""
@@ -129,15 +133,15 @@ def claim(
     text = _CLAIM.format(free=_PARTLY if parts else _FULL)
     start = [ids([uuid for name in names for uuid in (parts[name].ids if name in parts else _ALL)])] if parts else []
     found = tx.fetch_alone(
-        text, texts(names), numbers(limits), *start, incarnation, max_bytes, incarnation, incarnation
+        text, texts(names), numbers(limits), *start, max_bytes, incarnation, incarnation, incarnation
     )
     lives, took = found[0][:2]
     if not lives:
         return None
-    rows = sorted((row[2:] for row in found if row[2] is not None), key=itemgetter(0))
+    rows = sorted((row[2:] for row in found if row[2] is not None), key=_PLACE)
     claimed: dict[bytes, list[ReadyRow]] = {}
     damaged: dict[bytes, RecordCorrupt] = {}
-    for _, n, _, *columns in rows:
+    for n, _, *columns in rows:
         name = names[n - 1]
         more, columns = columns[:_SIZE_OF_MORE], columns[_SIZE_OF_MORE:]
         try:
@@ -158,7 +162,7 @@ def claim(
             if name in starts:
                 starts[name].ids[9 - priority_in(row.key)] = row.uuid
     # It ended at `max_bytes`: those behind were not looked at.
-    more = names[rows[-1][1] - 1 :] if rows and len(rows) < rows[0][2] else []
+    more = names[rows[-1][0] - 1 :] if rows and len(rows) < rows[0][1] else []
     return Claimed(claimed, more, again, damaged)
 
 

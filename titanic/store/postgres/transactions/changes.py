@@ -63,6 +63,10 @@ _DELETE_READY = """
 DELETE FROM ready AS r USING unnest(%s::uuid[], %s::bytea[], %s::bigint[]) AS gone (uuid, service, rank)
 WHERE r.service = gone.service AND r.rank = gone.rank AND r.uuid = gone.uuid"""
 
+_DELETE_ONE_READY = """
+DELETE FROM ready AS r WHERE r.uuid = (%s::uuid[])[1] AND r.service = %s AND r.rank = %s::bigint"""
+"""A join reads all of a table that is thought to be empty (`by_key`): too much for one request."""
+
 _WHOSE = " RETURNING r.uuid, r.incarnation"
 
 # Not "that lives": a node that has joined since the statement began is not to be seen, but what it has claimed is.
@@ -310,7 +314,12 @@ class Changes:
         add("to_reply", _INSERT_REPLY, self.replies, (_I, _N, _N, _N, _N, _N, _N, bodies, _T, _T, _T))
         add("no_more", _COUNT_NO_MORE, self.uncounted, (_T, _I, _N))
         recalls = bool(self._gone and self._not_ready)
-        add("from_ready", _DELETE_READY + after + (_WHOSE if recalls else counted), self._not_ready, _PLACES)
+        if len(self._not_ready) == 1:
+            ((uuid, service, rank),) = self._not_ready
+            parts.append(("from_ready", _DELETE_ONE_READY + after + (_WHOSE if recalls else counted)))
+            given += (ids([uuid]), service, rank)
+        else:
+            add("from_ready", _DELETE_READY + after + (_WHOSE if recalls else counted), self._not_ready, _PLACES)
         add("from_expiring", _DELETE_EXPIRING + after + counted, self._not_expiring, _EXPIRING)
         for name, text, uuids in (
             ("from_later", _DELETE_LATER, self._not_later),
