@@ -5,10 +5,17 @@ ARGS   ?=
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 TOOLED := $(VENV)/.tooled
+BUILDER := $(VENV)/.builder
 # Two more than there are cores: many tests wait, for clocks and for machines that boot.
 JOBS   ?= $(shell echo $$(( $$(nproc) + 2 )))
 SAMPLE ?= 50
 SEED   ?= 3
+
+# A fresh machine updates itself: another apt-get is waited for.
+APT_INSTALL = until said=$$(apt-get update -qq 2>&1); do \
+	    case $$said in *"Could not get lock"*) echo "waiting for another apt-get"; sleep 5 ;; *) echo "$$said"; exit 1 ;; esac; \
+	  done; \
+	  DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 install -y -qq --no-install-recommends
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-compiled compiled torture mutants tools java lint format types check bench bench-peers bench-churn bench-nodes bench-calls bench-web bench-web-load bench-spark wheel deb clean
@@ -69,7 +76,7 @@ bench-peers: $(TOOLED) ## Titanic beside RabbitMQ, Redis, NATS, Celery and other
 	done; \
 	if [ -z "$$missing" ]; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; \
+	  $(APT_INSTALL) $$missing; \
 	else echo "Not installed:$$missing. On Debian: apt-get install$$missing. They are left out."; fi
 	TITANIC_PURE=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[peers]'
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.peers $(ARGS)
@@ -93,10 +100,10 @@ bench-web-load: $(TOOLED) ## titanic web with 100,000 requests and 50 viewers; A
 bench-spark: $(TOOLED) java ## The pipeline beside its limits: rows a second read, archived and written
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.pipeline
 
-wheel: $(TOOLED) ## Build the wheel and the source distribution into dist/
+wheel: $(BUILDER) ## Build the wheel and the source distribution into dist/
 	$(BIN)/python -m build --no-isolation
 
-deb: $(TOOLED) ## Build a Debian package for this machine into dist/
+deb: $(BUILDER) ## Build a Debian package for this machine into dist/
 	deploy/deb.sh $(BIN)/python dist
 
 clean: ## Remove everything that make made
@@ -121,7 +128,7 @@ $(READY): pyproject.toml
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
 	  package=$$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])'); \
 	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$package; \
+	    $(APT_INSTALL) $$package; \
 	  else echo "$(PYTHON) has no venv module. On Debian: apt-get install $$package"; exit 1; fi; }
 	$(PYTHON) -m venv --clear $(VENV)
 	TITANIC_PURE=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
@@ -130,6 +137,11 @@ $(READY): pyproject.toml
 # What only those need who work on it: tests, tools, Spark.
 $(TOOLED): $(READY)
 	TITANIC_PURE=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+# What builds a wheel, which needs neither Spark nor a browser.
+$(BUILDER): $(READY)
+	TITANIC_PURE=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[build]'
 	@touch $@
 
 # Programs and headers that tests use, and the Debian packages that have them. Without them, and without the right to install them,
@@ -143,13 +155,12 @@ tools:
 	  done; \
 	  if [ -z "$$missing" ]; then :; \
 	  elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; \
+	    $(APT_INSTALL) $$missing; \
 	  else echo "Missing:$$missing; tests that need them are skipped. On Debian: apt-get install$$missing"; fi
 
 # Spark runs on Java. In CI a missing one fails the tests; elsewhere those that need it are skipped.
 java:
 	@command -v java >/dev/null || [ -x "$$JAVA_HOME/bin/java" ] || \
 	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	    apt-get update -qq && \
-	    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends openjdk-17-jre-headless; \
+	    $(APT_INSTALL) openjdk-17-jre-headless; \
 	  else echo "Missing: java; tests of the Spark pipeline are skipped. On Debian: apt-get install openjdk-17-jre-headless"; fi

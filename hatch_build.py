@@ -40,6 +40,8 @@ class CompileHook(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if version == "editable":
             return
+        if (commit := _commit()) is not None:
+            build_data["force_include"][str(commit)] = "titanic/commit.txt"
         if obstacle := _obstacle():
             self.app.display_warning(f"titanic-queue is built as pure Python: {obstacle}")
             return
@@ -51,6 +53,21 @@ class CompileHook(BuildHookInterface[Any]):
         build_data["force_include"] |= {str(modules / path): str(path) for path in _libraries(modules)}
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
+
+
+def _commit() -> Path | None:
+    """A file with the commit of this checkout, for `titanic --version`; None when it is none."""
+    command = ["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    if done.returncode or not (ROOT / ".git").exists():
+        return None
+    (ROOT / "build").mkdir(exist_ok=True)
+    path = ROOT / "build" / "commit.txt"
+    path.write_text(done.stdout)
+    return path
 
 
 def _obstacle() -> str | None:
@@ -133,8 +150,15 @@ def _run_mypyc(folder: Path) -> None:
     command = build_ext(Distribution({"ext_modules": extensions}))
     command.build_lib, command.build_temp = str(_built()), str(folder / "objects")
     command.parallel = os.cpu_count()
+    os.environ["LDSHARED"] = _linker(sysconfig.get_config_var("LDSHARED") or "cc -shared")
     command.ensure_finalized()
     command.run()
+
+
+def _linker(command: str) -> str:
+    """What links a module: that of this Python, without the folders of the machine where it was built, which a library
+    would name as places to look for others; and without symbols for debuggers."""
+    return " ".join([word for word in command.split() if not word.startswith(("-L", "-Wl,-rpath"))] + ["-s"])
 
 
 def main() -> None:

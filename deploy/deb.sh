@@ -26,12 +26,16 @@ fi
 "$python" -m build --no-isolation --wheel --outdir "$work" "$here/.." >/dev/null
 for wheel in "$work"/titanic_queue-*.whl; do :; done
 version=$(basename "$wheel" | cut -d- -f2)
+# Of a checkout, also the commit: packages of two commits are two versions.
+if commit=$(git -C "$here" log -1 --date=format:%Y%m%d%H%M%S --format=%cd.%h 2>/dev/null); then
+    version=$version+$commit
+fi
 next=$($system -c 'import sys; print("%d.%d" % (sys.version_info[0], sys.version_info[1] + 1))')
 machine=$(uname -m)
 
 "$python" -m pip --quiet --disable-pip-version-check install --target "$root/usr/lib/titanic" --no-compile \
     --only-binary=:all: --implementation cp --python-version "$minor" --platform "manylinux_2_28_$machine" \
-    --platform "manylinux2014_$machine" --platform "manylinux_2_17_$machine" --platform "linux_$machine" "$wheel[postgres,web]"
+    --platform "manylinux2014_$machine" --platform "manylinux_2_17_$machine" --platform "linux_$machine" "$wheel[postgres,tasks,web]"
 rm -rf "$root/usr/lib/titanic/bin"
 
 units=$root/lib/systemd/system
@@ -46,14 +50,19 @@ cp "$here/systemd/tmpfiles.conf" "$root/usr/lib/tmpfiles.d/titanic.conf"
 cp "$here/titanic-backup" "$root/usr/lib/titanic/titanic-backup"
 cp "$here/debian/titanic" "$here/debian/titanic-data" "$root/usr/bin/"
 sed 's|^#store = .*|store = "/var/lib/titanic/store"|; s|^#metrics = |metrics = |' "$here/titanic.toml" >"$share/titanic.toml"
-cp "$here/README.md" "$here/NODES.md" "$doc/"
-cp -r "$here/prometheus" "$here/grafana" "$here/nodes" "$doc/"
-cp "$here/../LICENSE" "$doc/copyright"
+# In the same folders as in the source, so that the links between documents hold.
+(cd "$here/.." && find README.md SECURITY.md CHANGELOG.md LICENSE deploy titanic broker data \
+    \( -name '*.md' -o -name LICENSE -o -path 'titanic/web/screenshots/*' -o -path 'deploy/*' \) \
+    ! -path 'deploy/nodes/secrets*' -type f -exec cp --parents -t "$doc" {} +)
+"$python" "$here/debian/copyright.py" "$here/../LICENSE" "$root/usr/lib/titanic" >"$doc/copyright"
 gzip -9n <"$here/../CHANGELOG.md" >"$doc/changelog.gz"
 
+# The newest functions of the C library that a module within calls.
+glibc=$(find "$root/usr/lib/titanic" -name '*.so*' -exec objdump -T {} + 2>/dev/null | grep -o 'GLIBC_[0-9.]*' |
+    sort -Vu | tail -n 1 | cut -d_ -f2)
 mkdir "$root/DEBIAN"
 architecture=$(dpkg --print-architecture)
-sed "s|@VERSION@|$version-$revision|; s|@ARCHITECTURE@|$architecture|; s|@PYTHON@|$minor|; s|@NEXT@|$next|
+sed "s|@VERSION@|$version-$revision|; s|@ARCHITECTURE@|$architecture|; s|@PYTHON@|$minor|; s|@NEXT@|$next|; s|@GLIBC@|${glibc:-2.17}|
      s|@SIZE@|$(du -sk "$root" | cut -f1)|" "$here/debian/control" >"$root/DEBIAN/control"
 cp "$here/debian/preinst" "$here/debian/postinst" "$here/debian/prerm" "$here/debian/postrm" "$root/DEBIAN/"
 chmod -R u=rwX,go=rX "$root"

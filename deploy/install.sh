@@ -60,7 +60,7 @@ case $prefix in /*) ;; *) wrong "--prefix must begin with a /" ;; esac
 here=$(cd "$(dirname "$0")" && pwd)
 settings=/etc/titanic/titanic.toml
 services="titanic.service titanic-broker.service titanic-store.service titanic-worker@.service"
-services="$services titanic-web.service titanic-backup.service titanic-backup.timer titanic-archive.service titanic-archive.timer"
+services="$services titanic-web.service titanic-cron.service titanic-backup.service titanic-backup.timer titanic-archive.service titanic-archive.timer"
 notes=/var/lib/systemd  # where a Debian package keeps what of it was enabled, and masked
 
 booted() { [ -d /run/systemd/system ]; }
@@ -123,16 +123,16 @@ make_environment() {  # a new one beside the old: what runs goes on undisturbed 
     [ ! -e "$prefix/current/archive" ] || archive=yes
     [ ! -e "$prefix/current/postgres" ] || postgres=yes
     [ ! -e "$prefix/current/web" ] || web=yes
-    more='' extra=''
+    more='' extra=tasks  # cron expressions, for titanic-cron.service
     if [ $postgres = yes ]; then
-        extra=postgres
+        extra=$extra,postgres
         touch "$new/postgres"
     fi
     if [ $web = yes ]; then
-        extra=${extra:+$extra,}web
+        extra=$extra,web
         touch "$new/web"
     fi
-    [ -z "$extra" ] || extra="[$extra]"
+    extra="[$extra]"
     if [ $archive = yes ]; then
         more="pyarrow>=15 numpy"
         touch "$new/archive"

@@ -12,6 +12,12 @@ from __future__ import annotations
 
 import broker  # first: it knows whether compiled modules are wanted, or their source
 
+if not hasattr(broker, "door"):
+    raise ImportError(
+        f"the module 'broker' is a stranger: {broker.__file__ or list(broker.__path__)} hides the one that belongs to"
+        " titanic-queue; rename that file, or run `pip uninstall broker` and install titanic-queue again"
+    )
+
 _MODULES = {
     "titanic.client.client": ["Client"],
     "titanic.config": ["ServerConfig"],

@@ -86,7 +86,7 @@ def choose() -> Backend:
         return omq()
     raise MissingDrafts(
         "CLIENT, SERVER, SCATTER and GATHER sockets are drafts, and this pyzmq was built without them; "
-        "pip install 'titanic-queue[drafts]', or build pyzmq against a libzmq with drafts"
+        "pip install pyomq, or build pyzmq against a libzmq with drafts"
     )
 
 

@@ -56,7 +56,21 @@ def test_its_life(here: Machine) -> None:
     own_key = here.does("cat", "/etc/titanic/server.key")
     version = here.does("python3", "-c", "import sys; print(sys.version_info[:2])")
     build = "compiled" if version == str(sys.version_info[:2]) else "pure Python"
-    assert here.does("titanic", "--version").endswith(f" ({build})")
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    said = here.does("titanic", "--version")
+    assert (f"({build}, " in said, said.rpartition(", ")[2].rstrip(")") in commit) == (True, True), said
+    # What it says of itself: the library that its modules need, and the licences of what is within.
+    assert "libc6 (>= 2." in here.does("dpkg-query", "--show", "--showformat", "${Depends}", "titanic-queue")
+    licences = here.does("cat", "/usr/share/doc/titanic-queue/copyright")
+    assert all(f"\n{name} " in licences for name in ("click", "cronsim", "lmdb", "psycopg", "pyzmq", "uvicorn"))
+    here.does("test", "-f", "/usr/share/doc/titanic-queue/deploy/prometheus/alerts.yml")
+    # Schedules need what others have to install.
+    schedules = here.folder / "etc/titanic/schedules.toml"
+    schedules.write_text("[nightly]\nservice = 'absent'\ncron = '0 3 * * *'\n")
+    assert "nightly" in here.does("titanic", "cron", "list", "/etc/titanic/schedules.toml")
+    here.does("systemctl", "start", "titanic-cron")
+    assert here.shows("titanic-cron", "ActiveState") == "active"
+    here.does("systemctl", "stop", "titanic-cron")
 
     # Upgraded: what ran runs, what was set is set, nothing is lost.
     settings = here.folder / "etc/titanic/titanic.toml"

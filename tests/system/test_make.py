@@ -206,13 +206,31 @@ def test_no_python_at_all(machine: Machine) -> None:
     assert "There is no python9 here." in said
 
 
+APT = "apt-get -o DPkg::Lock::Timeout=600 install -y -qq --no-install-recommends"
+
+
 def test_root_on_debian_gets_the_venv_module(machine: Machine) -> None:
     machine.bare.touch()
     machine.user(0)
     machine.program("apt-get", "#!/bin/sh\necho apt-get $* >>LOG\n[ $1 = update ] || rm BARE\n")
     assert machine.make("lint")[0] == 0
     package = f"python{sys.version_info.major}.{sys.version_info.minor}-venv"
-    assert machine.done() == ["apt-get update -qq", f"apt-get install -y -qq {package}", *MADE, *LINTED]
+    assert machine.done() == ["apt-get update -qq", f"{APT} {package}", *MADE, *LINTED]
+
+
+def test_another_apt_get_is_waited_for(machine: Machine) -> None:
+    """A fresh machine updates itself."""
+    machine.bare.touch()
+    machine.user(0)
+    busy = machine.folder / "busy"
+    busy.touch()
+    fault = "E: Could not get lock /var/lib/apt/lists/lock. It is held by process 1 (apt-get)"
+    begin = f"#!/bin/sh\nif [ $1 = update ] && [ -e {busy} ]; then echo '{fault}' >&2; exit 100; fi\n"
+    machine.program("apt-get", begin + "echo apt-get $* >>LOG\n[ $1 = update ] || rm BARE\n")
+    machine.program("sleep", f"#!/bin/sh\nrm {busy}\n")
+    code, said = machine.make("lint")
+    assert (code, "waiting for another apt-get" in said) == (0, True), said
+    assert machine.done()[0] == "apt-get update -qq"
 
 
 def test_others_are_told_what_to_do(machine: Machine) -> None:

@@ -129,3 +129,13 @@ def test_its_metadata(wheel: ZipFile) -> None:
     needed = {line.split(">")[0] for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line}
     assert needed == {"pyzmq", "lmdb", "click", "rich", "prometheus-client", "uuid6"}
     assert wheel.read(f"{info}/entry_points.txt").decode() == SCRIPTS
+
+
+def test_its_libraries_name_no_folder_of_the_builder(wheel: ZipFile, tmp_path: Path) -> None:
+    for name in wheel.namelist():
+        if "mypyc" in name:
+            said = subprocess.run(
+                ["readelf", "-dS", wheel.extract(name, tmp_path)], capture_output=True, text=True, check=True
+            )
+            assert "NEEDED" in said.stdout
+            assert not re.search(r"RUNPATH|RPATH|\.symtab|\.debug", said.stdout)

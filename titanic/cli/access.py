@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import shutil
 import sys
+import tomllib
 from pathlib import Path
 
 import click
 
 from broker import AccessError, AccessFile, Permission, UsageError, decide
 from titanic.cli.exit_codes import EXIT_FAILED, EXIT_USAGE, is_about_missing
-from titanic.cli.options import command, json_flag, option
+from titanic.cli.options import FILE, command, json_flag, option
 from titanic.cli.printing import print_json
 from titanic.util.text import counted, printable
 
@@ -18,7 +23,7 @@ ACTIONS = tuple(permission.value for permission in Permission)
 
 @click.group("access")
 def access() -> None:
-    """Check an access file; tell what it allows. No server is contacted.
+    """Check an access file; tell what it allows; turn access control on. No server is contacted.
 
     \b
     Example:
@@ -117,5 +122,48 @@ def test(user: str, action: str, service: str, path: Path, as_json: bool) -> Non
         sys.exit(EXIT_FAILED)
 
 
+@command("enable")
+@click.argument("settings", metavar="FILE", type=FILE, default=Path("/etc/titanic/titanic.toml"))
+@option(
+    "--access", "path", type=FILE, metavar="FILE", default=Path("/etc/titanic/access.toml"), help="The access file."
+)
+def enable(settings: Path, path: Path) -> None:
+    """Turn access control on in a settings file.
+
+    For the server ([serve]), and for a broker alone ([broker]) if FILE has that table. The access file is checked
+    first. Adds `access` and `key` where they are not set, and changes nothing else. The key is the server's own, where
+    systemd hands it to the service. A server has access control from its next start on.
+
+    \b
+    Example:
+      titanic access enable && systemctl restart titanic
+    """
+    AccessFile(path)
+    text = before = settings.read_text()
+    try:
+        for table, unit in (("serve", "titanic"), ("broker", "titanic-broker")):
+            there = tomllib.loads(text).get(table, {})
+            new = {"access": str(path), "key": f"/run/credentials/{unit}.service/server.key_secret"}
+            lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in new.items() if name not in there)
+            if begin := re.search(rf"^\[{table}\][^\n]*\n", text, re.MULTILINE):
+                text = text[: begin.end()] + lines + text[begin.end() :]
+            elif table == "serve":
+                text += f"\n[{table}]\n{lines}"
+        tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, AttributeError, TypeError) as error:
+        raise click.ClickException(f"{settings} cannot be changed: {error}; titanic config check says more") from error
+    if text == before:
+        click.echo(f"{settings}: nothing to do, access and key are set")
+        return
+    draft = settings.with_name(f".{settings.name}.{os.getpid()}")
+    shutil.copy2(settings, draft)
+    owner = settings.stat()
+    os.chown(draft, owner.st_uid, owner.st_gid)
+    draft.write_text(text)
+    draft.replace(settings)
+    click.echo(f"{settings}: access control is on from the next start on")
+
+
 access.add_command(check)
+access.add_command(enable)
 access.add_command(test)

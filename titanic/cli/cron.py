@@ -60,7 +60,7 @@ def cron(words: Words, once: bool, as_json: bool, log_level: str, log_format: st
                                  # retry-first, retry-most
 
     A fixed time that daylight saving time leaves out comes when that hour is over; one that comes twice counts the
-    first time. `cron` needs: pip install 'titanic-queue[tasks]'.
+    first time. Cron expressions need the extra `tasks`.
 
     --json prints, for list, a list of {name, when, service, missed, paused, next, last: null or {tick, uuid, state}},
     times as text in UTC; for run {uuid}; for --once {uuids}; for pause and resume {names}. A state is `closed` also
@@ -102,7 +102,7 @@ def cron(words: Words, once: bool, as_json: bool, log_level: str, log_format: st
 
 def _run(schedules: Sequence[Schedule], reach: Reach) -> None:
     # A signal waits for the question that is under way, so that has less time than usual: it is asked again anyway.
-    with Client(reach.endpoint, timeout=reach.timeout, retries=0, version=reach.mdp, key=reach.curve) as client:
+    with Client(reach.endpoint, timeout=reach.timeout / 3, retries=0, version=reach.mdp, key=reach.curve) as client:
         scheduler = Scheduler(client, schedules)
         ending = Ending(scheduler.stop)
         say(f"running {counted(len(schedules), 'schedule')} at {' or '.join(reach.endpoint)}", "serving")

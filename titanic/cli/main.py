@@ -28,16 +28,16 @@ from titanic.cli.printing import say
 from titanic.entry import interruptible, leave, load
 from titanic.errors import TimedOut, TitanicError, UnknownRequest
 from titanic.util.text import alike
-from titanic.version import __version__
+from titanic.version import __version__, commit
 
-BUILD = "compiled" if broker.is_compiled() else "pure Python"
+BUILD = ", ".join(filter(None, ("compiled" if broker.is_compiled() else "pure Python", commit())))
 
 COMMANDS = {
     "serve": ("serve", "Run the persistent queue."),
     "broker": ("serve", "Run a Majordomo broker alone."),
     "submit": ("submit_reply", "Store a request and print its UUID."),
     "reply": ("submit_reply", "Print the reply to a request."),
-    "close": ("submit_reply", "Delete requests and their replies."),
+    "close": ("submit_reply", "Close requests: cancel them, or give up their replies."),
     "call": ("submit_reply", "Send a plain request; nothing is stored."),
     "work": ("work", "Serve a service with any command."),
     "worker": ("worker", "Execute the tasks of a Python program."),
@@ -234,7 +234,7 @@ def main() -> None:
       titanic submit upper hello            prints the request's UUID
       titanic work upper -- tr a-z A-Z &    starts a worker
       titanic reply UUID --wait 5           prints HELLO
-      titanic close UUID                    deletes request and reply
+      titanic close UUID                    closes the request
 
     Every option can also be given as an environment variable, TITANIC_ and its name in capitals, and in a TOML
     file named by --config or TITANIC_CONFIG: keys at its top for all commands, tables like [serve] for one.

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from titanic.errors import TitanicError
+from titanic.util.extras import how_to_install
 from titanic.util.text import printable
 
 
@@ -138,7 +139,7 @@ def pyplot(extra: str) -> Any:
         matplotlib.use("agg")  # no screen is needed
         from matplotlib import pyplot as found
     except ImportError as error:
-        advice = f"install it with: pip install 'titanic-queue[{extra}]'"
+        advice = how_to_install(extra)
         raise TitanicError("a picture needs matplotlib", str(error), advice) from None
     return found
 

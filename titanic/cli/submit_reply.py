@@ -307,7 +307,12 @@ def _why_pending(row: RequestInfo) -> str:
 @json_flag
 @endpoint
 def close(uuid: tuple[str, ...], as_json: bool, reach: Reach) -> None:
-    """Delete requests and their replies. What is not dispatched yet is cancelled. Unknown UUIDs are no error.
+    """Close requests: nobody can fetch them any more. What is not dispatched yet is cancelled. Unknown UUIDs are no
+    error.
+
+    The server remembers closed requests, with bodies of up to 64 KiB and replies, in its store file until newer ones
+    need the room (--keep-closed bounds the time), and an archive keeps them for good. A server with
+    --closed-body-limit 0 keeps no bodies; freed pages of the file are overwritten only when they are used again.
 
     --json prints {uuids}: the UUIDs given.
 

@@ -31,6 +31,7 @@ from titanic.cli.options import (
 from titanic.cli.running import Ending, say
 from titanic.errors import CallerError, Contradiction
 from titanic.util import file_limits
+from titanic.util.extras import how_to_install
 from titanic.util.sd_notify import Notifier
 
 Network = IPv4Network | IPv6Network
@@ -200,7 +201,7 @@ def web(log_level: str, log_format: str, key_file: str | None, endpoint: tuple[s
         from titanic.web.settings import WebSettings
     except ImportError as error:
         what = f"titanic web needs {error.name}, which is not installed"
-        raise click.UsageError(f"{what}; pip install 'titanic-queue[web]'") from error
+        raise click.UsageError(f"{what}; {how_to_install('web')}") from error
     if settings["session_secret"] is None and (folder := os.environ.get("STATE_DIRECTORY")):
         settings["session_secret"] = Path(folder, "session-secret")
     logs.begin(log_level, log_format)

@@ -33,6 +33,7 @@ from titanic.jobs.context import RequestContext, current
 from titanic.pool.config import ChildConfig
 from titanic.pool.sources import involved, loaded
 from titanic.schedules import Scheduler
+from titanic.util.extras import how_to_install
 
 log = logging.getLogger("titanic.pool")
 
@@ -190,9 +191,7 @@ def _prepare(config: ChildConfig, reports: Reports) -> tuple[MultiWorker, Schedu
     try:
         from titanic.pool.loading import load
     except ModuleNotFoundError as error:
-        raise TitanicError(
-            f"tasks need {error.name}", "it is not installed", "pip install 'titanic-queue[tasks]'"
-        ) from None
+        raise TitanicError(f"tasks need {error.name}", "it is not installed", how_to_install("tasks")) from None
     app = load(config.target)
     if config.endpoint:
         app.endpoint = config.endpoint

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from zoneinfo import ZoneInfo
 
 from titanic.errors import InvalidSchedule, TitanicError
+from titanic.util.extras import how_to_install
 from titanic.util.text import quoted
 
 
@@ -118,7 +119,7 @@ def _cronsim() -> Any:
     try:
         return import_module("cronsim")
     except ImportError as error:
-        advice = "install it with: pip install 'titanic-queue[tasks]'"
+        advice = how_to_install("tasks")
         raise TitanicError("cron expressions need cronsim", str(error), advice) from None
 
 

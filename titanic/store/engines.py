@@ -9,6 +9,7 @@ from titanic.errors import StoreUnwritable
 from titanic.store.interface import Store
 from titanic.store.records import Durability
 from titanic.util.database_url import is_url
+from titanic.util.extras import how_to_install
 
 
 def open_store(
@@ -86,7 +87,7 @@ def open_read_only(path: str | os.PathLike[str]) -> Store:
 def expect_psycopg() -> None:
     """Raise StoreUnwritable unless it is installed: it is an extra."""
     if find_spec("psycopg") is None:
-        what, advice = "a store in PostgreSQL needs psycopg", "pip install 'titanic-queue[postgres]'"
+        what, advice = "a store in PostgreSQL needs psycopg", how_to_install("postgres")
         raise StoreUnwritable(what, "it is not installed", advice)
 
 

@@ -114,3 +114,37 @@ def test_help(command: str) -> None:
 def test_completion_knows_the_actions() -> None:
     env = {"_TITANIC_COMPLETE": "bash_complete", "COMP_WORDS": "titanic access test shop ", "COMP_CWORD": "4"}
     assert here(**env).out.decode().split() == [f"plain,{action}" for action in ACTIONS]
+
+
+SETTINGS = "# mine\n[serve]\n#access = '/x'\nstore = 'S'\n[broker]\nkey = 'own'\n[work]\njobs = 3\n"
+
+
+def test_access_control_is_turned_on_in_the_settings(file: Path) -> None:
+    settings = file.parent / "titanic.toml"
+    settings.write_text(SETTINGS)
+    settings.chmod(0o640)
+    done = here("access", "enable", settings, "--access", file)
+    assert (done.code, done.line) == (0, f"{settings}: access control is on from the next start on")
+    key = "/run/credentials/titanic.service/server.key_secret"
+    on = f'access = "{file}"\n'
+    assert settings.read_text() == SETTINGS.replace("[serve]\n", f'[serve]\n{on}key = "{key}"\n').replace(
+        "[broker]\n", f"[broker]\n{on}"
+    )
+    assert settings.stat().st_mode & 0o777 == 0o640
+    assert "nothing to do" in here("access", "enable", settings, "--access", file).line
+    settings.write_text("store = 'S'\n")
+    assert here("access", "enable", settings, "--access", file).code == 0
+    assert settings.read_text().endswith(f'\n[serve]\n{on}key = "{key}"\n')
+    assert [one.name for one in file.parent.glob(".*")] == []
+
+
+def test_access_control_is_not_turned_on_with_a_faulty_file(file: Path) -> None:
+    settings = file.parent / "titanic.toml"
+    settings.write_text("[serve]\n")
+    assert here("access", "enable", settings, "--access", file.parent / "none").code == 2
+    file.write_text("[users.a]\nx = 1\n")
+    assert here("access", "enable", settings, "--access", file).code == 1
+    settings.write_text("serve = 3\n")
+    file.write_text("[users.a]\n")
+    assert "cannot be changed" in here("access", "enable", settings, "--access", file).err
+    assert settings.read_text() == "serve = 3\n"

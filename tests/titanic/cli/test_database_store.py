@@ -16,6 +16,7 @@ from support.postgres import PASSWORD, needs_postgres, new_server, shared_server
 from titanic import Client
 from titanic.errors import Refused
 from titanic.store import open_store
+from titanic.util.extras import how_to_install
 
 pytestmark = needs_postgres
 
@@ -94,7 +95,7 @@ def test_without_psycopg_each_command_says_what_to_install(tmp_path: Path, monke
         done = here(*command)
         assert (done.code, done.out) == (1, b""), command
         assert done.err == (
-            "titanic: a store in PostgreSQL needs psycopg; it is not installed; pip install 'titanic-queue[postgres]'\n"
+            f"titanic: a store in PostgreSQL needs psycopg; it is not installed; {how_to_install('postgres')}\n"
         ), command
     assert not (tmp_path / "new").exists()
 

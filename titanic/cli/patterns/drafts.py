@@ -35,7 +35,7 @@ GATHERS = "tcp://127.0.0.1:5557"
 def generaldomo() -> None:
     """Majordomo over CLIENT and SERVER sockets, which threads may share, beside the usual sockets.
 
-    Needs draft sockets: pip install 'titanic-queue[drafts]'.
+    Needs draft sockets: pip install pyomq.
     """
 
 
@@ -85,7 +85,7 @@ def worker(service: str, command: tuple[str, ...], *, endpoint: str = SERVER, jo
 def scatter_gather() -> None:
     """Messages one way: each goes to one of the receivers, in turn. There are no replies.
 
-    Needs draft sockets: pip install 'titanic-queue[drafts]'.
+    Needs draft sockets: pip install pyomq.
     """
 
 
