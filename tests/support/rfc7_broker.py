@@ -9,7 +9,7 @@ nothing of this project.
 
 When it is strict, it ends as the brokers that people run end: the Guide's in Python at a message that does not begin
 with an empty frame, at a client's without a body, at a worker's without a command or a service, and at the good-bye of
-a worker that has a request; Generaldomo's at an empty last frame.
+a worker that has a request; and, as Generaldomo's at any, at a question with an empty last frame.
 """
 
 from __future__ import annotations
@@ -58,7 +58,11 @@ class Broker:
     def receive(self, message: list[bytes]) -> None:
         if self.strict:
             least = {CLIENT: 5, WORKER: 5 if message[3:4] == [READY] else 4}.get(b"".join(message[2:3]), 3)
-            if message[1:2] != [b""] or message[-1] == b"" or len(message) < least:
+            if (
+                message[1:2] != [b""]
+                or len(message) < least
+                or (message[3:4] and message[3].startswith(b"mmi.") and not message[-1])
+            ):
                 sys.exit(f"not MDP 0.1 as the Guide's broker reads it: {message}")
         if len(message) < 4 or message[1] != b"":
             return
