@@ -287,6 +287,11 @@ class DraftSocket:
             self._socket.close(linger)
             return not self._backend.wakes or time.monotonic() - begun < linger / 1000
 
+    @property
+    def tells_peers(self) -> bool:
+        """Whether it can be told who is connected."""
+        return self._anybody is not None
+
     def has_peers(self) -> bool:
         """Whether anybody is connected, as far as can be told: True if not."""
         return self._anybody is None or self._anybody()

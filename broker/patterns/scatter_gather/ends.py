@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from typing import Self
 
@@ -202,12 +203,13 @@ class Scatter(SharedSocket):
         scatter.send(b"hello")
     """
 
-    def __init__(self, *, queue: int = QUEUE, open: bool = False) -> None:
-        """`queue`: messages that wait for each gathering end before `send` blocks. `open`: whether it may listen where
-        other machines can connect. Raises MissingDrafts."""
+    def __init__(self, *, queue: int = QUEUE, early: bool = True, open: bool = False) -> None:
+        """`queue`: messages that wait for each gathering end before `send` blocks. `early`: whether they may also wait
+        for an end that was connected to and is not there yet (RFC 49). `open`: whether it may listen where other
+        machines can connect. Raises MissingDrafts."""
         check(queue > 0, f"queue is {queue}; it must be 1 or more")
         self._queue = queue
-        self._sockets = ScatterSockets(queue, LOOK / 1000)
+        self._sockets = ScatterSockets(queue, LOOK / 1000, early=early)
         super().__init__(self._sockets, open=open)
         self.sent = 0
         """Messages that were taken over."""
@@ -229,7 +231,8 @@ class Scatter(SharedSocket):
         raise Unsent(f"up to {most} of {self.sent} messages were not sent: those who gather are gone, or do not read")
 
     def send(self, message: Body, timeout: float | None = None) -> None:
-        """Send one frame, bytes or text. Nothing is dropped: it waits while nobody can take it, for `timeout` seconds.
+        """Send one frame, bytes or text. Nothing is dropped: it waits while no queue has room, for `timeout` seconds.
+        There is a queue for each end that is connected to, whether it is there yet or not.
 
         Raises TimedOut; then the message is not sent.
         """
@@ -255,10 +258,19 @@ class ScatterSockets:
     One socket would do, but pyomq distributes messages over all endpoints, connected or not.
     """
 
-    def __init__(self, queue: int, patience: float) -> None:
-        """`queue`: messages for each endpoint. `patience`: seconds for which it waits when it cannot send. Raises
-        MissingDrafts."""
+    def __init__(self, queue: int, patience: float, *, early: bool) -> None:
+        """`queue`: messages for each endpoint. `patience`: seconds for which it waits when it cannot send. `early`:
+        whether messages wait here while nobody is connected. Raises MissingDrafts."""
         self._queue = queue
+        self._early = early
+        self._endpoints = 0
+        """That were connected to."""
+        self._held: deque[bytes] = deque()
+        """Messages that wait for somebody to be there."""
+        self._lock = threading.Lock()
+        self._carrier: threading.Thread | None = None
+        """Sends what is held."""
+        self._carry_until = float("inf")
         self._patience = patience
         self._sockets: tuple[DraftSocket, ...] = ()
         self._spare: DraftSocket | None = self._make()
@@ -276,25 +288,59 @@ class ScatterSockets:
         socket = self._spare = self._spare or self._make()
         socket.connect(endpoint)
         self._keep(socket)
+        self._endpoints += 1
 
     def send(self, message: bytes) -> None:
-        """Send a message to the next connected peer that has room. Raises Unreachable."""
-        if self._offer(message):
-            return
+        """Send a message to the next connected peer that has room; while nobody is there, hold it for an endpoint that
+        was connected to. Raises Unreachable."""
         end, pause = time.monotonic() + self._patience, _PAUSE
-        while time.monotonic() < end:
+        while not self._take(message):
+            if time.monotonic() >= end:
+                raise Unreachable("nobody takes the message")
             time.sleep(pause)
-            if self._offer(message):
-                return
             pause = min(2 * pause, _PAUSE_MOST)
-        raise Unreachable("nobody takes the message")
+
+    def _take(self, message: bytes) -> bool:
+        """Send or hold a message, if that is possible now."""
+        if not self._held and self._offer(message):
+            return True
+        if not self._early or not (self._held or self._deserted()):
+            return False
+        with self._lock:
+            if len(self._held) >= self._queue * self._endpoints:
+                return False
+            self._held.append(message)
+            if self._carrier is None:
+                self._carrier = threading.Thread(target=self._carry, name="scatter", daemon=True)
+                self._carrier.start()
+            return True
+
+    def _deserted(self) -> bool:
+        """Whether nobody is known to be there; libzmq does not say."""
+        return not any(socket.tells_peers and socket.has_peers() for socket in self._sockets)
+
+    def _carry(self) -> None:
+        """Send what is held, until there is no more of it."""
+        pause = _PAUSE
+        while True:
+            with self._lock:
+                while self._held and self._offer(self._held[0]):
+                    self._held.popleft()
+                    pause = _PAUSE
+                if not self._held or time.monotonic() >= self._carry_until:
+                    self._carrier = None
+                    return
+            time.sleep(pause)
+            pause = min(2 * pause, LOOK / 1000)
 
     def close(self, linger: int) -> bool:
         """Close it; what was sent may still go out, for `linger` milliseconds. False when there was more than could."""
-        end = time.monotonic() + linger / 1000
+        end = self._carry_until = time.monotonic() + linger / 1000
+        if (carrier := self._carrier) is not None:
+            carrier.join()
         sockets = [*self._sockets, *([self._spare] if self._spare else [])]
         left = [socket.close(max(1, int((end - time.monotonic()) * 1000))) for socket in sockets]
-        return all(left)
+        return all(left) and not self._held
 
     def _offer(self, message: bytes) -> bool:
         sockets = self._sockets

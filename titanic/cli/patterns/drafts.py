@@ -117,7 +117,7 @@ def scatter(
     texts = each_message(message, lines, "MESSAGE")
     if to_service is not None and (fault := tsp.request_fault([to_service.encode(), b""])):
         raise click.BadParameter(fault, param_hint="--service")
-    with Scatter() as sending:
+    with Scatter(early=False) as sending:
         for one in endpoint:
             sending.connect(one)
         for text in texts:

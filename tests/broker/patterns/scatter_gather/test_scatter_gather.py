@@ -83,9 +83,34 @@ def test_it_waits_for_somebody_to_take_it(tmp_path: Path) -> None:
             assert gather.receive(0.0) is None
 
 
-def test_nothing_is_taken_over_while_nobody_is_there(tmp_path: Path) -> None:
+def test_messages_wait_for_an_end_that_is_not_there_yet(tmp_path: Path) -> None:
+    """RFC 49: a queue for each outgoing connection, whether it is established or not."""
     endpoint = f"ipc://{tmp_path}/gather"
-    with Scatter() as scatter:
+    with Scatter(queue=10) as scatter:
+        scatter.connect(endpoint)
+        for number in range(10):
+            scatter.send(b"%d" % number, timeout=30)
+        with pytest.raises(TimedOut, match="nobody took the message in 0"):
+            scatter.send(b"one too many", timeout=0.05)
+        with Gather() as gather:
+            gather.bind(endpoint)
+            assert [gather.receive(30) for _ in range(10)] == [b"%d" % number for number in range(10)]
+            scatter.send(b"more", timeout=30)
+            assert gather.receive(30) == b"more"
+        assert scatter.sent == 11
+
+
+def test_what_waited_in_vain_is_told_at_the_end(tmp_path: Path) -> None:
+    scatter = Scatter()
+    scatter.connect(f"ipc://{tmp_path}/gather")
+    scatter.send(b"x")
+    with pytest.raises(Unsent, match="up to 1 of 1 messages were not sent"):
+        scatter.close(100)
+
+
+def test_nothing_is_taken_early_where_that_is_not_wanted(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/gather"
+    with Scatter(early=False) as scatter:
         scatter.connect(endpoint)
         with pytest.raises(TimedOut, match="nobody took the message in 0"):
             scatter.send(b"lost?", timeout=0.05)
