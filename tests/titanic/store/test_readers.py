@@ -15,12 +15,14 @@ from support.waiting import until
 
 from titanic import Client, Refused
 from titanic.dispatch import maintenance
-from titanic.errors import StoreFull
-from titanic.store import NewRequest, Status
+from titanic.errors import StoreError, StoreFull
+from titanic.store import NewRequest, Retention, Status
 from titanic.store.lmdb import readers
 from titanic.store.lmdb.readers import COPY
 from titanic.store.lmdb.store import LmdbStore
-from titanic.store.lmdb.tools import check
+from titanic.store.lmdb.tools import check, findings
+from titanic.store.lmdb.tools.apart import expect_room
+from titanic.store.lmdb.tools.check import check_in_use
 
 CAPACITY = 16 << 20
 PLACES = 126
@@ -220,3 +222,66 @@ def test_a_backup_that_hangs_does_not_stop_the_queue(tmp_path, monkeypatch):
         assert all(is_served() for _ in range(50))
         assert not refused
         client.close_many(kept)
+
+
+# -- checks of a store that is in use ------------------------------------------------------------------------
+
+
+def lively(store, n):
+    """Something of everything happens."""
+    with store.write() as txn:
+        txn.register_archive()
+        sizes = (10, 3000, 20_000)
+        new = [NewRequest(b"s%d" % i, [bytes(sizes[i % 3])], owner=b"eve" if i % 2 else b"") for i in range(12)]
+        uuids = txn.accept_many(new, NOW + n)
+    with store.write() as txn:
+        for uuid in uuids[:6]:
+            frames = [bytes(sizes[uuid[-1] % 3])]
+            txn.finish(uuid, Status.DONE, frames, attempts=1, dispatched_at=NOW, finished_at=NOW + n)
+        txn.postpone(uuids[6], due=NOW + 99, attempts=1, dispatched_at=NOW, reason="it broke")
+    with store.write() as txn:
+        for uuid in uuids[2:10]:
+            txn.close(uuid, NOW + n)
+        txn.acknowledge_archive(max(0, txn.closed_range()[1] - 40))
+        txn.trim(NOW + n, Retention(closed_retention=1), limit=5)
+
+
+def test_a_check_of_a_store_in_use_pins_nothing_and_raises_no_false_alarm(tmp_path, monkeypatch):
+    monkeypatch.setattr(findings, "SLICE", 3)
+    monkeypatch.setattr(findings, "_EVERY", 100)
+    with LmdbStore.open(tmp_path / "store", capacity=256 << 20) as store:
+        for n in range(60):
+            lively(store, n)
+        ages = []
+
+        def go_on(*progress):
+            lively(store, len(ages))
+            seen = [line.split()[2] for line in store.environment.env.readers().splitlines()[1:]]
+            oldest = min(int(number) for number in seen if number != "-")
+            ages.append(store.environment.env.info()["last_txnid"] - oldest)
+
+        again = []
+        assert check_in_use(store, go_on, again.append) == []
+        assert len(set(again)) == 1, "what seemed wrong was looked at again, in one transaction"
+        slices = ages[: -len(again)]
+        assert len(slices) > 40
+        assert max(slices) < 30 < max(ages)
+        with store.write() as txn:
+            txn.raw.put(b"nbusy", bytes(24), db=txn.db.meta)
+            txn.raw.put(b"oeve", bytes(16), db=txn.db.meta)
+            txn.raw.put(bytes(12), b"", db=txn.db.blobs)
+            txn.raw.put(b"x", b"", db=txn.db.replies)
+        problems = check_in_use(store, lambda name, done, total: lively(store, 1) if done == 0 else None, again.append)
+        assert sorted({problem.where.split()[0] for problem in problems}) == ["blobs", "meta", "replies"]
+        assert len(problems) == 4
+
+
+def test_a_check_of_a_store_in_use_ends_when_it_needs_the_room(tmp_path):
+    with LmdbStore.open(tmp_path / "store", capacity=CAPACITY, keep_closed=False) as store:
+        since = store.environment.env.info()["last_txnid"]
+        expect_room(store, since)
+        ended = r"reading the store in .* was ended; .* try again when less"
+        with store.read(), pytest.raises(StoreError, match=ended):  # noqa: PT012
+            for _ in range(1000):
+                live(store)
+                expect_room(store, since)

@@ -108,7 +108,11 @@ def may_be(record: memoryview | bytes, states: Collection[int]) -> bool:
 
 def decode(uuid: bytes, record: memoryview, fetch: FetchBlob = refuse_blob) -> Outcome:
     """The whole outcome. Raises RecordCorrupt when a checksum is wrong."""
+    return decode_with(uuid, record, decode_header(uuid, record), fetch)
+
+
+def decode_with(uuid: bytes, record: memoryview, header: OutcomeHeader, fetch: FetchBlob) -> Outcome:
+    """The whole outcome, when its header is decoded. Raises RecordCorrupt when a checksum is wrong."""
     verify(uuid, record, DATABASE)
-    header = decode_header(uuid, record)
     frames = read_frames(uuid, DATABASE, record, header.body_at, header.frame_count, header.ref, fetch)
     return Outcome(header.status, frames, header.reason, header.attempts, header.dispatched_at, header.finished_at)

@@ -16,15 +16,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from titanic.errors import StoreCorrupt, StoreError
+from titanic.store.lmdb.free_space import may_be_pinned
 from titanic.store.lmdb.pages import SALVAGE
 from titanic.store.lmdb.readers import CHECK, rename_process
 from titanic.store.lmdb.store import LmdbStore
-from titanic.store.lmdb.tools.check import check
+from titanic.store.lmdb.tools.check import check_in_use
 from titanic.store.lmdb.tools.findings import Problem, Progress
 
 LATER = "try again when less is going on, or raise the capacity"
@@ -49,7 +51,7 @@ def check_apart(path: Path, tell: Progress | None = None) -> Checked:
 
 def _check(path: str, *, tell: Progress) -> dict[str, Any]:
     with LmdbStore.open_read_only(path) as store:
-        problems = check(store, tell)
+        problems = check_in_use(store, tell, partial(expect_room, store))
         with store.read() as transaction:
             counts = transaction.counts()
     return {"problems": problems, "requests": counts.requests, "replies": counts.replies}
@@ -101,6 +103,17 @@ def read_apart(
         raise StoreError(f"reading the store in {path} was ended by SIGKILL", fact, LATER)
     ended = f"code {code}" if code > 0 else signal.Signals(-code).name
     raise StoreCorrupt(f"the store in {path} is damaged", f"LMDB gave up {where}, {ended} {said}".rstrip(), SALVAGE)
+
+
+def expect_room(store: LmdbStore, since: int) -> None:
+    """Raise StoreError when reading since this transaction keeps room from the store that it needs."""
+    with store.read() as transaction:
+        room = transaction.room
+        # The server ends what is still there when it needs `room.readers`.
+        pinned, allowed = store.environment.readers.pinned_by(since), may_be_pinned(transaction) - room.readers // 2
+    if pinned > allowed:
+        fact = f"{pinned >> 20} MiB that were freed meanwhile could not be used again, and the store needs them"
+        raise StoreError(f"reading the store in {store.path} was ended", fact, LATER)
 
 
 def serve() -> None:

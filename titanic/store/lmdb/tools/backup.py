@@ -16,14 +16,13 @@ from typing import Any
 import lmdb
 
 from titanic.errors import NotAStore, StoreCorrupt, StoreError, StoreUnwritable
-from titanic.store.lmdb.free_space import may_be_pinned
 from titanic.store.lmdb.lmdb_errors import disk_full, is_of_the_system, translate
 from titanic.store.lmdb.opening import DATA, sync_directory
 from titanic.store.lmdb.pages import expect_sound
 from titanic.store.lmdb.readers import COPY
 from titanic.store.lmdb.schema import PAGE
 from titanic.store.lmdb.store import LmdbStore
-from titanic.store.lmdb.tools.apart import LATER, read_apart
+from titanic.store.lmdb.tools.apart import expect_room, read_apart
 from titanic.store.lmdb.tools.check import check
 from titanic.store.lmdb.tools.findings import Progress
 
@@ -94,7 +93,7 @@ def copy(path: str, dest: str, *, tell: Progress) -> dict[str, Any]:
         while wait([copying], _EVERY).not_done:
             if data.exists():
                 tell("copying", data.stat().st_size, total)
-            _expect_room(store, info["last_txnid"])
+            expect_room(store, info["last_txnid"])
         try:
             copying.result()
         except lmdb.Error as error:
@@ -102,17 +101,6 @@ def copy(path: str, dest: str, *, tell: Progress) -> dict[str, Any]:
                 raise OSError(disk_full(error, Path(dest)) or str(error)) from error
             raise translate(error, env, store.capacity) from error
     return {}
-
-
-def _expect_room(store: LmdbStore, since: int) -> None:
-    """Raise StoreError when reading since this transaction keeps room from the store that it needs."""
-    with store.read() as transaction:
-        room = transaction.room
-        # The server ends what is still there when it needs `room.readers`.
-        pinned, allowed = store.environment.readers.pinned_by(since), may_be_pinned(transaction) - room.readers // 2
-    if pinned > allowed:
-        fact = f"{pinned >> 20} MiB that were freed meanwhile could not be used again, and the store needs them"
-        raise StoreError(f"the copy of the store in {store.path} was ended", fact, LATER)
 
 
 def _verify(directory: Path, progress: Progress | None) -> None:

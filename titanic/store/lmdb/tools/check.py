@@ -40,14 +40,34 @@ _MISSING = b"the request was missing"
 
 def check(store: LmdbStore, tell: Progress | None = None) -> list[Problem]:
     """Find all that is wrong in the store; an empty list means that it is sound. `tell` is called with the name of the
-    database that is being checked.
-
-    Reads every record in one read transaction: on a store that is in use, freed pages cannot be used meanwhile.
-    """
+    database that is being checked."""
     with store.read() as tx:
         walk = Walk(tx)
         look_through(walk, tell)
         return walk.problems
+
+
+def check_in_use(store: LmdbStore, tell: Progress, may_go_on: Callable[[int], None]) -> list[Problem]:
+    """The same for a store that a server goes on using: in short transactions.
+
+    What seems wrong with what records say together is looked at again in one transaction, which reads little of each.
+    Then `may_go_on` is called now and then with the number of the transaction that it sees, and ends it by raising.
+    """
+    walk = Walk(store.read().__enter__(), store)
+    look_through(walk, tell)
+    walk.tx.__exit__(None, None, None)
+    if not walk.across:
+        return walk.problems
+    with store.read() as tx:
+        light = Walk(tx, light=True)
+
+        def tell_and_ask(name: str, done: int, total: int) -> None:
+            tell(name, done, total)
+            may_go_on(tx.raw.id())
+
+        look_through(light, tell_and_ask)
+    doubtful = set(walk.across)
+    return [problem for problem in walk.problems if problem not in doubtful] + light.across
 
 
 def look_through(walk: Walk, tell: Progress | None = None) -> str:
@@ -57,8 +77,10 @@ def look_through(walk: Walk, tell: Progress | None = None) -> str:
     """
     walk.total = sum(walk.tx.raw.stat(getattr(walk.tx.db, name))["entries"] for name in {*_LOOKS, "graves"} - {"meta"})
     for name, look in _LOOKS.items():
+        if walk.light and name in _ALONE:
+            continue
         if tell is not None:
-            tell(name, walk.seen, walk.total)
+            tell(name, min(walk.seen, walk.total), walk.total)
             walk.tell = partial(tell, name)
         try:
             look(walk)
@@ -82,6 +104,8 @@ def _requests(walk: Walk) -> None:
                 load[1] += 1
                 load[2] += header.size
             walk.own(header.owner, header.size, pending=not ended)
+            if walk.light:
+                continue
             verify(uuid, record, request_record.DATABASE)
             request_record.decode_body(uuid, record, header, walk.tx.fetch)
         except RecordCorrupt as error:
@@ -125,7 +149,8 @@ def _replies(walk: Walk) -> None:
         try:
             header = outcome_record.decode_header(uuid, record)
             walk.refer("replies", uuid, header.ref)
-            end = outcome_record.decode(uuid, record, walk.tx.fetch)
+            if not walk.light:
+                outcome_record.decode_with(uuid, record, header, walk.tx.fetch)
         except RecordCorrupt as error:
             walk.report("replies", uuid, str(error), Remedy(Verb.LOSE_REPLY, "replies", uuid))
             continue
@@ -134,8 +159,8 @@ def _replies(walk: Walk) -> None:
             walk.report("replies", uuid, "there is no such request", Remedy(Verb.FAIL, "requests", uuid, _MISSING))
         else:
             walk.own(request_record.owner_in(request), header.size)
-        timer = outcome_record.retention_timer(uuid, end)
-        if not walk.has("timers", timer):
+        timer = outcome_record.retention_timer(uuid, header)
+        if not walk.light and not walk.has("timers", timer):
             walk.report("replies", uuid, "its retention would never end", Remedy(Verb.PUT, "timers", timer))
 
 
@@ -166,6 +191,8 @@ def _ready_rows(walk: Walk) -> None:
     for key, value in walk.rows("ready", or_more=True):
         uuid, prefix = schema.uuid_of(key), key[:-SIZE]
         walk.loads.setdefault(schema.service_of(prefix), [0, 0, 0])[0] += 1
+        if walk.light:
+            continue
         delete = Remedy(Verb.DELETE, "ready", key)
         if len(value):
             walk.report("ready", uuid, "the row has a value", Remedy(Verb.PUT, "ready", key))
@@ -200,6 +227,8 @@ def _expect_prefix(walk: Walk, where: str, uuid: bytes, prefix: bytes, delete: R
     if walk.has("replies", uuid):
         walk.report(where, uuid, "the request has ended", delete)
         return False
+    if request_record.is_of(record, schema.service_of(prefix)) and prefix[-1] == 9 - record[2]:
+        return True  # mostly
     try:
         header = request_record.decode_header(uuid, record)
     except RecordCorrupt:
@@ -218,6 +247,8 @@ def _expect_prefix(walk: Walk, where: str, uuid: bytes, prefix: bytes, delete: R
 def _keys(walk: Walk) -> None:
     for key, row in walk.rows("keys", 0, or_more=True):
         walk.own(idempotency_key.owner_of(key), len(key) + len(row))
+        if walk.light:
+            continue
         holder = idempotency_key.decode(row)
         if holder is None:
             walk.report("keys", key, f"the row has {len(row)} bytes", Remedy(Verb.SET_ASIDE, "keys", key))
@@ -293,23 +324,24 @@ def _blobs(walk: Walk) -> None:
         ref = walk.refs.get(blob_id)
         if ref is not None and key >= blob.key(blob_id, ref.pieces):
             what = f"it has only {ref.pieces} pieces"
-            walk.report("blobs", key, what, Remedy(Verb.DELETE, "blobs", key))
+            walk.report("blobs", key, what, Remedy(Verb.DELETE, "blobs", key), across=True)
     for key, value in walk.rows("graves", blob.GRAVE_KEY_SIZE):
         blob_id = blob.id_of(key, "graves")
         pieces = U32.unpack(value)[0] if len(value) == U32.size else -1
         if blob_id in walk.refs:
             what = "a record refers to it"
-            walk.report("graves", key, what, Remedy(Verb.DELETE, "graves", key))
+            walk.report("graves", key, what, Remedy(Verb.DELETE, "graves", key), across=True)
         elif found.pop(blob_id, 0) != pieces:
             what = f"it doesn't have {pieces} pieces" if pieces >= 0 else f"the row has {len(value)} bytes"
-            walk.report("graves", key, what, Remedy(Verb.BURY, "blobs", key))
+            walk.report("graves", key, what, Remedy(Verb.BURY, "blobs", key), across=True)
     for blob_id in found.keys() - walk.refs.keys():
         key = blob.grave_key(blob_id)
-        walk.report("blobs", key, "no record refers to it", Remedy(Verb.BURY, "blobs", key))
+        walk.report("blobs", key, "no record refers to it", Remedy(Verb.BURY, "blobs", key), across=True)
 
 
 def _meta(walk: Walk) -> None:
-    _plain_meta(walk)
+    if not walk.light:
+        _plain_meta(walk)
     counted: dict[bytes, tuple[int, ...] | str] = {}
     for view, value in walk.tx.raw.cursor(walk.tx.db.meta).iternext():
         if view[:1] == schema.LOAD_PREFIX:
@@ -325,7 +357,7 @@ def _meta(walk: Walk) -> None:
         else:
             remedy = Remedy(Verb.DELETE, "meta", key)
         what = f"{counted.get(service)} for {service!r}, there are {ready} ready of {pending}, {size} bytes"
-        walk.report("meta", None, what, remedy)
+        walk.report("meta", None, what, remedy, across=True)
     _owned_loads(walk)
 
 
@@ -343,7 +375,7 @@ def _owned_loads(walk: Walk) -> None:
         remedy = Remedy(Verb.DELETE, "meta", key) if load is None else Remedy(Verb.PUT, "meta", key, load)
         pending, size = walk.owned.get(owner, (0, 0))
         what = f"what is counted for the owner {owner!r} is wrong, there are {pending} requests, {size} bytes"
-        walk.report("meta", None, what, remedy)
+        walk.report("meta", None, what, remedy, across=True)
 
 
 def _plain_meta(walk: Walk) -> None:
@@ -386,3 +418,6 @@ _LOOKS: dict[str, Callable[[Walk], None]] = {
     "meta": _meta,
 }
 """How each database is looked at, in this order."""
+
+_ALONE = {"retries", "later", "timers"}
+"""Databases of which nothing is added up."""

@@ -42,7 +42,7 @@ _MOST = 1 << 62
 
 def check_closed(walk: Walk) -> None:
     row, fault = walk.meta_number(CHARGED_KEY, U64)
-    if "bytes" in fault:
+    if "bytes" in fault and not walk.light:
         walk.report("meta", None, f"'charged' {fault}", Remedy(Verb.DELETE, "meta", CHARGED_KEY))
     charged = row[0] if row else _MOST
     first = sound = 0  # the numbers of the first and of the last sound entry
@@ -55,8 +55,9 @@ def check_closed(walk: Walk) -> None:
                 walk.refer("closed", key, ref)
             if sequence > charged:
                 walk.own(header.owner, kept(header, len(record)))
-            verify(key, record, closed_record.DATABASE)
-            closed_record.decode_rest(sequence, header, walk.tx.fetch)
+            if not walk.light:
+                verify(key, record, closed_record.DATABASE)
+                closed_record.decode_rest(sequence, header, walk.tx.fetch)
         except RecordCorrupt as error:
             spoiled[sequence] = str(error)
             continue
@@ -90,14 +91,14 @@ def _end_of_ring(walk: Walk, first: int, sound: int, spoiled: dict[int, str]) ->
     if "bytes" in fault:
         # All that is there is to be archived, once more perhaps: to keep too much does less harm than too little.
         remedy = Remedy(Verb.PUT, "meta", ARCHIVE_KEY, ARCHIVE.pack(1, first - 1 if first else last))
-        walk.report("meta", None, f"'archive' {fault}", remedy)
+        walk.report("meta", None, f"'archive' {fault}", remedy, across=True)
     elif upto > last:
         remedy = Remedy(Verb.PUT, "meta", ARCHIVE_KEY, ARCHIVE.pack(registered, last))
-        walk.report("meta", None, f"the archive has {upto}, the last is {last}", remedy)
+        walk.report("meta", None, f"the archive has {upto}, the last is {last}", remedy, across=True)
 
 
 def _put_sequence(walk: Walk, what: str, right: int) -> None:
-    walk.report("meta", None, what, Remedy(Verb.PUT, "meta", SEQUENCE_KEY, U64.pack(right)))
+    walk.report("meta", None, what, Remedy(Verb.PUT, "meta", SEQUENCE_KEY, U64.pack(right)), across=True)
 
 
 def _stretch(walk: Walk, sound: int, end: int, spoiled: dict[int, str]) -> None:
@@ -119,5 +120,5 @@ def _gaps(walk: Walk, numbers: Iterable[int]) -> None:
         if expected and number > expected:
             missing = range(expected, number) if number - expected <= MOST_MISSING else ()
             remedies = [Remedy(Verb.LOSE_ENTRY, "closed", closed_key(lost)) for lost in missing]
-            walk.report("closed", None, f"{expected} … {number - 1} are missing", *remedies)
+            walk.report("closed", None, f"{expected} … {number - 1} are missing", *remedies, across=True)
         expected = number + 1

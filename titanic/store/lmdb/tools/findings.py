@@ -21,14 +21,18 @@ from typing import NamedTuple
 from titanic.errors import RecordCorrupt
 from titanic.store.lmdb.blob import Ref
 from titanic.store.lmdb.retry_record import Retry
+from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.transaction import Reading
 from titanic.util.ids import SIZE
 
 Progress = Callable[[str, int, int], None]
 """Called now and then with the step, how much is done, and the total: rows of a check, bytes of a copy."""
 
+SLICE = 100
+"""Rows that are read in one transaction of a store that is in use."""
+
 _EVERY = 1000
-"""Rows."""
+"""Rows between two calls of `tell`."""
 
 
 class Problem(NamedTuple):
@@ -63,12 +67,19 @@ class Remedy(NamedTuple):
 class Walk:
     """A walk through the store in a transaction, and what it has found so far.
 
+    With a `store`, the transaction is another one every SLICE rows, so that nothing is pinned for long. What records of
+    several slices say together (`across`) may then be wrong, because the store has changed meanwhile. A walk that is
+    `light` looks only for that.
+
     `refs` are the blobs that records refer to, by id; `loads` are those of the services, by name, and `owned` those of
     the owners, as `meta` counts them; `seen` are the rows that were looked at, of `total` in all databases.
     """
 
-    def __init__(self, tx: Reading) -> None:
+    def __init__(self, tx: Reading, store: LmdbStore | None = None, *, light: bool = False) -> None:
         self.tx = tx
+        self.light = light
+        self._store = store
+        self.across: list[Problem] = []
         self.problems: list[Problem] = []
         self.remedies: list[Remedy] = []
         self.refs: dict[int, Ref] = {}
@@ -79,15 +90,28 @@ class Walk:
 
     def rows(self, name: str, size: int = SIZE, *, or_more: bool = False) -> Iterator[tuple[bytes, memoryview]]:
         """The rows of a database, counted. Those are reported whose keys have not `size` bytes."""
-        for view, value in self.tx.raw.cursor(getattr(self.tx.db, name)).iternext():
-            self.seen += 1
-            if self.seen % _EVERY == 0:
-                self.tell(self.seen, self.total)
-            key = bytes(view)
-            if len(key) == size or (or_more and len(key) > size):
-                yield key, value
-            else:
-                self.report(name, key, "the key has a wrong length", Remedy(Verb.SET_ASIDE, name, key))
+        last = key = b""
+        more = True
+        while more:
+            cursor = self.tx.raw.cursor(getattr(self.tx.db, name))
+            if not (cursor.set_range(last) and (cursor.key() != last or cursor.next()) if last else cursor.first()):
+                return
+            more = False
+            for n, (view, value) in enumerate(cursor.iternext()):
+                if n == SLICE and self._store is not None:
+                    last, more = key, True
+                    break
+                self.seen += 1
+                if self.seen % _EVERY == 0:
+                    self.tell(min(self.seen, self.total), self.total)
+                key = bytes(view)
+                if len(key) == size or (or_more and len(key) > size):
+                    yield key, value
+                elif not self.light:
+                    self.report(name, key, "the key has a wrong length", Remedy(Verb.SET_ASIDE, name, key))
+            if self._store is not None and more:
+                self.tx.__exit__(None, None, None)
+                self.tx = self._store.read().__enter__()
 
     def has(self, name: str, key: bytes) -> bool:
         """Whether a database has a row."""
@@ -118,11 +142,15 @@ class Walk:
         if ref is None:
             return
         if ref.id in self.refs:
-            self.report(where, key, f"blob {ref.id} belongs to another record, too")
+            self.report(where, key, f"blob {ref.id} belongs to another record, too", across=True)
         self.refs[ref.id] = ref
 
-    def report(self, name: str, key: bytes | None, what: str, *remedies: Remedy | None) -> None:
+    def report(self, name: str, key: bytes | None, what: str, *remedies: Remedy | None, across: bool = False) -> None:
+        """`across`: several records that may be of several slices say so together."""
         wanted = [remedy for remedy in remedies if remedy is not None]
         where = name if key is None else f"{name} {key.hex()}"
-        self.problems.append(Problem(where, what, "; ".join(dict.fromkeys(remedy.verb.value for remedy in wanted))))
+        problem = Problem(where, what, "; ".join(dict.fromkeys(remedy.verb.value for remedy in wanted)))
+        self.problems.append(problem)
+        if across:
+            self.across.append(problem)
         self.remedies += wanted
