@@ -1,10 +1,10 @@
 """What a user with one weak key can do to the others: it opens all that it can, and the others' waiting is measured.
 
 The server is a real one with access control. Alice asks at a fixed rate, and each answer is timed from when the
-question was due, so a stall counts for all that it holds up. Quiet spans and spans with the attack take turns; the attack is a
-process of its own with little claim to the processor, as it would be on another machine. It opens connections, with and
-without a handshake, registers workers, has calls wait for a service without workers, stores requests, and waits for
-their replies, as much of each as the server takes.
+question was due, so a stall counts for all that it holds up. Quiet spans and spans with the attack take turns; the
+attack is a process of its own with little claim to the processor, as it would be on another machine. It opens
+connections, with and without a handshake, registers workers, has calls wait for a service without workers, stores
+requests, and waits for their replies, as much of each as the server takes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,13 @@ from support.handshakes import address
 from broker import Worker, credentials
 from titanic import Client
 
-USER = '[users.{0}]\nkeys = ["{0}.key"]\nsubmit = ["{0}.*"]\nwork = ["{0}.*"]\ncall = ["{0}.*"]\nread = "own"\nclose = true\n'
+MAY = """submit = ["{0}.*"]
+work = ["{0}.*"]
+call = ["{0}.*"]
+read = "own"
+close = true
+"""
+USER = '[users.{0}]\nkeys = ["{0}.key"]\n' + MAY
 RATE = 50.0
 """Questions of alice a second; each tenth is a request that is stored, executed, fetched and closed."""
 SPAN = 60.0
