@@ -31,7 +31,7 @@ def read_json(text: bytes | str, max_size: int = MAX_SIZE) -> Any:
         raise _too_deep() from None
     if text.count("[") + text.count("{") > MAX_DEPTH:  # mostly there are fewer
         _check_depth(document)
-    if "\\u" in text:
+    if "\\" in text:
         try:
             json.dumps(document, ensure_ascii=False).encode()
         except UnicodeEncodeError:
