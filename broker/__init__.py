@@ -27,7 +27,7 @@ _MODULES = {
     "broker.core.json_reader": ["read_json"],
     "broker.core.mdp": ["CLIENT_QUEUE", "MALFORMED", "ErrorReply", "error_body", "read_error", "service_fault"],
     "broker.core.endpoints": ["named"],
-    "broker.core.recognition": ["ANSWER", "Kind", "Recognition"],
+    "broker.core.recognition": ["ANSWER", "UNANSWERING", "Kind", "Recognition"],
     "broker.core.requests": ["Request"],
     "broker.core.throttle": ["COUNTED", "LINES", "WINDOW", "Throttle"],
     "broker.core.timers": ["Timers", "earliest"],

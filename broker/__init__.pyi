@@ -35,6 +35,7 @@ from broker.core.mdp import error_body as error_body
 from broker.core.mdp import read_error as read_error
 from broker.core.mdp import service_fault as service_fault
 from broker.core.recognition import ANSWER as ANSWER
+from broker.core.recognition import UNANSWERING as UNANSWERING
 from broker.core.recognition import Kind as Kind
 from broker.core.recognition import Recognition as Recognition
 from broker.core.requests import Request as Request

@@ -26,6 +26,7 @@ from broker.core.client import ClientSession, EventKind, ReplyEvent
 from broker.core.endpoints import named
 from broker.core.json_reader import read_json
 from broker.core.mdp import Frames, read_error, service_fault
+from broker.core.recognition import UNANSWERING
 from broker.core.timers import Backoff, earliest
 from broker.errors import EndpointError, KeyRefused, RemoteError, TimedOut, UsageError
 from broker.io.curve import PROBE_AFTER, Curve, Key, KeyProbe, credentials
@@ -377,7 +378,7 @@ class Client(MdpClient):
             self._flush()
             while session.asking and self._pump(until):
                 pass
-        elif session.foreign is None:  # the version was given
+        elif session.foreign is None and self.config.version != UNANSWERING:  # the version was given
             try:
                 session.foreign = not about_broker(self.call("mmi.broker", "mmi.broker", timeout=timeout, retries=0))
             except RemoteError:

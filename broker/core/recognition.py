@@ -12,6 +12,9 @@ from broker.core.mdp import CLIENT_VERSIONS, ELSEWHERE, EXTENSION, PROCESS, Fram
 ANSWER = 2.5
 """Seconds that a broker to which there is a connection has for its answer."""
 
+UNANSWERING = "majortomo"
+"""The version of a broker that answers no questions, neither of RFC 8 nor of this project."""
+
 _WHO, _ANY = b"mmi.broker", b"mmi.service"
 
 

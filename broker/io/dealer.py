@@ -115,8 +115,12 @@ class Dealer:
                 self._transmit(frames)
             except zmq.Again:  # the broker is gone, or its queue is full as it does not read: the session sends again
                 continue
-        if self._held:
+        if self._held or (self.hold and not self.linked and self.socket is not None):
             self._release()
+
+    def open(self, number: int) -> None:
+        """Make a connection, and say nothing yet."""
+        self._open(number)
 
     @property
     def _writable(self) -> bool:

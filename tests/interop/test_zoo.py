@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -38,7 +39,7 @@ COMMANDS = [
     ("ls",),
     ("show", UUID),
     ("retry", UUID),
-    ("purge", "--state", "failed"),
+    ("purge", "--state", "failed", "--service", "echo"),
     ("pause", "echo"),
     ("resume", "echo"),
     ("nodes",),
@@ -93,6 +94,25 @@ def test_a_worker_and_a_queue_at_the_guides(tmp_path: Path) -> None:
             asked(process, *command, "--endpoint", endpoint, "--timeout", "20")
         done = asked(process, "submit", "echo", "hello", "--wait", "60", "--endpoint", endpoint)
         assert (done.code, done.out) == (0, b"hello"), done.err
+
+
+def test_a_queue_at_majortomos(tmp_path: Path) -> None:
+    """It answers no questions, so it has to be named."""
+    config = replace(QUICK, versions=("majortomo",))
+    with (
+        program("majortomo", tmp_path) as (process, endpoint),
+        serving(tmp_path, broker=endpoint, worker=config),
+        Worker("echo", lambda frames: frames, endpoint, config=config),
+        Client(endpoint, timeout=30, version="majortomo") as client,
+    ):
+        uuid = client.submit("echo", "hello")
+        assert client.wait(uuid, 60) == [b"hello"]
+        late = client.submit("late", "hello")
+        with Worker("late", lambda frames: frames, endpoint, config=config):
+            assert client.wait(late, 60) == [b"hello"]
+        assert client.stats()["dispatch"]["succeeded"] == 2
+        client.close(uuid)
+        assert process.running
 
 
 def guides_titanic(endpoint: str, kept: dict[bytes, Frames]) -> list[Worker]:

@@ -300,7 +300,7 @@ queue_options = together(
         help="With a --broker of another project: an attempt without a reply for this long has failed.",
     ),
     wire_options,
-    broker_version("0.2", "0.1", group=TRAFFIC),
+    broker_version("0.2", "0.1", "majortomo", group=TRAFFIC),
     option(
         "--lanes",
         type=click.IntRange(1, MOST_LANES),

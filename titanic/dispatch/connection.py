@@ -9,6 +9,7 @@ import zmq
 
 from broker import (
     ANSWER,
+    UNANSWERING,
     Channel,
     ClientSession,
     Curve,
@@ -72,6 +73,8 @@ class BrokerDiscovery(Channel):
         self._dealer = Dealer(zmq.Context.instance(), endpoint, watch=True, hold=True, curve=curve)
         self._found = found
         self._recognition = Recognition(versions)
+        self._asks = tuple(versions) != (UNANSWERING,)
+        """Whether the broker is asked; else it is what it was said to be, as soon as there is a connection."""
         self._number = 0
         self._ask_at: float | None = 0.0
         """When the next questions are due; None: they are on their way, or not needed."""
@@ -119,7 +122,11 @@ class BrokerDiscovery(Channel):
             self._shortage.met(error, now)
             self._begin(now)
         if self._ask_at is None and self._dealer.linked:
-            self._ask_at = now + ANSWER
+            if self._asks:
+                self._ask_at = now + ANSWER
+            else:
+                self.kind = Kind(UNANSWERING, ours=False)
+                self._found(self.kind)
 
     def close(self) -> None:
         self._dealer.close()
@@ -129,6 +136,11 @@ class BrokerDiscovery(Channel):
         self.kind, self._ask_at = None, when
 
     def _ask(self, now: float) -> None:
+        if not self._asks:
+            self._number += 1
+            self._ask_at = None
+            self._dealer.open(self._number)
+            return
         questions = self._recognition.ask() if self._dealer.socket is not None else []
         if not questions:  # it is a new connection, or has to be one
             self._begin(now)

@@ -16,7 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from broker import ClientConfig, ClientSession, ErrorReply, EventKind, Loop
+from broker import UNANSWERING, ClientConfig, ClientSession, ErrorReply, EventKind, Loop
 from titanic.dispatch.attempts import Send
 from titanic.dispatch.connection import BrokerDiscovery, Connection
 from titanic.dispatch.core import DispatchCore
@@ -66,6 +66,8 @@ class ForeignTransport:
         asking = ClientSession(ClientConfig(timeout=MMI_TIMEOUT, retries=0, version=version))
         self._asking = Connection(asking, endpoint, discovery, watch=True, lost=self._lost, heard=wake)
         self._names: deque[bytes] = deque()
+        self._answers = version != UNANSWERING
+        """Whether it says which services have workers; else each may have some."""
         self._asked = b""
         loop.add(self._asking)
 
@@ -109,6 +111,8 @@ class ForeignTransport:
 
     def ask_presence(self, names: Sequence[bytes], now: float) -> None:
         self._names.extend(names)
+        if not self._answers:
+            self._wake()
 
     def survey(self, now: float) -> None:
         """RFC 8 knows no such question."""
@@ -117,6 +121,8 @@ class ForeignTransport:
         for connection in self._busy:
             connection.flush(now)
         self._asking.flush(now)
+        if not self._answers:
+            return
         if not self._names and self._busy and not self._asking.open:
             self._names.append(tsp.REQUEST)  # a question only so that there is a connection to watch
         if self._names and not len(self._asking.session):
@@ -125,6 +131,9 @@ class ForeignTransport:
             self._asking.flush(now)
 
     def deliver_results(self, now: float) -> None:
+        while self._names and not self._answers:
+            name = self._names.popleft()
+            self._core.present(name, self._share(name), now)
         for _, _, body in self._events(self._asking, now):
             self._core.present(self._asked, self._share(self._asked) if body == [b"200"] else 0, now)
         for connection in list(self._busy):

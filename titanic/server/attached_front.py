@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from broker import Kind, credentials
+from broker import UNANSWERING, Kind, credentials
 from titanic.config import ServerConfig
 from titanic.dispatch.connection import BrokerDiscovery
 from titanic.dispatch.dispatcher import Dispatcher
@@ -37,6 +37,12 @@ FOREIGN = (
     " the first one is doing; with 'titanic broker' neither happens"
 )
 """P2 and P4 need a broker that knows which worker has a request, and gives back what no worker has."""
+
+
+SAYS_NOTHING = (
+    "the broker at %s does not say which services have workers (RFC 8): a request for one without waits there, and is a"
+    " failed attempt after attempt_timeout, %g s"
+)
 
 
 class AttachedFront(Front):
@@ -100,6 +106,8 @@ class AttachedFront(Front):
             log.info("the broker at %s is one of this project, and speaks MDP %s", endpoint, kind.version)
         else:
             log.warning(FOREIGN, endpoint, kind.version, self._config.attempt_timeout)
+        if kind.version == UNANSWERING:
+            log.warning(SAYS_NOTHING, endpoint, self._config.attempt_timeout)
         if before is None:
             check = DuplicateQueueCheck(
                 endpoint,

@@ -8,7 +8,17 @@ from collections.abc import Callable
 
 import zmq
 
-from broker import ClientConfig, ClientSession, Dealer, EventKind, OutOfSockets, SessionChannel, earliest, read_json
+from broker import (
+    UNANSWERING,
+    ClientConfig,
+    ClientSession,
+    Dealer,
+    EventKind,
+    OutOfSockets,
+    SessionChannel,
+    earliest,
+    read_json,
+)
 from titanic.dispatch.connection import BrokerDiscovery, Shortage
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
@@ -76,7 +86,10 @@ class DuplicateQueueCheck(SessionChannel[ClientSession]):
             return
         if self._asked is None:
             self.session = ClientSession(ClientConfig(PATIENCE, RETRIES, self._discovery.kind.version))
-            self._ask(b"mmi.service", tsp.STATS, now)
+            if self._discovery.kind.version == UNANSWERING:  # nobody says who is registered
+                self._ask(tsp.STATS, b"{}", now)
+            else:
+                self._ask(b"mmi.service", tsp.STATS, now)
         for _, kind, body in self.session.take_events():
             self._learn(body if kind is EventKind.FINAL else None, now)
         try:
@@ -121,7 +134,7 @@ class DuplicateQueueCheck(SessionChannel[ClientSession]):
             self._go_on(now)
             self._done = True
         else:
-            if not self._registered:
+            if not self._registered and self.session.config.version != UNANSWERING:
                 log.info("the queue that is registered at %s does not answer: taking its place", self._endpoint)
             self._go_on(now)
 
