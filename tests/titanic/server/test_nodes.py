@@ -501,6 +501,54 @@ def test_replies_are_kept_while_the_database_is_away_for_longer_than_the_lease(
         assert check(cluster.look) == []
 
 
+def accepted(cluster: Cluster, node: Server) -> list[str]:
+    """A request, as soon as the database is there."""
+    try:
+        return cluster.submit(node, "x", b"1")
+    except Refused:
+        return []
+
+
+def test_a_node_alone_keeps_its_clients_and_workers_while_the_database_is_away(
+    own_server: PostgresServer, tmp_path: Path
+) -> None:
+    cluster = Cluster(own_server.url(own_server.new_database()), tmp_path)
+    with cluster.stack:
+        node = cluster.node(3.0)
+        cluster.worker(node, "x", echo)
+        own_server.stop()
+        until(lambda: not can_dispatch(node) and node.dispatcher.node and node.dispatcher.node._unreached)
+        with Client(node.endpoints[0], timeout=30) as client:
+            with pytest.raises(Refused, match=r"^not stored: "):
+                client.submit("x", "lost")
+            assert client.call("x", b"plain") == [b"plain"]
+        assert (node.elsewhere, node.workers) == ("", {b"x": 1})
+        own_server.start()
+        (uuid,) = until(lambda: accepted(cluster, node))
+        assert cluster.replies([uuid]) == [b"1"]
+
+
+def test_plain_requests_go_on_while_no_node_reaches_the_database(own_server: PostgresServer, tmp_path: Path) -> None:
+    """All send their workers on, and take in those that come; clients find them."""
+    lease = 2.0
+    cluster = Cluster(own_server.url(own_server.new_database()), tmp_path)
+    with cluster.stack as stack:
+        nodes = [cluster.node(lease) for _ in range(2)]
+        for node in nodes:
+            until(lambda node=node: not node.store.news.alone)
+        endpoints = [node.endpoints[0] for node in nodes]
+        stack.enter_context(Worker("x", list, endpoints, config=QUICK))
+        client = stack.enter_context(Client(endpoints, timeout=30))
+        own_server.stop()
+        until(lambda: all(node.elsewhere for node in nodes))
+        end = elapsed() + 3 * lease
+        while elapsed() < end:
+            assert client.call("x", b"plain") == [b"plain"]
+        own_server.start()
+        until(lambda: not any(node.elsewhere for node in nodes))
+        assert client.wait(client.submit("x", "1"), 30) == [b"1"]
+
+
 def test_a_commit_of_which_nobody_was_told_is_found_when_it_was_kept(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
