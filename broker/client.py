@@ -149,7 +149,7 @@ class Conversation:
         if event.kind is not EventKind.GAVE_UP:
             return reply_body(event, "")
         finish(self._look_around(at_once))
-        raise self._silence()
+        raise self._silence(sent=event.sent)
 
     async def _look_around(self, run: Callable[..., Awaitable[Any]]) -> None:
         """Nobody answers: find out why. `run` calls functions that take up to half a second for each server."""
@@ -162,14 +162,15 @@ class Conversation:
             probe.close()
         self._looked = (now, reason, probe)
 
-    def _silence(self) -> TimedOut | KeyRefused:
+    def _silence(self, *, sent: bool) -> TimedOut | KeyRefused:
         """What to raise for a request that nobody has answered."""
         _, reason, probe = self._looked
         if probe is not None and probe.refused:
             return KeyRefused(probe.refused)
         refusals = "" if probe is None else probe.refusals
         advice = "is a broker there?" if reason else "is a broker there, and does the service have a worker?"
-        return TimedOut("; ".join(filter(None, (f"no answer from {self.endpoint}", reason, refusals, advice))), reason)
+        text = "; ".join(filter(None, (f"no answer from {self.endpoint}", reason, refusals, advice)))
+        return TimedOut(text, reason, sent=sent)
 
     def _look_at_probe(self, probe: KeyProbe, now: float) -> None:
         """Raise KeyRefused when it is certain."""

@@ -87,12 +87,13 @@ class TimedOut(BrokerError, TimeoutError):
     """No answer came in time, after all retries.
 
     `reason` says why nobody can be connected to, as in "connection refused at tcp://127.0.0.1:5555"; it is empty when
-    somebody is there.
+    somebody is there. `sent` is False when there was no broker to send the request to: then it has not arrived.
     """
 
-    def __init__(self, text: str, reason: str = "") -> None:
+    def __init__(self, text: str, reason: str = "", *, sent: bool = True) -> None:
         super().__init__(text)
         self.reason = reason
+        self.sent = sent
 
 
 class RemoteError(BrokerError):

@@ -204,7 +204,7 @@ class Client:
         try:
             await asyncio.wait({recognition}, timeout=None if patience == math.inf else patience)
             if not recognition.done():
-                raise await exchange.no_answer()
+                raise await exchange.no_answer(sent=False)
         finally:
             self._asking -= 1
             if recognition.done() or not self._asking:

@@ -117,12 +117,12 @@ class Exchange(Conversation):
         finally:
             self._end(answers)
 
-    async def no_answer(self) -> BrokerError:
+    async def no_answer(self, *, sent: bool) -> BrokerError:
         """What to raise for a request that nobody has answered."""
         if self._looking is None or self._looking.done():
             self._looking = self._loop.create_task(self._look_around(asyncio.to_thread))
         await asyncio.shield(self._looking)
-        return self._silence()
+        return self._silence(sent=sent)
 
     def _begin(self, service: bytes, body: Iterable[Body], timeout: float | None, retries: int | None) -> Answers:
         answers = Answers(self._ask(service, body, timeout, retries))
@@ -142,7 +142,7 @@ class Exchange(Conversation):
         """A part of the reply, and whether it is the last one."""
         event = await answers.next()
         if event.kind is EventKind.GAVE_UP:
-            raise await self.no_answer()
+            raise await self.no_answer(sent=event.sent)
         return self._body_of(event), event.kind is not EventKind.PARTIAL
 
     def _run(self) -> None:

@@ -82,6 +82,8 @@ class ReplyEvent(NamedTuple):
     ticket: int
     kind: EventKind
     body: Frames
+    sent: bool = True
+    """False of a request that was given up before anything of it was sent."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -140,11 +142,11 @@ class RequestSession(Core, Generic[Pending]):
         self._pending[ticket] = pending
         return ticket
 
-    def _finish(self, ticket: int, kind: EventKind, body: Frames) -> None:
+    def _finish(self, ticket: int, kind: EventKind, body: Frames, *, sent: bool = True) -> None:
         """A request has its answer, or is given up."""
         del self._pending[ticket]
         self._deadlines.cancel(ticket)
-        self._events.append(ReplyEvent(ticket, kind, body))
+        self._events.append(ReplyEvent(ticket, kind, body, sent))
 
     def _take_late(self, now: float) -> dict[int, Pending]:
         """The requests that are to be sent again by now. Those that were sent often enough are given up."""
@@ -330,7 +332,7 @@ class ClientSession(RequestSession[_SentRequest]):
 
     def _tried_enough(self, ticket: int, pending: _SentRequest) -> None:
         if pending.farewell is None:
-            super()._tried_enough(ticket, pending)
+            self._finish(ticket, EventKind.GAVE_UP, [], sent=pending.tries > 0)
         else:
             self._finish(ticket, EventKind.FINAL, pending.farewell)
 

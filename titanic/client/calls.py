@@ -105,6 +105,7 @@ class Calls:
             timeout, retries = self._tries(until - began - spent)
         if once:
             timeout, retries = timeout * (1 + retries), 0
+        sent = False
         while True:
             try:
                 if sum(map(frame_size, body)) > LARGE:
@@ -112,7 +113,8 @@ class Calls:
                 return await self.wire.call(service, body, timeout, retries)
             except broker.BrokerError as error:
                 if once or not server_died(error) or time.monotonic() >= until:
-                    raise await self._fault(error, service, time.monotonic() - began) from error
+                    raise await self._fault(error, service, time.monotonic() - began, sent=sent) from error
+                sent = True
                 self._asked_again += 1
                 await self.wire.sleep(PAUSE)  # until it is noticed to be gone; then the broker keeps what is asked
                 timeout, retries = self._tries(until - time.monotonic())
@@ -155,18 +157,21 @@ class Calls:
                 yield message
 
         timeout, retries = lane.timeout, lane.retries
+        sent = False
         try:
             # Other brokers need not be able to tell one client's requests apart: with them it goes one at a time.
             if await self.limits.is_ours(timeout, retries):
                 async for answer in lane.map(service, checked(), window):
+                    sent = True
                     yield answer
                 return
             async for message in messages:
+                sent = True
                 yield await self.wire.call(service, message, timeout, retries)
         except broker.BrokerError as error:
-            raise await self._fault(error, service, timeout * (1 + retries)) from error
+            raise await self._fault(error, service, timeout * (1 + retries), sent=sent) from error
 
-    async def _fault(self, error: broker.BrokerError, service: bytes, waited: float) -> TitanicError:
+    async def _fault(self, error: broker.BrokerError, service: bytes, waited: float, *, sent: bool) -> TitanicError:
         """The error of this package. When somebody is there and does not answer, it may be a broker that no queue
         serves. Only then it is asked."""
         reason = ""
@@ -175,7 +180,7 @@ class Calls:
                 found = await self.wire.call(b"mmi.service", [service], min(LEAST_LOOK, self.timeout), 0)
                 if found == [b"404"]:
                     reason = f"the broker there has no queue (no worker of {service.decode()})"
-        return translate(error, service, self.wire.endpoint, waited, reason)
+        return translate(error, service, self.wire.endpoint, waited, reason, sent=sent)
 
     def _measured(self, service: bytes, message: Sequence[Body]) -> Sequence[Body]:
         """What the broker's limit is for: the options and service of a titanic.submit do not count."""

@@ -203,7 +203,7 @@ class _OwnBrokerTransport:
             )
 
     def deliver_results(self, now: float) -> None:
-        for ticket, kind, body in self.session.take_events():
+        for ticket, kind, body, _ in self.session.take_events():
             send = self._sends.get(ticket)
             try:
                 self._deliver(ticket, send, kind, body, now)

@@ -134,12 +134,12 @@ class ForeignTransport:
         while self._names and not self._answers:
             name = self._names.popleft()
             self._core.present(name, self._share(name), now)
-        for _, _, body in self._events(self._asking, now):
+        for _, _, body, _ in self._events(self._asking, now):
             self._core.present(self._asked, self._share(self._asked) if body == [b"200"] else 0, now)
         for connection in list(self._busy):
             send = self._busy[connection]
             try:
-                for _, kind, body in self._events(connection, now):
+                for _, kind, body, _ in self._events(connection, now):
                     if kind is EventKind.PARTIAL:
                         self._parts.add(connection, body)
                     else:
@@ -151,7 +151,7 @@ class ForeignTransport:
                 fail_delivery(self._core, send, error, now)
 
     @staticmethod
-    def _events(connection: Connection, now: float) -> Sequence[tuple[int, EventKind, Frames]]:
+    def _events(connection: Connection, now: float) -> Sequence[tuple[int, EventKind, Frames, bool]]:
         # The loop ticks connections that were made after the dispatcher later in the round: what they give up there
         # would not be seen before something else happens.
         connection.tick(now)

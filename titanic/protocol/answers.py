@@ -91,12 +91,12 @@ LOOKS = {tsp.REPLY, tsp.WAIT, tsp.LIST, tsp.STATS}
 
 
 def translate(
-    error: broker.BrokerError, service: bytes, endpoint: str, waited: float, reason: str = ""
+    error: broker.BrokerError, service: bytes, endpoint: str, waited: float, reason: str = "", *, sent: bool = False
 ) -> TitanicError:
     """The error of this package for an error of the broker's client. `waited`: seconds since `service` was asked.
-    `reason`: why nobody answers, if somebody is there."""
+    `reason`: why nobody answers, if somebody is there. `sent`: whether it was sent, whatever the error says."""
     if isinstance(error, broker.TimedOut):
-        return _silence(service, endpoint, waited, error.reason or reason)
+        return _silence(service, endpoint, waited, error.reason or reason, sent=sent or error.sent)
     if isinstance(error, broker.UsageError):
         return InvalidRequest(str(error))
     if isinstance(error, broker.KeyRefused):
@@ -118,12 +118,12 @@ def server_died(error: broker.BrokerError) -> bool:
     return isinstance(error, broker.RemoteError) and error.status == 500
 
 
-def _silence(service: bytes, endpoint: str, waited: float, reason: str = "") -> TimedOut:
+def _silence(service: bytes, endpoint: str, waited: float, reason: str = "", *, sent: bool = True) -> TimedOut:
+    arrived = "the request may have arrived all the same" if sent else "the request did not arrive"
     return TimedOut(
         f"nobody answered at {endpoint}",
         f"waited {waited:.3g} s" + (f", {reason}" if reason else ""),
-        "is it running, and is this its endpoint?"
-        + ("" if service in LOOKS else " the request may have arrived all the same"),
+        "is it running, and is this its endpoint?" + ("" if service in LOOKS else f" {arrived}"),
     )
 
 

@@ -90,7 +90,7 @@ class DuplicateQueueCheck(SessionChannel[ClientSession]):
                 self._ask(tsp.STATS, b"{}", now)
             else:
                 self._ask(b"mmi.service", tsp.STATS, now)
-        for _, kind, body in self.session.take_events():
+        for _, kind, body, _ in self.session.take_events():
             self._learn(body if kind is EventKind.FINAL else None, now)
         try:
             self._dealer.send(self.session.take_output())

@@ -180,12 +180,12 @@ class DomoSession(RequestSession[_WaitingRequest]):
         events = self._sessions[connection].take_events()
         if not events:
             return
-        for inner, kind, body in events:
+        for inner, kind, body, sent in events:
             if connection == _QUESTIONS:
                 if kind is EventKind.FINAL:
                     self.ours = body[:1] != [] and body[0].startswith(b"{")
                 continue
-            self._events.append(ReplyEvent(self._tickets.pop((connection, inner)), kind, body))
+            self._events.append(ReplyEvent(self._tickets.pop((connection, inner)), kind, body, sent))
             if connection != _MARKED:
                 self._free.append(connection)
             if kind is EventKind.GAVE_UP:

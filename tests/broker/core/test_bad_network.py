@@ -67,7 +67,7 @@ def test_one_at_a_time(seed: int) -> None:
     for number in range(20):
         ticket = session.request(b"echo", [b"%d" % number], net.now)
         net.run(20_000, lambda: not len(session))
-        assert [event[:] for event in net.events["client"]] == [(ticket, EventKind.FINAL, [b"re:%d" % number])]
+        assert [event[:] for event in net.events["client"]] == [(ticket, EventKind.FINAL, [b"re:%d" % number], True)]
         net.events["client"].clear()
     settle(net)
 

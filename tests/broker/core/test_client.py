@@ -125,7 +125,7 @@ def test_requests_are_given_up_before_the_version_is_known() -> None:
     asking.later(1)
     asking.later(1)
     asking.said_nothing()
-    asking.learned((ticket, GAVE_UP, []))
+    asking.learned((ticket, GAVE_UP, [], False))
     asking.asks(b"hello")
     asking.said_nothing()
     asking.later(0.5)

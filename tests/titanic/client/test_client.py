@@ -340,10 +340,25 @@ def test_nobody_answers() -> None:
         ):
             with pytest.raises(TimedOut, match=fact + "is it running, and is this its endpoint\\?"):
                 ask()
-        with pytest.raises(TimedOut, match="the request may have arrived all the same"):
+        with pytest.raises(TimedOut, match="the request did not arrive"):
             client.submit("echo", "x")
+        with pytest.raises(TimedOut, match="the request did not arrive"):
+            client.submit_many("echo", ["x"])
         with pytest.raises(TimedOut, match=r"is this its endpoint\?$"):
             client.stats()
+
+
+def test_what_was_sent_may_have_arrived() -> None:
+    """The broker is there, and the queue says nothing."""
+    broker = Broker(BrokerConfig())
+    endpoint = broker.bind("tcp://127.0.0.1:*")
+    with (
+        broker,
+        raw_worker(endpoint, b"titanic.submit"),
+        Client(endpoint, timeout=1, retries=0) as client,
+        pytest.raises(TimedOut, match="the request may have arrived all the same"),
+    ):
+        client.submit("echo", "x")
 
 
 def test_a_broker_without_a_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
