@@ -532,6 +532,16 @@ def test_the_process_is_named_where_the_broker_knows_that_word() -> None:
 # -- cancelling and progress ---------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_it_says_that_it_has_other_brokers_to_go_to(several: bool) -> None:
+    for knows, words in (("", []), (', "titanic:elsewhere"', [b"titanic:elsewhere"] * several)):
+        work = Work("0.2", "0.1")
+        work.session.several = several
+        work.session.take_output()
+        work.told(b"MDPC01", b"mmi.broker", b'{"software": "titanic", "knows": ["titanic:1"%s]}' % knows.encode())
+        work.said(b"MDPW02", b"\1", b"echo", b"titanic:1", *words)
+
+
 @pytest.fixture
 def extended() -> Work:
     """At a broker that says that it knows CANCEL and PROGRESS."""
