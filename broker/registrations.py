@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -320,8 +321,8 @@ class WorkerRegistration(Registration):
 
 @lru_cache(maxsize=1)
 def _process_name(pid: int) -> str:
-    """What the workers of this process have in common; another one after a fork."""
-    return os.urandom(8).hex()
+    """What the workers of this process have in common; another one after a fork. The part before the slash is shown."""
+    return f"{socket.gethostname()[:24]}:{pid}/{os.urandom(4).hex()}"
 
 
 def _any_registered(channels: Sequence[WorkerRegistration]) -> bool:

@@ -19,7 +19,7 @@ from broker.access.rules import Guard, Review, Rule
 from broker.access.users import NOBODY, Access, User
 from broker.config import BrokerConfig
 from broker.core.broker import BrokerCore
-from broker.core.mdp import Frames, Output, Peer, error_body
+from broker.core.mdp import PROCESS, Frames, Output, Peer, error_body
 from broker.core.mmi import About, counters
 from broker.core.requests import Request
 from broker.errors import Means, UsageError
@@ -63,6 +63,13 @@ class LocalPeer:
             self._broker.receive_local(self, messages)
         else:
             self._broker.loop.call(self._broker.receive_local, self, messages)
+
+    def worker_of(self, mark: bytes) -> str:
+        """The process whose worker has a request of this peer, by its mark: HOST:PID; empty: none has it, or it does
+        not say. Any thread may ask."""
+        worker = self._broker.core.registry.delivered.get((self, mark))
+        said = b"" if worker is None else worker.process_key[1].removeprefix(PROCESS)
+        return said.partition(b"/")[0].decode("ascii", "replace")
 
     def put(self, frames: Frames) -> None:
         """Called by the broker: a message for this peer."""

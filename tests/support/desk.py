@@ -78,6 +78,12 @@ class Desk:
     def running(self) -> set[bytes]:
         return self.at_work
 
+    def running_since(self, uuids: Collection[bytes]) -> dict[bytes, Any]:
+        return {}
+
+    def worker_of(self, uuid: bytes) -> str:
+        return ""
+
     def progress(self, uuids: Collection[bytes]) -> dict[bytes, Any]:
         return {}
 

@@ -150,7 +150,8 @@ def show(uuid: str, as_json: bool, **where: Any) -> None:
     attempts, dispatched_at  how often it was tried, and when last
     deliveries               how often workers had it before, if that is more
                              than attempts; absent
-    running_since            while a worker of this server has it; absent
+    running_since, worker    while a worker of this server has it: since when,
+                             and its HOST:PID, if it is known; absent
     due                      when it is tried next
     reason                   why it failed, the last time or for good, with
                              what the worker reported
@@ -189,7 +190,8 @@ def _lines(row: RequestInfo) -> Iterator[tuple[str, str]]:
         of = f" of {far['of']:g}" if far["of"] is not None else ""
         yield "progress", f"{far['done']:g}{of}" + (f", {printable(far['text'])}" if far["text"] else "")
     if since := row.get("running_since"):
-        yield "running", f"since {moment(since)}"
+        worker = f", at {printable(row['worker'])}" if "worker" in row else ""
+        yield "running", f"since {moment(since)}{worker}"
     yield "submitted", f"{moment(row['submitted_at'])} ({age(row['submitted_at'])} ago)"
     yield "body", f"{counted(row['body_frames'], 'frame')}, {size(row['body_bytes'])}"
     yield "attempts", str(row["attempts"])

@@ -211,6 +211,10 @@ class Dispatcher(Channel):
         """How far those of these are that are running, as far as their workers have said. Any thread may ask."""
         return known_progress(uuids, self.core.flights, None if self.others is None else self.others.progress)
 
+    def worker_of(self, uuid: bytes) -> str:
+        """The process whose worker has a request, as HOST:PID; empty: it is not known. Any thread may ask."""
+        return "" if self.transport is None else self.transport.worker_of(uuid)
+
     def running_since(self, uuids: Collection[bytes]) -> dict[bytes, int]:
         """When those of these were sent that are in flight, in µs since the epoch. Any thread may ask."""
         now, now_us, flights = time.monotonic(), self._store.now_us(), self.core.flights

@@ -69,6 +69,9 @@ class Transport(Protocol):
     def survey(self, now: float) -> None:
         """Ask for the workers of all services."""
 
+    def worker_of(self, uuid: bytes) -> str:
+        """The process whose worker has a request, as HOST:PID; empty: it is not known. Any thread may ask."""
+
     def push(self, now: float) -> None:
         """Let out what was sent and asked."""
 
@@ -196,6 +199,9 @@ class _OwnBrokerTransport:
         self._names.update(names)
         self.survey(now)
 
+    def worker_of(self, uuid: bytes) -> str:
+        return ""
+
     def survey(self, now: float) -> None:
         if not self._question:
             self._question = self.session.request(
@@ -300,6 +306,12 @@ class LocalTransport(_OwnBrokerTransport):
         `max_message`: bytes of a message that the broker takes."""
         super().__init__(core, max(MAX_REPLY, max_message))
         self._peer = connect(lambda messages: guard(self.receive, messages, time.monotonic()))
+
+    def worker_of(self, uuid: bytes) -> str:
+        try:
+            return self._peer.worker_of(self.session.mark(self._tickets[uuid]))
+        except KeyError:  # it has just been answered
+            return ""
 
     def dismiss(self, now: float) -> None:
         """Not called: no other broker will come."""

@@ -71,6 +71,9 @@ class ForeignTransport:
         self._asked = b""
         loop.add(self._asking)
 
+    def worker_of(self, uuid: bytes) -> str:
+        return ""
+
     @property
     def in_flight(self) -> list[bytes]:
         """UUIDs of what was sent and is not answered."""

@@ -46,6 +46,8 @@ class RequestInfo(TypedDict):
     """How often workers have had it before, where that is more than `attempts`; absent otherwise."""
     running_since: NotRequired[int]
     """When it was sent to a worker, while it is running; absent where that is not known: another node has it."""
+    worker: NotRequired[str]
+    """The process of the worker that has it, as HOST:PID; absent where that is not known."""
     dispatched_at: int
     """When it was sent to a worker, the last time."""
     due: int

@@ -88,6 +88,9 @@ class DispatcherInbox(Protocol):
     def progress(self, uuids: Collection[bytes]) -> Mapping[bytes, Progress]:
         """How far those of these requests are that are running, as far as their workers have said."""
 
+    def worker_of(self, uuid: bytes) -> str:
+        """The process whose worker has a request, as HOST:PID; empty: it is not known."""
+
     def running_since(self, uuids: Collection[bytes]) -> Mapping[bytes, int]:
         """When those of these requests were sent that are running here, in µs since the epoch."""
 

@@ -73,7 +73,10 @@ class ServiceHandler:
         running = None if self._store.remote else self._context.dispatcher.running
         progress, now_us = self._context.dispatcher.progress, self._store.now_us()
         paused, since = self._context.settings.paused, self._context.dispatcher.running_since
-        return list_requests.answer(transaction, ask.body, running, ask.user, now_us, progress, paused, since)
+        worker_of = self._context.dispatcher.worker_of
+        return list_requests.answer(
+            transaction, ask.body, running, ask.user, now_us, progress, paused, since, worker_of
+        )
 
     def _read_stats(self, transaction: ReadTransaction, ask: Ask) -> Frames:
         if ask.user is not None and (fault := lacks_stats(ask.user)) is not None:

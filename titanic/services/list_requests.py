@@ -37,6 +37,9 @@ ProgressOf = Callable[[Collection[bytes]], Mapping[bytes, Progress]]
 SinceOf = Callable[[Collection[bytes]], Mapping[bytes, int]]
 """When these were sent to workers, in µs since the epoch, as far as that is known."""
 
+WorkerOf = Callable[[bytes], str]
+"""The process whose worker has a request, as HOST:PID; empty: it is not known."""
+
 DAMAGED = tsp.failure("not read: a record of the store is damaged; ask who runs the server for a titanic check")
 """For those who must not know whose record."""
 
@@ -50,15 +53,16 @@ def answer(
     progress: ProgressOf | None = None,
     paused: Collection[bytes] = (),
     since: SinceOf | None = None,
+    worker_of: WorkerOf | None = None,
 ) -> Frames:
     """The answer to a titanic.list. `running`: which requests workers have. `user`: who asks, and gets what he may
     read; None: all. Raises Forbidden when that is nothing. `now_us`: the time, for those who ask for it. `progress`:
     how far the workers are; None: nobody knows. `paused`: the services that are. `since`: when requests that run were
-    sent, as far as is known here."""
+    sent, as far as is known here. `worker_of`: the process that has one."""
     if user is not None and (fault := lacks_read(user)) is not None:
         raise Forbidden(fault)
     try:
-        return _answer(transaction, read_options(body), running, user, now_us, progress, paused, since)
+        return _answer(transaction, read_options(body), running, user, now_us, progress, paused, since, worker_of)
     except ValueError as error:
         return tsp.bad_request(str(error))
     except RecordCorrupt:
@@ -76,6 +80,7 @@ def _answer(
     progress: ProgressOf | None,
     paused: Collection[bytes],
     since: SinceOf | None,
+    worker_of: WorkerOf | None,
 ) -> Frames:
     owner = None if user is None or user.reads_all else user.owner
     now_running: Collection[bytes] | None = None if running is None else running()
@@ -113,6 +118,9 @@ def _answer(
         ],
         "next": following.hex() if following else None,
     }
+    for one in document["requests"]:
+        if worker_of is not None and "running_since" in one and (worker := worker_of(bytes.fromhex(one["uuid"]))):
+            one["worker"] = worker
     if options["keys"] is not None:
         document["uuids"] = {key: uuid.hex() for key, uuid in holders.items()}
     if options["now"]:

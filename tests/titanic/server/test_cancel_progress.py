@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ from support.waiting import until
 
 from broker import Worker
 from titanic import Cancelled, Client, Progress, RequestFailed, Server, current
+from titanic.dispatch.transport import LocalTransport
 
 
 @pytest.fixture(params=["integrated", "stand-alone"])
@@ -84,7 +87,10 @@ def test_how_far_it_is_can_be_seen(server: Server, client: Client) -> None:
         assert row["progress"] == expected
         assert client.wait(uuid, 30, on_progress=told) == [b"done"]
         assert heard == [expected]
-        assert "progress" not in client.show(uuid)
+        assert not {"progress", "running_since", "worker"} & client.show(uuid).keys()
+        assert row["submitted_at"] <= row["running_since"] <= client.clock() * 1e6
+        here = isinstance(server.dispatcher.transport, LocalTransport)
+        assert row.get("worker") == (f"{socket.gethostname()[:24]}:{os.getpid()}" if here else None)
 
 
 def test_of_another_attempt_the_progress_begins_anew(server: Server, client: Client) -> None:

@@ -44,6 +44,13 @@ def test_a_request_that_is_tried_again() -> None:
     ]
 
 
+def test_a_request_that_runs() -> None:
+    assert told(state="running")[1:] == [("now", "Running", 0)]
+    row = FRESH | {"state": "running", "running_since": 2_000_000, "worker": "bee:17"}
+    now = life(cast(RequestInfo, row))[-1]
+    assert (now.what, now.at, now.more) == ("Running since", 2_000_000, "at bee:17")
+
+
 def test_a_request_that_is_done() -> None:
     row = FRESH | {"state": "done", "attempts": 1, "dispatched_at": 1_500_000, "finished_at": 3_500_000}
     found = life(cast(RequestInfo, row))

@@ -151,6 +151,7 @@ _REQUEST = record(
         "links": ref("schemas", "Links"),
     },
     {
+        "worker": {"type": "string", "description": "HOST:PID of the worker that has it, as far as it is known."},
         "progress": {"type": "object", "description": "How far its worker is: `done`, `of`, `text`."},
         "running_since": MOMENT,
         "deliveries": {**COUNT, "description": "How often workers have had it, where that is more than `attempts`."},

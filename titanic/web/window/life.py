@@ -43,8 +43,9 @@ def life(row: RequestInfo) -> list[Moment]:
         found.append(Moment(NOW, "Waits for a worker", 0, text))
     elif row["state"] == "running":
         before = f"; workers had it {counted(row['deliveries'], 'time')} before" if row.get("deliveries") else ""
-        text = f"a worker has it, or has it next{before}"
-        found.append(Moment(NOW, "Running", row.get("running_since", 0), text))
+        at = f"at {row['worker']}" if "worker" in row else "a worker has it, or has it next"
+        since = row.get("running_since", 0)
+        found.append(Moment(NOW, "Running since" if since else "Running", since, at + before))
     elif row["state"] == "delayed" and row["attempts"]:
         found.append(Moment(NOW, f"Tried again, attempt {row['attempts'] + 1}", row["due"], "after a pause"))
     if ended:
