@@ -55,6 +55,10 @@ TELL_EVERY = 0.2
 """Seconds between two messages about how far a request is."""
 
 
+STAY_MOST = 3
+"""Times of a heartbeat's patience that a worker stays with a broker that goes on sending it requests."""
+
+
 class SessionState(Enum):
     """Where a worker stands with its broker."""
 
@@ -133,6 +137,10 @@ class WorkerSession(Core):
         self._job = 0
         self._job_running = False
         self._leaving = False
+        self._forgotten_at: float | None = None
+        """When a broker of 0.1 has forgotten a worker that leaves and sends no heartbeats any more."""
+        self._gone_at: float | None = None
+        """When it leaves in any case."""
         self._jobs: list[Job] = []
         self._cancelled = 0
         """The job of which the broker has said that nobody wants its reply."""
@@ -173,6 +181,10 @@ class WorkerSession(Core):
         if self.state is SessionState.AWAY:
             if self._wake_at is not None and now >= self._wake_at and not self._job_running and not self.held:
                 self._connect(now)
+        elif self._forgotten_at is not None and self.state is SessionState.IDLE:
+            if now >= self._forgotten_at:
+                self._gone_at = now
+                self._say_goodbye(now)
         elif now >= self._silent_at and self._minds_silence:
             patience = self.heartbeat.patience
             if self.state is SessionState.IDLE and self.inflow is not None and self.inflow.goes_on(now, patience):
@@ -188,6 +200,8 @@ class WorkerSession(Core):
             return None if self._job_running or self.held else self._wake_at  # a handler is to finish first
         if self.state is SessionState.ASKING:
             return self._silent_at
+        if self._forgotten_at is not None and self.state is SessionState.IDLE:
+            return self._forgotten_at
         deadline = self._send_by if self._sends_heartbeats else math.inf
         if self.state is SessionState.IDLE and self._silent_at < deadline and self._minds_silence:
             deadline = self._silent_at
@@ -415,7 +429,16 @@ class WorkerSession(Core):
         self._send_by -= max(0.0, before - self.heartbeat.interval)
 
     def _say_goodbye(self, now: float) -> None:
-        if self.state in REGISTERED and self.dialect.has(Command.DISCONNECT):
+        """Leave. A broker of 0.1 that is not of this project is not told: the Guide's in Python ends some time after a
+        DISCONNECT. It forgets a worker that sends no heartbeats, which until then works on what comes all the same."""
+        if self.state is SessionState.IDLE and self._asks and self.dialect.name == "0.1":
+            if self._gone_at is None:
+                self._gone_at = now + STAY_MOST * self.heartbeat.patience
+            self._forgotten_at = min(now + self.heartbeat.patience, self._gone_at)
+            if now < self._forgotten_at:
+                return
+            self._output.append((self.connection, None))
+        elif self.state in REGISTERED and self.dialect.has(Command.DISCONNECT):
             self._send(Command.DISCONNECT, (), now)
         self.state = SessionState.AWAY
         self._wake_at = None

@@ -13,15 +13,19 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from support import serving as support
 from support.cli_titanic import Ended, here
 from support.processes import SUPPORT, Process
-from support.serving import QUICK, serving
+from support.serving import serving
 from support.waiting import until
 
 from broker import Worker
 from broker.core.mdp import Frames
 from titanic import Client, InvalidRequest, UnknownRequest
 from titanic.aio import Client as AsyncClient
+
+QUICK = replace(support.QUICK, liveness=4)
+"""A worker leaves such a broker when that has forgotten it."""
 
 UUID = "0" * 32
 

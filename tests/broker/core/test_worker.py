@@ -369,6 +369,47 @@ def test_nothing_is_tried_at_a_broker_that_is_not_there() -> None:
     work.said(b"", b"MDPW01", b"\1", b"echo")
 
 
+def at_another_broker() -> Work:
+    work = asking()
+    work.told(b"", b"MDPC01", b"mmi.broker", b"501")
+    work.said(b"", b"MDPW01", b"\1", b"echo")
+    work.told(b"", b"MDPW01", b"\4")
+    return work
+
+
+def test_another_broker_is_left_when_it_has_forgotten_the_worker() -> None:
+    """The Guide's in Python ends after a DISCONNECT."""
+    work = at_another_broker()
+    work.session.leave(work.now)
+    work.later(5)
+    work.said_nothing()
+    work.told(b"", b"MDPW01", b"\2", b"client", b"", b"late")
+    (job,) = work.session.take_jobs()
+    work.session.final(job.number, [b"done"], work.now)
+    work.said(b"", b"MDPW01", b"\3", b"client", b"", b"done")
+    work.later(9.9)
+    work.said_nothing()
+    assert not work.session.stopped
+    work.later(0.1)
+    work.closed(1)
+    assert work.session.stopped
+
+
+def test_another_broker_that_never_stops_is_left_all_the_same() -> None:
+    work = at_another_broker()
+    work.session.leave(work.now)
+    for _ in range(6):
+        assert not work.session.stopped
+        work.later(5)
+        if not work.session.stopped:
+            work.told(b"", b"MDPW01", b"\2", b"client", b"", b"more")
+            (job,) = work.session.take_jobs()
+            work.session.final(job.number, [b"done"], work.now)
+            work.said(b"", b"MDPW01", b"\3", b"client", b"", b"done")
+    work.closed(1)
+    assert work.session.stopped
+
+
 def test_leaving_while_asking() -> None:
     work = asking()
     work.session.leave(work.now)

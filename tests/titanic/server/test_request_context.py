@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,7 @@ def test_over_a_broker_of_others_there_is_no_context(tmp_path: Path) -> None:
         Process(SUPPORT / "rfc7_broker.py", endpoint, "0.5", "strict", output=tmp_path / "broker.out"),
         serving(tmp_path, broker=endpoint, presence_most=0.1),
         Client(endpoint, timeout=1, retries=60, version="0.1") as client,
-        Worker("echo", notes, endpoint, config=QUICK),
+        Worker("echo", notes, endpoint, config=replace(QUICK, versions=("0.1",))),
     ):
         uuid = client.submit("echo", "x", trace=TRACE)
         assert client.wait(uuid, 60) == [b""]
