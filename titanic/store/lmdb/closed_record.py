@@ -163,7 +163,7 @@ def size(closed: ClosedRecord) -> int:
     return _HEADER.size + texts + len(closed.request.data) + len(closed.reply.data)
 
 
-def pages_elsewhere(record: memoryview) -> int:
+def pages_elsewhere(record: memoryview | bytes) -> int:
     """Pages that an entry has in blobs, at most, without decoding it; 0 when it makes no sense."""
     if len(record) < _HEADER.size:
         return 0
@@ -172,7 +172,7 @@ def pages_elsewhere(record: memoryview) -> int:
     return pages + Ref(0, reply_size, 0).pages if reply == _IN_BLOB else pages
 
 
-def decode_header(sequence: int, record: memoryview) -> ClosedRecord:
+def decode_header(sequence: int, record: memoryview | bytes) -> ClosedRecord:
     """The record's fields, without looking at the checksum. Raises RecordCorrupt when it makes no sense.
 
     The frames are views of the record and last as long as it does.
@@ -222,7 +222,7 @@ def decode_header(sequence: int, record: memoryview) -> ClosedRecord:
     )
 
 
-def decode(sequence: int, record: memoryview, fetch: FetchBlob = refuse_blob) -> ClosedRequest:
+def decode(sequence: int, record: memoryview | bytes, fetch: FetchBlob = refuse_blob) -> ClosedRequest:
     """The whole of it. Raises RecordCorrupt when a checksum is wrong."""
     verify(closed_key(sequence), record, DATABASE)
     return decode_rest(sequence, decode_header(sequence, record), fetch)

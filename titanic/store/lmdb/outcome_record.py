@@ -106,12 +106,12 @@ def may_be(record: memoryview | bytes, states: Collection[int]) -> bool:
     return status in states or status not in _STATUS
 
 
-def decode(uuid: bytes, record: memoryview, fetch: FetchBlob = refuse_blob) -> Outcome:
+def decode(uuid: bytes, record: memoryview | bytes, fetch: FetchBlob = refuse_blob) -> Outcome:
     """The whole outcome. Raises RecordCorrupt when a checksum is wrong."""
     return decode_with(uuid, record, decode_header(uuid, record), fetch)
 
 
-def decode_with(uuid: bytes, record: memoryview, header: OutcomeHeader, fetch: FetchBlob) -> Outcome:
+def decode_with(uuid: bytes, record: memoryview | bytes, header: OutcomeHeader, fetch: FetchBlob) -> Outcome:
     """The whole outcome, when its header is decoded. Raises RecordCorrupt when a checksum is wrong."""
     verify(uuid, record, DATABASE)
     frames = read_frames(uuid, DATABASE, record, header.body_at, header.frame_count, header.ref, fetch)

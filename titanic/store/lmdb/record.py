@@ -53,7 +53,7 @@ def seal(uuid: bytes, prefix: bytes, rest: bytes) -> bytes:
     return prefix + CRC.pack(crc32(rest, crc32(prefix, crc32(uuid)))) + rest
 
 
-def verify(uuid: bytes, record: memoryview, database: str) -> None:
+def verify(uuid: bytes, record: memoryview | bytes, database: str) -> None:
     """Raise RecordCorrupt unless the record's checksum fits."""
     if len(record) < BODY:
         raise RecordCorrupt(uuid, database, f"it has {len(record)} bytes")

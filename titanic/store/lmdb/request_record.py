@@ -156,7 +156,7 @@ def decode_header(uuid: bytes, record: memoryview | bytes) -> RequestHeader:
     )
 
 
-def decode(uuid: bytes, record: memoryview, fetch: FetchBlob = refuse_blob) -> StoredRequest:
+def decode(uuid: bytes, record: memoryview | bytes, fetch: FetchBlob = refuse_blob) -> StoredRequest:
     """The whole request. Raises RecordCorrupt when a checksum is wrong."""
     verify(uuid, record, DATABASE)
     header = decode_header(uuid, record)
@@ -185,7 +185,7 @@ def owner_in(record: memoryview | bytes) -> bytes:
     return bytes(record[at : at + size]) if size <= MAX_OWNER and at + size <= len(record) else b""
 
 
-def decode_body(uuid: bytes, record: memoryview, header: RequestHeader, fetch: FetchBlob) -> list[bytes]:
+def decode_body(uuid: bytes, record: memoryview | bytes, header: RequestHeader, fetch: FetchBlob) -> list[bytes]:
     """The body, when the header was decoded and the checksum verified before. Raises RecordCorrupt."""
     return read_frames(uuid, DATABASE, record, header.body_at, header.frame_count, header.ref, fetch)
 

@@ -79,7 +79,7 @@ def encode(uuid: bytes, retry: Retry) -> bytes:
     return seal(uuid, _PREFIX.pack(format_, flags, min(retry.attempts, 0xFFFF)), rest + cut(retry.reason))
 
 
-def decode(uuid: bytes, record: memoryview) -> Retry:
+def decode(uuid: bytes, record: memoryview | bytes) -> Retry:
     """The retry. Raises RecordCorrupt when the checksum is wrong."""
     verify(uuid, record, DATABASE)
     if len(record) < _HEADER.size or record[0] not in _FORMATS:

@@ -77,7 +77,7 @@ def look_through(walk: Walk, tell: Progress | None = None) -> str:
     """
     walk.total = sum(walk.tx.raw.stat(getattr(walk.tx.db, name))["entries"] for name in {*_LOOKS, "graves"} - {"meta"})
     for name, look in _LOOKS.items():
-        if walk.light and name in _ALONE:
+        if (walk.light and name in _ALONE) or (name == "timers" and walk.knows_all(name)):
             continue
         if tell is not None:
             tell(name, min(walk.seen, walk.total), walk.total)
@@ -121,8 +121,10 @@ def _places(walk: Walk, uuid: bytes, header: RequestHeader, ended: bool) -> None
     prefix = ready_prefix(header.service, header.priority)
     ready = prefix + uuid
     places = ["replies"] if ended else []
-    if walk.has("ready", ready):
+    is_due = past is not None and past.due
+    if walk.has("ready", ready) if ended or is_due else walk.is_indexed("ready", ready):
         places.append("ready")
+        walk.ready[header.service] += 1
     if past and past.due and walk.has("later", later_key(past.due, uuid)):
         places.append("later")
     if len(places) != 1:
@@ -132,7 +134,7 @@ def _places(walk: Walk, uuid: bytes, header: RequestHeader, ended: bool) -> None
     if ended or not expires_at:
         return
     timer = timer_key(EXPIRY, expires_at, uuid)
-    if not walk.has("timers", timer):
+    if not walk.is_indexed("timers", timer):
         walk.report("requests", uuid, "it would never expire", Remedy(Verb.PUT, "timers", timer))
 
 
@@ -160,7 +162,7 @@ def _replies(walk: Walk) -> None:
         else:
             walk.own(request_record.owner_in(request), header.size)
         timer = outcome_record.retention_timer(uuid, header)
-        if not walk.light and not walk.has("timers", timer):
+        if not walk.light and not walk.is_indexed("timers", timer):
             walk.report("replies", uuid, "its retention would never end", Remedy(Verb.PUT, "timers", timer))
 
 
@@ -188,6 +190,10 @@ def _retries(walk: Walk) -> None:
 
 
 def _ready_rows(walk: Walk) -> None:
+    if walk.knows_all("ready"):
+        for service, count in walk.ready.items():
+            walk.loads[service][0] = count
+        return
     for key, value in walk.rows("ready", or_more=True):
         uuid, prefix = schema.uuid_of(key), key[:-SIZE]
         walk.loads.setdefault(schema.service_of(prefix), [0, 0, 0])[0] += 1
@@ -254,7 +260,7 @@ def _keys(walk: Walk) -> None:
             walk.report("keys", key, f"the row has {len(row)} bytes", Remedy(Verb.SET_ASIDE, "keys", key))
             continue
         timer = timer_key(KEY, holder.until, key)
-        if not walk.has("timers", timer):
+        if not walk.is_indexed("timers", timer):
             walk.report("keys", key, "it would never be forgotten", Remedy(Verb.PUT, "timers", timer))
         record = walk.tx.raw.get(holder.uuid, db=walk.tx.db.requests)
         if record is None:

@@ -14,6 +14,7 @@ What a remedy does:
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import NamedTuple
@@ -71,6 +72,9 @@ class Walk:
     several slices say together (`across`) may then be wrong, because the store has changed meanwhile. A walk that is
     `light` looks only for that.
 
+    `indexed` are the rows of `ready` and `timers` that records were found to have, `ready` those of `ready` by service.
+    When these are all rows, the rows need not be looked at.
+
     `refs` are the blobs that records refer to, by id; `loads` are those of the services, by name, and `owned` those of
     the owners, as `meta` counts them; `seen` are the rows that were looked at, of `total` in all databases.
     """
@@ -79,16 +83,20 @@ class Walk:
         self.tx = tx
         self.light = light
         self._store = store
+        self._began = 0 if store is None else tx.raw.id()
         self.across: list[Problem] = []
+        self._has_retries = bool(tx.raw.stat(tx.db.retries)["entries"])
         self.problems: list[Problem] = []
         self.remedies: list[Remedy] = []
         self.refs: dict[int, Ref] = {}
         self.loads: dict[bytes, list[int]] = {}
         self.owned: dict[bytes, list[int]] = {}
+        self.indexed: Counter[str] = Counter()
+        self.ready: Counter[bytes] = Counter()
         self.seen = self.total = 0
         self.tell: Callable[[int, int], None] = lambda seen, total: None
 
-    def rows(self, name: str, size: int = SIZE, *, or_more: bool = False) -> Iterator[tuple[bytes, memoryview]]:
+    def rows(self, name: str, size: int = SIZE, *, or_more: bool = False) -> Iterator[tuple[bytes, bytes]]:
         """The rows of a database, counted. Those are reported whose keys have not `size` bytes."""
         last = key = b""
         more = True
@@ -106,19 +114,36 @@ class Walk:
                     self.tell(min(self.seen, self.total), self.total)
                 key = bytes(view)
                 if len(key) == size or (or_more and len(key) > size):
-                    yield key, value
+                    yield key, bytes(value)  # pieces of a view would cost more
                 elif not self.light:
                     self.report(name, key, "the key has a wrong length", Remedy(Verb.SET_ASIDE, name, key))
             if self._store is not None and more:
                 self.tx.__exit__(None, None, None)
                 self.tx = self._store.read().__enter__()
+                self._has_retries = bool(self.tx.raw.stat(self.tx.db.retries)["entries"])
 
     def has(self, name: str, key: bytes) -> bool:
         """Whether a database has a row."""
         return self.tx.raw.get(key, db=getattr(self.tx.db, name)) is not None
 
+    def is_indexed(self, name: str, key: bytes) -> bool:
+        """Whether `ready` or `timers` has the row that belongs to a record; counts it."""
+        value = self.tx.raw.get(key, db=getattr(self.tx.db, name))
+        if value is None:
+            return False
+        self.indexed[name] += not len(value)
+        return True
+
+    def knows_all(self, name: str) -> bool:
+        """Whether `indexed` are all rows of a database, and the store is still as it was."""
+        if self.light or self.indexed[name] != self.tx.raw.stat(getattr(self.tx.db, name))["entries"]:
+            return False
+        return self._store is None or self.tx.raw.id() == self._began
+
     def past(self, uuid: bytes) -> Retry | None:
         """What `retries` says; None also when that is damaged, which is reported with the retries."""
+        if not self._has_retries:
+            return None
         try:
             return self.tx.past(uuid)
         except RecordCorrupt:
