@@ -71,13 +71,19 @@ class Calls:
         """How often a request was sent that had been sent before."""
         return self._asked_again + self.wire.sent_again
 
-    async def knows_only_rfc9(self, within: float | None = None) -> bool:
+    async def knows_only_rfc9(self, within: float | None = None, service: bytes = tsp.SUBMIT) -> bool:
         """Whether the queue there is one of another project, which has `titanic.request` and no `titanic.submit`. That
-        is asked once, and only at a broker of another project: our own queue may be there, too."""
+        is asked once, and only at a broker of another project: our own queue may be there, too. Without `within`,
+        raises what asking `service` would raise when nobody answers in all its time: that would only wait once more."""
         if self._only_rfc9 is None and time.monotonic() >= self._look_after:
+            began = time.monotonic()
             timeout = self.timeout if within is None else min(self.timeout, max(within, PAUSE))
+            foreign: bool | None = None
             with suppress(broker.BrokerError):  # what is asked for next raises it
-                if not (foreign := await self.wire.is_foreign(timeout)):
+                for _ in range(1 + (self._retries if within is None else 0)):
+                    if (foreign := await self.wire.is_foreign(timeout)) is not None:
+                        break
+                if not foreign:
                     self._only_rfc9 = foreign
                 elif not await self._lacks_submit(timeout):
                     self._only_rfc9 = False if await self._has(tsp.SUBMIT, timeout) else None
@@ -85,6 +91,11 @@ class Calls:
                     await self.wire.sleep(SETTLING)
                     self._only_rfc9 = True if await self._lacks_submit(timeout) else None
             self._look_after = time.monotonic() + LEAST_LOOK
+            if within is None and foreign is None and time.monotonic() >= began + self.patience:
+                try:
+                    await self.wire.call(b"mmi.broker", [b"mmi.broker"], PAUSE, 0)
+                except broker.TimedOut as error:
+                    raise await self._fault(error, service, time.monotonic() - began, sent=False) from error
         return bool(self._only_rfc9)
 
     async def _lacks_submit(self, timeout: float) -> bool:
@@ -96,7 +107,7 @@ class Calls:
     async def ask(self, service: bytes, *body: Body, within: float | None = None, once: bool = False) -> Frames:
         """Ask a service of Titanic, for `within` seconds instead of the usual time. `once`: never send it again."""
         began = time.monotonic()
-        if service not in RFC9 and await self.knows_only_rfc9(within):
+        if service not in RFC9 and await self.knows_only_rfc9(within, service):
             fact = "it is a queue of another project, and knows RFC 9 only: submit, reply, wait and close"
             raise InvalidRequest(f"the queue at {self.wire.endpoint} has no {service.decode()}", fact)
         timeout, retries = (self.timeout, self._retries) if within is None else self._tries(within)

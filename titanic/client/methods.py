@@ -71,7 +71,7 @@ class Methods:
 
     async def reply(self, uuid: str) -> Frames | None:
         """The reply's frames; None while it is pending."""
-        if await self.calls.knows_only_rfc9():
+        if await self.calls.knows_only_rfc9(service=tsp.REPLY):
             ended = await rfc9.outcome(self.calls, uuid)
             if isinstance(ended, Exception):
                 raise ended
