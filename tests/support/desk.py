@@ -91,8 +91,12 @@ class Desk:
         """Workers have these now, and no others."""
         self.at_work = set(uuids)
         if isinstance(self.store, PostgresStore):
+            node = (
+                "INSERT INTO node (incarnation, name, version, endpoints, lease_until) VALUES (1, '', '', '{}', now())"
+            )
             claimed = "UPDATE ready SET incarnation = CASE WHEN uuid = ANY(%s::uuid[]) THEN 1 END"
             with self.store.write() as transaction:
+                transaction.fetch(f"{node} ON CONFLICT DO NOTHING")
                 transaction.fetch(claimed, ids(uuids))
         elif isinstance(self.store, RemoteStore):
             self.store.tables.nodes[1] = 1
