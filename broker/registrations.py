@@ -107,6 +107,9 @@ class Registered:
         self._channels += channels
         self._logs.append(report)
 
+    _passes_on = False
+    """Whether requests are executed by others, so that the end of this process is not the end of their worker."""
+
     _watch = False
     """Whether to learn from the transport when the connection breaks: for protocols without heartbeats."""
 
@@ -119,7 +122,8 @@ class Registered:
 
     def _new_session(self, service: bytes, config: WorkerConfig | None) -> WorkerSession:
         """Protocols other than MDP have their own."""
-        return WorkerSession(service, config, now=time.monotonic(), process=_process_name(os.getpid()))
+        process = "" if self._passes_on else _process_name(os.getpid())
+        return WorkerSession(service, config, now=time.monotonic(), process=process)
 
     def _open(self) -> None:
         """Connect, before it runs. An endpoint that cannot be right raises EndpointError."""

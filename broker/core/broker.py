@@ -457,7 +457,7 @@ class BrokerCore(UnservedRequests):
                 for other in (request, *(one.request for one in process.workers)):
                     if other is not None:
                         other.shared = True
-            self._deliver_again(request, service, now, died)
+            self._deliver_again(request, service, now, died and not worker.passes_on)
         self._proceed(process, now)
         self._drop_unused(service)
 

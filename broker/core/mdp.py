@@ -277,7 +277,8 @@ ELSEWHERE = b"titanic:elsewhere"
 """The worker has other brokers to go to: while it is idle, a DISCONNECT is no harm to it."""
 
 PROCESS = b"titanic:process="
-"""Begins the word in READY that names a worker's process."""
+"""Begins the word in READY that names a worker's process. Without a name: it only passes requests on, as a
+gateway does, and its death says nothing of them."""
 
 MAX_PROCESS = 64
 """Bytes of that word."""

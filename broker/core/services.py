@@ -11,7 +11,7 @@ from typing import Protocol
 from broker.access.users import User
 from broker.config import BrokerConfig
 from broker.core.heartbeat import Heartbeat
-from broker.core.mdp import Command, Frames, Peer, WorkerDialect, service_fault
+from broker.core.mdp import PROCESS, Command, Frames, Peer, WorkerDialect, service_fault
 from broker.core.requests import FairQueue, Request
 from broker.core.timers import Timers
 
@@ -86,6 +86,8 @@ class WorkerPeer:
     """Its own, unless it has said in READY that it shares it with others."""
     process_key: tuple[str, bytes] = ("", b"")
     """Its user, and what it has said."""
+    passes_on: bool = False
+    """Whether its requests are executed elsewhere, so that its death says nothing of them."""
     user: User | None = None
     """Whose it is; None without access control."""
     beat_due: float = -math.inf
@@ -179,6 +181,8 @@ class WorkerRegistry:
     def add(self, worker: WorkerPeer, service: Service, process: bytes, now: float) -> None:
         """A worker has registered. `process`: the name of its process; empty: it did not say."""
         worker.service = service
+        worker.passes_on = process == PROCESS
+        process = b"" if worker.passes_on else process
         worker.process_key = (worker.user.name if worker.user is not None else "", process)
         worker.process = self.processes.setdefault(worker.process_key, WorkerProcess()) if process else WorkerProcess()
         worker.process.workers[worker] = None

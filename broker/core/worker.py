@@ -82,13 +82,13 @@ class WorkerSession(Core):
         *,
         now: float,
         dialect: WorkerDialect | None = None,
-        process: str = "",
+        process: str | None = None,
     ) -> None:
         """`dialect`: a protocol other than MDP; the configuration's versions do not count then. `process`: a name that
-        it shares with the sessions that die with it."""
+        it shares with the sessions that die with it; empty: it only passes requests on."""
         super().__init__()
         self.service = service
-        self._process = process.encode()
+        self._process = None if process is None else process.encode()
         self.config = config or WorkerConfig()
         self._asks = dialect is None and len(self.config.versions) > 1
         versions = self.config.versions
@@ -362,7 +362,7 @@ class WorkerSession(Core):
         words = [EXTENSION] if self._extended else []
         if self._extended and self._rebalances and self.several:
             words.append(ELSEWHERE)
-        if self._extended and self._tells_process and self._process:
+        if self._extended and self._tells_process and self._process is not None:
             words.append(PROCESS + self._process)
         self._send(Command.READY, (self.service, *words), now)
 

@@ -33,11 +33,13 @@ def alerts() -> list[str]:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """The names that a server exports which has a service."""
+    """The names that a server exports which has a service, paused."""
     folder = tmp_path_factory.mktemp("exported")
     arguments = ("serve", "--bind", "tcp://127.0.0.1:*", "--store", folder / "store", "--metrics", "127.0.0.1:0")
     with running(folder / "log", *arguments) as server:
-        here("submit", "s", "x", "--endpoint", server.says(r"serving at ([^;]+);")[1])
+        endpoint = server.says(r"serving at ([^;]+);")[1]
+        here("submit", "s", "x", "--endpoint", endpoint)
+        here("pause", "s", "--endpoint", endpoint)
         url = server.says(r"metrics at (\S+)")[1]
         names: set[str] = set()
         while "titanic_thread_lag_seconds" not in names:  # they are asked for the first time soon

@@ -230,15 +230,16 @@ class Read:
     def waiting(self):
         return dict(Counter(row.new.service for row in self.rows(State.WAITING)))
 
-    def queues(self):
+    def queues(self, skip=()):
         found = {}
         for service in {row.new.service for row in self.rows(*UNENDED)}:
             load = self.load(service)
-            found[service] = interface.QueueFigures(self.waiting().get(service, 0), *load, self.oldest(service))
+            found[service] = interface.QueueFigures(self.waiting().get(service, 0), *load, self.oldest(service, skip))
         return found
 
-    def oldest(self, service):
-        return min((time_of(row.uuid) for row in self.rows(State.WAITING) if row.new.service == service), default=None)
+    def oldest(self, service, skip=()):
+        waiting = [row for row in self.rows(State.WAITING) if row.new.service == service and row.uuid not in skip]
+        return min((time_of(row.uuid) for row in waiting), default=None)
 
     # -- listing and counts ----------------------------------------------------------------------------------
 

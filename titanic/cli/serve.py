@@ -252,7 +252,7 @@ class Queue(serve_run.Subject):
         self._server.stop(begun=False)
 
     def status(self) -> str:
-        running, accepted = self._server.running, self._server.accepted
+        running, accepted = sum(self._server.dispatcher.in_flight().values()), self._server.accepted
         try:
             with self._server.store.read() as transaction:
                 counts = transaction.counts()

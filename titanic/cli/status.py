@@ -44,9 +44,8 @@ def status(as_json: bool, watch: float | None, **where: Any) -> None:
 
     \b
     store            {path, requests, waiting, delayed, replies, used,
-                     capacity, closed, lost}: requests = waiting (running
-                     ones included) + delayed + replies (all that ended);
-                     used and capacity are bytes; closed counts the closed
+                     capacity, closed, lost}: requests = waiting + running +
+                     delayed + replies (all that ended); used and capacity are bytes; closed counts the closed
                      requests that are remembered, lost those that were
                      forgotten before an archive had them
     durability       "synced", "relaxed" or "memory": see serve --help
@@ -141,7 +140,7 @@ def _show(document: dict[str, Any], before: tuple[float, dict[str, Any]] | None 
     how = "" if durability == "synced" else f"; durability {durability}"
     click.echo(
         f"store {printable(store['path'])}: {counted(store['requests'], 'request')}"
-        f" ({max(0, store['waiting'] - running)} waiting, {running} running,"
+        f" ({store['waiting']} waiting, {running} running,"
         f" {store['delayed']} delayed, {store['replies']} ended),"
         f" {size(store['used'])} of {size(store['capacity'])} used, {store['closed']} closed remembered{full}{how}"
     )
@@ -294,7 +293,7 @@ def _look(client: Client) -> Observation:
     while not rows and after is not None:  # a page can be empty and yet not the last
         rows, after = client.list(state="waiting", limit=1, after=after)
     oldest = max(0.0, time.time() - rows[0]["submitted_at"] / 1e6) if rows else None
-    return Observation(document, took, max(0, document["store"]["waiting"] - document["running"]), oldest)
+    return Observation(document, took, document["store"]["waiting"], oldest)
 
 
 def _different_access(document: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from functools import partial
@@ -166,6 +167,7 @@ class Dispatcher(Channel):
         if not self._ending.settled.is_set():
             self.call(self._give_up)
             self._ending.wait_settled(LAST_WRITE, self._may_settle)
+            self.call(self.maintenance.begin)  # back into the queue, for other nodes, too
 
     def _may_settle(self) -> bool:
         return self.alive and self._store.usable
@@ -222,8 +224,8 @@ class Dispatcher(Channel):
         return {uuid: now_us - int((now - one.started) * 1e6) for uuid, one in sent if one is not None}
 
     def in_flight(self) -> dict[bytes, int]:
-        """How many requests of each service are in flight, where there are any. Any thread may ask."""
-        return {name: one.in_flight for name, one in self.core.backlogs.copy().items() if one.in_flight}
+        """How many stored requests of each service are running, where there are any. Any thread may ask."""
+        return dict(Counter(one.backlog.name for one in self.core.flights.copy().values() if not one.closed))
 
     def workers(self) -> dict[bytes, int | None]:
         """How many workers each service has, as a broker elsewhere said lately; None: some, it does not tell how many.
@@ -235,7 +237,7 @@ class Dispatcher(Channel):
 
     def stats(self) -> dict[str, Any]:
         return {
-            "running": len(self.core.flights),
+            "running": sum(self.in_flight().values()),
             "waiting_clients": len(self.waiters),
             "dispatch": dict(self.core.counts),
         }

@@ -114,9 +114,9 @@ def ready(is_so: bool) -> Metric:
 
 def _services(snapshot: ServerSnapshot) -> Iterable[Metric]:
     gauges = {
-        "titanic_requests_waiting": ("Requests that can be executed now, those with workers included.", "waiting"),
+        "titanic_requests_waiting": ("Requests that can be executed now and are not running.", "waiting"),
         "titanic_requests_running": ("Requests that workers have, or the broker while they wait for one.", "running"),
-        "titanic_requests_oldest_seconds": ("Age of the request that waits longest.", "oldest"),
+        "titanic_requests_oldest_seconds": ("Age of the request that waits longest, and is not running.", "oldest"),
     }
     for name, (text, field) in gauges.items():
         yield _labelled(name, text, "service", {key: getattr(load, field) for key, load in snapshot.services.items()})
@@ -150,6 +150,7 @@ def _store(snapshot: ServerSnapshot) -> Iterable[Metric]:
     for name, (text, value) in gauges.items():
         yield GaugeMetricFamily(name, text, value=value)
     yield InfoMetricFamily("titanic_store", "How the store is kept.", value={"durability": snapshot.durability})
+    yield InfoMetricFamily("titanic_store_id", "Which store it is; nodes share one.", value={"id": snapshot.store_id})
     text = "Closed requests that left the ring for want of room before the archive had them."
     yield CounterMetricFamily("titanic_store_lost", text, value=store.lost)
 

@@ -33,6 +33,7 @@ from titanic.server.snapshot import NodeSnapshot, ServerSnapshot, WorkerCounts, 
 from titanic.server.watchdog import Watchdog
 from titanic.services.ask import ServiceContext, ServiceFigures
 from titanic.services.handler import ServiceHandler
+from titanic.services.nodes import rows_of, running_elsewhere
 from titanic.services.ownership import Refusals
 from titanic.services.reader import Reader
 from titanic.store import (
@@ -267,9 +268,13 @@ class Server:
         if workers is None and self.ready:
             workers = self.dispatcher.workers()
         with self.store.read() as transaction:
-            services = service_snapshots(transaction, self.dispatcher.in_flight(), workers, self.store.now_us())
+            node = self.dispatcher.node
+            elsewhere = {} if node is None else running_elsewhere(rows_of(transaction), node.incarnation())
+            running, skip = self.dispatcher.in_flight(), self.dispatcher.running()
+            services = service_snapshots(transaction, running, elsewhere, skip, workers, self.store.now_us())
+            store_id = (transaction.identity() or b"").hex()
             counts, full, disk_full = transaction.counts(), transaction.full(), transaction.disk_full()
-            node = None if self.dispatcher.node is None else self._node_snapshot(self.dispatcher.node, transaction)
+            about_node = None if node is None else self._node_snapshot(node, transaction)
         return ServerSnapshot(
             counted={**self._services.counts, **self.dispatcher.core.counts},
             refused=dict(self._context.refused),
@@ -278,6 +283,7 @@ class Server:
             paused=sorted(name.decode(errors="replace") for name in self.dispatcher.settings.known.paused),
             store=counts,
             durability=self.store.durability,
+            store_id=store_id,
             usable=self.store.usable,
             full=full,
             disk_full=disk_full,
@@ -287,7 +293,7 @@ class Server:
             commit_sizes=self.writer.sizes,
             lags=self.watchdog.lags(time.monotonic()),
             broker=self.front.counters(),
-            node=node,
+            node=about_node,
         )
 
     def _node_snapshot(self, node: dispatch.ClaimingNode, transaction: ReadTransaction) -> NodeSnapshot:

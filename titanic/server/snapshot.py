@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -63,6 +63,8 @@ class ServerSnapshot:
     store: Counts
     durability: Durability
     """What a commit waits for."""
+    store_id: str
+    """Which store it is; empty: it has no id yet."""
     usable: bool
     """Whether the store can be used: its disk may have failed."""
     full: bool
@@ -83,14 +85,21 @@ class ServerSnapshot:
 
 
 def service_snapshots(
-    transaction: ReadTransaction, running: Mapping[bytes, int], workers: WorkerCounts | None, now_us: int
+    transaction: ReadTransaction,
+    running: Mapping[bytes, int],
+    elsewhere: Mapping[bytes, int],
+    skip: Container[bytes],
+    workers: WorkerCounts | None,
+    now_us: int,
 ) -> dict[str, ServiceSnapshot]:
-    """The snapshot of each service with figures of its own, and one of all others together."""
-    waiting = transaction.waiting()
+    """The snapshot of each service with figures of its own, and one of all others together. `elsewhere`: how many are
+    running at other nodes. `skip`: those that are running here."""
+    queues = transaction.waiting().items()
+    waiting = {name: max(0, n - running.get(name, 0) - elsewhere.get(name, 0)) for name, n in queues}
     named = gather(waiting, running, workers)
     found = {}
     for name in named:
-        oldest = transaction.oldest(name)
+        oldest = transaction.oldest(name, skip)
         found[name.decode(errors="replace")] = ServiceSnapshot(
             waiting.get(name, 0),
             running.get(name, 0),

@@ -10,6 +10,7 @@ Both ways to run Titanic use this. Where asks come from and how answers go back 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -86,9 +87,19 @@ class ServiceHandler:
         if incarnation is not None and nodes.wants_nodes(ask.body):
             return [tsp.OK, json.dumps(nodes.listed(transaction, me)).encode()]
         disk_full = transaction.disk_full()
+        rows = () if incarnation is None else nodes.rows_of(transaction)
+        elsewhere = nodes.running_elsewhere(rows, me)
+        running = Counter(self._context.figures().running) + Counter(elsewhere)
+        counts = transaction.counts()
         document: dict[str, Any] = {
-            "store": {"path": self._store.place, **transaction.counts()._asdict()},
-            "services": {name.decode(errors="replace"): count for name, count in transaction.waiting().items()},
+            "store": {
+                "path": self._store.place,
+                **counts._replace(waiting=max(0, counts.waiting - running.total()))._asdict(),
+            },
+            "services": {
+                name.decode(errors="replace"): max(0, count - running[name])
+                for name, count in transaction.waiting().items()
+            },
             "durability": self._store.durability,
             "accepting": not (disk_full or transaction.full()),
             "disk_full": disk_full,
@@ -98,10 +109,11 @@ class ServiceHandler:
         if readers := self._store.readers():
             document["readers"] = [reader._asdict() for reader in readers]
         if incarnation is not None:
-            document |= nodes.shared(transaction, me, document["running"])
+            document |= nodes.shared(rows, me, document["running"])
         if service_stats.wants_services(ask.body):
             here, limits = self._context.figures, self._context.limits
-            document["by_service"] = service_stats.each(transaction, here, limits, self._context.settings.all)
+            skip, settings = self._context.dispatcher.running(), self._context.settings.all
+            document["by_service"] = service_stats.each(transaction, here, limits, settings, skip, elsewhere)
             if ask.user is None or ask.user.admin:
                 refused = self._context.forbidden().items()
                 document["refusals"] = [{"user": user, "action": action, "count": n} for (user, action), n in refused]

@@ -34,10 +34,23 @@ def listed(transaction: ReadTransaction, me: int | None) -> dict[str, Any]:
     return {"nodes": [document(row, me) for row in rows]}
 
 
-def shared(transaction: ReadTransaction, me: int | None, running: int) -> dict[str, Any]:
+def rows_of(transaction: ReadTransaction) -> Sequence[NodeRow]:
+    """The nodes that share the store."""
+    return cast(NodesReadTransaction, transaction).nodes()
+
+
+def running_elsewhere(rows: Sequence[NodeRow], me: int | None) -> dict[bytes, int]:
+    """How many requests of each service the others have with workers, as they said last."""
+    total: Counter[bytes] = Counter()
+    for row in rows:
+        if row.incarnation != me:
+            total.update({name.encode(): running for name, (_, running) in row.services.items()})
+    return dict(total)
+
+
+def shared(rows: Sequence[NodeRow], me: int | None, running: int) -> dict[str, Any]:
     """What titanic.stats says of a store that nodes share: `running` over all of them, of which so many are in flight
     here; the node that is asked, and the others."""
-    rows = cast(NodesReadTransaction, transaction).nodes()
     own = [row for row in rows if row.incarnation == me]
     others = [row for row in rows if row.incarnation != me]
     about = _about(own[0]) | {"shard": own[0].shard} if own else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from titanic.config import ServiceLimits
@@ -27,9 +27,12 @@ def each(
     here: Callable[[], ServiceFigures],
     limits: Mapping[bytes, ServiceLimits],
     settings: ServiceSettings,
+    skip: Container[bytes],
+    elsewhere: Mapping[bytes, int],
 ) -> dict[str, Any]:
-    """The services that there are, by name."""
-    queues, figures = transaction.queues(), here()
+    """The services that there are, by name. `skip`: the requests that are running here; `elsewhere`: how many of each
+    service are at other nodes."""
+    queues, figures = transaction.queues(skip), here()
     running, workers, ended = figures.running, figures.workers, figures.ended
     names = queues.keys() | running.keys() | workers.keys() | ended.keys() | limits.keys() | settings.keys()
     found = {}
@@ -38,7 +41,7 @@ def each(
         here_running = running.get(name, 0)
         done, failed, expired = ended.get(name, (0, 0, 0))
         found[name.decode(errors="replace")] = {
-            "waiting": max(0, queue.ready - here_running),
+            "waiting": max(0, queue.ready - here_running - elsewhere.get(name, 0)),
             "delayed": max(0, queue.unended - queue.ready),
             "running": here_running,
             "bytes": queue.bytes,

@@ -174,11 +174,12 @@ class ReadTransaction(Protocol):
     def waiting(self) -> dict[bytes, int]:
         """How many requests each service has in the queue, without counting. Those without any are absent."""
 
-    def queues(self) -> dict[bytes, QueueFigures]:
-        """What each service has to do, of those that have something."""
+    def queues(self, skip: Container[bytes] = ()) -> dict[bytes, QueueFigures]:
+        """What each service has to do, of those that have something. `skip`: see `oldest`."""
 
-    def oldest(self, service: bytes) -> int | None:
-        """When the oldest request in the service's queue was submitted; None when the queue is empty."""
+    def oldest(self, service: bytes, skip: Container[bytes] = ()) -> int | None:
+        """When the oldest request in the service's queue was submitted that is not in `skip`, nor, in a store that
+        nodes share, claimed by a node; None when there is none."""
 
     # -- listing and counts ----------------------------------------------------------------------------------
 

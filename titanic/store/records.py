@@ -168,7 +168,7 @@ class Load(NamedTuple):
 
 class QueueFigures(NamedTuple):
     """What a service has to do: requests in its queue, those that have not ended (delayed ones included), their bytes,
-    and when the oldest in the queue was submitted; None: there is none."""
+    and when the oldest in the queue was submitted that waits; None: there is none."""
 
     ready: int
     unended: int

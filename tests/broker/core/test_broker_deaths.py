@@ -126,6 +126,20 @@ def test_a_worker_that_leaves_has_not_died_and_deliveries_are_counted(broker: Pl
     broker.refused(b"1", b"500")
 
 
+def test_the_death_of_what_passes_requests_on_says_nothing_of_them(broker: Play) -> None:
+    """A gateway has many workers: none of them runs alone in it, or is charged for its end."""
+    for name in ("a", "b"):
+        broker.worker_of("", name)
+    broker.sends(b"1", alone=True)
+    broker.sends(b"2", alone=True)
+    for name, body in (("a", b"1"), ("b", b"2")):
+        broker.working(name, body)
+        broker.lost(name)
+        broker.told_nothing(QUEUE)
+        broker.worker_of(f"p{name}", f"{name}'s successor")
+        broker.working(f"{name}'s successor", body)
+
+
 def test_plain_requests_keep_their_deliveries(broker: Play) -> None:
     for name in ("a", "b"):
         broker.worker_of("p", name)

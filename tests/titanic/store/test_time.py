@@ -161,7 +161,7 @@ def test_a_dead_request_gets_another_life(store, status):
     assert retry(store, uuid)
     with store.read() as txn:
         (row,) = txn.next_ready(b"echo", None, 9, 1 << 20)
-        assert row[1:] == (uuid, 0, [b"body"], 3, 0, b"", b"")
+        assert row[1:] == (uuid, 0, [b"body"], 3, 0, b"", b"", 0)
         assert txn.describe(uuid).reason == ""
     assert not retry(store, uuid)
     assert finish(store, uuid)

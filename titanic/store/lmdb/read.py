@@ -15,7 +15,7 @@ from titanic.store.lmdb.idempotency_key import row_key
 from titanic.store.lmdb.lmdb_errors import ENOUGH, is_still_refused
 from titanic.store.lmdb.record import verify
 from titanic.store.lmdb.retry_record import expiry
-from titanic.store.lmdb.schema import PAGE, due_of, odd_row, ready_prefix, unpack, uuid_of
+from titanic.store.lmdb.schema import PAGE, due_of, odd_row, unpack, uuid_of
 from titanic.store.lmdb.transaction import Reading
 from titanic.store.records import Counts, Load, Outcome, Pending, QueueFigures, ReadyRow, Retention, StoredRequest
 from titanic.store.states import State
@@ -134,32 +134,33 @@ def waiting(tx: Reading) -> dict[bytes, int]:
     return {service: load[0] for service, load in _loads_by_service(tx).items() if load[0]}
 
 
-def oldest(tx: Reading, service: bytes) -> int | None:
-    """When the oldest request in the service's queue was submitted, in µs since the epoch; None: it is empty."""
+def oldest(tx: Reading, service: bytes, skip: Container[bytes] = ()) -> int | None:
+    """When the oldest request in the service's queue was submitted that is not in `skip`, in µs since the epoch; None:
+    there is none."""
     cursor = tx.raw.cursor(tx.db.ready)
-    times = []
-    for priority in range(10):
-        prefix = ready_prefix(service, priority)
-        if cursor.set_range(prefix) and (key := bytes(cursor.key())).startswith(prefix):
-            times.append(time_of(uuid_of(key)))
+    times, prefix, rank = [], service + b"\0", 0
+    there = cursor.set_range(prefix)
+    while there:
+        key = bytes(cursor.key())
+        if not key.startswith(prefix):
+            break
+        uuid = uuid_of(key)
+        if uuid in skip:
+            there = cursor.next()
+            continue
+        times.append(time_of(uuid))
+        rank = key[len(prefix)] + 1
+        there = rank < 10 and cursor.set_range(prefix + bytes((rank,)))
     return min(times, default=None)
 
 
-def queues(tx: Reading) -> dict[bytes, QueueFigures]:
-    """What each service has to do, of those that have something."""
+def queues(tx: Reading, skip: Container[bytes] = ()) -> dict[bytes, QueueFigures]:
+    """What each service has to do, of those that have something; the oldest of those that are not in `skip`."""
     tx.put_counters()
-    cursor = tx.raw.cursor(tx.db.ready)
-    found = {}
-    for service, (ready, unended, size) in _loads_by_service(tx).items():
-        times, prefix, rank = [], service + b"\0", 0
-        while ready and rank < 10 and cursor.set_range(prefix + bytes((rank,))):
-            key = bytes(cursor.key())
-            if not key.startswith(prefix):
-                break
-            times.append(time_of(uuid_of(key)))
-            rank = key[len(prefix)] + 1
-        found[service] = QueueFigures(ready, unended, size, min(times, default=None))
-    return found
+    return {
+        service: QueueFigures(ready, unended, size, oldest(tx, service, skip) if ready else None)
+        for service, (ready, unended, size) in _loads_by_service(tx).items()
+    }
 
 
 def load(tx: Reading, service: bytes) -> Load:

@@ -58,8 +58,7 @@ class ServiceCounts(NamedTuple):
 def counts_of(at: float, stats: Mapping[str, Any]) -> Counts:
     """The counters in an answer of titanic.stats."""
     store, since, ended = stats["store"], stats["since_start"], stats["dispatch"]
-    running = stats["running"]
-    waiting = max(0, store["waiting"] - running)
+    running, waiting = stats["running"], store["waiting"]
     source = str(stats.get("queue", ""))
     return Counts(at, source, since["accepted"], ended["succeeded"], ended["failed"], waiting, running)
 

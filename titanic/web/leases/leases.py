@@ -142,6 +142,10 @@ class Leases:
                 self._over.popitem(last=False)
 
 
+class _LeaseWorker(Worker):
+    _passes_on = True
+
+
 class _Taker:
     """One worker of Majordomo for one request."""
 
@@ -152,7 +156,7 @@ class _Taker:
         self._seconds = seconds
         settings = leases._settings
         try:
-            self.worker = Worker(
+            self.worker = _LeaseWorker(
                 service,
                 self._work,
                 settings.endpoint,

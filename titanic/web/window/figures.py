@@ -79,7 +79,4 @@ def service_of(sample: Sample, name: str) -> Service:
     if row is None:
         return Service(name, sample.stats["services"].get(name, 0), workers=workers)
     limits = {limit: most for limit, most in row["limits"].items() if most is not None}
-    figures = {figure: row[figure] for figure in FIGURES}
-    if not row["waiting"]:  # it may be one that runs
-        figures["oldest"] = None
-    return Service(name, workers=workers, limits=limits, **figures)
+    return Service(name, workers=workers, limits=limits, **{figure: row[figure] for figure in FIGURES})

@@ -34,9 +34,13 @@ _ROWS = f"""
 
 _WAITING = "SELECT name, sum(ready)::bigint FROM titanic.load WHERE kind = 's' GROUP BY name HAVING sum(ready) > 0"
 
-_OLDEST = """
+_UNCLAIMED = """(incarnation IS NULL OR EXISTS (
+    SELECT FROM titanic.node AS n WHERE n.incarnation = ready.incarnation AND n.lease_until = '-infinity'))"""
+"""Of a row of `ready`: it waits. What a node has claimed is running, or is about to."""
+
+_OLDEST = f"""
     SELECT one.uuid FROM generate_series(0, 9) AS p (rank) CROSS JOIN LATERAL
-    (SELECT uuid FROM titanic.ready WHERE service = %s AND rank = p.rank ORDER BY uuid LIMIT 1) one"""
+    (SELECT uuid FROM titanic.ready WHERE service = %s AND rank = p.rank AND {_UNCLAIMED} ORDER BY uuid LIMIT 1) one"""
 
 _FIRST_DUE = """
     SELECT (SELECT expires_at FROM titanic.expiring WHERE uuid <> ALL(%s::uuid[]) ORDER BY expires_at LIMIT 1),
@@ -118,10 +122,10 @@ def next_due(
     return min(times, default=None)
 
 
-_QUEUES = """
+_QUEUES = f"""
 SELECT l.name, l.ready, l.waiting, l.bytes, ARRAY(
     SELECT one.uuid FROM generate_series(0, 9) AS p (rank) CROSS JOIN LATERAL (
-        SELECT uuid FROM titanic.ready WHERE service = l.name AND rank = p.rank ORDER BY uuid LIMIT 1
+        SELECT uuid FROM titanic.ready WHERE service = l.name AND rank = p.rank AND {_UNCLAIMED} ORDER BY uuid LIMIT 1
     ) AS one WHERE l.ready > 0)
 FROM (
     SELECT name, sum(ready)::bigint AS ready, sum(waiting)::bigint AS waiting, sum(bytes)::bigint AS bytes
@@ -134,8 +138,9 @@ def waiting(tx: Looking) -> dict[bytes, int]:
     return dict(tx.fetch(_WAITING))
 
 
-def oldest(tx: Looking, service: bytes) -> int | None:
-    """When the oldest request in the service's queue was submitted, in µs since the epoch; None: it is empty."""
+def oldest(tx: Looking, service: bytes, skip: Container[bytes] = ()) -> int | None:
+    """When the oldest request in the service's queue was submitted that no node has claimed, in µs since the epoch;
+    None: there is none."""
     return min(
         (
             time_of(uuid)
@@ -148,7 +153,7 @@ def oldest(tx: Looking, service: bytes) -> int | None:
     )
 
 
-def queues(tx: Looking) -> dict[bytes, QueueFigures]:
+def queues(tx: Looking, skip: Container[bytes] = ()) -> dict[bytes, QueueFigures]:
     """What each service has to do, of those that have something."""
     found: dict[bytes, QueueFigures] = {}
     for name, ready, unended, size, firsts in tx.fetch(_QUEUES):
