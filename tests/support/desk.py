@@ -87,9 +87,6 @@ class Desk:
     def progress(self, uuids: Collection[bytes]) -> dict[bytes, Any]:
         return {}
 
-    def running_since(self, uuids: Collection[bytes]) -> dict[bytes, int]:
-        return {}
-
     def work_on(self, *uuids: bytes) -> None:
         """Workers have these now, and no others."""
         self.at_work = set(uuids)
