@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from support.serving import QUICK, config
 from support.waiting import until
 
 from broker import Worker
-from titanic import Client, Refused, Server
+from titanic import Client, Refused, Server, TimedOut
 from titanic.store.postgres.connections import pool, stall_guard
 from titanic.store.postgres.tools import check
 
@@ -25,7 +26,7 @@ def submitted(client: Client, number: int) -> str:
     def tried() -> str:
         try:
             return client.submit("echo", b"%d" % number, key=f"number {number}")
-        except Refused:
+        except (Refused, TimedOut):
             return ""
 
     return until(tried)
@@ -55,3 +56,23 @@ def test_all_that_was_accepted_is_done(tmp_path: Path, monkeypatch: pytest.Monke
         with server.store.read() as transaction:
             assert transaction.counts()[:4] == (len(stored), 0, 0, len(stored))
         assert check(server.store) == []
+
+
+def test_a_leader_that_stands_still_is_left_as_soon_as_the_lease_has_found_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stall_guard, "PATIENCE", 1000.0)
+    with (
+        new_pair() as pair,
+        Server(config(tmp_path, store=pair.url(pair.primary.new_database()))) as server,
+        Worker("echo", lambda frames: frames, server.endpoints[0], config=QUICK),
+        Client(server.endpoints[0], timeout=30) as client,
+    ):
+        stored = [submitted(client, number) for number in range(5)]
+        pair.primary.pause()
+        began = time.monotonic()
+        pair.promote(isolated=True)
+        stored.append(submitted(client, 5))
+        print(f"nothing was accepted for {time.monotonic() - began:.1f} s")
+        for number, uuid in enumerate(stored):
+            assert client.wait(uuid, 60) == [b"%d" % number]
