@@ -1,16 +1,14 @@
-"""Archives that Spark writes and reads: wherever they are, and with a session of Spark Connect."""
+"""Archives that Spark writes and reads: wherever they are."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
 
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 from support.archiving import in_ring, read_files, rewrite, rows, run
 from support.cli_data import titanic_data
-from support.connect import Remote
 from support.ring import fill, ring
 
 from titanic.store import open_store
@@ -32,14 +30,6 @@ def test_a_path_is_no_pattern(spark: SparkSession, tmp_path: Path, name: str) ->
     pq.write_table(read_files(Archive.open(archive).files()), whole)
     done = titanic_data("report", "bodies", "--parquet", whole, "--json")
     assert len(done.json) > 0
-
-
-def test_an_archive_by_spark_connect(spark: SparkSession, tmp_path: Path) -> None:
-    store, archive = ring(tmp_path / "store", 20), tmp_path / "archive"
-    remote = cast(SparkSession, Remote(spark))
-    assert run(store, archive, SparkEngine(remote)).rows == 20
-    assert rows(archive) == in_ring(store, 1, 20)
-    assert archive_frame(remote, archive).count() == 20
 
 
 def test_files_from_before_there_were_owners(spark: SparkSession, tmp_path: Path) -> None:

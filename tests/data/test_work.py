@@ -8,13 +8,11 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from support.connect import Remote
 from support.processes import PYTHONPATH
 from support.serving import QUICK
 from support.waiting import until
@@ -45,26 +43,6 @@ def test_batches_of_requests(spark: SparkSession, server: Server, client: Client
     assert [replies[uuid] for uuid in uuids] == [[b"BODY %d" % n] for n in range(300)]
     assert len(worker.batches) < 60
     assert max(worker.batches) <= 64
-
-
-def test_batches_by_spark_connect(
-    spark: SparkSession, server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("titanic_data.spark_worker.LOOK", 0.05)
-    looks = 0
-
-    class Counting(Remote):
-        @property
-        def version(self) -> str:
-            nonlocal looks
-            looks += 1
-            return str(spark.version)
-
-    with working(cast(SparkSession, Counting(spark)), server, upper) as worker:
-        assert client.wait(client.submit("upper", "a"), 200) == [b"A"]
-        until(lambda: looks > 2)  # idle, it looks whether Spark is still there, and stays
-        assert client.wait(client.submit("upper", "b"), 200) == [b"B"]
-        worker.abandon()
 
 
 def test_what_is_abandoned_is_another_workers(
