@@ -133,6 +133,6 @@ def test_the_client(correlated: bool, version: str, messages: list[list[bytes]])
         stack = (sent or [])[:2] if correlated else []
         reply = {"0.2": [b"MDPC02", b"\3", b"good"], "0.1": [b"MDPC01", b"good"], "majortomo": [b"MDPC02", b"\4"]}
         session.receive(session.connection, [*(stack or [b""]), *reply[version], b"a"], 1.0)
-        assert (ticket, EventKind.FINAL, [b"a"]) in session.take_events()
+        assert (ticket, EventKind.FINAL, [b"a"]) in [event[:3] for event in session.take_events()]
     assert sum(event.kind is EventKind.FINAL for event in session.take_events()) <= 1
     assert session.next_deadline() is None
