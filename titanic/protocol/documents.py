@@ -51,6 +51,8 @@ class AskedNode(TypedDict):
 
     name: str
     draining: bool
+    access: str
+    """As of NodeInfo."""
     shard: int
     incarnation: int
     running: int
@@ -61,6 +63,8 @@ class OtherNode(TypedDict):
 
     name: str
     draining: bool
+    access: str
+    """As of NodeInfo."""
     workers: int
     running: int
     incarnation: int
