@@ -137,12 +137,11 @@ def test_a_reader_that_stands_still_stops_accepting_and_neither_closing_nor_repl
         with store.write() as txn:
             waiting = txn.accept_many([NewRequest(b"echo", [bytes(1000)])] * 1000, NOW)
         reader = long_reader()
-        until(store.readers)
         for count in (20, 1):
             with pytest.raises(StoreFull):  # noqa: PT012
                 while True:
                     live(store, count, 1000 * count)
-        [row] = store.readers()
+        [row] = until(store.readers)
         assert (row.pid, "long_reader" in row.command) == (reader.pid, True)
         assert row.pinned > CAPACITY // 10
         with store.read() as txn:

@@ -31,7 +31,7 @@ GRACE = 5.0
 """Seconds for which requests may be refused because of a process of Titanic that only reads."""
 
 _LONG = 0.5
-"""Seconds; a reader that takes longer is one that counts."""
+"""Seconds; a reader of this process that takes longer counts, and one of another process is shown."""
 _MOST_SHOWN = 200
 
 _Row = tuple[int, str, int]  # pid, thread, transaction
@@ -47,8 +47,8 @@ class Readers:
         self._refused_since: float | None = None
         self._counted = (-1, -1, 0)  # from which transaction on pages were counted, up to which, and how many
 
-    def _long(self) -> list[_Row]:
-        """Those that take long, the oldest first."""
+    def _counted_ones(self) -> list[_Row]:
+        """Those of other processes, and those of this one that take long; the oldest first."""
         now, found = time.monotonic(), {}
         for line in self._env.readers().splitlines()[1:]:
             pid, thread, transaction = line.split()
@@ -56,19 +56,23 @@ class Readers:
                 row = (int(pid), thread, int(transaction))
                 found[row] = self._seen.get(row, now)
         self._seen = found
-        return sorted((row for row, since in found.items() if now - since >= _LONG), key=lambda row: row[2])
+        own = os.getpid()
+        rows = (row for row, since in found.items() if row[0] != own or now - since >= _LONG)
+        return sorted(rows, key=lambda row: row[2])
 
     def list(self) -> list[StoreReader]:
         """Those that take long, the oldest first."""
-        rows, now = self._long(), time.monotonic()
+        rows, now = self._counted_ones(), time.monotonic()
+        ages = {row: now - self._seen.get(row, now) for row in rows}
         return [
-            StoreReader(row[0], _command(row[0]), now - self._seen.get(row, now), self.pinned_by(row[2]))
-            for row in rows
+            StoreReader(row[0], _command(row[0]), age, self.pinned_by(row[2]))
+            for row, age in ages.items()
+            if age >= _LONG
         ]
 
     def pinned(self) -> int:
-        """Bytes that cannot be used again because of readers that take long."""
-        rows = self._long()
+        """Bytes that cannot be used again because of readers."""
+        rows = self._counted_ones()
         if not rows:
             self._refused_since = None
             return 0
@@ -94,8 +98,8 @@ class Readers:
             self.end_ours()
 
     def end_ours(self) -> None:
-        """End the processes of Titanic that only read and take long."""
-        for pid in {row[0] for row in self._long()}:
+        """End the processes of Titanic that only read."""
+        for pid in {row[0] for row in self._counted_ones()}:
             if _name(pid) in (COPY, CHECK):
                 with suppress(OSError):  # it has ended, or is another user's
                     os.kill(pid, signal.SIGKILL)
