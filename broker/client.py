@@ -256,7 +256,11 @@ class Conversation:
     def _flush(self) -> None:
         """Send what there is to send."""
         self._dealer.hold = self._session.careful
-        self._dealer.send(self._session.take_output())
+        try:
+            self._dealer.send(self._session.take_output())
+        except EndpointError:
+            self._session.asked_on = 0  # nothing was sent
+            raise
 
     def _look_elsewhere(self, now: float) -> None:
         """Go to another server when this one is gone or sends us away."""

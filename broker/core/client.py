@@ -204,7 +204,7 @@ class ClientSession(RequestSession[_SentRequest]):
         """Whether the session is correlated, and the broker is one that need not keep envelope stacks."""
         self.foreign: bool | None = None
         """Whether the broker that was found out last is one of another project; None: none was."""
-        self._questions_on = 0
+        self.asked_on = 0
         """The connection on which the broker was asked what it speaks."""
         self._silent_at: float | None = None
         """When its silence says something."""
@@ -287,7 +287,7 @@ class ClientSession(RequestSession[_SentRequest]):
         """The transport says whether a careful connection was made."""
         if not there:
             self._silent_at = None
-        elif self.asking and self._silent_at is None and self._questions_on == self.connection:
+        elif self.asking and self._silent_at is None and self.asked_on == self.connection:
             self._silent_at = now + ANSWER
 
     def request(
@@ -347,8 +347,8 @@ class ClientSession(RequestSession[_SentRequest]):
 
     def greet(self, now: float) -> None:
         """Ask the broker what it speaks, if that is not known and it was not asked on this connection."""
-        if self.asking and self._questions_on != self.connection and self._recognition is not None:
-            self._questions_on = self.connection
+        if self.asking and self.asked_on != self.connection and self._recognition is not None:
+            self.asked_on = self.connection
             self._recognition.begin()
             self._output += [(self.connection, frames) for frames in self._recognition.ask()]
             self._silent_at = None if self.careful else now + ANSWER

@@ -13,7 +13,7 @@ import pytest
 from support.processes import line, script
 from support.waiting import until
 
-from broker import Client, Pipeline, RemoteError, TimedOut, UsageError, Worker, WorkerConfig
+from broker import Client, EndpointError, Pipeline, RemoteError, TimedOut, UsageError, Worker, WorkerConfig
 from broker.core.mdp import Frames
 
 QUICK = WorkerConfig(heartbeat_interval=0.1, liveness=5, reconnect_first=0.01, reconnect_most=0.1)
@@ -151,3 +151,10 @@ def test_the_worker_leaves(endpoint: str) -> None:
 def test_a_client_of_another_version_gets_nothing(endpoint: str) -> None:
     with Client(endpoint, timeout=0.05, retries=1, version="0.2") as client, pytest.raises(TimedOut):
         client.call("mmi.service", b"echo")
+
+
+def test_an_endpoint_that_is_none_is_said_each_time() -> None:
+    with Client("nonsense") as client:
+        for _ in range(2):
+            with pytest.raises(EndpointError, match="nonsense"):
+                client.call("echo", b"x")
