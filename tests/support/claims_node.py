@@ -7,21 +7,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from support.claims_store import LEASE, Outcome
+from support.claims_store import LEASE, Look, Outcome, Settle, Writes
 
 from titanic.dispatch.claim_steps import Claim, Release, Room, Step, Writing
 from titanic.dispatch.lease import Join, Leave, Renew, Standing
-from titanic.store import ReadyRow
+from titanic.store import Bound, ReadyRow
 
 SERVICES = (b"a", b"b")
-DRIFT = 0.02
-"""By how much the clock of a node is too fast or too slow: two of them, twice as much."""
+BOUNDS = {b"b": Bound(running=3)}
+DRIFT = 0.052
+"""By how much the clock of a node is too fast or too slow, at most: as much as the margin allows for two of them."""
+LOOK = 1.5
+"""Seconds from one look for what is to be taken back to the next."""
 
 
 @dataclass(eq=False, slots=True)
 class Attempt:
     """A request that a node has sent to a worker, until that is done with it or never gets it."""
 
+    service: bytes
     uuid: bytes
     number: int
     attempts: int
@@ -31,6 +35,8 @@ class Attempt:
     excused: bool = False
     """Whether others may execute the request meanwhile."""
     begun: bool = False
+    uncounted: bool = False
+    """Whether it was excused once: then it did not count for a bound."""
 
 
 class Node:
@@ -42,10 +48,11 @@ class Node:
         self.alive = True
         self.born = world.now
         self.paused_until = 0.0
-        self.lossy_until = 0.0
-        self.rate = world.dice.uniform(1 - DRIFT, 1 + DRIFT)
+        self.lossy_until = self.cut_until = 0.0
+        self.rate = 1 + DRIFT * world.dice.choice((-1, 1, world.dice.uniform(-1, 1)))
         self.offset = world.dice.uniform(-1e6, 1e6)
         self.core = world.core_kind(world.draw(self), LEASE)
+        self.core.bounds = dict(BOUNDS)
         self.idle = {service: world.dice.choice((0, 1, 2, 4)) for service in SERVICES}
         self.busy: Counter[bytes] = Counter()
         self.queued: dict[bytes, deque[Attempt]] = {service: deque() for service in SERVICES}
@@ -54,6 +61,11 @@ class Node:
         self.writing: set[bytes] = set()
         self.tick_at = float("inf")
         self.dispatched = 0
+        self.own: set[int] = set()
+        self.look_at = 0.0
+        self.looking = False
+        self.recalls: list[tuple[bytes, int]] = []
+        """What is to be taken back, when no claim is on its way."""
 
     def now(self) -> float:
         return self.offset + self.world.now * self.rate
@@ -75,11 +87,22 @@ class Node:
         for take in (core.take_lease, lambda now: core.take_claim(now, self.rooms()), lambda now: core.take_release()):
             op = take(self.now())
             if op is not None:
-                self.world.ask(self, op)
+                uncounted = core.bounded([place.uuid for place in op.places]) if isinstance(op, Release) else []
+                self.world.ask(self, op, Writes([], uncounted))
+        self.own.update(number for number in self.incarnations() if number is not None)
+        if not self.looking and self.world.now >= self.look_at:
+            self.looking = True
+            self.world.ask(self, Look(list(self.own)))
+        if self.recalls and not core.claiming:
+            recalls, self.recalls = self.recalls, []
+            for uuid, _ in recalls:
+                self.take_back(uuid)
+            self.world.ask(self, Settle(recalls))
         if core.writes and self.outcomes.keys() - self.writing:
             uuids = [uuid for uuid in self.outcomes if uuid not in self.writing]
             self.writing.update(uuids)
-            self.world.ask(self, core.writing(uuids), [self.outcomes[uuid] for uuid in uuids])
+            writes = Writes([self.outcomes[uuid] for uuid in uuids], core.bounded(uuids))
+            self.world.ask(self, core.writing(uuids), writes)
         if core.lease.standing is Standing.LEFT:
             self.world.left(self)
         elif (due := core.next_deadline()) is not None:
@@ -119,7 +142,7 @@ class Node:
                     self.core.given_back([row.uuid])
 
     def send(self, service: bytes, uuid: bytes, attempts: int) -> None:
-        attempt = self.world.begin(self, uuid, attempts)
+        attempt = self.world.begin(self, service, uuid, attempts)
         self.dispatched += 1
         self.flights[uuid] = attempt
         self.queued[service].append(attempt)
@@ -137,6 +160,7 @@ class Node:
             self.idle[service] -= 1
             self.busy[service] += 1
             attempt.begun = True
+            world.must(attempt.uuid not in world.settled, f"{attempt.uuid.hex()} is begun after it was taken back")
             world.must(
                 not attempt.excused, f"{attempt.uuid.hex()} is begun at node {self.name} after its lease was lost"
             )
@@ -147,13 +171,26 @@ class Node:
         return self.core.lease.lasts(self.now())
 
     def recall(self, uuid: bytes) -> None:
+        if self.unqueue(uuid):
+            self.world.counts["recalled"] += 1
+            self.core.given_back([uuid])
+
+    def take_back(self, uuid: bytes) -> None:
+        """It was closed: no worker is to get it that has not got it."""
+        if uuid in self.outcomes:
+            return
+        if uuid not in self.flights or self.unqueue(uuid):
+            self.world.counts["taken back"] += uuid in self.core.holds
+            self.core.forgotten(uuid)
+
+    def unqueue(self, uuid: bytes) -> bool:
         attempt = self.flights[uuid]
         for queue in self.queued.values():
             if attempt in queue:
                 queue.remove(attempt)
-                self.world.counts["recalled"] += 1
                 self.over(attempt)
-                self.core.given_back([uuid])
+                return True
+        return False
 
     def over(self, attempt: Attempt) -> None:
         self.world.end(attempt)
@@ -182,8 +219,13 @@ class Node:
         elif isinstance(op, Leave):
             core.left(op)
         elif isinstance(op, Claim):
-            rows, more = found if found is not None else (None, ())
-            self.dispatch(core.claimed(op, rows, more, self.now()))
+            rows, again = found if found is not None else (None, {})
+            self.dispatch(core.claimed(op, rows, (), self.now(), again))
+        elif isinstance(op, Look):
+            self.looked()
+            self.recalls += [one for one in found if one not in self.recalls]
+        elif isinstance(op, Settle):
+            pass
         elif isinstance(op, Release):
             core.released(op)
         else:
@@ -193,7 +235,15 @@ class Node:
                 if uuid not in again:
                     del self.outcomes[uuid]
 
+    def looked(self) -> None:
+        self.looking, self.look_at = False, self.world.now + LOOK
+        self.world.later(LOOK, self.world.at_node, self, lambda: None)
+
     def no_answer(self, op: Any, unchanged: bool) -> None:
+        if isinstance(op, Look | Settle):
+            if isinstance(op, Look):
+                self.looked()
+            return
         self.core.failed(op, self.now(), unchanged=unchanged)
         if isinstance(op, Writing):
             self.world.later(0.5, self.world.at_node, self, self.writing.difference_update, op.uuids)

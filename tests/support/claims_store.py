@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from titanic.dispatch.claim_steps import Claim, Release, Writing
 from titanic.dispatch.lease import Join, LeaseConfig, Leave, Renew
-from titanic.store import Joined, Place, ReadyRow, Renewed, Silent
+from titanic.store import Bound, Joined, Place, ReadyRow, Renewed, Silent
 
 OVER = -1
 """The `lease_until` of an incarnation that is over."""
 MAX_ATTEMPTS = 3
-LEASE = LeaseConfig(lease=4.0, renew=0.8, margin=0.4)
-"""Shorter than usual, so that more happens in a step."""
+LEASE = LeaseConfig(lease=4.0, renew=0.7, margin=0.4)
+"""Shorter than usual, so that more happens in a step; a renewal does not come just as the lease is over."""
+FORGET = 4 * LEASE.lease
+"""Seconds after its end was seen after which a node is forgotten: longer than a statement can be on its way."""
+CONTENDED = 0.02
+"""Seconds after which a service with a bound can be asked for again, for which another claim was not committed."""
 
 
 class Wrong(AssertionError):
@@ -30,6 +34,35 @@ class Outcome(NamedTuple):
     attempts: int
 
 
+class Writes(NamedTuple):
+    """What goes with a Writing or a Release: `uncounted` are those that do not count for bounds any more."""
+
+    outcomes: Sequence[Outcome]
+    uncounted: Sequence[Place]
+
+
+class Look(NamedTuple):
+    """What a node asks now and then: what it is to take back."""
+
+    incarnations: Sequence[int]
+
+
+class Settle(NamedTuple):
+    """No worker can be given these any more by these incarnations."""
+
+    recalls: Sequence[tuple[bytes, int]]
+
+
+@dataclass(eq=False, slots=True)
+class Begun:
+    """A claim that has locked its requests and is not committed."""
+
+    incarnation: int
+    requests: list[Request] = field(default_factory=list)
+    bounds: set[bytes] = field(default_factory=set)
+    again: dict[bytes, float] = field(default_factory=dict)
+
+
 @dataclass(slots=True)
 class Request:
     """A request that has not ended."""
@@ -40,6 +73,8 @@ class Request:
     incarnation: int | None = None
     due: float = 0.0
     """When it is to be tried again; 0: it waits."""
+    locked: bool = False
+    """By a claim that is not committed."""
 
 
 class ModelStore:
@@ -53,6 +88,13 @@ class ModelStore:
         self.ended: dict[bytes, bytes | None] = {}
         """Replies; None for what has failed."""
         self.executions: Counter[bytes] = Counter()
+        self.begun: list[Begun] = []
+        self.bounded: dict[tuple[bytes, bytes], int] = {}
+        """Which incarnation has a request of a service under a bound."""
+        self.recalls: dict[bytes, int] = {}
+        """Closed requests that an incarnation has still to take back."""
+        self.ended_at: dict[int, float] = {}
+        """When the end of a node was seen."""
         self._services: dict[bytes, bytes] = {}
         self._leapt = 0
         self._accepted = 0
@@ -67,7 +109,10 @@ class ModelStore:
         return uuid
 
     def close(self, uuid: bytes) -> None:
-        self.waiting.pop(uuid, None)
+        request = self.waiting.pop(uuid, None)
+        number = request.incarnation if request is not None and not request.due else None
+        if number is not None and self.nodes.get(number) != OVER:
+            self.recalls[uuid] = number
         self.ended.pop(uuid, None)
         self._services.pop(uuid, None)
 
@@ -80,6 +125,26 @@ class ModelStore:
         for request in self.waiting.values():
             if 0 < request.due <= self.world.now:
                 request.due = 0.0
+
+    def forget(self) -> None:
+        """Remove nodes that ended long ago, and what counted for them."""
+        self.bounded = {key: node for key, node in self.bounded.items() if self.nodes.get(node) != OVER}
+        self.recalls = {uuid: node for uuid, node in self.recalls.items() if self.lives(node)}
+        named = {request.incarnation for request in self.waiting.values()} | {*self.bounded.values()}
+        for number in [number for number, until in self.nodes.items() if until == OVER]:
+            since = self.ended_at.setdefault(number, self.world.now)
+            if self.world.now - since >= FORGET and number not in named and not self.is_claiming(number):
+                del self.nodes[number]
+                self.world.counts["forgotten"] += 1
+
+    def is_claiming(self, incarnation: int) -> bool:
+        """Whether its row is locked."""
+        return any(claim.incarnation == incarnation for claim in self.begun)
+
+    def check_claims(self) -> None:
+        for request in self.waiting.values():
+            if request.incarnation is not None and request.incarnation not in self.nodes:
+                raise Wrong(f"{request.uuid.hex()} is claimed by a node that does not exist")
 
     def check_reply(self, uuid: bytes) -> None:
         reply = self.ended[uuid]
@@ -121,16 +186,30 @@ class ModelStore:
     def execute(self, op: Any, extra: Any) -> Any:
         if isinstance(op, Renew):
             return self.renew(op.incarnation, op.silent)
-        if isinstance(op, Claim):
-            return self.claim(op.incarnation, op.wants)
         if isinstance(op, Writing):
-            return self.write(op.incarnation, extra)
+            self.count_no_more(op.incarnation, extra.uncounted)
+            return self.write(op.incarnation, extra.outcomes)
         if isinstance(op, Release):
+            self.count_no_more(op.incarnation, extra.uncounted)
             return self.release(op.incarnation, op.places)
+        if isinstance(op, Look):
+            return [(uuid, node) for uuid, node in self.recalls.items() if node in op.incarnations]
+        if isinstance(op, Settle):
+            return self.settle(op.recalls)
         if isinstance(op, Join):
             return self.join(op.incarnation, op.before, op.held)
         assert isinstance(op, Leave)
         return self.leave(op.incarnations)
+
+    def is_locked(self, op: Any) -> bool:
+        """Whether a statement waits for a claim to be committed."""
+        if isinstance(op, Writing):
+            uuids: Sequence[bytes] = op.uuids
+        elif isinstance(op, Join | Release):
+            uuids = [place.uuid for place in (op.held if isinstance(op, Join) else op.places)]
+        else:
+            return False
+        return any(uuid in self.waiting and self.waiting[uuid].locked for uuid in uuids)
 
     def clock(self) -> int:
         return int(self.world.now * 1e6) + 10**15 + self._leapt
@@ -158,6 +237,10 @@ class ModelStore:
             self.waiting[uuid].incarnation = incarnation
         self.world.counts["taken over"] += len(taken)
         self.world.claimed_again(taken, incarnation)
+        for service, _, uuid in held:
+            if self.bounded.get((service, uuid)) == before:
+                self.bounded[service, uuid] = incarnation
+                self.world.moved(uuid, incarnation)
 
     def is_claimed_by(self, uuid: bytes, incarnation: int) -> bool:
         request = self.waiting.get(uuid)
@@ -174,31 +257,81 @@ class ModelStore:
         return Renewed(True, False, self.others(incarnation))
 
     def is_silent(self, other: Silent) -> bool:
-        return self.nodes[other.incarnation] == other.lease_until
+        return self.nodes.get(other.incarnation) == other.lease_until
 
     def leave(self, incarnations: Sequence[int]) -> None:
         for incarnation in incarnations:
             self.nodes[incarnation] = OVER
 
     def is_free(self, request: Request) -> bool:
-        return request.incarnation is None or not self.lives(request.incarnation)
+        return request.incarnation is None or self.nodes.get(request.incarnation) == OVER
 
-    def claim(self, incarnation: int, wants: dict[bytes, int]) -> Any:
-        if not self.lives(incarnation):
+    def begin(self, op: Claim) -> Begun | None:
+        """Lock what is to be claimed. None: the incarnation is over."""
+        if not self.lives(op.incarnation):
             return None
-        rows: dict[bytes, list[ReadyRow]] = {}
-        for service, count in wants.items():
+        claim = Begun(op.incarnation, bounds={name for name, bound in op.bounds.items() if bound.running})
+        for service, most in op.wants.items():
+            count = self.within(service, most, op.bounds, claim)
             free = [
-                one for one in self.waiting.values() if one.service == service and not one.due and self.is_free(one)
+                one
+                for one in self.waiting.values()
+                if one.service == service and not one.due and not one.locked and self.is_free(one)
             ]
-            for request in sorted(free, key=lambda one: one.uuid)[:count]:
-                if request.incarnation is not None:
-                    self.world.counts["claims of the dead taken"] += 1
-                request.incarnation = incarnation
-                row = ReadyRow(service + b"\4" + request.uuid, request.uuid, request.attempts, [], 0, 0, b"")
-                rows.setdefault(service, []).append(row)
-                self.world.claimed_again([request.uuid], incarnation)
-        return rows, ()
+            claim.requests += sorted(free, key=lambda one: one.uuid)[:count]
+        for request in claim.requests:
+            request.locked = True
+        self.begun.append(claim)
+        return claim
+
+    def within(self, service: bytes, most: int, bounds: Mapping[bytes, Bound], claim: Begun) -> int:
+        """How many may be claimed."""
+        if service not in bounds:
+            return most
+        if any(service in other.bounds for other in self.begun):
+            claim.again[service] = CONTENDED
+            self.world.counts["contended"] += 1
+            return 0
+        running = sum(name == service and self.lives(node) for (name, _), node in self.bounded.items())
+        if most > (left := max(0, bounds[service].running - running)):
+            self.world.counts["bounded"] += 1
+            return left
+        return most
+
+    def commit(self, claim: Begun) -> tuple[dict[bytes, list[ReadyRow]], dict[bytes, float]]:
+        self.undo(claim)
+        rows: dict[bytes, list[ReadyRow]] = {}
+        if claim.requests and not self.lives(claim.incarnation):
+            self.world.counts["claims committed after the end"] += 1
+        for request in claim.requests:
+            if request.incarnation is not None:
+                self.world.counts["claims of the dead taken"] += 1
+            request.incarnation = claim.incarnation
+            row = ReadyRow(request.service + b"\4" + request.uuid, request.uuid, request.attempts, [], 0, 0, b"")
+            rows.setdefault(request.service, []).append(row)
+            if request.service in claim.bounds:
+                self.bounded[request.service, request.uuid] = claim.incarnation
+            if self.lives(claim.incarnation):
+                self.world.claimed_again([request.uuid], claim.incarnation)
+        return rows, claim.again
+
+    def undo(self, claim: Begun) -> None:
+        """Free what is locked."""
+        self.begun.remove(claim)
+        for request in claim.requests:
+            request.locked = False
+
+    def count_no_more(self, incarnation: int, places: Sequence[Place]) -> None:
+        for service, _, uuid in places:
+            if self.bounded.get((service, uuid)) == incarnation:
+                del self.bounded[service, uuid]
+
+    def settle(self, recalls: Sequence[tuple[bytes, int]]) -> None:
+        for uuid, incarnation in recalls:
+            if self.recalls.get(uuid) == incarnation:
+                del self.recalls[uuid]
+                self.world.settled.add(uuid)
+                self.world.counts["settled"] += 1
 
     def release(self, incarnation: int, places: Sequence[Place]) -> None:
         for _, _, uuid in places:

@@ -4,9 +4,11 @@ world = World(seed=3)
 world.run(20_000)          events; faults among them
 world.finish()             heal everything; what was accepted ends
 
-The store executes each statement at one moment, as `titanic/store/claiming.py` says. Statements and their answers are
-late or lost, and some are executed long after their sender has given up. Nodes stand still, die and are drained. Their
-clocks run at rates of their own, and the store's leaps. A `Wrong` says which promise was broken.
+The store executes each statement at one moment, as `titanic/store/claiming.py` says; a claim may be committed later,
+even after the end of its node. Statements and their answers are late or lost, and some are executed long after their
+sender has given up. Nodes stand still, die, lose the store, are drained and are forgotten. Their clocks run at rates of
+their own, some at the edge of what the margin allows, and the store's leaps. How often each fault happens differs from
+seed to seed. A `Wrong` says which promise was broken.
 
 What may run twice (P2): while an attempt goes on, another worker gets the request only if the node that dispatched it
 was killed, or lost its lease: the others did not see it renewed for as long as it lasts. After that no worker of the
@@ -21,9 +23,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from support.claims_node import SERVICES, Attempt, Node
-from support.claims_store import LEASE, ModelStore, Outcome, Wrong
+from support.claims_node import BOUNDS, SERVICES, Attempt, Node
+from support.claims_store import LEASE, Begun, ModelStore, Outcome, Wrong
 
+from titanic.dispatch.claim_steps import Claim
 from titanic.dispatch.claims import ClaimsCore
 from titanic.dispatch.lease import Join, Leave, Renew
 
@@ -33,6 +36,16 @@ BOUND = 3 * LEASE.lease
 """Seconds in which a node can look after the others, after which nothing may be claimed any more by one who is dead, or
 does not know of it."""
 MOST_UNENDED = 40
+FAULTS = {
+    "store away": 0.1,
+    "leapt": 0.15,
+    "stood still": 0.3,
+    "lossy": 0.12,
+    "cut off": 0.3,
+    "killed": 0.12,
+    "drained": 0.12,
+}
+"""How often each is chosen, before a seed makes it rarer or more frequent."""
 
 
 class World:
@@ -47,7 +60,15 @@ class World:
         node_kind: type[Node] = Node,
         nodes: int = 3,
     ) -> None:
-        self.dice = random.Random(seed)
+        self.dice = dice = random.Random(seed)
+        self.faults = {name: often * dice.choice((0, 0.3, 1, 3)) for name, often in FAULTS.items()}
+        self.faults["stood still"] += 0.01  # one of them happens
+        self.loss = dice.choice((0.1, 0.5, 1, 2))
+        """How often statements and answers are lost: times."""
+        self.pauses = dice.choice((0, 0.01, 0.05))
+        """How many claims are committed late."""
+        self.settled: set[bytes] = set()
+        """Closed requests that no worker can be given any more."""
         self.core_kind = core_kind
         self.node_kind = node_kind
         self.now = 0.0
@@ -118,12 +139,13 @@ class World:
         self.healthy = True
         self.down_until = 0.0
         for node in self.nodes:
-            node.lossy_until = 0.0
+            node.lossy_until = node.cut_until = 0.0
             node.idle = {service: max(1, idle) for service, idle in node.idle.items()}
         end = self.now + 400
-        while self.now < end and (self.store.unended() or self.live):
+        while self.now < end and (self.store.unended() or self.live or self.store.recalls):
             self.step()
         self.must(not self.store.unended(), f"never executed: {self.store.unended()}")
+        self.must(not self.store.recalls, "closed requests were never taken back")
         for uuid in self.accepted:
             self.must(uuid in self.store.ended, f"{uuid.hex()} is lost")
 
@@ -132,6 +154,8 @@ class World:
     def start_node(self) -> None:
         self._names += 1
         node = self.node_kind(self, self._names)
+        if self.healthy:
+            node.idle = {service: max(1, idle) for service, idle in node.idle.items()}
         self.nodes.append(node)
         self.at_node(node, lambda: None)
 
@@ -151,6 +175,7 @@ class World:
         for attempts in self.live.values():
             for attempt in attempts:
                 attempt.excused = attempt.excused or attempt.node is node
+                attempt.uncounted = attempt.uncounted or attempt.excused
         for queue in node.queued.values():
             for attempt in queue:
                 self.end(attempt)
@@ -171,7 +196,9 @@ class World:
     def ask(self, node: Node, op: Any, extra: Any = None) -> None:
         """A statement goes to the store. What becomes of it is diced."""
         dice = self.dice
-        fate = 1.0 if self.healthy else dice.random() / (4 if self.now < node.lossy_until else 1)
+        fate = 1.0 if self.healthy else dice.random() / self.loss / (4 if self.now < node.lossy_until else 1)
+        if self.now < node.cut_until and not self.healthy:
+            fate = 0.015
         there, back = (dice.expovariate(100 if dice.random() < 0.8 else 1.2) for _ in range(2))
         limit = LEASE.renew if isinstance(op, Join | Renew | Leave) else GIVE_UP
         if fate > 0.03 and there + back < limit:
@@ -199,14 +226,45 @@ class World:
             if back is not None:
                 self.later(back, self.at_node, node, node.no_answer, op, self.dice.random() < 0.7)
             return
-        found = self.store.execute(op, extra)
         self.counts[type(op).__name__] += 1
+        if isinstance(op, Claim):
+            self.claim(node, op, back)
+            return
+        if self.store.is_locked(op):
+            if back is not None:
+                self.give_up(node, op, GIVE_UP)
+            self.later(0.1, self.execute, node, op, extra, None)
+            return
+        found = self.store.execute(op, extra)
+        if back is not None:
+            self.later(back, self.at_node, node, node.answer, op, found)
+
+    def claim(self, node: Node, op: Claim, back: float | None) -> None:
+        """A claim locks what it claims, and is committed: mostly at once."""
+        begun = self.store.begin(op)
+        if begun is None:
+            if back is not None:
+                self.later(back, self.at_node, node, node.answer, op, None)
+            return
+        if self.healthy or self.dice.random() >= self.pauses:
+            self.later(self.dice.expovariate(200), self.commit, node, op, begun, back)
+            return
+        if back is not None:
+            self.give_up(node, op, self.dice.uniform(0.02, GIVE_UP))
+        self.later(self.dice.uniform(0, 8 * LEASE.lease), self.commit, node, op, begun, None)
+
+    def commit(self, node: Node, op: Claim, begun: Begun, back: float | None) -> None:
+        if self.now < self.down_until:
+            self.store.undo(begun)
+            found = None
+        else:
+            found = self.store.commit(begun)
         if back is not None:
             self.later(back, self.at_node, node, node.answer, op, found)
 
     # -- attempts --------------------------------------------------------------------------------------------
 
-    def begin(self, node: Node, uuid: bytes, attempts: int) -> Attempt:
+    def begin(self, node: Node, service: bytes, uuid: bytes, attempts: int) -> Attempt:
         """A node dispatches a request: here P2 is kept or broken."""
         self.counts["dispatched"] += 1
         self.must(not node.core.draining, "a draining node dispatches")
@@ -220,8 +278,12 @@ class World:
             self.must(other.node is not node, f"{uuid.hex()} runs at this node and is dispatched again")
             self.counts["run twice"] += 1
         self.store.executions[uuid] += 1
-        attempt = Attempt(uuid, self.store.executions[uuid], attempts, node, label or incarnation or 0)
+        attempt = Attempt(service, uuid, self.store.executions[uuid], attempts, node, label or incarnation or 0)
         self.live.setdefault(uuid, []).append(attempt)
+        if service in BOUNDS:
+            running = [one for each in self.live.values() for one in each if one.service == service]
+            count = sum(not one.uncounted for one in running)
+            self.must(count <= BOUNDS[service].running, f"{count} requests of a service run at once")
         return attempt
 
     def end(self, attempt: Attempt) -> None:
@@ -251,6 +313,12 @@ class World:
                 if attempt.node is node and node.alive:
                     attempt.incarnation, attempt.excused = incarnation, False
 
+    def moved(self, uuid: bytes, incarnation: int) -> None:
+        """What runs there counts for a bound under the node's next incarnation, also when it was closed."""
+        for attempt in self.live.get(uuid, ()):
+            if attempt.node is self.owners[incarnation]:
+                attempt.incarnation = incarnation
+
     def freed(self, uuid: bytes) -> None:
         """Others may claim this now, or when its time has come: nobody must be executing it who has its claim."""
         for attempt in self.live.get(uuid, ()):
@@ -266,6 +334,7 @@ class World:
         for attempts in self.live.values():
             for attempt in attempts:
                 attempt.excused = attempt.excused or attempt.incarnation == incarnation
+                attempt.uncounted = attempt.uncounted or attempt.excused
 
     # -- clients, chores, faults -----------------------------------------------------------------------------
 
@@ -300,6 +369,8 @@ class World:
                 return
         else:
             return
+        if uuid in store.waiting and store.waiting[uuid].locked:
+            return
         self.counts["closed"] += 1
         store.close(uuid)
         self.accepted.discard(uuid)
@@ -310,6 +381,8 @@ class World:
         if self.now < self.down_until:
             return
         self.store.promote()
+        self.store.forget()
+        self.store.check_claims()
         if any(self.is_steady(node) for node in self.nodes):
             self.calm += 0.5
         self.look_for_ghosts()
@@ -318,7 +391,7 @@ class World:
 
     def is_steady(self, node: Node) -> bool:
         """Whether it could look at the others for long enough."""
-        disturbed = max(node.born, node.paused_until, node.lossy_until, self.down_until)
+        disturbed = max(node.born, node.paused_until, node.lossy_until, node.cut_until, self.down_until)
         return node.core.writes and self.now - disturbed > 1.5 * LEASE.lease
 
     def is_awake(self, node: Node) -> bool:
@@ -346,21 +419,24 @@ class World:
         dice = self.dice
         stormy = int(self.now / 25) % 3  # faults come in storms; a calm shows what they have left behind
         self.later(dice.expovariate((0.1, 0.6, 2.0)[stormy]), self.fault)
-        what = dice.random()
+        (what,) = dice.choices([*self.faults], [*self.faults.values()])
         node = dice.choice(self.nodes) if self.nodes else None
-        if what < 0.1:
+        if what == "store away":
             self.down_until = self.now + dice.choice((0.5, 2.0, 6.0, 15.0))
             self.counts["store away"] += 1
-        elif what < 0.25:
+        elif what == "leapt":
             self.store.leap(dice.choice((-3600, -4, 4, 3600)))
         elif node is None:
             return
-        elif what < 0.6:
+        elif what == "stood still":
             node.paused_until = self.now + dice.uniform(0, 3 * LEASE.lease)
             self.counts["stood still"] += 1
-        elif what < 0.75:
+        elif what == "lossy":
             node.lossy_until = self.now + dice.uniform(0, 8)
-        elif what < 0.87:
+        elif what == "cut off":
+            node.cut_until = self.now + dice.uniform(LEASE.lease / 2, 2 * LEASE.lease)
+            self.counts["cut off"] += 1
+        elif what == "killed":
             self.kill(node)
         elif not node.core.draining:
             self.at_node(node, node.core.drain)

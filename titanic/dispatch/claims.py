@@ -153,6 +153,8 @@ class ClaimsCore:
             self.lease.hasten(now)
         if not self.lease.is_due(now):
             return None
+        if self.lease.standing is Standing.OUTSIDE:  # others may have claimed as many as the bound allows since its end
+            self.given_back([u for u, hold in self.holds.items() if hold.bounded and hold.step is Step.CLAIMED])
         held = [hold.place for hold in self.holds.values() if hold.step is not Step.RETURNING]
         if self.draining and not held:
             return self.lease.leave(now)

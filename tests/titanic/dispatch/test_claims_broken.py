@@ -1,4 +1,4 @@
-"""Claims broken on purpose, each in another way: the simulated cluster notices, within as many steps as always."""
+"""Claims broken on purpose, each in another way: small simulated clusters notice, of which some have what it takes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from support.claims_node import Node
-from support.claims_store import ModelStore, Outcome, Request, Wrong
+from support.claims_node import DRIFT, Node
+from support.claims_store import Begun, ModelStore, Outcome, Request, Wrong
 from support.claims_world import World
 
 from titanic.dispatch.claim_steps import Release
@@ -15,7 +15,8 @@ from titanic.dispatch.claims import ClaimsCore
 from titanic.dispatch.lease import Join, Lease, LeaseCall, Renew
 from titanic.store import Joined, Place, ReadyRow, Renewed, Silent
 
-STEPS = 20_000
+STEPS = 4_000
+WORLDS = range(3, 103)
 
 
 class CountsFromTheAnswer(Lease):
@@ -36,6 +37,11 @@ class GoesOnAfterItsEnd(Lease):
 class HasNoPatience(Lease):
     def _is_silent(self, since: float, now: float) -> bool:
         return now - since >= self.config.lease / 2
+
+
+class HasNoMargin(Lease):
+    def _extend(self, op: Join | Renew) -> None:
+        super()._extend(op._replace(sent=op.sent + self.config.margin))
 
 
 class NeverLooks(Lease):
@@ -116,12 +122,36 @@ class ReleasesAnything(ModelStore):
                 self.world.freed(uuid)
 
 
+class ForgetsWhoIsClaiming(ModelStore):
+    def is_claiming(self, incarnation: int) -> bool:
+        return False
+
+
+class CountsWithoutALock(ModelStore):
+    """Two nodes count what runs, and both claim what is left."""
+
+    def begin(self, op: Any) -> Begun | None:
+        others, self.begun = self.begun, []
+        claim = super().begin(op)
+        self.begun += others
+        return claim
+
+
+class SettlesAtOnce(Node):
+    """It says that no worker can get what was closed, whatever waits at its broker."""
+
+    def take_back(self, uuid: bytes) -> None: ...
+
+
 class GivesItsWorkersWhateverWaits(Node):
     def lasts(self) -> bool:
         return True
 
 
 BROKEN = [
+    ForgetsWhoIsClaiming,
+    CountsWithoutALock,
+    SettlesAtOnce,
     GivesItsWorkersWhateverWaits,
     CountsFromTheAnswer,
     GoesOnAfterItsLease,
@@ -164,4 +194,34 @@ def finds(world: World) -> bool:
 
 @pytest.mark.parametrize("fault", BROKEN)
 def test_a_fault_is_found(fault: type) -> None:
-    assert any(finds(broken_world(fault, seed)) for seed in range(3, 9))
+    assert any(finds(broken_world(fault, seed)) for seed in WORLDS)
+
+
+class AtTheEdge(Node):
+    """The clock of the first node is slow, that of the second is fast."""
+
+    def __init__(self, world: Any, name: int) -> None:
+        super().__init__(world, name)
+        self.rate = (1 - DRIFT, 1 + DRIFT, 1.0)[(name - 1) % 3]
+
+
+def is_ended_while_its_lease_lasts(lease: type[Lease], seed: int) -> bool:
+    """The slow node loses the store while the others look at it. Nothing else fails."""
+    core = type("Core", (ClaimsCore,), {"lease_kind": lease})
+    world = World(seed, core_kind=core, node_kind=AtTheEdge)
+    world.faults, world.loss, world.pauses = {"leapt": 1.0}, 1e-9, 0
+    try:
+        while world.now < 10 + seed / 20:
+            world.step()
+        world.nodes[0].cut_until = world.now + 8
+        while world.now < 25:
+            world.step()
+    except Wrong:
+        return True
+    assert world.counts["ended by others"]
+    return False
+
+
+def test_the_margin_is_as_large_as_it_must_be() -> None:
+    assert not any(is_ended_while_its_lease_lasts(Lease, seed) for seed in range(30))
+    assert any(is_ended_while_its_lease_lasts(HasNoMargin, seed) for seed in range(30))
