@@ -115,6 +115,11 @@ class WatchedWire(AsyncWire):
         super().__init__(*given)
         self._presence = presence
 
+    async def is_foreign(self, timeout: float) -> bool | None:
+        """Whether a queue of another project is there: a gateway is for one of this project, and to ask takes long when
+        nobody is there."""
+        return False
+
     async def call(self, service: Body, body: Sequence[Body], timeout: float | None, retries: int | None) -> Frames:
         if self._presence.is_away:
             await self._presence.check()
