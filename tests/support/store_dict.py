@@ -294,6 +294,9 @@ class Read:
     def full(self):
         return self.used() >= self.store.capacity
 
+    def room_left(self):
+        return max(0, self.store.capacity - self.used())
+
     def disk_full(self):
         return False
 

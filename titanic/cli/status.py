@@ -51,6 +51,10 @@ def status(as_json: bool, watch: float | None, **where: Any) -> None:
     durability       "synced", "relaxed" or "memory": see serve --help
     accepting        whether there is room for a small request
     disk_full        whether the disk below the store is full
+    full_in          seconds until the store is full at the rate of the
+                     last hour; null: it does not fill, or not known yet
+    refuses_for_room whether a request was refused for want of room within
+                     the last minute
     readers          [{pid, command, age in seconds, pinned}] of processes
                      that have been reading the store's files for long, or
                      of transactions in its database (5 minutes);
@@ -213,6 +217,9 @@ def _workers(client: Client) -> dict[str, int] | None:
     return document if isinstance(document, dict) else None
 
 
+SOON_FULL = 24 * 3600.0
+"""Seconds from which on it is a warning that the store will be full."""
+
 OK, WARNING, CRITICAL, UNKNOWN = 0, 1, 2, 3
 """The exit codes of `health`, as Nagios and its kin read them."""
 
@@ -245,10 +252,10 @@ class Probe(GroupedCommand):
 def health(as_json: bool, max_waiting: int | None, max_age: float | None, reach: Reach) -> None:
     """Report whether the queue is healthy: it answers, it accepts requests, and what waits is within the limits given.
 
-    Prints one line, within two seconds, and exits as Nagios and others expect: 0 healthy, 1 warning (it is slow, more
-    waits than the limits allow, a process that reads the store keeps much of it from being used again, or nodes have
-    different access files), 2 critical (no answer, the store or its disk is full), 3 unknown (wrong usage or another
-    error).
+    Prints one line, within two seconds, and exits as Nagios and others expect: 0 healthy, 1 warning (it is slow, it
+    will be full within a day at the present rate, more waits than the limits allow, a process that reads the store
+    keeps much of it from being used again, or nodes have different access files), 2 critical (no answer, the store
+    or its disk is full), 3 unknown (wrong usage or another error).
 
     --json prints {status: "healthy", "warning", "critical" or "unknown", problems: [text], waiting, oldest}; oldest is
     the age in seconds of the request that has waited longest, or null.
@@ -313,6 +320,11 @@ def judge(found: Observation, timeout: float, max_waiting: int | None, max_age: 
         full.append("the disk of the store is full")
     elif not found.document["accepting"]:
         full.append("the store is full")
+    elif found.document.get("refuses_for_room"):
+        full.append("the store refuses requests: it has no room for those that come")
+    full_in = found.document.get("full_in")
+    if not full and full_in is not None and full_in < SOON_FULL:
+        warnings.append(f"at the present rate the store is full in about {duration(round(full_in / 360) * 360)}")
     for reader in found.document.get("readers", ()):
         store = found.document["store"]
         if reader["pinned"] > PINS_MUCH * store["capacity"] or is_url(store["path"]):  # there it slows down claims

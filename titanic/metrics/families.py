@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import time
@@ -150,6 +151,9 @@ def _store(snapshot: ServerSnapshot) -> Iterable[Metric]:
     for name, (text, value) in gauges.items():
         yield GaugeMetricFamily(name, text, value=value)
     yield InfoMetricFamily("titanic_store", "How the store is kept.", value={"durability": snapshot.durability})
+    text = "Time until the store is full at the rate of the last hour; +Inf while it does not fill."
+    left = math.inf if snapshot.full_in is None else snapshot.full_in
+    yield GaugeMetricFamily("titanic_store_full_in_seconds", text, value=left)
     yield InfoMetricFamily("titanic_store_id", "Which store it is; nodes share one.", value={"id": snapshot.store_id})
     text = "Closed requests that left the ring for want of room before the archive had them."
     yield CounterMetricFamily("titanic_store_lost", text, value=store.lost)

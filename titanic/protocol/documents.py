@@ -120,6 +120,10 @@ class Stats(TypedDict):
     accepting: bool
     """Whether new requests are taken."""
     disk_full: bool
+    full_in: float | None
+    """Seconds until the store is full at the rate of the last hour; None: it does not fill, or it is not known yet."""
+    refuses_for_room: bool
+    """Whether a request was refused for want of room within the last minute."""
     readers: NotRequired[list[StoreReader]]
     """Absent when there are none."""
     since_start: SinceStart

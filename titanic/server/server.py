@@ -273,6 +273,7 @@ class Server:
             running, skip = self.dispatcher.in_flight(), self.dispatcher.running()
             services = service_snapshots(transaction, running, elsewhere, skip, workers, self.store.now_us())
             store_id = (transaction.identity() or b"").hex()
+            full_in = self._context.fill_rate.full_in(time.monotonic(), transaction.room_left)
             counts, full, disk_full = transaction.counts(), transaction.full(), transaction.disk_full()
             about_node = None if node is None else self._node_snapshot(node, transaction)
         return ServerSnapshot(
@@ -286,6 +287,7 @@ class Server:
             store_id=store_id,
             usable=self.store.usable,
             full=full,
+            full_in=full_in,
             disk_full=disk_full,
             readers=self.store.readers(),
             waiting_clients=len(self.dispatcher.waiters),
@@ -331,6 +333,7 @@ class Server:
         try:
             with self.store.read() as transaction:
                 found = {"store": transaction.full(), "disk": transaction.disk_full()}
+                self._context.fill_rate.full_in(time.monotonic(), transaction.room_left)
         except StoreFailed as error:
             if not self.store.remote:
                 raise

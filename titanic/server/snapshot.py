@@ -69,6 +69,8 @@ class ServerSnapshot:
     """Whether the store can be used: its disk may have failed."""
     full: bool
     """Whether the store has no room for a small request."""
+    full_in: float | None
+    """Seconds until that is so, at the present rate; None: it does not fill, or it is not known yet."""
     disk_full: bool
     """Whether the disk has no room for what is written."""
     readers: Sequence[StoreReader]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import threading
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -107,6 +110,31 @@ class ServiceFigures(NamedTuple):
     ended: Mapping[bytes, Sequence[int]] = NOTHING
 
 
+class FillRate:
+    """When the store will be full if it goes on as in the last hour. Any thread may ask: a lock."""
+
+    EVERY, LEAST, SPAN = 60.0, 600.0, 3600.0
+    """Seconds between two looks, from when on they say something, and for how long they count."""
+
+    def __init__(self) -> None:
+        self._looks: deque[tuple[float, int]] = deque()
+        self._lock = threading.Lock()
+
+    def full_in(self, now: float, room: Callable[[], int]) -> float | None:
+        """Seconds until there is no room; None: it does not get less, or it is not known yet. `room`: asks the store
+        for it, about once a minute."""
+        looks = self._looks
+        with self._lock:
+            if not looks or now >= looks[-1][0] + self.EVERY:
+                looks.append((now, room()))
+            while looks[0][0] < now - self.SPAN:
+                looks.popleft()
+            (began, before), (ended, left) = looks[0], looks[-1]
+        if ended - began < self.LEAST or left >= before:
+            return None
+        return max(0.0, left * (ended - began) / (before - left) - (now - ended))
+
+
 REASONS = ("invalid", "forbidden", "store_full", "service_full", "user_full", "busy", "stopping", "disk")
 """Why requests are refused."""
 
@@ -135,6 +163,10 @@ class ServiceContext:
     """The number under which this node claims requests, if it has one now; None: its server has the store to itself."""
     settings: KnownSettings = field(default_factory=KnownSettings)
     """What is set for services. The dispatcher keeps it up to date."""
+    fill_rate: FillRate = field(default_factory=FillRate)
+    """When the store will be full."""
+    refused_full_at: float = -math.inf
+    """When a request was refused for want of room in the store, in monotonic seconds."""
     forbidden: Callable[[], Mapping[tuple[str, str], int]] = dict
     """What users lacked a permission for, by user and action, in the server and its broker."""
     figures: Callable[[], ServiceFigures] = ServiceFigures

@@ -10,6 +10,7 @@ Both ways to run Titanic use this. Where asks come from and how answers go back 
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -26,6 +27,12 @@ from titanic.services.close import CloseWrite
 from titanic.services.reader import Reader, ReadService
 from titanic.services.request_submit import PARSERS, AcceptWrite
 from titanic.store import ReadTransaction, Store
+
+REFUSED_LATELY = 60.0
+"""Seconds for which it is said that a request was refused for want of room."""
+
+LITTLE_ROOM = 0.05
+"""Of the capacity: while there is more room, it is not said."""
 
 
 class ServiceHandler:
@@ -90,7 +97,8 @@ class ServiceHandler:
         rows = () if incarnation is None else nodes.rows_of(transaction)
         elsewhere = nodes.running_elsewhere(rows, me)
         running = Counter(self._context.figures().running) + Counter(elsewhere)
-        counts = transaction.counts()
+        counts, now = transaction.counts(), time.monotonic()
+        lately = now < self._context.refused_full_at + REFUSED_LATELY
         document: dict[str, Any] = {
             "store": {
                 "path": self._store.place,
@@ -103,6 +111,8 @@ class ServiceHandler:
             "durability": self._store.durability,
             "accepting": not (disk_full or transaction.full()),
             "disk_full": disk_full,
+            "full_in": self._context.fill_rate.full_in(now, transaction.room_left),
+            "refuses_for_room": lately and transaction.room_left() < counts.capacity * LITTLE_ROOM,
             "since_start": {**self.counts, "commits": self._writer.commits},
             **self._context.dispatcher.stats(),
         }

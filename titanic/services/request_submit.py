@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -188,6 +189,8 @@ class AcceptWrite:
         context.counts["refused"] += len(self._refused)
         for reason in self._refused:
             context.refused[reason] += 1
+            if reason == "store_full":
+                context.refused_full_at = time.monotonic()
         for user, fault, service in self._forbidden:
             context.refusals.add(user, self._name, fault, service=service)
         context.send_answers(self._answers)

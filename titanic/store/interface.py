@@ -218,6 +218,10 @@ class ReadTransaction(Protocol):
     def full(self) -> bool:
         """Whether there is no room for a small request, even after dropping all closed requests that may be dropped."""
 
+    def room_left(self) -> int:
+        """About how many bytes new requests may still take, once all closed requests that may be dropped have made
+        way."""
+
     def disk_full(self) -> bool:
         """Whether the disk has no room for what the store is to write next. Asks the disk each time."""
 

@@ -31,6 +31,17 @@ def fill(client: Client, uuids: list[str]) -> None:
                 uuids.append(client.submit("s", bytes(size)))
 
 
+def test_a_store_that_refuses_or_fills_up_is_not_healthy() -> None:
+    """`healthy: 0 waiting`, while requests of some size were refused."""
+    told = {"disk_full": False, "accepting": True, "store": {"capacity": 1, "path": "x"}, "running": 0}
+    assert judge(Observation(told), 2.0, None, None) == (0, [])
+    refuses = Observation({**told, "refuses_for_room": True, "full_in": 0.0})
+    assert judge(refuses, 2.0, None, None) == (2, ["the store refuses requests: it has no room for those that come"])
+    fills = Observation({**told, "full_in": 5 * 3600.0 + 10})
+    assert judge(fills, 2.0, None, None) == (1, ["at the present rate the store is full in about 5h"])
+    assert judge(Observation({**told, "full_in": 90_000.0}), 2.0, None, None) == (0, [])
+
+
 def test_watch_shows_it_anew_with_rates(tmp_path: Path) -> None:
     with (
         serving(tmp_path) as (_, endpoint),

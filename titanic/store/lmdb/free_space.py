@@ -126,6 +126,22 @@ def can_make_way(tx: Reading, wanted: int) -> int:
     return wanted if entries > _MOST_LOOKED_AT else found
 
 
+def droppable(tx: Reading) -> int:
+    """Bytes that dropping all entries of `closed` would give back that may be dropped, about: of the first ones it is
+    looked at what they have elsewhere."""
+    present = tx.raw.stat(tx.db.closed)["entries"]
+    if not present:
+        return 0
+    first, last = closed_range(tx)
+    registered, upto = tx.archived()
+    if registered and not tx.environment.settings.drop_unarchived:
+        last = min(last, upto)
+    entries = min(max(0, last + 1 - first), present)
+    some = [closed_record.pages_elsewhere(one) for one in islice(tx.raw.cursor(tx.db.closed).iternext(keys=False), 500)]
+    elsewhere = min(sum(some) * entries // len(some), tx.pages(tx.db.blobs))
+    return (tx.pages(tx.db.closed) * entries // present + elsewhere) * PAGE
+
+
 def drop_oldest(tx: Writing, limit: int, closed_before: int | None = None) -> int:
     """Drop up to `limit` of the oldest entries of `closed`, and return how many.
 

@@ -10,7 +10,7 @@ from titanic.protocol.submit_options import MAX_KEY
 from titanic.store.lmdb import outcome_record, request_record, schema
 from titanic.store.lmdb.capacity import Room
 from titanic.store.lmdb.closed_ring import charges_to_end, oldest_closing
-from titanic.store.lmdb.free_space import can_make_way
+from titanic.store.lmdb.free_space import can_make_way, droppable
 from titanic.store.lmdb.idempotency_key import row_key
 from titanic.store.lmdb.lmdb_errors import ENOUGH, is_still_refused
 from titanic.store.lmdb.record import verify
@@ -196,6 +196,11 @@ def counts(tx: Reading) -> Counts:
 def full(tx: Reading) -> bool:
     """Whether there is no room for a small request, of a page, also when all makes way that may."""
     return _is_full(tx, tx.environment.room)
+
+
+def room_left(tx: Reading) -> int:
+    """About how many bytes new requests may still take, once all has made way that may."""
+    return max(0, tx.environment.room.accept - tx.used() - tx.charges() + droppable(tx))
 
 
 def disk_full(tx: Reading) -> bool:

@@ -91,6 +91,7 @@ class LmdbReadTransaction(Reading):
     owner_load = method(read.owner_load)
     counts = method(read.counts)
     full = method(read.full)
+    room_left = method(read.room_left)
     disk_full = method(read.disk_full)
     identity = method(read.identity)
     describe = method(listing.describe)

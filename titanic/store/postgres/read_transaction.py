@@ -36,6 +36,7 @@ class PostgresReadTransaction(Looking):
     owner_load = totals.owner_load
     counts = totals.counts
     full = totals.full
+    room_left = totals.room_left
     disk_full = totals.disk_full
     identity = totals.identity
     closed = closed_reads.closed

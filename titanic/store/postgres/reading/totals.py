@@ -59,6 +59,14 @@ def readers(pool: Pool) -> list[StoreReader]:
         return [StoreReader(*row) for row in connection.execute(_READERS, [LONG])]
 
 
+_DROPPABLE = """
+    SELECT coalesce((SELECT avg(cost) FROM (
+        SELECT cost FROM titanic.closed WHERE seq >= m.closed_first ORDER BY seq LIMIT 500) AS one), 0)::float8
+        * greatest(0, CASE WHEN registered AND NOT %s THEN archived_upto ELSE closed_last END - closed_first + 1)
+    FROM titanic.meta AS m"""
+"""The same of all, by what the first ones cost."""
+
+
 def load(tx: Looking, service: bytes) -> Load:
     """What the service has to do, without counting."""
     return Load(
@@ -82,6 +90,12 @@ def owner_load(tx: Looking, owner: bytes) -> Load:
 def counts(tx: Looking) -> Counts:
     """Totals, without counting."""
     return Counts(*tx.fetch_row(_COUNTS))
+
+
+def room_left(tx: Looking) -> int:
+    """About how many bytes new requests may still take, once all has made way that may."""
+    (size,) = tx.fetch_row(_DROPPABLE, tx.settings.drop_unarchived)
+    return max(0, divide(tx.settings.capacity).accept - int(tx.fetch_row(_USED)[0]) + int(size))
 
 
 def disk_full(tx: Looking) -> bool:
