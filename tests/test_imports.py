@@ -337,3 +337,11 @@ def test_imports_have_no_cycle() -> None:
         {module: {one for name in imports(source) for one in modules_of(*name)} for module, source in modules.items()}
     )
     assert {*order.static_order()} >= {*modules}  # raises CycleError
+
+
+def test_a_stranger_that_is_called_broker_is_named(tmp_path: Path) -> None:
+    """A file of the user's own, or another project's package of that name."""
+    (tmp_path / "broker.py").touch()
+    command = [sys.executable, "-c", "import sys; sys.path.insert(0, sys.argv[1]); import titanic", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert f"ImportError: the module 'broker' is a stranger: {tmp_path}/broker.py hides the one" in done.stderr

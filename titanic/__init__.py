@@ -13,9 +13,10 @@ from __future__ import annotations
 import broker  # first: it knows whether compiled modules are wanted, or their source
 
 if not hasattr(broker, "door"):
+    _stranger = vars(broker).get("__file__") or [*vars(broker).get("__path__", ())]
     raise ImportError(
-        f"the module 'broker' is a stranger: {broker.__file__ or list(broker.__path__)} hides the one that belongs to"
-        " titanic-queue; rename that file, or run `pip uninstall broker` and install titanic-queue again"
+        f"the module 'broker' is a stranger: {_stranger} hides the one that belongs to titanic-queue; rename that file,"
+        " or run `pip uninstall broker` and install titanic-queue again"
     )
 
 _MODULES = {

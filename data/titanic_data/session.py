@@ -12,7 +12,6 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from titanic.util.extras import how_to_install
 from titanic_data.errors import MissingPart
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def session(name: str = "titanic-data", *, quick: bool = False, settings: dict[s
             warnings.simplefilter("ignore")
             from pyspark.sql import SparkSession
     except ImportError as error:
-        advice = how_to_install("spark")
+        advice = f"{sys.executable} -m pip install 'pyspark>=4.2,<5'"
         raise MissingPart("there is no pyspark", str(error), advice) from error
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
-from importlib.metadata import PackageNotFoundError, requires
 
 
 def how_to_install(extra: str) -> str:
     """The command that installs what an extra of titanic-queue names: it works in a checkout, in a virtual environment
     and where a package of the system has Titanic, though no index has titanic-queue."""
+    from importlib.metadata import PackageNotFoundError, requires  # brings much, and is for errors only
+
     try:
         found = requires("titanic-queue") or []
     except PackageNotFoundError:
