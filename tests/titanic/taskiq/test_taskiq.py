@@ -257,8 +257,7 @@ def test_a_worker_that_is_killed(server: Server, client: Client, tmp_path: Path)
         assert asyncio.run(outcome(done)) == other
         until(lambda: not second.running)  # another SIGTERM would end it while it ends
         assert second.terminate() == 0
-    with Process(*command, output=tmp_path / "third", **environment) as third:
+    with Process(*command, output=tmp_path / "third", **environment):
         assert child not in {asyncio.run(outcome(one)) for one in ids}, (
             "what it had not begun is executed by a later one"
         )
-        assert third.terminate() == 0
