@@ -5,7 +5,7 @@ umask 022  # what is installed here is for everybody to read
 
 usage() {
     cat <<'END'
-Usage: install.sh [--prefix DIR] [--wheels DIR] [--python PROGRAM] [--postgres] [--web] [--archive] [--no-start]
+Usage: install.sh [--prefix DIR] [--wheels DIR] [--python PROGRAM] [--postgres] [--web] [--tasks] [--archive] [--no-start]
        install.sh --rollback
        install.sh --uninstall [--purge]
 
@@ -16,7 +16,8 @@ Installs Titanic into a virtual environment of its own, with systemd units, and 
   --python PROGRAM  the Python to use, 3.11 or newer (default python3)
   --postgres        what a store in PostgreSQL needs, too
   --web             what titanic-web.service needs, too
-  --archive         what titanic-archive.service needs, too (later upgrades remember all three)
+  --tasks           what cron expressions need (titanic-cron.service), too
+  --archive         what titanic-archive.service needs, too (later upgrades remember all four)
   --no-start        neither enable nor start anything
   --rollback        go back to the version that was there before the last upgrade
   --uninstall       remove the program; settings, data and backups stay
@@ -28,7 +29,7 @@ END
 }
 
 mark=.titanic-environment
-prefix='' wheels='' python=python3 start=yes action=install purge=no archive=no postgres=no web=no
+prefix='' wheels='' python=python3 start=yes action=install purge=no archive=no postgres=no web=no tasks=no
 fail() { echo "install.sh: $*" >&2; exit 1; }
 wrong() { echo "install.sh: $*; install.sh --help lists the options" >&2; exit 2; }
 
@@ -42,6 +43,7 @@ while [ $# -gt 0 ]; do
         --archive) archive=yes ;;
         --postgres) postgres=yes ;;
         --web) web=yes ;;
+        --tasks) tasks=yes ;;
         --rollback | --uninstall) action=${1#--} ;;
         --purge) purge=yes ;;
         -h | --help) usage; exit 0 ;;
@@ -123,16 +125,21 @@ make_environment() {  # a new one beside the old: what runs goes on undisturbed 
     [ ! -e "$prefix/current/archive" ] || archive=yes
     [ ! -e "$prefix/current/postgres" ] || postgres=yes
     [ ! -e "$prefix/current/web" ] || web=yes
-    more='' extra=tasks  # cron expressions, for titanic-cron.service
+    [ ! -e "$prefix/current/tasks" ] || tasks=yes
+    more='' extra=''
     if [ $postgres = yes ]; then
-        extra=$extra,postgres
+        extra=postgres
         touch "$new/postgres"
     fi
     if [ $web = yes ]; then
-        extra=$extra,web
+        extra=${extra:+$extra,}web
         touch "$new/web"
     fi
-    extra="[$extra]"
+    if [ $tasks = yes ]; then
+        extra=${extra:+$extra,}tasks
+        touch "$new/tasks"
+    fi
+    [ -z "$extra" ] || extra="[$extra]"
     if [ $archive = yes ]; then
         more="pyarrow>=15 numpy"
         touch "$new/archive"

@@ -269,7 +269,7 @@ def test_a_lost_archive_json_is_made_again_from_the_store(store: Path, archive: 
     about.unlink()
     for command in ("verify", "archive --store " + str(store)):
         done = titanic_data(*command.split(), "--archive", archive)
-        assert done.code == 1
+        assert done.code in (1, 2)  # 2: a file is not there
         assert f"titanic-data rebuild-manifest --archive {archive} --store STORE makes it again" in done.err
     done = titanic_data("rebuild-manifest", "--archive", archive, "--store", store)
     assert done.line.endswith("nothing was missing; numbers 1 to 300 are there"), done

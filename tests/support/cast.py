@@ -12,7 +12,7 @@ from support.lives import Death
 from support.processes import SUPPORT, Process
 from support.random_worker import SERVICES
 
-from titanic.errors import StoreLocked
+from titanic.errors import StoreError, StoreLocked
 from titanic.store import MIN_CAPACITY
 from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import check, check_apart
@@ -110,7 +110,11 @@ class Cast:
             with LmdbStore.open(self.store, to_repair=True, verified=True) as store:
                 assert check(store) == []
         except StoreLocked:
-            assert check_apart(self.store).problems == []
+            try:
+                assert check_apart(self.store).problems == []
+            except StoreError as error:  # it is full: what reads it makes way
+                if "the store needs them" not in str(error) and "by SIGKILL" not in str(error):
+                    raise
 
     def complaints(self) -> list[str]:
         """Faults of the programs that their logs tell of."""

@@ -48,6 +48,8 @@ LINES = "printf 'a@example.org\\nb@example.org\\n' >addresses.txt"
 
 SCHEDULES = """printf '[nightly]\\nservice = "backup"\\ncron = "30 2 * * *"\\n' >schedules.toml"""
 
+USERS = "printf '[users.shop]\\n' >access.toml"
+
 ACCESS = """printf '[users.shop]\\nsubmit = ["mail.*"]\\nread = "own"\\n' >/etc/titanic/access.toml"""
 
 SHOP = r"printf 'from titanic.tasks import Tasks\napp = Tasks()\n@app.task\ndef a() -> None: ...\n' >shop.py"
@@ -64,14 +66,14 @@ QUEUE = [
 SCRIPTS = {
     "queue": ["mkdir -p /var/lib", "titanic serve --store /var/lib/titanic", *QUEUE],
     "serve": [
-        *("mkdir -p /var/lib", "titanic keys server", "touch access.toml"),
+        *("mkdir -p /var/lib", "titanic keys server", USERS),
         *("titanic broker --bind tcp://10.0.0.5:5555 --open &", "=serve"),
     ],
-    "broker": ["titanic keys server", "touch access.toml", "=broker"],
+    "broker": ["titanic keys server", USERS, "=broker"],
     "work": [BROKER, "=work"],
     "worker": [BROKER, SHOP, "=worker"],
     "cron": [SERVE, SCHEDULES, "=cron"],
-    "web": [SERVE, "titanic keys server", "touch access.toml", "mkdir keys", "=web"],
+    "web": [SERVE, "titanic keys server", USERS, "mkdir keys", "=web"],
     "store": [
         *("mkdir -p /var/lib /backup", "titanic serve --store /var/lib/titanic"),
         *("=check", "=backup", "rm -r /var/lib/titanic", "=restore"),
@@ -83,7 +85,10 @@ SCRIPTS = {
     "migrate": ["mkdir -p /var/lib", "titanic serve --store /var/lib/titanic", "=migrate"],
     "config": ["mkdir -p /etc/titanic", "cp TOML /etc/titanic", "=config", "=config check", "=config show"],
     "keys": ["mkdir -p /etc/titanic", "=keys", "=keys new", "=keys server", "=keys show", "=keys token"],
-    "access": ["mkdir -p /etc/titanic", ACCESS, "=access", "=access check", "=access test"],
+    "access": [
+        *("mkdir -p /etc/titanic", "cp TOML /etc/titanic", ACCESS),
+        *("=access", "=access check", "=access enable", "=access test"),
+    ],
     "bench": ["mkdir -p /var/lib", "=bench"],
     "demo": ["mkdir ~/Documents", "cp TOML ~/Documents", "=demo"],
     "lazy pirate": ["=pattern", "=pattern lazy-pirate client"],

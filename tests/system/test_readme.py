@@ -85,7 +85,7 @@ def walk(folder: Path, title: str, path: str = "") -> None:
             command = command.replace(uuid, f"$(head -n 1 {step})")
         told |= {line: number for line in said.splitlines() if UUID.fullmatch(line)}
         if command.startswith("cat >"):
-            command += f" <<'END'\n{said}\nEND"
+            command += f"\n{said}"
         elif command.endswith("&"):
             begun = f"until grep -qsE 'serving at|is registered' {number}; do sleep 0.05; done"
             command = f"{command.removesuffix('&')} >{number} 2>&1 &\n{begun}"

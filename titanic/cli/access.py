@@ -136,7 +136,7 @@ def enable(settings: Path, path: Path) -> None:
 
     \b
     Example:
-      titanic access enable && systemctl restart titanic
+      titanic access enable /etc/titanic/titanic.toml --access /etc/titanic/access.toml
     """
     AccessFile(path)
     text = before = settings.read_text()

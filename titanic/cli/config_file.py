@@ -339,7 +339,7 @@ def strangers(context: click.Context) -> list[str]:
     unknown = _ours() - _variables(context.command)
     if not unknown:
         return []  # so that not every command is imported
-    known = {name for options in commands_of(context).values() for one in options.values() for name in variables(one)}
+    known = _variables_below(context.find_root(), context.find_root().command)
     texts = []
     for variable in sorted(unknown - known):
         near = alike(variable.removeprefix(PREFIX), [one.removeprefix(PREFIX) for one in known])
@@ -354,6 +354,16 @@ def _ours() -> set[str]:
 
 def _variables(command: click.Command) -> set[str]:
     return {name for option in options_of(command).values() for name in variables(option)}
+
+
+def _variables_below(context: click.Context, command: click.Command) -> set[str]:
+    """Those of a command, and of all that belong to it."""
+    found = _variables(command)
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            if (below := command.get_command(context, name)) is not None:
+                found |= _variables_below(context, below)
+    return found
 
 
 def variables(option: click.Option) -> list[str]:

@@ -113,8 +113,12 @@ class ServiceFigures(NamedTuple):
 class FillRate:
     """When the store will be full if it goes on as in the last hour. Any thread may ask: a lock."""
 
-    EVERY, LEAST, SPAN = 60.0, 600.0, 3600.0
-    """Seconds between two looks, from when on they say something, and for how long they count."""
+    EVERY = 60.0
+    """Seconds between two looks."""
+    LEAST = 600.0
+    """Seconds from when on they say something."""
+    SPAN = 3600.0
+    """Seconds for which they count."""
 
     def __init__(self) -> None:
         self._looks: deque[tuple[float, int]] = deque()

@@ -172,7 +172,7 @@ def test_a_slow_and_an_absent_service_delay_nobody(server: Server, client: Clien
         with Worker("quick", lambda frames: frames, server.endpoints[0], jobs=2, config=QUICK):
             quick = client.submit_many("quick", [b"%d" % number for number in range(500)])
             assert dict(client.replies(quick, 60)) == {uuid: [b"%d" % n] for n, uuid in enumerate(quick)}
-        assert client.stats()["services"] == {"absent": 5000, "slow": 50}
+        assert client.stats()["services"] == {"absent": 5000, "slow": 49}, "one runs"
         with Worker("absent", lambda frames: frames, server.endpoints[0], jobs=4, config=QUICK):
             assert len(dict(client.replies(absent, 60))) == 5000
     assert client.reply(slow[0]) is None

@@ -96,7 +96,7 @@ def test_without_psycopg_it_is_told_what_to_install(url, monkeypatch):
         if name == "psycopg" or name.startswith("titanic.store.postgres"):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(StoreUnwritable, match=r"needs psycopg; .*; pip install 'titanic-queue\[postgres\]'"):
+    with pytest.raises(StoreUnwritable, match=r"needs psycopg; .* -m pip install 'psycopg\[binary\]>=3\.2'"):
         open_store(url)
 
 

@@ -32,6 +32,6 @@ def test_what_is_huge_is_shortened(value: object) -> None:
     ],
 )
 def test_answers_do_not_echo_huge_options(read: object, options: object) -> None:
-    with pytest.raises(ValueError, match="unknown") as error:
+    with pytest.raises(ValueError, match=r"unknown|at most 67108864 are read") as error:
         read([json.dumps(options).encode()])  # type: ignore[operator]
     assert len(str(error.value)) < 1000
