@@ -79,7 +79,7 @@ def test_its_life(here: Machine) -> None:
     here.does("dpkg", "--install", new)
     assert here.does("dpkg-query", "--show", "--showformat", "${Version}", "titanic-queue").endswith("-2")
     assert here.shows("titanic", "MainPID") not in (before, "0")
-    assert here.shows("titanic-worker@upper", "ActiveState") == "active"
+    here.until(lambda: here.shows("titanic-worker@upper", "ActiveState") == "active")  # an upgrade waits for no worker
     assert "grace = 3.0" in settings.read_text()
     assert here.does("cat", "/etc/titanic/server.key") == own_key
     assert here.run("titanic", "reply", kept, user=SOMEBODY).code == 3

@@ -66,6 +66,7 @@ def test_its_life(here: Machine) -> None:
     assert here.run("titanic", "reply", uuid, user=SOMEBODY).code == 4
 
     # Its figures are all that alerts and dashboard ask for, however little it may see of the machine.
+    here.does("titanic", "pause", "idle")  # which is told of services that are paused only
     asked = named_in_alerts() | named_in_dashboard()
     here.until(lambda: asked <= names_of(here.does("curl", "-s", FIGURES)))
     started = here.says(f"curl -s {FIGURES} | sed -n 's/^process_start_time_seconds //p'")
