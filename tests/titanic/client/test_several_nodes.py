@@ -169,7 +169,7 @@ def test_its_node_has_no_database_for_three_leases(url: str, tmp_path: Path, how
         endpoints = [node.endpoints[0], other.endpoints[0]]
         workers = [stack.enter_context(Worker("echo", echo, endpoints, config=QUICK)) for _ in range(3)]
         until(lambda: node.workers == {b"echo": 3})
-        client, waiter, plain = (stack.enter_context(Client(endpoints, timeout=20)) for _ in range(3))
+        client, waiter, plain = (stack.enter_context(Client(endpoints, timeout=90)) for _ in range(3))
         late = waiter.submit("late", "x")
         stack.callback(line.go_on)
         with waiting(waiter, late, node.endpoints[0]) as replies:
@@ -177,7 +177,7 @@ def test_its_node_has_no_database_for_three_leases(url: str, tmp_path: Path, how
             line.down() if how == "refused" else line.stall()
             while time.monotonic() < began + 3 * lease or not node.elsewhere:
                 asked, body = time.monotonic(), b"%d" % len(took)
-                assert client.wait(client.submit("echo", body), 20) == [body]
+                assert client.wait(client.submit("echo", body), 90) == [body]
                 took.append(time.monotonic() - asked)
                 if node.elsewhere:
                     assert plain.call("echo", "plain") == [b"plain"]
@@ -187,6 +187,6 @@ def test_its_node_has_no_database_for_three_leases(url: str, tmp_path: Path, how
         assert replies == [[b"x"]]
         line.up() if how == "refused" else line.go_on()
         until(lambda: not node.elsewhere)
-        with Client(node.endpoints[0], timeout=20) as at_node:
-            assert at_node.wait(at_node.submit("echo", "again"), 20) == [b"again"]
+        with Client(node.endpoints[0], timeout=90) as at_node:
+            assert at_node.wait(at_node.submit("echo", "again"), 90) == [b"again"]
         assert all(worker.registered for worker in workers)
