@@ -14,26 +14,34 @@ import lmdb
 
 
 def read(path: str, ready: int) -> None:
-    """Begin to read, and never end."""
+    """Begin a read transaction and never end it."""
     env = lmdb.open(path, readonly=True, create=False, max_dbs=16)
-    transaction = env.begin()
+    while True:
+        try:
+            transaction = env.begin()
+            break
+        except lmdb.MapResizedError:  # the server's file has grown since it was opened
+            env.set_mapsize(0)
     os.write(ready, b".")
     while transaction:
         signal.pause()
 
 
 def main(path: str, rounds: str, each: str) -> None:
-    ready, tell = os.pipe()
     for _ in range(int(rounds)):
         input()
-        children = []
+        children = {}
         for _ in range(int(each)):
+            readable, writable = os.pipe()
             child = os.fork()
             if child == 0:
-                read(path, tell)
-            children.append(child)
-        for _ in children:
-            os.read(ready, 1)
+                read(path, writable)
+            os.close(writable)
+            children[child] = readable
+        for child, readable in children.items():
+            if os.read(readable, 1) != b".":
+                sys.exit(f"reader {child} ended before it began a transaction")
+            os.close(readable)
         for child in children:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
