@@ -91,7 +91,9 @@ def test_every_dependency_has_its_reason() -> None:
 def test_every_room_has_its_line() -> None:
     table = text_of("CONTRIBUTING.md").partition("| room |")[2].partition("\n\n")[0]
     rooms = [path for row in table.splitlines()[2:] for path in re.findall(r"`([^`]+)`", row.split("|")[1])]
-    packages = {f"{one.parent.relative_to(ROOT)}/" for top in ("broker", "titanic") for one in ROOT.glob(f"{top}/*/*.py")}
+    packages = {
+        f"{one.parent.relative_to(ROOT)}/" for top in ("broker", "titanic") for one in ROOT.glob(f"{top}/*/*.py")
+    }
     assert packages <= set(rooms)
     assert [room for room in rooms if not (ROOT / room).is_dir()] == []
     assert len(rooms) == len(set(rooms))
