@@ -16,7 +16,9 @@ DOCUMENTS = [
     "CHANGELOG.md",
     "SECURITY.md",
     "titanic/README.md",
+    "titanic/TUTORIAL.md",
     "titanic/PROTOCOL.md",
+    "titanic/workflows/README.md",
     "titanic/tasks/README.md",
     "titanic/taskiq/README.md",
     "titanic/SCHEDULES.md",
@@ -29,7 +31,7 @@ DOCUMENTS = [
     "tests/benchmarks/README.md",
     "tests/benchmarks/side_by_side/README.md",
 ]
-OF_USERS = {"titanic.py", "broker.py", "manifest/"}
+OF_USERS = {"titanic.py", "broker.py", "shop.py", "manifest/"}
 """What readers have themselves."""
 
 PATH = re.compile(r"`((?:\.?\w[\w.-]*/)*(?:[\w-]+\.py|\.?\w[\w.-]*/))`")

@@ -1,4 +1,4 @@
-"""README.md: the programs in Python run as they stand there, in a network of their own."""
+"""README.md and the tutorial: their programs and commands run as they stand there, in a network of their own."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from support.postgres import needs_postgres, new_place, own, programs_for
 from support.processes import PYTHONPATH
 
 ROOT = Path(__file__).parents[2]
+TUTORIAL = (ROOT / "titanic/TUTORIAL.md").read_text()
 UUID = re.compile(r"\b[0-9a-f]{32}\b")
 BLOCK = re.compile(r"(?:^    .*\n(?:\n(?=    ))?)+", re.MULTILINE)
 
 
 def programs(name: str) -> list[str]:
     """The blocks that import a name."""
-    blocks = BLOCK.findall((ROOT / "README.md").read_text())
-    return [textwrap.dedent(block) for block in blocks if f"import {name}\n" in block]
+    return [textwrap.dedent(block) for block in BLOCK.findall(TUTORIAL) if f"import {name}\n" in block]
 
 
 def test_both_sides_in_python(tmp_path: Path) -> None:
@@ -54,9 +54,33 @@ def test_both_sides_in_python(tmp_path: Path) -> None:
     assert [results[at][1] for at in (1, 3)] == ["[b'HELLO']\n"] * 2
 
 
+def test_the_task_of_the_readme(tmp_path: Path) -> None:
+    """Client and worker start at the same time."""
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (tmp_path / "shop.py").write_text(program)
+    client = f"{sys.executable} shop.py"
+    lines = [
+        "titanic serve --store S &",
+        f"{client} & client=$!; {sys.executable} -m titanic worker shop:app 2>log & wait $client && kill $! && wait $!",
+    ]
+    done = subprocess.run(
+        [*ALONE, sys.executable, "-m", "support.alone"],
+        input=json.dumps(lines),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=CLEAN | {"PYTHONPATH": PYTHONPATH},
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    _, (code, said, _) = json.loads(done.stdout)
+    assert (code, said) == (0, "receipt 7\n")
+
+
 def transcript(title: str) -> list[tuple[str, str]]:
     """The commands of a section, and what each says."""
-    section = (ROOT / "README.md").read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    section = TUTORIAL.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
     lines = textwrap.dedent("".join(BLOCK.findall(section)))
     return [
         (one.partition("\n")[0], one.partition("\n")[2]) for one in re.split(r"^\$ ", lines, flags=re.MULTILINE)[1:]
