@@ -250,7 +250,7 @@ def test_stores_that_are_none(spark: SparkSession, tmp_path: Path) -> None:
         load(spark, tmp_path / "other")
     late = ring(tmp_path / "late", 1)
     with lmdb.open(str(late), max_dbs=16, map_size=512 << 20) as env, env.begin(write=True) as txn:
-        txn.put(b"format", (99).to_bytes(4, "little"), db=env.open_db(b"meta", txn))
+        txn.put(b"store_format", (99).to_bytes(4, "little"), db=env.open_db(b"meta", txn))
     with pytest.raises(Exception, match=r"was written by a later version; its format is 99, .*; upgrade this Titanic"):
         load(spark, late)
 

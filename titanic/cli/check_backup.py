@@ -131,7 +131,7 @@ def _checking(bar: Bar) -> Progress:
 
 
 def _check(path: Path, bar: Bar) -> Checked:
-    """Check a store, opened for writing when nobody else has it open: then an older format is upgraded."""
+    """Check a store, opened for writing when nobody else has it open: then an older format is converted."""
     if not may_write(path):
         expect_readable(path)
         return check_apart(path, _checking(bar))

@@ -38,7 +38,8 @@ def open_store(
     `durability`: what a commit waits for. A store may be opened with another one each time, but with `memory` only in a
     directory that is in memory (a tmpfs).
 
-    Raises CapacityTooSmall, NotInMemory, StoreUnwritable, NotAStore, StoreLocked, StoreTooNew or StoreCorrupt.
+    Raises CapacityTooSmall, NotInMemory, StoreUnwritable, NotAStore, StoreLocked, StoreTooNew, StoreTooOld or
+    StoreCorrupt.
     """
     if is_url(path):
         expect_psycopg()

@@ -226,7 +226,7 @@ class ReadTransaction(Protocol):
         """Whether the disk has no room for what the store is to write next. Asks the disk each time."""
 
     def identity(self) -> bytes | None:
-        """Which store this is: 16 bytes that copies have, too. None: only earlier versions have opened it yet."""
+        """Which store this is: 16 bytes that copies have, too. None: it was damaged, and repaired since."""
 
     # -- closed requests -------------------------------------------------------------------------------------
 

@@ -285,6 +285,9 @@ CLOSED_LAYOUT = (
 )
 """The header of a record in ClosedBulk: its fields, with their codes in `struct`, little-endian and without padding."""
 
+CLOSED_FORMAT = 0x81
+"""In `format`: 128 + 1."""
+
 UNCLAIMED = 0x80
 """In `kind`: nobody closed it."""
 

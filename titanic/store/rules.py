@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from titanic.errors import InvalidRequest
+from titanic.errors import InvalidRequest, StoreTooOld
 from titanic.protocol.submit_options import MAX_KEY, MOST_TOGETHER
 from titanic.util.clock import capped
 
@@ -68,6 +68,15 @@ def times_again(submitted_at: int, not_before: int, expires_at: int, attempts: i
     due = 0 if attempts else capped(not_before, submitted_at, now_us)
     ends_at = expires_at and capped(expires_at, submitted_at, now_us)
     return (due if due > now_us else 0), (ends_at if ends_at > now_us else 0)
+
+
+def unreleased(place: str, format_: int) -> StoreTooOld:
+    """The exception for a store that was written before the first release."""
+    return StoreTooOld(
+        f"the store in {place} was written before the first release of Titanic",
+        f"its format {format_} of that time cannot be converted",
+        "use another place for the store, or the version that wrote it",
+    )
 
 
 def late(attempts: int) -> str:

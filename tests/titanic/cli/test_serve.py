@@ -252,7 +252,7 @@ def test_the_store_is_of_a_later_version(tmp_path: Path) -> None:
     with lmdb.open(str(store), max_dbs=16) as environment:
         meta = environment.open_db(b"meta", create=False)
         with environment.begin(write=True, db=meta) as transaction:
-            transaction.put(b"format", struct.pack("<I", 999))
+            transaction.put(b"store_format", struct.pack("<I", 999))
     for said in (refusal(store), titanic("check", "--store", store).err):
         assert "was written by a later version" in said
         assert "upgrade this Titanic" in said

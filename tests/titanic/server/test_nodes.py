@@ -601,7 +601,7 @@ def test_a_drained_node_finishes_what_workers_have_and_leaves(cluster: Cluster) 
 def test_a_node_ends_when_the_store_is_for_later_versions(cluster: Cluster) -> None:
     node = cluster.node(4.0)
     with cluster.look.write() as transaction:
-        transaction.fetch("UPDATE meta SET format = %s, oldest = %s", FORMAT + 1, FORMAT + 1)
+        transaction.fetch("UPDATE meta SET store_format = %s, oldest = %s", FORMAT + 1, FORMAT + 1)
     until(lambda: node.problem)
     assert isinstance(node.problem, StoreTooNew)
     assert not node.alive
@@ -611,7 +611,7 @@ def test_a_node_ends_when_the_store_is_for_later_versions(cluster: Cluster) -> N
 def test_a_node_ends_when_an_earlier_store_was_put_in_the_place_of_its_own(cluster: Cluster) -> None:
     node = cluster.node(4.0)
     with cluster.look.write() as transaction:
-        transaction.fetch("UPDATE meta SET format = %s, oldest = %s", FORMAT - 1, FORMAT - 1)
+        transaction.fetch("UPDATE meta SET store_format = %s, oldest = %s", FORMAT - 1, FORMAT - 1)
     until(lambda: node.problem)
     assert isinstance(node.problem, StoreTooOld)
     assert not can_dispatch(node)

@@ -14,18 +14,16 @@ import psycopg
 import pytest
 from support.postgres import needs_postgres
 from support.processes import ROOT
+from support.store_contents import SECOND, START, fill
 from support.store_engines import forget_databases, is_sound, place_of
 
 from titanic.errors import NotAStore, RecordCorrupt, StoreCorrupt, StoreError, StoreLocked
 from titanic.store import (
-    Archivist,
     NewRequest,
     Retention,
-    ServiceSetting,
     State,
     Status,
     Store,
-    WriteTransaction,
     open_export,
     open_import,
     open_store,
@@ -35,8 +33,6 @@ from titanic.store.moving import Progress, StoredKey, Summary, move
 from titanic.store.postgres.tools import moving_out
 from titanic.store.rules import LATEST
 
-START = 1_795_258_520_106_479
-SECOND = 1_000_000
 ENGINES = ("lmdb", pytest.param("postgres", marks=needs_postgres))
 WAYS = [
     ("lmdb", "lmdb"),
@@ -51,55 +47,6 @@ def places(tmp_path: Path) -> Iterator[Places]:
     """Where a store of an engine can be, under a name."""
     yield lambda engine, name: place_of(engine, tmp_path / name)
     forget_databases()
-
-
-def end(tx: WriteTransaction, uuid: bytes, status: Status, *frames: bytes) -> None:
-    times = {"attempts": 3, "dispatched_at": START + 5, "finished_at": START + 7}
-    assert tx.finish(uuid, status, frames, reason="" if status is Status.DONE else f"änd {status.name}", **times)
-
-
-def fill(store: Store) -> None:
-    """Something of everything that a store can have."""
-    bodies: list[list[bytes]] = [[], [b""], [b"one"], [b"two", b"", b"frames"], [bytes(5000)], [bytes(70_000), b"x"]]
-    new = [
-        NewRequest(
-            service=b"a" if n % 2 else "größer".encode(),
-            body=bodies[n % len(bodies)],
-            priority=n % 10,
-            not_before=START + 3600 * SECOND if n % 7 == 0 else 0,
-            expires_at=START + 10 * SECOND if n % 11 == 5 else START + 9000 * SECOND if n % 3 == 0 else 0,
-            max_attempts=n % 4,
-            options=b'{"limit": 5}' if n % 4 == 0 else b"",
-            key=b"key %d" % n if n % 5 == 0 else b"",
-            key_until=START + 86_400 * SECOND,
-            owner=(b"", b"eve", b"evelyn")[n % 3],
-        )
-        for n in range(120)
-    ]
-    together = [NewRequest(b"a", [b"1"], key=b"three", key_until=START + 3600 * SECOND, together=3, owner=b"eve")]
-    together += [NewRequest(b"a", [b"n"], owner=b"eve")] * 2
-    with store.write() as tx:
-        uuids = tx.accept_many(new, START)
-        tx.accept_many(together, START)
-    with store.write() as tx:
-        waiting = [uuid for uuid in uuids if tx.state(uuid) is State.WAITING]
-        for n, uuid in enumerate(waiting[:60]):
-            if n % 6 == 0:
-                tx.postpone(uuid, due=START + n * SECOND, attempts=2, dispatched_at=START + 1, reason="not yet")
-            elif n % 6 < 4:
-                end(tx, uuid, list(Status)[n % 4], *bodies[n % len(bodies)])
-        tx.promote(START + 20 * SECOND)
-        for uuid, _ in tx.expire(START + 20 * SECOND)[::2]:
-            assert tx.retry(uuid, START + 30 * SECOND)
-    with store.write() as tx:
-        archivist = Archivist(bytes(range(16)), "the archive, at /ärchive")
-        for uuid in uuids[::5]:
-            tx.close(uuid, START + 40 * SECOND)
-        tx.trim(START + 60 * SECOND, Retention(closed_retention=20 * SECOND), limit=7)  # the ring begins later
-        tx.trim(START + 60 * SECOND, Retention(reply_retention=50 * SECOND), limit=3)
-        tx.register_archive(archivist)
-        tx.set_service(b"mail", ServiceSetting(True, "größe".encode()))
-        tx.acknowledge_archive(tx.closed_range()[0] + 2, archivist=archivist)
 
 
 def seen(store: Store) -> dict[str, Any]:

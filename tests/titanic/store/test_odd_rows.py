@@ -150,10 +150,10 @@ def test_the_error_names_the_row_and_says_what_to_do(path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "fact"),
     [
-        (drop("meta", b"format"), "'format' in 'meta' is missing"),
-        (put("meta", b"format", b"\2"), "'format' in 'meta' is 02"),
-        (put("meta", b"format", b"\2\0\0\x40"), "'format' in 'meta' is 02000040"),
-        (put("meta", b"format", bytes(4)), "'format' in 'meta' is 00000000"),
+        (drop("meta", b"store_format"), "'store_format' in 'meta' is missing"),
+        (put("meta", b"store_format", b"\2"), "'store_format' in 'meta' is 02"),
+        (put("meta", b"store_format", b"\2\0\0\x40"), "'store_format' in 'meta' is 02000040"),
+        (put("meta", b"store_format", bytes(4)), "'store_format' in 'meta' is 00000000"),
     ],
 )
 def test_a_store_of_which_the_format_is_damaged_is_a_store_all_the_same(

@@ -35,7 +35,7 @@ def set_format(path, number):
     with lmdb.open(str(path), max_dbs=16, map_size=1 << 20) as env:
         meta = env.open_db(b"meta", create=False)
         with env.begin(write=True, db=meta) as txn:
-            txn.put(b"format", number.to_bytes(4, "little"))
+            txn.put(b"store_format", number.to_bytes(4, "little"))
 
 
 def test_directories_are_created_and_nobody_else_may_read_them(tmp_path):
@@ -126,7 +126,7 @@ def test_a_later_format_is_left_alone(tmp_path):
     with pytest.raises(StoreTooNew, match=f"format is {FORMAT + 1}, known are formats up to {FORMAT}"):
         LmdbStore.open(tmp_path)
     assert (tmp_path / "data.mdb").read_bytes() == before
-    set_format(tmp_path, 2)
+    set_format(tmp_path, FORMAT)
     LmdbStore.open(tmp_path).close()
 
 

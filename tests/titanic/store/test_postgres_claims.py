@@ -479,7 +479,7 @@ def test_beyond_the_last_shard_nodes_share_one(url, monkeypatch):
 def test_a_store_for_later_versions_refuses_nodes_that_are_there(nodes):
     one, other = nodes
     with other.store.write() as txn:
-        txn.fetch("UPDATE meta SET format = %s, oldest = %s", FORMAT + 1, FORMAT)
+        txn.fetch("UPDATE meta SET store_format = %s, oldest = %s", FORMAT + 1, FORMAT)
     assert one.renew().alive, "they say that this version will do"
     with other.store.write() as txn:
         txn.fetch("UPDATE meta SET oldest = %s", FORMAT + 1)
@@ -489,7 +489,7 @@ def test_a_store_for_later_versions_refuses_nodes_that_are_there(nodes):
         one.join()
     with other.store.write() as txn:
         assert txn.fetch("SELECT count(*) FROM node WHERE incarnation = %s", one.me) == [(0,)]
-        txn.fetch("UPDATE meta SET format = %s, oldest = %s", FORMAT, FORMAT)
+        txn.fetch("UPDATE meta SET store_format = %s, oldest = %s", FORMAT, FORMAT)
 
 
 def test_a_renewal_without_an_answer_is_given_up(url, monkeypatch):

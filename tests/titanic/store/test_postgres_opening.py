@@ -71,7 +71,7 @@ def test_who_reads_changes_nothing_and_sees_what_others_commit(url):
 def test_a_reader_refuses_a_later_format(url):
     open_store(url).close()
     name = url.rpartition("@/")[2].partition("?")[0]
-    shared_server().sql("UPDATE titanic.meta SET format = 99, oldest = 99", database=name)
+    shared_server().sql("UPDATE titanic.meta SET store_format = 99, oldest = 99", database=name)
     with pytest.raises(StoreTooNew):
         open_read_only(url)
 

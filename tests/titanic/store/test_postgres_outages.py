@@ -471,10 +471,10 @@ def test_the_place_has_no_password(name):
 def test_a_later_format_is_refused_and_left_alone(name):
     server = shared_server()
     open_store(server.url(name)).close()
-    server.sql("UPDATE titanic.meta SET format = 99, oldest = 99", database=name)
+    server.sql("UPDATE titanic.meta SET store_format = 99, oldest = 99", database=name)
     with pytest.raises(StoreTooNew, match="it has format 99"):
         open_store(server.url(name))
-    assert server.sql("SELECT format FROM titanic.meta", database=name) == 99
+    assert server.sql("SELECT store_format FROM titanic.meta", database=name) == 99
 
 
 def test_two_that_open_an_empty_database_make_its_tables_once(name):

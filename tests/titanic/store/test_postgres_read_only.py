@@ -52,7 +52,7 @@ def test_nothing_is_made(url: str) -> None:
 def test_another_format_is_refused(url: str, format_: int, error: type[Exception]) -> None:
     accept(url)
     with psycopg.connect(url) as connection:
-        connection.execute("UPDATE titanic.meta SET format = %s, oldest = %s", [format_, format_])
+        connection.execute("UPDATE titanic.meta SET store_format = %s, oldest = %s", [format_, format_])
     with pytest.raises(error, match=f"it has format {format_}, this version knows"):
         open_read_only(url)
 

@@ -275,8 +275,8 @@ def test_a_check_beside_a_server_finds_what_any_check_finds(damaged):
         found = check_apart(path)
         assert found.problems == check(store)
         assert (found.requests, found.replies) == (len(uuids), COUNT // 3 - 1)
-    edit(path, lambda txn, db: txn.put(b"format", b"\1\0\0\0", db=db["meta"]))
-    with pytest.raises(StoreError, match="open it once for writing"):
+    edit(path, lambda txn, db: txn.put(b"store_format", b"\2\0\0\0", db=db["meta"]))
+    with pytest.raises(StoreError, match="was written by a later version"):
         check_apart(path)
 
 

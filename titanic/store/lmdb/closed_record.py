@@ -6,7 +6,7 @@ writer), so whoever has read up to a number has seen all there was. The ids can'
 order than they came.
 
     offset  size  field
-         0     1  record format: 2, or without an owner 1
+         0     1  record format: 129 (record.py)
          1     1  status (states.Status); + 128 = nobody closed it, its retention ended
          2     2  attempts made
          4     4  CRC-32 (record.py), over the number as the key
@@ -45,7 +45,7 @@ from titanic.store.lmdb import blob
 from titanic.store.lmdb.blob import Ref
 from titanic.store.lmdb.record import FetchBlob, cut, read_frames, refuse_blob, seal, verify
 from titanic.store.lmdb.schema import closed_key
-from titanic.store.records import CLOSED_LAYOUT, UNCLAIMED, ClosedRequest
+from titanic.store.records import CLOSED_FORMAT, CLOSED_LAYOUT, UNCLAIMED, ClosedRequest
 from titanic.store.states import Status
 from titanic.util.ids import SIZE
 
@@ -57,7 +57,6 @@ def fields(*names: str) -> struct.Struct:
     return struct.Struct("<" + "".join(c if n in names else f"{struct.calcsize(c)}x" for n, c in CLOSED_LAYOUT))
 
 
-_FORMAT, _OWNED_FORMAT = _FORMATS = 1, 2
 _HEADER = fields(*dict(CLOSED_LAYOUT))
 _PARTS = fields("request_where", "reply_where", "request_size", "reply_size")
 _PREFIX = struct.Struct("<BBH")
@@ -152,7 +151,7 @@ def encode(sequence: int, closed: ClosedRecord) -> bytes:
         reply.frames,
         reply.size,
     )
-    prefix = _PREFIX.pack(_OWNED_FORMAT if closed.owner else _FORMAT, kind, min(closed.attempts, 0xFFFF))
+    prefix = _PREFIX.pack(CLOSED_FORMAT, kind, min(closed.attempts, 0xFFFF))
     texts = (rest, closed.service, closed.key, error, closed.owner, request.data, reply.data)
     return seal(closed_key(sequence), prefix, b"".join(texts))
 
@@ -184,7 +183,7 @@ def decode_header(sequence: int, record: memoryview | bytes) -> ClosedRecord:
         record
     )
     where, other_where, priority, owner_size, frames, length, other_frames, other_length = sizes[3:]
-    if format_ not in _FORMATS:
+    if format_ != CLOSED_FORMAT:
         raise RecordCorrupt(key, DATABASE, f"record format {format_} is unknown")
     status = _STATUS.get(kind & ~UNCLAIMED)
     at = _HEADER.size

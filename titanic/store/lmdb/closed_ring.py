@@ -34,7 +34,7 @@ from titanic.store.lmdb.schema import (
     sequence_of,
 )
 from titanic.store.lmdb.transaction import Reading, Writing
-from titanic.store.records import ArchiveState, Archivist, ClosedBulk, ClosedRequest
+from titanic.store.records import CLOSED_FORMAT, ArchiveState, Archivist, ClosedBulk, ClosedRequest
 from titanic.util.ids import SIZE
 
 _sizes = closed_record.fields("request_size", "reply_size")
@@ -44,7 +44,6 @@ _head = struct.Struct(f">Q{PREFIX}s")
 
 _rest = itemgetter(slice(BODY, None))
 
-_FORMATS = (1, 2)
 _AT_ONCE = 1000
 """Records of which the sums are made before the next are read."""
 _MOST_NAME = 255
@@ -157,7 +156,7 @@ def _plain(number: int, rows: list[bytes]) -> bool:
         for total, (format_, crc, request_where, reply_where, request_frames, reply_frames) in zip(
             sums, map(_places.unpack_from, rows), strict=True
         ):
-            if total != crc or format_ not in _FORMATS:
+            if total != crc or format_ != CLOSED_FORMAT:
                 return False
             if request_where or reply_where or request_frames > 1 or reply_frames > 1:
                 return False

@@ -18,7 +18,6 @@ from titanic.protocol.submit_options import MOST_TOGETHER
 from titanic.util.ids import SIZE
 
 _TIMES = struct.Struct("<QQ")
-_UNTIL = struct.Struct("<Q")
 
 
 def row_key(key: bytes, owner: bytes) -> bytes:
@@ -61,15 +60,10 @@ def encode(holder: Holder) -> bytes:
     return _TIMES.pack(holder.until, holder.given) + holder.ids
 
 
-def fits(row: memoryview | bytes, times: struct.Struct = _TIMES) -> bool:
+def fits(row: memoryview | bytes) -> bool:
     """Whether the row has a length that it can have."""
-    ids, rest = divmod(len(row) - times.size, SIZE)
+    ids, rest = divmod(len(row) - _TIMES.size, SIZE)
     return not rest and 1 <= ids <= MOST_TOGETHER
-
-
-def fitted(row: memoryview | bytes) -> bool:
-    """Whether it had one in a store of format 2, without `given`."""
-    return fits(row, _UNTIL)
 
 
 def decode(row: memoryview | bytes) -> Holder | None:
@@ -78,8 +72,3 @@ def decode(row: memoryview | bytes) -> Holder | None:
         return None
     until, given = _TIMES.unpack_from(row)
     return Holder(until, bytes(row[_TIMES.size :]), given)
-
-
-def modern(row: bytes) -> bytes:
-    """A row of a store of format 2, as it is written now; others stay as they are."""
-    return row[: _UNTIL.size] + bytes(_UNTIL.size) + row[_UNTIL.size :] if fitted(row) else row

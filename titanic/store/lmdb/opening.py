@@ -33,10 +33,11 @@ from titanic.store.lmdb.lmdb_errors import disk_full, is_of_the_system
 from titanic.store.lmdb.pages import SALVAGE, faults, release
 from titanic.store.lmdb.read import identity, waiting
 from titanic.store.lmdb.readers import Readers
-from titanic.store.lmdb.schema import FORMAT, PAGE, Databases
+from titanic.store.lmdb.schema import PAGE, Databases
 from titanic.store.lmdb.transaction import Environment, Pace, Reading, Settings
 from titanic.store.lmdb.upgrade import upgrade
 from titanic.store.records import DEFAULT_CAPACITY, MIN_CAPACITY, Durability
+from titanic.store.rules import unreleased
 from titanic.util.ids import SIZE, IdMaker
 
 DATA = "data.mdb"
@@ -127,7 +128,7 @@ def open_environment(
     """Open the store in a directory that is prepared and locked, creating it if it isn't there.
 
     Without a `capacity` it is what it was, or DEFAULT_CAPACITY. `to_repair`: see `LmdbStore.open`. Raises
-    CapacityTooSmall, StoreUnwritable, StoreCorrupt, NotAStore or StoreTooNew.
+    CapacityTooSmall, StoreUnwritable, StoreCorrupt, NotAStore, StoreTooNew or StoreTooOld.
     """
     data = directory / DATA
     try:
@@ -142,7 +143,7 @@ def open_environment(
     try:
         _check_length(env, data)
         found, known = _format_and_capacity(env, data, to_repair=to_repair)
-        if found < FORMAT:
+        if found < schema.FORMAT:
             env.close()
             upgrade(directory, found)
             env = _open(directory, max(capacity or 0, data.stat().st_size), settings.durability)
@@ -180,7 +181,7 @@ def open_environment(
 
 
 def _give_identity(environment: Environment) -> None:
-    """To a store of an earlier version. Without room it goes without until it is next opened."""
+    """Give an identity to a store that has lost it. Without room the store does without until it is next opened."""
     try:
         with environment.env.begin(write=True, db=environment.databases.meta) as txn:
             txn.put(schema.IDENTITY_KEY, os.urandom(SIZE))
@@ -201,10 +202,10 @@ def open_read_only(directory: Path) -> Environment:
     try:
         _check_length(env, data)
         found, known = _format_and_capacity(env, data)
-        if found < FORMAT:
+        if found < schema.FORMAT:
             raise StoreTooOld(
                 f"the store in {directory} was written by an earlier version",
-                f"its format is {found}, read is format {FORMAT}",
+                f"its format is {found}, read is format {schema.FORMAT}",
                 "open it once for writing",
             )
         room = divide(max(known or 0, MIN_CAPACITY))
@@ -309,7 +310,7 @@ def _create(directory: Path) -> None:
             env.begin(write=True) as txn,
         ):
             names = {name: env.open_db(name.encode(), txn=txn) for name in Databases._fields}
-            txn.put(schema.FORMAT_KEY, schema.U32.pack(FORMAT), db=names["meta"])
+            txn.put(schema.FORMAT_KEY, schema.U32.pack(schema.FORMAT), db=names["meta"])
             txn.put(schema.IDENTITY_KEY, os.urandom(SIZE), db=names["meta"])
         new.rename(directory / DATA)
     except BaseException:
@@ -335,7 +336,7 @@ def _check_length(env: lmdb.Environment, data: Path) -> None:
 def _format_and_capacity(env: lmdb.Environment, data: Path, *, to_repair: bool = False) -> tuple[int, int | None]:
     """The store's format, and its capacity when it was last open (0: never; None: that row is damaged).
 
-    Raises NotAStore, StoreTooNew or StoreCorrupt, before anything is changed.
+    Raises NotAStore, StoreTooNew, StoreTooOld or StoreCorrupt, before anything is changed.
     """
     strange = NotAStore(f"{data} is not a store", "it is an LMDB file of something else", "choose another directory")
     try:
@@ -344,18 +345,21 @@ def _format_and_capacity(env: lmdb.Environment, data: Path, *, to_repair: bool =
         raise strange from error
     with env.begin(db=meta) as txn:
         value, capacity = txn.get(schema.FORMAT_KEY), txn.get(schema.CAPACITY_KEY)
+        earlier = txn.get(schema.UNRELEASED_FORMAT_KEY)
+    if value is None and earlier is not None and len(earlier) == schema.U32.size and _has(env, "requests", "ready"):
+        raise unreleased(str(data.parent), *schema.U32.unpack(earlier))
     (found,) = schema.U32.unpack(value) if value is not None and len(value) == schema.U32.size else (0,)
     if not 0 < found <= _MOST_FORMATS:
-        if not _has_all_databases(env):
+        if not _has(env, *Databases._fields):
             raise strange
         if not to_repair:
-            fact = "'format' in 'meta' " + ("is missing" if value is None else f"is {value.hex()}")
+            fact = "'store_format' in 'meta' " + ("is missing" if value is None else f"is {value.hex()}")
             raise StoreCorrupt(f"{data} is damaged", fact, schema.REPAIR)
-        found = FORMAT  # earlier ones had fewer databases
-    if found > FORMAT:
+        found = schema.FORMAT
+    if found > schema.FORMAT:
         raise StoreTooNew(
             f"the store in {data.parent} was written by a later version",
-            f"its format is {found}, known are formats up to {FORMAT}",
+            f"its format is {found}, known are formats up to {schema.FORMAT}",
             "upgrade this Titanic",
         )
     if capacity is None:
@@ -364,9 +368,9 @@ def _format_and_capacity(env: lmdb.Environment, data: Path, *, to_repair: bool =
     return found, known if known < schema.MOST_BYTES else None
 
 
-def _has_all_databases(env: lmdb.Environment) -> bool:
+def _has(env: lmdb.Environment, *databases: str) -> bool:
     with env.begin() as txn:
-        return all(txn.get(name.encode()) is not None for name in Databases._fields)
+        return all(txn.get(name.encode()) is not None for name in databases)
 
 
 def _open_databases(env: lmdb.Environment, data: Path) -> Databases:

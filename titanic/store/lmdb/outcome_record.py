@@ -3,7 +3,7 @@
 The record, little-endian, in database `replies` under the request's id. It is written once.
 
     offset  size  field
-         0     1  record format, 2
+         0     1  record format: 129 (record.py)
          1     1  status (states.Status); + 128 = the reply is in a blob
          2     2  attempts made
          4     4  CRC-32 (record.py)
@@ -13,8 +13,6 @@ The record, little-endian, in database `replies` under the request's id. It is w
         28     4  number of frames
         32     r  reason, UTF-8, for people; empty when DONE
       32+r        reply: frames (record.py), or a reference to them (blob.py)
-
-Format 1 is the same, with all replies in their records and reasons of any length.
 """
 
 from __future__ import annotations
@@ -26,15 +24,23 @@ from typing import NamedTuple
 from titanic.errors import RecordCorrupt
 from titanic.store.lmdb import blob
 from titanic.store.lmdb.blob import Ref
-from titanic.store.lmdb.record import FetchBlob, PutBlob, cut, join_frames, read_frames, refuse_blob, seal, verify
+from titanic.store.lmdb.record import (
+    FORMAT_1,
+    FetchBlob,
+    PutBlob,
+    cut,
+    join_frames,
+    read_frames,
+    refuse_blob,
+    seal,
+    verify,
+)
 from titanic.store.lmdb.schema import DEAD, INLINE, REPLIED, timer_key
 from titanic.store.records import Outcome
 from titanic.store.states import Status
 
 DATABASE = "replies"
 
-_FORMAT = 2
-_FORMATS = (1, 2)
 _IN_BLOB = 0x80
 _HEADER = struct.Struct("<BBHIQQII")
 _PREFIX = struct.Struct("<BBH")
@@ -78,7 +84,7 @@ def encode(uuid: bytes, outcome: Outcome, put_blob: PutBlob | None = None) -> by
     if put_blob is not None and _HEADER.size + len(text) + len(body) > INLINE:
         body = put_blob(body).pack()
         kind |= _IN_BLOB
-    prefix = _PREFIX.pack(_FORMAT, kind, min(attempts, 0xFFFF))
+    prefix = _PREFIX.pack(FORMAT_1, kind, min(attempts, 0xFFFF))
     return seal(uuid, prefix, _REST.pack(dispatched_at, finished_at, len(text), len(frames)) + text + body)
 
 
@@ -90,7 +96,7 @@ def decode_header(uuid: bytes, record: memoryview | bytes) -> OutcomeHeader:
     body_at = _HEADER.size + size
     status = _STATUS.get(kind & ~_IN_BLOB)
     ref_size = blob.REF_SIZE if kind & _IN_BLOB else 0
-    if format_ not in _FORMATS:
+    if format_ != FORMAT_1:
         raise RecordCorrupt(uuid, DATABASE, f"record format {format_} is unknown")
     if body_at + ref_size > len(record) or status is None:
         raise RecordCorrupt(uuid, DATABASE, "its header makes no sense")

@@ -226,7 +226,7 @@ def _is_full(tx: Reading, room: Room) -> bool:
 
 
 def identity(tx: Reading) -> bytes | None:
-    """Which store this is: 16 bytes that copies have, too. None: only earlier versions have opened it yet."""
+    """Which store this is: 16 bytes that copies have, too. None: it was damaged, and repaired since."""
     row = tx.raw.get(schema.IDENTITY_KEY, db=tx.db.meta)
     if row is not None and len(row) != SIZE:
         raise odd_row("meta", schema.IDENTITY_KEY, row)

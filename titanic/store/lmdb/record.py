@@ -3,7 +3,7 @@
 Every record begins alike, little-endian:
 
     offset  size  field
-         0     1  format of this record; a reader refuses what it doesn't know
+         0     1  128 + format of this record; a reader refuses what it doesn't know
          1     1  its kind's first byte (flags, status)
          2     2  its kind's next two bytes
          4     4  CRC-32 over the key, then over the record without this field
@@ -13,6 +13,9 @@ sum so that a whole, valid record under the wrong key is noticed too.
 
 Frames follow each other as a u32 length and the bytes: the *body* of a record. When the record with its body would
 not fit into a row (schema.INLINE), a reference to a blob replaces the body (blob.py).
+
+Each kind counts its formats by itself. All of them have format 1 so far (FORMAT_1). Records from before the first
+release begin with a smaller byte.
 
 To change a record: give it the next format number, keep the decoder of the old one, and write only the new.
 Records are never rewritten, so both will be found in a store until the old requests are closed. Only a change
@@ -36,6 +39,9 @@ FetchBlob = Callable[[Ref], bytes]
 
 REASON_MAX = 1000
 """Bytes of a reason that are kept."""
+
+FORMAT_1 = 0x81
+"""First byte of a record."""
 
 PREFIX = 4
 """Bytes of a record before its checksum."""

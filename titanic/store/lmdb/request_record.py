@@ -3,7 +3,7 @@
 The record, little-endian, in database `requests` under the request's id. It is written once.
 
     offset  size  field
-         0     1  record format: 3, or without an owner 2
+         0     1  record format: 129 (record.py)
          1     1  1 = the body is in a blob; + 2 w: bytes of owner, 0 … 32
          2     1  priority, 0 (last) … 9 (first)
          3     1  k: bytes of idempotency key, 0 = none
@@ -20,9 +20,6 @@ The record, little-endian, in database `requests` under the request's id. It is 
     44+s+k     w  owner: who submitted it
   44+s+k+w     o  options
 44+s+k+w+o        body: frames (record.py), or a reference to them (blob.py)
-
-Format 1 is the same without blob, owner and key, their bytes being 0; its bodies stand in the record whatever their
-size.
 """
 
 from __future__ import annotations
@@ -34,18 +31,25 @@ from titanic.errors import InvalidRequest, RecordCorrupt
 from titanic.protocol.submit_options import MAX_PRIORITY
 from titanic.store.lmdb import blob
 from titanic.store.lmdb.blob import Ref
-from titanic.store.lmdb.record import BODY, FetchBlob, PutBlob, join_frames, read_frames, refuse_blob, seal, verify
+from titanic.store.lmdb.record import (
+    BODY,
+    FORMAT_1,
+    FetchBlob,
+    PutBlob,
+    join_frames,
+    read_frames,
+    refuse_blob,
+    seal,
+    verify,
+)
 from titanic.store.lmdb.schema import INLINE
 from titanic.store.records import NewRequest, StoredRequest
 from titanic.store.rules import MAX_OPTIONS, MAX_OWNER, check_owner, check_service
 
 DATABASE = "requests"
 
-_FORMAT = 2
-_OWNED_FORMAT = 3
-_FORMATS = (1, 2, 3)
 _IN_BLOB = 1
-_PREFIX = [bytes((_FORMAT, 0, priority, 0)) for priority in range(MAX_PRIORITY + 1)]
+_PREFIX = [bytes((FORMAT_1, 0, priority, 0)) for priority in range(MAX_PRIORITY + 1)]
 _HEADER = struct.Struct("<BBBBIQQQHHII")
 _REST = struct.Struct("<QQQHHII")  # the header from BODY on
 _MAX_REST = INLINE - BODY
@@ -94,10 +98,10 @@ def encode(uuid: bytes, request: NewRequest, submitted_at: int, put_blob: PutBlo
     try:
         rest = _pack_rest(submitted_at, not_before, expires_at, max_attempts, len(service), len(options), len(body))
         if key:
-            prefix = bytes((_FORMAT, 0, priority, len(key)))
+            prefix = bytes((FORMAT_1, 0, priority, len(key)))
         if owner:
             check_owner(owner)
-            prefix = bytes((_OWNED_FORMAT, len(owner) << 1, priority, len(key)))
+            prefix = bytes((FORMAT_1, len(owner) << 1, priority, len(key)))
             key += owner  # which stands behind it
         frames = join_frames(body)
     except (struct.error, ValueError) as error:
@@ -134,7 +138,7 @@ def decode_header(uuid: bytes, record: memoryview | bytes) -> RequestHeader:
     options_at = owner_at + owner_size
     body_at = options_at + options_size
     ref_size = blob.REF_SIZE if flags & _IN_BLOB else 0
-    if format_ not in _FORMATS:
+    if format_ != FORMAT_1:
         raise RecordCorrupt(uuid, DATABASE, f"record format {format_} is unknown")
     if body_at + ref_size > len(record) or priority > MAX_PRIORITY or not service_size or owner_size > MAX_OWNER:
         raise RecordCorrupt(uuid, DATABASE, "its header makes no sense")
@@ -177,7 +181,7 @@ def decode(uuid: bytes, record: memoryview | bytes, fetch: FetchBlob = refuse_bl
 
 def owner_in(record: memoryview | bytes) -> bytes:
     """The owner, without looking at all else; empty when it cannot be told."""
-    if len(record) < _HEADER.size or record[0] != _OWNED_FORMAT:
+    if len(record) < _HEADER.size or record[0] != FORMAT_1:
         return b""
     (service_size,) = _SERVICE_SIZE.unpack_from(record, _SERVICE_SIZE_AT)
     at = _HEADER.size + service_size + record[3]

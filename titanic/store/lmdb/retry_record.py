@@ -5,7 +5,7 @@ failed at least once, runs again after it had expired, or was given its time to 
 the one record that is written again, once per failure, and it is small.
 
     offset  size  field
-         0     1  record format: 3, or with flag 4 it is 4
+         0     1  record format: 129 (record.py)
          1     1  flags: 1 = the expiry in the request doesn't count any more; 2 = it is here; 4 = deliveries are
          2     2  attempts made
          4     4  CRC-32 (record.py)
@@ -14,8 +14,6 @@ the one record that is written again, once per failure, and it is small.
         24     8  with flag 2: expires_at, µs since the epoch
      24/32     2  with flag 4: how often workers had it, which is more often than `attempts`
   24 to 34        reason of the last failure, UTF-8, to the end; 1000 bytes at most
-
-Format 2 has no flag 2, format 1 no flags: their byte is 0.
 """
 
 from __future__ import annotations
@@ -24,13 +22,10 @@ import struct
 from typing import NamedTuple
 
 from titanic.errors import RecordCorrupt
-from titanic.store.lmdb.record import cut, seal, verify
+from titanic.store.lmdb.record import FORMAT_1, cut, seal, verify
 
 DATABASE = "retries"
 
-_FORMAT = 3
-_FORMAT_WITH_DELIVERIES = 4
-_FORMATS = (1, 2, 3, 4)
 _ENDLESS = 1
 _EXPIRES_HERE = 2
 _DELIVERIES_HERE = 4
@@ -68,21 +63,21 @@ def expiry(own: int, past: Retry | None) -> int:
 
 def encode(uuid: bytes, retry: Retry) -> bytes:
     """The record. Attempts and deliveries beyond 65535 are written as 65535, long reasons are cut."""
-    format_, flags, rest = _FORMAT, 0, _REST.pack(retry.due, retry.dispatched_at)
+    flags, rest = 0, _REST.pack(retry.due, retry.dispatched_at)
     if retry.expires_at:
         flags, rest = _EXPIRES_HERE, rest + _EXPIRES_AT.pack(retry.expires_at)
     elif retry.expires_at == 0:
         flags = _ENDLESS
     if retry.deliveries > retry.attempts:
-        format_, flags = _FORMAT_WITH_DELIVERIES, flags | _DELIVERIES_HERE
+        flags |= _DELIVERIES_HERE
         rest += _DELIVERIES.pack(min(retry.deliveries, 0xFFFF))
-    return seal(uuid, _PREFIX.pack(format_, flags, min(retry.attempts, 0xFFFF)), rest + cut(retry.reason))
+    return seal(uuid, _PREFIX.pack(FORMAT_1, flags, min(retry.attempts, 0xFFFF)), rest + cut(retry.reason))
 
 
 def decode(uuid: bytes, record: memoryview | bytes) -> Retry:
     """The retry. Raises RecordCorrupt when the checksum is wrong."""
     verify(uuid, record, DATABASE)
-    if len(record) < _HEADER.size or record[0] not in _FORMATS:
+    if len(record) < _HEADER.size or record[0] != FORMAT_1:
         raise RecordCorrupt(uuid, DATABASE, "its header makes no sense")
     _, flags, attempts, _, due, dispatched_at = _HEADER.unpack_from(record)
     at, expires_at = _HEADER.size, 0 if flags & _ENDLESS else None

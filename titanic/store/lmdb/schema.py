@@ -1,7 +1,7 @@
 """The databases of a store, their keys, and what a row costs.
 
     database   key                                        value
-    meta       b"format"                                  u32, FORMAT
+    meta       b"store_format"                            u32, FORMAT
                b"capacity"                                u64, bytes, as the store was last opened
                b"sequence"                                u64, the last number given out in `closed`
                b"identity"                                16 random bytes: which store it is, also as a copy
@@ -44,12 +44,12 @@ The counts per service and owner in `meta` are there so that a start needs no sc
 stored, and a limit per service or owner none either.
 
 To change a key or the meaning of a database (changes inside a record don't need it, see record.py):
-    1. Pack a store written by the code as it is into tests/titanic/store/formats/format-N.tar.gz, with all that can be
-       in it.
-    2. Raise FORMAT here, and write down the new keys above.
-    3. Add the step from N to N + 1 to upgrade.py. It runs in one transaction, at opening, after all steps before it:
+    1. Raise FORMAT here, and write down the new keys above.
+    2. Add the step from N to N + 1 to upgrade.py. It runs in one transaction, at opening, after all steps before it:
        a crash leaves the old store or the new one. Let it touch indexes and counters, not bodies.
-    4. Test that the packed store is opened, found whole by check(), and that all of it is found again.
+    3. Pack a store of the new format: python -m support.store_formats, in tests/. The packed stores of earlier formats
+       stay. test_formats.py opens each of them, checks it, and compares what is in it.
+    4. Note the digest of the new layout in test_formats.py.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ import lmdb
 from titanic.errors import StoreCorrupt
 from titanic.util.ids import SIZE
 
-FORMAT = 6
+FORMAT = 1
+"""Of the keys and databases. The first release has format 1."""
 
 U32 = struct.Struct("<I")
 U64 = struct.Struct("<Q")
@@ -74,7 +75,9 @@ _TIME = struct.Struct(">Q")
 _TIMER = struct.Struct(">cQ")
 TIME_SIZE = _TIME.size
 
-FORMAT_KEY = b"format"
+FORMAT_KEY = b"store_format"
+UNRELEASED_FORMAT_KEY = b"format"
+"""What stores have that were written before the first release: they had formats 1 to 6 of their own."""
 CAPACITY_KEY = b"capacity"
 SEQUENCE_KEY = b"sequence"
 ARCHIVE_KEY = b"archive"

@@ -48,11 +48,14 @@ def _look(pool: Pool) -> int:
     connection = session.connection
     try:
         there = connection.execute("SELECT to_regclass(%s) IS NOT NULL", [META]).fetchone()
-        found = formats(connection) if there == (True,) else None
+        found = formats(connection, pool.place) if there == (True,) else None
         row = connection.execute(f"SELECT capacity FROM {META}").fetchone() if found is not None else None
     except psycopg.Error as error:
         pool.drop(session)
         raise translate(error, pool.place) from error
+    except BaseException:
+        pool.drop(session)
+        raise
     pool.give(session)
     if row is None or found is None:
         raise NotAStore(f"there is no store in {pool.place}", f"it has no table {META}", "look for another database")

@@ -389,7 +389,7 @@ def _plain_meta(walk: Walk) -> None:
     right = U32.pack(schema.FORMAT)
     value = walk.tx.raw.get(schema.FORMAT_KEY, db=walk.tx.db.meta)
     if value is None or bytes(value) != right:
-        what = "'format' " + ("is missing" if value is None else f"is {value.hex()}")
+        what = "'store_format' " + ("is missing" if value is None else f"is {value.hex()}")
         walk.report("meta", None, what, Remedy(Verb.PUT, "meta", schema.FORMAT_KEY, right))
     found, fault = walk.meta_number(schema.CAPACITY_KEY, U64)
     if found is None or found[0] >= schema.MOST_BYTES:

@@ -127,7 +127,7 @@ def _save(pages: Pages, new: Path, size: int) -> int:
             root = roots.get(name.encode())
             if root is not None:
                 rows += _write(env, database, pages.rows(name, root))
-            elif pages.odd_rows or pages.holes:  # and not a store of a format that didn't have it
+            elif pages.odd_rows or pages.holes:
                 pages.holes.append(Hole(name, _ROOT, b"", None))
         for leaf in pages.strays() if pages.holes else ():
             if home := _home_of(leaf, pages.holes):
@@ -221,7 +221,7 @@ _LOOKS: dict[str, Callable[[bytes, bytes], bool]] = {
     "later": lambda key, value: len(key) == TIME_SIZE + SIZE and value[-2:-1] == b"\0",
     "ready": lambda key, value: not value and key[-SIZE - 2 : -SIZE - 1] == b"\0" and key[-SIZE - 1] <= 9,
     "timers": lambda key, value: not value and key[:1] in (EXPIRY, REPLIED, DEAD, KEY) and len(key) > 1 + TIME_SIZE,
-    "keys": lambda key, value: idempotency_key.fits(value) or idempotency_key.fitted(value),
+    "keys": lambda key, value: idempotency_key.fits(value),
     "meta": lambda key, value: len(value) <= LOAD.size or key == SERVICES_KEY,
     "aside": lambda key, value: True,
 }

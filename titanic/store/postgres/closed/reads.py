@@ -10,7 +10,15 @@ from zlib import crc32
 from titanic.errors import RecordCorrupt
 from titanic.store.postgres.reading.request_reads import expect_frames
 from titanic.store.postgres.transactions.looking import Looking
-from titanic.store.records import CLOSED_LAYOUT, UNCLAIMED, ArchiveState, Archivist, ClosedBulk, ClosedRequest
+from titanic.store.records import (
+    CLOSED_FORMAT,
+    CLOSED_LAYOUT,
+    UNCLAIMED,
+    ArchiveState,
+    Archivist,
+    ClosedBulk,
+    ClosedRequest,
+)
 from titanic.store.states import Status
 
 AT_ONCE = 5_000
@@ -180,5 +188,5 @@ def _encode(one: ClosedRequest, request_frames: int, reply_frames: int) -> bytes
         texts += (_LENGTH.pack(len(frame)), frame)
     body = b"".join(texts)
     kind = int(one.status) | (UNCLAIMED if one.unclaimed else 0)
-    prefix = _PREFIX.pack(2 if one.owner else 1, kind, min(one.attempts, 0xFFFF))
+    prefix = _PREFIX.pack(CLOSED_FORMAT, kind, min(one.attempts, 0xFFFF))
     return prefix + _CRC.pack(crc32(body, crc32(prefix, crc32(_NUMBER.pack(one.sequence))))) + body

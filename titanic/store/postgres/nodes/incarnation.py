@@ -74,7 +74,7 @@ WITH born AS (
     UPDATE bounded AS b SET incarnation = %s FROM held AS h
     WHERE b.service = h.service AND b.uuid = h.uuid AND b.incarnation = %s AND (SELECT now FROM born)
 )
-SELECT format, oldest, (SELECT shard FROM born), ARRAY(
+SELECT store_format, oldest, (SELECT shard FROM born), ARRAY(
     SELECT uuid FROM taken UNION SELECT r.uuid FROM held AS h
     JOIN ready AS r ON r.service = h.service AND r.rank = h.rank AND r.uuid = h.uuid WHERE r.incarnation = %s),
     {_OTHERS} FROM meta"""
@@ -91,7 +91,7 @@ WITH mine AS (
 ), ended AS (
     UPDATE node SET lease_until = '-infinity' WHERE incarnation IN (SELECT incarnation FROM silent)
 )
-SELECT format, oldest, (SELECT draining FROM mine), {_OTHERS} FROM meta"""
+SELECT store_format, oldest, (SELECT draining FROM mine), {_OTHERS} FROM meta"""
 
 _LEAVE = """
 INSERT INTO node (incarnation, name, version, endpoints, lease_until)

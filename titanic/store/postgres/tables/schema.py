@@ -21,19 +21,22 @@ from psycopg import Connection
 from titanic.errors import NotAStore, StoreTooNew, StoreTooOld
 from titanic.store.postgres.tables.closed_partitions import make_partitions
 from titanic.store.records import DEFAULT_CAPACITY
+from titanic.store.rules import unreleased
 
-FORMAT = 4
-"""Of the tables as this version makes and knows them.
+FORMAT = 1
+"""Of the tables as this version makes and knows them. The first release has format 1.
 
-A node serves a store if `meta.oldest` ≤ its FORMAT ≤ `meta.format`. It upgrades a store of an earlier format when it
-opens it. If nodes of earlier versions can go on with the new tables, they do; if not, the upgrade raises `oldest`, and
-they are refused at their next renewal. So nodes can be replaced by those of another version one after another.
+A node serves a store if `meta.oldest` ≤ its FORMAT ≤ `meta.store_format`. It upgrades a store of an earlier format when
+it opens it. If nodes of earlier versions can go on with the new tables, they do; if not, the upgrade raises `oldest`,
+and they are refused at their next renewal. So nodes can be replaced by those of another version one after another.
+
+Stores from before the first release have `meta.format` instead of `meta.store_format`: they are refused.
 """
 
-OLDEST = 2
+OLDEST = 1
 """Of nodes that can go on with tables as this version makes them."""
 
-SERVED = f"EXISTS (SELECT FROM titanic.meta WHERE {FORMAT} BETWEEN oldest AND format)"
+SERVED = f"EXISTS (SELECT FROM titanic.meta WHERE {FORMAT} BETWEEN oldest AND store_format)"
 """Of a statement: this version may touch the store."""
 
 META, UNFINISHED = "titanic.meta", "titanic.unfinished_migration"
@@ -47,85 +50,6 @@ _BUSY = "autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 50
 _TINY = "fillfactor = 10, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0"
 """A few rows that change with each commit."""
 
-COMMENTS_2 = """
-COMMENT ON COLUMN titanic.meta.oldest IS 'Nodes that know an earlier format must not touch it';
-COMMENT ON COLUMN titanic.node.services IS 'Of each service that it has workers or requests of: how many of both';
-COMMENT ON COLUMN titanic.node.draining IS 'An operator wants it to end: it reads that when it renews its lease';
-COMMENT ON COLUMN titanic.node.lease IS 'Seconds: all have the same';
-COMMENT ON COLUMN titanic.node.shard IS 'Where it counts: tools, and those for which no number is left, under 0';
-"""
-
-BOUNDED = f"""
-CREATE TABLE titanic.bounded (
-    service         bytea NOT NULL,
-    uuid            uuid NOT NULL,
-    incarnation     bigint NOT NULL,
-    PRIMARY KEY (service, uuid, incarnation)
-) WITH ({_BUSY});
-COMMENT ON TABLE titanic.bounded IS 'Claimed under a bound of the service: a worker may be at it if the node lives';
-"""
-"""Format 1 did not have it."""
-
-RATE = f"""
-CREATE TABLE titanic.rate (
-    service         bytea PRIMARY KEY,
-    next_at         float8 NOT NULL
-) WITH ({_TINY});
-COMMENT ON COLUMN titanic.rate.next_at IS 'When its next request may be claimed, in seconds since the epoch';
-"""
-
-RECALL = f"""
-CREATE TABLE titanic.recall (
-    uuid            uuid PRIMARY KEY,
-    incarnation     bigint NOT NULL,
-    since           timestamptz NOT NULL DEFAULT now()
-) WITH ({_TINY});
-COMMENT ON TABLE titanic.recall IS 'Closed while this node had them: it removes the row when no worker can get them';
-"""
-
-DELIVERIES = """
-ALTER TABLE titanic.ready ADD deliveries integer NOT NULL DEFAULT 0;
-ALTER TABLE titanic.later ADD deliveries integer NOT NULL DEFAULT 0;
-"""
-"""How often workers have had it, if that is more often than `attempts`. Format 3 did not have it."""
-
-SERVICE = f"""
-CREATE TABLE titanic.service (
-    name            bytea PRIMARY KEY,
-    paused          boolean NOT NULL,
-    on_end          bytea NOT NULL
-) WITH ({_TINY});
-COMMENT ON TABLE titanic.service IS 'What operators have set; nodes of format 2 do not look at it';
-"""
-"""Format 2 did not have it."""
-
-NODE_OF_CLAIM = """
-ALTER TABLE titanic.node ADD ended_at timestamptz;
-COMMENT ON COLUMN titanic.node.ended_at IS 'When its end was first seen by those who remove the rows of dead nodes';
-ALTER TABLE titanic.ready ADD CONSTRAINT ready_incarnation FOREIGN KEY (incarnation) REFERENCES titanic.node;
-"""
-"""Format 3 did not have it: a claim without a row of `node` is never free again."""
-
-AGREED = f"""
-ALTER TABLE titanic.node ADD access text NOT NULL DEFAULT '';
-COMMENT ON COLUMN titanic.node.access IS 'Which access file it has: a hash, open, or empty if it does not say';
-CREATE TABLE titanic.service_limit (
-    service         bytea PRIMARY KEY,
-    waiting         bigint NOT NULL,
-    bytes           bigint NOT NULL,
-    running         bigint NOT NULL,
-    rate            float8 NOT NULL
-) WITH ({_TINY});
-COMMENT ON TABLE titanic.service_limit IS 'What holds for a service at all nodes; 0: no limit';
-"""
-"""Format 3 did not have it: what all nodes are to have alike."""
-
-RELEASE_ORPHANS = """
-UPDATE titanic.ready SET incarnation = NULL WHERE incarnation = ANY (ARRAY(
-    SELECT q.incarnation FROM titanic.ready AS q LEFT JOIN titanic.node AS n ON n.incarnation = q.incarnation
-    WHERE q.incarnation IS NOT NULL AND n.incarnation IS NULL))"""
-"""No number of a node is used again. So it does no harm to what a node claims meanwhile."""
-
 TABLES = f"""
 CREATE SCHEMA titanic;
 
@@ -134,7 +58,8 @@ COMMENT ON TYPE titanic.frames IS 'An element of an array of lists; PostgreSQL h
 
 CREATE TABLE titanic.meta (
     one             boolean PRIMARY KEY DEFAULT true CHECK (one),
-    format          integer NOT NULL,
+    store_format    integer NOT NULL,
+    oldest          integer NOT NULL,
     store_id        uuid NOT NULL DEFAULT gen_random_uuid(),
     made_at         timestamptz NOT NULL DEFAULT now(),
     capacity        bigint NOT NULL,
@@ -144,9 +69,9 @@ CREATE TABLE titanic.meta (
     archived_upto   bigint NOT NULL DEFAULT 0,
     lost            bigint NOT NULL DEFAULT 0,
     closed_first    bigint NOT NULL DEFAULT 1,
-    closed_last     bigint NOT NULL DEFAULT 0,
-    oldest          integer NOT NULL
+    closed_last     bigint NOT NULL DEFAULT 0
 ) WITH ({_TINY});
+COMMENT ON COLUMN titanic.meta.oldest IS 'Nodes that know an earlier format only must not touch the store';
 
 CREATE TABLE titanic.request (
     uuid            uuid PRIMARY KEY,
@@ -179,6 +104,7 @@ CREATE TABLE titanic.ready (
     PRIMARY KEY (service, rank, uuid)
 ) WITH (fillfactor = 50, {_BUSY});
 COMMENT ON COLUMN titanic.ready.rank IS '9 - priority';
+COMMENT ON COLUMN titanic.ready.deliveries IS 'How often workers have had it, if that is more often than attempts';
 COMMENT ON COLUMN titanic.ready.incarnation IS 'The node that has claimed it: a row of node that must be alive';
 COMMENT ON COLUMN titanic.ready.expires_at IS 'Until when it counts now; the request has what was asked for';
 
@@ -288,10 +214,56 @@ CREATE TABLE titanic.node (
     services        jsonb NOT NULL DEFAULT '{{}}',
     draining        boolean NOT NULL DEFAULT false,
     shard           integer NOT NULL DEFAULT 0,
-    lease           float8 NOT NULL DEFAULT 10
+    lease           float8 NOT NULL DEFAULT 10,
+    ended_at        timestamptz,
+    access          text NOT NULL DEFAULT ''
 ) WITH ({_TINY});
-{BOUNDED}{RATE}{RECALL}{SERVICE}{COMMENTS_2}{NODE_OF_CLAIM}{AGREED}
-INSERT INTO titanic.meta (format, oldest, capacity) VALUES ({FORMAT}, {OLDEST}, {DEFAULT_CAPACITY});
+COMMENT ON COLUMN titanic.node.services IS 'Of each service that it has workers or requests of: how many of both';
+COMMENT ON COLUMN titanic.node.draining IS 'An operator drains it: the node reads that when it renews its lease';
+COMMENT ON COLUMN titanic.node.lease IS 'Seconds: all have the same';
+COMMENT ON COLUMN titanic.node.shard IS 'Where it counts: tools, and nodes for which no number is left, under 0';
+COMMENT ON COLUMN titanic.node.ended_at IS 'When its end was first seen by those who remove the rows of dead nodes';
+COMMENT ON COLUMN titanic.node.access IS 'Which access file it has: a hash, open, or empty if it does not say';
+ALTER TABLE titanic.ready ADD CONSTRAINT ready_incarnation FOREIGN KEY (incarnation) REFERENCES titanic.node;
+
+CREATE TABLE titanic.bounded (
+    service         bytea NOT NULL,
+    uuid            uuid NOT NULL,
+    incarnation     bigint NOT NULL,
+    PRIMARY KEY (service, uuid, incarnation)
+) WITH ({_BUSY});
+COMMENT ON TABLE titanic.bounded IS 'Claimed under a limit of the service: a worker may run it while the node lives';
+
+CREATE TABLE titanic.rate (
+    service         bytea PRIMARY KEY,
+    next_at         float8 NOT NULL
+) WITH ({_TINY});
+COMMENT ON COLUMN titanic.rate.next_at IS 'When its next request may be claimed, in seconds since the epoch';
+
+CREATE TABLE titanic.recall (
+    uuid            uuid PRIMARY KEY,
+    incarnation     bigint NOT NULL,
+    since           timestamptz NOT NULL DEFAULT now()
+) WITH ({_TINY});
+COMMENT ON TABLE titanic.recall IS 'Closed while this node had them: it removes the row when no worker can get them';
+
+CREATE TABLE titanic.service (
+    name            bytea PRIMARY KEY,
+    paused          boolean NOT NULL,
+    on_end          bytea NOT NULL
+) WITH ({_TINY});
+COMMENT ON TABLE titanic.service IS 'What operators have set';
+
+CREATE TABLE titanic.service_limit (
+    service         bytea PRIMARY KEY,
+    waiting         bigint NOT NULL,
+    bytes           bigint NOT NULL,
+    running         bigint NOT NULL,
+    rate            float8 NOT NULL
+) WITH ({_TINY});
+COMMENT ON TABLE titanic.service_limit IS 'What holds for a service at all nodes; 0: no limit';
+
+INSERT INTO titanic.meta (store_format, oldest, capacity) VALUES ({FORMAT}, {OLDEST}, {DEFAULT_CAPACITY});
 """
 
 
@@ -304,27 +276,14 @@ class Upgrade(NamedTuple):
     oldest: int
 
 
-UPGRADES: dict[int, Upgrade] = {
-    1: Upgrade(
-        f"""
-DROP SEQUENCE titanic.incarnation;
-ALTER TABLE titanic.meta ADD oldest integer NOT NULL DEFAULT 2;
-ALTER TABLE titanic.meta ALTER oldest DROP DEFAULT;
-ALTER TABLE titanic.node ADD shard integer NOT NULL DEFAULT 0;
-ALTER TABLE titanic.node ADD lease float8 NOT NULL DEFAULT 10;
-{BOUNDED}{RATE}{RECALL}{COMMENTS_2}""",
-        oldest=2,
-    ),
-    2: Upgrade(SERVICE, oldest=2),
-    3: Upgrade(f"{RELEASE_ORPHANS};{NODE_OF_CLAIM}{DELIVERIES}{AGREED}", oldest=2),
-}
-"""By the format that they begin with."""
+UPGRADES: dict[int, Upgrade] = {}
+"""By the format that they begin with. There is none yet: format 1 is the first that was released."""
 
 
 def prepare(connection: Connection, place: str) -> bool:
     """Make the tables, or bring them to today's format; others wait meanwhile. True when they were made now.
 
-    Raises StoreTooNew, and NotAStore when the schema is somebody else's.
+    Raises StoreTooNew, StoreTooOld, and NotAStore when the schema is somebody else's.
     """
     with connection.transaction():
         for patience in ("statement_timeout", "lock_timeout"):  # an upgrade may take long
@@ -350,10 +309,10 @@ def prepare(connection: Connection, place: str) -> bool:
 
 
 def _upgrade(connection: Connection, place: str) -> None:
-    found = formats(connection)
+    found = formats(connection, place)
     if found is None:
         what = f"the database {place} has a schema 'titanic' that is not Titanic's"
-        raise NotAStore(what, "its table 'meta' is empty", "choose another database")
+        raise NotAStore(what, "its table 'meta' names no format", "choose another database")
     for format_ in range(found[0], FORMAT):
         if format_ not in UPGRADES:
             what, fact = (
@@ -363,19 +322,21 @@ def _upgrade(connection: Connection, place: str) -> None:
             raise NotAStore(what, fact, "restore a backup")
         text, oldest = UPGRADES[format_]
         connection.execute(text, prepare=False)
-        connection.execute("UPDATE titanic.meta SET format = %s, oldest = greatest(oldest, %s)", [format_ + 1, oldest])
+        statement = "UPDATE titanic.meta SET store_format = %s, oldest = greatest(oldest, %s)"
+        connection.execute(statement, [format_ + 1, oldest])
     refuse_later(*found, place)
 
 
-def formats(connection: Connection) -> tuple[int, int] | None:
-    """The store's format, and the earliest one that nodes must know to touch it. None: `meta` is empty.
+def formats(connection: Connection, place: str) -> tuple[int, int] | None:
+    """The store's format, and the earliest one that nodes must know to touch it. None: `meta` names none.
 
-    Format 1 had no column `oldest`, and allowed no other.
+    Raises StoreTooOld when the store is from before the first release.
     """
-    row = connection.execute(
-        f"SELECT format, coalesce((to_jsonb(m) ->> 'oldest')::integer, format) FROM {META} AS m"
-    ).fetchone()
-    return (row[0], row[1]) if row is not None else None
+    columns = ", ".join(f"(to_jsonb(m) ->> '{name}')::integer" for name in ("store_format", "oldest", "format"))
+    found, oldest, earlier = connection.execute(f"SELECT {columns} FROM {META} AS m").fetchone() or (None,) * 3
+    if found is None and earlier is not None:
+        raise unreleased(place, earlier)
+    return (found, oldest) if found is not None else None
 
 
 def refuse_later(format_: int, oldest: int, place: str) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from titanic.store.postgres.store import PostgresStore
-from titanic.store.postgres.tables.schema import RELEASE_ORPHANS
 from titanic.store.postgres.tools.counted import LOADS, USAGE
 from titanic.store.postgres.transactions.foreseen import REQUEST_SIZE
 from titanic.store.postgres.transactions.transaction import Row
@@ -26,6 +25,12 @@ _SETTINGS = """
         set_config('enable_mergejoin', 'on', true), set_config('statement_timeout', '0', true),
         set_config('work_mem', '64MB', true)"""
 """What is slow for one request is quick for all."""
+
+_RELEASE_ORPHANS = """
+    UPDATE titanic.ready SET incarnation = NULL WHERE incarnation = ANY (ARRAY(
+        SELECT q.incarnation FROM titanic.ready AS q LEFT JOIN titanic.node AS n ON n.incarnation = q.incarnation
+        WHERE q.incarnation IS NOT NULL AND n.incarnation IS NULL))"""
+"""No number of a node is used again, so this does no harm to what a node claims meanwhile."""
 
 
 class Problem(NamedTuple):
@@ -183,7 +188,7 @@ def check(store: PostgresStore, tell: Progress | None = None) -> list[Problem]:
 def repair(store: PostgresStore) -> None:
     """Release the claims of nodes that do not exist. Nodes may use the store meanwhile."""
     with store.pool.borrow() as connection:
-        connection.execute(RELEASE_ORPHANS)
+        connection.execute(_RELEASE_ORPHANS)
 
 
 def look_through(fetch: Callable[[str], list[Row]], tell: Progress | None = None, most: int = MOST) -> list[Problem]:
