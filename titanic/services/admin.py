@@ -7,25 +7,26 @@ What a worker has is not purged, unless its UUID is given. One message looks at 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, cast
+
+from msgspec import UNSET
 
 from broker import User, UserLimits
 from titanic.commit.writer import halves
 from titanic.errors import Forbidden, InvalidArchive, InvalidRequest, StoreError, StoreFull
 from titanic.protocol import tsp
+from titanic.protocol.messages import Admin, Archive, Drain, Purge, Retry, Set, read_admin
 from titanic.protocol.permissions import lacks_archive, lacks_close, lacks_drain, lacks_read, lacks_set, lacks_submit
 from titanic.protocol.submit_options import MOST_UUIDS
 from titanic.protocol.tsp import Frames
 from titanic.services import nodes, set_service
-from titanic.services.ask import Ask, ServiceContext, check_names, not_done, read_id, read_object
+from titanic.services.ask import Ask, ServiceContext, not_done
 from titanic.services.ownership import is_hidden, is_kept, not_his, place_behind
 from titanic.services.request_submit import over_limit
 from titanic.store import Archivist, ServiceSettings, SharedReadTransaction, State, WriteTransaction
 
-KNOWN = ("after", "do", "older_than", "service", "state", "uuids")
-ARCHIVE_KNOWN = ("archive", "do", "name", "register", "store", "upto", "uuid")
 DEAD = (State.FAILED, State.EXPIRED)
 
 
@@ -65,14 +66,14 @@ class AdminWrite:
         self._begin()
         for ask in self._asks:
             try:
-                options = read_options(ask.body)
+                options = read_admin(b"".join(ask.body[:1]))
                 if ask.user is not None:
-                    _check(ask.user, options["do"])
-                if options["do"] == "archive":
+                    _check(ask.user, options)
+                if isinstance(options, Archive):
                     document = _archive(transaction, options)
-                elif options["do"] == "drain":
+                elif isinstance(options, Drain):
                     document = self._drain(transaction, options)
-                elif options["do"] == "set":
+                elif isinstance(options, Set):
                     self._settings, document = set_service.apply(transaction, options)
                 else:
                     document = self._obey(transaction, options, now_us, ask.user)
@@ -100,37 +101,37 @@ class AdminWrite:
         return [AdminWrite(self._context, self._asks, self._most // 4, shared=self._shared)]
 
     def _obey(
-        self, transaction: WriteTransaction, options: dict[str, Any], now_us: int, user: User | None
+        self, transaction: WriteTransaction, options: Retry | Purge, now_us: int, user: User | None
     ) -> dict[str, Any]:
         following: bytes | None = None
         uuids: Collection[bytes]
-        if options["uuids"] is not None:
-            uuids = options["uuids"]
+        if options.uuids is not UNSET:
+            uuids = [bytes.fromhex(uuid) for uuid in options.uuids]
             if len(uuids) > self._most:
                 raise ValueError(f"the store is so full that only {self._most} requests can be named at a time")
         else:
-            older = options["older_than"]
+            older = options.older_than
             page = transaction.select(
-                states=options["states"],
-                service=options["service"],
+                states=_states(options),
+                service=None if options.service is None else options.service.encode(),
                 older_than=None if older is None else now_us - int(older * 1e6),
                 owner=None if user is None or user.reads_all else user.owner,
-                after=options["after"],
+                after=None if options.after is None else bytes.fromhex(options.after),
                 limit=self._most,
             )
             uuids, following = [row.uuid for row in page], place_behind(page, user)
-            if options["do"] == "purge":
+            if isinstance(options, Purge):
                 running = self._running(transaction, uuids)
                 uuids = [uuid for uuid in uuids if uuid not in running]
         transaction.foresee(list(uuids))
-        act = self._retry if options["do"] == "retry" else self._purge
+        act = self._retry if isinstance(options, Retry) else self._purge
         done = sum(act(transaction, uuid, now_us, user) for uuid in uuids)
         return {"done": done, "next": following.hex() if following else None}
 
-    def _drain(self, transaction: WriteTransaction, options: dict[str, Any]) -> dict[str, Any]:
+    def _drain(self, transaction: WriteTransaction, options: Drain) -> dict[str, Any]:
         if self._context.incarnation is None:
             raise ValueError("this server has its store to itself: there are no nodes to drain; stop it")
-        return nodes.drain(transaction, options["node"], self._context.incarnation())
+        return nodes.drain(transaction, options.node, self._context.incarnation())
 
     def _running(self, transaction: WriteTransaction, uuids: Collection[bytes]) -> Collection[bytes]:
         if self._shared:
@@ -193,94 +194,33 @@ class AdminWrite:
         )
 
 
-def _check(user: User, do: str) -> None:
+def _check(user: User, options: Admin) -> None:
     """Raise Forbidden for what the user may do with no request."""
-    fault = _LACKS[do](user)
+    fault = _LACKS[type(options)](user)
     if fault is not None:
         raise Forbidden(fault)
 
 
-_LACKS = {"retry": lacks_read, "purge": lacks_close, "archive": lacks_archive, "drain": lacks_drain, "set": lacks_set}
+_LACKS = {Retry: lacks_read, Purge: lacks_close, Archive: lacks_archive, Drain: lacks_drain, Set: lacks_set}
 
 
-def read_options(body: Frames) -> dict[str, Any]:
-    given = read_object(b"".join(body[:1]))
-    if not isinstance(given.get("do"), str) or given["do"] not in _LACKS:
-        raise ValueError('options must be a JSON object with "do": "retry", "purge", "archive", "drain" or "set"')
-    if given["do"] == "archive":
-        return read_archive_options(given)
-    if given["do"] == "drain":
-        return nodes.read_drain_options(given)
-    if given["do"] == "set":
-        return set_service.read_options(given)
-    check_names(given, KNOWN)
-    options: dict[str, Any] = {"do": given["do"], "uuids": None, "after": None, "service": None}
-    if "uuids" in given:
-        options["uuids"] = _uuids(given["uuids"])
-        return options
-    options["states"] = _states(given)
-    if given.get("after") is not None:
-        (options["after"],) = _uuids([given["after"]])
-    if given.get("service") is not None:
-        options["service"] = str(given["service"]).encode(errors="replace")
-    older = options["older_than"] = given.get("older_than")
-    if older is not None and (isinstance(older, bool) or not isinstance(older, (int, float)) or not 0 <= older < 1e10):
-        raise ValueError("older_than must be a number of seconds from 0 to 10 000 000 000")
-    return options
+def _states(options: Retry | Purge) -> tuple[State, ...]:
+    return DEAD if options.state is None else (State[options.state.upper()],)
 
 
-def _states(given: Mapping[str, Any]) -> tuple[State, ...]:
-    name = given.get("state")
-    if name is None and given["do"] == "retry":
-        return DEAD
-    states = {state.name.lower(): state for state in State if state is not State.RUNNING}
-    if not isinstance(name, str) or name not in states:
-        raise ValueError(f"state must be one of {', '.join(states)}")
-    if given["do"] == "retry" and states[name] not in DEAD:
-        raise ValueError("only failed and expired requests can be retried")
-    return (states[name],)
-
-
-def _uuids(given: Any) -> list[bytes]:
-    if not isinstance(given, list) or len(given) > MOST_UUIDS:
-        raise ValueError(f"uuids must be a list of at most {MOST_UUIDS}")
-    return [read_id(text, "a UUID must be") for text in given]
-
-
-def read_archive_options(given: dict[str, Any]) -> dict[str, Any]:
-    """Check the options; ValueError says what is wrong."""
-    check_names(given, ARCHIVE_KNOWN)
-    options = {"do": "archive", "register": given.get("register"), "upto": given.get("upto"), "uuid": None}
-    if options["register"] is not None and not isinstance(options["register"], bool):
-        raise ValueError("register must be true or false")
-    upto = options["upto"]
-    if upto is not None:
-        if type(upto) is not int or upto < 0:
-            raise ValueError("upto must be a number, 0 or more")
-        options["uuid"] = read_id(given.get("uuid"), "uuid must be that of the request with the number upto,")
-    options["store"] = read_id(given["store"], "store must be") if given.get("store") is not None else None
-    options["archivist"] = None
-    if given.get("archive") is not None:
-        name = given.get("name", "")
-        if not isinstance(name, str):
-            raise ValueError("name must be text")
-        options["archivist"] = Archivist(read_id(given["archive"], "archive must be"), name)
-    return options
-
-
-def _archive(transaction: WriteTransaction, options: dict[str, Any]) -> dict[str, Any]:
+def _archive(transaction: WriteTransaction, options: Archive) -> dict[str, Any]:
     identity = transaction.identity()
-    if options["store"] is not None and options["store"] != identity:
-        fact = f"its id is {identity.hex() if identity else 'not there yet'}, meant is {options['store'].hex()}"
+    if options.store is not None and bytes.fromhex(options.store) != identity:
+        fact = f"its id is {identity.hex() if identity else 'not there yet'}, meant is {options.store}"
         raise InvalidArchive("this server has another store", fact, "ask the server that has the store")
-    archivist = options["archivist"]
-    if options["register"] is not None:
-        if options["register"]:
+    archivist = None if options.archive is None else Archivist(bytes.fromhex(options.archive), options.name)
+    if options.register is not None:
+        if options.register:
             transaction.register_archive(archivist)
         else:
             transaction.unregister_archive()
-    if options["upto"] is not None:
-        transaction.acknowledge_archive(options["upto"], options["uuid"], archivist)
+    if options.upto is not None:
+        transaction.acknowledge_archive(options.upto, bytes.fromhex(options.uuid or ""), archivist)
     known = transaction.archivist()
     return {
         **transaction.archive()._asdict(),

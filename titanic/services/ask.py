@@ -1,4 +1,4 @@
-"""What the services are asked, with its options in JSON; where answers go, and what the dispatcher is told."""
+"""What the services are asked; where answers go, and what the dispatcher is told."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from broker import User, read_json
+from broker import User
 from titanic.config import ServiceLimits
 from titanic.errors import OutcomeUnknown, StoreAway, StoreError
 from titanic.protocol import tsp
@@ -18,9 +18,7 @@ from titanic.protocol.progress import Progress
 from titanic.protocol.tsp import Frames
 from titanic.services.ownership import Refusals
 from titanic.store import KnownSettings, ServiceSettings
-from titanic.util import ids
 from titanic.util.clock import Leaps
-from titanic.util.text import quoted
 
 
 class Ask(Protocol):
@@ -184,29 +182,3 @@ class ServiceContext:
     )
     refused: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))
     """Refusals by reason."""
-
-
-def read_object(frame: bytes) -> dict[str, Any]:
-    """The options in a frame. ValueError says what is wrong."""
-    try:
-        options = read_json(frame)
-    except ValueError as error:
-        raise ValueError(f"options are not JSON: {error}") from None
-    if not isinstance(options, dict):
-        raise ValueError("options are not a JSON object")
-    return options
-
-
-def check_names(options: dict[str, Any], known: Collection[str]) -> None:
-    """Raise ValueError for an option that is not known."""
-    for name in options:
-        if name not in known:
-            raise ValueError(f"unknown option {quoted(name)}; there are {', '.join(known)}")
-
-
-def read_id(value: Any, fault: str) -> bytes:
-    """An id of 32 hexadecimal digits. ValueError says what is wrong: `fault`, and that."""
-    found = ids.parse(str(value).encode(errors="replace"))
-    if found is None:
-        raise ValueError(f"{fault} 32 hexadecimal digits")
-    return found

@@ -18,6 +18,7 @@ from typing import Any
 from titanic.commit.writer import Writer
 from titanic.errors import Forbidden
 from titanic.protocol import tsp
+from titanic.protocol.messages import read_stats
 from titanic.protocol.permissions import lacks_stats
 from titanic.protocol.tsp import Frames
 from titanic.services import list_requests, nodes, service_stats, set_service
@@ -91,7 +92,8 @@ class ServiceHandler:
             raise Forbidden(fault)
         incarnation = self._context.incarnation
         me = None if incarnation is None else incarnation()
-        if incarnation is not None and nodes.wants_nodes(ask.body):
+        asked = read_stats(b"".join(ask.body[:1]))
+        if incarnation is not None and asked.nodes:
             return [tsp.OK, json.dumps(nodes.listed(transaction, me)).encode()]
         disk_full = transaction.disk_full()
         rows = () if incarnation is None else nodes.rows_of(transaction)
@@ -120,7 +122,7 @@ class ServiceHandler:
             document["readers"] = [reader._asdict() for reader in readers]
         if incarnation is not None:
             document |= nodes.shared(rows, me, document["running"])
-        if service_stats.wants_services(ask.body):
+        if asked.services:
             here, limits = self._context.figures, self._context.limits
             skip, settings = self._context.dispatcher.running(), self._context.settings.all
             document["by_service"] = service_stats.each(transaction, here, limits, settings, skip, elsewhere)

@@ -9,19 +9,13 @@ from typing import Any, cast
 from broker import User
 from titanic.errors import Forbidden, RecordCorrupt
 from titanic.protocol import tsp
+from titanic.protocol.messages import List, read
 from titanic.protocol.permissions import lacks_read
 from titanic.protocol.progress import Progress
-from titanic.protocol.submit_options import MOST_UUIDS, read_policy
+from titanic.protocol.submit_options import read_policy
 from titanic.protocol.tsp import Frames
-from titanic.services.ask import check_names, read_id, read_object
 from titanic.services.ownership import is_hidden, place_behind
 from titanic.store import Description, Outcome, ReadTransaction, SharedReadTransaction, State
-from titanic.util.text import quoted
-
-KNOWN = ("after", "body", "keys", "limit", "most", "newest", "now", "service", "state", "text", "uuid")
-
-MOST_BYTES = 1 << 20
-"""Bytes of a body, and of a reply, that a look at a request may ask for."""
 
 MOST_FRAMES = 1000
 """Frames of either that come with it."""
@@ -62,7 +56,8 @@ def answer(
     if user is not None and (fault := lacks_read(user)) is not None:
         raise Forbidden(fault)
     try:
-        return _answer(transaction, read_options(body), running, user, now_us, progress, paused, since, worker_of)
+        options = read(List, b"".join(body[:1]) or b"{}")
+        return _answer(transaction, options, running, user, now_us, progress, paused, since, worker_of)
     except ValueError as error:
         return tsp.bad_request(str(error))
     except RecordCorrupt:
@@ -73,7 +68,7 @@ def answer(
 
 def _answer(
     transaction: ReadTransaction,
-    options: dict[str, Any],
+    options: List,
     running: Running,
     user: User | None,
     now_us: int,
@@ -86,27 +81,34 @@ def _answer(
     now_running: Collection[bytes] | None = None if running is None else running()
     following: bytes | None = None
     holders: dict[str, bytes] = {}
-    if options["keys"] is not None:
+    state = State[options.state.upper()] if options.state else None
+    if options.keys is not None:
         namespace = b"" if user is None else user.owner
-        found = ((key, transaction.holder(key.encode(errors="replace"), namespace)) for key in options["keys"])
+        found = ((key, transaction.holder(key.encode(errors="replace"), namespace)) for key in options.keys)
         holders = {key: uuid for key, uuid in found if uuid is not None}
         rows = _described(transaction, list(holders.values()), user)
-    elif (uuid := options["uuid"]) is not None:
-        rows = _described(transaction, [uuid], user)
-    elif options["state"] is State.RUNNING and now_running is not None:
+    elif options.uuid is not None:
+        rows = _described(transaction, [bytes.fromhex(options.uuid)], user)
+    elif state is State.RUNNING and now_running is not None:
         rows, following = _at_workers(transaction, now_running, options, user)
     else:
-        chosen = {name: options[name] for name in ("service", "after", "limit", "newest", "text")}
-        if options["state"] is State.RUNNING:
+        chosen: dict[str, Any] = {
+            "service": _service(options),
+            "after": _after(options),
+            "limit": options.limit,
+            "newest": options.newest,
+            "text": options.text,
+        }
+        if state is State.RUNNING:
             page = cast(SharedReadTransaction, transaction).list_running(owner=owner, **chosen)
             now_running = {row.uuid for row in page}
         else:
-            page = transaction.list(state=options["state"], owner=owner, **chosen)
-        rows, following = page, place_behind(page, user, newest=options["newest"])
+            page = transaction.list(state=state, owner=owner, **chosen)
+        rows, following = page, place_behind(page, user, newest=options.newest)
     if now_running is None:
         waiting = [row.uuid for row in rows if row.state is State.WAITING]
         now_running = cast(SharedReadTransaction, transaction).running(waiting)
-    if options["state"] is State.WAITING and options["uuid"] is None and options["keys"] is None:
+    if state is State.WAITING and options.uuid is None and options.keys is None:
         rows = [row for row in rows if row.uuid not in now_running]
     at_work = [row.uuid for row in rows if row.state is State.WAITING and row.uuid in now_running]
     far = progress(at_work) if progress is not None and at_work else {}
@@ -121,36 +123,44 @@ def _answer(
     for one in document["requests"]:
         if worker_of is not None and "running_since" in one and (worker := worker_of(bytes.fromhex(one["uuid"]))):
             one["worker"] = worker
-    if options["keys"] is not None:
+    if options.keys is not None:
         document["uuids"] = {key: uuid.hex() for key, uuid in holders.items()}
-    if options["now"]:
+    if options.now:
         document["now"] = now_us
     behind: Frames = []
-    if options["body"]:
+    if options.body:
         requests = [transaction.request(row.uuid) for row in rows]
         behind = [frame for request in requests if request is not None for frame in request.body]
         document["body"] = len(behind)
-    elif options["most"] is not None:
-        body, reply = _frames(transaction, rows, options["most"])
+    elif options.most is not None:
+        body, reply = _frames(transaction, rows, options.most)
         document |= {"body": len(body), "reply": len(reply)}
         behind = body + reply
     return [tsp.OK, json.dumps(document).encode(), *behind]
 
 
+def _service(options: List) -> bytes | None:
+    return None if options.service is None else options.service.encode()
+
+
+def _after(options: List) -> bytes | None:
+    return None if options.after is None else bytes.fromhex(options.after)
+
+
 def _at_workers(
-    transaction: ReadTransaction, running: Collection[bytes], options: dict[str, Any], user: User | None
+    transaction: ReadTransaction, running: Collection[bytes], options: List, user: User | None
 ) -> tuple[list[Description], bytes | None]:
     """A page of the requests that workers have, and where the next one begins."""
-    after, newest, text = options["after"], options["newest"], options["text"]
+    after, newest, text, service = _after(options), options.newest, options.text, _service(options)
     ids = sorted(running, reverse=newest)
     if after is not None:
         ids = [uuid for uuid in ids if (uuid < after if newest else uuid > after)]
-    rows = [row for row in _described(transaction, ids, user) if options["service"] in (None, row.service)]
+    rows = [row for row in _described(transaction, ids, user) if service in (None, row.service)]
     if text is not None:
         rows = [row for row in rows if row.mentions(text)]
-    if len(rows) <= options["limit"]:
+    if len(rows) <= options.limit:
         return rows, None
-    rows = rows[: options["limit"]]
+    rows = rows[: options.limit]
     return rows, rows[-1].uuid
 
 
@@ -181,50 +191,6 @@ def _described(transaction: ReadTransaction, uuids: Collection[bytes], user: Use
     transaction.foresee(list(uuids))
     seen = (uuid for uuid in uuids if not is_hidden(transaction, user, uuid))
     return [row for uuid in seen if (row := transaction.describe(uuid)) is not None]
-
-
-def read_options(body: Frames) -> dict[str, Any]:
-    """Read and check the options; ValueError says what is wrong."""
-    given = read_object(b"".join(body[:1]) or b"{}")
-    check_names(given, KNOWN)
-    options: dict[str, Any] = dict.fromkeys(KNOWN)
-    for name in ("uuid", "after"):
-        if given.get(name) is not None:
-            options[name] = read_id(given[name], f"{name} must be")
-    if (keys := given.get("keys")) is not None:
-        if not isinstance(keys, list) or len(keys) > MOST_UUIDS or not all(isinstance(key, str) for key in keys):
-            raise ValueError(f"keys must be a list of at most {MOST_UUIDS} texts")
-        options["keys"] = keys
-    if (service := given.get("service")) is not None:
-        options["service"] = str(service).encode()
-    if (state := given.get("state")) is not None:
-        try:
-            options["state"] = State[str(state).upper()]
-        except KeyError:
-            raise ValueError(
-                f"unknown state {quoted(state)}; there are {', '.join(s.name.lower() for s in State)}"
-            ) from None
-    if (now := given.get("now")) is not None and not isinstance(now, bool):
-        raise ValueError("now must be true or false")
-    options["now"] = now
-    if type(newest := given.get("newest", False)) is not bool:
-        raise ValueError("newest must be true or false")
-    options["newest"] = newest
-    if (text := given.get("text")) is not None and not isinstance(text, str):
-        raise ValueError("text must be text")
-    options["text"] = text
-    if (most := given.get("most")) is not None:
-        if options["uuid"] is None or type(most) is not int or not 0 <= most <= MOST_BYTES:
-            raise ValueError(f"most must be a number from 0 to {MOST_BYTES}, with the uuid of a request")
-        options["most"] = most
-    if (whole := given.get("body")) is not None and (options["uuid"] is None or whole is not True):
-        raise ValueError("body must be true, with the uuid of a request")
-    options["body"] = whole
-    limit = given.get("limit", 100)
-    if type(limit) is not int or not 1 <= limit <= MOST_UUIDS:
-        raise ValueError(f"limit must be a number from 1 to {MOST_UUIDS}")
-    options["limit"] = limit
-    return options
 
 
 def as_document(

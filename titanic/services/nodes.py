@@ -6,12 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, cast
 
-from titanic.protocol.tsp import Frames
-from titanic.services.ask import check_names, read_object
 from titanic.store import NodeRow, NodesReadTransaction, NodesWriteTransaction, ReadTransaction, WriteTransaction
 from titanic.util.text import quoted
-
-DRAIN_KNOWN = ("do", "node")
 
 
 def document(row: NodeRow, asked: int | None) -> dict[str, Any]:
@@ -20,16 +16,8 @@ def document(row: NodeRow, asked: int | None) -> dict[str, Any]:
     return {**row._asdict(), "endpoints": list(row.endpoints), **counted}
 
 
-def wants_nodes(body: Frames) -> bool:
-    """Whether a titanic.stats asks for the nodes."""
-    try:
-        return read_object(b"".join(body[:1])).get("nodes") is True
-    except ValueError:
-        return False
-
-
 def listed(transaction: ReadTransaction, me: int | None) -> dict[str, Any]:
-    """The answer to that."""
+    """The answer to a titanic.stats that asks for the nodes."""
     rows = cast(NodesReadTransaction, transaction).nodes_and_claims()
     return {"nodes": [document(row, me) for row in rows]}
 
@@ -74,15 +62,6 @@ def _workers(rows: Sequence[NodeRow]) -> dict[str, int]:
     for row in rows:
         total.update({name: workers for name, (workers, _) in row.services.items() if workers})
     return dict(total)
-
-
-def read_drain_options(given: dict[str, Any]) -> dict[str, Any]:
-    """Check the options; ValueError says what is wrong."""
-    check_names(given, DRAIN_KNOWN)
-    node = given.get("node")
-    if node is not None and not isinstance(node, str):
-        raise ValueError("node must be a name, or a number as text")
-    return {"do": "drain", "node": node}
 
 
 def drain(transaction: WriteTransaction, node: str | None, me: int | None) -> dict[str, Any]:

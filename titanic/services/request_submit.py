@@ -1,34 +1,25 @@
-"""titanic.request and titanic.submit take requests in. What they may say is in PROTOCOL.md; options are checked by the
-table `_CHECKS`. A message is accepted as a whole or not at all."""
+"""titanic.request and titanic.submit take requests in. What they may say is in PROTOCOL.md; the options are declared in
+`titanic/protocol/messages.py`. A message is accepted as a whole or not at all."""
 
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+
+from msgspec import UNSET, UnsetType
 
 from broker import User, UserLimits
 from titanic.commit.writer import LIGHT_BYTES, LIGHT_ITEMS
 from titanic.config import ServiceLimits
 from titanic.errors import InvalidRequest, StoreError, StoreFull
 from titanic.protocol import tsp
+from titanic.protocol.messages import Submit, read
 from titanic.protocol.permissions import lacks_submit
-from titanic.protocol.submit_options import (
-    CONTENT_TYPE,
-    DEFAULT_PRIORITY,
-    DIGEST,
-    KEY_FOR,
-    MAX_KEY,
-    MAX_PRIORITY,
-    MOST_SECONDS,
-    MOST_TOGETHER,
-    TRACEPARENT,
-    Policy,
-)
+from titanic.protocol.submit_options import MOST_TOGETHER, Policy
 from titanic.protocol.tsp import Frames
-from titanic.services.ask import Ask, ServiceContext, check_names, not_done, read_object
+from titanic.services.ask import Ask, ServiceContext, not_done
 from titanic.store import Load, NewRequest, WriteTransaction
 
 Parse = Callable[[Frames, int, bytes], "Submission"]
@@ -258,103 +249,41 @@ def parse_submit(body: Frames, now_us: int, owner: bytes = b"") -> Submission:
     """The requests of an owner in the body of a titanic.submit. ValueError says what is wrong."""
     if len(body) < 3:
         raise ValueError("a titanic.submit is options, a service name and at least one body frame")
-    options = _read(body[0])
+    options = read(Submit, body[0])
     if fault := tsp.request_fault(body[1:]):
         raise ValueError(fault)
-    bodies = [[frame] for frame in body[2:]] if options.get("many") else [body[2:]]
+    bodies = [[frame] for frame in body[2:]] if options.many else [body[2:]]
     keys = _keys(options, len(bodies))
-    policy = {name: options[name] for name in Policy._fields if name in options}
+    policy = {name: value for name in Policy._fields if (value := getattr(options, name)) is not UNSET}
     service = body[1]
     shared = (
-        options.get("priority", DEFAULT_PRIORITY),
-        _moment(options.get("delay"), now_us),
-        _moment(options.get("ttl"), now_us),
-        options.get("max_attempts", 0),
+        options.priority,
+        _moment(options.delay, now_us),
+        _moment(options.ttl, now_us),
+        options.max_attempts or 0,
         json.dumps(policy).encode() if policy else b"",
     )
-    key_until = _moment(options.get("key_for", KEY_FOR), now_us) if any(keys) else 0
+    key_until = _moment(options.key_for, now_us) if any(keys) else 0
     requests = [
         NewRequest(service, frames, *shared, key, key_until, 0, owner) for frames, key in zip(bodies, keys, strict=True)
     ]
-    if "key" in options and len(bodies) > 1:
+    if options.key and len(bodies) > 1:
         requests[0] = requests[0]._replace(together=len(bodies))
-    forget = [key.encode() for key in options["forget"]] if "forget" in options else ()
-    return Submission(requests, forget)
+    return Submission(requests, [key.encode() for key in options.forget])
 
 
-def _moment(seconds: float | None, now_us: int) -> int:
-    return 0 if not seconds else now_us + max(1, int(seconds * 1e6))
+def _moment(seconds: float | UnsetType, now_us: int) -> int:
+    return now_us + max(1, int(seconds * 1e6)) if seconds else 0
 
 
-def _keys(options: dict[str, Any], count: int) -> list[bytes]:
-    if "keys" in options:
-        if "key" in options or len(options["keys"]) != count:
+def _keys(options: Submit, count: int) -> list[bytes]:
+    if options.keys is not UNSET:
+        if options.key or len(options.keys) != count:
             raise ValueError(f"keys must be a list of {count} keys, one for each request")
-        return [key.encode() for key in options["keys"]]
-    if count > MOST_TOGETHER and "key" in options:
+        return [key.encode() for key in options.keys]
+    if count > MOST_TOGETHER and options.key:
         raise ValueError(f"one key can stand for {MOST_TOGETHER} requests: give keys, one for each")
-    return [options.get("key", "").encode(), *[b""] * (count - 1)]
-
-
-def _read(frame: bytes) -> dict[str, Any]:
-    options = read_object(frame)
-    check_names(options, _CHECKS)
-    for name, value in options.items():
-        what, fits = _CHECKS[name]
-        if not fits(value):
-            raise ValueError(f"{name} must be {what}")
-    return options
-
-
-def _is_key(value: Any) -> bool:
-    if not isinstance(value, str):
-        return False
-    try:
-        return 1 <= len(value.encode()) <= MAX_KEY
-    except UnicodeEncodeError:
-        return False
-
-
-def _is_like(form: re.Pattern[str]) -> Callable[[Any], bool]:
-    def fits(value: Any) -> bool:
-        return isinstance(value, str) and form.fullmatch(value) is not None
-
-    return fits
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _is_seconds(value: Any) -> bool:
-    return _is_number(value) and 0 < value <= MOST_SECONDS  # neither NaN nor infinity is
-
-
-def _is_whole(least: int, most: int) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
-
-
-_SECONDS = ("a number of seconds above 0, and ten years at most", _is_seconds)
-_CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "key": ("text of 1 to 255 bytes", _is_key),
-    "keys": ("a list of texts of 1 to 255 bytes", lambda v: isinstance(v, list) and all(map(_is_key, v))),
-    "key_for": _SECONDS,
-    "ttl": _SECONDS,
-    "delay": ("a number of seconds from 0, and ten years at most", lambda v: _is_number(v) and 0 <= v <= MOST_SECONDS),
-    "priority": (f"a whole number from 0 to {MAX_PRIORITY}", _is_whole(0, MAX_PRIORITY)),
-    "max_attempts": ("a whole number from 1 to 65535", _is_whole(1, 65535)),
-    "limit": _SECONDS,
-    "retry_first": _SECONDS,
-    "retry_most": _SECONDS,
-    "trace": ("a traceparent, as in 00-<32 hex digits>-<16 hex digits>-01", _is_like(TRACEPARENT)),
-    "type": ("a content type: 1 to 127 printable characters of ASCII", _is_like(CONTENT_TYPE)),
-    "digest": ("1 to 128 hexadecimal digits", _is_like(DIGEST)),
-    "many": ("true or false", lambda v: isinstance(v, bool)),
-    "forget": (
-        f"a list of at most {MOST_TOGETHER} texts of 1 to 255 bytes",
-        lambda v: isinstance(v, list) and len(v) <= MOST_TOGETHER and all(map(_is_key, v)),
-    ),
-}
+    return [(options.key or "").encode(), *[b""] * (count - 1)]
 
 
 PARSERS: dict[bytes, Parse] = {tsp.REQUEST: parse_request, tsp.SUBMIT: parse_submit}

@@ -6,20 +6,12 @@ from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from titanic.config import ServiceLimits
-from titanic.protocol.tsp import SERVICES, Frames
-from titanic.services.ask import ServiceFigures, read_object
+from titanic.protocol.tsp import SERVICES
+from titanic.services.ask import ServiceFigures
 from titanic.store import NOTHING_SET, QueueFigures, ReadTransaction, ServiceSettings
 
 _NO_LIMITS = ServiceLimits()
 _NO_QUEUE = QueueFigures(0, 0, 0, None)
-
-
-def wants_services(body: Frames) -> bool:
-    """Whether a titanic.stats asks for the services."""
-    try:
-        return body[:1] not in ([], [b""]) and read_object(body[0]).get("services") is True
-    except ValueError:
-        return False
 
 
 def each(

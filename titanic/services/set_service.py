@@ -4,42 +4,32 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import UNSET
+
 from titanic.protocol import tsp
-from titanic.services.ask import check_names
+from titanic.protocol.messages import Set
 from titanic.store import NOTHING_SET, ServiceSetting, ServiceSettings, WriteTransaction
 
-KNOWN = ("do", "on_end", "paused", "service")
 
-
-def read_options(given: dict[str, Any]) -> dict[str, Any]:
-    """Check the options; ValueError says what is wrong."""
-    check_names(given, KNOWN)
-    options: dict[str, Any] = {"do": "set", "service": _name("service", given.get("service"))}
-    if "paused" in given:
-        if given["paused"] is not None and not isinstance(given["paused"], bool):
-            raise ValueError("paused must be true, false or null")
-        options["paused"] = bool(given["paused"])
-    if "on_end" in given:
-        options["on_end"] = b"" if given["on_end"] is None else _name("on_end", given["on_end"])
-        if options["on_end"] == options["service"]:
-            raise ValueError("on_end must be another service, or each end would make a new request")
-    return options
-
-
-def _name(what: str, value: Any) -> bytes:
-    if not isinstance(value, str):
-        raise ValueError(f"{what} must be the name of a service")
-    name = value.encode(errors="replace")
+def _name(what: str, value: str) -> bytes:
+    name = value.encode()
     if fault := tsp.request_fault([name, b""]):
         raise ValueError(f"{what}: {fault}")
     return name
 
 
-def apply(transaction: WriteTransaction, options: dict[str, Any]) -> tuple[ServiceSettings, dict[str, Any]]:
-    """Change what is given. Returns what is set for all services, and what is told of this one."""
-    service = options["service"]
-    before = transaction.service_settings().get(service, NOTHING_SET)
-    setting = before._replace(**{name: options[name] for name in ("paused", "on_end") if name in options})
+def apply(transaction: WriteTransaction, options: Set) -> tuple[ServiceSettings, dict[str, Any]]:
+    """Change what is given. Returns what is set for all services, and what is told of this one. ValueError says what
+    is wrong."""
+    service = _name("service", options.service)
+    before = setting = transaction.service_settings().get(service, NOTHING_SET)
+    if options.paused is not UNSET:
+        setting = setting._replace(paused=bool(options.paused))
+    if options.on_end is not UNSET:
+        on_end = b"" if options.on_end is None else _name("on_end", options.on_end)
+        if on_end == service:
+            raise ValueError("on_end must be another service, or each end would make a new request")
+        setting = setting._replace(on_end=on_end)
     settings = transaction.set_service(service, setting)
     return settings, {"done": int(setting != before), "service": service.decode(), **_told(setting)}
 

@@ -14,7 +14,7 @@ from support.waiting import until
 
 from broker import RemoteError, Worker
 from titanic import Client, InvalidRequest, RequestFailed, Server, UnknownRequest
-from titanic.services.admin import read_archive_options
+from titanic.protocol.messages import read_admin
 from titanic.store import Retention
 
 UNKNOWN = b"0123456789abcdef0123456789abcdef"
@@ -223,7 +223,7 @@ def test_what_an_archive_finds(tmp_path: Path) -> None:
 )
 def test_what_an_archive_may_not_say(options: dict[str, Any], fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
-        read_archive_options({"do": "archive", **options})
+        read_admin(json.dumps({"do": "archive", **options}).encode())
 
 
 # -- an archive that is behind --------------------------------------------------------------------------------

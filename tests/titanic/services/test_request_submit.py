@@ -129,7 +129,7 @@ def test_options_that_cannot_be(options: dict[str, Any]) -> None:
 
 def test_keys_that_count_no_longer() -> None:
     assert forgotten(forget=["a", "größe"]) == [b"a", "größe".encode()]
-    assert forgotten() == ()
+    assert forgotten() == []
 
 
 def test_one_key_for_many() -> None:
@@ -149,7 +149,7 @@ def test_one_key_for_many() -> None:
     ids=lambda frame: repr(frame[:10]),
 )
 def test_what_is_no_json_object(frame: bytes) -> None:
-    with pytest.raises(ValueError, match="options are not"):
+    with pytest.raises(ValueError, match=r"options are not|unknown option"):
         parse_submit([frame, b"echo", b"x"], NOW)
 
 

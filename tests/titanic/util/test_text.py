@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 
-from titanic.services import admin, list_requests, request_submit
+from titanic.protocol import messages
 from titanic.util.text import quoted
 
 HUGE = "x" * 1_000_000
@@ -24,14 +25,15 @@ def test_what_is_huge_is_shortened(value: object) -> None:
 @pytest.mark.parametrize(
     ("read", "options"),
     [
-        (list_requests.read_options, {HUGE: 1}),
-        (list_requests.read_options, {"state": HUGE}),
-        (list_requests.read_options, {"state": [HUGE] * 100}),
-        (admin.read_options, {"do": "retry", HUGE: 1}),
-        (lambda body: request_submit.parse_submit([*body, b"echo", b""], 0), {HUGE: 1}),
+        (partial(messages.read, messages.List), {HUGE: 1}),
+        (partial(messages.read, messages.List), {"state": HUGE}),
+        (partial(messages.read, messages.List), {"state": [HUGE] * 100}),
+        (messages.read_admin, {"do": HUGE}),
+        (messages.read_admin, {"do": "retry", HUGE: 1}),
+        (partial(messages.read, messages.Submit), {HUGE: 1}),
     ],
 )
 def test_answers_do_not_echo_huge_options(read: object, options: object) -> None:
-    with pytest.raises(ValueError, match=r"unknown|at most 67108864 are read") as error:
-        read([json.dumps(options).encode()])  # type: ignore[operator]
+    with pytest.raises(ValueError, match=r"unknown|must be") as error:
+        read(json.dumps(options).encode())  # type: ignore[operator]
     assert len(str(error.value)) < 1000

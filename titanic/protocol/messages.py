@@ -1,0 +1,264 @@
+"""The options of each message to the services, declared once: types, ranges and defaults.
+
+`read` decodes a frame into its declaration and checks it in the same pass. A description completes the sentence
+"NAME must be …" of an error. PROTOCOL.md has the same as tables.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from titanic.protocol.submit_options import (
+    CONTENT_TYPE,
+    DEFAULT_PRIORITY,
+    DIGEST,
+    KEY_FOR,
+    MAX_KEY,
+    MAX_PRIORITY,
+    MOST_SECONDS,
+    MOST_TOGETHER,
+    MOST_UUIDS,
+    TRACEPARENT,
+)
+from titanic.util.text import quoted
+
+MOST_BYTES = 1 << 20
+"""Bytes of a body, and of a reply, that titanic.list returns of a request."""
+
+_A_KEY = f"text of 1 to {MAX_KEY} bytes"
+_KEYS = f"texts of 1 to {MAX_KEY} bytes"
+_TRACE = "a traceparent, as in 00-<32 hex digits>-<16 hex digits>-01"
+_TYPE = "a content type: 1 to 127 printable characters of ASCII"
+_DIGEST = "1 to 128 hexadecimal digits"
+
+Flag = Annotated[bool, Meta(description="true or false")]
+Text = Annotated[str, Meta(description="a string")]
+Id = Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{32}$(?!\n)", description="32 hexadecimal digits")]
+Ids = Annotated[
+    list[Id], Meta(max_length=MOST_UUIDS, description=f"a list of at most {MOST_UUIDS} UUIDs of 32 hexadecimal digits")
+]
+Seconds = Annotated[
+    float, Meta(gt=0, le=MOST_SECONDS, description="a number of seconds above 0, and ten years at most")
+]
+Delay = Annotated[float, Meta(ge=0, le=MOST_SECONDS, description="a number of seconds from 0, and ten years at most")]
+Age = Annotated[float, Meta(ge=0, lt=1e10, description="a number of seconds from 0 to 10 000 000 000")]
+Key = Annotated[str, Meta(min_length=1, max_length=MAX_KEY, description=_A_KEY)]
+Keys = Annotated[list[Key], Meta(description=f"a list of {_KEYS}")]
+FewKeys = Annotated[
+    tuple[Key, ...], Meta(max_length=MOST_TOGETHER, description=f"a list of at most {MOST_TOGETHER} {_KEYS}")
+]
+SomeTexts = Annotated[list[str], Meta(max_length=MOST_UUIDS, description=f"a list of at most {MOST_UUIDS} texts")]
+Priority = Annotated[int, Meta(ge=0, le=MAX_PRIORITY, description=f"a whole number from 0 to {MAX_PRIORITY}")]
+Attempts = Annotated[int, Meta(ge=1, le=65535, description="a whole number from 1 to 65535")]
+Trace = Annotated[str, Meta(pattern=rf"^{TRACEPARENT.pattern}$(?!\n)", description=_TRACE)]
+ContentType = Annotated[str, Meta(pattern=rf"^{CONTENT_TYPE.pattern}$(?!\n)", description=_TYPE)]
+Digest = Annotated[str, Meta(pattern=rf"^{DIGEST.pattern}$(?!\n)", description=_DIGEST)]
+Limit = Annotated[int, Meta(ge=1, le=MOST_UUIDS, description=f"a number from 1 to {MOST_UUIDS}")]
+MostBytes = Annotated[
+    int, Meta(ge=0, le=MOST_BYTES, description=f"a number from 0 to {MOST_BYTES}, with the uuid of a request")
+]
+Whole = Annotated[Flag, Meta(description="true, with the uuid of a request")]
+Number = Annotated[int, Meta(ge=0, description="a number, 0 or more")]
+AnyState = Literal["waiting", "delayed", "running", "done", "failed", "expired"]
+NotRunning = Literal["waiting", "delayed", "done", "failed", "expired"]
+Dead = Literal["failed", "expired"]
+
+
+def _one_of(states: Any) -> Meta:
+    return Meta(description=f"one of {', '.join(get_args(states))}")
+
+
+class Message(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The options of a message, a JSON object. Unknown options are refused."""
+
+
+class Submit(Message):
+    """titanic.submit."""
+
+    key: Key | UnsetType = UNSET
+    keys: Keys | UnsetType = UNSET
+    key_for: Seconds = KEY_FOR
+    ttl: Seconds | UnsetType = UNSET
+    delay: Delay | UnsetType = UNSET
+    priority: Priority = DEFAULT_PRIORITY
+    max_attempts: Attempts | UnsetType = UNSET
+    limit: Seconds | UnsetType = UNSET
+    retry_first: Seconds | UnsetType = UNSET
+    retry_most: Seconds | UnsetType = UNSET
+    trace: Trace | UnsetType = UNSET
+    type: ContentType | UnsetType = UNSET
+    digest: Digest | UnsetType = UNSET
+    many: Flag = False
+    forget: FewKeys = ()
+
+    def __post_init__(self) -> None:
+        for name in ("key", "keys", "forget"):
+            value = getattr(self, name)
+            if not isinstance(value, UnsetType):
+                keys = [value] if isinstance(value, str) else value
+                if any(len(key) > MAX_KEY // 4 and len(key.encode()) > MAX_KEY for key in keys):
+                    raise ValueError(_must_be(Submit, name))
+
+
+class List(Message):
+    """titanic.list. Null stands for an option that is absent."""
+
+    uuid: Id | None = None
+    keys: SomeTexts | None = None
+    service: Text | None = None
+    state: Annotated[AnyState, _one_of(AnyState)] | None = None
+    after: Id | None = None
+    text: Text | None = None
+    newest: Flag = False
+    now: Flag | None = None
+    limit: Limit = 100
+    most: MostBytes | None = None
+    body: Whole | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("most", "body"):
+            if getattr(self, name) is not None and self.uuid is None:
+                raise ValueError(_must_be(List, name))
+
+
+class Stats(Struct):
+    """titanic.stats. Other versions may ask for more, which is ignored."""
+
+    nodes: bool = False
+    services: bool = False
+
+
+class Retry(Message, tag_field="do", tag="retry"):
+    """titanic.admin: send failed and expired requests again. Without `uuids`: a page of those that match."""
+
+    uuids: Ids | UnsetType = UNSET
+    state: Annotated[Dead, Meta(description="failed or expired: only those can be retried")] | None = None
+    service: Text | None = None
+    after: Id | None = None
+    older_than: Age | None = None
+
+
+class Purge(Message, tag_field="do", tag="purge"):
+    """titanic.admin: close requests. Without `uuids`: a page of those that match."""
+
+    uuids: Ids | UnsetType = UNSET
+    state: Annotated[NotRunning, _one_of(NotRunning)] | None = None
+    service: Text | None = None
+    after: Id | None = None
+    older_than: Age | None = None
+
+    def __post_init__(self) -> None:
+        if self.uuids is UNSET and self.state is None:
+            raise ValueError(_must_be(Purge, "state"))
+
+
+class Archive(Message, tag_field="do", tag="archive"):
+    """titanic.admin: register an archive of closed requests, and acknowledge what it has."""
+
+    register: Flag | None = None
+    upto: Number | None = None
+    uuid: Annotated[Id, Meta(description="that of the request with the number upto, 32 hexadecimal digits")] | None = (
+        None
+    )
+    store: Id | None = None
+    archive: Id | None = None
+    name: Text = ""
+
+    def __post_init__(self) -> None:
+        if self.upto is not None and self.uuid is None:
+            raise ValueError(_must_be(Archive, "uuid"))
+
+
+class Drain(Message, tag_field="do", tag="drain"):
+    """titanic.admin: drain a node."""
+
+    node: Annotated[str, Meta(description="a name, or a number as text")] | None = None
+
+
+class Set(Message, tag_field="do", tag="set"):
+    """titanic.admin: settings of a service. Null restores the default."""
+
+    service: Annotated[str, Meta(description="the name of a service")]
+    paused: Annotated[bool, Meta(description="true, false or null")] | UnsetType | None = UNSET
+    on_end: Annotated[str, Meta(description="the name of a service")] | UnsetType | None = UNSET
+
+
+Admin = Retry | Purge | Archive | Drain | Set
+_ADMIN: dict[str, type[Admin]] = {"retry": Retry, "purge": Purge, "archive": Archive, "drain": Drain, "set": Set}
+
+
+class _Do(Struct):
+    do: str
+
+
+Declared = TypeVar("Declared", bound=Struct)
+
+
+def read(declared: type[Declared], frame: bytes) -> Declared:
+    """Decode and check the options in a frame. Raises ValueError with what is wrong."""
+    try:
+        found: Declared = _decoder(declared).decode(frame.removeprefix(b"\xef\xbb\xbf"))
+        return found
+    except msgspec.ValidationError as error:
+        raise ValueError(_fault(declared, error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"options are not JSON: {error}") from None
+
+
+def read_admin(frame: bytes) -> Admin:
+    """Decode and check a titanic.admin. Raises ValueError with what is wrong."""
+    try:
+        declared = _ADMIN.get(read(_Do, frame).do)
+    except ValueError as error:
+        if str(error).startswith("options are not JSON:"):
+            raise
+        declared = None
+    if declared is None:
+        *all_but_last, last = (f'"{do}"' for do in _ADMIN)
+        raise ValueError(f'options must be a JSON object with "do": {", ".join(all_but_last)} or {last}')
+    return read(declared, frame)
+
+
+def read_stats(frame: bytes) -> Stats:
+    """What a titanic.stats asks for besides; nothing if that cannot be read."""
+    try:
+        return read(Stats, frame)
+    except ValueError:
+        return Stats()
+
+
+@cache
+def _decoder(declared: type[Struct]) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(declared)
+
+
+_UNKNOWN = re.compile("Object contains unknown field `(.*)`", re.DOTALL)
+_AT = re.compile(r"- at `\$\.(\w+)|missing required field `(\w+)`")
+
+
+def _fault(declared: type[Struct], error: msgspec.ValidationError) -> str:
+    if isinstance(error.__cause__, ValueError):
+        return str(error.__cause__)
+    text = str(error)
+    if unknown := _UNKNOWN.match(text):
+        known = [*declared.__struct_fields__, declared.__struct_config__.tag_field]
+        return f"unknown option {quoted(unknown[1])}; there are {', '.join(sorted(filter(None, known)))}"
+    if at := _AT.search(text):
+        return _must_be(declared, at[1] or at[2])
+    return "options are not a JSON object"
+
+
+@cache
+def _must_be(declared: type[Struct], name: str) -> str:
+    hint = get_type_hints(declared, include_extras=True).get(name)
+    return f"{name} must be {_description(hint)}"
+
+
+def _description(hint: Any) -> str:
+    metas = [one.description for one in getattr(hint, "__metadata__", ()) if isinstance(one, Meta) and one.description]
+    return metas[-1] if metas else next(filter(None, map(_description, get_args(hint))), "")
