@@ -29,6 +29,9 @@ PATIENCE = 1200.0 if LONG else 300.0
 
 SCHEDULE = "[second]\nservice = 'tick'\nevery = 1\nmissed = 'all'\n"
 
+WRITE_END = """read -r end; [ "$end" ] && printf '%s\\n' "$end" >>{}"""
+"""One write for each line, so that none is cut. When its parent is killed before it writes the body, nothing comes."""
+
 
 class Players:
     """Processes that are killed and come back."""
@@ -43,7 +46,7 @@ class Players:
         self._begin: dict[str, Callable[[], Process]] = {
             "server": lambda: self._run("serve", "--bind", self.endpoint, "--store", self.store),
             "worker": lambda: self._run("work", "job", "--", "sh", "-c", "read n; [ $((n % 7)) != 0 ]"),
-            "told": lambda: self._run("work", "told", "--", "sh", "-c", f"cat >>{self.told}; echo >>{self.told}"),
+            "told": lambda: self._run("work", "told", "--", "sh", "-c", WRITE_END.format(self.told)),
             "cron": lambda: self._run("cron", folder / "schedules.toml"),
             "other cron": lambda: self._run("cron", folder / "schedules.toml"),
         }
@@ -75,11 +78,10 @@ class Players:
 
     @property
     def heard(self) -> Counter[str]:
-        """How often each end was executed. A line that was cut when a command was killed is written again."""
+        """How often each end was executed. Each line is one write, so none is cut when a command is killed."""
         found: Counter[str] = Counter()
         for line in self.told.read_text().splitlines():
-            if line.startswith("{") and line.endswith("}"):
-                found[json.loads(line)["uuid"]] += 1
+            found[json.loads(line)["uuid"]] += 1
         return found
 
     def end(self) -> None:
