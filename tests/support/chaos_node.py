@@ -33,10 +33,10 @@ def wrong_clock(path: str) -> None:
 def short_lease(seconds: float) -> None:
     """The lease, and what a node waits for the database, in proportion."""
     from titanic.dispatch import lease
-    from titanic.store.postgres.connections import pool, stall_guard
+    from titanic.store.postgres import connection, pool
 
     pool.AGAIN = 0.3
-    stall_guard.PATIENCE = max(2.0, seconds)
+    connection.PATIENCE = max(2.0, seconds)
     usual = lease.LeaseConfig()
     part = seconds / usual.lease
     defaults = replace(usual, lease=seconds, renew=usual.renew * part, margin=usual.margin * part)

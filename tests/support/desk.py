@@ -16,7 +16,7 @@ from titanic.services.ask import Answers, CloseDoubt, ServiceContext
 from titanic.services.handler import ServiceHandler
 from titanic.services.reader import Reader, ReadService
 from titanic.store import ServiceSettings, Store, WriteTransaction
-from titanic.store.postgres.connections.arrays import ids
+from titanic.store.postgres.connection import ids
 from titanic.store.postgres.store import PostgresStore
 
 

@@ -27,7 +27,7 @@ from titanic import Client, Server
 from titanic.config import ServiceLimits
 from titanic.errors import OutcomeUnknown, Refused, StoreTooNew, StoreTooOld
 from titanic.store import NewRequest, Outcome, State, Status
-from titanic.store.postgres.connections import pool
+from titanic.store.postgres import pool
 from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.tables.schema import FORMAT
 from titanic.store.postgres.tools import check

@@ -20,7 +20,7 @@ from titanic.dispatch import other_nodes
 from titanic.dispatch.node import ClaimingNode
 from titanic.dispatch.other_nodes import OtherNodes
 from titanic.store import LeaseConfig
-from titanic.store.postgres.connections import pool
+from titanic.store.postgres import pool
 from titanic.store.postgres.tools import check
 
 pytestmark = needs_postgres

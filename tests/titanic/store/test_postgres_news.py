@@ -14,10 +14,10 @@ from support.postgres import needs_postgres, new_server, shared_server
 from support.waiting import until
 
 from titanic.store import News, Topic
-from titanic.store.postgres.connections import pool
-from titanic.store.postgres.connections.pool import Pool
+from titanic.store.postgres import pool
 from titanic.store.postgres.nodes import news_text
 from titanic.store.postgres.nodes.news import CHANNEL, PostgresNews
+from titanic.store.postgres.pool import Pool
 from titanic.util.ids import IdMaker
 
 NOW = 1_795_258_520_106_479

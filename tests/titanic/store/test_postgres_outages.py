@@ -17,7 +17,8 @@ from support.waiting import until
 
 from titanic.errors import DiskFull, NotInMemory, OutcomeUnknown, StoreFailed, StoreTooNew, StoreUnwritable
 from titanic.store import LeaseConfig, NewRequest, NodeFacts, open_read_only, open_store
-from titanic.store.postgres.connections import pool, postgres_errors, stall_guard
+from titanic.store.postgres import connection as connection_module
+from titanic.store.postgres import pool
 from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.transactions.transaction import Statement
 from titanic.store.postgres.transactions.writing import Writing
@@ -90,7 +91,7 @@ def failure(function, *arguments):
     ],
 )
 def test_it_is_said_what_to_do_about_a_server_that_is_away(reason, advice):
-    error = postgres_errors.unreachable("postgresql://db/titanic", reason)
+    error = connection_module.unreachable("postgresql://db/titanic", reason)
     assert f"; it is tried again each second; {advice}" in str(error)
 
 
@@ -163,13 +164,13 @@ def test_a_connection_that_was_ended_after_the_commit_says_nothing_of_it(store, 
 
 
 def test_a_server_that_stands_still_is_given_up(monkeypatch):
-    monkeypatch.setattr(stall_guard, "LOOK", 0.05)
+    monkeypatch.setattr(connection_module, "LOOK", 0.05)
     monkeypatch.setattr(pool, "AGAIN", 0.05)
     with new_server() as server:
         url = f"{server.url(server.new_database(), tcp=True)}?connect_timeout=5"
         with PostgresStore.open(url) as store:
             accept(store)
-            monkeypatch.setattr(stall_guard, "PATIENCE", 0.2)
+            monkeypatch.setattr(connection_module, "PATIENCE", 0.2)
             server.pause()
             assert failure(accept, store)
             server.go_on()
@@ -178,7 +179,7 @@ def test_a_server_that_stands_still_is_given_up(monkeypatch):
 
 def test_a_server_that_falls_silent_while_a_connection_is_made_is_given_up(monkeypatch):
     monkeypatch.setattr(pool, "AGAIN", 0.05)
-    monkeypatch.setattr(stall_guard, "LOOK", 0.05)
+    monkeypatch.setattr(connection_module, "LOOK", 0.05)
     server = shared_server()
     silent = []
 
@@ -192,7 +193,7 @@ def test_a_server_that_falls_silent_while_a_connection_is_made_is_given_up(monke
         ways = f"127.0.0.1:{port},127.0.0.1:{server.port}/"
         url = server.url(server.new_database(), tcp=True).replace(f"127.0.0.1:{server.port}/", ways)
         with PostgresStore.open(f"{url}?connect_timeout=5") as store:
-            monkeypatch.setattr(stall_guard, "PATIENCE", 0.3)
+            monkeypatch.setattr(connection_module, "PATIENCE", 0.3)
             began = time.monotonic()
             silent.append(True)
             line.reset()
@@ -203,8 +204,8 @@ def test_a_server_that_falls_silent_while_a_connection_is_made_is_given_up(monke
 
 def test_what_was_silent_for_the_lease_is_given_up_by_all(name, monkeypatch):
     """The connections of before fall silent. As soon as the lease has a new one, nobody waits for an answer on them."""
-    monkeypatch.setattr(stall_guard, "PATIENCE", 1000.0)
-    monkeypatch.setattr(stall_guard, "LOOK", 0.05)
+    monkeypatch.setattr(connection_module, "PATIENCE", 1000.0)
+    monkeypatch.setattr(connection_module, "LOOK", 0.05)
     monkeypatch.setattr(pool, "AGAIN", 0.05)
     server = shared_server()
     config = LeaseConfig(lease=1000.0, renew=2.0)
@@ -230,8 +231,8 @@ def test_what_no_standby_has_yet_is_told_to_nobody(monkeypatch):
     """The standby was away while a request was closed, and the primary dies before anybody was told, comes back, and
     dies for good. Who asks again meanwhile is not to hear that it is closed."""
     monkeypatch.setattr(pool, "AGAIN", 0.05)
-    monkeypatch.setattr(stall_guard, "PATIENCE", 1.0)
-    monkeypatch.setattr(stall_guard, "LOOK", 0.05)
+    monkeypatch.setattr(connection_module, "PATIENCE", 1.0)
+    monkeypatch.setattr(connection_module, "LOOK", 0.05)
 
     def close():
         with store.write() as txn:

@@ -11,7 +11,7 @@ from support.postgres import needs_postgres, shared_server
 
 from titanic.errors import StoreFailed
 from titanic.store.postgres import store as store_module
-from titanic.store.postgres.connections.pool import Pool
+from titanic.store.postgres.pool import Pool
 from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.tables import closed_partitions
 from titanic.store.postgres.tables.closed_partitions import AHEAD, LARGE, PARTITION, keep_partitions

@@ -7,9 +7,8 @@ import logging
 import psycopg
 
 from titanic.errors import StoreFailed, StoreUnwritable
-from titanic.store.postgres.connections.connection import Session, Unsafe, warn
-from titanic.store.postgres.connections.pool import Pool
-from titanic.store.postgres.connections.postgres_errors import advice, is_disk_full, reason_of
+from titanic.store.postgres.connection import Session, Unsafe, advice, is_disk_full, reason_of, warn
+from titanic.store.postgres.pool import Pool
 from titanic.store.postgres.tables import schema
 from titanic.store.postgres.transactions.transaction import Settings
 from titanic.store.postgres.transactions.writing import WriterState

@@ -8,10 +8,9 @@ import psycopg
 
 from titanic.errors import NotAStore, StoreReadOnly, StoreTooNew, StoreTooOld
 from titanic.store.postgres import opening
-from titanic.store.postgres.connections.outage import Outage
-from titanic.store.postgres.connections.pool import Pool
-from titanic.store.postgres.connections.postgres_errors import translate
+from titanic.store.postgres.connection import translate
 from titanic.store.postgres.nodes.incarnation import Membership
+from titanic.store.postgres.pool import Outage, Pool
 from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.tables.schema import FORMAT, META, formats
 from titanic.store.postgres.transactions.transaction import Settings

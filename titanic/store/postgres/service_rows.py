@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from titanic.store import service_settings
-from titanic.store.postgres.connections.arrays import numbers, texts
+from titanic.store.postgres.connection import numbers, texts
 from titanic.store.postgres.transactions.looking import Looking
 from titanic.store.postgres.transactions.writing import Writing
 from titanic.store.service_settings import NOTHING_SET, ServiceSetting, ServiceSettings

@@ -17,11 +17,10 @@ from titanic.store.claiming import Joined, LeaseConfig, NodeFacts, Place, Renewe
 from titanic.store.news import NewsLine
 from titanic.store.postgres import opening
 from titanic.store.postgres.caretaker import Caretaker
-from titanic.store.postgres.connections.connection import expect_durable
-from titanic.store.postgres.connections.outage import Outage
-from titanic.store.postgres.connections.pool import Pool
+from titanic.store.postgres.connection import expect_durable
 from titanic.store.postgres.nodes.incarnation import Membership, forget_dead
 from titanic.store.postgres.nodes.news import PostgresNews
+from titanic.store.postgres.pool import Outage, Pool
 from titanic.store.postgres.read_transaction import PostgresReadTransaction
 from titanic.store.postgres.reading.totals import readers
 from titanic.store.postgres.tables.capacity import expect_large_enough

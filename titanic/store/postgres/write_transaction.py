@@ -33,8 +33,8 @@ class PostgresWriteTransaction(Writing, PostgresReadTransaction):
     count_no_more = claims.count_no_more
     under = claims.under
     settle = sharing.settle
-    archive = archiving.archive
-    archivist = archiving.archivist
+    archive = archiving.current_archive
+    archivist = archiving.current_archivist
     drain_nodes = node_rows.drain_nodes
     register_archive = archiving.register_archive
     unregister_archive = archiving.unregister_archive

@@ -19,12 +19,12 @@ SELECT registered, archived_upto, archivist_id, archivist_name, closed_first, cl
 _ID_OF = "SELECT uuid FROM closed WHERE seq = %s AND seq >= (SELECT closed_first FROM meta)"
 
 
-def archive(tx: Writing) -> ArchiveState:
+def current_archive(tx: Writing) -> ArchiveState:
     """Whether an archive is registered, what it has, and what there is, with the changes of this transaction."""
     return _known(tx)[0]
 
 
-def archivist(tx: Writing) -> Archivist | None:
+def current_archivist(tx: Writing) -> Archivist | None:
     """The owner of the archive that is registered, or was last; None when it is unknown."""
     return _known(tx)[1].archivist
 

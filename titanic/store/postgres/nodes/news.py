@@ -22,9 +22,9 @@ from psycopg import Connection, Notify
 
 from titanic.errors import StoreError
 from titanic.store.news import News, Topic
-from titanic.store.postgres.connections import pool
-from titanic.store.postgres.connections.pool import Pool
+from titanic.store.postgres import pool
 from titanic.store.postgres.nodes import news_text
+from titanic.store.postgres.pool import Pool
 
 CHANNEL = "titanic"
 

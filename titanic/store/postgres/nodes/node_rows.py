@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from titanic.store.nodes import NodeRow
-from titanic.store.postgres.connections.arrays import numbers
+from titanic.store.postgres.connection import numbers
 from titanic.store.postgres.transactions.looking import Looking
 from titanic.store.postgres.transactions.writing import Writing
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from titanic.store.postgres.connections.arrays import ids, numbers
+from titanic.store.postgres.connection import ids, numbers
 from titanic.store.postgres.transactions.looking import Looking
 from titanic.store.postgres.transactions.transaction import Statement
 from titanic.store.postgres.transactions.writing import Writing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container
 
-from titanic.store.postgres.connections.arrays import ids
+from titanic.store.postgres.connection import ids
 from titanic.store.postgres.reading.request_reads import expect_frames
 from titanic.store.postgres.transactions.foreseen import REQUEST_SIZE
 from titanic.store.postgres.transactions.looking import Looking

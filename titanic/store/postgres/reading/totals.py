@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from titanic.store.postgres.connections.pool import Pool
+from titanic.store.postgres.pool import Pool
 from titanic.store.postgres.tables.capacity import divide
 from titanic.store.postgres.transactions.looking import Looking
 from titanic.store.records import Counts, Load, StoreReader

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from titanic.store.postgres.connections.arrays import ids, numbers, texts
+from titanic.store.postgres.connection import ids, numbers, texts
 from titanic.store.postgres.tables.capacity import KEY
 from titanic.store.postgres.transactions.changed_rows import KeyRow
 from titanic.store.postgres.transactions.changes import FORGET

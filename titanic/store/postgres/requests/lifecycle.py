@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from titanic.errors import StoreFull
 from titanic.store.postgres.closed.drops import make_room
-from titanic.store.postgres.connections.arrays import ids
+from titanic.store.postgres.connection import ids
 from titanic.store.postgres.tables.capacity import REPLY
 from titanic.store.postgres.transactions.changed_rows import LaterRow, ReadyRow, ReplyRow
 from titanic.store.postgres.transactions.foreseen import Seen, reply_size

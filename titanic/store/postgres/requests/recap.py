@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
-from titanic.store.postgres.connections.arrays import Raw, ids, numbers, texts
+from titanic.store.postgres.connection import Raw, ids, numbers, texts
 from titanic.store.postgres.transactions.writing import Writing
 from titanic.util.clock import capped
 from titanic.util.ids import SIZE

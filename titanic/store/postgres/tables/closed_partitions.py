@@ -16,8 +16,8 @@ import time
 import psycopg
 from psycopg import Connection, errors
 
-from titanic.store.postgres.connections.pool import Pool
-from titanic.store.postgres.connections.postgres_errors import is_away, reason_of
+from titanic.store.postgres.connection import is_away, reason_of
+from titanic.store.postgres.pool import Pool
 
 log = logging.getLogger(__name__)
 

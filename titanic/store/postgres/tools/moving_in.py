@@ -14,8 +14,7 @@ from psycopg.errors import InsufficientPrivilege
 
 from titanic.errors import NotAStore, StoreLocked, StoreUnwritable
 from titanic.store.moving import Progress, StoredClosing, StoredKey, StoredLife, StoreHead
-from titanic.store.postgres.connections.connection import place_of
-from titanic.store.postgres.connections.postgres_errors import reason_of
+from titanic.store.postgres.connection import place_of, reason_of
 from titanic.store.postgres.tables.capacity import CLOSED, divide
 from titanic.store.postgres.tables.closed_partitions import AHEAD, PARTITION, make_partition
 from titanic.store.postgres.tables.schema import META, TABLES, UNFINISHED

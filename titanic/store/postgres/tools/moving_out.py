@@ -23,8 +23,7 @@ from titanic.store.moving import (
     life_of,
 )
 from titanic.store.postgres.closed.reads import decoded
-from titanic.store.postgres.connections.connection import Unsafe, connect, parse, place_of
-from titanic.store.postgres.connections.postgres_errors import advice, reason_of, translate
+from titanic.store.postgres.connection import Unsafe, advice, connect, parse, place_of, reason_of, translate
 from titanic.store.postgres.reading.request_reads import expect_frames
 from titanic.store.postgres.tables.schema import META, prepare
 from titanic.store.postgres.transactions.transaction import Row

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from titanic.errors import NotAStore
-from titanic.store.postgres.connections.connection import place_of
+from titanic.store.postgres.connection import place_of
 from titanic.store.postgres.tools.moving_out import connected, translated
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from titanic.store.postgres.connections.arrays import Raw, ids, lists, numbers, texts
+from titanic.store.postgres.connection import Raw, ids, lists, numbers, texts
 from titanic.store.postgres.tables.capacity import KEY
 from titanic.store.postgres.transactions.changed_rows import (
     Agreement,

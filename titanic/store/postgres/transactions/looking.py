@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from titanic.store.postgres.connections.arrays import ids
-from titanic.store.postgres.connections.pool import Pool
+from titanic.store.postgres.connection import ids
+from titanic.store.postgres.pool import Pool
 from titanic.store.postgres.transactions.foreseen import (
     LOCK,
     LOOK,

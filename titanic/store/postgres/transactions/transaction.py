@@ -14,9 +14,8 @@ import psycopg
 from psycopg import Cursor
 
 from titanic.errors import StoreError
-from titanic.store.postgres.connections.connection import Session
-from titanic.store.postgres.connections.pool import Pool
-from titanic.store.postgres.connections.postgres_errors import is_away, is_deadlock
+from titanic.store.postgres.connection import Session, is_away, is_deadlock
+from titanic.store.postgres.pool import Pool
 from titanic.store.records import Durability
 
 Row = tuple[Any, ...]

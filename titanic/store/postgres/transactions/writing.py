@@ -27,17 +27,17 @@ import psycopg
 from psycopg import Cursor
 
 from titanic.errors import StoreError
-from titanic.store.postgres.connections.arrays import texts
-from titanic.store.postgres.connections.connection import CATCH_UP
-from titanic.store.postgres.connections.pool import Pool
-from titanic.store.postgres.connections.postgres_errors import (
+from titanic.store.postgres.connection import (
+    CATCH_UP,
     is_deadlock,
     is_outrun,
     is_unsure,
     outrun,
+    texts,
     unknown_outcome,
     unsure_outcome,
 )
+from titanic.store.postgres.pool import Pool
 from titanic.store.postgres.tables.capacity import divide
 from titanic.store.postgres.transactions.changed_rows import KeyRow
 from titanic.store.postgres.transactions.changes import FORGET, Changes

@@ -1,4 +1,8 @@
-"""The connections of a store: those that nobody uses now, and what is known of a server that is away.
+"""Whether the database is away, in the log: one line when that begins, whoever finds it, and one when it is back.
+
+Only servers say it, which go on. For everybody else the error is the message.
+
+The connections of a store: those that nobody uses now, and what is known of a server that is away.
 
 A transaction has a connection to itself. When the server is away, one caller a second tries to connect, and all others
 fail at once with the reason; so nobody waits for a server that is not there, and all goes on by itself when it is.
@@ -6,6 +10,7 @@ fail at once with the reason; so nobody waits for a server that is not there, an
 
 from __future__ import annotations
 
+import logging
 import math
 import select
 import threading
@@ -17,13 +22,67 @@ import psycopg
 from psycopg import Connection
 
 from titanic.errors import StoreAway, StoreError, StoreFailed
-from titanic.store.postgres.connections.connection import Session, Unsafe, connect, parse, place_of
-from titanic.store.postgres.connections.database_clock import ASK, DatabaseClock
-from titanic.store.postgres.connections.outage import Outage
-from titanic.store.postgres.connections.postgres_errors import is_away, reason_of, translate, unreachable
-from titanic.store.postgres.connections.stall_guard import StallGuard
+from titanic.store.postgres.connection import (
+    ASK,
+    DatabaseClock,
+    Session,
+    StallGuard,
+    Unsafe,
+    connect,
+    is_away,
+    parse,
+    place_of,
+    reason_of,
+    translate,
+    unreachable,
+)
 from titanic.store.records import Durability
 from titanic.util.clock import elapsed
+
+log = logging.getLogger(__name__)
+
+EVERY = 300.0
+"""Seconds from one line to the next while it lasts."""
+
+
+class Outage:
+    """Any thread may call it. Each pool of connections is `somebody`: it is over when all of them are well."""
+
+    def __init__(self) -> None:
+        self.told = False
+        """Whether it is said in the log."""
+        self._lock = threading.Lock()
+        self._met: set[object] = set()
+        self._said_at = 0.0
+        """When it was said last; 0: it was not."""
+
+    def met(self, somebody: object, error: StoreAway) -> None:
+        """The database could not be used."""
+        now = time.monotonic()
+        with self._lock:
+            self._met.add(somebody)
+            if not self.told or (self._said_at and now < self._said_at + EVERY):
+                return
+            self._said_at = now
+        log.error("cannot use the database: %s", error, extra={"event": "database-away"})
+
+    def over(self, somebody: object) -> None:
+        """It could be used."""
+        with self._lock:
+            self._met.discard(somebody)
+            if self._met or not self._said_at:
+                return
+            self._said_at = 0.0
+        log.info("can use the database again", extra={"event": "database-back"})
+
+    def forget(self, somebody: object) -> None:
+        """He does not want it any more."""
+        with self._lock:
+            self._met.discard(somebody)
+
+
+# -- pool ------------------------------------------------------------------------------------------------------
+
 
 AGAIN = 1.0
 """Seconds between attempts to reach a server that is away."""
