@@ -20,7 +20,7 @@ from broker import Worker
 from titanic import Client, Server
 from titanic.errors import StoreTooNew
 from titanic.store import LeaseConfig, open_store
-from titanic.store.postgres.tables.schema import FORMAT
+from titanic.store.postgres.schema import FORMAT
 from titanic.version import __version__
 
 pytestmark = needs_postgres
@@ -43,7 +43,7 @@ def later_version(folder: Path, oldest: int) -> Path:
     for package in ("titanic", "broker"):
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     change(folder / "titanic/version.py", f'"{__version__}"', f'"{LATER}"')
-    schema = folder / "titanic/store/postgres/tables/schema.py"
+    schema = folder / "titanic/store/postgres/schema.py"
     change(schema, f"\nFORMAT = {FORMAT}\n", f"\nFORMAT = {FORMAT + 1}\n")
     upgrade = f'Upgrade("ALTER TABLE titanic.request ADD later integer NOT NULL DEFAULT 0", {oldest})'
     schema.write_text(f"{schema.read_text()}\nUPGRADES[{FORMAT}] = {upgrade}\n")

@@ -22,8 +22,8 @@ from titanic.store import NewRequest, open_export, open_read_only, open_store
 from titanic.store.lmdb import closed_record, outcome_record, request_record, retry_record, schema, upgrade
 from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import check, restore
-from titanic.store.postgres.tables import schema as postgres_schema
-from titanic.store.postgres.tables.schema import FORMAT as POSTGRES_FORMAT
+from titanic.store.postgres import schema as postgres_schema
+from titanic.store.postgres.schema import FORMAT as POSTGRES_FORMAT
 
 NOW = 1_795_258_520_106_479
 RELEASED = range(1, schema.FORMAT + 1)

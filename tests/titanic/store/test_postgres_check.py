@@ -16,7 +16,7 @@ from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.tools import check
 from titanic.store.postgres.tools.check import look_through
 from titanic.store.postgres.tools.counted import USAGE
-from titanic.store.postgres.transactions.foreseen import REQUEST_SIZE
+from titanic.store.postgres.transaction import REQUEST_SIZE
 
 pytestmark = needs_postgres
 

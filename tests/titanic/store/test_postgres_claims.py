@@ -20,10 +20,10 @@ from titanic.store.postgres.nodes import incarnation
 from titanic.store.postgres.reading import totals
 from titanic.store.postgres.requests import claims
 from titanic.store.postgres.requests.claims import CONTENDED
+from titanic.store.postgres.schema import FORMAT
 from titanic.store.postgres.store import PostgresStore
-from titanic.store.postgres.tables.schema import FORMAT
 from titanic.store.postgres.tools import check
-from titanic.store.postgres.transactions.transaction import Reading
+from titanic.store.postgres.transaction import Reading
 
 pytestmark = needs_postgres
 

@@ -16,7 +16,7 @@ from titanic.protocol import tsp
 from titanic.store import Archivist, Closed, LeaseConfig, NewRequest, NodeFacts, State, Status
 from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.tools import check
-from titanic.store.postgres.transactions.transaction import Reading
+from titanic.store.postgres.transaction import Reading
 
 pytestmark = needs_postgres
 

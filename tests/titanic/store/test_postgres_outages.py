@@ -20,8 +20,8 @@ from titanic.store import LeaseConfig, NewRequest, NodeFacts, open_read_only, op
 from titanic.store.postgres import connection as connection_module
 from titanic.store.postgres import pool
 from titanic.store.postgres.store import PostgresStore
-from titanic.store.postgres.transactions.transaction import Statement
-from titanic.store.postgres.transactions.writing import Writing
+from titanic.store.postgres.transaction import Statement
+from titanic.store.postgres.writing import Writing
 
 pytestmark = needs_postgres
 

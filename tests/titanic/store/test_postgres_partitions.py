@@ -10,11 +10,11 @@ from psycopg import Connection
 from support.postgres import needs_postgres, shared_server
 
 from titanic.errors import StoreFailed
+from titanic.store.postgres import partitions as partitions_module
 from titanic.store.postgres import store as store_module
+from titanic.store.postgres.partitions import AHEAD, LARGE, PARTITION, keep_partitions
 from titanic.store.postgres.pool import Pool
 from titanic.store.postgres.store import PostgresStore
-from titanic.store.postgres.tables import closed_partitions
-from titanic.store.postgres.tables.closed_partitions import AHEAD, LARGE, PARTITION, keep_partitions
 
 pytestmark = needs_postgres
 
@@ -121,7 +121,7 @@ def test_nobody_waits_for_a_reader_while_they_are_made(connection: Connection, d
 def test_several_make_them_at_once(connection: Connection, database: str) -> None:
     note(connection, 1, 5 * PARTITION)
     with psycopg.connect(database) as other:
-        closed_partitions.make_partitions(other)
+        partitions_module.make_partitions(other)
         connection.execute("SET lock_timeout = '10ms'")
         with pytest.raises(psycopg.errors.LockNotAvailable):
             keep_partitions(connection)
@@ -129,7 +129,7 @@ def test_several_make_them_at_once(connection: Connection, database: str) -> Non
 
 
 def test_the_store_looks_after_them(database: str, connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(closed_partitions, "EVERY", 0.0)
+    monkeypatch.setattr(partitions_module, "EVERY", 0.0)
     with PostgresStore.open(database) as store:
         note(connection, PARTITION, 2 * PARTITION)
         store.look_after()
@@ -142,7 +142,7 @@ def test_they_are_looked_after_also_when_dead_nodes_cannot_be_forgotten(
     def fail(pool: Pool) -> None:
         raise StoreFailed("the nodes are locked", "for a test", "wait")
 
-    monkeypatch.setattr(closed_partitions, "EVERY", 0.0)
+    monkeypatch.setattr(partitions_module, "EVERY", 0.0)
     monkeypatch.setattr(store_module, "FORGET_EVERY", 0.0)
     monkeypatch.setattr(store_module, "forget_dead", fail)
     with PostgresStore.open(database) as store:
@@ -156,7 +156,7 @@ def test_they_are_looked_after_also_when_dead_nodes_cannot_be_forgotten(
 def test_what_is_in_their_way_is_said_once(
     database: str, connection: Connection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(closed_partitions, "EVERY", 0.0)
+    monkeypatch.setattr(partitions_module, "EVERY", 0.0)
     with PostgresStore.open(database) as store:
         connection.execute(f"CREATE TABLE titanic.closed_{AHEAD + 1} ()")
         note(connection, 1, PARTITION)

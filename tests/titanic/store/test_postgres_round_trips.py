@@ -10,7 +10,7 @@ from support.postgres import needs_postgres, shared_server
 from titanic.store import NewRequest, Status
 from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.tools import check
-from titanic.store.postgres.transactions.transaction import Reading
+from titanic.store.postgres.transaction import Reading
 
 pytestmark = needs_postgres
 

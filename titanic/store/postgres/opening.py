@@ -7,11 +7,11 @@ import logging
 import psycopg
 
 from titanic.errors import StoreFailed, StoreUnwritable
+from titanic.store.postgres import schema
 from titanic.store.postgres.connection import Session, Unsafe, advice, is_disk_full, reason_of, warn
 from titanic.store.postgres.pool import Pool
-from titanic.store.postgres.tables import schema
-from titanic.store.postgres.transactions.transaction import Settings
-from titanic.store.postgres.transactions.writing import WriterState
+from titanic.store.postgres.transaction import Settings
+from titanic.store.postgres.writing import WriterState
 from titanic.util.ids import IdMaker
 
 log = logging.getLogger(__name__)

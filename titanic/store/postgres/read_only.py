@@ -11,10 +11,10 @@ from titanic.store.postgres import opening
 from titanic.store.postgres.connection import translate
 from titanic.store.postgres.nodes.incarnation import Membership
 from titanic.store.postgres.pool import Outage, Pool
+from titanic.store.postgres.schema import FORMAT, META, formats
 from titanic.store.postgres.store import PostgresStore
-from titanic.store.postgres.tables.schema import FORMAT, META, formats
-from titanic.store.postgres.transactions.transaction import Settings
-from titanic.store.postgres.transactions.writing import WriterState
+from titanic.store.postgres.transaction import Settings
+from titanic.store.postgres.writing import WriterState
 from titanic.util.ids import IdMaker
 
 

@@ -6,7 +6,7 @@ from titanic.store.postgres import service_rows
 from titanic.store.postgres.closed import reads as closed_reads
 from titanic.store.postgres.nodes import node_rows, sharing
 from titanic.store.postgres.reading import listing, queue_reads, request_reads, totals
-from titanic.store.postgres.transactions.looking import Looking
+from titanic.store.postgres.transaction import Looking
 
 
 class PostgresReadTransaction(Looking):

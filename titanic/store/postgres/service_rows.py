@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from titanic.store import service_settings
 from titanic.store.postgres.connection import numbers, texts
-from titanic.store.postgres.transactions.looking import Looking
-from titanic.store.postgres.transactions.writing import Writing
+from titanic.store.postgres.transaction import Looking
+from titanic.store.postgres.writing import Writing
 from titanic.store.service_settings import NOTHING_SET, ServiceSetting, ServiceSettings
 from titanic.store.sharing import Limits
 

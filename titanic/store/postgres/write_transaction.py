@@ -10,7 +10,7 @@ from titanic.store.postgres.requests import accept as accepting
 from titanic.store.postgres.requests import claims, idempotency_keys, lifecycle, timers
 from titanic.store.postgres.requests import close as closing
 from titanic.store.postgres.requests import recap as recapping
-from titanic.store.postgres.transactions.writing import Writing
+from titanic.store.postgres.writing import Writing
 
 
 class PostgresWriteTransaction(Writing, PostgresReadTransaction):

@@ -7,8 +7,8 @@ of the transaction if nobody else has changed it since.
 from __future__ import annotations
 
 from titanic.errors import InvalidArchive
-from titanic.store.postgres.transactions.changed_rows import Agreement
-from titanic.store.postgres.transactions.writing import Writing
+from titanic.store.postgres.tables import Agreement
+from titanic.store.postgres.writing import Writing
 from titanic.store.records import ArchiveState, Archivist
 
 _MOST_NAME = 255

@@ -6,7 +6,7 @@ What is dropped only counts no more (`meta.closed_first`); its rows go with thei
 
 from __future__ import annotations
 
-from titanic.store.postgres.transactions.writing import Writing
+from titanic.store.postgres.writing import Writing
 
 _AT_ONCE = 256
 """A part of the capacity: so much is made free at least when room is needed, so that it is rarely needed."""

@@ -9,7 +9,7 @@ from zlib import crc32
 
 from titanic.errors import RecordCorrupt
 from titanic.store.postgres.reading.request_reads import expect_frames
-from titanic.store.postgres.transactions.looking import Looking
+from titanic.store.postgres.transaction import Looking
 from titanic.store.records import (
     CLOSED_FORMAT,
     CLOSED_LAYOUT,

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from titanic.errors import OtherLease, StoreError
 from titanic.store.claiming import Joined, LeaseConfig, NodeFacts, Place, Renewed, Silent
+from titanic.store.postgres import schema
 from titanic.store.postgres.connection import Raw, ids, numbers, texts
 from titanic.store.postgres.pool import Outage, Pool
-from titanic.store.postgres.tables import schema
-from titanic.store.postgres.transactions.transaction import Row
+from titanic.store.postgres.transaction import Row
 from titanic.store.records import Durability
 
 SHARDS = 64

@@ -7,8 +7,8 @@ from typing import Any
 
 from titanic.store.nodes import NodeRow
 from titanic.store.postgres.connection import numbers
-from titanic.store.postgres.transactions.looking import Looking
-from titanic.store.postgres.transactions.writing import Writing
+from titanic.store.postgres.transaction import Looking
+from titanic.store.postgres.writing import Writing
 
 _COLUMNS = """n.incarnation, n.name, n.version, n.endpoints, (extract(epoch FROM n.started_at) * 1000000)::bigint,
 CASE WHEN n.lease_until > '-infinity' THEN extract(epoch FROM n.lease_until - clock_timestamp())::float8 END,

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from titanic.store.postgres.connection import ids, numbers
-from titanic.store.postgres.transactions.looking import Looking
-from titanic.store.postgres.transactions.transaction import Statement
-from titanic.store.postgres.transactions.writing import Writing
+from titanic.store.postgres.transaction import Looking, Statement
+from titanic.store.postgres.writing import Writing
 from titanic.store.sharing import Question, Recall, Sight
 
 CLAIMED = """(q.incarnation IS NOT NULL AND NOT EXISTS (

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 from titanic.store.postgres.nodes.sharing import CLAIMED
 from titanic.store.postgres.reading.request_reads import expect_frames
-from titanic.store.postgres.transactions.foreseen import PLACES, REASON, SEEN, STATE, seen
-from titanic.store.postgres.transactions.looking import Looking
+from titanic.store.postgres.transaction import PLACES, REASON, SEEN, STATE, Looking, seen
 from titanic.store.records import Description, Page
 from titanic.store.states import ENDED, State
 from titanic.util.ids import SIZE

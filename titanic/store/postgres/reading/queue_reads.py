@@ -6,8 +6,7 @@ from collections.abc import Collection, Container
 
 from titanic.store.postgres.connection import ids
 from titanic.store.postgres.reading.request_reads import expect_frames
-from titanic.store.postgres.transactions.foreseen import REQUEST_SIZE
-from titanic.store.postgres.transactions.looking import Looking
+from titanic.store.postgres.transaction import REQUEST_SIZE, Looking
 from titanic.store.records import QueueFigures, ReadyRow, Retention
 from titanic.util.ids import SIZE, time_of
 

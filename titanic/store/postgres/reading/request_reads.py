@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from titanic.errors import RecordCorrupt
 from titanic.protocol.submit_options import MAX_KEY
-from titanic.store.postgres.transactions.looking import Looking
+from titanic.store.postgres.transaction import Looking
 from titanic.store.records import Description, Outcome, Pending, StoredRequest
 from titanic.store.states import State
 

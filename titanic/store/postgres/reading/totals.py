@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from titanic.store.postgres.pool import Pool
-from titanic.store.postgres.tables.capacity import divide
-from titanic.store.postgres.transactions.looking import Looking
+from titanic.store.postgres.tables import divide
+from titanic.store.postgres.transaction import Looking
 from titanic.store.records import Counts, Load, StoreReader
 
 SMALL_REQUEST = 4096

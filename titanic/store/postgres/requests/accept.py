@@ -10,10 +10,8 @@ from titanic.errors import InvalidRequest, StoreFull
 from titanic.store.postgres.closed.drops import make_room
 from titanic.store.postgres.requests import idempotency_keys
 from titanic.store.postgres.requests.idempotency_keys import Holder, Name, Wanted
-from titanic.store.postgres.tables.capacity import KEY, REQUEST
-from titanic.store.postgres.transactions.changed_rows import LaterRow, ReadyRow, RequestRow
-from titanic.store.postgres.transactions.new_request import check, sizes
-from titanic.store.postgres.transactions.writing import Writing
+from titanic.store.postgres.tables import KEY, REQUEST, LaterRow, ReadyRow, RequestRow, check, sizes
+from titanic.store.postgres.writing import Writing
 from titanic.store.records import Accepted, NewRequest
 from titanic.store.rules import LATEST, check_key, check_owner, check_together
 from titanic.util.ids import SIZE

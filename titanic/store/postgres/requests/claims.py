@@ -25,9 +25,8 @@ from titanic.store.claiming import Bound, Claimed, Place
 from titanic.store.postgres.connection import ids, numbers, texts
 from titanic.store.postgres.nodes.incarnation import ALIVE, FREE, places_of
 from titanic.store.postgres.reading.queue_reads import READY_COLUMNS, damaged_row, ready_row
-from titanic.store.postgres.transactions.foreseen import Seen, by_key
-from titanic.store.postgres.transactions.transaction import Statement
-from titanic.store.postgres.transactions.writing import ScanStart, Writing
+from titanic.store.postgres.transaction import Seen, Statement, by_key
+from titanic.store.postgres.writing import ScanStart, Writing
 from titanic.store.records import ReadyRow, priority_in
 from titanic.store.states import State
 from titanic.util.ids import SIZE

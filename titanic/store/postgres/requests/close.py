@@ -7,10 +7,9 @@ before, so there always is room for it.
 from __future__ import annotations
 
 from titanic.store.postgres.requests.lifecycle import leave_unended
-from titanic.store.postgres.tables.capacity import CLOSED, REPLY, REQUEST
-from titanic.store.postgres.transactions.changed_rows import UNCLAIMED, WITH_REPLY, WITH_REQUEST, ClosedRow
-from titanic.store.postgres.transactions.foreseen import Seen, reply_size
-from titanic.store.postgres.transactions.writing import Writing
+from titanic.store.postgres.tables import CLOSED, REPLY, REQUEST, UNCLAIMED, WITH_REPLY, WITH_REQUEST, ClosedRow
+from titanic.store.postgres.transaction import Seen, reply_size
+from titanic.store.postgres.writing import Writing
 from titanic.store.records import Closed
 from titanic.store.states import State, Status
 

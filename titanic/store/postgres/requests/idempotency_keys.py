@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from titanic.store.postgres.changes import FORGET
 from titanic.store.postgres.connection import ids, numbers, texts
-from titanic.store.postgres.tables.capacity import KEY
-from titanic.store.postgres.transactions.changed_rows import KeyRow
-from titanic.store.postgres.transactions.changes import FORGET
-from titanic.store.postgres.transactions.new_request import key_size
-from titanic.store.postgres.transactions.writing import Writing
+from titanic.store.postgres.tables import KEY, KeyRow, key_size
+from titanic.store.postgres.writing import Writing
 from titanic.store.rules import LATEST
 from titanic.util.ids import SIZE
 

@@ -7,11 +7,9 @@ from collections.abc import Collection, Sequence
 from titanic.errors import StoreFull
 from titanic.store.postgres.closed.drops import make_room
 from titanic.store.postgres.connection import ids
-from titanic.store.postgres.tables.capacity import REPLY
-from titanic.store.postgres.transactions.changed_rows import LaterRow, ReadyRow, ReplyRow
-from titanic.store.postgres.transactions.foreseen import Seen, reply_size
-from titanic.store.postgres.transactions.new_request import shortened, sizes
-from titanic.store.postgres.transactions.writing import Writing
+from titanic.store.postgres.tables import REPLY, LaterRow, ReadyRow, ReplyRow, shortened, sizes
+from titanic.store.postgres.transaction import Seen, reply_size
+from titanic.store.postgres.writing import Writing
 from titanic.store.rules import LATEST, late, times_again
 from titanic.store.states import ENDING, Event, State, Status
 

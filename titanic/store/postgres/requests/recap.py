@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable
 
 from titanic.store.postgres.connection import Raw, ids, numbers, texts
-from titanic.store.postgres.transactions.writing import Writing
+from titanic.store.postgres.writing import Writing
 from titanic.util.clock import capped
 from titanic.util.ids import SIZE
 

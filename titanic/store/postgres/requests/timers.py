@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from titanic.store.postgres.closed.drops import drop_older
 from titanic.store.postgres.requests.close import close_request
-from titanic.store.postgres.transactions.writing import Writing
+from titanic.store.postgres.writing import Writing
 from titanic.store.records import Retention, Trimmed
 
 _FORGET_KEYS = """

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.tools.counted import LOADS, USAGE
-from titanic.store.postgres.transactions.foreseen import REQUEST_SIZE
-from titanic.store.postgres.transactions.transaction import Row
+from titanic.store.postgres.transaction import REQUEST_SIZE, Row
 
 Progress = Callable[[str, int, int], None]
 """Called with the table that is looked at, how many were looked at, and how many there are."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from titanic.store.postgres.tables.capacity import KEY, REPLY, REQUEST
+from titanic.store.postgres.tables import KEY, REPLY, REQUEST
 from titanic.util.ids import SIZE
 
 _REPLY_SIZE = "(32 + octet_length(p.reason) + 4 * p.frames_count + p.frames_bytes)"

@@ -15,14 +15,13 @@ from psycopg.errors import InsufficientPrivilege
 from titanic.errors import NotAStore, StoreLocked, StoreUnwritable
 from titanic.store.moving import Progress, StoredClosing, StoredKey, StoredLife, StoreHead
 from titanic.store.postgres.connection import place_of, reason_of
-from titanic.store.postgres.tables.capacity import CLOSED, divide
-from titanic.store.postgres.tables.closed_partitions import AHEAD, PARTITION, make_partition
-from titanic.store.postgres.tables.schema import META, TABLES, UNFINISHED
+from titanic.store.postgres.partitions import AHEAD, PARTITION, make_partition
+from titanic.store.postgres.schema import META, TABLES, UNFINISHED
+from titanic.store.postgres.tables import CLOSED, divide
 from titanic.store.postgres.tools.check import look_through
 from titanic.store.postgres.tools.counted import LOADS, USAGE
 from titanic.store.postgres.tools.moving_out import PostgresExport, connected, translated
-from titanic.store.postgres.transactions.foreseen import REQUEST_SIZE
-from titanic.store.postgres.transactions.transaction import Row
+from titanic.store.postgres.transaction import REQUEST_SIZE, Row
 from titanic.store.rules import LATEST
 
 _LOCK = 0x7469_7461_6E69_6302

@@ -25,8 +25,8 @@ from titanic.store.moving import (
 from titanic.store.postgres.closed.reads import decoded
 from titanic.store.postgres.connection import Unsafe, advice, connect, parse, place_of, reason_of, translate
 from titanic.store.postgres.reading.request_reads import expect_frames
-from titanic.store.postgres.tables.schema import META, prepare
-from titanic.store.postgres.transactions.transaction import Row
+from titanic.store.postgres.schema import META, prepare
+from titanic.store.postgres.transaction import Row
 from titanic.store.records import ArchiveState, Archivist, Outcome, StoredRequest
 from titanic.store.service_settings import ServiceSetting
 from titanic.store.states import Status

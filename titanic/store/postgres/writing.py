@@ -27,6 +27,7 @@ import psycopg
 from psycopg import Cursor
 
 from titanic.errors import StoreError
+from titanic.store.postgres.changes import FORGET, Changes
 from titanic.store.postgres.connection import (
     CATCH_UP,
     is_deadlock,
@@ -38,12 +39,8 @@ from titanic.store.postgres.connection import (
     unsure_outcome,
 )
 from titanic.store.postgres.pool import Pool
-from titanic.store.postgres.tables.capacity import divide
-from titanic.store.postgres.transactions.changed_rows import KeyRow
-from titanic.store.postgres.transactions.changes import FORGET, Changes
-from titanic.store.postgres.transactions.foreseen import Seen
-from titanic.store.postgres.transactions.looking import Looking
-from titanic.store.postgres.transactions.transaction import Row, Settings, Statement
+from titanic.store.postgres.tables import KeyRow, divide
+from titanic.store.postgres.transaction import Looking, Row, Seen, Settings, Statement
 from titanic.store.states import TRANSITIONS, Event
 from titanic.util.ids import IdMaker
 

@@ -11,8 +11,9 @@ from functools import lru_cache
 from typing import Any
 
 from titanic.store.postgres.connection import Raw, ids, lists, numbers, texts
-from titanic.store.postgres.tables.capacity import KEY
-from titanic.store.postgres.transactions.changed_rows import (
+from titanic.store.postgres.tables import (
+    KEY,
+    KEY_TIMES,
     Agreement,
     ClosedRow,
     KeyRow,
@@ -20,10 +21,9 @@ from titanic.store.postgres.transactions.changed_rows import (
     ReadyRow,
     ReplyRow,
     RequestRow,
+    key_size,
 )
-from titanic.store.postgres.transactions.foreseen import Seen, by_key
-from titanic.store.postgres.transactions.new_request import KEY_TIMES, key_size
-from titanic.store.postgres.transactions.transaction import Row, Statement
+from titanic.store.postgres.transaction import Row, Seen, Statement, by_key
 from titanic.store.states import State
 from titanic.util.ids import SIZE
 

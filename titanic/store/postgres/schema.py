@@ -19,7 +19,7 @@ from typing import NamedTuple
 from psycopg import Connection
 
 from titanic.errors import NotAStore, StoreTooNew, StoreTooOld
-from titanic.store.postgres.tables.closed_partitions import make_partitions
+from titanic.store.postgres.partitions import make_partitions
 from titanic.store.records import DEFAULT_CAPACITY
 from titanic.store.rules import unreleased
 

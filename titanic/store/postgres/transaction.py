@@ -1,0 +1,408 @@
+"""A transaction: statements that see the database as it was at one moment.
+
+It begins with the first statement, in the same message, and takes its connection only then. Statements that are given
+together go together, and their answers come together: one round trip (psycopg's pipeline).
+
+What a transaction has read of requests: all of a batch at once, rather than each by itself over the network.
+
+A transaction that remembers what it has read of requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, ClassVar, NamedTuple, Self
+
+import psycopg
+from psycopg import Cursor
+
+from titanic.errors import StoreError
+from titanic.store.postgres.connection import Session, ids, is_away, is_deadlock
+from titanic.store.postgres.pool import Pool
+from titanic.store.records import Description, Durability, Outcome, Pending
+from titanic.store.states import State, Status
+from titanic.util.ids import SIZE
+
+Row = tuple[Any, ...]
+
+
+class Settings(NamedTuple):
+    """How the store was asked to behave (titanic.store.open_store says what each means). `shard` is the number under
+    which this node counts, `incarnation` the one under which it claims; 0: it does not."""
+
+    capacity: int
+    keep_closed: bool = True
+    closed_body_limit: int = 64 << 10
+    drop_unarchived: bool = False
+    durability: Durability = "synced"
+    shard: int = 0
+    incarnation: int = 0
+
+
+class Statement(NamedTuple):
+    """SQL, and its parameters in order."""
+
+    text: str
+    parameters: Sequence[object] = ()
+
+
+class Reading:
+    """The store at one moment: that of its first statement."""
+
+    BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+
+    def __init__(self, pool: Pool, settings: Settings) -> None:
+        self.pool = pool
+        self.settings = settings
+        self.session: Session | None = None
+        """None until it is needed."""
+        self.begins = True
+        """Whether it is to begin: a single statement is a transaction by itself."""
+        self.begun = False
+        self.failure: StoreError | None = None
+        """Why it cannot go on."""
+
+    def __enter__(self) -> Self:
+        if self.pool.closed:
+            self.pool.take()  # raises
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.leave()
+
+    def fetch(self, text: str, *parameters: object) -> list[Row]:
+        """The rows that a statement returns. Raises StoreFailed and the like."""
+        return self.fetch_all(Statement(text, parameters))[0]
+
+    def fetch_all(self, *statements: Statement) -> list[list[Row]]:
+        """The rows that each of the statements returns, which go together."""
+        return [cursor.fetchall() if cursor.description else [] for cursor in self.run(statements)]
+
+    def run(self, statements: Sequence[Statement]) -> list[Cursor[Row]]:
+        """Execute statements. The first time, a connection that turns out to be broken is replaced by another."""
+        begun = self.begun
+        try:
+            return self.exchange(statements)
+        except psycopg.Error as error:
+            transient = is_away(error) or is_deadlock(error)
+            if begun or not transient:
+                raise self.failed(error) from error
+            self.leave(broken=is_away(error))
+        try:
+            return self.exchange(statements)
+        except psycopg.Error as error:
+            raise self.failed(error) from error
+
+    def exchange(self, statements: Sequence[Statement]) -> list[Cursor[Row]]:
+        """Execute statements in one round trip. Raises psycopg.Error."""
+        if self.failure is not None:
+            raise self.failure
+        connection = self.take().connection
+        guard = self.pool.guard
+        guard.begin(connection)
+        try:
+            if len(statements) == 1 and (self.begun or not self.begins):
+                text, given = statements[0]
+                return [connection.execute(text, given, binary=True)]
+            with connection.pipeline():
+                if not self.begun:
+                    connection.execute(self.BEGIN)
+                    self.begun = True
+                return [connection.execute(text, given, binary=True) for text, given in statements]
+        finally:
+            guard.end(connection)
+
+    def take(self) -> Session:
+        """The connection of the transaction."""
+        if self.session is None:
+            self.session = self.pool.take()
+        return self.session
+
+    def failed(self, error: psycopg.Error) -> StoreError:
+        """The exception to raise in place of psycopg's. The transaction cannot go on."""
+        self.failure = self.pool.translate(error)
+        self.leave(broken=is_away(error))
+        return self.failure
+
+    def leave(self, *, broken: bool = False) -> None:
+        """Drop what was changed, and give the connection back."""
+        session, self.session = self.session, None
+        begun, self.begun = self.begun, False
+        if session is None:
+            return
+        try:
+            if not broken:
+                if begun:
+                    session.connection.execute("ROLLBACK")
+                self.pool.give(session)
+                return
+        except psycopg.Error:
+            pass  # it is broken after all; what was asked of it was answered before
+        except BaseException:
+            self.pool.drop(session)
+            raise
+        self.pool.drop(session)
+
+
+# -- foreseen --------------------------------------------------------------------------------------------------
+
+
+MOST_REPLIES = 16 << 20
+"""Bytes of replies that are read ahead for a batch. The others are read when they are asked for."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """A request without its body, and where it is. `frames` is None when the reply was not read, or there is none.
+
+    `ends_at` is when it expires: 0 when it does not, or has ended. `size` is what it counts for its service.
+    """
+
+    uuid: bytes
+    service: bytes
+    priority: int
+    submitted_at: int
+    not_before: int
+    expires_at: int
+    max_attempts: int
+    options: bytes
+    key: bytes
+    owner: bytes
+    body_frames: int
+    body_bytes: int
+    state: State
+    ends_at: int
+    due: int
+    attempts: int
+    dispatched_at: int
+    reason: bytes
+    finished_at: int
+    reply_frames: int
+    reply_bytes: int
+    deliveries: int
+    frames: list[bytes] | None
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state >= State.DONE
+
+    @property
+    def size(self) -> int:
+        return request_size(self.service, self.key, self.owner, self.options, self.body_frames, self.body_bytes)
+
+    @property
+    def description(self) -> Description:
+        return Description(
+            uuid=self.uuid,
+            state=self.state,
+            service=self.service,
+            priority=self.priority,
+            submitted_at=self.submitted_at,
+            not_before=self.not_before,
+            expires_at=self.expires_at if self.has_ended else self.ends_at,
+            max_attempts=self.max_attempts,
+            options=self.options,
+            body_frames=self.body_frames,
+            body_bytes=self.body_bytes,
+            attempts=self.attempts,
+            due=self.due,
+            dispatched_at=self.dispatched_at,
+            finished_at=self.finished_at,
+            reason=self.reason.decode(errors="replace"),
+            reply_frames=self.reply_frames,
+            reply_bytes=self.reply_bytes,
+            key=self.key,
+            owner=self.owner,
+            deliveries=self.deliveries,
+        )
+
+    @property
+    def answer(self) -> Outcome | Pending:
+        """What `reply` returns. The frames must have been read."""
+        if not self.has_ended:
+            return Pending(self.state)
+        assert self.frames is not None
+        status, reason = Status(self.state), self.reason.decode(errors="replace")
+        return Outcome(status, self.frames, reason, self.attempts, self.dispatched_at, self.finished_at)
+
+
+REASON = "coalesce(p.reason, l.reason, q.reason, '')"
+STATE = "(CASE WHEN p.uuid IS NOT NULL THEN p.status WHEN l.uuid IS NOT NULL THEN 2 ELSE 1 END)"
+_FIELDS = f"""
+    r.uuid, r.service, r.priority, r.submitted_at, r.not_before, r.expires_at, r.max_attempts, r.options, r.key,
+    r.owner, r.body_frames, r.body_bytes,
+    {STATE},
+    coalesce(l.expires_at, q.expires_at, 0), coalesce(l.due, 0), coalesce(p.attempts, l.attempts, q.attempts, 0),
+    coalesce(p.dispatched_at, l.dispatched_at, q.dispatched_at, 0), {REASON},
+    coalesce(p.finished_at, 0), coalesce(p.frames_count, 0), coalesce(p.frames_bytes, 0),
+    coalesce(l.deliveries, q.deliveries, 0)"""
+
+
+def by_key(table: str, alias: str, key: str, join: str = "LEFT") -> str:
+    """A join that finds each row by its key. Of a table that is thought to be empty, such as one of which most rows are
+    dead and cannot be removed yet, PostgreSQL would read all, once for each row of the others."""
+    return f"{join} JOIN LATERAL (SELECT * FROM titanic.{table} AS t WHERE {key} OFFSET 0) AS {alias} ON true"
+
+
+PLACES = " ".join(
+    (
+        by_key("reply", "p", "t.uuid = r.uuid"),
+        by_key("later", "l", "t.uuid = r.uuid"),
+        by_key("ready", "q", "t.service = r.service AND t.rank = 9 - r.priority AND t.uuid = r.uuid"),
+    )
+)
+"""The places where a request `r` can be."""
+
+SEEN = f"{_FIELDS}, NULL"
+"""The columns of a Seen, of a request `r` and PLACES, without the reply's frames."""
+
+_BY_ID = f"FROM unnest(%s::uuid[]) AS w (uuid) {by_key('request', 'r', 't.uuid = w.uuid', 'INNER')}"
+LOOK = f"SELECT {SEEN} {_BY_ID} {PLACES}"
+LOOK_AT_REPLIES = f"""SELECT {_FIELDS},
+    CASE WHEN sum(p.frames_bytes) OVER (ROWS UNBOUNDED PRECEDING) <= {MOST_REPLIES} THEN p.frames END
+    {_BY_ID} {PLACES}"""
+LOOK_FOR_REPLIES = f"""
+SELECT w.uuid, coalesce(p.owner, r.owner), p.status, p.attempts, p.dispatched_at, p.finished_at, p.reason,
+    p.frames_count, p.frames_bytes,
+    CASE WHEN sum(p.frames_bytes) OVER (ROWS UNBOUNDED PRECEDING) <= {MOST_REPLIES} THEN p.frames END,
+    l.uuid IS NOT NULL
+FROM unnest(%s::uuid[]) AS w (uuid)
+    {by_key("reply", "p", "t.uuid = w.uuid")}
+    {by_key("request", "r", "t.uuid = CASE WHEN p.uuid IS NULL THEN w.uuid END")}
+    {by_key("later", "l", "t.uuid = r.uuid")}
+WHERE p.uuid IS NOT NULL OR r.uuid IS NOT NULL"""
+"""What an `Answer` has. Clients ask for many replies that are not there yet: it looks at no more than it must."""
+
+LOCK = "SELECT FROM titanic.request WHERE uuid = ANY(%s::uuid[]) ORDER BY uuid FOR UPDATE"
+"""In a statement of its own before the look: one that has waited for a lock sees the other tables as they were."""
+
+_STATES = {int(state): state for state in State}
+
+
+def seen(row: tuple[Any, ...]) -> Seen:
+    """What the columns of SEEN say."""
+    one = Seen(*row)
+    one.state = _STATES[one.state]
+    return one
+
+
+class Answer(NamedTuple):
+    """What is to be said of a request, and whose it is. `frames` of its reply are missing when they were too many."""
+
+    owner: bytes
+    frames: list[bytes] | None
+    reply_frames: int
+    reply_bytes: int
+    answer: Outcome | Pending
+
+
+def answered(row: tuple[Any, ...]) -> Answer:
+    """What LOOK_FOR_REPLIES has found."""
+    _, owner, status, attempts, dispatched_at, finished_at, reason, count, size, frames, delayed = row
+    if status is None:
+        return Answer(owner, [], 0, 0, _DELAYED if delayed else _WAITING)
+    why = reason.decode(errors="replace")
+    outcome = Outcome(Status(status), frames or [], why, attempts, dispatched_at, finished_at)
+    return Answer(owner, frames, count, size, outcome)
+
+
+_WAITING, _DELAYED = Pending(State.WAITING), Pending(State.DELAYED)
+
+
+def request_size(service: bytes, key: bytes, owner: bytes, options: bytes, frames: int, body_bytes: int) -> int:
+    """Bytes of a request, for the loads of its service and its owner."""
+    return 44 + len(service) + len(key) + len(owner) + len(options) + 4 * frames + body_bytes
+
+
+REQUEST_SIZE = """(44 + octet_length(r.service) + octet_length(r.key) + octet_length(r.owner) + octet_length(r.options)
+    + 4 * r.body_frames + r.body_bytes)"""
+"""`request_size` of a request `r`."""
+
+
+def reply_size(reason: bytes, frames: int, frames_bytes: int) -> int:
+    """Bytes of an outcome, for the load of its request's owner."""
+    return 32 + len(reason) + 4 * frames + frames_bytes
+
+
+# -- looking ---------------------------------------------------------------------------------------------------
+
+
+class Looking(Reading):
+    """`seen` is what is known of requests, None of those that are unknown. To look at them again costs nothing."""
+
+    LOCKS: ClassVar[bool] = False
+    """Whether nobody else may change what was looked at until the transaction ends."""
+
+    def __init__(self, pool: Pool, settings: Settings) -> None:
+        super().__init__(pool, settings)
+        self.seen: dict[bytes, Seen | None] = {}
+        self.answers: dict[bytes, Answer | None] = {}
+        """What is known of replies, for who only reads."""
+
+    def foresee(self, uuids: Sequence[bytes], replies: bool = False) -> None:
+        """Read what is known of these requests, and with `replies` the frames of their replies, in one round trip.
+
+        Who only reads mostly needs no more: this begins no transaction, which would have to be ended.
+        """
+        self.begins = self.LOCKS
+        try:
+            if replies and not self.LOCKS:
+                self._read_answers(uuids)
+            else:
+                self._read(uuids, replies)
+        finally:
+            self.begins = True
+
+    def look_again(self, uuid: bytes) -> Seen | None:
+        """What is known of a request at the moment of which all is that is read from now on."""
+        if not (self.begun or self.LOCKS):
+            self._read((uuid,), False)
+        return self.look(uuid)
+
+    def answer(self, uuid: bytes) -> Answer | None:
+        """What is to be said of a request; None when it is unknown. For who only reads."""
+        if uuid not in self.answers:
+            self._read_answers((uuid,))
+        return self.answers[uuid]
+
+    def fetch_once(self, text: str, *parameters: object) -> list[Row]:
+        """`fetch` of all that is read, mostly: for who only reads it begins no transaction."""
+        self.begins = self.LOCKS
+        try:
+            return self.fetch(text, *parameters)
+        finally:
+            self.begins = True
+
+    def _read_answers(self, uuids: Sequence[bytes]) -> None:
+        rows = self.fetch(LOOK_FOR_REPLIES, ids([uuid for uuid in uuids if len(uuid) == SIZE]))
+        self.answers.update(dict.fromkeys(uuids))
+        for row in rows:
+            self.answers[row[0]] = answered(row)
+
+    def _read(self, uuids: Sequence[bytes], replies: bool) -> None:
+        right = [uuid for uuid in uuids if len(uuid) == SIZE]  # others are unknown without a look
+        array = ids(right)
+        look = Statement(LOOK_AT_REPLIES if replies else LOOK, (array,))
+        statements = [Statement(LOCK, (array,)), look] if self.LOCKS else [look]
+        rows = self.fetch_all(*statements)[-1]
+        self.seen.update(dict.fromkeys(uuids))
+        for row in rows:
+            self.seen[row[0]] = seen(row)
+
+    def look(self, uuid: bytes, reply: bool = False) -> Seen | None:
+        """What is known of a request, None when it is unknown; with the frames of its reply if it was not foreseen."""
+        if uuid not in self.seen:
+            if self.LOCKS:
+                self.foresee((uuid,), reply)
+            else:
+                self._read((uuid,), reply)
+        return self.seen[uuid]
+
+    def fetch_row(self, text: str, *parameters: object) -> Row:
+        """The one row that a statement returns."""
+        (row,) = self.fetch(text, *parameters)
+        return row

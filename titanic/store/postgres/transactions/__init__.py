@@ -1,1 +1,0 @@
-"""How a transaction works: it reads a batch ahead, gathers changes, and writes them in one round trip."""
