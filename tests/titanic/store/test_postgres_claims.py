@@ -15,11 +15,11 @@ from support.waiting import until
 
 from titanic.errors import RecordCorrupt, StoreFailed, StoreTooNew
 from titanic.store import Bound, LeaseConfig, NewRequest, NodeFacts, Place, Silent, Status
+from titanic.store.postgres import claims
 from titanic.store.postgres import store as postgres_store
+from titanic.store.postgres.claims import CONTENDED
 from titanic.store.postgres.nodes import incarnation
 from titanic.store.postgres.reading import totals
-from titanic.store.postgres.requests import claims
-from titanic.store.postgres.requests.claims import CONTENDED
 from titanic.store.postgres.schema import FORMAT
 from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.tools import check

@@ -15,7 +15,7 @@ from support.store_lives import NOW, OWNERS, SERVICES, live
 from titanic.errors import RecordCorrupt
 from titanic.store import CLOSED_LAYOUT, NewRequest, Retention, State, Status
 from titanic.store.lmdb import closed_record
-from titanic.store.postgres.closed import reads as closed_reads
+from titanic.store.postgres import closed
 from titanic.store.postgres.reading import listing
 from titanic.store.postgres.store import PostgresStore
 
@@ -162,7 +162,7 @@ def test_large_replies_are_read_when_they_are_asked_for(database: str, postgres:
 
 def test_bulk_is_laid_out_as_in_lmdb(database: str, postgres: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each record is one that LMDB's decoder takes, with its checksum."""
-    monkeypatch.setattr(closed_reads, "AT_ONCE", 7)
+    monkeypatch.setattr(closed, "AT_ONCE", 7)
     model = DictStore()
     live(model, random.Random(4))
     with model.write() as transaction:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from titanic.store.postgres import closed as closed_module
 from titanic.store.postgres import service_rows
-from titanic.store.postgres.closed import reads as closed_reads
 from titanic.store.postgres.nodes import node_rows, sharing
 from titanic.store.postgres.reading import listing, queue_reads, request_reads, totals
 from titanic.store.postgres.transaction import Looking
@@ -39,12 +39,12 @@ class PostgresReadTransaction(Looking):
     room_left = totals.room_left
     disk_full = totals.disk_full
     identity = totals.identity
-    closed = closed_reads.closed
-    closed_range = closed_reads.closed_range
-    closed_bulk = closed_reads.closed_bulk
-    cut_closed = closed_reads.cut_closed
-    archive = closed_reads.archive
-    archivist = closed_reads.archivist
+    closed = closed_module.closed
+    closed_range = closed_module.closed_range
+    closed_bulk = closed_module.closed_bulk
+    cut_closed = closed_module.cut_closed
+    archive = closed_module.archive
+    archivist = closed_module.archivist
     service_settings = service_rows.settings
     service_limits = service_rows.service_limits
     nodes = node_rows.nodes

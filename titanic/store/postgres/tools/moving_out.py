@@ -22,7 +22,7 @@ from titanic.store.moving import (
     Totals,
     life_of,
 )
-from titanic.store.postgres.closed.reads import decoded
+from titanic.store.postgres.closed import decoded
 from titanic.store.postgres.connection import Unsafe, advice, connect, parse, place_of, reason_of, translate
 from titanic.store.postgres.reading.request_reads import expect_frames
 from titanic.store.postgres.schema import META, prepare

@@ -1,20 +1,143 @@
-"""Accepting requests, in four steps: check them, take their keys, see that there is room, note the rows."""
+"""Idempotency keys: who inserts one has it. Another node that wants it waits until this transaction ends, and finds it
+taken then.
+
+A transaction that hopes that they are free, as they mostly are, inserts those of a whole batch with the requests, and
+is done again without hope when one was taken. Without hope it takes them in a round trip of its own for each call of
+`accept`, by one statement.
+
+Accepting requests, in four steps: check them, take their keys, see that there is room, note the rows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from itertools import accumulate, takewhile
 from typing import NamedTuple
 
 from titanic.errors import InvalidRequest, StoreFull
-from titanic.store.postgres.closed.drops import make_room
-from titanic.store.postgres.requests import idempotency_keys
-from titanic.store.postgres.requests.idempotency_keys import Holder, Name, Wanted
-from titanic.store.postgres.tables import KEY, REQUEST, LaterRow, ReadyRow, RequestRow, check, sizes
+from titanic.store.postgres.changes import FORGET
+from titanic.store.postgres.closed import make_room
+from titanic.store.postgres.connection import ids, numbers, texts
+from titanic.store.postgres.tables import KEY, REQUEST, KeyRow, LaterRow, ReadyRow, RequestRow, check, key_size, sizes
 from titanic.store.postgres.writing import Writing
 from titanic.store.records import Accepted, NewRequest
 from titanic.store.rules import LATEST, check_key, check_owner, check_together
 from titanic.util.ids import SIZE
+
+Name = tuple[bytes, bytes]
+"""Owner and key."""
+
+_TAKE = """
+WITH taken AS (
+    INSERT INTO key AS k (owner, key, until, given, uuids)
+    SELECT owner, key, until, %s, (%s::uuid[])[first:last]
+    FROM unnest(%s::bytea[], %s::bytea[], %s::bigint[], %s::bigint[], %s::bigint[])
+    AS given (owner, key, until, first, last)
+    ON CONFLICT (owner, key) DO UPDATE SET until = k.until
+    RETURNING owner, key, until, uuids, xmax = 0 AS is_new
+)
+SELECT owner, key, until, uuids FROM taken WHERE NOT is_new"""
+
+_RENEW = """
+UPDATE key AS k SET until = given.until, given = %s, uuids = (%s::uuid[])[given.first:given.last]
+FROM unnest(%s::bytea[], %s::bytea[], %s::bigint[], %s::bigint[], %s::bigint[])
+AS given (owner, key, until, first, last)
+WHERE k.owner = given.owner AND k.key = given.key"""
+
+_FIND = """
+SELECT k.owner, k.key FROM unnest(%s::bytea[], %s::bytea[]) AS given (owner, key)
+JOIN key AS k ON k.owner = given.owner AND k.key = given.key WHERE k.until > %s"""
+
+
+class Wanted(NamedTuple):
+    """A key that requests of a batch are to have: so many from a place on."""
+
+    until: int
+    first: int
+    requests: int
+
+
+class Holder(NamedTuple):
+    """Who has a key that was there before. `is_over`: its time is over."""
+
+    uuids: list[bytes]
+    is_over: bool
+
+
+def holders(tx: Writing, names: Sequence[Name], sure_us: int) -> set[Name]:
+    """Those that are taken, and whose time is not over."""
+    owners, keys = zip(*names, strict=True)
+    known = {name for name in names if name in tx.hoped and tx.hoped[name].until > sure_us}
+    return known | {(owner, key) for owner, key in tx.fetch_keys(_FIND, texts(owners), texts(keys), sure_us)}
+
+
+def take(
+    tx: Writing, wanted: Mapping[Name, Wanted], uuids: list[bytes], now_us: int, sure_us: int
+) -> dict[Name, Holder]:
+    """Take the keys for requests of these ids. Returns who has those that were there before, which stay as they are."""
+    if tx.hopes:
+        known = {name: tx.hoped[name] for name in wanted if name in tx.hoped}
+        if tx.changes.to_forget.isdisjoint(wanted) and all(one.until > sure_us for one in known.values()):
+            return {name: Holder(list(one.uuids), False) for name, one in known.items()}
+        tx.hope_no_more()
+    rows = tx.fetch_keys(_TAKE, *_arrays(wanted, uuids, now_us))
+    return {(owner, key): Holder(holders, until <= sure_us) for owner, key, until, holders in rows}
+
+
+def renew(
+    tx: Writing, wanted: Mapping[Name, Wanted], over: Mapping[Name, Holder], uuids: list[bytes], now_us: int
+) -> None:
+    """Let the keys whose time is over be those of requests of these ids."""
+    again = {name: wanted[name] for name in over}
+    tx.fetch_keys(_RENEW, *_arrays(again, uuids, now_us))
+    for (owner, key), holder in over.items():
+        _count(tx, owner, len(key), again[owner, key].requests, -len(holder.uuids))
+
+
+def give_back(tx: Writing, names: Sequence[Name]) -> None:
+    """Undo `take` for keys that were new: their requests are not accepted after all."""
+    if names and not tx.hopes:
+        owners, keys = zip(*names, strict=True)
+        tx.fetch_keys(FORGET, texts(owners), texts(keys))
+
+
+def count_taken(tx: Writing, name: Name, wanted: Wanted, uuids: Sequence[bytes], now_us: int) -> None:
+    """A key is there that was not there before, if all goes as hoped."""
+    owner, key = name
+    requests = wanted.requests
+    if tx.hopes:
+        holders = uuids[wanted.first : wanted.first + requests]
+        row = KeyRow(owner, key, min(wanted.until, LATEST), now_us, holders)
+        tx.hoped[name] = row
+        tx.changes.keys.append(row)
+    tx.changes.count_owner(owner, size=key_size(owner, len(key), requests))
+    tx.changes.count(used=KEY + SIZE * requests)
+
+
+def forget(tx: Writing, keys: Sequence[bytes], owner: bytes = b"") -> None:
+    """Forget these idempotency keys of an owner before their time; unknown ones are fine."""
+    names = [(owner, key) for key in keys]
+    if not tx.hoped.keys().isdisjoint(names):
+        tx.hope_no_more()
+    tx.changes.to_forget.update(names)
+
+
+def _count(tx: Writing, owner: bytes, length: int, *requests: int) -> None:
+    tx.changes.count_owner(owner, size=sum(requests) * SIZE if owner else 0)
+    tx.changes.count(used=sum(requests) * SIZE)
+
+
+def _arrays(wanted: Mapping[Name, Wanted], uuids: list[bytes], now_us: int) -> list[object]:
+    """In the order of the keys, in which all nodes take them, so that none waits for another that waits for it."""
+    names = sorted(wanted)
+    owners, keys = zip(*names, strict=True)
+    ends, firsts, requests = zip(*(wanted[name] for name in names), strict=True)
+    lasts = [first + count for first, count in zip(firsts, requests, strict=True)]
+    places = numbers([first + 1 for first in firsts]), numbers(lasts)
+    return [now_us, ids(uuids), texts(owners), texts(keys), numbers([min(one, LATEST) for one in ends]), *places]
+
+
+# -- accept ----------------------------------------------------------------------------------------------------
 
 
 class _Keys(NamedTuple):
@@ -40,12 +163,12 @@ def accept(tx: Writing, requests: Sequence[NewRequest], now_us: int, ahead_us: i
     try:
         _expect_room(tx, [0 if n in keys.known else need + REQUEST for n, need in enumerate(needs)], keys)
     except StoreFull:
-        idempotency_keys.give_back(tx, keys.new)
+        give_back(tx, keys.new)
         raise
     for name in keys.new:
-        idempotency_keys.count_taken(tx, name, keys.wanted[name], uuids, now_us)
+        count_taken(tx, name, keys.wanted[name], uuids, now_us)
     if keys.over:
-        idempotency_keys.renew(tx, keys.wanted, keys.over, uuids, now_us)
+        renew(tx, keys.wanted, keys.over, uuids, now_us)
     known = keys.known
     tx.changes.touched.update(uuids)
     _note(tx, uuids, requests, needs, known, now_us)
@@ -57,7 +180,7 @@ def fresh(tx: Writing, requests: Sequence[NewRequest], now_us: int, ahead_us: in
     names = sorted({(new.owner, new.key) for new in requests if new.key})
     if not names:
         return list(requests)
-    taken = idempotency_keys.found(tx, names, now_us - ahead_us)
+    taken = holders(tx, names, now_us - ahead_us)
     found = []
     known = 0  # up to which the requests share a key that is taken
     for n, new in enumerate(requests):
@@ -85,7 +208,7 @@ def _take_keys(tx: Writing, requests: Sequence[NewRequest], uuids: list[bytes], 
             keys.wanted.setdefault(name, Wanted(new.key_until, n, count))
     if not places:
         return keys
-    taken = idempotency_keys.take(tx, keys.wanted, uuids, now_us, sure_us)
+    taken = take(tx, keys.wanted, uuids, now_us, sure_us)
     keys.over.update({name: holder for name, holder in taken.items() if holder.is_over})
     keys.new.extend(keys.wanted.keys() - taken.keys())
     for n, name, count in places:
@@ -97,7 +220,7 @@ def _take_keys(tx: Writing, requests: Sequence[NewRequest], uuids: list[bytes], 
         else:
             holders = holder.uuids
         if len(holders) != count:
-            idempotency_keys.give_back(tx, keys.new)
+            give_back(tx, keys.new)
             fact = f"it was given to {len(holders)} in one message"
             raise InvalidRequest("the key stands for other requests", fact, "use another key")
         keys.known.update(enumerate(holders, n))

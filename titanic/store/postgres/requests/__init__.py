@@ -1,1 +1,0 @@
-"""Changing requests: accept, claim, finish, postpone, retry, close, and what time does."""
