@@ -15,7 +15,7 @@ from support.waiting import until
 from titanic import Client, Server
 from titanic.dispatch import other_nodes
 from titanic.store import News
-from titanic.store.postgres.nodes.news import PostgresNews
+from titanic.store.postgres.notify import PostgresNews
 from titanic.store.postgres.tools import check
 
 

@@ -444,7 +444,7 @@ def test_a_listing_finds_text_in_reasons_and_keys(store):
 
 @pytest.mark.parametrize("newest", [False, True])
 def test_a_listing_of_a_service_does_not_look_at_what_waits_for_others(store, monkeypatch, newest):
-    for engine in ("lmdb.listing", "postgres.reading.listing"):
+    for engine in ("lmdb.listing", "postgres.queries"):
         monkeypatch.setattr(f"titanic.store.{engine}.LOOKED_AT", 8)
     later = NewRequest(b"mine", [], not_before=NOW + 9, expires_at=0)
     uuids = accept(store, NewRequest(b"mine", []), later, *[NewRequest(b"mine", [])] * 2)

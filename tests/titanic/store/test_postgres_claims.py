@@ -15,11 +15,10 @@ from support.waiting import until
 
 from titanic.errors import RecordCorrupt, StoreFailed, StoreTooNew
 from titanic.store import Bound, LeaseConfig, NewRequest, NodeFacts, Place, Silent, Status
-from titanic.store.postgres import claims
+from titanic.store.postgres import claims, queries
+from titanic.store.postgres import nodes as nodes_module
 from titanic.store.postgres import store as postgres_store
 from titanic.store.postgres.claims import CONTENDED
-from titanic.store.postgres.nodes import incarnation
-from titanic.store.postgres.reading import totals
 from titanic.store.postgres.schema import FORMAT
 from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.tools import check
@@ -245,7 +244,7 @@ def test_beside_an_old_snapshot_rows_that_are_gone_are_not_read_each_time(url, m
 def test_an_old_snapshot_is_a_reader_of_the_store(nodes, url, monkeypatch):
     _, node = nodes
     monkeypatch.setattr(postgres_store, "READERS_EVERY", 0.0)
-    monkeypatch.setattr(totals, "LONG", 0.2)
+    monkeypatch.setattr(queries, "LONG", 0.2)
 
     def dumps():
         return [(one.pid, one.age > 0.2) for one in node.store.readers() if one.command == "pg_dump"]
@@ -463,7 +462,7 @@ def test_nodes_that_join_at_once_get_different_shards(url):
 def test_beyond_the_last_shard_nodes_share_one(url, monkeypatch):
     with PostgresStore.open(url) as tool:
         with tool.write() as txn:
-            for shard in range(1, incarnation.SHARDS + 1):
+            for shard in range(1, nodes_module.SHARDS + 1):
                 txn.fetch(
                     "INSERT INTO node (incarnation, name, version, endpoints, lease_until, shard)"
                     " VALUES (%s, '', '', '{}', now(), %s)",
@@ -513,7 +512,7 @@ def test_rows_of_nodes_that_ended_long_ago_go_when_no_request_is_left(nodes):
         txn.fetch("UPDATE node SET started_at = now() - interval '2 days'")
 
     def there():
-        incarnation.forget_dead(other.store.pool)
+        nodes_module.forget_dead(other.store.pool)
         with other.store.read() as txn:
             return {number for (number,) in txn.fetch("SELECT incarnation FROM node")}
 
@@ -536,12 +535,12 @@ def test_a_claim_that_is_committed_late_is_free_again_although_its_node_was_to_b
         (seen,) = other.renew().others
         assert [silent.incarnation for silent in other.renew(seen).others] == [one.me], "as it was before"
         assert other.renew().others == [], "others can end it although its claim is not committed"
-        incarnation.forget_dead(other.store.pool)
+        nodes_module.forget_dead(other.store.pool)
         shared_server().sql(
             "UPDATE titanic.node SET ended_at = now() - interval '2 days' WHERE lease_until = '-infinity'",
             database=one.database,
         )
-        incarnation.forget_dead(other.store.pool)
+        nodes_module.forget_dead(other.store.pool)
     assert other.claim((b"x", 1)) == {b"x": [a]}
 
 
@@ -597,7 +596,7 @@ def test_what_is_closed_counts_until_its_worker_is_done(nodes):
     one.accept(b"x")
     other.store.leave([other.me])
     assert len(one.claim((b"x", 1), x=1)[b"x"]) == 1, "and what counts for an incarnation ends with it"
-    incarnation.forget_dead(one.store.pool)
+    nodes_module.forget_dead(one.store.pool)
     with one.store.read() as txn:
         assert txn.fetch("SELECT incarnation FROM bounded") == [(one.me,)]
 

@@ -14,9 +14,8 @@ from support.postgres import needs_postgres, new_server, shared_server
 from support.waiting import until
 
 from titanic.store import News, Topic
-from titanic.store.postgres import pool
-from titanic.store.postgres.nodes import news_text
-from titanic.store.postgres.nodes.news import CHANNEL, PostgresNews
+from titanic.store.postgres import notify, pool
+from titanic.store.postgres.notify import CHANNEL, PostgresNews
 from titanic.store.postgres.pool import Pool
 from titanic.util.ids import IdMaker
 
@@ -37,7 +36,7 @@ def test_what_is_written_is_read() -> None:
         EVERYTHING,
     ]
     for news in said:
-        assert news_text.read(news_text.write(news).encode()) == news
+        assert notify.read(notify.write(news).encode()) == news
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -47,9 +46,9 @@ def test_what_does_not_fit_is_to_be_looked_for(seed: int) -> None:
     names = {chance.randbytes(chance.randrange(1, 256)) for _ in range(counts[0])}
     ended, closed, certain = (ids(count) for count in counts[1:])
     news = News(names, set(ended), dict.fromkeys(closed, seed), set(certain))
-    text = news_text.write(news)
+    text = notify.write(news)
     assert len(text) < 8000
-    found = news_text.read(text.encode())
+    found = notify.read(text.encode())
     for topic, said, read in (
         (Topic.ARRIVED, news.arrived, found.arrived),
         (Topic.ENDED, news.ended, found.ended),
@@ -85,11 +84,11 @@ def test_what_does_not_fit_is_to_be_looked_for(seed: int) -> None:
     ],
 )
 def test_what_is_not_understood_is_to_be_looked_for(text: bytes) -> None:
-    assert news_text.read(text) == EVERYTHING
+    assert notify.read(text) == EVERYTHING
 
 
 def test_a_version_that_says_more_is_understood_if_it_says_so() -> None:
-    assert news_text.read(b'{"v":1,"arrived":["x"],"weather":"fine"}') == News({b"x"})
+    assert notify.read(b'{"v":1,"arrived":["x"],"weather":"fine"}') == News({b"x"})
 
 
 class Line:
@@ -155,7 +154,7 @@ def test_what_comes_together_is_one_notify(lines: Lines) -> None:
 def test_more_than_a_text_has_room_for_is_not_kept(lines: Lines) -> None:
     one, other = lines(2)
     one.line.alone = False
-    uuids = ids(news_text.MOST_IDS + 1)
+    uuids = ids(notify.MOST_IDS + 1)
     one.line.publish(News({b"x"}, set(uuids)))
     until(lambda: other.heard == [News({b"x"}, look={Topic.ENDED})])
 
@@ -199,5 +198,5 @@ def test_it_ends_while_the_database_is_away() -> None:
 
 def test_a_text_says_what_it_is() -> None:
     (uuid,) = ids(1)
-    said = json.loads(news_text.write(News({b"echo"}, closed={uuid: 7})))
+    said = json.loads(notify.write(News({b"echo"}, closed={uuid: 7})))
     assert (said["v"], said["arrived"], list(said["closed"])) == (1, ["echo"], ["7"])

@@ -15,8 +15,7 @@ from support.store_lives import NOW, OWNERS, SERVICES, live
 from titanic.errors import RecordCorrupt
 from titanic.store import CLOSED_LAYOUT, NewRequest, Retention, State, Status
 from titanic.store.lmdb import closed_record
-from titanic.store.postgres import closed
-from titanic.store.postgres.reading import listing
+from titanic.store.postgres import closed, queries
 from titanic.store.postgres.store import PostgresStore
 
 pytestmark = needs_postgres
@@ -107,7 +106,7 @@ def all_that_is_read(transaction, uuids: list[bytes], chance: random.Random) -> 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_all_that_is_read(seed: int, database: str, postgres: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "LOOKED_AT", 20)
+    monkeypatch.setattr(queries, "LOOKED_AT", 20)
     model = DictStore(capacity=[1 << 60, 60_000, 1 << 60][seed])
     uuids = live(model, random.Random(seed), 90)
     if seed == 2:

@@ -23,8 +23,8 @@ from zlib import crc32
 from titanic.errors import RecordCorrupt
 from titanic.store.claiming import Bound, Claimed, Place
 from titanic.store.postgres.connection import ids, numbers, texts
-from titanic.store.postgres.nodes.incarnation import ALIVE, FREE, places_of
-from titanic.store.postgres.reading.queue_reads import READY_COLUMNS, damaged_row, ready_row
+from titanic.store.postgres.nodes import ALIVE, FREE, places_of
+from titanic.store.postgres.queries import READY_COLUMNS, damaged_row, ready_row
 from titanic.store.postgres.transaction import Seen, Statement, by_key
 from titanic.store.postgres.writing import ScanStart, Writing
 from titanic.store.records import ReadyRow, priority_in

@@ -19,7 +19,7 @@ from typing import Any
 from zlib import crc32
 
 from titanic.errors import InvalidArchive, RecordCorrupt
-from titanic.store.postgres.reading.request_reads import expect_frames
+from titanic.store.postgres.queries import expect_frames
 from titanic.store.postgres.tables import Agreement
 from titanic.store.postgres.transaction import Looking
 from titanic.store.postgres.writing import Writing

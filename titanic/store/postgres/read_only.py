@@ -9,7 +9,7 @@ import psycopg
 from titanic.errors import NotAStore, StoreReadOnly, StoreTooNew, StoreTooOld
 from titanic.store.postgres import opening
 from titanic.store.postgres.connection import translate
-from titanic.store.postgres.nodes.incarnation import Membership
+from titanic.store.postgres.nodes import Membership
 from titanic.store.postgres.pool import Outage, Pool
 from titanic.store.postgres.schema import FORMAT, META, formats
 from titanic.store.postgres.store import PostgresStore

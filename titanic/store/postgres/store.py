@@ -18,12 +18,12 @@ from titanic.store.news import NewsLine
 from titanic.store.postgres import opening
 from titanic.store.postgres.caretaker import Caretaker
 from titanic.store.postgres.connection import expect_durable
-from titanic.store.postgres.nodes.incarnation import Membership, forget_dead
-from titanic.store.postgres.nodes.news import PostgresNews
+from titanic.store.postgres.nodes import Membership, forget_dead
+from titanic.store.postgres.notify import PostgresNews
 from titanic.store.postgres.partitions import Partitions
 from titanic.store.postgres.pool import Outage, Pool
+from titanic.store.postgres.queries import readers
 from titanic.store.postgres.read_transaction import PostgresReadTransaction
-from titanic.store.postgres.reading.totals import readers
 from titanic.store.postgres.tables import expect_large_enough
 from titanic.store.postgres.transaction import Settings
 from titanic.store.postgres.write_transaction import PostgresWriteTransaction

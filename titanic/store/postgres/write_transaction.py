@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from titanic.store.postgres import accept as accept_module
-from titanic.store.postgres import claims, closed, lifecycle, service_rows
+from titanic.store.postgres import claims, closed, lifecycle, nodes
 from titanic.store.postgres import lifecycle as lifecycle_module
-from titanic.store.postgres.nodes import node_rows, sharing
 from titanic.store.postgres.read_transaction import PostgresReadTransaction
 from titanic.store.postgres.writing import Writing
 
@@ -29,13 +28,13 @@ class PostgresWriteTransaction(Writing, PostgresReadTransaction):
     release = claims.release
     count_no_more = claims.count_no_more
     under = claims.under
-    settle = sharing.settle
+    settle = nodes.settle
     archive = closed.current_archive
     archivist = closed.current_archivist
-    drain_nodes = node_rows.drain_nodes
+    drain_nodes = nodes.drain_nodes
     register_archive = closed.register_archive
     unregister_archive = closed.unregister_archive
     acknowledge_archive = closed.acknowledge_archive
-    set_service = service_rows.set_service
-    agree_limits = service_rows.agree_limits
-    change_limits = service_rows.change_limits
+    set_service = nodes.set_service
+    agree_limits = nodes.agree_limits
+    change_limits = nodes.change_limits

@@ -24,7 +24,7 @@ from titanic.store.moving import (
 )
 from titanic.store.postgres.closed import decoded
 from titanic.store.postgres.connection import Unsafe, advice, connect, parse, place_of, reason_of, translate
-from titanic.store.postgres.reading.request_reads import expect_frames
+from titanic.store.postgres.queries import expect_frames
 from titanic.store.postgres.schema import META, prepare
 from titanic.store.postgres.transaction import Row
 from titanic.store.records import ArchiveState, Archivist, Outcome, StoredRequest

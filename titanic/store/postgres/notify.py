@@ -1,4 +1,14 @@
-"""News between nodes, by LISTEN and NOTIFY: a thread with a connection of its own (titanic/store/news.py).
+"""News as the text of a NOTIFY, which has less than 8,000 bytes.
+
+    {"v": 1, "arrived": ["echo"], "ended": "…", "closed": {"7": "…"}, "certain": "…", "look": ["ended"],
+     "progress": {"…": "{…}"}}
+
+Ids are in base64, one behind the other; names are their bytes as characters; `closed` is by incarnation. What is empty
+is left out. Of a topic that is too long for the rest, only its name is said, in `look`; of progress there
+is as much as has room. Who finds a text that he does
+not understand, of a later version perhaps, looks for himself.
+
+News between nodes, by LISTEN and NOTIFY: a thread with a connection of its own (titanic/store/news.py).
 
 A NOTIFY is never in a transaction that changes something: those that have one commit one after the other, waiting for
 the disk included. It is a statement by itself, in a session that does not wait for the disk. What comes while one is on
@@ -10,12 +20,15 @@ While the database is away nothing is heard or sent. The new connection begins w
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import threading
 import time
-from collections.abc import Callable
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Collection
 from functools import partial
+from typing import Any
 
 import psycopg
 from psycopg import Connection, Notify
@@ -23,8 +36,95 @@ from psycopg import Connection, Notify
 from titanic.errors import StoreError
 from titanic.store.news import News, Topic
 from titanic.store.postgres import pool
-from titanic.store.postgres.nodes import news_text
 from titanic.store.postgres.pool import Pool
+from titanic.util.ids import SIZE
+
+VERSION = 1
+
+MOST = 7900
+"""Bytes of a text."""
+
+MOST_IDS = MOST // 22
+"""Ids that a text has room for, at most: who gathers news need not keep more."""
+
+
+def write(news: News) -> str:
+    """The text that tells others of these news."""
+    closed: dict[str, list[bytes]] = {}
+    for uuid, incarnation in news.closed.items():
+        closed.setdefault(str(incarnation), []).append(uuid)
+    parts: dict[str, Any] = {
+        Topic.CERTAIN.value: _joined(news.certain),
+        Topic.CLOSED.value: {incarnation: _joined(uuids) for incarnation, uuids in closed.items()},
+        Topic.ARRIVED.value: [name.decode("latin-1") for name in news.arrived],
+        Topic.ENDED.value: _joined(news.ended),
+    }
+    look = {topic.value for topic in news.look}
+    said: dict[str, Any] = {"v": VERSION}
+    left = MOST - len(_text({"v": VERSION, "look": [topic.value for topic in Topic]}))
+    for name, part in parts.items():
+        if not part:
+            continue
+        size = len(_text({name: part}))
+        if size > left:
+            look.add(name)
+        else:
+            left -= size
+            said[name] = part
+    if far := _with_room(news.progress, left):
+        said["progress"] = far
+    if look:
+        said["look"] = sorted(look)
+    return _text(said)
+
+
+def read(text: bytes) -> News:
+    """The news in a text; what is not understood is to be looked for."""
+    try:
+        said = json.loads(text)
+        if said["v"] != VERSION:
+            return News(look=set(Topic))
+        return News(
+            {name.encode("latin-1") for name in said.get("arrived", ())},
+            set(_split(said.get("ended", ""))),
+            {uuid: int(number) for number, uuids in said.get("closed", {}).items() for uuid in _split(uuids)},
+            set(_split(said.get("certain", ""))),
+            {Topic(name) for name in said.get("look", ())},
+            {_split(uuid)[0]: text.encode() for uuid, text in said.get("progress", {}).items()},
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        return News(look=set(Topic))
+
+
+def _with_room(progress: dict[bytes, bytes], left: int) -> dict[str, str]:
+    found: dict[str, str] = {}
+    left -= len('"progress":{},')
+    for uuid, text in progress.items():
+        one = {_joined([uuid]): text.decode()}
+        left -= len(_text(one))
+        if left < 0:
+            break
+        found |= one
+    return found
+
+
+def _text(said: dict[str, Any]) -> str:
+    return json.dumps(said, separators=(",", ":"))  # ASCII: a character is a byte
+
+
+def _joined(uuids: Collection[bytes]) -> str:
+    return b64encode(b"".join(uuids)).decode()
+
+
+def _split(text: str) -> list[bytes]:
+    joined = b64decode(text, validate=True)
+    if len(joined) % SIZE:
+        raise ValueError("a piece of an id")
+    return [joined[at : at + SIZE] for at in range(0, len(joined), SIZE)]
+
+
+# -- news ------------------------------------------------------------------------------------------------------
+
 
 CHANNEL = "titanic"
 
@@ -119,7 +219,7 @@ class PostgresNews:
                 if ready := pending is not None and (self._ended or time.monotonic() >= due):
                     self._pending = None
             if ready and pending is not None:
-                self._execute(connection, _NOTIFY, news_text.write(pending))
+                self._execute(connection, _NOTIFY, write(pending))
                 self.sent += 1
                 quiet_until = time.monotonic() + PAUSE
             elif self._ended:
@@ -156,15 +256,15 @@ class PostgresNews:
 
     def _hear(self, text: bytes) -> None:
         self.alone = False
-        self._heard(news_text.read(text))
+        self._heard(read(text))
 
 
 def _shorten(news: News) -> None:
     """Keep no more than goes into a text."""
     for topic, items in ((Topic.ENDED, news.ended), (Topic.CLOSED, news.closed), (Topic.CERTAIN, news.certain)):
-        if len(items) > news_text.MOST_IDS:
+        if len(items) > MOST_IDS:
             items.clear()
             news.look.add(topic)
-    if len(news.arrived) > news_text.MOST:
+    if len(news.arrived) > MOST:
         news.arrived.clear()
         news.look.add(Topic.ARRIVED)

@@ -1,20 +1,32 @@
 """This process among those that share the store: the numbers under which it claims, and the lease that tells others
 that it lives. The statements are explained in titanic/store/claiming.py.
+
+What `node` tells of the nodes that share the store (titanic/store/nodes.py).
+
+What a node reads of the others, and the recalls that they leave for each other (titanic/store/sharing.py).
+
+The settings of services, and the limits that they have at all nodes: a row each.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from titanic.errors import OtherLease, StoreError
+from titanic.store import service_settings
 from titanic.store.claiming import Joined, LeaseConfig, NodeFacts, Place, Renewed, Silent
+from titanic.store.nodes import NodeRow
 from titanic.store.postgres import schema
 from titanic.store.postgres.connection import Raw, ids, numbers, texts
 from titanic.store.postgres.pool import Outage, Pool
-from titanic.store.postgres.transaction import Row
+from titanic.store.postgres.transaction import Looking, Row, Statement
+from titanic.store.postgres.writing import Writing
 from titanic.store.records import Durability
+from titanic.store.service_settings import NOTHING_SET, ServiceSetting, ServiceSettings
+from titanic.store.sharing import Limits, Question, Recall, Sight
 
 SHARDS = 64
 """Numbers under which nodes count, from 1. Nodes beyond that, and tools, count under 0."""
@@ -215,3 +227,178 @@ def _services(services: Mapping[bytes, tuple[int, int]]) -> str:
 
 def _silent(incarnations: Sequence[int], leases: Sequence[int]) -> list[Silent]:
     return [Silent(*one) for one in zip(incarnations, leases, strict=True)]
+
+
+# -- node rows -------------------------------------------------------------------------------------------------
+
+
+_COLUMNS = """n.incarnation, n.name, n.version, n.endpoints, (extract(epoch FROM n.started_at) * 1000000)::bigint,
+CASE WHEN n.lease_until > '-infinity' THEN extract(epoch FROM n.lease_until - clock_timestamp())::float8 END,
+n.services, n.draining, n.shard, n.access"""
+
+_NODES = f"""
+SELECT {_COLUMNS}, NULL::bigint FROM titanic.node AS n
+WHERE n.lease_until > '-infinity' ORDER BY n.name, n.started_at, n.incarnation"""
+
+_NODES_AND_CLAIMS = f"""
+WITH held AS (
+    SELECT incarnation, count(*) AS claims FROM titanic.ready WHERE incarnation IS NOT NULL GROUP BY incarnation
+)
+SELECT {_COLUMNS}, coalesce(h.claims, 0) FROM titanic.node AS n LEFT JOIN held AS h ON h.incarnation = n.incarnation
+WHERE n.lease_until > '-infinity' OR h.claims > 0 ORDER BY n.name, n.started_at, n.incarnation"""
+
+_DRAIN = "UPDATE titanic.node SET draining = true WHERE incarnation = ANY(%s::bigint[]) AND lease_until > '-infinity'"
+
+
+def nodes(tx: Looking) -> list[NodeRow]:
+    """Those that live."""
+    return [_node(*row) for row in tx.fetch(_NODES)]
+
+
+def nodes_and_claims(tx: Looking) -> list[NodeRow]:
+    """Those that live or have claimed something, with how much that is."""
+    return [_node(*row) for row in tx.fetch(_NODES_AND_CLAIMS)]
+
+
+def drain_nodes(tx: Writing, incarnations: Collection[int]) -> None:
+    """Have these end."""
+    tx.fetch(_DRAIN, numbers(list(incarnations)))
+
+
+def _node(number: int, name: str, version: str, endpoints: list[str], started_at: int, *more: Any) -> NodeRow:
+    lease, services, draining, shard, access, claims = more
+    counts = {service: (workers, running) for service, (workers, running) in services.items()}
+    return NodeRow(number, name, version, endpoints, started_at, lease, counts, draining, shard, claims, access)
+
+
+# -- sharing ---------------------------------------------------------------------------------------------------
+
+
+CLAIMED = """(q.incarnation IS NOT NULL AND NOT EXISTS (
+    SELECT FROM titanic.node n WHERE n.incarnation = q.incarnation AND n.lease_until = '-infinity'))"""
+"""Of a row `q` of `ready`: an incarnation has claimed it that has not ended."""
+
+_ENDED = """
+SELECT w.uuid FROM unnest(%s::uuid[]) AS w (uuid)
+WHERE NOT EXISTS (SELECT FROM titanic.request AS r WHERE r.uuid = w.uuid)
+    OR EXISTS (SELECT FROM titanic.reply AS p WHERE p.uuid = w.uuid)"""
+
+_CLOSED = """
+SELECT w.uuid FROM unnest(%s::uuid[]) AS w (uuid)
+WHERE NOT EXISTS (SELECT FROM titanic.request AS r WHERE r.uuid = w.uuid)"""
+
+_LIVES = "EXISTS (SELECT FROM titanic.node AS n WHERE n.incarnation = c.incarnation AND n.lease_until > '-infinity')"
+
+_RECALLS = f"SELECT c.uuid, c.incarnation, NOT {_LIVES} FROM titanic.recall AS c"
+_RECALLS_OF = f"{_RECALLS} WHERE c.incarnation = ANY(%s::bigint[])"
+_RECALLED = f"{_RECALLS} WHERE c.uuid = ANY(%s::uuid[])"
+
+_OTHER_NODES = """
+SELECT count(*), count(*) FILTER (WHERE name IN (
+    SELECT name FROM titanic.node WHERE incarnation = ANY(%s::bigint[]) AND lease_until > '-infinity'))
+FROM titanic.node WHERE lease_until > '-infinity' AND incarnation <> ALL(%s::bigint[])"""
+
+_CLAIMED = f"""
+SELECT r.uuid FROM unnest(%s::uuid[]) AS w (uuid) JOIN titanic.request AS r ON r.uuid = w.uuid
+JOIN titanic.ready AS q ON q.service = r.service AND q.rank = 9 - r.priority AND q.uuid = r.uuid
+WHERE {CLAIMED}"""
+
+_SETTLE = f"""
+DELETE FROM recall AS c USING unnest(%s::uuid[], %s::bigint[]) AS given (uuid, incarnation)
+WHERE (c.uuid = given.uuid AND c.incarnation = given.incarnation)
+    OR (c.since < now() - interval '1 hour' AND NOT {_LIVES})"""
+# The second: who has left it may have ended as well, and then nobody else removes it.
+
+
+def look_around(tx: Looking, question: Question) -> Sight:
+    """What has happened at other nodes, in one round trip."""
+    own = numbers(list(question.incarnations))
+    ended, closed, recalls, recalled, ((others, namesakes),) = tx.fetch_all(
+        Statement(_ENDED, (ids(list(question.awaited)),)),
+        Statement(_CLOSED, (ids(list(question.flights)),)),
+        Statement(_RECALLS_OF, (own,)),
+        Statement(_RECALLED, (ids(list(question.recalled)),)),
+        Statement(_OTHER_NODES, (own, own)),
+    )
+    return Sight(
+        [uuid for (uuid,) in ended],
+        [uuid for (uuid,) in closed],
+        [Recall(*row) for row in recalls],
+        [Recall(*row) for row in recalled],
+        others,
+        namesakes,
+    )
+
+
+def recalled(tx: Looking, uuids: Collection[bytes]) -> Sequence[Recall]:
+    """Those of these closed requests that a node has still to take back."""
+    return [Recall(*row) for row in tx.fetch(_RECALLED, ids(list(uuids)))]
+
+
+def running(tx: Looking, uuids: Collection[bytes]) -> set[bytes]:
+    """Those of these requests that a node has claimed."""
+    return {uuid for (uuid,) in tx.fetch(_CLAIMED, ids(list(uuids)))} if uuids else set()
+
+
+def settle(tx: Writing, recalls: Iterable[tuple[bytes, int]]) -> None:
+    """No worker can be given these requests any more by these incarnations."""
+    if pairs := list(recalls):
+        uuids, incarnations = zip(*pairs, strict=True)
+        tx.fetch(_SETTLE, ids(uuids), numbers(incarnations))
+
+
+# -- service rows ----------------------------------------------------------------------------------------------
+
+
+_ALL = "SELECT name, paused, on_end FROM titanic.service"
+_SET = """
+INSERT INTO titanic.service AS old (name, paused, on_end) VALUES (%s, %s, %s)
+ON CONFLICT (name) DO UPDATE SET paused = excluded.paused, on_end = excluded.on_end RETURNING 1"""
+_FORGET = "DELETE FROM titanic.service WHERE name = %s RETURNING 1"
+
+
+_LIMITS = "SELECT service, waiting, bytes, running, rate FROM titanic.service_limit"
+_SET_LIMITS = """
+INSERT INTO titanic.service_limit (service, waiting, bytes, running, rate)
+SELECT * FROM unnest(%s::bytea[], %s::bigint[], %s::bigint[], %s::bigint[], %s::float8[])
+ON CONFLICT (service) DO UPDATE SET waiting = excluded.waiting, bytes = excluded.bytes, running = excluded.running,
+    rate = excluded.rate"""
+_AGREE = f"{_SET_LIMITS} WHERE NOT EXISTS (SELECT FROM titanic.node WHERE lease_until > clock_timestamp())"
+_NO_LIMITS = "DELETE FROM titanic.service_limit WHERE service = ANY(%s::bytea[])"
+
+
+def settings(tx: Looking) -> ServiceSettings:
+    """What is set for services."""
+    return {name: ServiceSetting(paused, on_end) for name, paused, on_end in tx.fetch(_ALL)}
+
+
+def set_service(tx: Writing, service: bytes, setting: ServiceSetting) -> ServiceSettings:
+    """Set that for a service, and return what is set for all. Raises InvalidRequest when there are too many."""
+    found = service_settings.changed(settings(tx), service, setting)
+    if setting == NOTHING_SET:
+        tx.fetch(_FORGET, service)
+    else:
+        tx.fetch(_SET, service, *setting)
+    return found
+
+
+def service_limits(tx: Looking) -> dict[bytes, Limits]:
+    """What holds for services at all nodes."""
+    return {service: Limits(*rest) for service, *rest in tx.fetch_once(_LIMITS)}
+
+
+def agree_limits(tx: Writing, given: Mapping[bytes, Limits]) -> None:
+    """Set limits for services that have none; for the others, too, while no node is alive."""
+    _set_limits(tx, _AGREE, given)
+
+
+def change_limits(tx: Writing, changes: Mapping[bytes, Limits | None]) -> None:
+    """Set limits, or none any more."""
+    tx.fetch(_NO_LIMITS, texts([name for name, limits in changes.items() if limits is None]))
+    _set_limits(tx, _SET_LIMITS, {name: limits for name, limits in changes.items() if limits is not None})
+
+
+def _set_limits(tx: Writing, statement: str, given: Mapping[bytes, Limits]) -> None:
+    if given:
+        waiting, size, running, rate = zip(*given.values(), strict=True)
+        tx.fetch(statement, texts([*given]), numbers(waiting), numbers(size), numbers(running), list(map(float, rate)))

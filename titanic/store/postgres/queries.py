@@ -1,0 +1,609 @@
+"""Reading single requests.
+
+Reading the queues: what is to be done next, and when.
+
+Choosing requests: by id, by state, by service, page by page or part by part.
+
+Reading totals, which are counted where they change: what is to be done, how much there is, whether it is full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Sequence
+from typing import Any, NamedTuple
+
+from titanic.errors import RecordCorrupt
+from titanic.protocol.submit_options import MAX_KEY
+from titanic.store.postgres.connection import ids
+from titanic.store.postgres.nodes import CLAIMED
+from titanic.store.postgres.pool import Pool
+from titanic.store.postgres.tables import divide
+from titanic.store.postgres.transaction import PLACES, REASON, REQUEST_SIZE, SEEN, STATE, Looking, seen
+from titanic.store.records import (
+    Counts,
+    Description,
+    Load,
+    Outcome,
+    Page,
+    Pending,
+    QueueFigures,
+    ReadyRow,
+    Retention,
+    StoredRequest,
+    StoreReader,
+)
+from titanic.store.states import ENDED, State
+from titanic.util.ids import SIZE, time_of
+
+_BODY = "SELECT body FROM titanic.request WHERE uuid = %s::uuid"
+_FRAMES = "SELECT frames FROM titanic.reply WHERE uuid = %s::uuid"
+_HOLDER = "SELECT uuids[1] FROM titanic.key WHERE owner = %s AND key = %s"
+
+
+def state(tx: Looking, uuid: bytes) -> State | None:
+    """Where the request is; None when it is unknown. Never RUNNING: the store can't tell."""
+    one = tx.look(uuid)
+    return None if one is None else one.state
+
+
+def owner(tx: Looking, uuid: bytes) -> bytes | None:
+    """Who submitted the request; empty when it belongs to nobody. None when it is unknown."""
+    if (found := tx.answers.get(uuid)) is not None:
+        return found.owner
+    one = tx.seen[uuid] if uuid in tx.seen else tx.look(uuid)  # it never changes, so what is relied on will do
+    return None if one is None else one.owner
+
+
+def describe(tx: Looking, uuid: bytes) -> Description | None:
+    """All about the request but its frames; None when it is unknown."""
+    one = tx.look(uuid)
+    return None if one is None else one.description
+
+
+def request(tx: Looking, uuid: bytes) -> StoredRequest | None:
+    """The request as it was accepted; None when it is unknown."""
+    one = tx.look(uuid)
+    if one is None:
+        return None
+    rows = tx.fetch(_BODY, uuid.hex())
+    if not rows:
+        return None  # it was closed since it was foreseen
+    ((body,),) = rows
+    expect_frames(uuid, "request", body, one.body_frames, one.body_bytes)
+    return StoredRequest(
+        uuid=uuid,
+        service=one.service,
+        body=body,
+        priority=one.priority,
+        submitted_at=one.submitted_at,
+        not_before=one.not_before,
+        expires_at=one.expires_at,
+        max_attempts=one.max_attempts,
+        options=one.options,
+        key=one.key,
+        owner=one.owner,
+    )
+
+
+def reply(tx: Looking, uuid: bytes) -> Outcome | Pending | None:
+    """How the request ended, that it hasn't yet, or None when it is unknown."""
+    if not tx.LOCKS:
+        found = tx.answer(uuid)
+        if found is None:
+            return None
+        if found.frames is not None:
+            expect_frames(uuid, "reply", found.frames, found.reply_frames, found.reply_bytes)
+            return found.answer
+    one = tx.look(uuid, reply=True)
+    if one is not None and one.has_ended and one.frames is None:
+        one = tx.look_again(uuid)  # it may have been tried again since it was foreseen, or closed
+    if one is None:
+        return None
+    if one.has_ended and one.frames is None:
+        (one.frames,) = tx.fetch_row(
+            _FRAMES,
+            uuid.hex(),
+        )
+    if one.frames is not None:
+        expect_frames(uuid, "reply", one.frames, one.reply_frames, one.reply_bytes)
+    return one.answer
+
+
+def holder(tx: Looking, key: bytes, owner: bytes = b"") -> bytes | None:
+    """The id of the request that its owner submitted with this idempotency key, also when it is closed."""
+    rows = tx.fetch(_HOLDER, owner, key) if 0 < len(key) <= MAX_KEY else []
+    return rows[0][0] if rows else None
+
+
+def expect_frames(uuid: bytes, table: str, frames: Sequence[bytes], count: int, size: int) -> None:
+    """Raise RecordCorrupt unless the frames are those that were counted when they were stored."""
+    there = sum(map(len, frames))
+    if len(frames) != count or there != size:
+        fact = f"it has {len(frames)} frames of {there} bytes, not {count} of {size}"
+        raise RecordCorrupt(uuid, table, fact)
+
+
+# -- queue reads -----------------------------------------------------------------------------------------------
+
+
+_NO_ID = "00000000-0000-0000-0000-000000000000"
+_FRONT = (-1, _NO_ID)
+
+_PLACES = """
+    SELECT rank, uuid FROM titanic.ready WHERE service = %s AND (rank, uuid) > (%s, %s::uuid)
+    ORDER BY rank, uuid LIMIT %s"""
+
+READY_COLUMNS = """q.rank, r.uuid, q.attempts, r.body, r.max_attempts, q.expires_at, r.options, r.body_frames,
+    r.body_bytes, q.deliveries"""
+"""What `ready_row` takes, of a request `r` and its row `q` in `ready`."""
+
+_ROWS = f"""
+    SELECT r.key, {READY_COLUMNS} FROM (
+        SELECT q.uuid, row_number() OVER places AS place, sum({REQUEST_SIZE}) OVER places AS size
+        FROM unnest(%s::uuid[]) WITH ORDINALITY AS q (uuid, place) JOIN titanic.request r ON r.uuid = q.uuid
+        WINDOW places AS (ORDER BY q.place)
+    ) one
+    JOIN titanic.request r ON r.uuid = one.uuid
+    JOIN titanic.ready q ON q.service = r.service AND q.rank = 9 - r.priority AND q.uuid = r.uuid
+    WHERE one.place = 1 OR one.size <= %s ORDER BY one.place"""
+
+_WAITING = "SELECT name, sum(ready)::bigint FROM titanic.load WHERE kind = 's' GROUP BY name HAVING sum(ready) > 0"
+
+_UNCLAIMED = """(incarnation IS NULL OR EXISTS (
+    SELECT FROM titanic.node AS n WHERE n.incarnation = ready.incarnation AND n.lease_until = '-infinity'))"""
+"""Of a row of `ready`: it waits. What a node has claimed is running, or is about to."""
+
+_OLDEST = f"""
+    SELECT one.uuid FROM generate_series(0, 9) AS p (rank) CROSS JOIN LATERAL
+    (SELECT uuid FROM titanic.ready WHERE service = %s AND rank = p.rank AND {_UNCLAIMED} ORDER BY uuid LIMIT 1) one"""
+
+_FIRST_DUE = """
+    SELECT (SELECT expires_at FROM titanic.expiring WHERE uuid <> ALL(%s::uuid[]) ORDER BY expires_at LIMIT 1),
+        (SELECT min(due) FROM titanic.later)"""
+_FIRST_TIMES = f"""{_FIRST_DUE},
+        (SELECT min(finished_at) FROM titanic.reply WHERE status IN (4, 7)),
+        (SELECT min(finished_at) FROM titanic.reply WHERE status IN (5, 6)),
+        (SELECT c.closed_at FROM titanic.closed c, titanic.meta m
+            WHERE c.seq = m.closed_first AND NOT (m.registered AND c.seq > m.archived_upto)),
+        (SELECT min(until) FROM titanic.key)"""
+
+
+def next_ready(
+    tx: Looking, service: bytes, after: bytes | None, limit: int, max_bytes: int, skip: Container[bytes] = ()
+) -> list[ReadyRow]:
+    """What the service is to do next: oldest first within a priority, higher priorities before."""
+    place = (after[-SIZE - 1], after[-SIZE:].hex()) if after else _FRONT
+    uuids: list[bytes] = []
+    while len(uuids) < limit:
+        found = tx.fetch(_PLACES, service, *place, limit)
+        uuids += [uuid for _, uuid in found if uuid not in skip]
+        if len(found) < limit:
+            break
+        place = (found[-1][0], found[-1][1].hex())
+    if not uuids:
+        return []
+    rows = tx.fetch(_ROWS, ids(uuids[:limit]), max_bytes)
+    return [ready_row(service, *row) for row in rows]
+
+
+def ready_row(
+    service: bytes,
+    key: bytes,
+    rank: int,
+    uuid: bytes,
+    attempts: int,
+    body: list[bytes],
+    max_attempts: int,
+    expires_at: int,
+    options: bytes,
+    frames: int,
+    size: int,
+    deliveries: int,
+) -> ReadyRow:
+    """What READY_COLUMNS say, and its idempotency key."""
+    expect_frames(uuid, "request", body, frames, size)
+    return ReadyRow(_key(service, rank, uuid), uuid, attempts, body, max_attempts, expires_at, options, key, deliveries)
+
+
+def damaged_row(service: bytes, rank: int, uuid: bytes, attempts: int, *damaged: object) -> ReadyRow:
+    """The same of a row that `ready_row` refuses, without what cannot be trusted."""
+    return ReadyRow(_key(service, rank, uuid), uuid, attempts, [], 0, 0, b"")
+
+
+def _key(service: bytes, rank: int, uuid: bytes) -> bytes:
+    return b"%b\0%c" % (service, rank) + uuid
+
+
+def next_due(
+    tx: Looking, policy: Retention | None = None, skip: Collection[bytes] = (), ahead_us: int = 0
+) -> int | None:
+    """When there is something to do next, in µs since the epoch; None when nothing waits for its time."""
+    ((expires_at, due, *firsts),) = tx.fetch_once(_FIRST_DUE if policy is None else _FIRST_TIMES, ids(list(skip)))
+    times = [] if expires_at is None else [expires_at]
+    if policy is not None:
+        replied, dead, closed, key = firsts
+        for first, kept in (
+            (replied, policy.reply_retention),
+            (dead, policy.dead_retention),
+            (closed, policy.closed_retention),
+        ):
+            if first is not None and kept:
+                times.append(first + kept)
+        if key is not None:
+            times.append(key)
+    times = [time + ahead_us for time in times]
+    if due is not None:
+        times.append(due)
+    return min(times, default=None)
+
+
+_QUEUES = f"""
+SELECT l.name, l.ready, l.waiting, l.bytes, ARRAY(
+    SELECT one.uuid FROM generate_series(0, 9) AS p (rank) CROSS JOIN LATERAL (
+        SELECT uuid FROM titanic.ready WHERE service = l.name AND rank = p.rank AND {_UNCLAIMED} ORDER BY uuid LIMIT 1
+    ) AS one WHERE l.ready > 0)
+FROM (
+    SELECT name, sum(ready)::bigint AS ready, sum(waiting)::bigint AS waiting, sum(bytes)::bigint AS bytes
+    FROM titanic.load WHERE kind = 's' GROUP BY name
+) AS l WHERE l.waiting > 0"""
+
+
+def waiting(tx: Looking) -> dict[bytes, int]:
+    """How many requests each service has in the queue. Services without any are absent."""
+    return dict(tx.fetch(_WAITING))
+
+
+def oldest(tx: Looking, service: bytes, skip: Container[bytes] = ()) -> int | None:
+    """When the oldest request in the service's queue was submitted that no node has claimed, in µs since the epoch;
+    None: there is none."""
+    return min(
+        (
+            time_of(uuid)
+            for (uuid,) in tx.fetch(
+                _OLDEST,
+                service,
+            )
+        ),
+        default=None,
+    )
+
+
+def queues(tx: Looking, skip: Container[bytes] = ()) -> dict[bytes, QueueFigures]:
+    """What each service has to do, of those that have something."""
+    found: dict[bytes, QueueFigures] = {}
+    for name, ready, unended, size, firsts in tx.fetch(_QUEUES):
+        found[name] = QueueFigures(ready, unended, size, min(map(time_of, firsts), default=None))
+    return found
+
+
+# -- listing ---------------------------------------------------------------------------------------------------
+
+
+LOOKED_AT = 10_000
+"""Requests that one call of `list` looks at, at most."""
+
+_DEAD = {State.FAILED, State.EXPIRED}
+_BEYOND = "ff" * SIZE
+
+Query = tuple[Any, ...]
+"""SQL and its parameters."""
+
+
+class _Order(NamedTuple):
+    """The direction of a listing, in SQL: `behind` is the comparison with the place to go on from."""
+
+    behind: str
+    order: str
+    place: bytes
+
+    @property
+    def limited(self) -> str:
+        return f"ORDER BY uuid {self.order} LIMIT %s"
+
+
+_OLDEST_FIRST = _Order(">", "", b"\0")
+_NEWEST_FIRST = _Order("<", "DESC", b"\xff")
+
+_MENTIONS = "position(%s in lower(encode({}, 'escape') COLLATE \"C\")) > 0"
+"""Whether bytes contain a text, in capitals or not as far as letters are ASCII. A text can look like escaped bytes: the
+rows that are found are looked at again."""
+
+_UNENDED = f"""
+    SELECT * FROM (
+        SELECT {SEEN}, CASE WHEN p.uuid IS NULL AND c.before < %s THEN r.body END, c.before >= %s FROM (
+            SELECT r.uuid, coalesce(sum(CASE WHEN p.uuid IS NULL THEN r.body_bytes END) OVER
+                (ORDER BY r.uuid ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS before
+            FROM (
+                SELECT uuid, body_bytes FROM titanic.request WHERE uuid >= %s::uuid AND uuid < %s::uuid
+                ORDER BY uuid LIMIT %s
+            ) r LEFT JOIN titanic.reply p ON p.uuid = r.uuid
+        ) c JOIN titanic.request r ON r.uuid = c.uuid {PLACES}
+    ) one ORDER BY 1"""
+
+
+def list_requests(
+    tx: Looking,
+    *,
+    service: bytes | None = None,
+    state: State | None = None,
+    owner: bytes | None = None,
+    after: bytes | None = None,
+    limit: int = 100,
+    newest: bool = False,
+    text: str | None = None,
+) -> Page:
+    """`select` of one state, or of all."""
+    states = None if state is None else (state,)
+    return select(tx, states, service=service, owner=owner, after=after, limit=limit, newest=newest, text=text)
+
+
+def select(
+    tx: Looking,
+    states: Collection[State] | None = None,
+    *,
+    service: bytes | None = None,
+    older_than: int | None = None,
+    owner: bytes | None = None,
+    after: bytes | None = None,
+    limit: int = 100,
+    newest: bool = False,
+    text: str | None = None,
+) -> Page:
+    """Up to `limit` requests in the order of their ids (oldest first), of these states, service and owner if given.
+    `newest`: newest first. `text`: only those whose reason or key contains it."""
+    order = _NEWEST_FIRST if newest else _OLDEST_FIRST
+    candidates = _candidates(states, service, owner, after, order)
+    query = _select(candidates, states, service, older_than, owner, text, order, limit + 1)
+    return _page(tx, candidates, query, after, limit, order, text)
+
+
+def list_running(
+    tx: Looking,
+    *,
+    service: bytes | None,
+    owner: bytes | None,
+    after: bytes | None,
+    limit: int,
+    newest: bool = False,
+    text: str | None = None,
+) -> Page:
+    """`list_requests` of those that a node has claimed."""
+    order = _NEWEST_FIRST if newest else _OLDEST_FIRST
+    candidates = _candidates((State.WAITING,), service, owner, after, order)
+    query = _select(candidates, (State.WAITING,), service, None, owner, text, order, limit + 1, CLAIMED)
+    return _page(tx, candidates, query, after, limit, order, text)
+
+
+def _page(
+    tx: Looking, candidates: Query, query: Query, after: bytes | None, limit: int, order: _Order, text: str | None
+) -> Page:
+    rows = [seen(row).description for row in tx.fetch(*query)]
+    page = Page(row for row in rows[:limit] if text is None or row.mentions(text))
+    if len(rows) > limit:
+        page.next = rows[limit - 1].uuid if limit else after
+        return page
+    candidate, *parameters = candidates
+    sought = f"SELECT uuid FROM ({candidate}) c ORDER BY uuid {order.order} OFFSET %s LIMIT 1"
+    last = tx.fetch(sought, *parameters, LOOKED_AT - 1)
+    page.next = last[0][0] if last else None
+    return page
+
+
+def request_ids(tx: Looking, every: int) -> list[bytes]:
+    """The id of every stored request that begins a part of `every` of them, oldest first."""
+    numbered = "SELECT uuid, row_number() OVER (ORDER BY uuid) - 1 AS n FROM titanic.request"
+    rows = tx.fetch(
+        f"SELECT uuid FROM ({numbered}) one WHERE n %% %s = 0 ORDER BY uuid",
+        every,
+    )
+    return [uuid for (uuid,) in rows]
+
+
+def unended(
+    tx: Looking, begin: bytes, end: bytes | None, limit: int, max_bytes: int = 16 << 20
+) -> tuple[list[tuple[Description, list[bytes]]], bytes | None]:
+    """The requests of a range that wait or are delayed, with their bodies, and where to go on."""
+    beyond = _BEYOND if end is None else _whole(end)
+    rows = tx.fetch(_UNENDED, max_bytes, max_bytes, _whole(begin), beyond, limit + 1)
+    left_out = next((n for n, row in enumerate(rows) if n == limit or row[-1]), len(rows))
+    following = rows[left_out][0] if left_out < len(rows) else None
+    found: list[tuple[Description, list[bytes]]] = []
+    for *columns, body, _ in rows[:left_out]:
+        one = seen(tuple(columns))
+        if not one.has_ended:
+            expect_frames(one.uuid, "request", body, one.body_frames, one.body_bytes)
+            found.append((one.description, body))
+    return found, following
+
+
+def _candidates(
+    states: Collection[State] | None,
+    service: bytes | None,
+    owner: bytes | None,
+    after: bytes | None,
+    order: _Order,
+) -> Query:
+    """A query for ids behind `after`, in order, all of those that can be in these states among them.
+
+    It walks over the smallest index that has them all.
+    """
+    wanted = set(State if states is None else states)
+    behind = _whole(after or b"", order.place)
+    beyond, limited = f"uuid {order.behind} %s::uuid", order.limited
+    requests = f"SELECT uuid FROM titanic.request WHERE {beyond}"
+    replies = f"SELECT uuid FROM titanic.reply WHERE {beyond}"
+    if owner:
+        return (f"{requests} AND owner = %s AND owner <> '' {limited}", behind, owner, LOOKED_AT)
+    if wanted <= _DEAD:
+        return (f"{replies} AND status IN (5, 6) {limited}", behind, LOOKED_AT)
+    if wanted <= ENDED:
+        return (f"{replies} {limited}", behind, LOOKED_AT)
+    if wanted == {State.DELAYED}:
+        return (f"SELECT uuid FROM titanic.later WHERE {beyond} {limited}", behind, LOOKED_AT)
+    if service is not None:
+        queue = f"""
+    SELECT one.uuid FROM generate_series(0, 9) AS p (rank) CROSS JOIN LATERAL (
+        SELECT uuid FROM titanic.ready WHERE service = %s AND rank = p.rank AND {beyond} {limited}
+    ) one"""
+        if wanted == {State.WAITING}:
+            return (f"{queue} {limited}", service, behind, LOOKED_AT, LOOKED_AT)
+        later = f"SELECT uuid FROM titanic.later WHERE {beyond}"
+        places = f"{queue} UNION ALL ({later} {limited}) UNION ALL ({replies} {limited})"
+        return (f"{places} {limited}", service, behind, LOOKED_AT, *[behind, LOOKED_AT] * 2, LOOKED_AT)
+    return (f"{requests} {limited}", behind, LOOKED_AT)
+
+
+def _select(
+    candidates: Query,
+    states: Collection[State] | None,
+    service: bytes | None,
+    older_than: int | None,
+    owner: bytes | None,
+    text: str | None,
+    order: _Order,
+    limit: int,
+    test: str = "TRUE",
+) -> Query:
+    """A query for those candidates that are asked for."""
+    query, *parameters = candidates
+    tests = [test]
+    for test, value in (
+        (f"{STATE} = ANY(%s)", None if states is None else [int(state) for state in states]),
+        ("r.service = %s", service),
+        ("r.owner = %s", owner),
+        ("coalesce(p.finished_at, r.submitted_at) < %s", older_than),
+    ):
+        if value is not None:
+            tests.append(test)
+            parameters.append(value)
+    if text is not None:
+        tests.append(f"({_MENTIONS.format(REASON)} OR {_MENTIONS.format('r.key')})")
+        parameters += [_escaped(text)] * 2
+    where = " AND ".join(tests)
+    query = f"SELECT {SEEN} FROM ({query}) c JOIN titanic.request r ON r.uuid = c.uuid {PLACES} WHERE {where}"
+    return (f"{query} ORDER BY r.uuid {order.order} LIMIT %s", *parameters, limit)
+
+
+def _escaped(text: str) -> str:
+    """A text as `_MENTIONS` wants it."""
+    shown = {0: "\\000", ord("\\"): "\\\\"} | {byte: f"\\{byte:03o}" for byte in range(128, 256)}
+    return "".join(shown.get(byte) or chr(byte) for byte in text.encode(errors="replace")).lower()
+
+
+def _whole(place: bytes, fill: bytes = b"\0") -> str:
+    """An id that is not below a beginning of ids, as text; with another `fill`, not above it."""
+    return place.ljust(SIZE, fill)[:SIZE].hex()
+
+
+# -- totals ----------------------------------------------------------------------------------------------------
+
+
+SMALL_REQUEST = 4096
+"""Bytes for which there must be room, or the store is full."""
+
+_LOAD = "SELECT coalesce(sum(waiting), 0)::bigint, coalesce(sum(bytes), 0)::bigint FROM titanic.load"
+_SERVICE_LOAD = f"{_LOAD} WHERE kind = 's' AND name = %s"
+_OWNER_LOAD = f"{_LOAD} WHERE kind = 'o' AND name = %s"
+
+_COUNTS = """
+    SELECT u.requests, u.waiting, u.delayed, u.replies, u.used, m.capacity, m.closed_last - m.closed_first + 1, m.lost
+    FROM titanic.meta m, (
+        SELECT coalesce(sum(requests), 0)::bigint AS requests, coalesce(sum(waiting), 0)::bigint AS waiting,
+            coalesce(sum(delayed), 0)::bigint AS delayed, coalesce(sum(replies), 0)::bigint AS replies,
+            coalesce(sum(used), 0)::bigint AS used
+        FROM titanic.usage
+    ) u"""
+
+_USED = "SELECT coalesce(sum(used), 0)::bigint FROM titanic.usage"
+
+_READERS = """
+    SELECT a.pid, coalesce(nullif(a.application_name, ''), a.usename::text, ''),
+        extract(epoch FROM clock_timestamp() - a.xact_start)::float8, dead.bytes
+    FROM pg_stat_activity AS a, (
+        SELECT coalesce(sum(pg_table_size(relid) * n_dead_tup / greatest(1, n_live_tup + n_dead_tup)), 0)::bigint
+            AS bytes
+        FROM pg_stat_user_tables WHERE schemaname = 'titanic'
+    ) AS dead
+    WHERE a.datname = current_database() AND a.backend_xmin IS NOT NULL
+        AND a.xact_start < clock_timestamp() - make_interval(secs => %s::float8)
+    ORDER BY a.xact_start LIMIT 20"""
+
+LONG = 300.0
+"""Seconds; a transaction that takes longer is one that counts as a reader of the store."""
+
+_MOST_LOOKED_AT = 50_000
+"""Closed requests that are looked through for room."""
+
+_CAN_MAKE_WAY = """
+    SELECT coalesce(sum(cost), 0)::bigint FROM (
+        SELECT cost FROM titanic.closed WHERE seq >= (SELECT closed_first FROM titanic.meta)
+            AND seq <= (SELECT CASE WHEN registered AND NOT %s THEN archived_upto ELSE closed_last END
+                FROM titanic.meta)
+        ORDER BY seq LIMIT %s
+    ) one"""
+
+
+def readers(pool: Pool) -> list[StoreReader]:
+    """Transactions in the database that take long: rows that are dead since stay. Only those are seen that this user
+    may see: its own, or all with pg_read_all_stats."""
+    with pool.borrow() as connection:
+        return [StoreReader(*row) for row in connection.execute(_READERS, [LONG])]
+
+
+_DROPPABLE = """
+    SELECT coalesce((SELECT avg(cost) FROM (
+        SELECT cost FROM titanic.closed WHERE seq >= m.closed_first ORDER BY seq LIMIT 500) AS one), 0)::float8
+        * greatest(0, CASE WHEN registered AND NOT %s THEN archived_upto ELSE closed_last END - closed_first + 1)
+    FROM titanic.meta AS m"""
+"""The same of all, by what the first ones cost."""
+
+
+def load(tx: Looking, service: bytes) -> Load:
+    """What the service has to do, without counting."""
+    return Load(
+        *tx.fetch_row(
+            _SERVICE_LOAD,
+            service,
+        )
+    )
+
+
+def owner_load(tx: Looking, owner: bytes) -> Load:
+    """What is to be done for an owner, and the bytes of all that is his, without counting."""
+    return Load(
+        *tx.fetch_row(
+            _OWNER_LOAD,
+            owner,
+        )
+    )
+
+
+def counts(tx: Looking) -> Counts:
+    """Totals, without counting."""
+    return Counts(*tx.fetch_row(_COUNTS))
+
+
+def room_left(tx: Looking) -> int:
+    """About how many bytes new requests may still take, once all has made way that may."""
+    (size,) = tx.fetch_row(_DROPPABLE, tx.settings.drop_unarchived)
+    return max(0, divide(tx.settings.capacity).accept - int(tx.fetch_row(_USED)[0]) + int(size))
+
+
+def disk_full(tx: Looking) -> bool:
+    """Never: the server's disk cannot be seen from here. What it has no room for, it refuses."""
+    return False
+
+
+def identity(tx: Looking) -> bytes | None:
+    """Which store this is: 16 bytes that copies have, too."""
+    (uuid,) = tx.fetch_row("SELECT store_id FROM titanic.meta")
+    return bytes(uuid)
+
+
+def full(tx: Looking) -> bool:
+    """Whether there is no room for a small request, also when all makes way that may."""
+    missing = tx.fetch_row(_USED)[0] + SMALL_REQUEST - divide(tx.settings.capacity).accept
+    if missing <= 0:
+        return False
+    (size,) = tx.fetch_row(_CAN_MAKE_WAY, tx.settings.drop_unarchived, _MOST_LOOKED_AT)
+    return bool(size < missing)

@@ -1,1 +1,0 @@
-"""Reading: single requests, queues, listings, totals."""
