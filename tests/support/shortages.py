@@ -13,7 +13,7 @@ from support.store_dict import Write as DictWriteTransaction
 from titanic.errors import StoreFailed
 from titanic.store import WriteTransaction
 from titanic.store.lmdb.store import LmdbWriteTransaction
-from titanic.store.postgres.write_transaction import PostgresWriteTransaction
+from titanic.store.postgres.store import PostgresWriteTransaction
 
 
 @contextmanager

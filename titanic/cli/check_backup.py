@@ -145,8 +145,10 @@ def _check(path: Path, bar: Bar) -> Checked:
 def _check_database(url: str, bar: Bar, repair: bool) -> tuple[str, Checked, int]:
     """Where the store is, without a password, what is found in it, and how many problems are left."""
     expect_psycopg()
-    from titanic.store.postgres.read_only import ReadOnlyPostgresStore  # what nobody else needs
-    from titanic.store.postgres.store import PostgresStore
+    from titanic.store.postgres.store import (
+        PostgresStore,
+        ReadOnlyPostgresStore,  # what nobody else needs
+    )
     from titanic.store.postgres.tools import check as check_tables
     from titanic.store.postgres.tools import repair as repair_tables
 

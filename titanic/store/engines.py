@@ -77,7 +77,7 @@ def open_read_only(path: str | os.PathLike[str]) -> Store:
     """
     if is_url(path):
         expect_psycopg()
-        from titanic.store.postgres.read_only import ReadOnlyPostgresStore
+        from titanic.store.postgres.store import ReadOnlyPostgresStore
 
         return ReadOnlyPostgresStore.open_read_only(str(path))
     from titanic.store.lmdb.store import LmdbStore
@@ -95,13 +95,13 @@ def expect_psycopg() -> None:
 def expect_no_store(url: str) -> None:
     """Raise NotAStore when there is a store in a database, or anything in its place."""
     expect_psycopg()
-    from titanic.store.postgres.tools.scratch import expect_nothing
+    from titanic.store.postgres.moving import expect_nothing
 
     expect_nothing(url)
 
 
 def remove_store(url: str) -> None:
     """Remove the store in a database with all that is in it: for one that was made to be measured."""
-    from titanic.store.postgres.tools.scratch import remove
+    from titanic.store.postgres.moving import remove
 
     remove(url)

@@ -16,7 +16,7 @@ def open_export(place: str | os.PathLike[str]) -> Export:
     """
     if is_url(place):
         expect_psycopg()
-        from titanic.store.postgres.tools.moving_out import PostgresExport
+        from titanic.store.postgres.moving import PostgresExport
 
         return PostgresExport.open(str(place))
     from titanic.store.lmdb.tools.moving import LmdbExport
@@ -31,7 +31,7 @@ def open_import(place: str | os.PathLike[str]) -> Import:
     """
     if is_url(place):
         expect_psycopg()
-        from titanic.store.postgres.tools.moving_in import PostgresImport
+        from titanic.store.postgres.moving import PostgresImport
 
         return PostgresImport(str(place))
     from titanic.store.lmdb.tools.moving import LmdbImport

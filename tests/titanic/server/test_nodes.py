@@ -29,9 +29,8 @@ from titanic.errors import OutcomeUnknown, Refused, StoreTooNew, StoreTooOld
 from titanic.store import NewRequest, Outcome, State, Status
 from titanic.store.postgres import pool
 from titanic.store.postgres.schema import FORMAT
-from titanic.store.postgres.store import PostgresStore
+from titanic.store.postgres.store import PostgresStore, PostgresWriteTransaction
 from titanic.store.postgres.tools import check
-from titanic.store.postgres.write_transaction import PostgresWriteTransaction
 from titanic.util.clock import elapsed, wall_us
 
 pytestmark = needs_postgres

@@ -30,7 +30,7 @@ from titanic.store import (
 )
 from titanic.store.lmdb.tools.moving import LmdbImport
 from titanic.store.moving import Progress, StoredKey, Summary, move
-from titanic.store.postgres.tools import moving_out
+from titanic.store.postgres import moving
 from titanic.store.rules import LATEST
 
 ENGINES = ("lmdb", pytest.param("postgres", marks=needs_postgres))
@@ -184,7 +184,7 @@ def test_a_directory_of_somebody_else_stays_as_it_was(places: Places, tmp_path: 
 
 @pytest.mark.parametrize("kind", ENGINES)
 def test_who_uses_the_source_goes_first(places: Places, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr(moving_out, "_PATIENCE", 0.1)
+    monkeypatch.setattr(moving, "_PATIENCE", 0.1)
     with open_store(places(kind, "source")) as store:
         with store.write() as tx:
             tx.accept_many([NewRequest(b"a", [b"x"])], START)

@@ -13,9 +13,7 @@ from support.store_dict import DictStore
 from support.store_lives import live
 
 from titanic.store.postgres.store import PostgresStore
-from titanic.store.postgres.tools import check
-from titanic.store.postgres.tools.check import look_through
-from titanic.store.postgres.tools.counted import USAGE
+from titanic.store.postgres.tools import USAGE, check, look_through
 from titanic.store.postgres.transaction import REQUEST_SIZE
 
 pytestmark = needs_postgres

@@ -1,34 +1,246 @@
-"""A persistent queue in a database of PostgreSQL, which several nodes may share.
+"""A thread of the store's own for what must be done now and then, whatever its user does: partitions, dead nodes.
+
+Opening a store: reach the database, see that it is safe, and make its tables or bring them to today's format.
+
+The read side of the engine as titanic/store/interface.py has it.
+
+The write side of the engine as titanic/store/interface.py has it.
+
+A persistent queue in a database of PostgreSQL, which several nodes may share.
 
 The tables are in tables/schema.py. What makes the engine quick is that it says little: a batch of changes decides in
 Python from what one statement has read (`foresee`), gathers its changes, and puts all of them with one statement that
 takes arrays, in one message with COMMIT (transactions/writing.py).
+
+A store that is opened to look at it, also while nodes use it, and on a standby too: nothing is made or changed.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
+import psycopg
+
+from titanic.errors import NotAStore, StoreError, StoreFailed, StoreReadOnly, StoreTooNew, StoreTooOld, StoreUnwritable
 from titanic.store.claiming import Joined, LeaseConfig, NodeFacts, Place, Renewed, Silent
 from titanic.store.news import NewsLine
-from titanic.store.postgres import opening
-from titanic.store.postgres.caretaker import Caretaker
-from titanic.store.postgres.connection import expect_durable
+from titanic.store.postgres import accept as accept_module
+from titanic.store.postgres import claims, closed, lifecycle, nodes, queries, schema
+from titanic.store.postgres import closed as closed_module
+from titanic.store.postgres import lifecycle as lifecycle_module
+from titanic.store.postgres import nodes as nodes_module
+from titanic.store.postgres.connection import (
+    Session,
+    Unsafe,
+    advice,
+    expect_durable,
+    is_disk_full,
+    reason_of,
+    translate,
+    warn,
+)
 from titanic.store.postgres.nodes import Membership, forget_dead
 from titanic.store.postgres.notify import PostgresNews
 from titanic.store.postgres.partitions import Partitions
 from titanic.store.postgres.pool import Outage, Pool
 from titanic.store.postgres.queries import readers
-from titanic.store.postgres.read_transaction import PostgresReadTransaction
+from titanic.store.postgres.schema import FORMAT, META, formats
 from titanic.store.postgres.tables import expect_large_enough
-from titanic.store.postgres.transaction import Settings
-from titanic.store.postgres.write_transaction import PostgresWriteTransaction
-from titanic.store.postgres.writing import WriterState
+from titanic.store.postgres.transaction import Looking, Settings
+from titanic.store.postgres.writing import WriterState, Writing
 from titanic.store.records import Durability, StoreReader
+from titanic.util.ids import IdMaker
+
+EVERY = 1.0
+"""Seconds from one round to the next."""
+
+_PATIENCE = 2.0
+"""Seconds that `stop` gives a round that has begun."""
+
+
+class Caretaker:
+    """Calls functions. While the database is away they fail, which others report."""
+
+    def __init__(self, chores: Sequence[Callable[[], None]]) -> None:
+        self._chores = chores
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="store-caretaker", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Do nothing more."""
+        self._ended.set()
+        self._thread.join(_PATIENCE)
+
+    def _run(self) -> None:
+        while not self._ended.wait(EVERY):
+            for chore in self._chores:
+                with contextlib.suppress(StoreError):
+                    chore()
+
+
+# -- opening ---------------------------------------------------------------------------------------------------
+
+
+log = logging.getLogger(__name__)
+
+_STATE = "SELECT capacity, (SELECT coalesce(sum(used), 0)::bigint FROM usage) FROM meta"
+
+
+def reach(pool: Pool) -> Session:
+    """The first connection. Raises StoreUnwritable."""
+    try:
+        return pool.take()
+    except StoreFailed as error:
+        what = f"the store in {pool.place} can't be opened"
+        cause = error.__cause__
+        todo = cause.advice if isinstance(cause, Unsafe) else _advice(error.fact)
+        raise StoreUnwritable(what, error.fact, todo) from error
+
+
+def _advice(fact: str) -> str:
+    """What to do about what libpq says of a connection that could not be made."""
+    if "database" in fact and "does not exist" in fact:
+        return "make it with createdb, or correct the URL"
+    return advice(fact, "start PostgreSQL, or correct the URL")
+
+
+def prepare(pool: Pool) -> bool:
+    """Have the tables as they must be. True when they were made now. Raises StoreUnwritable, StoreTooNew, NotAStore."""
+    session = reach(pool)
+    try:
+        made = schema.prepare(session.connection, pool.place)
+    except psycopg.Error as error:
+        what = f"the store in {pool.place} can't be written"
+        todo = "make room" if is_disk_full(error) else "let its user create a schema in the database"
+        raise StoreUnwritable(what, reason_of(error), advice(reason_of(error), todo)) from error
+    finally:
+        pool.drop(session)  # what it knows of the database may be from before the tables were made
+    warn(session, pool.durability, pool.place)
+    return made
+
+
+def set_up(pool: Pool, settings: Settings, capacity: int | None) -> WriterState:
+    """Note the capacity, if one is given, and have a row for this node's counters. Returns what the first write
+    transaction is to know."""
+    session = pool.take()
+    connection = session.connection
+    try:
+        with connection.pipeline():
+            if capacity is not None:
+                connection.execute("UPDATE meta SET capacity = %s WHERE capacity <> %s", [capacity, capacity])
+            connection.execute("INSERT INTO usage (shard) VALUES (%s) ON CONFLICT DO NOTHING", [settings.shard])
+            of_meta = connection.execute(_STATE)
+            last = connection.execute("SELECT uuid FROM request ORDER BY uuid DESC LIMIT 1", binary=True)
+        row, newest = of_meta.fetchone(), last.fetchone()
+        assert row is not None
+        return WriterState(IdMaker(newest[0] if newest else None), *row)
+    except psycopg.Error as error:
+        what = f"the store in {pool.place} can't be opened"
+        todo = "make room" if is_disk_full(error) else "look at the log of PostgreSQL"
+        raise StoreUnwritable(what, reason_of(error), advice(reason_of(error), todo)) from error
+    finally:
+        pool.give(session)
+
+
+def remove_untouched(pool: Pool) -> None:
+    """Drop the tables if nothing was ever stored in them, and nobody else uses them."""
+    session = pool.take()
+    try:
+        schema.remove_untouched(session.connection)
+    except psycopg.Error as error:
+        log.warning("the tables in %s stay, although nothing was stored: %s", pool.place, reason_of(error))
+    finally:
+        pool.drop(session)
+
+
+# -- read transaction ------------------------------------------------------------------------------------------
+
+
+class PostgresReadTransaction(Looking):
+    """The store as it was at the first thing that was asked of it. What is deleted meanwhile keeps its room: keep it
+    short."""
+
+    state = queries.state
+    request = queries.request
+    reply = queries.reply
+    describe = queries.describe
+    owner = queries.owner
+    holder = queries.holder
+    next_ready = queries.next_ready
+    next_due = queries.next_due
+    waiting = queries.waiting
+    oldest = queries.oldest
+    queues = queries.queues
+    select = queries.select
+    list = queries.list_requests
+    request_ids = queries.request_ids
+    unended = queries.unended
+    list_running = queries.list_running
+    running = nodes_module.running
+    recalled = nodes_module.recalled
+    look_around = nodes_module.look_around
+    load = queries.load
+    owner_load = queries.owner_load
+    counts = queries.counts
+    full = queries.full
+    room_left = queries.room_left
+    disk_full = queries.disk_full
+    identity = queries.identity
+    closed = closed_module.closed
+    closed_range = closed_module.closed_range
+    closed_bulk = closed_module.closed_bulk
+    cut_closed = closed_module.cut_closed
+    archive = closed_module.archive
+    archivist = closed_module.archivist
+    service_settings = nodes_module.settings
+    service_limits = nodes_module.service_limits
+    nodes = nodes_module.nodes
+    nodes_and_claims = nodes_module.nodes_and_claims
+
+
+# -- write transaction -----------------------------------------------------------------------------------------
+
+
+class PostgresWriteTransaction(Writing, PostgresReadTransaction):
+    """All of the changes made in it, committed when the `with` block ends, or none. A process has one at a time."""
+
+    accept = accept_module.accept
+    accept_many = accept_module.accept_many
+    fresh = accept_module.fresh
+    forget = accept_module.forget
+    finish = lifecycle.finish
+    postpone = lifecycle.postpone
+    promote = lifecycle.promote
+    expire = lifecycle.expire
+    retry = lifecycle.retry
+    close = lifecycle_module.close
+    trim = lifecycle_module.trim
+    recap = lifecycle_module.recap
+    claim = claims.claim
+    release = claims.release
+    count_no_more = claims.count_no_more
+    under = claims.under
+    settle = nodes.settle
+    archive = closed.current_archive
+    archivist = closed.current_archivist
+    drain_nodes = nodes.drain_nodes
+    register_archive = closed.register_archive
+    unregister_archive = closed.unregister_archive
+    acknowledge_archive = closed.acknowledge_archive
+    set_service = nodes.set_service
+    agree_limits = nodes.agree_limits
+    change_limits = nodes.change_limits
+
+
+# -- store -----------------------------------------------------------------------------------------------------
+
 
 FORGET_EVERY = 3600.0
 """Seconds between looks for rows of nodes that ended long ago."""
@@ -80,9 +292,9 @@ class PostgresStore:
         outage = Outage()
         pool = Pool(url, durability, outage=outage)
         try:
-            made = opening.prepare(pool)
+            made = prepare(pool)
             settings = Settings(0, keep_closed, closed_body_limit, drop_unarchived, durability)
-            writer = opening.set_up(pool, settings, capacity)
+            writer = set_up(pool, settings, capacity)
             settings = settings._replace(capacity=writer.quota.capacity)
             store = cls(pool, settings, writer, Membership(url, durability, outage, pool.suspect), made)
         except BaseException:
@@ -162,7 +374,7 @@ class PostgresStore:
             self.caretaker.stop()
         self._membership.end()
         if self._made and self.usable:
-            opening.remove_untouched(self.pool)
+            remove_untouched(self.pool)
         self.close()
 
     def __enter__(self) -> Self:
@@ -172,3 +384,55 @@ class PostgresStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+# -- read only -------------------------------------------------------------------------------------------------
+
+
+class ReadOnlyPostgresStore(PostgresStore):
+    """`PostgresStore`, for reading."""
+
+    @classmethod
+    def open_read_only(cls, url: str) -> Self:
+        """Open the store in a database for reading. Raises NotAStore, StoreUnwritable, StoreTooNew or StoreTooOld."""
+        pool = Pool(url, None, target="any")
+        try:
+            capacity = _look(pool)
+            writer, membership = WriterState(IdMaker(None), capacity, 0), Membership(url, None, Outage(), pool.suspect)
+            return cls(pool, Settings(capacity), writer, membership, False)
+        except BaseException:
+            pool.close()
+            raise
+
+    def write(self) -> NoReturn:
+        """Raise StoreReadOnly."""
+        raise StoreReadOnly(f"the store in {self.place} can't be changed", "it was opened for reading", "open it")
+
+    def sync(self) -> None:
+        """Nothing."""
+
+
+def _look(pool: Pool) -> int:
+    """The store's capacity."""
+    session = reach(pool)
+    connection = session.connection
+    try:
+        there = connection.execute("SELECT to_regclass(%s) IS NOT NULL", [META]).fetchone()
+        found = formats(connection, pool.place) if there == (True,) else None
+        row = connection.execute(f"SELECT capacity FROM {META}").fetchone() if found is not None else None
+    except psycopg.Error as error:
+        pool.drop(session)
+        raise translate(error, pool.place) from error
+    except BaseException:
+        pool.drop(session)
+        raise
+    pool.give(session)
+    if row is None or found is None:
+        raise NotAStore(f"there is no store in {pool.place}", f"it has no table {META}", "look for another database")
+    format_, oldest = found
+    what, fact = f"the store in {pool.place} can't be read", f"it has format {format_}, this version knows {FORMAT}"
+    if oldest > FORMAT:
+        raise StoreTooNew(what, fact, "use the version of Titanic that has written it")
+    if format_ < FORMAT:
+        raise StoreTooOld(what, fact, "open it for writing once")
+    return int(row[0])

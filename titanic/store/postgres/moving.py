@@ -1,0 +1,490 @@
+"""A store in PostgreSQL as it is read out (titanic/store/moving.py): by COPY, a row at a time, from one moment.
+
+A store in PostgreSQL that is made of another one (titanic/store/moving.py): by COPY, in portions.
+
+Its table `meta` is called `unfinished_migration` until all is there and compared: without `meta` there is no store.
+
+A database in which stores are made to be measured, one after the other, and removed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+from uuid import UUID
+
+import psycopg
+from psycopg import errors
+from psycopg.errors import InsufficientPrivilege
+
+from titanic.errors import NotAStore, StoreCorrupt, StoreLocked, StoreUnwritable
+from titanic.store.moving import (
+    PORTION,
+    PORTION_BYTES,
+    Progress,
+    StoredClosing,
+    StoredKey,
+    StoredLife,
+    StoreHead,
+    Totals,
+    life_of,
+)
+from titanic.store.postgres.closed import decoded
+from titanic.store.postgres.connection import Unsafe, advice, connect, parse, place_of, reason_of, translate
+from titanic.store.postgres.partitions import AHEAD, PARTITION, make_partition
+from titanic.store.postgres.queries import expect_frames
+from titanic.store.postgres.schema import META, TABLES, UNFINISHED, prepare
+from titanic.store.postgres.tables import CLOSED, divide
+from titanic.store.postgres.tools import LOADS, USAGE, look_through
+from titanic.store.postgres.transaction import REQUEST_SIZE, Row
+from titanic.store.records import ArchiveState, Archivist, Outcome, StoredRequest
+from titanic.store.rules import LATEST
+from titanic.store.service_settings import ServiceSetting
+from titanic.store.states import Status
+
+Connection = psycopg.Connection[Any]
+
+_NAME = "titanic migrate"
+_SETTINGS = {
+    "statement_timeout": "0",
+    "lock_timeout": "5s",
+    "idle_in_transaction_session_timeout": "0",
+    "plan_cache_mode": "auto",  # here all of a table is read, and the sizes of tables are known
+    "enable_seqscan": "on",
+    "enable_hashjoin": "on",
+    "enable_mergejoin": "on",
+}
+_PATIENCE = 3.0
+"""Seconds that the last connections of a server that was stopped may take to go."""
+
+_IN_USE = """
+    SELECT coalesce(min(pid), 0) FROM pg_stat_activity
+    WHERE datname = current_database() AND application_name = 'titanic' AND pid <> pg_backend_pid()"""
+_ALIVE = "SELECT coalesce(min(name), '') FROM titanic.node WHERE lease_until > clock_timestamp()"
+_HEAD = """
+    SELECT store_id, capacity, registered, archived_upto, closed_first, closed_last, lost, archivist_id, archivist_name
+    FROM {meta}"""
+_SERVICES = "SELECT name, paused, on_end FROM titanic.service"
+_TOTALS = """
+    SELECT coalesce(sum(requests), 0)::bigint, (SELECT count(*) FROM titanic.key),
+        (SELECT closed_last - closed_first + 1 FROM {meta})
+    FROM titanic.usage"""
+_REQUESTS = (
+    """
+    SELECT r.uuid, r.service, r.body, r.priority, r.submitted_at, r.not_before, r.expires_at, r.max_attempts,
+        r.options, r.key, r.owner, r.body_frames, r.body_bytes, w.uuid IS NOT NULL, coalesce(l.due, 0),
+        coalesce(w.expires_at, l.expires_at, 0), coalesce(w.attempts, l.attempts, p.attempts, 0),
+        coalesce(w.dispatched_at, l.dispatched_at, p.dispatched_at, 0), coalesce(w.reason, l.reason, p.reason, ''),
+        p.status::integer, p.finished_at, coalesce(w.deliveries, l.deliveries, 0), p.frames, p.frames_count,
+        p.frames_bytes
+    FROM titanic.request r
+    LEFT JOIN titanic.ready w ON w.service = r.service AND w.rank = 9 - r.priority AND w.uuid = r.uuid
+    LEFT JOIN titanic.later l ON l.uuid = r.uuid LEFT JOIN titanic.reply p ON p.uuid = r.uuid
+    ORDER BY r.uuid""",
+    "uuid bytea bytea[] int2 int8 int8 int8 int4 bytea bytea bytea int4 int8 bool int8 int8 int4 int8 bytea int4 int8"
+    " int4 bytea[] int4 int8",
+)
+_KEYS = ("SELECT owner, key, until, given, uuids FROM titanic.key", "bytea bytea int8 int8 uuid[]")
+_CLOSED = (
+    """
+    SELECT seq, uuid, service, key, status, attempts, submitted_at, dispatched_at, replied_at, closed_at, request,
+        reply, error, priority, unclaimed, request_bytes, reply_bytes, owner, request_frames, reply_frames
+    FROM titanic.closed WHERE seq >= (SELECT closed_first FROM {meta}) ORDER BY seq""",
+    "int8 uuid bytea bytea int2 int4 int8 int8 int8 int8 bytea[] bytea[] bytea int2 bool int8 int8 bytea int4 int4",
+)
+_STATUS = {int(status): status for status in Status}
+
+
+@contextmanager
+def translated(place: str) -> Iterator[None]:
+    """Errors of PostgreSQL as those of a store."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise translate(error, place) from error
+
+
+def connected(url: str) -> Connection:
+    """A connection for moving. Raises StoreUnwritable."""
+    place = place_of(url)
+    try:
+        connection = connect(parse(url) | {"application_name": _NAME}, "synced").connection
+        connection.execute("SELECT " + ", ".join(f"set_config('{k}', '{v}', false)" for k, v in _SETTINGS.items()))
+    except psycopg.Error as error:
+        what = f"the database {place} can't be reached"
+        todo = advice(reason_of(error), "start PostgreSQL, or correct the URL")
+        raise StoreUnwritable(what, reason_of(error), todo) from error
+    except Unsafe as error:
+        raise StoreUnwritable(f"the database {place} is not safe to use", error.fact, error.advice) from error
+    return connection
+
+
+class PostgresExport:
+    """All of a store. Its tables can be read meanwhile, but not changed."""
+
+    def __init__(self, connection: Connection, place: str, meta: str = META) -> None:
+        """`meta` is what the table is called."""
+        self._connection = connection
+        self._meta = meta
+        self.place = place
+
+    @classmethod
+    def open(cls, url: str) -> PostgresExport:
+        """Raises NotAStore, StoreLocked when it is in use, StoreTooNew or StoreUnwritable."""
+        place, connection = place_of(url), connected(url)
+        try:
+            with translated(place):
+                _expect_unused(connection, place)
+                prepare(connection, place)
+                connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+                _lock(connection, place)
+        except BaseException:
+            connection.close()
+            raise
+        return cls(connection, place)
+
+    def __enter__(self) -> Self:
+        with translated(self.place):
+            row, totals = self._row(_HEAD), self._row(_TOTALS)
+            settings = self._connection.execute(_SERVICES, binary=True).fetchall()
+        found = {name: ServiceSetting(paused, on_end) for name, paused, on_end in settings}
+        identity, capacity, registered, upto, first, last, lost, archivist, name = row
+        known = None if archivist is None else Archivist(archivist, name)
+        self.head = StoreHead(identity, capacity, ArchiveState(registered, upto, first, last, lost), known, found)
+        self.totals = Totals(*totals)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._connection.close()
+
+    def requests(self) -> Iterator[list[StoredLife]]:
+        """All requests in the order of their ids."""
+        return ([self._life(row) for row in rows] for rows in self._portions(*_REQUESTS))
+
+    def idempotency_keys(self) -> Iterator[list[StoredKey]]:
+        """All idempotency keys."""
+        return ([StoredKey(*row) for row in rows] for rows in self._portions(*_KEYS))
+
+    def closed(self) -> Iterator[list[StoredClosing]]:
+        """All closed requests in the order of their numbers."""
+        return ([StoredClosing(decoded(row), *row[-2:]) for row in rows] for rows in self._portions(*_CLOSED))
+
+    def _row(self, query: str) -> Row:
+        row: Row | None = self._connection.execute(query.format(meta=self._meta), binary=True).fetchone()
+        if row is None:
+            raise StoreCorrupt(f"the store {self.place} is damaged", f"{self._meta} is empty", "restore a backup")
+        return row
+
+    def _portions(self, query: str, types: str) -> Iterator[list[Row]]:
+        portion: list[Row] = []
+        size = 0
+        with translated(self.place), self._connection.cursor() as cursor:
+            whole = f"COPY ({query.format(meta=self._meta)}) TO STDOUT (FORMAT BINARY)"
+            with cursor.copy(whole) as copy:
+                copy.set_types(types.split())
+                for row in copy.rows():
+                    portion.append(row)
+                    size += sum(len(frame) for column in row if isinstance(column, list) for frame in column)
+                    if len(portion) >= PORTION or size >= PORTION_BYTES:
+                        yield portion
+                        portion, size = [], 0
+        if portion:
+            yield portion
+
+    def _life(self, row: Row) -> StoredLife:
+        *given, frames, size = row[:13]
+        waits, due, expires_at, attempts, dispatched_at, reason, status, finished_at, deliveries, reply, *reply_size = (
+            row[13:]
+        )
+        request = StoredRequest._make(given)
+        uuid = request.uuid
+        places = waits + bool(due) + (status is not None)
+        if places != 1:
+            fact = f"{uuid.hex()} is in {places} of ready, later and reply"
+            raise StoreCorrupt(f"the store {self.place} is damaged", fact, "restore a backup, or close the request")
+        expect_frames(uuid, "request", request.body, frames, size)
+        why = bytes(reason).decode(errors="replace")
+        if status is None:
+            tried = {"attempts": attempts, "due": due, "dispatched_at": dispatched_at, "reason": why}
+            return life_of(request, expires_at=expires_at, deliveries=deliveries, **tried)
+        expect_frames(uuid, "reply", reply, *reply_size)
+        outcome = Outcome(_STATUS[status], reply, why, attempts, dispatched_at, finished_at)
+        return StoredLife(request, 0, 0, 0, 0, "", outcome)
+
+
+def _expect_unused(connection: Connection, place: str) -> None:
+    """Raise NotAStore when there is no store, StoreLocked when a server has it open."""
+    row = connection.execute("SELECT to_regclass(%s) IS NULL", [META]).fetchone()
+    if row is None or row[0]:
+        raise NotAStore(f"the database {place} has no store", "it has no tables of Titanic", "look for another one")
+    deadline = time.monotonic() + _PATIENCE
+    while user := _user(connection):
+        if time.monotonic() > deadline:
+            advice = "stop the servers first; one that was killed counts until its lease is over, some seconds"
+            raise StoreLocked(f"the store {place} is in use", user, advice, pid=None)
+        connection.execute("SELECT pg_sleep(0.05)")
+
+
+def _user(connection: Connection) -> str:
+    """Who uses the store; empty when nobody does."""
+    for query, who in ((_ALIVE, "its node {!r} is alive"), (_IN_USE, "a Titanic is connected as process {}")):
+        row = connection.execute(query).fetchone()
+        if row is not None and row[0]:
+            return who.format(row[0])
+    return ""
+
+
+def _lock(connection: Connection, place: str) -> None:
+    """Nobody can change the store until the transaction ends."""
+    try:
+        connection.execute("LOCK TABLE titanic.meta, titanic.request, titanic.key IN SHARE MODE")
+    except errors.LockNotAvailable as error:
+        raise StoreLocked(
+            f"the store {place} is in use", reason_of(error), "stop the servers first", pid=None
+        ) from error
+
+
+# -- moving in -------------------------------------------------------------------------------------------------
+
+
+_LOCK = 0x7469_7461_6E69_6302
+"""The advisory lock of who makes a store."""
+
+_TYPES = {
+    "request": "uuid bytea bytea[] int4 int8 int2 int8 int8 int8 int4 bytea bytea bytea",
+    "ready": "bytea int2 uuid int4 int8 int8 bytea int4",
+    "later": "uuid int8 int4 int8 int8 int2 bytea bytea int4",
+    "expiring": "int8 uuid",
+    "reply": "uuid int2 int4 int8 int8 int4 int8 bytea[] bytea bytea bytea",
+    "key": "bytea bytea int8 int8 uuid[]",
+    "closed": "int8 uuid int8 int8 int8 int8 int8 int8 int8 int4 int4 int4 int2 int2 bool bytea bytea bytea bytea"
+    " bytea[] bytea[]",
+}
+_COLUMNS = {
+    "request": "uuid, service, body, body_frames, body_bytes, priority, submitted_at, not_before, expires_at,"
+    " max_attempts, options, key, owner",
+    "ready": "service, rank, uuid, attempts, dispatched_at, expires_at, reason, deliveries",
+    "later": "uuid, due, attempts, dispatched_at, expires_at, priority, service, reason, deliveries",
+    "expiring": "expires_at, uuid",
+    "reply": "uuid, status, attempts, dispatched_at, finished_at, frames_count, frames_bytes, frames, reason, service,"
+    " owner",
+    "key": "owner, key, until, given, uuids",
+    "closed": "seq, uuid, submitted_at, dispatched_at, replied_at, closed_at, request_bytes, reply_bytes, cost,"
+    " attempts, request_frames, reply_frames, status, priority, unclaimed, service, key, owner, error, request, reply",
+}
+_COUNT_LOADS = f"""
+    INSERT INTO titanic.load (kind, name, shard, waiting, bytes, ready)
+    SELECT kind, name, 0, waiting, bytes, ready FROM ({LOADS.format(size=REQUEST_SIZE)}) one"""
+_COUNT_USAGE = f"""
+    INSERT INTO titanic.usage (shard, requests, waiting, delayed, replies, used)
+    SELECT 0, one['requests']::bigint, one['waiting']::bigint, one['delayed']::bigint, one['replies']::bigint,
+        one['used']::bigint
+    FROM (SELECT jsonb_object_agg(what, found) AS one FROM ({USAGE.format(size=REQUEST_SIZE)}) all_of_them) found
+    RETURNING used"""
+
+
+class PostgresImport:
+    """A store in the making, in a database that has none."""
+
+    def __init__(self, url: str) -> None:
+        """Raises NotAStore when there is a store, StoreLocked when somebody else makes one, StoreUnwritable."""
+        self.place = place_of(url)
+        self._url = url
+        self._capacity = 0
+        self._connection = connected(url)
+        try:
+            with translated(self.place):
+                self._connection.execute("SET synchronous_commit = off")  # the last commit waits for all of them
+                self._prepare()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def _prepare(self) -> None:
+        connection = self._connection
+        (mine,) = self._row("SELECT pg_try_advisory_lock(%s)", _LOCK)
+        if not mine:
+            fact, advice = "another migration makes a store there", "let it end"
+            raise StoreLocked(f"the database {self.place} is in use", fact, advice, pid=None)
+        there, finished, begun = self._row(
+            "SELECT to_regnamespace('titanic') IS NOT NULL, to_regclass(%s) IS NOT NULL, to_regclass(%s) IS NOT NULL",
+            META,
+            UNFINISHED,
+        )
+        if finished:
+            advice = "choose another database, or drop the schema 'titanic'"
+            raise NotAStore(f"{self.place} is in the way", "there is a store already", advice)
+        if there and not begun:
+            what = f"the database {self.place} has a schema 'titanic' that is not Titanic's"
+            raise NotAStore(what, "it has no table 'meta'", "choose another database")
+        try:
+            with connection.transaction():
+                if begun:
+                    connection.execute("DROP SCHEMA titanic CASCADE")
+                connection.execute(TABLES, prepare=False)
+                self._rename(META, UNFINISHED)
+        except InsufficientPrivilege as error:
+            what, advice = f"the store in {self.place} can't be written", "let its user create a schema in the database"
+            raise StoreUnwritable(what, reason_of(error), advice) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._connection.close()
+
+    def _row(self, text: str, *parameters: object) -> Row:
+        row: Row | None = self._connection.execute(text, parameters).fetchone()
+        assert row is not None
+        return row
+
+    # -- putting in --------------------------------------------------------------------------------------------
+
+    def put_head(self, head: StoreHead) -> None:
+        """What the store has once."""
+        archive, archivist = head.archive, head.archivist
+        self._capacity = head.capacity
+        values = {
+            "store_id": UUID(bytes=head.identity) if head.identity else None,
+            "capacity": head.capacity,
+            "registered": archive.registered,
+            "archived_upto": archive.archived_upto,
+            "closed_first": archive.first,
+            "closed_last": archive.last,
+            "lost": archive.lost,
+            "archivist_id": UUID(bytes=archivist.id) if archivist else None,
+            "archivist_name": archivist.name if archivist else "",
+        }
+        columns = ", ".join(f"{name} = coalesce(%({name})s, {name})" for name in values)
+        last = (archive.last + 1) // PARTITION + AHEAD
+        with translated(self.place), self._connection.transaction():
+            self._connection.execute(f"UPDATE {UNFINISHED} SET {columns}", values)
+            for name, one in head.settings.items():
+                self._connection.execute("INSERT INTO titanic.service VALUES (%s, %s, %s)", (name, *one))
+            for number in range(archive.first // PARTITION, last + 1):
+                make_partition(self._connection, number)
+
+    def put_requests(self, lives: Sequence[StoredLife]) -> None:
+        """Store these requests."""
+        rows: dict[str, list[Row]] = {"request": [], "ready": [], "later": [], "expiring": [], "reply": []}
+        for life in lives:
+            self._place(life, rows)
+        self._copy(rows)
+
+    def put_keys(self, keys: Sequence[StoredKey]) -> None:
+        """Store these idempotency keys."""
+        self._copy({"key": [(*one[:2], *_times(one[2:4]), [UUID(bytes=uuid) for uuid in one.uuids]) for one in keys]})
+
+    def put_closed(self, closings: Sequence[StoredClosing]) -> None:
+        """Store these closed requests."""
+        rows: list[Row] = []
+        for one, request_frames, reply_frames in closings:
+            error = one.error.encode()
+            cost = CLOSED + sum(map(len, (one.service, one.key, one.owner, error)))
+            cost += sum(map(len, (*one.request, *one.reply)))
+            times = _times((one.submitted_at, one.dispatched_at, one.replied_at, one.closed_at))
+            sizes = one.request_bytes, one.reply_bytes, cost
+            how = one.attempts, request_frames, reply_frames, int(one.status), one.priority, one.unclaimed
+            texts = one.service, one.key, one.owner, error
+            request = None if one.request_left_out else one.request
+            reply = None if one.reply_left_out else one.reply
+            rows.append((one.sequence, UUID(bytes=one.uuid), *times, *sizes, *how, *texts, request, reply))
+        self._copy({"closed": rows})
+
+    def _place(self, life: StoredLife, rows: dict[str, list[Row]]) -> None:
+        """The rows of a request."""
+        one, outcome = life.request, life.outcome
+        uuid = UUID(bytes=one.uuid)
+        what = one.service, one.body, len(one.body), sum(map(len, one.body)), one.priority
+        when = _times((one.submitted_at, one.not_before, one.expires_at))
+        rows["request"].append((uuid, *what, *when, one.max_attempts, one.options, one.key, one.owner))
+        if outcome is not None:
+            how = int(outcome.status), outcome.attempts, *_times((outcome.dispatched_at, outcome.finished_at))
+            frames = len(outcome.frames), sum(map(len, outcome.frames)), outcome.frames
+            rows["reply"].append((uuid, *how, *frames, outcome.reason.encode(), one.service, one.owner))
+            return
+        dispatched_at, expires_at, due = _times((life.dispatched_at, life.expires_at, life.due))
+        tried = life.attempts, dispatched_at, expires_at
+        if due:
+            rows["later"].append((uuid, due, *tried, one.priority, one.service, life.reason.encode(), life.deliveries))
+        else:
+            rows["ready"].append((one.service, 9 - one.priority, uuid, *tried, life.reason.encode(), life.deliveries))
+        if expires_at:
+            rows["expiring"].append((expires_at, uuid))
+
+    def _copy(self, tables: dict[str, list[Row]]) -> None:
+        """Put rows into tables, all or none."""
+        with translated(self.place), self._connection.transaction(), self._connection.cursor() as cursor:
+            for table, rows in tables.items():
+                if rows:
+                    _copy_rows(cursor, table, rows)
+
+    # -- the end -----------------------------------------------------------------------------------------------
+
+    def problems(self, tell: Progress) -> list[str]:
+        """Count what is there, and check it."""
+        with translated(self.place), self._connection.transaction():
+            # What counts and checks knows the table by its right name. Nobody else sees that it has it.
+            self._rename(UNFINISHED, META)
+            self._connection.execute(_COUNT_LOADS)
+            self._connection.execute("DELETE FROM titanic.usage")
+            (used,) = self._row(_COUNT_USAGE)
+            if divide(self._capacity).accept < used:  # the other engine counts other bytes
+                self._connection.execute(f"UPDATE {META} SET capacity = %s", (used + used // 4,))
+            found = look_through(self._fetch, lambda table, done, total: tell(f"checking {table}", done, total))
+            self._rename(META, UNFINISHED)
+        return [f"{one.where}: {one.what}" for one in found]
+
+    def _fetch(self, query: str) -> list[Row]:
+        return self._connection.execute(query).fetchall()
+
+    def _rename(self, table: str, name: str) -> None:
+        self._connection.execute(f"ALTER TABLE {table} RENAME TO {name.partition('.')[2]}")
+
+    def read(self) -> PostgresExport:
+        """What is in it now."""
+        return PostgresExport(connected(self._url), self.place, UNFINISHED)
+
+    def finish(self) -> None:
+        """It is a store from now on."""
+        with translated(self.place):
+            self._connection.execute("ANALYZE")
+            self._connection.execute("RESET synchronous_commit")
+            self._rename(UNFINISHED, META)
+
+
+def _times(values: Sequence[int]) -> list[int]:
+    """What a column has room for."""
+    return [min(value, LATEST) for value in values]
+
+
+def _copy_rows(cursor: Any, table: str, rows: Iterable[Row]) -> None:
+    with cursor.copy(f"COPY titanic.{table} ({_COLUMNS[table]}) FROM STDIN (FORMAT BINARY)") as copy:
+        copy.set_types(_TYPES[table].split())
+        for row in rows:
+            copy.write_row(row)
+
+
+# -- scratch ---------------------------------------------------------------------------------------------------
+
+
+def expect_nothing(url: str) -> None:
+    """Raise NotAStore when there is a schema `titanic` in the database, StoreUnwritable when it cannot be used."""
+    place = place_of(url)
+    with translated(place), connected(url) as connection:
+        found = connection.execute("SELECT to_regnamespace('titanic') IS NOT NULL").fetchone()
+    if found is None or found[0]:
+        raise NotAStore(f"{place} is in the way", "it has a schema 'titanic'", "choose another database")
+
+
+def remove(url: str) -> None:
+    """Remove the schema with all that is in it."""
+    with translated(place_of(url)), connected(url) as connection:
+        connection.execute("DROP SCHEMA IF EXISTS titanic CASCADE")

@@ -1,5 +1,0 @@
-"""Looking after a store in PostgreSQL."""
-
-from titanic.store.postgres.tools.check import Problem, check, repair
-
-__all__ = ["Problem", "check", "repair"]
