@@ -13,6 +13,7 @@
     titanic.admin purge              close, and read: its owner         403 without close; else it is not done
     titanic.admin archive            archive, or admin                  403
     titanic.admin drain              admin                              403
+    titanic.admin set                admin                              403
 
 `RULES` is for a broker, which asks before it hands a request on. A rule refuses what needs no look into the store. What
 it lets pass is not allowed by that: the services look again, at what they have read from the body. So a body that a
