@@ -252,7 +252,7 @@ def _watch(worker: Worker) -> None:
     default=10.0,
     help="When a request is cancelled, its command gets SIGTERM, and SIGKILL so much later.",
 )
-@option("--everywhere", is_flag=True, help="Register at all endpoints, and not only at one that works.")
+@option("--everywhere", is_flag=True, help="Register with every endpoint.")
 @option("--jobs", "-j", type=click.IntRange(1, 500), metavar="N", default=1, help="Requests to work on at a time.")
 @log_options
 @configured
