@@ -9,7 +9,7 @@ import schemathesis
 from hypothesis import strategies as st
 from schemathesis.cli import schemathesis as command
 
-from titanic.web.door.headers import MOST_WAIT, NUMBER
+from titanic.web.api.headers import MOST_WAIT, NUMBER
 
 CHARACTERS = st.characters(codec="utf-8", categories=("L", "N", "P", "S", "Zs")).filter(str.isprintable)
 SERVICES = st.text(CHARACTERS, min_size=1, max_size=60).filter(

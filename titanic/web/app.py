@@ -18,14 +18,14 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from titanic.errors import TitanicError
-from titanic.web import door, probes, problems
+from titanic.web import api, probes, problems
 from titanic.web.answering import tell
+from titanic.web.auth.guard import STATUS, Guard
 from titanic.web.gateway import Gateway
 from titanic.web.hooks.delivery import new_delivery
+from titanic.web.pages import ROUTES as PAGE_ROUTES
 from titanic.web.problems import Problem
 from titanic.web.settings import WebSettings
-from titanic.web.visitors.guard import STATUS, Guard
-from titanic.web.window import ROUTES as WINDOW
 
 LOOK = 0.5
 """Seconds between looks at the access file, the keys and the certificate."""
@@ -70,7 +70,7 @@ class Door:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            if (found := door.find(scope["raw_path"])) is not None:
+            if (found := api.find(scope["raw_path"])) is not None:
                 resource, scope["path_params"] = found
                 await resource.handle(scope, receive, send)
                 return
@@ -134,7 +134,7 @@ def new_app(settings: WebSettings) -> _App:
     gateway = Gateway(settings)
     app = _App(
         gateway,
-        routes=[*WINDOW, *probes.ROUTES, Mount("/static", StaticFiles(directory=STATIC), name="static")],
+        routes=[*PAGE_ROUTES, *probes.ROUTES, Mount("/static", StaticFiles(directory=STATIC), name="static")],
         exception_handlers={Problem: _told, TitanicError: _told, HTTPException: _told},
         lifespan=partial(_lifespan, gateway),
     )

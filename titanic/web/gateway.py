@@ -13,6 +13,9 @@ from starlette.responses import HTMLResponse, RedirectResponse
 
 from titanic.version import __version__
 from titanic.web import words
+from titanic.web.auth.clients import Clients
+from titanic.web.auth.identity import Identity, Visitor
+from titanic.web.auth.places import Places
 from titanic.web.figures.live import Live
 from titanic.web.figures.looks import Looks
 from titanic.web.hooks.deliverer import Deliverer
@@ -22,9 +25,6 @@ from titanic.web.settings import WebSettings
 from titanic.web.streams.feed import Feed
 from titanic.web.submissions import Submissions
 from titanic.web.tls import Tls
-from titanic.web.visitors.clients import Clients
-from titanic.web.visitors.identity import Identity, Visitor
-from titanic.web.visitors.places import Places
 from titanic.web.works import Works
 
 MOST_BODIES = 256 << 20

@@ -11,8 +11,8 @@ from starlette.routing import Route
 
 import broker
 from titanic.errors import TitanicError
+from titanic.web.auth.clients import ANYBODY
 from titanic.web.gateway import Gateway, gateway_of
-from titanic.web.visitors.clients import ANYBODY
 
 EVERY, PATIENCE = 1.0, 3.0
 """Seconds for which an answer of the server counts, and for which it is waited for."""

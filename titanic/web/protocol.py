@@ -10,8 +10,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from titanic.web.auth.identity import CERTIFICATE
 from titanic.web.transport import JoiningTransport
-from titanic.web.visitors.identity import CERTIFICATE
 
 MOST_HEAD, MOST_HEADERS, MOST_URL = 64 << 10, 100, 16 << 10
 """Bytes of a request's line and headers together, headers, bytes of an address."""

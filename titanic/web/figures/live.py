@@ -11,9 +11,9 @@ from typing import Any
 
 from titanic.aio import Client
 from titanic.errors import CallerError, TitanicError
+from titanic.web.auth.identity import Visitor
 from titanic.web.figures.history import HOUR, History, ServiceCounts, counts_of
 from titanic.web.figures.latency import Latencies
-from titanic.web.visitors.identity import Visitor
 
 EVERY = 2.0
 """Seconds between two looks while somebody looks."""

@@ -21,6 +21,7 @@ from titanic.errors import TitanicError
 from titanic.logs import Trouble, event
 from titanic.protocol.tsp import Frames
 from titanic.version import __version__
+from titanic.web.auth.presence import Presence, WatchedClient
 from titanic.web.hooks.addresses import Network, Unreachable
 from titanic.web.hooks.cloud_event import cloud_event
 from titanic.web.hooks.deliverer import EVENT
@@ -28,7 +29,6 @@ from titanic.web.hooks.hook import Hook
 from titanic.web.hooks.post import Answer, post
 from titanic.web.hooks.registry import DELIVERY, ENDED, Registry
 from titanic.web.settings import WebSettings
-from titanic.web.visitors.presence import Presence, WatchedClient
 
 log = logging.getLogger("titanic.web.hooks")
 

@@ -15,10 +15,10 @@ from broker import RemoteError, UsageError, WorkerConfig
 from broker.aio import Worker
 from titanic import current
 from titanic.protocol.tsp import Frames
+from titanic.web.auth.places import Places
 from titanic.web.leases.lease import Lease
 from titanic.web.problems import Problem
 from titanic.web.settings import WebSettings
-from titanic.web.visitors.places import Places
 
 MOST = 400
 MOST_EACH = 200

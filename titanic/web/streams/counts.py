@@ -10,11 +10,11 @@ from typing import Any
 
 from titanic.errors import InvalidRequest, TitanicError
 from titanic.web import problems
+from titanic.web.auth.identity import Visitor
 from titanic.web.figures.live import EVERY, Live, Sample
 from titanic.web.problems import Problem
 from titanic.web.streams.changes import Changes, Numbers
 from titanic.web.streams.stream import Stream
-from titanic.web.visitors.identity import Visitor
 
 MOST_SERVICES = 20_000
 """Services that are remembered, those that are gone among them."""

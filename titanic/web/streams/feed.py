@@ -6,14 +6,14 @@ import json
 import os
 from collections.abc import Iterable
 
+from titanic.web.auth.identity import Visitor
+from titanic.web.auth.places import Places
 from titanic.web.figures.live import Live
 from titanic.web.problems import Problem
 from titanic.web.streams.changes import Numbers
 from titanic.web.streams.counts import Counts
 from titanic.web.streams.following import End, Following
 from titanic.web.streams.stream import Stream, event
-from titanic.web.visitors.identity import Visitor
-from titanic.web.visitors.places import Places
 
 MOST_STREAMS = 1000
 MOST_EACH = 100

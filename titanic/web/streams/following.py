@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from titanic.errors import Forbidden, InvalidRequest, RequestFailed, TitanicError, UnknownRequest
+from titanic.web.auth.identity import Visitor
+from titanic.web.auth.places import Places
 from titanic.web.streams.changes import Changes, Numbers
-from titanic.web.visitors.identity import Visitor
-from titanic.web.visitors.places import Places
 
 MOST_OF_ALL = 10_000
 MOST_EACH = 2_000

@@ -13,7 +13,7 @@ from abc import abstractmethod
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from titanic.web.visitors.identity import Visitor
+from titanic.web.auth.identity import Visitor
 
 BEAT = 15.0
 """Seconds of silence after which a comment is sent, so that nobody in between takes the connection for dead."""

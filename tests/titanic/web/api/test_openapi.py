@@ -1,0 +1,60 @@
+"""The OpenAPI document says what the door does: each route has its entry, and schemathesis finds nothing else."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+from support import api_contract, torture
+
+from titanic.web.api import PATHS, ROUTES
+from titanic.web.problems import TITLES
+
+METHODS = {"get", "post", "put", "delete", "patch"}
+
+
+def test_each_route_is_in_the_document_and_nothing_else() -> None:
+    known = set()
+    for resource in ROUTES:
+        known |= {(resource.path, method.lower()) for method in resource.methods}
+    known = {(path, method) for path, method in known if method in METHODS}
+    assert known == {(path, method) for path, item in PATHS.items() for method in item if method in METHODS}
+
+
+def test_each_operation_is_described(http: httpx.Client) -> None:
+    document = http.get("/v1/openapi.json").json()
+    names = []
+    for path, item in document["paths"].items():
+        for method in METHODS & item.keys():
+            operation = item[method]
+            names.append(operation["operationId"])
+            assert operation["summary"]
+            assert len(operation["responses"]) > 1, path
+            for one in operation.get("parameters", []) + item.get("parameters", []):
+                assert one["description"].endswith("."), one
+    assert len(set(names)) == len(names)
+    assert {int(status) for status in document["components"]["responses"]} <= TITLES.keys()
+
+
+def cases(said: str) -> int:
+    found = re.search(r"([0-9,]+) generated", said)
+    assert found
+    return int(found[1].replace(",", ""))
+
+
+@pytest.mark.torture(short=True)
+@pytest.mark.timeout(torture.MOST_SECONDS if torture.LONG else 600)  # on a busy machine it takes minutes
+@pytest.mark.settings(capacity=4 << 30)
+@pytest.mark.web(hooks=True)
+def test_schemathesis_finds_nothing(
+    web: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all its checks; 10,000 cases in the long run."""
+    monkeypatch.chdir(tmp_path)  # it leaves things where it runs
+    examples = 800 if torture.LONG else 5
+    code = api_contract.run(tmp_path, web, f"--max-examples={examples}", f"--seed={torture.SEED}")
+    said = capsys.readouterr().out
+    assert code == 0, said
+    assert cases(said) >= (10_000 if torture.LONG else 200)

@@ -1,0 +1,434 @@
+"""One request by HTTP: submitted, looked at, its reply, closed, tried again."""
+
+from __future__ import annotations
+
+import gzip
+import socket
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import httpx
+import pytest
+from support.serving import QUICK
+from support.waiting import until
+
+from broker import RemoteError, Worker
+from titanic import Client, Server, current
+from titanic.web.api import lists
+
+SUBMIT = "/v1/services/echo/requests"
+
+
+@pytest.fixture
+def worker(server: Server) -> Iterator[Worker]:
+    """Answers as the body says."""
+
+    def work(frames: list[bytes]) -> list[bytes]:
+        if frames[0] == b"fail":
+            raise RemoteError(500, "as you wish", [b"titanic:fatal", b"line 1", b"\xff"])
+        if frames[0] == b"trace":
+            return [current().trace.encode()]
+        if frames[0] == b"type":
+            return [current().type.encode()]
+        if frames[0].startswith(b"many"):
+            return frames[0].split(b"|")[1:]
+        return frames
+
+    with Worker("echo", work, server.endpoints[0], jobs=2, config=QUICK) as worker:
+        yield worker
+
+
+def test_a_request_is_stored_and_told_where_it_is(http: httpx.Client, client: Client) -> None:
+    answer = http.post(SUBMIT, content=b"\x00hello", headers={"Content-Type": "image/png"})
+    assert answer.status_code == 202
+    uuid = answer.json()["uuid"]
+    assert answer.headers["location"] == answer.json()["links"]["self"] == f"/v1/requests/{uuid}"
+    told = http.get(answer.headers["location"])
+    assert told.status_code == 200
+    links = told.json()["links"]
+    row = client.show(uuid)
+    times = dict.fromkeys(("not_before", "expires_at", "dispatched_at", "due", "finished_at"))
+    times["submitted_at"] = told.json()["submitted_at"]
+    assert told.json() == {**row, **times, "key": "", "links": links}
+    assert datetime.fromisoformat(times["submitted_at"]) == datetime.fromtimestamp(0, UTC) + timedelta(
+        microseconds=row["submitted_at"]
+    )
+    pending = http.get(links["reply"])
+    assert (pending.status_code, pending.headers["retry-after"]) == (202, "1")
+    assert pending.json()["uuid"] == uuid
+
+
+def test_its_body_can_be_had_again(http: httpx.Client, client: Client) -> None:
+    body = bytes(range(256)) * 8192
+    uuid = http.post(SUBMIT, content=body, headers={"Content-Type": "image/png"}).json()["uuid"]
+    answer = http.get(f"/v1/requests/{uuid}/body")
+    assert answer.content == body
+    assert answer.headers["content-type"] == "image/png"
+    text = client.submit("echo", b'{"price": 1.10}')
+    assert http.get(f"/v1/requests/{text}/body").headers["content-type"] == "application/json"
+    parts = http.get(f"/v1/requests/{client.submit('echo', b'one', b'two')}/body")
+    assert parts.headers["content-type"].startswith("multipart/mixed")
+    unsafe = http.post(SUBMIT, content=b"<script>", headers={"Content-Type": "text/html"}).json()["uuid"]
+    assert http.get(f"/v1/requests/{unsafe}/body").headers["content-disposition"] == "attachment"
+    client.close(uuid)
+    assert http.get(f"/v1/requests/{uuid}/body").status_code == 410
+
+
+def test_an_encoded_body_is_refused(http: httpx.Client, client: Client) -> None:
+    for path in (SUBMIT, f"{SUBMIT}:batch"):
+        answer = http.post(path, content=gzip.compress(b"[1]"), headers={"Content-Encoding": "gzip"})
+        assert (answer.status_code, answer.headers["accept-encoding"]) == (415, "identity")
+    assert http.post(SUBMIT, content=b"x", headers={"Content-Encoding": "identity"}).status_code == 202
+    assert len(client.list()[0]) == 1
+
+
+@pytest.mark.settings(capacity=16 << 20)
+def test_problems_have_a_type(http: httpx.Client, client: Client) -> None:
+    key = {"Idempotency-Key": "one"}
+    uuid = http.post(SUBMIT, content=b"x", headers=key).json()["uuid"]
+    for answer, kind in {
+        http.get("/v1/requests?limit=x"): "bad-request",
+        http.get("/v1/nothing"): "not-found",
+        http.get(f"/v1/requests/{'0' * 32}"): "unknown-request",
+        http.post(SUBMIT, content=b"y", headers=key): "key-reused",
+        http.post(f"/v1/requests/{uuid}:retry"): "conflict",
+        http.post(SUBMIT, content=bytes(16 << 20)): "store-full",
+    }.items():
+        assert answer.json()["type"] == f"urn:titanic:problem:{kind}", answer.text
+
+
+def test_options_are_headers(http: httpx.Client, client: Client) -> None:
+    headers = {
+        "Titanic-TTL": "3600",
+        "Titanic-Delay": "1800.5",
+        "Titanic-Priority": "7",
+        "Titanic-Max-Attempts": "3",
+        "Titanic-Limit": "1.5e1",
+        "Idempotency-Key": "order 17",
+        "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+    }
+    uuid = http.post(SUBMIT, content=b"x", headers=headers).json()["uuid"]
+    told = client.show(uuid)
+    assert (told["priority"], told["max_attempts"], told["options"]["limit"]) == (7, 3, 15.0)
+    assert told["expires_at"] - told["submitted_at"] == 3600_000_000
+    assert told["not_before"] - told["submitted_at"] == 1800_500_000
+    assert (told["key"], told["trace"]) == ("order 17", headers["traceparent"])
+    assert http.post(SUBMIT, content=b"x", headers=headers).json()["uuid"] == uuid
+    quoted = {**headers, "Idempotency-Key": '"order 17"'}
+    assert http.post(SUBMIT, content=b"x", headers=quoted).json()["uuid"] == uuid
+
+
+WRONG = [
+    ("Titanic-TTL", "0"),
+    ("Titanic-TTL", "1e12"),
+    ("Titanic-TTL", "10s"),
+    ("Titanic-TTL", "nan"),
+    ("Titanic-TTL", ""),
+    ("Titanic-Delay", "-1"),
+    ("Titanic-Priority", "10"),
+    ("Titanic-Priority", "1.0"),
+    ("Titanic-Max-Attempts", "0"),
+    ("Titanic-Max-Attempts", "9" * 5000),
+    ("Titanic-Limit", "inf"),
+    ("Titanic-Prio", "1"),
+    ("Idempotency-Key", ""),
+    ("Idempotency-Key", "~x"),
+    ("Idempotency-Key", '"x'),
+    ("Idempotency-Key", "x" * 241),
+]
+
+
+def test_what_is_wrong_in_a_header_is_told(http: httpx.Client, client: Client) -> None:
+    for header, value in WRONG:
+        answer = http.post(SUBMIT, content=b"x", headers={header: value})
+        assert answer.status_code == 400
+        assert header in answer.json()["detail"]
+        assert client.stats()["store"]["requests"] == 0
+
+
+def test_a_key_stands_for_one_request(http: httpx.Client, client: Client) -> None:
+    headers = {"Idempotency-Key": "order 17", "Content-Type": "text/plain"}
+    uuid = http.post(SUBMIT, content=b"x", headers=headers).json()["uuid"]
+    assert http.post(SUBMIT, content=b"x", headers=headers).json()["uuid"] == uuid
+    others = (
+        http.post(SUBMIT, content=b"y", headers=headers),
+        http.post(SUBMIT, content=b"x", headers={**headers, "Content-Type": "text/html"}),
+        http.post("/v1/services/echo2/requests", content=b"x", headers=headers),
+    )
+    for other in others:
+        assert other.status_code == 422
+        assert other.json()["uuid"] == uuid
+    assert client.stats()["store"]["requests"] == 1
+    client.close(uuid)  # nobody knows any more what it was
+    assert http.post(SUBMIT, content=b"y", headers=headers).json()["uuid"] == uuid
+
+
+def test_a_key_of_who_does_not_speak_http_tells_no_body(http: httpx.Client, client: Client) -> None:
+    uuid = client.submit("echo", b"x", key="mine")
+    assert http.post(SUBMIT, content=b"y", headers={"Idempotency-Key": "mine"}).json()["uuid"] == uuid
+
+
+def test_a_key_that_a_client_has_made_up_is_not_told(http: httpx.Client, client: Client) -> None:
+    uuid = client.submit("echo", b"x")
+    assert client.show(uuid)["key"].startswith("~")
+    (row,) = http.get("/v1/requests").json()["requests"]
+    assert (row["key"], http.get(f"/v1/requests/{uuid}").json()["key"]) == ("", "")
+
+
+def test_the_content_type_goes_to_the_worker(http: httpx.Client, worker: Worker) -> None:
+    headers = {"Prefer": "wait=30", "Content-Type": "text/x-odd; charset=utf-8"}
+    assert http.post(SUBMIT, content=b"type", headers=headers).text == headers["Content-Type"]
+    for type in ("x" * 128, "ä/b".encode()):
+        assert http.post(SUBMIT, content=b"type", headers={"Content-Type": type}).status_code == 400
+
+
+def test_headers_and_parameters_are_there_once(http: httpx.Client) -> None:
+    assert http.post(SUBMIT, headers=[("Titanic-TTL", "1"), ("titanic-ttl", "1")]).status_code == 400
+    assert http.post(SUBMIT, headers=[("Idempotency-Key", "1"), ("idempotency-key", "1")]).status_code == 400
+    assert http.post(f"{SUBMIT}?ttl=1").status_code == 400
+    assert http.get("/v1/requests?limit=1&limit=2").status_code == 400
+
+
+NAMES = ["a/b", "../..", "?x=1#y", "größe 😀", "a:b%2F", ".", "x" * 255, "requests:batch"]
+
+
+def test_services_have_any_printable_name(http: httpx.Client, client: Client) -> None:
+    for service in NAMES:
+        path = "".join(f"%{byte:02X}" for byte in service.encode())
+        answer = http.post(f"/v1/services/{path}/requests", content=b"x")
+        assert answer.status_code == 202, answer.text
+        assert client.show(answer.json()["uuid"])["service"] == service
+        (row,) = http.get("/v1/requests", params={"service": service}).json()["requests"]
+        assert row["uuid"] == answer.json()["uuid"]
+    told = http.get("/v1/services").json()["services"]
+    assert [one["name"] for one in told] == sorted(NAMES)
+    for one in told:
+        assert http.post(one["links"]["submit"], content=b"x").status_code == 202
+        assert len(http.get(one["links"]["requests"]).json()["requests"]) == 2
+
+
+NO_NAMES = ["%FF", "%00", "a%0Ab", "mmi.service", "titanic.submit", "x" * 256]
+
+
+def test_what_cannot_be_a_service_is_refused(http: httpx.Client) -> None:
+    for path in NO_NAMES:
+        assert http.post(f"/v1/services/{path}/requests", content=b"x").status_code == 400
+
+
+def test_the_reply_comes_at_once_when_it_is_preferred(http: httpx.Client, worker: Worker) -> None:
+    answer = http.post(SUBMIT, content=b"hello", headers={"Prefer": 'respond-async;x=y, Wait="30"'})
+    assert (answer.status_code, answer.content) == (200, b"hello")
+    assert answer.headers["preference-applied"] == "wait=30"
+    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+    assert http.get(f"{answer.headers['location']}/reply").content == b"hello"
+
+
+def test_a_reply_that_does_not_come_in_time_is_fetched_later(
+    http: httpx.Client, server: Server, client: Client
+) -> None:
+    answer = http.post(SUBMIT, content=b"hello", headers={"Prefer": "wait=0"})
+    assert (answer.status_code, answer.headers["preference-applied"]) == (202, "wait=0")
+    found: list[httpx.Response] = []
+
+    def fetch() -> None:
+        found.append(http.get(f"{answer.headers['location']}/reply?wait=30"))
+
+    fetching = threading.Thread(target=fetch)
+    fetching.start()
+    until(lambda: client.stats()["waiting_clients"] == 1)
+    with Worker("echo", list, server.endpoints[0], config=QUICK):
+        fetching.join()
+    assert (found[0].status_code, found[0].content) == (200, b"hello")
+
+
+def test_a_failure_is_told_with_what_its_worker_said(http: httpx.Client, worker: Worker) -> None:
+    answer = http.post(SUBMIT, content=b"fail", headers={"Prefer": "wait=30"})
+    assert answer.status_code == 424
+    assert answer.headers["content-type"] == "application/problem+json"
+    problem = answer.json()
+    assert problem["state"] == "failed"
+    assert "as you wish" in problem["detail"]
+    assert problem["worker"] == ["line 1", "�"]
+    uuid = problem["uuid"]
+    again = http.get(f"/v1/requests/{uuid}/reply?wait=1")
+    assert (again.status_code, again.json()) == (424, problem)
+    assert http.post(f"/v1/requests/{uuid}:retry").status_code == 202
+    until(lambda: http.get(f"/v1/requests/{uuid}").json()["state"] == "failed")
+
+
+def test_only_what_has_ended_badly_is_tried_again(http: httpx.Client) -> None:
+    uuid = http.post(SUBMIT, content=b"x").json()["uuid"]
+    answer = http.post(f"/v1/requests/{uuid}:retry")
+    assert answer.status_code == 409
+    assert "waiting" in answer.json()["detail"]
+
+
+def test_closed_is_gone_and_never_made_is_not_found(http: httpx.Client) -> None:
+    uuid = http.post(SUBMIT, content=b"x").json()["uuid"]
+    for _ in range(2):
+        assert http.delete(f"/v1/requests/{uuid}").status_code == 204
+    dashed = f"{uuid[:8]}-{uuid[8:12]}-{uuid[12:16]}-{uuid[16:20]}-{uuid[20:]}"
+    for one in (uuid, uuid.upper(), dashed):
+        assert http.get(f"/v1/requests/{one}").status_code == 410
+        assert http.get(f"/v1/requests/{one}/reply").status_code == 410
+        assert http.get(f"/v1/requests/{one}/reply?wait=5").status_code == 410
+        assert http.post(f"/v1/requests/{one}:retry").status_code == 410
+    future = f"{0xFFFFFFFFFFFF:012x}{uuid[12:]}"
+    for one in (future, "0" * 32, "x", "123", "%00", "..", "a%2Fb"):
+        assert http.get(f"/v1/requests/{one}").status_code == 404
+        assert http.get(f"/v1/requests/{one}/reply").status_code == 404
+        assert http.post(f"/v1/requests/{one}:retry").status_code == 404
+
+
+TYPES = [
+    (b'{"a": 1}', "application/json", b'{"a": 1}'),
+    (b"[1", "text/plain; charset=utf-8", b"[1"),
+    (b"[" * 100_000, "text/plain; charset=utf-8", b"[" * 100_000),
+    (b"\xff", "application/octet-stream", b"\xff"),
+    (b"", "text/plain; charset=utf-8", b""),
+    (b"many|Content-Type: image/png|\x00", "image/png", b"\x00"),
+    (b"many|Content-Type: text/csv; charset=latin-1|\xff", "text/csv; charset=latin-1", b"\xff"),
+]
+
+
+def test_replies_have_their_type(http: httpx.Client, worker: Worker) -> None:
+    for body, type, content in TYPES:
+        answer = http.post(SUBMIT, content=body, headers={"Prefer": "wait=30"})
+        assert (answer.status_code, answer.headers["content-type"], answer.content) == (200, type, content)
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["content-security-policy"] == "sandbox"
+        assert "content-disposition" not in answer.headers
+        head = http.head(f"{answer.headers['location']}/reply")
+        assert (head.status_code, head.headers["content-length"], head.content) == (200, str(len(content)), b"")
+
+
+EXECUTED = ["text/html", "image/svg+xml", "application/xhtml+xml", "text/javascript", "x/y"]
+
+
+def test_what_a_browser_would_execute_is_to_be_saved(http: httpx.Client, worker: Worker) -> None:
+    for type in EXECUTED:
+        body = f"many|Content-Type: {type}|<script>alert(1)</script>"
+        answer = http.post(SUBMIT, content=body, headers={"Prefer": "wait=30"})
+        assert answer.headers["content-type"] == type
+        assert answer.headers["content-disposition"] == "attachment"
+        assert answer.headers["content-security-policy"] == "sandbox"
+
+
+def test_several_frames_are_parts(http: httpx.Client, worker: Worker) -> None:
+    """What is no type, or would add a header, is a frame like others."""
+    for first in (b"a", b"Content-Type: text/plain\r\nX-Evil: 1", b"Content-Type: "):
+        answer = http.post(SUBMIT, content=b"many|" + first + b"|{}", headers={"Prefer": "wait=30"})
+        assert answer.headers["content-type"].startswith("multipart/mixed; boundary=")
+        assert "x-evil" not in answer.headers
+        boundary = answer.headers["content-type"].partition("=")[2].encode()
+        parts = answer.content.split(b"--" + boundary)
+        assert parts[1] == b"\r\nContent-Type: text/plain; charset=utf-8\r\n\r\n" + first + b"\r\n"
+        assert parts[2] == b"\r\nContent-Type: application/json\r\n\r\n{}\r\n"
+        assert parts[3] == b"--\r\n"
+
+
+def test_the_trace_goes_to_the_worker(http: httpx.Client, worker: Worker) -> None:
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    headers = {"Prefer": "wait=30", "traceparent": trace}
+    assert http.post(SUBMIT, content=b"trace", headers=headers).text == trace
+    headers["traceparent"] = "nonsense"  # W3C: as if it were not there
+    assert http.post(SUBMIT, content=b"trace", headers=headers).text == ""
+
+
+METHODS = [
+    (SUBMIT, "POST, OPTIONS"),
+    (f"/v1/requests/{'0' * 32}", "GET, DELETE, HEAD, OPTIONS"),
+    (f"/v1/requests/{'0' * 32}:retry", "POST, OPTIONS"),
+    (f"/v1/requests/{'0' * 32}/reply", "GET, HEAD, OPTIONS"),
+    ("/v1/requests", "GET, HEAD, OPTIONS"),
+    ("/v1/services", "GET, HEAD, OPTIONS"),
+    ("/v1/stats", "GET, HEAD, OPTIONS"),
+]
+
+
+def test_methods(http: httpx.Client) -> None:
+    for path, allow in METHODS:
+        answer = http.options(path)
+        assert (answer.status_code, answer.headers["allow"]) == (204, allow)
+        answer = http.request("PATCH", path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, allow)
+        assert answer.json()["status"] == 405
+
+
+@pytest.mark.web(max_body=1000)
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_too_large_is_refused_before_it_is_there(http: httpx.Client, client: Client, chunked: bool) -> None:
+    assert http.post(SUBMIT, content=bytes(1000)).status_code == 202
+    host, port = http.base_url.host, http.base_url.port
+    with socket.create_connection((host, port), timeout=30) as connection:
+        length = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: 1000000000000000000000"[:-3]
+        head = b"POST %s HTTP/1.1\r\nHost: %s\r\n%s\r\n\r\n" % (SUBMIT.encode(), host.encode(), length)
+        connection.sendall(head + (b"3e9\r\n" + bytes(1001) + b"\r\n" if chunked else b""))
+        with connection.makefile("rb") as lines:  # it has never been sent the rest
+            assert b" 413 " in lines.readline()
+            said = list(iter(lines.readline, b"\r\n"))
+            assert b"connection: close\r\n" in [line.lower() for line in said]
+    assert client.stats()["store"]["requests"] == 1
+
+
+def test_who_leaves_while_he_waits_leaves_the_request(http: httpx.Client, server: Server, client: Client) -> None:
+    host, port = http.base_url.host, http.base_url.port
+    with socket.create_connection((host, port), timeout=30) as connection:
+        head = f"POST {SUBMIT} HTTP/1.1\r\nHost: {host}\r\nPrefer: wait=60\r\nContent-Length: 1\r\n\r\nx"
+        connection.sendall(head.encode())
+        until(lambda: client.stats()["waiting_clients"] == 1)
+    ((row,), _) = client.list()
+    with Worker("echo", list, server.endpoints[0], config=QUICK):
+        assert client.wait(row["uuid"], 30) == [b"x"]
+
+
+def test_who_leaves_while_he_sends_leaves_nothing(http: httpx.Client, client: Client) -> None:
+    host, port = http.base_url.host, http.base_url.port
+    with socket.create_connection((host, port), timeout=30) as connection:
+        head = f"POST {SUBMIT} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 100\r\n\r\nhalf"
+        connection.sendall(head.encode())
+    assert http.get("/v1/stats").status_code == 200
+    assert client.stats()["store"]["requests"] == 0
+
+
+def every(http: httpx.Client, path: str, name: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    while path:
+        answer = http.get(path)
+        rows += answer.json()[name]
+        path = answer.json()["next"]
+        assert answer.links.get("next", {}).get("url") == path
+    return rows
+
+
+def test_what_is_rare_is_found_in_one_call(
+    http: httpx.Client, client: Client, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server looks at so many at a time."""
+    monkeypatch.setattr("titanic.store.lmdb.listing.LOOKED_AT", 5)
+    monkeypatch.setattr(lists, "PATIENCE", 60.0)
+    first = client.submit("rare", b"x", key="Order 7")
+    for uuid in client.submit_batch("echo", [b"x"] * 30):
+        client.wait(uuid, 30)
+    last = client.submit("rare", b"x")
+    found = http.get("/v1/requests?service=rare").json()
+    assert ([row["uuid"] for row in found["requests"]], found["next"]) == ([first, last], None)
+    assert [row["uuid"] for row in http.get("/v1/requests?text=ORDER").json()["requests"]] == [first]
+    monkeypatch.setattr(lists, "PATIENCE", 0.0)
+    assert http.get("/v1/requests?service=rare").json()["next"]
+
+
+def test_lists_come_in_pages(http: httpx.Client, client: Client) -> None:
+    uuids = client.submit_many("a/b", [b"x"] * 5) + client.submit_many("c", [b"x"] * 2)
+    assert [row["uuid"] for row in every(http, "/v1/requests?limit=2", "requests")] == uuids
+    assert [row["uuid"] for row in every(http, "/v1/requests?limit=2&service=a%2Fb", "requests")] == uuids[:5]
+    assert every(http, "/v1/requests?limit=2&state=failed", "requests") == []
+    assert [row["uuid"] for row in every(http, "/v1/requests?limit=2&newest=true", "requests")] == uuids[::-1]
+    keyed = client.submit("c", b"x", key="ärger & co", delay=60)
+    assert [row["uuid"] for row in every(http, "/v1/requests?limit=3&text=%C3%A4rger%20%26", "requests")] == [keyed]
+    assert [row["name"] for row in every(http, "/v1/services?limit=1", "services")] == ["a/b", "c"]
+    for query in ("limit=0", "limit=1001", "limit=x", "state=odd", "after=x", "newest=1", "service=", "color=red"):
+        answer = http.get(f"/v1/requests?{query}")
+        assert answer.status_code == 400, query

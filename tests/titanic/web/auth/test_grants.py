@@ -1,0 +1,137 @@
+"""Sessions and refusals, with a clock that the test moves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from titanic.errors import CallerError
+from titanic.web.auth.grants import AHEAD, LONGEST, Kind, Sessions
+from titanic.web.auth.refusals import BURST, EVERY, MOST, Refusals
+from titanic.web.auth.session_secret import SessionSecret
+
+
+@pytest.fixture
+def sessions() -> Sessions:
+    return Sessions(SessionSecret(None), most=5)
+
+
+def test_a_session_is_found_by_its_cookie_alone(sessions: Sessions) -> None:
+    cookie = sessions.begin("ann", "proof", 0.0)
+    other = sessions.begin("ann", "proof", 0.0)
+    grant = sessions.find(cookie, 1.0)
+    assert grant is not None
+    assert (grant.user, grant.kind, grant.proof) == ("ann", Kind.SESSION, "proof")
+    assert sessions.find(cookie, 1.0) is grant
+    assert cookie not in repr(vars(sessions))
+    assert grant.csrf not in repr(grant)
+    second = sessions.find(other, 1.0)
+    assert second is not None
+    assert second.csrf != grant.csrf
+    _, _, signature = cookie.rpartition(":")
+    others = cookie.replace("ann", "bob"), f"ann:0:proof:x:{signature}"
+    for wrong in ("", ":", cookie[:-1], cookie + "x", "\udcff", *others):
+        assert sessions.find(wrong, 1.0) is None
+
+
+def test_sessions_end(sessions: Sessions) -> None:
+    cookie = sessions.begin("ann", "", 0.0)
+    assert sessions.find(cookie, LONGEST) is not None
+    assert sessions.find(cookie, LONGEST + 1) is None
+    assert sessions.find(sessions.begin("ann", "", AHEAD + 1), 0.0) is None
+    other = sessions.begin("ann", "", 0.0)
+    grant = sessions.find(other, 0.0)
+    sessions.end(other, 0.0)
+    assert grant is not None
+    assert grant.ended
+    assert sessions.find(other, 0.0) is None
+
+
+def test_what_is_known_of_sessions_is_bounded(sessions: Sessions) -> None:
+    cookies = [sessions.begin("ann", "", 0.0) for _ in range(9)]
+    for _ in range(2):
+        assert all(sessions.find(cookie, 0.0) for cookie in cookies)
+    assert len(sessions) == 5
+    sessions.sweep(LONGEST + 1)
+    assert len(sessions) == 0
+
+
+def test_gateways_with_the_same_secret_share_sessions(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    one, other = SessionSecret(path), SessionSecret(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    cookie = Sessions(one).begin("ann", "proof", 0.0)
+    first, second = Sessions(one).find(cookie, 1.0), Sessions(other).find(cookie, 1.0)
+    assert first is not None
+    assert second is not None
+    assert first.csrf == second.csrf
+    Sessions(one).end(cookie, 2.0)
+    for ended in (one, SessionSecret(path)):
+        assert Sessions(ended).find(cookie, 3.0) is None
+    assert other.look()
+    assert Sessions(other).find(cookie, 3.0) is None
+    later = Sessions(other).begin("ann", "proof", LONGEST + 1)
+    Sessions(other).end(later, LONGEST + 2)
+    assert cookie not in path.with_name("secret.ended").read_text()
+    assert len(path.with_name("secret.ended").read_text().splitlines()) == 1, "what is over anyway is forgotten"
+
+
+def test_two_secrets_are_valid_while_one_is_changed(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    secret = SessionSecret(path)
+    sessions, old = Sessions(secret), path.read_text()
+    before = sessions.begin("ann", "proof", 0.0)
+    path.write_text("x" * 32 + "\n" + old)
+    assert secret.look()
+    after = sessions.begin("ann", "proof", 0.0)
+    grants = [sessions.find(cookie, 1.0) for cookie in (before, after)]
+    assert all(grants)
+    path.write_text("x" * 32 + "\n")
+    assert secret.look()
+    sessions.sweep(1.0)
+    assert [grant and grant.ended for grant in grants] == [True, False]
+    assert sessions.find(before, 1.0) is None
+    path.write_text("short\n")
+    assert secret.look()
+    assert sessions.find(after, 1.0) is grants[1], "a secret that will not do is not taken"
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "fault"),
+    [
+        ("x" * 32, 0o644, "others may read or change .* chmod 600"),
+        ("x" * 32, 0o660, "others may read or change"),
+        ("x" * 31, 0o600, "must have one line, or two"),
+        ("", 0o600, "must have one line, or two"),
+        (f"{'x' * 32}\n" * 3, 0o600, "must have one line, or two"),
+    ],
+)
+def test_a_secret_that_will_not_do_is_refused(tmp_path: Path, text: str, mode: int, fault: str) -> None:
+    path = tmp_path / "secret"
+    path.write_text(text)
+    path.chmod(mode)
+    with pytest.raises(CallerError, match=fault):
+        SessionSecret(path)
+
+
+def test_a_secret_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CallerError, match=r"cannot make the secret .*: No such file"):
+        SessionSecret(tmp_path / "nowhere" / "secret")
+
+
+def test_refusals_fill_a_bucket() -> None:
+    refusals = Refusals()
+    for _ in range(BURST):
+        assert refusals.wait("10.0.0.1", 0.0) == 0
+        refusals.note("10.0.0.1", 0.0)
+    assert refusals.wait("10.0.0.1", 0.0) == EVERY
+    assert refusals.wait("10.0.0.2", 0.0) == 0
+    assert refusals.wait("10.0.0.1", EVERY) == 0
+    for _ in range(BURST):
+        refusals.note("2001:db8::1", 0.0)
+    assert refusals.wait("2001:db8::ffff", 0.0) > 0
+    assert refusals.wait("2001:db8:0:1::1", 0.0) == 0
+    for number in range(MOST + 10):
+        refusals.note(f"x{number}", 0.0)
+    assert len(refusals._filled) == MOST

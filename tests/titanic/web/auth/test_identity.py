@@ -1,0 +1,249 @@
+"""Who may come in, and as whom."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from http.cookies import SimpleCookie
+from pathlib import Path
+
+import httpx
+import pytest
+from support.waiting import PATIENCE, until
+from support.web_secured import TOKENS, Secured, csrf_of, secured
+
+from broker import hash_token
+from titanic import Server
+from titanic.errors import Contradiction
+from titanic.web.auth import refusals
+from titanic.web.serving import WebServer
+from titanic.web.settings import WebSettings
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    with secured(tmp_path_factory.mktemp("web") / "access") as one:
+        yield one
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Secured]:
+    """One whose files a test may change."""
+    with secured(tmp_path / "access") as one:
+        yield one
+
+
+def authorization(*values: str) -> list[tuple[str, str]]:
+    return [("Authorization", value) for value in values]
+
+
+def test_a_token_is_its_users(scene: Secured) -> None:
+    assert scene.program("chief").get("/v1/stats").status_code == 200
+    assert scene.program("alice").get("/v1/stats").status_code == 403  # said by the server
+    assert scene.program("bob").get("/v1/stats").status_code == 403
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        (),
+        ("",),
+        ("Bearer",),
+        ("Bearer x",),
+        (f"Bearer {TOKENS['chief']}x",),
+        (f"Basic {TOKENS['chief']}",),
+        (TOKENS["chief"],),
+        (f"Bearer {TOKENS['chief']}", f"Bearer {TOKENS['chief']}"),
+        (f"Bearer {TOKENS['chief']}, Bearer x",),
+        ("Bearer " + "x" * 5000,),
+        ("Bearer ä",),
+    ],
+)
+def test_who_shows_nothing_that_counts_is_told_to_log_in(scene: Secured, values: tuple[str, ...]) -> None:
+    headers = [(name.encode(), value.encode("latin-1")) for name, value in authorization(*values)]
+    answer = httpx.get(f"{scene.url}/v1/stats", timeout=PATIENCE, headers=headers)
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"] == 'Bearer realm="titanic"'
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert "x-content-type-options" in answer.headers
+
+
+def test_a_wrong_token_is_not_made_good_by_a_session(scene: Secured) -> None:
+    browser = scene.browser("chief")
+    assert browser.get("/v1/stats").status_code == 200
+    assert browser.get("/v1/stats", headers={"Authorization": "Bearer x"}).status_code == 401
+
+
+def test_a_token_in_the_address_is_none(scene: Secured) -> None:
+    for name in ("token", "access_token", "authorization"):
+        assert httpx.get(f"{scene.url}/v1/stats?{name}={TOKENS['chief']}", timeout=PATIENCE).status_code == 401
+
+
+def test_a_person_is_sent_to_the_page_to_log_in_at_and_back(scene: Secured) -> None:
+    browser = scene.browser()
+    answer = browser.get("/services?x=1&y=%C3%A4")
+    assert (answer.status_code, answer.headers["location"]) == (
+        303,
+        "/login?next=/services%3Fx%3D1%26y%3D%25C3%25A4",
+    )
+    page = browser.get(answer.headers["location"])
+    assert page.status_code == 200
+    assert 'name="next" value="/services?x=1&amp;y=%C3%A4"' in page.text
+    answer = browser.post("/login", data={"token": TOKENS["chief"], "next": "/services?x=1&y=%C3%A4"})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/services?x=1&y=%C3%A4")
+    assert browser.get("/").status_code == 200
+
+
+def test_the_cookie_of_a_session(scene: Secured) -> None:
+    answer = httpx.post(f"{scene.url}/login", timeout=PATIENCE, data={"token": TOKENS["chief"]})
+    (cookie,) = SimpleCookie(answer.headers["set-cookie"]).values()
+    assert cookie["httponly"]
+    assert cookie["samesite"].lower() == "lax", "who follows a link from elsewhere need not log in again"
+    assert cookie["path"] == "/"
+    assert not cookie["secure"], "it is plain HTTP"
+    assert not cookie["domain"]
+    assert not cookie["expires"]
+    assert len(cookie.value) >= 43
+    assert TOKENS["chief"] not in str(answer.headers)
+
+
+def test_a_session_ends_with_its_log_out(scene: Secured) -> None:
+    browser = scene.browser("chief")
+    other = scene.browser("chief")
+    cookies = dict(browser.cookies)
+    assert browser.post("/logout", data={"x": "y"}).status_code == 403
+    assert browser.get("/").status_code == 200
+    from_page = browser.get("/v1/session").json()["csrf"]
+    assert browser.post("/logout", data={"csrf": from_page}).headers["location"] == "/login"
+    assert not browser.cookies
+    assert httpx.get(f"{scene.url}/v1/stats", timeout=PATIENCE, cookies=cookies).status_code == 401
+    assert other.get("/").status_code == 200
+
+
+def test_sessions_outlive_a_restart_and_are_shared(tmp_path: Path) -> None:
+    """Open forms, too; and whoever has logged out at one gateway has at all."""
+    with secured(tmp_path / "access", session_secret=tmp_path / "secret") as own:
+        browser = own.browser("chief")
+        csrf = csrf_of(browser.get("/").text)
+        settings = own.settings(own.server, session_secret=tmp_path / "secret")
+        for _ in range(2):
+            with WebServer(settings) as again, httpx.Client(base_url=again.url, timeout=PATIENCE) as other:
+                other.cookies = browser.cookies
+                assert other.get("/v1/session").json() == {"user": "chief", "csrf": csrf}
+                form = {"csrf": csrf, "service": "mail", "do": "pause"}
+                assert other.post("/actions/services", data=form).status_code == 303
+        with WebServer(settings) as again, httpx.Client(base_url=again.url, timeout=PATIENCE) as other:
+            other.cookies = browser.cookies
+            copy = dict(browser.cookies)
+            with browser.stream("GET", "/v1/events") as events:
+                told = events.iter_raw()
+                assert next(told)
+                left = other.post("/logout", data={"csrf": csrf})
+                assert "Max-Age=0" in left.headers["set-cookie"]
+                until(lambda: httpx.get(f"{own.url}/v1/session", timeout=PATIENCE, cookies=copy).status_code == 401)
+                for _ in told:  # it ends
+                    pass
+        assert httpx.get(f"{own.url}/v1/session", timeout=PATIENCE, cookies=copy).status_code == 401
+
+
+def test_without_access_control_open_forms_outlive_a_restart(server: Server, tmp_path: Path) -> None:
+    settings = WebSettings(
+        tuple(server.endpoints), bind=("127.0.0.1", 0), timeout=PATIENCE, session_secret=tmp_path / "secret"
+    )
+    with WebServer(settings) as web:
+        csrf = httpx.get(f"{web.url}/v1/session", timeout=PATIENCE).json()["csrf"]
+    form = {"csrf": csrf, "service": "mail", "do": "pause"}
+    with WebServer(settings) as web:
+        assert httpx.post(f"{web.url}/actions/services", data=form, timeout=PATIENCE).status_code == 303
+
+
+def test_log_ins_that_are_refused_all_look_alike(scene: Secured, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    pages = []
+    for token in ("", "x", TOKENS["chief"][:-1], TOKENS["ghost"]):
+        answer = httpx.post(f"{scene.url}/login", timeout=PATIENCE, data={"token": token})
+        assert answer.status_code == 403
+        assert "set-cookie" not in answer.headers
+        pages.append(answer.text)
+    assert len(set(pages)) == 1
+    assert "user 'ghost' cannot come in: " in caplog.text
+    assert "there is no such key file" in caplog.text
+    assert "refused 127.0.0.1: no user has its token" in caplog.text
+    for token in TOKENS.values():
+        assert token not in caplog.text
+    ghost = scene.program("ghost").get("/v1/stats")
+    assert ghost.status_code == 403
+    assert "key" not in ghost.text
+
+
+def test_whoever_is_refused_too_often_has_to_wait(own: Secured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refusals, "EVERY", 600.0)  # so that none of it is over before this test is
+    browser = own.browser()
+    codes = [browser.post("/login", data={"token": "x"}).status_code for _ in range(10)]
+    assert codes == [403] * 10
+    answer = until(lambda: (found := browser.post("/login", data={"token": "x"})).status_code == 429 and found)
+    assert 0 < int(answer.headers["retry-after"]) <= 601
+    assert own.browser("chief").get("/v1/stats").status_code == 200, "others come from the same address: a proxy's"
+
+
+def test_a_revoked_token_ends_what_it_let_in(own: Secured, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    browser = own.browser("alice")
+    chief = own.browser("chief")
+    program = own.program("alice")
+    assert browser.get("/v1/stats").status_code == program.get("/v1/stats").status_code == 403
+    own.write(alice="[users.alice]\nthis is wrong\n")
+    until(lambda: "who could come in still can" in caplog.text)
+    assert browser.get("/v1/stats").status_code == program.get("/v1/stats").status_code == 403
+    own.write(alice='[users.alice]\nkeys = ["keys/alice.key"]\n')
+    until(lambda: browser.get("/v1/stats").status_code == 401)
+    assert program.get("/v1/stats").status_code == 401
+    assert chief.get("/v1/stats").status_code == 200
+    own.write(alice=own.lines["alice"])
+    until(lambda: program.get("/v1/stats").status_code == 403)
+    assert browser.get("/v1/stats").status_code == 401, "a session that has ended does not come back"
+
+
+def test_a_token_of_somebody_else_by_now_does_not_keep_a_session(own: Secured) -> None:
+    browser = own.browser("alice")
+    hashes = ", ".join(f'"{hash_token(TOKENS[name])}"' for name in ("alice", "bob"))
+    own.write(alice='[users.alice]\nkeys = ["keys/alice.key"]\n', bob=f"[users.bob]\ntokens = [{hashes}]\n")
+    until(lambda: browser.get("/v1/session").status_code == 401)
+    assert own.program("alice").get("/v1/session").json()["user"] == "bob"
+
+
+def test_a_key_that_is_new_is_used_and_one_that_is_gone_is_not(own: Secured) -> None:
+    program = own.program("chief")
+    assert program.get("/v1/stats").status_code == 200
+    secret = own.keys / "chief.key_secret"
+    text = secret.read_text()
+    secret.unlink()
+    until(lambda: program.get("/v1/stats").status_code == 403)
+    secret.write_text(text)
+    secret.chmod(0o600)
+    until(lambda: program.get("/v1/stats").status_code == 200)
+
+
+def test_calls_by_a_session_need_its_csrf_token(scene: Secured) -> None:
+    browser = scene.browser("chief")
+    csrf = browser.get("/v1/session").json()["csrf"]
+    for headers, status in (({}, 403), ({"X-CSRF-Token": "x"}, 403), ({"X-CSRF-Token": csrf}, 404)):
+        assert browser.post("/v1/nothing", headers=headers, json={}).status_code == status
+    other = scene.browser("alice")
+    assert other.post("/v1/nothing", headers={"X-CSRF-Token": csrf}).status_code == 403
+    assert scene.program("chief").post("/v1/nothing").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("settings", "fault"),
+    [
+        ({"bind": ("0.0.0.0", 80)}, "no access file"),
+        ({"bind": ("10.0.0.1", 80), "access": "a", "keys": "k"}, "no TLS, but 10.0.0.1 is to be bound.*--open"),
+        ({"access": "a"}, "--access and --keys belong together"),
+        ({"tls_key": "k"}, "--tls-certificate and --tls-key belong together"),
+        ({"client_ca": "c"}, "--client-ca is for log-ins by certificate"),
+    ],
+)
+def test_settings_that_would_let_others_in_are_refused(settings: dict[str, object], fault: str) -> None:
+    with pytest.raises(Contradiction, match=fault):
+        WebSettings(endpoint=("tcp://127.0.0.1:1",), **settings)  # type: ignore[arg-type]

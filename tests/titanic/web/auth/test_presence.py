@@ -1,0 +1,131 @@
+"""With no server there nobody waits for one: pages and programs are told so, soon, and at once when it is known."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+from support.serving import serving
+from support.waiting import until
+
+from broker import unreachable
+from titanic.errors import Refused
+from titanic.web.auth import presence
+from titanic.web.auth.presence import Presence
+from titanic.web.serving import WebServer
+from titanic.web.settings import WebSettings
+
+HOOK = "0" * 20
+"""The id of no hook."""
+
+PATIENCE = 60.0
+"""Seconds: fewer than the three tries of 30 that a question takes that nobody gives up."""
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Iterator[WebServer]:
+    """Its server is not there, nor ever was."""
+    settings = WebSettings((f"ipc://{tmp_path}/here",), bind=("127.0.0.1", 0), timeout=30)
+    with WebServer(settings) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def alone(gateway: WebServer) -> Iterator[httpx.Client]:
+    """A client of that."""
+    with httpx.Client(base_url=gateway.url, timeout=200) as http:
+        yield http
+
+
+def away(answer: httpx.Response) -> bool:
+    assert answer.status_code == 503, answer.text
+    assert answer.headers["retry-after"] == "5"
+    assert "server is away" in answer.text
+    return True
+
+
+@pytest.mark.parametrize("path", ["/", "/requests", "/store", "/services/mail", "/v1/requests", "/v1/stats"])
+def test_says_soon_that_the_server_is_away(alone: httpx.Client, path: str) -> None:
+    began = time.monotonic()
+    assert away(alone.get(path))
+    assert time.monotonic() - began < PATIENCE
+    assert away(alone.post("/v1/services/mail/requests", content=b"x"))  # it need not be sent to be known
+    assert away(alone.get("/v1/requests/" + "0" * 32 + "/reply?wait=60"))
+    assert time.monotonic() - began < PATIENCE
+
+
+def test_goes_on_when_the_server_is_there(alone: httpx.Client, tmp_path: Path) -> None:
+    assert away(alone.get("/"))
+    with serving(tmp_path, bind=(f"ipc://{tmp_path}/here",)):
+        until(lambda: alone.get("/").status_code == 200, PATIENCE)
+        assert alone.post("/v1/services/mail/requests", content=b"x").status_code == 202
+    until(lambda: alone.get("/requests").status_code == 503, PATIENCE)
+    assert away(alone.get("/store"))
+
+
+def test_a_change_that_is_on_its_way_goes_on(gateway: WebServer, alone: httpx.Client, tmp_path: Path) -> None:
+    """It may have been done already: that it was not would be made up."""
+    with ThreadPoolExecutor() as pool:
+        change = pool.submit(alone.post, "/v1/services/mail/requests", content=b"x")
+        until(lambda: gateway.app.gateway.submissions.is_busy, PATIENCE)
+        assert away(alone.get("/"))
+        with serving(tmp_path, bind=(f"ipc://{tmp_path}/here",)):
+            assert change.result(PATIENCE * 2).status_code == 202
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/v1/hooks"), ("PUT", "/v1/hooks"), ("GET", f"/v1/hooks/{HOOK}"), ("DELETE", f"/v1/hooks/{HOOK}")],
+)
+def test_calls_of_web_hooks_say_so_as_soon(tmp_path: Path, method: str, path: str) -> None:
+    began = time.monotonic()
+    settings = WebSettings((f"ipc://{tmp_path}/here",), bind=("127.0.0.1", 0), timeout=30, hooks=True)
+    with WebServer(settings) as gateway, httpx.Client(base_url=gateway.url, timeout=200) as http:
+        said = {"service": "mail", "url": "https://a.example/x"} if method == "PUT" else None
+        assert away(http.request(method, path, json=said))
+        assert time.monotonic() - began < PATIENCE
+        with serving(tmp_path, bind=(f"ipc://{tmp_path}/here",)):
+            until(lambda: http.get("/v1/hooks").status_code == 200, PATIENCE)
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """An endpoint at which no connection is made, and none refused: nobody takes those that wait already."""
+    with socket.socket() as listener, ExitStack() as others:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(8):
+            one = others.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(listener.getsockname())
+        endpoint = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+        until(lambda: unreachable([endpoint], 0.1))
+        yield endpoint
+
+
+def test_all_places_are_looked_at_at_once(silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is silent does not keep it from seeing the other."""
+    monkeypatch.setattr(presence, "PATIENCE", 5.0)
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        look = Presence([silent, f"tcp://127.0.0.1:{there.getsockname()[1]}"])
+
+        async def check() -> float:
+            began = time.monotonic()
+            await look.check()
+            return time.monotonic() - began
+
+        assert asyncio.run(check()) < presence.PATIENCE
+
+
+def test_each_place_is_told_of() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        gone = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+    with pytest.raises(Refused, match=f"refused at {gone}, no such file or directory at ipc:///nowhere; try again"):
+        asyncio.run(Presence([gone, "ipc:///nowhere"]).check())

@@ -1,0 +1,32 @@
+"""Charts are SVG that browsers take, and say in words what they show."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+import pytest
+
+from titanic.web.pages.charts import Line, chart, nice, spark
+from titanic.web.words import rate
+
+
+def test_a_chart_tells_its_values_in_words() -> None:
+    svg = chart('"a" <b>', [Line("done", [None, 1, 2.5, None, 2]), Line("failed", [None] * 5)], rate)
+    image, legend = ElementTree.fromstring(f"<x>{svg}</x>")
+    assert image.get("aria-label") == '"a" <b>, the last 60 minutes. done: 2.0, at most 2.5; failed: not known'
+    assert ["".join(item.itertext()) for item in legend] == ["done: 2.0", "failed: not known"]
+    assert "style" not in svg
+
+
+def test_nothing_known_is_no_chart() -> None:
+    assert chart("a", [Line("done", [None, None])], rate) == ""
+    assert spark([None, 1], "a") == ""
+
+
+def test_a_spark_of_zeros_is_a_line_at_the_bottom() -> None:
+    assert "0.0 22.0L96.0 22.0" in spark([0, 0], "a")
+
+
+@pytest.mark.parametrize(("most", "end"), [(0, 1), (0.3, 0.5), (1, 1), (1.1, 2), (4, 5), (51, 100), (100_000, 100_000)])
+def test_axes_end_at_round_numbers(most: float, end: float) -> None:
+    assert nice(most) == pytest.approx(end)

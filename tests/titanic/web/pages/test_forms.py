@@ -1,0 +1,77 @@
+"""Forms prove that they came from a page of ours."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from titanic.web.auth.identity import Visitor
+from titanic.web.auth.places import Places
+from titanic.web.pages import forms
+from titanic.web.problems import Problem, answer
+
+FORM = {"Content-Type": forms.TYPE}
+
+
+async def _sent(request: Request) -> Response:
+    by_token = "authorization" in request.headers
+    request.state.visitor = Visitor("ann", None, "right", needs_csrf=not by_token)  # type: ignore[arg-type]
+    try:
+        form = await forms.read(request)
+    except Problem as problem:
+        return answer(problem)
+    return JSONResponse(form.multi_items())
+
+
+class Page:
+    """Sends forms to a page."""
+
+    def post(self, *, content: str | bytes, headers: dict[str, str]) -> httpx.Response:
+        async def sent() -> httpx.Response:
+            app = Starlette(routes=[Route("/", _sent, methods=["POST"])])
+            app.gateway = SimpleNamespace(bodies=Places("bytes", 1 << 30, 1 << 30))  # type: ignore[attr-defined]
+            transport = httpx.ASGITransport(app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                return await client.post("/", content=content, headers=headers)
+
+        return asyncio.run(sent())
+
+
+@pytest.fixture
+def page() -> Page:
+    return Page()
+
+
+def test_the_fields_of_a_form(page: Page) -> None:
+    answer = page.post(content="csrf=right&uuid=a&uuid=b&why=%C3%A4+%3C&empty=", headers=FORM)
+    assert answer.json() == [["uuid", "a"], ["uuid", "b"], ["why", "ä <"], ["empty", ""]]
+    assert page.post(content="a=1", headers=FORM | {"X-CSRF-Token": "right"}).json() == [["a", "1"]]
+    assert page.post(content="csrf=right", headers=FORM).json() == []
+
+
+@pytest.mark.parametrize("body", ["", "a=1", "csrf=", "csrf=wrong&a=1", "csrf=RIGHT", "csrf=right2", "csrf=%C3%A4"])
+def test_without_its_token_a_form_is_refused(page: Page, body: str) -> None:
+    assert page.post(content=body, headers=FORM).status_code == 403
+
+
+def test_who_shows_a_bearer_token_needs_none(page: Page) -> None:
+    assert page.post(content="a=1", headers=FORM | {"Authorization": "Bearer x"}).json() == [["a", "1"]]
+
+
+@pytest.mark.parametrize("kind", ["", "text/plain", "application/json", "multipart/form-data; boundary=x"])
+def test_what_is_no_form_is_refused(page: Page, kind: str) -> None:
+    assert page.post(content="csrf=right", headers={"Content-Type": kind}).status_code == 415
+
+
+def test_forms_are_bounded(page: Page) -> None:
+    assert page.post(content="csrf=right&a=" + "x" * forms.MOST_BYTES, headers=FORM).status_code == 413
+    assert page.post(content="csrf=right" + "&a=1" * forms.MOST_FIELDS, headers=FORM).status_code == 400
+    for broken in (b"csrf=right&a", b"csrf=right&a=\xff", b"csrf=right&a=%ff"):
+        assert page.post(content=broken, headers=FORM).status_code == 400

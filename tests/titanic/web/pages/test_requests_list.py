@@ -1,0 +1,259 @@
+"""The list of requests: what is shown, by which filter, in pages."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+from support.pages import Page
+from support.waiting import until
+
+from broker import Worker
+from titanic import Client, Server
+from titanic.aio import Client as AioClient
+from titanic.util.ids import IdMaker
+from titanic.web.pages import bulk, choosing, requests
+from titanic.web.pages.choosing import Choice, choice_of, first_id
+from titanic.web.problems import Problem
+
+
+def page_of(http: httpx.Client, path: str) -> Page:
+    answer = http.get(path)
+    assert answer.status_code == 200, answer.text
+    return Page(answer.text)
+
+
+def uuids(page: Page) -> list[str]:
+    return [row[1] for row in page.rows]
+
+
+def test_empty_states_say_what_to_do(http: httpx.Client, client: Client) -> None:
+    client.submit("mail", b"")
+    page = page_of(http, "/requests?state=done&service=other")
+    assert "No request matches" in page.text
+    assert "no service is called other now" in page.text
+    client.close(*uuids(page_of(http, "/requests")))
+    assert "titanic submit SERVICE BODY" in page_of(http, "/requests").text
+
+
+def test_newest_first_in_pages(http: httpx.Client, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "PAGE", 2)
+    known = [client.submit("mail", b"x") for _ in range(5)]
+    first = page_of(http, "/requests?service=mail")
+    second = page_of(http, first.links["Next page"])
+    third = page_of(http, second.links["Next page"])
+    assert uuids(first) + uuids(second) + uuids(third) == known[::-1]
+    assert "Next page" not in third.links
+    assert uuids(page_of(http, third.links["First page"])) == uuids(first)
+    assert uuids(page_of(http, "/requests?order=oldest")) == known[:2]
+
+
+@pytest.mark.settings(max_attempts=1)
+def test_by_state_service_error_and_key(http: httpx.Client, client: Client, echo: Worker) -> None:
+    failed = client.submit("echo", b"fail")
+    waits = client.submit("mail", b"x", key="order 7")
+    with pytest.raises(Exception, match="as you wish"):
+        client.wait(failed, 30)
+    for query, expected in {
+        "state=failed": [failed],
+        "state=waiting": [waits],
+        "service=mail": [waits],
+        "text=you wish": [failed],
+        "text=order": [waits],
+        "key=order 7": [waits],
+        "key=order 7&state=failed": [],
+        "key=order 7&text=8": [],
+        "key=order": [],
+        "age=under-1h": [waits, failed],
+        "age=under-5m&order=oldest": [failed, waits],
+        "age=over-1h": [],
+        "age=over-1h&order=oldest": [],
+    }.items():
+        assert uuids(page_of(http, f"/requests?{query}")) == expected, query
+    row = page_of(http, "/requests?state=failed").rows[0]
+    assert [row[n] for n in (2, 3, 5, 6, 7)] == ["echo", "failed", "1", "4 B", "as you wish"]
+    assert page_of(http, "/requests?state=waiting").rows[0][7] == "key order 7"
+
+
+def test_what_it_is_asked_for_wrongly(http: httpx.Client) -> None:
+    for wrong in ("state=lost", "age=1h", "after=x", f"text={'x' * 256}"):
+        answer = http.get(f"/requests?{wrong}")
+        assert answer.status_code == 400
+        assert "<h1>Bad request</h1>" in answer.text
+
+
+def test_names_keys_and_errors_are_text(http: httpx.Client, client: Client) -> None:
+    client.submit('<b>"&', b"", key="<script>1</script>")
+    text = http.get('/requests?text=<script>&service=<b>"%26').text
+    assert "<script>1" not in text
+    assert "<b>" not in text
+    assert "&lt;script&gt;1&lt;/script&gt;" in text
+
+
+def test_the_ids_of_a_moment_sort_behind_its_first_one() -> None:
+    maker = IdMaker(None)
+    for moment in (1_795_258_520_106_479, 1_795_258_520_999_999, 1_795_258_521_000_000):
+        (uuid,) = maker.make(1, moment)
+        assert first_id(moment) <= uuid.hex() < first_id(moment + 1000)
+        assert first_id(moment - 1000) < uuid.hex()
+
+
+def test_a_form_fixes_the_moments() -> None:
+    given = {"age": "over-1h", "before": "1000", "since": "5", "order": "oldest"}
+    assert choice_of(given, now=9999) == Choice(age="over-1h", oldest=True, since=5, before=1000)
+    assert choice_of({"age": "under-1h"}, now=5000) == Choice(age="under-1h", since=1_400_000_000)
+    with pytest.raises(Problem, match="no such state"):
+        choice_of({"state": "<"})
+
+
+def test_a_page_goes_on_until_it_is_full_or_late(
+    server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages of the server are short when what is looked for is rare."""
+    known = client.submit_batch("mail", [b"x"] * 10)
+
+    async def look(**chosen: Any) -> tuple[list[str], str | None]:
+        async with AioClient(server.endpoints[0], timeout=30) as asked:
+            real = asked.list
+
+            async def short(**options: Any) -> Any:
+                return await real(**options | {"limit": 2})
+
+            monkeypatch.setattr(asked, "list", short)
+            rows, after = await choosing.page(asked, Choice(service="mail", **chosen), None, 6)
+            return [row["uuid"] for row in rows], after
+
+    monkeypatch.setattr(choosing, "PATIENCE", 60.0)
+    assert asyncio.run(look()) == (known[:3:-1], known[4])
+    monkeypatch.setattr(choosing, "PATIENCE", 0.0)
+    assert asyncio.run(look()) == (known[:7:-1], known[8])
+
+
+# -- many at once -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What matches is looked at to its end, also on a busy machine."""
+    monkeypatch.setattr(choosing, "PATIENCE", 60.0)
+
+
+def work_of(http: httpx.Client, answer: httpx.Response) -> Page:
+    """The page of what was begun, when it has ended."""
+    assert answer.status_code == 303, answer.text
+    where = answer.headers["location"]
+    until(lambda: "data-live" not in http.get(where).text)
+    return page_of(http, where)
+
+
+@pytest.fixture
+def failures(client: Client, echo: Worker) -> list[str]:
+    found = client.submit_batch("echo", [b"fail"] * 3, max_attempts=1)
+    for uuid in found:
+        with pytest.raises(Exception, match="as you wish"):
+            client.wait(uuid, 30)
+    return found
+
+
+def test_selected_ones_are_retried(http: httpx.Client, client: Client, failures: list[str]) -> None:
+    form = page_of(http, "/requests?state=failed").form("/requests/selected")
+    given = {"csrf": form["csrf"], "do": "retry", "uuid": failures[:2], "state": "failed"}
+    page = Page(http.post("/requests/selected", data=given).text)
+    assert page.headings[0] == "Retry 2 requests?"
+    confirmed = page.form("/actions/requests")
+    assert confirmed["uuids"].split() == failures[:2]
+    told = work_of(http, http.post("/actions/requests", data=confirmed))
+    assert "2 requests retried" in told.text
+    assert told.links["Back to the requests"] == "/requests?state=failed"
+    until(lambda: client.show(failures[0])["state"] == "failed")  # again: it was executed
+
+
+def test_all_that_match_are_closed_with_their_number_typed(
+    http: httpx.Client, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = client.submit_batch("mail", [b"x"] * 150)
+    client.submit("other", b"x")
+    page = page_of(http, page_of(http, "/requests?service=mail&state=waiting").links["Close all that match…"])
+    assert page.headings[0] == "Close 150 requests?"
+    form = page.form("/actions/requests")
+    late = client.submit("mail", b"came later")
+    for typed in ("", "149"):
+        answer = http.post("/actions/requests", data=form | {"typed": typed})
+        assert answer.status_code == 400
+        assert "type “150” to confirm" in answer.text
+    assert client.stats()["services"]["mail"] == 151
+    told = work_of(http, http.post("/actions/requests", data=form | {"typed": "150"}))
+    assert "150 requests closed" in told.text
+    assert told.links["Back to the requests"] == "/requests?service=mail&state=waiting"
+    rows, _ = client.list(limit=10)
+    assert [row["uuid"] for row in rows if row["service"] == "mail"] == [late]
+    assert known
+
+
+def test_all_that_failed_are_retried(http: httpx.Client, client: Client, failures: list[str]) -> None:
+    client.submit("mail", b"x")
+    page = page_of(http, page_of(http, "/requests").links["Retry all that failed or expired…"])
+    assert page.headings[0] == "Retry 3 requests?"
+    assert (
+        "3 requests retried" in work_of(http, http.post("/actions/requests", data=page.form("/actions/requests"))).text
+    )
+
+
+def test_without_an_exact_count_no_number_is_confirmed(
+    http: httpx.Client, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "COUNTING", 0.0)
+    client.submit_batch("mail", [b"x"] * 3)
+    page = page_of(http, "/requests/all?do=close&service=mail&state=waiting&age=under-1h")
+    assert page.figures["submitted"] == "in the last hour"
+    assert page.headings[0] == "Close all requests that match?"
+    form = page.form("/actions/requests")
+    for typed in ("", "0", form["count"]):
+        answer = http.post("/actions/requests", data=form | {"typed": typed})
+        assert answer.status_code == 400
+        assert "type “all” to confirm" in answer.text
+    assert client.stats()["services"]["mail"] == 3
+    assert "3 requests closed" in work_of(http, http.post("/actions/requests", data=form | {"typed": "all"})).text
+
+
+def test_a_count_goes_through_all_pages(http: httpx.Client, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choosing, "BATCH", 2)
+    client.submit_batch("mail", [b"x"] * 9)
+    assert page_of(http, "/requests/all?do=close&service=mail&state=waiting").headings[0] == "Close 9 requests?"
+
+
+@pytest.mark.settings(max_attempts=1)
+def test_no_more_are_closed_than_were_confirmed(http: httpx.Client, client: Client, failures: list[str]) -> None:
+    """Others may come to match meanwhile."""
+    client.set_service("echo", paused=True)
+    later = client.submit("echo", b"fail")
+    form = page_of(http, "/requests/all?do=close&state=failed").form("/actions/requests")
+    client.set_service("echo", paused=False)
+    until(lambda: client.show(later)["state"] == "failed")
+    assert "3 requests closed" in work_of(http, http.post("/actions/requests", data=form)).text
+    assert len(client.list(state="failed")[0]) == 1
+
+
+def test_what_cannot_be_done_to_many(http: httpx.Client, client: Client) -> None:
+    client.submit("mail", b"x")
+    assert "Nothing to retry" in page_of(http, "/requests/all?do=retry&service=mail").text
+    for wrong, why in {
+        "do=close": "choose a state first",
+        "do=close&state=running": "choose a state first",
+        "do=retry&state=done": "cannot be retried",
+        "do=burn&state=done": "neither retry nor close",
+    }.items():
+        answer = http.get(f"/requests/all?{wrong}")
+        assert answer.status_code == 400
+        assert why in answer.text
+    csrf = {"csrf": page_of(http, "/requests").form("/requests/selected")["csrf"]}
+    for data in ({}, {"uuid": "x"}, {"uuid": ["0" * 32] * 2 + ["1" * 31]}):
+        answer = http.post("/requests/selected", data=csrf | {"do": "retry"} | data)
+        assert answer.status_code == 400, answer.text
+    assert http.post("/actions/requests", data=csrf | {"do": "close", "state": "waiting"}).status_code == 400
+    for path in ("/requests/selected", "/actions/requests", "/actions/works/x/stop"):
+        assert http.post(path, data={"do": "close", "state": "waiting", "count": "1"}).status_code == 403
+    assert http.get("/works/unknown").status_code == 404
+    assert len(client.list()[0]) == 1

@@ -1,0 +1,133 @@
+"""The services, and one of them."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from support.pages import Page
+from support.waiting import until
+
+from broker import Worker
+from titanic import Client
+from titanic.config import ServiceLimits
+from titanic.schedules import queue_state
+from titanic.web.pages import services
+
+
+def page_of(http: httpx.Client, path: str) -> Page:
+    answer = http.get(path)
+    assert answer.status_code == 200, answer.text
+    return Page(answer.text)
+
+
+def test_nothing_yet_says_what_to_do(http: httpx.Client) -> None:
+    page = page_of(http, "/services")
+    assert "No service has requests or workers yet" in page.text
+    assert "titanic work SERVICE -- COMMAND" in page.text
+    assert "No service matches" not in page.text
+
+
+def test_sorted_filtered_and_in_pages(
+    http: httpx.Client, client: Client, echo: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n, name in enumerate(("mail.a", "mail.b", "resize", "Mail.c"), 1):
+        client.submit_batch(name, [b"x"] * n)
+    monkeypatch.setattr(services, "PAGE", 2)
+
+    def names(path: str) -> list[str]:
+        return [row[0] for row in page_of(http, path).rows]
+
+    first = page_of(http, "/services?sort=-waiting")
+    assert [row[:2] for row in first.rows] == [["Mail.c", "4"], ["resize", "3"]]
+    assert "1 to 2 of 5 services" in first.text
+    assert names(first.links["Next page"]) == ["mail.b", "mail.a"]
+    assert names("/services?sort=-waiting&page=3") == ["echo"]
+    assert names(first.links["Waiting"]) == ["echo", "mail.a"]
+    assert names("/services?q=MAIL") == ["Mail.c", "mail.a"]
+    assert names("/services?only=lonely&sort=-name") == ["resize", "mail.b"]
+    assert "5 services: show all" in page_of(http, "/services?q=nothing").text
+    for wrong in ("sort=size", "page=0", "page=x"):
+        assert http.get(f"/services?{wrong}").status_code == 400
+
+
+@pytest.mark.web(hooks=True)
+def test_what_stands_for_something_is_no_service(http: httpx.Client, client: Client) -> None:
+    """Nobody serves the requests that pause a schedule and that keep a web hook."""
+    client.submit("mail", b"")
+    queue_state.pause(client, "nightly")
+    assert http.put("/v1/hooks", json={"service": "mail", "url": "https://a.example/x"}).status_code == 201
+    listed = ["mail", "web.delivery", "web.ended"]
+    until(lambda: [row[0] for row in page_of(http, "/services").rows] == listed)
+    assert "cron.paused" not in http.get("/").text
+    assert "web.hook" not in http.get("/requests").text.partition("<tbody>")[0]
+    assert page_of(http, "/services/cron.paused").figures["Delayed"] == "1"
+
+
+@pytest.mark.parametrize("name", ["mail", "a/b c", "..", "<i>&?#%", "größe"])
+def test_each_service_has_a_page(http: httpx.Client, client: Client, name: str) -> None:
+    client.submit(name, b"")
+    url = page_of(http, "/services").links[name]
+    page = page_of(http, url)
+    assert page.headings[0] == name
+    assert page.figures["Waiting"].startswith("1 the oldest for ")
+    assert "1 request waits and nobody works" in page.text
+
+
+def test_how_long_its_requests_take_and_what_failed(http: httpx.Client, client: Client, echo: Worker) -> None:
+    client.wait(client.submit("echo", b"x"), 30)
+    page = page_of(http, "/services/echo")
+    assert "Computed from the 1 newest request that is done" in page.text
+    assert [row[0] for row in page.rows] == ["Waiting for a worker", "Running, last attempt", "Both, with all attempts"]
+    assert "No request of this service has failed" in page.text
+    assert page.figures["Workers"] == "2"
+    assert page.links["Failed per second"] == "/requests?service=echo&state=failed"
+
+
+@pytest.mark.settings(max_attempts=1)
+def test_what_failed_last(http: httpx.Client, client: Client, echo: Worker) -> None:
+    uuid = client.submit("echo", b"fail")
+    with pytest.raises(Exception, match="as you wish"):
+        client.wait(uuid, 30)
+    page = page_of(http, "/services/echo")
+    assert page.rows[-1][:2] == [uuid, "as you wish"]
+    assert "no reply of this service is still kept" in page.text
+
+
+def test_what_is_not_known(http: httpx.Client) -> None:
+    page = page_of(http, "/services/unknown")
+    assert (page.figures["Waiting"], page.figures["Rate, at most"]) == ("0", "no limit")
+    assert http.get("/services/").status_code == 404
+
+
+def test_no_link_tells_of_what_was_not_done(http: httpx.Client, client: Client) -> None:
+    client.submit("mail", b"x")
+    http.post("/actions/services", data=page_of(http, "/services/mail").form("/actions/services"))
+    (name,) = http.cookies
+    for path in ("/services/mail?told=pause", "/schedules?told=paused&name=Call+555+now"):
+        http.cookies.set(name, "Q2FsbCA1NTUgbm93." + "0" * 64)
+        text = page_of(http, path).text
+        assert "It is paused" not in text
+        assert "555" not in text
+
+
+@pytest.mark.settings(limits={b"mail": ServiceLimits(waiting=1000, rate=2.5)})
+def test_pause_and_resume(http: httpx.Client, client: Client) -> None:
+    client.submit("mail", b"x")
+    page = page_of(http, "/services/mail")
+    assert page.figures["Waiting, at most"] == "1,000 requests"
+    assert page.figures["Rate, at most"] == "2.5 per second"
+    answer = http.post("/actions/services", data=page.form("/actions/services"))
+    assert (answer.status_code, answer.headers["location"]) == (303, "/services/mail")
+    assert client.stats()["settings"]["mail"]["paused"]
+    page = page_of(http, answer.headers["location"])
+    told = "It is paused: its requests wait until it is resumed"
+    assert told in page.text
+    assert told not in page_of(http, "/services/mail").text, "it is told once"
+    assert [row[0] for row in page_of(http, "/services?only=paused").rows] == ["mail paused"]
+    assert "mail is paused, and requests wait" in page_of(http, "/").text
+    form = page.form("/actions/services")
+    assert form["do"] == "resume"
+    http.post("/actions/services", data=form)
+    assert page_of(http, "/services?only=paused").rows == []
+    assert http.post("/actions/services", data=form | {"do": "stop"}).status_code == 400
+    assert http.post("/actions/services", data=form | {"csrf": ""}).status_code == 403

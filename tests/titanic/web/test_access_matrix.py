@@ -1,0 +1,358 @@
+"""Who may do what by HTTP: every call of the door and every action of the window, by every kind of user; one table for
+all. It says what tests/system/test_access_matrix.py says of peers that speak ZeroMQ: the server decides, not the
+gateway.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import pytest
+from starlette.routing import Route
+from support.access_matrix import NEEDS
+from support.waiting import until
+from support.web_matrix import DONE, Scene, web_matrix
+
+from titanic.web.api import PATHS
+from titanic.web.pages import ROUTES as WINDOW
+
+TABLE = """
+action                needs              nothing  without         elsewhere  right   other's  all   admin
+--------------------  -----------------  -------  --------------  ---------  ------  -------  ----  -----
+submit                submit             403      403             403        202     –        –     202
+submit with a key     submit             403      403             403        202     –        –     202
+submit and wait       submit read        403      403, 202        403        200     –        –     200
+batch                 submit             403      403             403        202     –        –     202
+batch with a key      submit             403      403             403        202     –        –     202
+show                  read               403      403             –          200     410      200   200
+body                  read               403      403             –          200     410      200   200
+reply                 read               403      403             –          200     410      200   200
+reply, waiting        read               403      403             –          200     410      200   200
+list                  read               403      403             –          seen    unseen   seen  seen
+retry                 submit read        403      403, 403        403        202     410      202   202
+close                 close read         403      403, 403        –          204     kept     204   204
+services              metrics            403      403             –          200     –        –     200
+stats                 metrics            403      403             –          200     –        –     200
+stats, reading        read               403      –               –          403     –        200   200
+events                metrics            403      403             –          200     –        –     200
+events of a request   read               refused  refused         –          done    unknown  done  done
+take                  work               403      403             403        200     –        –     403
+done                  work               410      410             410        204     410      –     410
+failed                work               410      410             410        204     410      –     410
+extend                work               410      410             410        200     410      –     410
+hooks                 read               403      403             –          unseen  unseen   seen  seen
+hook                  read               403      403             –          –       404      200   200
+put a hook            admin              403      403             –          201     –        –     201
+delete a hook         close read         403      404, 403        –          –       404      204   204
+session               –                  200      –               –          200     –        –     200
+openapi               –                  200      –               –          200     –        –     200
+page: retry           submit read        403      403, 403        403        303     404      303   303
+page: close           close read         403      403, 403        –          303     kept     303   303
+page: retry these     submit read        403      left, 403       left       303     left     303   303
+page: close these     close read         403      403, 403        –          303     kept     303   303
+page: stop            –                  303      –               –          303     404      –     404
+page: pause service   admin              403      403             –          303     –        –     303
+page: set ends        admin              403      403             –          303     –        –     303
+page: pause           submit read        403      403, 403        403        303     –        –     303
+page: resume          submit read close  403      left, 403, 403  left       303     –        –     303
+page: run             submit read        403      403, 403        403        303     404      303   303
+"""
+"""Columns: what the action needs, and who tries it. Without a token, or with one that nobody has, all of it is `401`.
+
+nothing    a user who may do nothing
+without    users who have every permission but the one that is needed, and not admin; for each that is needed
+elsewhere  what is needed, for the services other.* only
+right      what is needed and nothing else, with read = "own"; the request is his own
+other's    the same, but the request, lease, hook or work is somebody else's
+all        the same with read = "all"
+admin      admin = true and nothing else; the request, lease, hook or work is somebody else's
+
+Outcomes are statuses of answers. `kept`, `left`: nobody is told no, and nothing is done; what is refused by a status is
+not done either; a page answers 303 when it has done it. `seen`, `unseen`: whether it is in the list. Of a request that
+is followed: the state that its event tells.
+"""
+
+COLUMNS = ("nothing", "without", "elsewhere", "right", "other's", "all", "admin")
+OTHERS = ("other's", "all", "admin")
+
+CALLS = {
+    "submit": "POST /v1/services/{service}/requests",
+    "batch": "POST /v1/services/{service}/requests:batch",
+    "show": "GET /v1/requests/{uuid}",
+    "body": "GET /v1/requests/{uuid}/body",
+    "reply": "GET /v1/requests/{uuid}/reply",
+    "list": "GET /v1/requests",
+    "retry": "POST /v1/requests/{uuid}:retry",
+    "close": "DELETE /v1/requests/{uuid}",
+    "services": "GET /v1/services",
+    "stats": "GET /v1/stats",
+    "events": "GET /v1/events",
+    "take": "POST /v1/services/{service}:take",
+    "done": "POST /v1/leases/{lease}:done",
+    "failed": "POST /v1/leases/{lease}:failed",
+    "extend": "POST /v1/leases/{lease}:extend",
+    "hooks": "GET /v1/hooks",
+    "hook": "GET /v1/hooks/{hook}",
+    "put a hook": "PUT /v1/hooks",
+    "delete a hook": "DELETE /v1/hooks/{hook}",
+    "session": "GET /v1/session",
+    "openapi": "GET /v1/openapi.json",
+    "page: retry": "POST /actions/requests/{uuid}/retry",
+    "page: close": "POST /actions/requests/{uuid}/close",
+    "page: close these": "POST /actions/requests",
+    "page: stop": "POST /actions/works/{work}/stop",
+    "page: pause service": "POST /actions/services",
+    "page: set ends": "POST /actions/services/ends",
+    "page: pause": "POST /actions/schedules/pause",
+    "page: resume": "POST /actions/schedules/resume",
+    "page: run": "POST /actions/schedules/run",
+}
+"""What each action is as a call, of those that are called in one way only."""
+
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+
+UNNEEDED = {"POST /login", "POST /logout", "POST /requests/selected"}
+"""Calls that need no permission: a session begins and ends, and a page asks whether one is sure."""
+
+
+class Cell(NamedTuple):
+    """Somebody tries something."""
+
+    action: str
+    column: str
+    user: str
+    expected: str
+
+
+def rows() -> Iterator[tuple[str, list[str], dict[str, str]]]:
+    """Of the table: an action, what it needs, and how it turns out by column."""
+    for line in TABLE.strip().splitlines()[2:]:
+        action, needs, *outcomes = re.split(r"\s{2,}", line)
+        yield action, [need for need in needs.split() if need != "–"], dict(zip(COLUMNS, outcomes, strict=True))
+
+
+def cells() -> Iterator[Cell]:
+    """All of the table."""
+    for action, needs, outcomes in rows():
+        users = {"without": [f"without-{need}" for need in needs], "nothing": ["nothing"], "admin": ["admin"]}
+        for column in COLUMNS:
+            if outcomes[column] == "–":
+                continue
+            names = users.get(column, ["-".join(("right" if column == "other's" else column, *needs))])
+            expected = outcomes[column].split(", ") if column == "without" else [outcomes[column]]
+            for user, outcome in zip(names, expected, strict=True):
+                yield Cell(action, column, user, outcome)
+
+
+def people() -> dict[str, dict[str, str]]:
+    """The users of the table: lines of an access file."""
+    found: dict[str, dict[str, str]] = {"nothing": {}, "admin": {"admin": NEEDS["admin"]}}
+    for need in NEEDS:
+        found[f"without-{need}"] = {name: line for name, line in NEEDS.items() if name not in (need, "admin")}
+    for _, needs, _ in rows():
+        right = {need: NEEDS[need] for need in needs}
+        name = "-".join(needs)
+        found[f"right-{name}".rstrip("-")] = right
+        found[f"elsewhere-{name}"] = {need: line.replace("*", "other.*") for need, line in right.items()}
+        found[f"all-{name}"] = right | ({"read": 'read = "all"'} if "read" in right else {})
+    return {name: found[name] for name in sorted({cell.user for cell in cells()})}
+
+
+# -- the actions: what is called, and how the outcome is told ----------------------------------------------------------
+
+
+def submitted(scene: Scene, user: str, owner: str, action: str) -> str:
+    """A request, or a batch of them."""
+    headers = {"Content-Type": "application/json"}
+    if "key" in action:
+        headers["Idempotency-Key"] = scene.new_name()
+    if "wait" in action:
+        headers["Prefer"] = "wait=30"
+    path = f"/v1/services/{DONE}/requests{':batch' * ('batch' in action)}"
+    return status(scene.program(user).post(path, content=b"[1]", headers=headers))
+
+
+def read(scene: Scene, user: str, owner: str, action: str) -> str:
+    """What is there of a request."""
+    uuid = scene.requests[owner].done
+    path = {"show": "", "body": "/body", "reply": "/reply", "reply, waiting": "/reply?wait=30"}[action]
+    return status(scene.program(user).get(f"/v1/requests/{uuid}{path}"))
+
+
+def listed(scene: Scene, user: str, owner: str, action: str) -> str:
+    answer = scene.program(user).get("/v1/requests", params={"state": "done", "limit": 1000})
+    return seen(answer, scene.requests[owner].done)
+
+
+def changed(scene: Scene, user: str, owner: str, action: str) -> str:
+    """A request that is retried or closed, in one of all ways."""
+    do, program = "retry" if "retry" in action else "close", scene.program(user)
+    uuid = (scene.requests[owner].expired if do == "retry" else scene.requests[owner].waiting).pop()
+    if action == "close":
+        answer = program.delete(f"/v1/requests/{uuid}")
+    elif action == "retry":
+        answer = program.post(f"/v1/requests/{uuid}:retry")
+    elif action.endswith(" these"):
+        answer = program.post("/actions/requests", data={"do": do, "uuids": uuid, "count": "1"})
+        work = scene.web.app.gateway.works.of(user, answer.headers["location"].rpartition("/")[2])
+        until(lambda: work.ended)
+        assert status(program.get(answer.headers["location"])) == "200"
+        if work.fault:
+            assert scene.state(uuid) == {"retry": "expired", "close": "waiting"}[do]
+            return "403" if "permission" in work.fault or "may not" in work.fault else work.fault
+    else:
+        answer = program.post(f"/actions/requests/{uuid}/{do}", headers=FORM)
+    is_done = scene.state(uuid) == {"retry": "waiting", "close": "gone"}[do]
+    if answer.status_code < 400 and not is_done:
+        return {"retry": "left", "close": "kept"}[do]
+    assert is_done == (answer.status_code < 400)
+    return status(answer)
+
+
+def figures(scene: Scene, user: str, owner: str, action: str) -> str:
+    path = f"/v1/{action.partition(',')[0]}"
+    return status(scene.program(user).get(path))
+
+
+def events(scene: Scene, user: str, owner: str, action: str) -> str:
+    """The first event of a stream."""
+    query = {"request": scene.requests[owner].done} if "request" in action else {}
+    with scene.program(user).stream("GET", "/v1/events", params=query) as answer:
+        if answer.status_code != 200 or not query:
+            return str(answer.status_code)
+        said = next(line for line in answer.iter_lines() if line.startswith("data: "))
+        return re.findall(r'"state": ?"(\w+)"', said)[0]
+
+
+def taken(scene: Scene, user: str, owner: str, action: str) -> str:
+    service = scene.new_name()
+    scene.auditor.post(f"/v1/services/{service}/requests", content=b"x")
+    return status(scene.program(user).post(f"/v1/services/{service}:take?wait=30"))
+
+
+def ended(scene: Scene, user: str, owner: str, action: str) -> str:
+    """A lease that somebody has."""
+    lease = scene.lease(user if owner == user and user.startswith("right") else "victim")
+    return status(scene.program(user).post(f"/v1/leases/{lease}:{action}"))
+
+
+def hooked(scene: Scene, user: str, owner: str, action: str) -> str:
+    """A hook of somebody."""
+    program, hook = scene.program(user), {"service": scene.new_name(), "url": "https://example.com/hook"}
+    if action == "put a hook":
+        return status(program.put("/v1/hooks", json=hook))
+    made = scene.auditor.put("/v1/hooks", json=hook).json()["id"]
+    if action == "hooks":
+        return seen(program.get("/v1/hooks"), made)
+    if action == "hook":
+        return status(program.get(f"/v1/hooks/{made}"))
+    answer = program.delete(f"/v1/hooks/{made}")
+    assert (scene.auditor.get(f"/v1/hooks/{made}").status_code == 404) == (answer.status_code == 204)
+    return status(answer)
+
+
+def told(scene: Scene, user: str, owner: str, action: str) -> str:
+    return status(scene.program(user).get("/v1/session" if action == "session" else "/v1/openapi.json"))
+
+
+def stopped(scene: Scene, user: str, owner: str, action: str) -> str:
+    """The retry of many requests that somebody has begun."""
+    whose = scene.program(user if user == owner else "victim")
+    begun = whose.post("/actions/requests", data={"do": "retry", "uuids": scene.requests["victim"].done, "count": "1"})
+    return status(scene.program(user).post(f"/actions{begun.headers['location']}/stop", headers=FORM))
+
+
+def paused(scene: Scene, user: str, owner: str, action: str) -> str:
+    """A service, or a schedule."""
+    name, program = scene.new_name(), scene.program(user)
+    if action == "page: pause service":
+        return status(program.post("/actions/services", data={"service": name, "do": "pause"}))
+    if action == "page: set ends":
+        return status(program.post("/actions/services/ends", data={"service": name, "on_end": "job.audit"}))
+    answer = program.post("/actions/schedules/pause", data={"name": name})
+    if action == "page: resume":
+        answer = program.post("/actions/schedules/resume", data={"name": name})
+        if answer.status_code == 303 and "was not paused" in program.get("/schedules").text:
+            return "left"
+    return status(answer)
+
+
+def run(scene: Scene, user: str, owner: str, action: str) -> str:
+    """The request of a schedule, once more."""
+    return status(scene.program(user).post("/actions/schedules/run", data={"uuid": scene.requests[owner].tick}))
+
+
+def status(answer: httpx.Response) -> str:
+    return str(answer.status_code)
+
+
+def seen(answer: httpx.Response, word: str) -> str:
+    if answer.status_code != 200:
+        return status(answer)
+    return "seen" if word in answer.text else "unseen"
+
+
+TRIES: dict[str, Callable[[Scene, str, str, str], str]] = {
+    **dict.fromkeys(("submit", "submit with a key", "submit and wait", "batch", "batch with a key"), submitted),
+    **dict.fromkeys(("show", "body", "reply", "reply, waiting"), read),
+    "list": listed,
+    **dict.fromkeys(("retry", "close", "page: retry", "page: close"), changed),
+    **dict.fromkeys(("page: retry these", "page: close these"), changed),
+    **dict.fromkeys(("services", "stats", "stats, reading"), figures),
+    **dict.fromkeys(("events", "events of a request"), events),
+    "take": taken,
+    **dict.fromkeys(("done", "failed", "extend"), ended),
+    **dict.fromkeys(("hooks", "hook", "put a hook", "delete a hook"), hooked),
+    **dict.fromkeys(("session", "openapi"), told),
+    "page: stop": stopped,
+    **dict.fromkeys(("page: pause service", "page: set ends", "page: pause", "page: resume"), paused),
+    "page: run": run,
+}
+
+
+# -- the table is walked -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    folder: Path = tmp_path_factory.mktemp("m") / "s"
+    with web_matrix(folder, people(), count=4, times=3) as one:
+        yield one
+
+
+def test_each_user(scene: Scene) -> None:
+    wrong = []
+    for cell in cells():
+        owner = "victim" if cell.column in OTHERS else cell.user
+        found = TRIES[cell.action](scene, cell.user, owner, cell.action)
+        if found != cell.expected:
+            wrong.append(f"{cell.action}, {cell.column} ({cell.user}): {found}, not {cell.expected}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_who_is_not_known_is_refused_each_call(scene: Scene) -> None:
+    for token in ("", "of nobody"):
+        with scene.outsider(token) as program:
+            for call in CALLS.values():
+                method, path = call.split()
+                answer = program.request(method, path.replace("{uuid}", scene.requests["victim"].done))
+                refused = (401, 303) if path.startswith("/actions") else (401,)  # a browser is sent to the log-in
+                assert answer.status_code in refused, call
+                assert answer.headers.get("location", "/login") == "/login"
+
+
+def test_the_table_has_every_call() -> None:
+    assert set(TRIES) == {action for action, _, _ in rows()}
+    door = {f"{method.upper()} {path}" for path, calls in PATHS.items() for method in calls if method != "parameters"}
+    actions = {
+        f"{method} {route.path}"
+        for route in WINDOW
+        if isinstance(route, Route)
+        for method in route.methods or ()
+        if method not in ("GET", "HEAD")
+    }
+    assert door | actions == set(CALLS.values()) | UNNEEDED

@@ -1,0 +1,143 @@
+"""HTTPS, and users who come with a certificate: with a server, an authority and certificates that are real."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from support.certificates import Authority
+from support.waiting import PATIENCE, until
+from support.web_secured import TOKENS, Secured, secured
+
+from broker import AccessError
+from titanic.errors import CallerError
+from titanic.web.auth.identity import Identity
+from titanic.web.settings import WebSettings
+from titanic.web.tls import Tls
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    one = Authority(tmp_path_factory.mktemp("authority"))
+    for name in ("server", "alice", "nobody"):
+        one.sign(name)
+    return one
+
+
+def files(authority: Authority, folder: Path) -> dict[str, Path]:
+    """Settings of the gateway, with copies of the files."""
+    for suffix in ("pem", "secret"):
+        (folder / f"server.{suffix}").write_bytes((authority.folder / f"server.{suffix}").read_bytes())
+    return {
+        "tls_certificate": folder / "server.pem",
+        "tls_key": folder / "server.secret",
+        "client_ca": authority.certificate("authority"),
+    }
+
+
+@pytest.fixture
+def scene(authority: Authority, tmp_path: Path) -> Iterator[Secured]:
+    with secured(tmp_path / "access", **files(authority, tmp_path)) as one:
+        one.write(alice=one.lines["alice"] + f'certificates = ["{authority.fingerprint("alice")}"]\n')
+        yield one
+
+
+def context(authority: Authority, name: str = "", folder: Path | None = None) -> ssl.SSLContext:
+    """A client's; `name`: whose certificate it shows."""
+    made = ssl.create_default_context(cafile=str(authority.certificate("authority")))
+    if name:
+        other = Authority(folder, "other") if folder is not None else authority
+        if folder is not None:
+            other.sign(name)
+        made.load_cert_chain(other.certificate(name), other.secret(name))
+    return made
+
+
+def user_of(scene: Secured, made: ssl.SSLContext, **headers: str) -> str | int:
+    """Who a gateway takes somebody for, or the status it answers with."""
+    with httpx.Client(base_url=scene.url, verify=made, headers=headers, timeout=PATIENCE) as client:
+        answer = client.get("/v1/session")
+        return str(answer.json()["user"]) if answer.status_code == 200 else answer.status_code
+
+
+def test_a_certificate_is_its_users(scene: Secured, authority: Authority, tmp_path: Path) -> None:
+    assert scene.url.startswith("https://")
+    alice = context(authority, "alice")
+    until(lambda: user_of(scene, alice) == "alice")
+    assert user_of(scene, context(authority)) == 401
+    assert user_of(scene, context(authority, "nobody")) == 401
+    with pytest.raises((httpx.ReadError, httpx.ConnectError, httpx.RemoteProtocolError)):
+        user_of(scene, context(authority, "alice", tmp_path / "other"))  # signed by somebody else
+    assert user_of(scene, alice, Authorization=f"Bearer {TOKENS['chief']}") == "chief"
+    assert user_of(scene, alice, Authorization="Bearer x") == 401
+    scene.write()
+    until(lambda: user_of(scene, alice) == 401)
+
+
+def test_a_connection_keeps_its_certificate_to_itself(scene: Secured, authority: Authority) -> None:
+    """What a client says about its certificate in a header counts for nothing."""
+    for name in ("X-SSL-Client-Cert", "X-Client-Cert", "Certificate", "X-Forwarded-Client-Cert"):
+        assert user_of(scene, context(authority), **{name: authority.fingerprint("alice")}) == 401
+
+
+def test_cookies_go_to_this_host_by_https_only(scene: Secured, authority: Authority) -> None:
+    with httpx.Client(base_url=scene.url, verify=context(authority), timeout=PATIENCE) as browser:
+        answer = browser.post("/login", data={"token": TOKENS["chief"]})
+        said = answer.headers["set-cookie"]
+        assert said.startswith("__Host-titanic")
+        assert "Secure" in said
+        assert browser.get("/v1/session").json()["user"] == "chief"
+        assert "max-age=" in answer.headers["strict-transport-security"]
+
+
+def test_forms_of_a_user_with_a_certificate_need_their_token(scene: Secured, authority: Authority) -> None:
+    with httpx.Client(base_url=scene.url, verify=context(authority, "alice"), timeout=PATIENCE) as browser:
+        until(lambda: browser.get("/v1/session").status_code == 200)
+        assert browser.post("/logout", data={"x": "y"}).status_code == 403
+        csrf = browser.get("/v1/session").json()["csrf"]
+        assert browser.post("/logout", data={"csrf": csrf}).status_code == 303
+
+
+def test_a_new_certificate_is_used_and_a_broken_one_is_not(
+    authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    settings = files(authority, tmp_path)
+    with secured(tmp_path / "access", **settings) as scene:
+        where = urlsplit(scene.url)
+        address = (where.hostname or "", where.port or 0)
+        before = ssl.get_server_certificate(address)
+        settings["tls_certificate"].write_text("nothing")
+        until(lambda: "the certificate of before stays in use" in caplog.text)
+        assert ssl.get_server_certificate(address) == before
+        authority.sign("server")
+        files(authority, tmp_path)
+        until(lambda: ssl.get_server_certificate(address) != before)
+        assert user_of(scene, context(authority)) == 401
+
+
+@pytest.mark.parametrize("fault", ["tls_certificate", "tls_key", "client_ca"])
+def test_files_that_cannot_be_used_are_told_at_the_start(authority: Authority, tmp_path: Path, fault: str) -> None:
+    settings = files(authority, tmp_path)
+    settings[fault] = tmp_path / "none"
+    every = WebSettings(endpoint=("tcp://127.0.0.1:1",), access=tmp_path, keys=tmp_path, **settings)  # type: ignore[arg-type]
+    with pytest.raises(CallerError, match=r"cannot use TLS; .*none.*No such file"):
+        Tls(every)
+
+
+def test_a_key_with_a_password_is_refused_and_not_asked_for(authority: Authority, tmp_path: Path) -> None:
+    settings = files(authority, tmp_path)
+    settings["tls_key"] = authority.encrypted("server", tmp_path)
+    with pytest.raises(CallerError, match=r"cannot use TLS; .*password"):
+        Tls(WebSettings(endpoint=("x",), access=tmp_path, keys=tmp_path, **settings))  # type: ignore[arg-type]
+
+
+def test_a_broken_access_file_is_told_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "access.toml").write_text("x = 1")
+    with pytest.raises(AccessError, match=r"access\.toml:1: unknown"):
+        Identity(WebSettings(endpoint=("x",), access=tmp_path / "access.toml", keys=tmp_path))

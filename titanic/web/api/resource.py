@@ -1,0 +1,114 @@
+"""A path of the door and what its methods do.
+
+Paths are matched as they were sent, not as they read when decoded: the name of a service may contain anything, also a
+slash, which is written %2F.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from urllib.parse import unquote_to_bytes
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from titanic.web import problems
+from titanic.web.auth.places import let_go
+from titanic.web.fields import field
+from titanic.web.problems import Problem
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+LINGER = 2.0
+"""Seconds for which the rest of a body that is not wanted is read and dropped."""
+
+_PARAMETER = re.compile(r"\{(\w+)\}")
+_PATTERNS = {"uuid": b"[^/:]+"}
+"""What a parameter may be, if not anything without a slash."""
+
+
+class Resource:
+    """A path such as `/v1/requests/{uuid}`, and the handler of each method. HEAD is answered as GET is.
+
+    The parameters are in `request.path_params`, decoded.
+    """
+
+    def __init__(self, path: str, **handlers: Handler) -> None:
+        """`handlers`: by method."""
+        self.path = path
+        self.methods = dict(handlers)
+        if "GET" in handlers:
+            self.methods["HEAD"] = handlers["GET"]
+        self.allow = ", ".join([*self.methods, "OPTIONS"])
+        parts = _PARAMETER.split(path)
+        self._names = parts[1::2]
+        pattern = b""
+        for literal, name in zip(parts[::2], [*self._names, ""], strict=True):
+            pattern += re.escape(literal.encode())
+            pattern += b"(" + _PATTERNS.get(name, b"[^/]+") + b")" if name else b""
+        self._matched = re.compile(pattern).fullmatch
+
+    def parameters(self, raw_path: bytes) -> dict[str, str] | None:
+        """What stands in a path for each parameter, decoded; None: the path is another's. Raises Problem."""
+        if (found := self._matched(raw_path)) is None:
+            return None
+        parameters: dict[str, str] = {}
+        for name, value in zip(self._names, found.groups(), strict=True):
+            try:
+                parameters[name] = unquote_to_bytes(value).decode()
+            except UnicodeDecodeError:
+                raise Problem(400, f"the {name} in the path is not UTF-8; percent-encode its UTF-8 bytes") from None
+        return parameters
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request; its scope has the parameters in `path_params`. The errors that a handler raises are the
+        application's to tell."""
+        try:
+            if (coding := field(scope, b"content-encoding", "identity").lower()) != "identity":
+                what, fact = f"the body has the Content-Encoding {coding[:100]!r}", "a worker could not know of it"
+                advice = "send it as it is, or say what it is in Content-Type"
+                raise Problem(415, f"{what}; {fact}; {advice}", headers={"Accept-Encoding": "identity"})
+            response = await self._handler(scope)(Request(scope, receive, send))
+        except ClientDisconnect:
+            return
+        except Problem as problem:
+            if problem.status not in (413, 429, 503):
+                raise
+            let_go(scope)
+            await _linger(problems.answer(problem), scope, receive, send)
+            return
+        await response(scope, receive, send)
+
+    def _handler(self, scope: Scope) -> Handler:
+        """Of this method. Raises Problem."""
+        method = scope["method"]
+        handler = self._options if method == "OPTIONS" else self.methods.get(method)
+        if handler is None:
+            what = f"{self.path} does not take {method}"
+            raise Problem(405, f"{what}; it takes {self.allow}", headers={"Allow": self.allow})
+        return handler
+
+    async def _options(self, request: Request) -> Response:
+        return Response(status_code=204, headers={"Allow": self.allow})
+
+
+async def _linger(response: Response, scope: Scope, receive: Receive, send: Send) -> None:
+    """Send an answer to one who is still sending, and read on for a while. A connection that is closed while unread
+    bytes have arrived is reset, and then the answer may be lost."""
+
+    async def sent(message: Message) -> None:
+        if message["type"] != "http.response.body":
+            await send(message)
+            return
+        await send({**message, "more_body": True})
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER):
+                while (await receive()).get("more_body", False):
+                    pass
+        await send({"type": "http.response.body"})
+
+    await response(scope, receive, sent)

@@ -1,0 +1,212 @@
+"""What the paths of the OpenAPI document share: schemas, parameters, headers, answers to what went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from titanic.protocol.submit_options import MAX_PRIORITY, MOST_SECONDS
+from titanic.web.api.headers import LEAST_SPAN, MOST_KEY
+from titanic.web.problems import PROBLEM_JSON, TITLES
+
+Part = dict[str, Any]
+"""A part of an OpenAPI document."""
+
+STATES = ("waiting", "delayed", "running", "done", "failed", "expired")
+
+UUID: Part = {"type": "string", "pattern": "^[0-9a-f]{32}$"}
+PATH: Part = {"type": "string", "format": "uri-reference"}
+TEXT: Part = {"type": "string"}
+COUNT: Part = {"type": "integer", "minimum": 0}
+MOMENT: Part = {"type": ["string", "null"], "format": "date-time", "description": "RFC 3339, in UTC; null: none."}
+
+_BINARY: Part = {"schema": {"type": "string", "format": "binary"}}
+_JSON: Part = {"application/json": {"schema": {}}}
+
+ANY_BODY: Part = {**_JSON, "text/plain": {"schema": TEXT}, "application/octet-stream": _BINARY}
+"""What is taken as it is, whatever its type."""
+
+ANY_ANSWER: Part = {**_JSON, "*/*": _BINARY}
+"""What is given as it is."""
+
+
+def ref(kind: str, name: str) -> Part:
+    """A reference to a component."""
+    return {"$ref": f"#/components/{kind}/{name}"}
+
+
+def listed(items: Part) -> Part:
+    """The schema of a list."""
+    return {"type": "array", "items": items}
+
+
+def record(properties: Mapping[str, Part], optional: Mapping[str, Part] | None = None) -> Part:
+    """The schema of an object that has all of these, and perhaps some of those."""
+    return {"type": "object", "properties": {**properties, **(optional or {})}, "required": list(properties)}
+
+
+def answer(text: str, schema: Part | None = None, headers: Mapping[str, Part] | None = None) -> Part:
+    """An answer, with a JSON document if there is a schema."""
+    found: Part = {"description": text}
+    if schema is not None:
+        found["content"] = {"application/json": {"schema": schema}}
+    if headers:
+        found["headers"] = dict(headers)
+    return found
+
+
+def header(text: str, schema: Part | None = None, *, required: bool = True) -> Part:
+    """A header of an answer."""
+    return {"description": text, "schema": schema or TEXT, "required": required}
+
+
+def parameter(where: str, name: str, text: str, schema: Part) -> Part:
+    """A parameter in the `query`, the `header` or the `path`."""
+    return {"in": where, "name": name, "description": text, "schema": schema, "required": where == "path"}
+
+
+def wrong(*more: int) -> dict[str, Part]:
+    """Answers to what went wrong: those that every call may have, and these."""
+    return {str(status): ref("responses", str(status)) for status in sorted({*EVERYWHERE, *more})}
+
+
+EVERYWHERE = (400, 401, 403, 429, 503, 504)
+
+SPAN: Part = {"type": "number", "minimum": LEAST_SPAN, "maximum": MOST_SECONDS}
+DELAY: Part = {"type": "number", "minimum": 0, "maximum": MOST_SECONDS}
+
+SUBMIT_HEADERS = [
+    parameter("header", "traceparent", "The trace that it belongs to (W3C). Goes to its worker.", TEXT),
+    parameter("header", "Titanic-TTL", "Seconds after which it expires when no worker has begun it.", SPAN),
+    parameter("header", "Titanic-Delay", "Seconds for which it is not begun.", DELAY),
+    parameter(
+        "header",
+        "Titanic-Priority",
+        "Higher ones are begun first.",
+        {"type": "integer", "minimum": 0, "maximum": MAX_PRIORITY, "default": 4},
+    ),
+    parameter(
+        "header",
+        "Titanic-Max-Attempts",
+        "Attempts after which it has failed.",
+        {"type": "integer", "minimum": 1, "maximum": 65535},
+    ),
+    parameter("header", "Titanic-Limit", "Seconds that one attempt may take.", SPAN),
+    parameter(
+        "header",
+        "Idempotency-Key",
+        "Sent again with the same key, it is the same request. Text, or a string of structured fields in quotes.",
+        {
+            "type": "string",
+            "maxLength": MOST_KEY,
+            "pattern": r'^([!#-}]([ -~]*[!-~])?|"([!#-\[\]-}]|\\["\\])([ !#-\[\]-~]|\\["\\])*")$',
+        },
+    ),
+]
+
+SERVICE = parameter(
+    "path",
+    "service",
+    "The name of a service: printable UTF-8 of 1 to 255 bytes, percent-encoded, also a slash. "
+    "Names that begin with `mmi.` or `titanic.` are not for requests.",
+    {"type": "string", "minLength": 1, "maxLength": 255, "format": "service-name"},
+)
+
+REQUEST = parameter(
+    "path",
+    "uuid",
+    "The UUID of a request: 32 hexadecimal digits, with or without dashes.",
+    {
+        "type": "string",
+        "pattern": "^[0-9a-fA-F]{8}(-?)[0-9a-fA-F]{4}\\1[0-9a-fA-F]{4}\\1[0-9a-fA-F]{4}\\1[0-9a-fA-F]{12}$",
+    },
+)
+
+LINKS = record({"self": PATH, "reply": PATH})
+
+_REQUEST = record(
+    {
+        "uuid": UUID,
+        "service": TEXT,
+        "state": {"enum": [*STATES, "cancelled"]},
+        "key": {"type": "string", "description": "Its idempotency key; empty: it has none."},
+        "priority": {"type": "integer", "minimum": 0, "maximum": MAX_PRIORITY},
+        "max_attempts": {"type": "integer", "minimum": 0, "description": "0: the server's default."},
+        "options": {
+            "type": "object",
+            "description": "`limit`, `retry_first`, `retry_most` as far as given, in seconds.",
+        },
+        "submitted_at": MOMENT,
+        "not_before": MOMENT,
+        "expires_at": MOMENT,
+        "body_frames": COUNT,
+        "body_bytes": COUNT,
+        "attempts": COUNT,
+        "dispatched_at": MOMENT,
+        "due": MOMENT,
+        "finished_at": MOMENT,
+        "reason": {"type": "string", "description": "Why it failed, the last time or for good."},
+        "reply_frames": COUNT,
+        "reply_bytes": COUNT,
+        "links": ref("schemas", "Links"),
+    },
+    {
+        "worker": {"type": "string", "description": "HOST:PID of the worker that has it, as far as it is known."},
+        "progress": {"type": "object", "description": "How far its worker is: `done`, `of`, `text`."},
+        "running_since": MOMENT,
+        "deliveries": {**COUNT, "description": "How often workers have had it, where that is more than `attempts`."},
+        "trace": TEXT,
+        "owner": {"type": "string", "description": "The user who submitted it."},
+        "type": {"type": "string", "description": "The content type of its body."},
+        "digest": TEXT,
+    },
+)
+
+SCHEMAS: dict[str, Part] = {
+    "Accepted": record({"uuid": UUID, "links": ref("schemas", "Links")}),
+    "Links": LINKS,
+    "Request": _REQUEST,
+    "Problem": {
+        **record(
+            {"type": TEXT, "title": TEXT, "status": {"type": "integer"}, "detail": TEXT},
+            {
+                "uuid": UUID,
+                "state": TEXT,
+                "worker": {**listed(TEXT), "description": "What the worker said of its failure."},
+                "stored": {**COUNT, "description": "Of a batch: how many were stored before it failed."},
+                "uuids": listed(UUID),
+            },
+        ),
+        "description": "RFC 9457. `type`: for programs, `urn:titanic:problem:` and a name; `detail`: for people, what "
+        "is wrong, the fact behind it, what to do.",
+    },
+}
+
+WHAT_NOW = {
+    400: "The request is wrong: repeating it does not help.",
+    401: "You are not logged in.",
+    403: "You lack a permission, or a page from elsewhere asks.",
+    429: "You have too much open at a time.",
+    503: "Not now: no room, or the server is away or about to end. The same again later.",
+    504: "The server did not answer. With an idempotency key, send the same again.",
+    404: "There is no such request.",
+    409: "The request is in another state.",
+    410: "The request is not there any more: closed, deleted after its time, or never accepted.",
+    413: "The body is too large.",
+    415: "The content type is none of those.",
+    422: "The key was used with another body.",
+    424: "The request has ended without a reply: it failed or expired.",
+}
+
+RETRY_AFTER = {"Retry-After": header("Seconds to wait.", {"type": "integer"})}
+
+
+def _problem(status: int) -> Part:
+    told: Part = {
+        "description": f"{TITLES[status]}. {WHAT_NOW[status]}",
+        "content": {PROBLEM_JSON: {"schema": ref("schemas", "Problem")}},
+    }
+    return told | ({"headers": RETRY_AFTER} if status in (503, 504) else {})
+
+
+RESPONSES = {str(status): _problem(status) for status in WHAT_NOW}
