@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from support.coroutines import in_loop
 
-from titanic.web import window
+from titanic.web import pages
 from titanic.web.figures.looks import Looks
 
 
@@ -28,7 +28,7 @@ class Made:
         headers = [(b"x-live", b"1")] if live else []
         scope = {"type": "http", "path": "/", "query_string": b"", "headers": headers, "server": ("127.0.0.1", 80)}
         request = Request(scope | {"app": self._app, "state": {"visitor": visitor}})
-        return (await window._once_for_all(self.page, request)).body
+        return (await pages._once_for_all(self.page, request)).body
 
 
 @in_loop
