@@ -1,7 +1,8 @@
 """Compiles the modules that pyproject.toml names, for a wheel. mypyc makes C of them as they are.
 
-A compiled module stands beside its source in the wheel; with TITANIC_PURE=1 Python loads the source (broker/source.py).
-Without a C compiler, and with TITANIC_PURE=1 while it is built, the wheel is pure Python. So is an editable install.
+A compiled module stands beside its source in the wheel; with TITANIC_PURE=1 Python loads the source, by
+broker/lazy_exports.py. Without a C compiler, and with TITANIC_PURE=1 at build time, the wheel is pure Python. So is an
+editable install.
 
     python hatch_build.py FOLDER    a copy of the packages in FOLDER, with the compiled modules: for the tests
 

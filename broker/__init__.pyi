@@ -48,7 +48,6 @@ from broker.core.timers import earliest as earliest
 from broker.core.worker import WorkerSession as WorkerSession
 from broker.delivery import DELIVERY as DELIVERY
 from broker.delivery import Delivery as Delivery
-from broker.door import door as door
 from broker.errors import AccessError as AccessError
 from broker.errors import BrokerError as BrokerError
 from broker.errors import EndpointError as EndpointError
@@ -76,6 +75,8 @@ from broker.io.exposure import protect as protect
 from broker.io.loop import Loop as Loop
 from broker.io.sockets import MOST_BODY_FRAMES as MOST_BODY_FRAMES
 from broker.io.sockets import unreachable as unreachable
+from broker.lazy_exports import is_compiled as is_compiled
+from broker.lazy_exports import lazy_exports as lazy_exports
 from broker.multi_worker import MultiWorker as MultiWorker
 from broker.pipeline import Pipeline as Pipeline
 from broker.pipeline import Reply as Reply
@@ -83,6 +84,5 @@ from broker.procedures import each as each
 from broker.procedures import finish as finish
 from broker.server import Broker as Broker
 from broker.server import LocalPeer as LocalPeer
-from broker.source import is_compiled as is_compiled
 from broker.worker import Worker as Worker
 from broker.worker_log import WorkerLog as WorkerLog

@@ -4,47 +4,22 @@
     Server     the queue itself                             titanic/server/server.py
     Store      what is on disk                              titanic/store/
 
-Errors are in `titanic.errors`. A name is loaded when it is first used: a client does not wait for what a server
-imports, nor the command line for either. Type checkers find them in `__init__.pyi`.
+Errors are in `titanic.errors`. `__init__.pyi` lists the exports. Each is loaded on first use: a client does not
+load what a server needs, nor does the command line load either.
 """
 
 from __future__ import annotations
 
 import broker  # first: it knows whether compiled modules are wanted, or their source
 
-if not hasattr(broker, "door"):
+if not hasattr(broker, "lazy_exports"):
     _stranger = vars(broker).get("__file__") or [*vars(broker).get("__path__", ())]
     raise ImportError(
         f"the module 'broker' is a stranger: {_stranger} hides the one that belongs to titanic-queue; rename that file,"
         " or run `pip uninstall broker` and install titanic-queue again"
     )
 
-_MODULES = {
-    "titanic.client.client": ["Client"],
-    "titanic.config": ["ServerConfig"],
-    "titanic.errors": [
-        "Forbidden",
-        "InvalidRequest",
-        "KeyRefused",
-        "Refused",
-        "RequestError",
-        "RequestFailed",
-        "TimedOut",
-        "TitanicError",
-        "UnknownRequest",
-    ],
-    "titanic.jobs.context": ["RequestContext", "current", "current_or_none"],
-    "titanic.jobs.ending": ["Cancelled", "Failed", "Retry"],
-    "titanic.protocol.answers": ["Look", "RequestInfo"],
-    "titanic.protocol.documents": ["ArchiveInfo", "NodeInfo", "Stats"],
-    "titanic.protocol.progress": ["Progress"],
-    "titanic.server.server": ["Server"],
-    "titanic.version": ["__version__"],
-}
-
-__all__ = [name for names in _MODULES.values() for name in names]
-
-_load = broker.door(__name__, _MODULES)
+_load, __all__ = broker.lazy_exports(__name__)
 
 
 def __getattr__(name: str) -> object:

@@ -1,13 +1,10 @@
 """Sockets and the loop around them: the only package of the broker that opens any.
 
-A name of this door is loaded when it is first used: a broker without access control does without."""
+The exports are loaded on first use: a broker without access control does not need them.
+"""
 
 from __future__ import annotations
 
-from broker.door import door
+from broker.lazy_exports import lazy_exports
 
-_MODULES = {"broker.io.access_control": ["AccessControl"]}
-
-__all__ = [name for names in _MODULES.values() for name in names]
-
-__getattr__ = door(__name__, _MODULES)
+__getattr__, __all__ = lazy_exports(__name__)

@@ -1,14 +1,10 @@
 """The server as a running thing, with a broker in the same process or elsewhere.
 
-A name of this door is loaded when it is first used: a server that gathers nothing does without.
+The exports are loaded on first use: a server that gathers nothing does not need them.
 """
 
 from __future__ import annotations
 
-from broker import door
+from broker import lazy_exports
 
-_MODULES = {"titanic.server.gather": ["GatherEndpoints"]}
-
-__all__ = [name for names in _MODULES.values() for name in names]
-
-__getattr__ = door(__name__, _MODULES)
+__getattr__, __all__ = lazy_exports(__name__)
