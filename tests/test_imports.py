@@ -324,6 +324,28 @@ def test_a_package_exports_what_its_stub_declares(package: ModuleType) -> None:
         _ = package.missing
 
 
+def rooms() -> dict[str, list[str]]:
+    """The source files of each folder."""
+    found: dict[str, list[str]] = {}
+    for package in ("broker", "titanic", *PIPELINE):
+        for source in sources(package):
+            found.setdefault(source.rpartition("/")[0], []).append(source)
+    return found
+
+
+@pytest.mark.parametrize(("room", "files"), rooms().items(), ids=rooms())
+def test_no_class_name_stands_twice_in_a_room(room: str, files: list[str]) -> None:
+    names = [node.name for source in files for node in ast.walk(tree(source)) if isinstance(node, ast.ClassDef)]
+    assert {name for name in names if names.count(name) > 1} == set()
+
+
+def test_private_names_are_not_imported() -> None:
+    for package in ("broker", "titanic", *PIPELINE):
+        for source in sources(package):
+            private = [name for _, name in imports(source) if name and name.startswith("_") and name != "__version__"]
+            assert private == [], source
+
+
 def test_nothing_is_imported_for_its_types_alone() -> None:
     """It would hide a cycle."""
     for package in ("broker", "titanic"):

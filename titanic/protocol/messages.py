@@ -126,7 +126,7 @@ class List(Message):
                 raise ValueError(_must_be(List, name))
 
 
-class Stats(Struct):
+class StatsOptions(Struct):
     """titanic.stats. Other versions may ask for more, which is ignored."""
 
     nodes: bool = False
@@ -224,12 +224,12 @@ def read_admin(frame: bytes) -> Admin:
     return read(declared, frame)
 
 
-def read_stats(frame: bytes) -> Stats:
+def read_stats(frame: bytes) -> StatsOptions:
     """What a titanic.stats asks for besides; nothing if that cannot be read."""
     try:
-        return read(Stats, frame)
+        return read(StatsOptions, frame)
     except ValueError:
-        return Stats()
+        return StatsOptions()
 
 
 @cache
