@@ -26,7 +26,6 @@ from broker.config import WorkerConfig as WorkerConfig
 from broker.core.client import ClientSession as ClientSession
 from broker.core.client import EventKind as EventKind
 from broker.core.endpoints import named as named
-from broker.core.job import Job as Job
 from broker.core.json_reader import read_json as read_json
 from broker.core.mdp import CLIENT_QUEUE as CLIENT_QUEUE
 from broker.core.mdp import MALFORMED as MALFORMED
@@ -34,10 +33,10 @@ from broker.core.mdp import ErrorReply as ErrorReply
 from broker.core.mdp import error_body as error_body
 from broker.core.mdp import read_error as read_error
 from broker.core.mdp import service_fault as service_fault
-from broker.core.recognition import ANSWER as ANSWER
-from broker.core.recognition import UNANSWERING as UNANSWERING
-from broker.core.recognition import Kind as Kind
-from broker.core.recognition import Recognition as Recognition
+from broker.core.protocol_detection import ANSWER_TIMEOUT as ANSWER_TIMEOUT
+from broker.core.protocol_detection import UNANSWERING as UNANSWERING
+from broker.core.protocol_detection import BrokerKind as BrokerKind
+from broker.core.protocol_detection import ProtocolDetection as ProtocolDetection
 from broker.core.requests import Request as Request
 from broker.core.throttle import COUNTED as COUNTED
 from broker.core.throttle import LINES as LINES
@@ -45,6 +44,7 @@ from broker.core.throttle import WINDOW as WINDOW
 from broker.core.throttle import Throttle as Throttle
 from broker.core.timers import Timers as Timers
 from broker.core.timers import earliest as earliest
+from broker.core.worker import Job as Job
 from broker.core.worker import WorkerSession as WorkerSession
 from broker.delivery import DELIVERY as DELIVERY
 from broker.delivery import Delivery as Delivery

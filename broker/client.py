@@ -26,7 +26,7 @@ from broker.core.client import ClientSession, EventKind, ReplyEvent
 from broker.core.endpoints import named
 from broker.core.json_reader import read_json
 from broker.core.mdp import Frames, read_error, service_fault
-from broker.core.recognition import UNANSWERING
+from broker.core.protocol_detection import UNANSWERING
 from broker.core.timers import Backoff, earliest
 from broker.errors import EndpointError, KeyRefused, RemoteError, TimedOut, UsageError
 from broker.io.curve import PROBE_AFTER, Curve, Key, KeyProbe, credentials

@@ -17,7 +17,7 @@ with as many registrations for each as there are free arms.
 
 from __future__ import annotations
 
-from broker.core.job import Job
+from broker.core.worker import Job
 from broker.io.channel import Channel
 from broker.io.channels import WorkerChannel
 from broker.io.loop import Loop

@@ -20,9 +20,8 @@ import zmq
 
 from broker.config import WorkerConfig
 from broker.core.endpoints import Servers
-from broker.core.job import Job
 from broker.core.mdp import Command, Frames, error_body
-from broker.core.worker import SessionState, WorkerSession
+from broker.core.worker import Job, SessionState, WorkerSession
 from broker.delivery import Delivery
 from broker.errors import OutOfSockets, RemoteError, UsageError
 from broker.hand import Hand, Registration

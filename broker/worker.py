@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from broker.config import DEFAULT_ENDPOINT, WorkerConfig
-from broker.core.job import Job
 from broker.core.mdp import Frames, service_fault
+from broker.core.worker import Job
 from broker.delivery import DELIVERY
 from broker.errors import UsageError
 from broker.handlers import Handler, HandlerThreads, execute

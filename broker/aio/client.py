@@ -21,7 +21,7 @@ from broker.client import Body, about_broker, service_name
 from broker.config import DEFAULT_ENDPOINT, ClientConfig
 from broker.core.endpoints import Servers
 from broker.core.mdp import Frames
-from broker.core.recognition import ANSWER
+from broker.core.protocol_detection import ANSWER_TIMEOUT
 from broker.errors import RemoteError, TimedOut, UsageError
 from broker.io.curve import Key, credentials
 
@@ -58,7 +58,7 @@ class Client:
         self._exchange: Exchange | None = None
         self._turn: asyncio.Lock | None = None
         """Of a broker at which requests go one at a time."""
-        self._recognition: asyncio.Task[bool] | None = None
+        self._detection: asyncio.Task[bool] | None = None
         """Finds out which kind of broker it is, while anybody waits for that."""
         self._asking = 0
         """How many wait for it."""
@@ -89,7 +89,7 @@ class Client:
     ) -> Frames:
         """The whole reply: the frames of all its parts. Raises TimedOut, RemoteError or KeyRefused."""
         name = service_name(service)
-        exchange = self._ready() or await self._recognise(timeout, retries)
+        exchange = self._ready() or await self._detect(timeout, retries)
         if self._turn is None:
             return await exchange.call(name, body, timeout, retries)
         async with self._turn:
@@ -103,7 +103,7 @@ class Client:
         To stop reading early is fine: the rest is dropped.
         """
         name = service_name(service)
-        exchange = self._ready() or await self._recognise(timeout, retries)
+        exchange = self._ready() or await self._detect(timeout, retries)
         if self._turn is not None:
             await self._turn.acquire()
         parts = exchange.stream(name, body, timeout, retries)
@@ -157,7 +157,7 @@ class Client:
         """Whether the broker is not one of this project; None: nobody said so within `timeout` seconds."""
         try:
             if self._ready() is None:
-                await self._recognise(timeout, 0)
+                await self._detect(timeout, 0)
         except TimedOut:
             return None
         return self._turn is not None
@@ -179,10 +179,10 @@ class Client:
 
     def _drop(self) -> None:
         """Close the connection; the next request makes another one."""
-        if self._recognition is not None and self._loop is not None and not self._loop.is_closed():
-            self._recognition.cancel()
+        if self._detection is not None and self._loop is not None and not self._loop.is_closed():
+            self._detection.cancel()
         self._replace(None)
-        self._known, self._turn, self._recognition = False, None, None
+        self._known, self._turn, self._detection = False, None, None
 
     def _replace(self, exchange: Exchange | None) -> None:
         before, self._exchange = self._exchange, exchange
@@ -190,29 +190,29 @@ class Client:
             self._sent_again += before.sent_again
             before.close()
 
-    async def _recognise(self, timeout: float | None, retries: int | None) -> Exchange:
+    async def _detect(self, timeout: float | None, retries: int | None) -> Exchange:
         """The connection, once it is known which kind of broker is there. Takes no longer than a call would."""
         timeout = self._config.timeout if timeout is None else timeout
         patience = math.inf if timeout is None else timeout
-        if self._recognition is None:
+        if self._detection is None:
             self._replace(Exchange(self._endpoints, self._config, self._curve, correlated=False))
-            self._recognition = asyncio.create_task(self._is_ours(min(patience, ANSWER)))
-        recognition, exchange = self._recognition, self._exchange
+            self._detection = asyncio.create_task(self._is_ours(min(patience, ANSWER_TIMEOUT)))
+        detection, exchange = self._detection, self._exchange
         assert exchange is not None
         patience *= 1 + (self._config.retries if retries is None else retries)
         self._asking += 1
         try:
-            await asyncio.wait({recognition}, timeout=None if patience == math.inf else patience)
-            if not recognition.done():
+            await asyncio.wait({detection}, timeout=None if patience == math.inf else patience)
+            if not detection.done():
                 raise await exchange.no_answer(sent=False)
         finally:
             self._asking -= 1
-            if recognition.done() or not self._asking:
-                recognition.cancel()
-                self._recognition = None
-        if recognition.cancelled():
+            if detection.done() or not self._asking:
+                detection.cancel()
+                self._detection = None
+        if detection.cancelled():
             raise UsageError("the client is closed")
-        return self._decided(recognition.result())
+        return self._decided(detection.result())
 
     def _decided(self, ours: bool) -> Exchange:
         """It is known which kind of broker it is."""

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from broker.config import DEFAULT_ENDPOINT, WorkerConfig
-from broker.core.job import Job
 from broker.core.mdp import Frames, error_body, service_fault
+from broker.core.worker import Job
 from broker.delivery import DELIVERY
 from broker.errors import UsageError
 from broker.handlers import Reply, as_frames

@@ -48,22 +48,29 @@ from broker.core.mdp import (
     WORKER_DIALECTS,
     ClientDialect,
     Command,
+    Core,
     Frames,
     Peer,
     error_body,
     service_fault,
 )
-from broker.core.requests import CUT_OFF, DRAINING, Request, as_workers, later_delivery, read_request
+from broker.core.requests import CUT_OFF, DRAINING, Request, WaitingRequests, as_workers, later_delivery, read_request
 from broker.core.services import NO_SERVICE, Service, WorkerPeer, WorkerProcess, WorkerRegistry, WorkerState
 from broker.core.timers import earliest
-from broker.core.unserved import UnservedRequests
+from broker.errors import UsageError
 
 
-class BrokerCore(UnservedRequests):
+class BrokerCore(Core):
     """Routes between clients and workers. `now` is always monotonic seconds."""
 
     def __init__(self, config: BrokerConfig | None = None, *, now: float = 0.0, about: mmi.About | None = None) -> None:
-        super().__init__(config or BrokerConfig())
+        super().__init__()
+        self.config = config or BrokerConfig()
+        self.services: dict[bytes, Service] = {}
+        self.waiting = WaitingRequests(self.config)
+        self.stats: dict[str, int] = dict.fromkeys(mmi.COUNTERS, 0)
+        self._batched: list[Service] = []
+        """Integrated services that have requests."""
         self.about = about or mmi.About()
         self.started = now
         self.registry = WorkerRegistry(self.config)
@@ -273,6 +280,53 @@ class BrokerCore(UnservedRequests):
         self._answer_cancelled(request)
         self._drop_unused(service)
         return True
+
+    def _refuse(self, request: Request, status: int, text: str) -> None:
+        self.stats["refused"] += 1
+        self._answer_error(request, status, text)
+
+    def _answer_error(self, request: Request, status: int, text: str) -> None:
+        self._output.append((request.peer, request.refusal(error_body(status, text))))
+
+    def _answer_cancelled(self, request: Request) -> None:
+        self.stats["cancelled"] += 1
+        self._answer_error(request, 499, "cancelled by its client")
+
+    def _expire_requests(self, now: float) -> None:
+        for service in list(self.services.values()):
+            for request in self.waiting.take_expired(service.waiting, now):
+                self.stats["requests_expired"] += 1
+                self._answer_error(request, 504, f"no worker took the request within {self.config.request_expiry:g} s")
+            self._drop_unused(service)
+        self.waiting.swept(now)
+
+    def _drop_unused(self, service: Service) -> None:
+        if service.unused:
+            self.services.pop(service.name, None)
+
+    # -- integrated services ---------------------------------------------------------------------------------
+
+    def integrate(self, name: bytes, room: int = 0) -> None:
+        """Answer a service in the broker's own process: `take_batches` returns its requests from now on.
+
+        `room`: bytes that they may have above `max_body`.
+        """
+        if fault := service_fault(name):
+            raise UsageError(fault)
+        if name in self.services:
+            raise UsageError(f"service {name.decode()} is in use; integrate it once, before there are requests for it")
+        self.services[name] = Service(name, self.config.max_body + room, batch=[])
+
+    def take_batches(self) -> list[tuple[bytes, list[Request]]]:
+        """Return the requests for integrated services since the last call."""
+        batched, self._batched = self._batched, []
+        return [(service.name, service.take_batch()) for service in batched if service.batch]
+
+    def reply(self, request: Request, body: Frames) -> None:
+        """Answer a request of an integrated service; all but the first answer are dropped."""
+        if not request.answered:
+            request.answered = True
+            self._output.append((request.peer, request.final(body)))
 
     # -- workers ---------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ When a request had no answer in time: if nothing at all came on this connection 
 connection is given up and all that is unanswered is sent again on a new one; else only this one is sent again.
 A connection on which something waits for ever is kept: only `lost` tells that its answer cannot come any more.
 
-A session that is given no version finds it out on each connection (`broker.core.recognition`). What is asked for
+A session that is given no version finds it out on each connection (`broker.core.protocol_detection`). What is asked for
 meanwhile is sent when the version is known. After a connection that was silent the shell makes a `careful` one.
 
 Where there are several servers, an answer that sends the client away (`is_sent_away`) is none: the shell goes to
@@ -40,7 +40,7 @@ from broker.core.mdp import (
     is_sent_away,
     read_error,
 )
-from broker.core.recognition import ANSWER, Recognition
+from broker.core.protocol_detection import ANSWER_TIMEOUT, ProtocolDetection
 from broker.core.timers import Timers, earliest
 
 DETECTED = ("0.2", "0.1")
@@ -195,8 +195,8 @@ class ClientSession(RequestSession[_SentRequest]):
         super().__init__()
         self.config = config or ClientConfig()
         self.dialect = dialect or CLIENT_VERSIONS[self.config.version or DETECTED[0]]
-        self._recognition = Recognition(DETECTED) if dialect is None and self.config.version is None else None
-        self.asking = self._recognition is not None
+        self._detection = ProtocolDetection(DETECTED) if dialect is None and self.config.version is None else None
+        self.asking = self._detection is not None
         """Whether it is not known yet what the broker at the other end of the present connection speaks."""
         self.careful = False
         """Whether nothing may be sent before the present connection was made, and nothing after it broke."""
@@ -224,9 +224,9 @@ class ClientSession(RequestSession[_SentRequest]):
         if peer != self.connection:
             return
         self._heard_at = now
-        if self._recognition is not None and self._recognition.unanswered:
-            before = len(self._recognition.unanswered)
-            kind = self._recognition.learn(frames)
+        if self._detection is not None and self._detection.unanswered:
+            before = len(self._detection.unanswered)
+            kind = self._detection.learn(frames)
             if self.asking:
                 self.unmatched += kind is None
                 self.foreign = self.foreign if kind is None else not kind.ours
@@ -234,7 +234,7 @@ class ClientSession(RequestSession[_SentRequest]):
                 if kind is not None and not self.drops_marks:
                     self._speak(kind.version, now)
                 return
-            if len(self._recognition.unanswered) < before:  # the other answer
+            if len(self._detection.unanswered) < before:  # the other answer
                 return
         reply = self.dialect.parse_reply(frames)
         ticket, attempt = self._ticket_of(reply.stack) if reply else (0, 0)
@@ -288,7 +288,7 @@ class ClientSession(RequestSession[_SentRequest]):
         if not there:
             self._silent_at = None
         elif self.asking and self._silent_at is None and self.asked_on == self.connection:
-            self._silent_at = now + ANSWER
+            self._silent_at = now + ANSWER_TIMEOUT
 
     def request(
         self,
@@ -347,15 +347,15 @@ class ClientSession(RequestSession[_SentRequest]):
 
     def greet(self, now: float) -> None:
         """Ask the broker what it speaks, if that is not known and it was not asked on this connection."""
-        if self.asking and self.asked_on != self.connection and self._recognition is not None:
+        if self.asking and self.asked_on != self.connection and self._detection is not None:
             self.asked_on = self.connection
-            self._recognition.begin()
-            self._output += [(self.connection, frames) for frames in self._recognition.ask()]
-            self._silent_at = None if self.careful else now + ANSWER
+            self._detection.begin()
+            self._output += [(self.connection, frames) for frames in self._detection.ask()]
+            self._silent_at = None if self.careful else now + ANSWER_TIMEOUT
 
     def _meet_silence(self, now: float) -> None:
         """The broker has not said what it speaks."""
-        if self._recognition is not None and self._recognition.fell_silent() and self.careful:
+        if self._detection is not None and self._detection.fell_silent() and self.careful:
             self.foreign = True
             self._speak(DETECTED[0], now)
             for ticket, pending in self._pending.items():  # this took long, and would again on the next connection
@@ -402,7 +402,7 @@ class ClientSession(RequestSession[_SentRequest]):
 
     def _reopen(self) -> None:
         self.sent_away = self.careful = self.drops_marks = False
-        self.asking, self._silent_at = self._recognition is not None, None
+        self.asking, self._silent_at = self._detection is not None, None
         self._output.append((self.connection, None))
         self.connection += 1
 

@@ -47,7 +47,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
-from broker.core.heartbeat import USUAL
+from broker.core.timers import USUAL
 
 Peer = Hashable
 """The other end: a ROUTER identity for a broker, the number of the connection for a session."""

@@ -10,10 +10,9 @@ from typing import Protocol
 
 from broker.access.users import User
 from broker.config import BrokerConfig
-from broker.core.heartbeat import Heartbeat
 from broker.core.mdp import PROCESS, Command, Frames, Peer, WorkerDialect, service_fault
 from broker.core.requests import FairQueue, Request
-from broker.core.timers import Timers
+from broker.core.timers import Heartbeat, Timers
 
 
 class Inflow(Protocol):

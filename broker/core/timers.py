@@ -1,8 +1,8 @@
-"""Many deadlines, most of which are moved to later before they are reached.
+"""Deadlines, the pauses between attempts, and heartbeats. Nothing here reads a clock.
 
-A heartbeat deadline moves with every message of its peer. Moving it only writes a dictionary entry; the heap
-is put right when the old, earlier time comes up. So a busy peer costs one heap operation an interval, not one
-a message. Cancelled keys leave their entry behind; when those are the most, the heap is built anew.
+Timers       many deadlines, most of which are moved before they are reached
+Backoff      pauses that grow with each failure
+Heartbeat    how often to send heartbeats to one peer, and when its silence means that it is gone
 """
 
 from __future__ import annotations
@@ -17,12 +17,17 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Timers(Generic[Key]):
-    """A deadline for each key, in the clock of whoever calls."""
+    """A deadline for each key, in the caller's clock.
+
+    A heartbeat deadline moves with every message of its peer. Moving it only writes a dictionary entry; the heap is
+    corrected when the old, earlier time comes up. So a busy peer costs one heap operation an interval, not one a
+    message. Cancelled keys leave their entry behind; when these are the majority, the heap is rebuilt.
+    """
 
     def __init__(self) -> None:
         self.wake_at: float | None = None
-        """When to ask `due` again: not after the earliest deadline, but before it when that was moved or cancelled. It
-        costs nothing, where deadlines are moved all the time, but one look in vain for each interval."""
+        """When to call `due` again: at the earliest deadline, or earlier when that was moved or cancelled. Reading it
+        is free, at the price of one needless call an interval."""
         self._when: dict[Key, float] = {}
         # The one heap entry that counts for a key. Compare it with ==, not `is`: a compiled tuple is its values alone.
         self._queued: dict[Key, tuple[float, int, Key]] = {}
@@ -37,7 +42,7 @@ class Timers(Generic[Key]):
 
     @property
     def entries(self) -> int:
-        """What is in memory: cancelled deadlines stay there until there are many of them."""
+        """Entries in memory. Those of cancelled deadlines stay until they are many."""
         return len(self._heap)
 
     def __contains__(self, key: Key) -> bool:
@@ -51,7 +56,7 @@ class Timers(Generic[Key]):
             self._push(key, when)
 
     def cancel(self, key: Key) -> None:
-        """Forget a key; unknown ones are fine."""
+        """Remove the deadline of a key, if it has one."""
         self._when.pop(key, None)
         if self._queued.pop(key, None) is not None and len(self._heap) > 2 * len(self._queued) + 64:
             self._heap = list(self._queued.values())
@@ -60,11 +65,11 @@ class Timers(Generic[Key]):
             self.wake_at = None
 
     def get(self, key: Key) -> float | None:
-        """The deadline of a key."""
+        """Return the deadline of a key."""
         return self._when.get(key)
 
     def next(self) -> float | None:
-        """The earliest deadline."""
+        """Return the earliest deadline."""
         heap = self._heap
         while heap:
             entry = heap[0]
@@ -81,7 +86,7 @@ class Timers(Generic[Key]):
         return None
 
     def due(self, now: float) -> Iterator[Key]:
-        """Take out, one after another, the keys whose deadline has come. Setting keys meanwhile is allowed."""
+        """Remove and yield the keys whose deadline has come. Keys may be set meanwhile."""
         while (when := self.next()) is not None and when <= now:
             key = heappop(self._heap)[2]
             del self._when[key], self._queued[key]
@@ -103,24 +108,88 @@ class Backoff:
         self._next = first
 
     def take(self, most: float = math.inf) -> float:
-        """How long to wait now, in seconds, and not longer than `most`."""
+        """Return how long to wait now, in seconds, at most `most`."""
         delay = min(self._next, most)
         self._next = min(delay * 2, self._most)
         return delay
 
     def give_back(self, delay: float) -> None:
-        """The last wait, of so many seconds, was not needed: the next one is as long."""
+        """Undo the last `take`, which returned `delay`: the next wait is as long again."""
         self._next = delay
 
     def reset(self) -> None:
-        """The next wait is the first one again."""
+        """Start again with the first wait."""
         self._next = self._first
 
 
 def earliest(*times: float | None) -> float | None:
-    """The first of some deadlines; None: there is none."""
+    """Return the first of some deadlines; None: there is none."""
     first: float | None = None
     for time in times:
         if time is not None and (first is None or time < first):
             first = time
     return first
+
+
+USUAL = 2.5
+"""Seconds between the heartbeats of a peer that has not sent any yet, as RFC 7 and 18 suggest."""
+
+FEW = 4
+"""Gaps that count."""
+
+CLEARLY = 0.8
+"""How much quicker the peer's rhythm must be, as a share of our own interval."""
+
+LEAST = 0.25
+"""Shortest interval of our heartbeats, in seconds, unless our own is shorter: a quick peer may only be answering."""
+
+EASE = 1.5
+"""Growth of the gap between heartbeats, at most. It must be less than the least liveness, 2."""
+
+
+class Heartbeat:
+    """The heartbeats of one peer and those for it, on one connection. Times are seconds.
+
+    Neither side announces its heartbeat interval, and the two need not be equal. So a peer is judged by the intervals
+    that it keeps, and receives heartbeats in the shorter one of both. Only the gap between two heartbeats with nothing
+    in between counts, and of the last few gaps the longest: it is not shorter than the peer's interval.
+
+    Heartbeats to a peer slow down only step by step, so that a peer that judges in the same way is never surprised. The
+    peer's interval replaces our own only when it is clearly shorter (CLEARLY): otherwise two sides that both adapt
+    would speed each other up for ever.
+    """
+
+    __slots__ = ("_at", "_beat_at", "_gaps", "_liveness", "_own", "interval", "messages", "patience")
+
+    def __init__(self, own: float, liveness: int, now: float, *, usual: float = USUAL) -> None:
+        """`own`: the interval of our own heartbeats; `liveness`: intervals of silence after which a peer is gone."""
+        self.interval = own
+        """Send a heartbeat when nothing was sent for this long."""
+        self.patience = liveness * max(own, usual)
+        """The peer is gone after so many seconds of silence."""
+        self.messages = 0
+        """Messages received, heartbeats included; the caller increments it."""
+        self._own = own
+        self._liveness = liveness
+        self._gaps: tuple[float, ...] = ()
+        self._at = now
+        self._beat_at = -1  # no heartbeat yet
+
+    def beat(self, now: float) -> None:
+        """Note a heartbeat, or what counts as one. It was counted in `messages`."""
+        gap = now - self._at
+        # What is read in one go was sent earlier, and waited somewhere; and after a gap that is as long as a peer
+        # has at most, this side stood still.
+        if self.messages == self._beat_at + 1 and 0 < gap < self.patience:
+            self._gaps = (*self._gaps[1 - FEW :], gap)
+            self.patience = self._liveness * max(self._own, *self._gaps)
+            self.interval = min(self.interval, self._wanted())
+        self._at, self._beat_at = now, self.messages
+
+    def sent(self) -> None:
+        """Note that a heartbeat was sent because the interval was over."""
+        self.interval = min(EASE * self.interval, self._wanted())
+
+    def _wanted(self) -> float:
+        theirs = max(self._gaps, default=self._own)
+        return max(theirs, min(LEAST, self._own)) if theirs < CLEARLY * self._own else self._own

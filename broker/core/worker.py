@@ -7,7 +7,7 @@
     idle      work      keep        reconnect    –          reconnect   –             –
     busy      refuse    keep        reconnect    –          –           send          –
 
-A worker that may speak several versions asks the broker first (`Recognition`), and registers, with READY, in the
+A worker that may speak several versions asks the broker first (`ProtocolDetection`), and registers, with READY, in the
 version of the answer; without one it tries those that were not asked for, one with each connection. `refuse` and
 `reconnect` close the connection and open a new one after a back-off. The connections are numbered: what still comes
 from an old one is ignored. A handler that is at work when the connection goes is let finish, its reply is dropped (the
@@ -22,10 +22,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from enum import Enum
+from typing import NamedTuple
 
 from broker.config import WorkerConfig
-from broker.core.heartbeat import Heartbeat
-from broker.core.job import Job
+from broker.core.json_reader import read_json
 from broker.core.mdp import (
     ELSEWHERE,
     EXTENSION,
@@ -39,9 +39,9 @@ from broker.core.mdp import (
     joined,
     read_error,
 )
-from broker.core.recognition import ANSWER, Recognition
+from broker.core.protocol_detection import ANSWER_TIMEOUT, ProtocolDetection
 from broker.core.services import Inflow
-from broker.core.timers import Backoff
+from broker.core.timers import Backoff, Heartbeat
 
 VERSIONS: dict[str, WorkerDialect] = {dialect.name: dialect for dialect in WORKER_DIALECTS.values()}
 
@@ -57,6 +57,39 @@ TELL_EVERY = 0.2
 
 STAY_MOST = 3
 """Times of a heartbeat's patience that a worker stays with a broker that goes on sending it requests."""
+
+
+class Job(NamedTuple):
+    """A request to be handled. `number` is needed to give the reply back.
+
+    `client` is the frame that says whose it is; a broker of this project gives each delivery one of its own.
+    """
+
+    number: int
+    body: Frames
+    client: bytes = b""
+
+    @property
+    def context(self) -> bytes:
+        """What a queue has said of the request, behind the number of the delivery: a JSON object; empty: nothing."""
+        at = self.client.find(b"{")
+        return self.client[at:] if at >= 0 else b""
+
+    def __str__(self) -> str:
+        context = self.context
+        number = self.client[: len(self.client) - len(context)]
+        client = number.decode() if number.isalnum() else number.hex()
+        where = f"request {self.number} of this worker, delivery {client}, body of {sum(map(len, self.body))} B"
+        return f"{uuid}; {where}" if (uuid := _uuid_in(context)) else where
+
+
+def _uuid_in(context: bytes) -> str:
+    """The UUID that a queue has given a request: its log is to be found by it."""
+    try:
+        uuid = str(read_json(context or b"{}").get("uuid", ""))
+    except (ValueError, AttributeError):
+        return ""
+    return uuid if uuid.isalnum() and len(uuid) == 32 else ""
 
 
 class SessionState(Enum):
@@ -114,7 +147,7 @@ class WorkerSession(Core):
         """Whether whoever runs it has it wait: while it is away, it does not connect."""
         self.aside = False
         """Whether it left its broker only for a while (`step_aside`), and has not lost it since."""
-        self._recognition = Recognition(versions)
+        self._detection = ProtocolDetection(versions)
         self._guessing = False
         """Whether READY was said in a version of which the broker has not said anything."""
         self._extended = False
@@ -153,14 +186,14 @@ class WorkerSession(Core):
         if peer != self.connection or self.state is SessionState.AWAY:
             return
         if self.state is SessionState.ASKING:
-            if (kind := self._recognition.learn(frames)) is not None:
+            if (kind := self._detection.learn(frames)) is not None:
                 self._guarded, self._extended = kind.access, kind.extended
                 self._rebalances, self._tells_process = kind.rebalances, kind.processes
                 self._register(VERSIONS[kind.version], now)
             return
         parsed = self.dialect.parse(frames)
         if parsed is None:
-            kind = self._recognition.learn(frames) if self._asks else None
+            kind = self._detection.learn(frames) if self._asks else None
             if kind is None or kind.version != self.dialect.name:
                 self._change_version()
                 self._reconnect([], now)
@@ -289,7 +322,7 @@ class WorkerSession(Core):
         if there is not self._linked:
             self._linked = there
             asking = there and self.state is SessionState.ASKING
-            self._silent_at = now + (ANSWER if asking else self.heartbeat.patience)
+            self._silent_at = now + (ANSWER_TIMEOUT if asking else self.heartbeat.patience)
 
     def lost(self, now: float) -> None:
         """The transport knows that the connection is gone."""
@@ -349,9 +382,9 @@ class WorkerSession(Core):
             self._register(self._dialects[0], now)
             return
         self.state = SessionState.ASKING
-        self._recognition.begin()
-        self._output += [(self.connection, frames) for frames in self._recognition.ask()]
-        self._silent_at = now + (ANSWER if self._linked else self.heartbeat.patience)
+        self._detection.begin()
+        self._output += [(self.connection, frames) for frames in self._detection.ask()]
+        self._silent_at = now + (ANSWER_TIMEOUT if self._linked else self.heartbeat.patience)
 
     def _register(self, dialect: WorkerDialect, now: float) -> None:
         self.dialect = dialect
@@ -371,7 +404,7 @@ class WorkerSession(Core):
             self.aside = False
             self._output.append((self.connection, None))
             self._connect(now)
-        elif self.state is SessionState.ASKING and self._recognition.fell_silent():
+        elif self.state is SessionState.ASKING and self._detection.fell_silent():
             self._guessing = True
             self._register(self._dialects[self._version], now)
         elif self.state is SessionState.ASKING:

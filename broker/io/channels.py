@@ -8,9 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import Generic, Self, TypeVar
 
 from broker.core.client import ClientSession
-from broker.core.job import Job
 from broker.core.mdp import Core, Output
-from broker.core.worker import SessionState, WorkerSession
+from broker.core.worker import Job, SessionState, WorkerSession
 from broker.errors import OutOfSockets
 from broker.io.channel import Channel, Pollable
 from broker.io.curve import KeyProbe

@@ -18,8 +18,8 @@ from support.broker_invariants import check
 
 from broker.config import BrokerConfig
 from broker.core.broker import BrokerCore
-from broker.core.job import Job
 from broker.core.mdp import Core
+from broker.core.worker import Job
 
 CLIENT: Any = ANY
 """Stands for the client frame of a worker's REQUEST, which is the broker's business."""

@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 import zmq
 
 from broker import (
-    ANSWER,
+    ANSWER_TIMEOUT,
     UNANSWERING,
+    BrokerKind,
     Channel,
     ClientSession,
     Curve,
     Dealer,
-    Kind,
     OutOfSockets,
-    Recognition,
+    ProtocolDetection,
     SessionChannel,
     earliest,
 )
@@ -63,16 +63,16 @@ class BrokerDiscovery(Channel):
     place."""
 
     def __init__(
-        self, endpoint: str, versions: Sequence[str], found: Callable[[Kind], None], curve: Curve | None = None
+        self, endpoint: str, versions: Sequence[str], found: Callable[[BrokerKind], None], curve: Curve | None = None
     ) -> None:
         """`versions`: those of MDP that may be spoken. `found` is told each time. `curve`: the keys of all connections
         to this broker."""
         self.curve = curve
-        self.kind: Kind | None = None
+        self.kind: BrokerKind | None = None
         """Which broker it is; None: not known yet, or not any more."""
         self._dealer = Dealer(zmq.Context.instance(), endpoint, watch=True, hold=True, curve=curve)
         self._found = found
-        self._recognition = Recognition(versions)
+        self._detection = ProtocolDetection(versions)
         self._asks = tuple(versions) != (UNANSWERING,)
         """Whether the broker is asked; else it is what it was said to be, as soon as there is a connection."""
         self._number = 0
@@ -98,7 +98,7 @@ class BrokerDiscovery(Channel):
 
     def drain(self, now: float) -> bool:
         while (frames := self._dealer.receive()) is not None:
-            if self.kind is None and (kind := self._recognition.learn(frames)) is not None:
+            if self.kind is None and (kind := self._detection.learn(frames)) is not None:
                 self.kind, self._ask_at = kind, None
                 self._found(kind)
         if self._dealer.broke():
@@ -123,9 +123,9 @@ class BrokerDiscovery(Channel):
             self._begin(now)
         if self._ask_at is None and self._dealer.linked:
             if self._asks:
-                self._ask_at = now + ANSWER
+                self._ask_at = now + ANSWER_TIMEOUT
             else:
-                self.kind = Kind(UNANSWERING, ours=False)
+                self.kind = BrokerKind(UNANSWERING, ours=False)
                 self._found(self.kind)
 
     def close(self) -> None:
@@ -141,12 +141,12 @@ class BrokerDiscovery(Channel):
             self._ask_at = None
             self._dealer.open(self._number)
             return
-        questions = self._recognition.ask() if self._dealer.socket is not None else []
+        questions = self._detection.ask() if self._dealer.socket is not None else []
         if not questions:  # it is a new connection, or has to be one
             self._begin(now)
             self._number += 1
-            self._recognition.begin()
-            questions = self._recognition.ask()
+            self._detection.begin()
+            questions = self._detection.ask()
         self._ask_at = None
         self._dealer.send([(self._number, frames) for frames in questions])
 

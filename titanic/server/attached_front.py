@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from broker import UNANSWERING, Kind, credentials
+from broker import UNANSWERING, BrokerKind, credentials
 from titanic.config import ServerConfig
 from titanic.dispatch.connection import BrokerDiscovery
 from titanic.dispatch.dispatcher import Dispatcher
@@ -67,7 +67,7 @@ class AttachedFront(Front):
         self._discovery = BrokerDiscovery(endpoint, config.worker.versions, self._found, curve)
         self.loop = self._lanes.loop
         self._dispatcher: Dispatcher
-        self._kind: Kind | None = None
+        self._kind: BrokerKind | None = None
         """The last broker that was found."""
         self._registered = False
         self.send_answers = self._lanes.send_answers
@@ -93,7 +93,7 @@ class AttachedFront(Front):
     def threads(self) -> dict[str, CallInThread]:
         return {"lanes": self.loop.call}
 
-    def _found(self, kind: Kind) -> None:
+    def _found(self, kind: BrokerKind) -> None:
         """A broker is there, perhaps another one. Serve it if no other queue does."""
         if kind == self._kind:
             return

@@ -18,12 +18,12 @@ import zmq
 
 from broker import (
     NOBODY,
+    BrokerKind,
     Channel,
     Curve,
     Dealer,
     Job,
     KeyProbe,
-    Kind,
     Loop,
     OutOfSockets,
     User,
@@ -52,7 +52,7 @@ class LaneAsk:
     """The same for all: the broker does not say from where it came."""
 
 
-def user_in(client: bytes, kind: Kind | None) -> User | None:
+def user_in(client: bytes, kind: BrokerKind | None) -> User | None:
     """Who asks, by the `client` frame of a request. `kind`: the broker, as it was last found to be.
 
     One with access control tells it behind the number of the delivery and a space. It is believed before it is known
@@ -134,7 +134,7 @@ class Lanes(Channel):
         self._endpoint = endpoint
         self._services = services
         self._config = config
-        self.kind: Kind | None = None
+        self.kind: BrokerKind | None = None
         """The broker, as it was last found to be."""
         self.loop = Loop()
         # Any thread may call it.

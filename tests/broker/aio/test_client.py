@@ -260,7 +260,7 @@ async def test_it_is_closed_while_coroutines_wait(address: str) -> None:
     await eventually(lambda: client._exchange is not None and len(client._exchange._session) == 3)
     early = Client(NOBODY, timeout=60)
     waiting.append(asyncio.create_task(early.call("absent", "x")))
-    await eventually(lambda: early._recognition is not None)
+    await eventually(lambda: early._detection is not None)
     client.close()
     early.close()
     found = await asyncio.gather(*waiting, return_exceptions=True)

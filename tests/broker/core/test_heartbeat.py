@@ -15,8 +15,8 @@ from broker import Broker, BrokerConfig, Client, Worker
 from broker.config import ClientConfig, WorkerConfig
 from broker.core.broker import BrokerCore
 from broker.core.client import ClientSession
-from broker.core.heartbeat import Heartbeat
 from broker.core.mdp import Frames
+from broker.core.timers import Heartbeat
 from broker.core.worker import WorkerSession
 
 INTERVALS = (0.1, 0.5, 2.5, 30.0)

@@ -8,9 +8,8 @@ import pytest
 from support.transcript import WorkerTranscript
 
 from broker.config import WorkerConfig
-from broker.core.job import Job
 from broker.core.mdp import EXTENSION
-from broker.core.worker import SessionState, WorkerSession
+from broker.core.worker import Job, SessionState, WorkerSession
 
 
 class Work(WorkerTranscript):

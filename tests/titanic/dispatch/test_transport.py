@@ -12,7 +12,7 @@ import pytest
 import zmq
 from support.waiting import until
 
-from broker import ANSWER, ClientSession, ErrorReply, Kind, Loop
+from broker import ANSWER_TIMEOUT, BrokerKind, ClientSession, ErrorReply, Loop
 from titanic.dispatch.attempts import Send
 from titanic.dispatch.connection import PAUSE, BrokerDiscovery
 from titanic.dispatch.transport import MMI_TIMEOUT, LocalTransport, PartialReplies, SocketTransport
@@ -387,7 +387,7 @@ def test_what_waits_for_its_connection_is_not_with_the_broker(heard: Heard, tmp_
     """A foreign broker gives nothing back, so it must not get what was closed already."""
     loop, endpoint = Loop(), f"ipc://{tmp_path}/nowhere"
     discovery = BrokerDiscovery(endpoint, ["0.1"], print)
-    discovery.kind = Kind("0.1", ours=False)
+    discovery.kind = BrokerKind("0.1", ours=False)
     transport = ForeignTransport(heard, loop, endpoint, discovery, print, version="0.1", room=8, attempt_timeout=9)
     transport.send_requests([Send(b"1", b"echo", [b"x"])], NOW)
     transport.push(NOW)
@@ -423,7 +423,7 @@ def test_what_is_taken_back_while_there_is_no_broker_is_not_sent_to_the_next_one
 
 def test_a_broker_that_answered_in_no_version_is_asked_again(tmp_path: Path) -> None:
     """It may have been busy, or be another one by now."""
-    found: list[Kind] = []
+    found: list[BrokerKind] = []
     endpoint, now = f"ipc://{tmp_path}/broker", NOW
     discovery = BrokerDiscovery(endpoint, ["0.2", "0.1"], found.append)
     with zmq.Context.instance().socket(zmq.ROUTER) as broker:
@@ -436,7 +436,7 @@ def test_a_broker_that_answered_in_no_version_is_asked_again(tmp_path: Path) -> 
         asked = []
         for _ in range(4):
             asked.append([until(question), until(question)])
-            now += ANSWER
+            now += ANSWER_TIMEOUT
         assert [b"MDPC02" in frames for frames, _ in asked] == [False, False, True, False]
         assert len({frames[0] for pair in asked for frames in pair}) == 3, (
             "it may have been stopped: it is connected anew"
@@ -444,7 +444,7 @@ def test_a_broker_that_answered_in_no_version_is_asked_again(tmp_path: Path) -> 
         assert asked[1][0][0] == asked[2][0][0], "0.2 is for a connection that was just made"
         broker.send_multipart([asked[3][1][0], b"", b"MDPC01", b"mmi.service", b"404"])
         until(lambda: discovery.drain(now) or found)
-        assert found == [Kind("0.1", ours=False)]
+        assert found == [BrokerKind("0.1", ours=False)]
         discovery.doubt(now)
         now += PAUSE
         assert until(question)[0] != asked[3][0][0], "another connection broke: another broker may be there"
