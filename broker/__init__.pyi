@@ -84,5 +84,9 @@ from broker.procedures import each as each
 from broker.procedures import finish as finish
 from broker.server import Broker as Broker
 from broker.server import LocalPeer as LocalPeer
+from broker.toml_file import KeyPath as KeyPath
+from broker.toml_file import NotToml as NotToml
+from broker.toml_file import TomlFile as TomlFile
+from broker.toml_file import nearest as nearest
 from broker.worker import Worker as Worker
 from broker.worker_log import WorkerLog as WorkerLog

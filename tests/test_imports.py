@@ -37,7 +37,7 @@ CORES = [
     source
     for source in sources("broker")
     if source.startswith("broker/core/")
-    or source in {f"broker/access/{name}.py" for name in ("buckets", "rules", "users")}
+    or source in {f"broker/access/{name}.py" for name in ("rules", "users")}
     or (source.startswith("broker/patterns/") and source.rpartition("/")[2] in CORE_NAMES)
 ]
 
@@ -172,7 +172,7 @@ def test_a_server_loads_nothing_of_what_it_was_not_told_to_have(tmp_path: Path) 
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     loaded = set(done.stdout.split())
     assert {"titanic.server.server", "titanic.store.lmdb.store", "broker.core.broker"} <= loaded
-    others = {"broker.access.access_file", "broker.access.decision", "broker.access.keys", "broker.access.toml_lines"}
+    others = {"broker.access.access_file", "broker.access.decision", "broker.access.keys"}
     others |= {
         f"broker.io.{name}" for name in ("access_control", "access_log", "handshakes", "user_connections", "zap")
     }

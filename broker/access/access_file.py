@@ -30,27 +30,25 @@ a fault, because a permission that is misspelt might be one that was to be taken
 
 from __future__ import annotations
 
-import difflib
 import os
 import pwd
 import re
 import stat
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from broker.access.keys import NAME, SECRET_SUFFIX, public_key
-from broker.access.toml_lines import Keys, lines_of
 from broker.access.users import BY_SERVICE, FLAGS, LIMITS, Access, Permission, Reach, User, UserLimits
 from broker.core.mdp import service_fault
 from broker.errors import AccessError
+from broker.toml_file import KeyPath, NotToml, TomlFile
 
-MOST_BYTES = 16 * 1024 * 1024
-MOST_FAULTS = 100
-"""So many are told at once."""
-MOST_LIMIT = 1 << 62
-MOST_UID = (1 << 32) - 2
+MAX_BYTES = 16 * 1024 * 1024
+MAX_MISTAKES = 100
+"""As many are reported at once."""
+MAX_LIMIT = 1 << 62
+MAX_UID = (1 << 32) - 2
 
 PATTERNS = tuple(permission.value for permission in BY_SERVICE)
 OF_ROLES = (*PATTERNS, Permission.READ.value, *FLAGS, "limits")
@@ -90,19 +88,12 @@ class AccessFile:
     def __init__(self, path: str | Path) -> None:
         """Raises AccessError, as `load_access` does."""
         self.path = Path(path)
-        text = _read(self.path)
-        self.text = text
-        self._lines: dict[Keys, int] | None = None
-        self._faults: list[tuple[int, str]] = []
         try:
-            document = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            at = re.search(r"at line (\d+)", str(error))
-            fact = re.sub(r" \(at [^()]*\)$", "", str(error))
-            line = int(at[1]) if at else text.rstrip("\n").count("\n") + 1
-            raise AccessError(f"{path}:{line}: this is not TOML: {fact}; correct the line") from error
-        except (ValueError, RecursionError) as error:  # numbers of thousands of digits, lists in lists in lists
-            raise AccessError(f"{path}:1: this is not TOML that can be read: {error}; it is no access file") from error
+            self._file = TomlFile(self.path, _read(self.path))
+        except NotToml as error:
+            raise AccessError(f"{error}; correct the line") from error
+        self.text = text = self._file.text
+        document = self._file.values
         self._unknown((), document, (*TABLES, LOCKOUT))
         self.allows_lockout = document.get(LOCKOUT, False)
         """Whether the file says that it may leave nobody, or no administrator."""
@@ -120,14 +111,13 @@ class AccessFile:
             self._check_roles(("users", name, "roles"), user.get("roles", []))
         keys, tokens, certificates = self._keys(), self._hashes(TOKENS), self._hashes(CERTIFICATES)
         uids = {name: self._endpoint(name, endpoint) for name, endpoint in endpoints.items()}
-        if not self._faults and not document.get("users") and self.allows_lockout is False:
+        if not self._file.mistakes and not document.get("users") and self.allows_lockout is False:
             fact = "there is no user, so no client or worker could connect"
             self._fault((), f"{fact}; add [users.NAME], or {LOCKOUT} = true if that is meant")
-        if self._faults:
-            faults = sorted(dict.fromkeys(self._faults))
-            told = [f"{self.path}:{line}: {fact}" for line, fact in faults[:MOST_FAULTS]]
-            more = [f"{self.path}: and {len(faults) - MOST_FAULTS} more"] if len(faults) > MOST_FAULTS else []
-            raise AccessError("\n".join(told + more))
+        if mistakes := self._file.mistakes:
+            lines = [str(mistake) for mistake in mistakes[:MAX_MISTAKES]]
+            more = len(mistakes) - MAX_MISTAKES
+            raise AccessError("\n".join([*lines, f"{self.path}: and {more} more"] if more > 0 else lines))
         users = {name: self._user(name) for name in self.users}
         self.access = Access(
             users.values(),
@@ -139,27 +129,17 @@ class AccessFile:
             text,
         )
 
-    def line(self, path: Keys) -> int:
-        """The line, from 1, of a table, a key or a text in a list; of the nearest above it if it has none itself."""
-        if self._lines is None:  # not before: it takes four times as long as reading the file
-            self._lines = lines_of(self.text)
-        while path and path not in self._lines:
-            path = path[:-1]
-        return self._lines.get(path, 1)
+    def line(self, path: KeyPath) -> int:
+        """The line, from 1, of a table, a key or a string in a list; if it has none, of the nearest above it."""
+        return self._file.line(path)
 
-    def _fault(self, path: Keys, fact: str) -> None:
-        self._faults.append((self.line(path), "".join(one if one.isprintable() else repr(one)[1:-1] for one in fact)))
+    def _fault(self, path: KeyPath, text: str) -> None:
+        self._file.add_mistake(path, text)
 
-    def _near(self, name: str, known: Iterable[str], advice: str) -> str:
-        """What may have been meant, else some other advice. It takes long where there is much, so not too often."""
-        few = len(self._faults) < 20
-        near = difflib.get_close_matches(name[:80], list(known)[:1000], n=1) if few else []
-        return f"did you mean {near[0]}?" if near else advice
-
-    def _unknown(self, path: Keys, table: Table, known: Iterable[str]) -> None:
+    def _unknown(self, path: KeyPath, table: Table, known: Iterable[str]) -> None:
         for key in table:
             if key not in known:
-                advice = self._near(key, known, f"here may be {', '.join(known)}")
+                advice = self._file.suggestion(key, known, f"here may be {', '.join(known)}")
                 self._fault((*path, key), f"unknown {_shown((*path, key))}; {advice}")
 
     def _tables(self, document: Table, kind: str) -> dict[str, Table]:
@@ -179,7 +159,7 @@ class AccessFile:
             advice = "take 1 to 32 letters, digits, '_', '.' and '-'"
             self._fault(path, f"{path[1][:80]!r} cannot be the name of a {what}; {advice}")
 
-    def _check(self, path: Keys, table: Table, known: tuple[str, ...]) -> None:
+    def _check(self, path: KeyPath, table: Table, known: tuple[str, ...]) -> None:
         """Permissions and limits, of a user or of a role."""
         self._unknown(path, table, known)
         for key in PATTERNS:
@@ -201,11 +181,11 @@ class AccessFile:
         self._unknown((*path, "limits"), limits, LIMITS)
         for key in LIMITS:
             limit = limits.get(key, 0)
-            if type(limit) is not int or not 0 <= limit < MOST_LIMIT:
+            if type(limit) is not int or not 0 <= limit < MAX_LIMIT:
                 where = (*path, "limits", key)
                 self._fault(where, f"{_shown(where)} is {_quoted(limit)}; it must be a whole number, 0 for no limit")
 
-    def _texts(self, path: Keys, found: Any, example: str) -> list[tuple[int, str]]:
+    def _texts(self, path: KeyPath, found: Any, example: str) -> list[tuple[int, str]]:
         """The texts of a list with their places in it; all else is a fault."""
         if not isinstance(found, list):
             self._fault(path, f"{_shown(path)} is {_kind(found)}; it must be a list of texts, like {example}")
@@ -218,15 +198,15 @@ class AccessFile:
                 )
         return [(number, one) for number, one in enumerate(found) if isinstance(one, str)]
 
-    def _check_roles(self, path: Keys, found: Any) -> None:
+    def _check_roles(self, path: KeyPath, found: Any) -> None:
         for number, role in self._texts(path, found, '["sender"]'):
             if role not in self.roles:
-                advice = self._near(role, self.roles, "add it, or take it out here")
+                advice = self._file.suggestion(role, self.roles, "add it, or take it out here")
                 self._fault((*path, number), f"{_shown(path)}: there is no role {_quoted(role)}; {advice}")
 
     def _keys(self) -> dict[str, str]:
         """Names of users by their public keys."""
-        found: dict[str, tuple[str, Keys]] = {}
+        found: dict[str, tuple[str, KeyPath]] = {}
         for name, user in self.users.items():
             path = ("users", name, "keys")
             for number, text in self._texts(path, user.get("keys", []), '["shop.key"]'):
@@ -245,7 +225,7 @@ class AccessFile:
     def _hashes(self, kind: HashKind) -> dict[str, str]:
         """Names of users by the hashes of their tokens or certificates. No fault shows a hash: it may be the token
         itself."""
-        found: dict[str, tuple[str, Keys]] = {}
+        found: dict[str, tuple[str, KeyPath]] = {}
         for name, user in self.users.items():
             path = ("users", name, kind.field)
             for number, text in self._texts(path, user.get(kind.field, []), '["sha256:…"]'):
@@ -256,7 +236,7 @@ class AccessFile:
                     self._fault((*path, number), f"{_shown(path)}: {fact}; {kind.advice}")
         return {known: name for known, (name, _) in found.items()}
 
-    def _take(self, found: dict[str, tuple[str, Keys]], secret: str, name: str, path: Keys, what: str) -> None:
+    def _take(self, found: dict[str, tuple[str, KeyPath]], secret: str, name: str, path: KeyPath, what: str) -> None:
         """A key or a token is one user's."""
         owner, where = found.setdefault(secret, (name, path))
         if owner != name:
@@ -277,7 +257,7 @@ class AccessFile:
             fact = f"is {_kind(user)}" if "user" in endpoint else "is missing"
             self._fault((*path, "user"), f'{_shown((*path, "user"))} {fact}; write it like user = "shop"')
         elif user not in self.users:
-            advice = self._near(user, self.users, "add it, or name another")
+            advice = self._file.suggestion(user, self.users, "add it, or name another")
             self._fault((*path, "user"), f"{_shown((*path, 'user'))}: there is no user {_quoted(user)}; {advice}")
         if "uids" not in endpoint:
             if name.startswith("ipc://@"):
@@ -293,8 +273,8 @@ class AccessFile:
             return ()
         return tuple(self._uid((*where, number), uid) for number, uid in enumerate(uids))
 
-    def _uid(self, path: Keys, uid: Any) -> int:
-        if type(uid) is int and 0 <= uid <= MOST_UID:
+    def _uid(self, path: KeyPath, uid: Any) -> int:
+        if type(uid) is int and 0 <= uid <= MAX_UID:
             return uid
         if isinstance(uid, str):
             try:
@@ -304,7 +284,7 @@ class AccessFile:
         else:
             fact = f"{_quoted(uid)} is no user of a machine"
         self._fault(path, f"{_shown(path[:-1])}: {fact}; give a name that `getent passwd` prints, or a number")
-        return MOST_UID
+        return MAX_UID
 
     def _user(self, name: str) -> User:
         """A user with what his roles give him."""
@@ -333,11 +313,11 @@ def _limit(given: list[Table], key: str) -> int:
     return min((int(limits[key]) for limits in roles if limits.get(key)), default=0)
 
 
-def _read(path: Path) -> str:
+def _read(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
-            content = file.read(MOST_BYTES + 1)
+            content = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         fact = error.strerror if isinstance(error, OSError) else "no path has a NUL in it"
         raise AccessError(f"{path}: the access file cannot be read: {fact}; give one that can") from error
@@ -349,13 +329,9 @@ def _read(path: Path) -> str:
         if rights & stat.S_IWOTH and not rights & stat.S_ISVTX:
             fact = "everybody on this machine may put another file in its place, and so may do anything"
             raise AccessError(f"{path}: {fact}; run: chmod o-w {folder}")
-    if len(content) > MOST_BYTES:
-        raise AccessError(f"{path}: it is larger than {MOST_BYTES >> 20} MiB; give the access file")
-    try:
-        return content.decode().replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise AccessError(f"{path}:{line}: this is not TOML: it is not UTF-8; correct the line") from error
+    if len(content) > MAX_BYTES:
+        raise AccessError(f"{path}: it is larger than {MAX_BYTES >> 20} MiB; give the access file")
+    return content
 
 
 def _pattern_fault(pattern: str) -> str:
@@ -370,7 +346,7 @@ def _pattern_fault(pattern: str) -> str:
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
-def _shown(path: Keys) -> str:
+def _shown(path: KeyPath) -> str:
     """A way as the file would have it: [users.shop] keys."""
     parts = [part if _BARE.fullmatch(part) else f'"{part}"' for part in (str(one)[:80] for one in path)]
     if len(parts) < 2:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
 from broker.access.access_file import AccessFile
-from broker.access.toml_lines import Keys
 from broker.access.users import BY_SERVICE, RESERVED, Permission, Reach, User, matches
 from broker.core.mdp import service_fault
 from broker.errors import UsageError
+from broker.toml_file import KeyPath, nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +41,8 @@ def decide(path: str | Path, user: str, action: str, service: str = "") -> Decis
         raise UsageError(f"{action} is allowed for services: {fault}; name a service")
     file = AccessFile(path)
     if user not in file.access.users:
-        near = difflib.get_close_matches(user, file.access.users, n=1)
-        advice = f"did you mean {near[0]}?" if near else f"add [users.{user}]"
+        near = nearest(user, file.access.users)
+        advice = f"did you mean {near}?" if near else f"add [users.{user}]"
         return Decision(False, file.path, 0, "", f"there is no user {user!r}; {advice}")
     return _Question(file, file.access.users[user], permission, service).answer()
 
@@ -57,7 +56,7 @@ class _Question:
         self._permission = permission
         self._service = service
         tables = [("users", user.name), *(("roles", role) for role in file.users[user.name].get("roles", []))]
-        self._tables: list[tuple[Keys, dict[str, object]]] = [
+        self._tables: list[tuple[KeyPath, dict[str, object]]] = [
             (path, dict(getattr(file, path[0])[path[1]])) for path in tables
         ]
         """His own table, then those of his roles."""
@@ -111,14 +110,14 @@ class _Question:
         whose = "everybody's requests" if self._user.reads_all else "his own requests"
         return self._yes(where, f"{name} closes {whose}")
 
-    def _admin(self) -> Keys:
+    def _admin(self) -> KeyPath:
         return self._first("admin", True)
 
-    def _first(self, key: str, value: object) -> Keys:
+    def _first(self, key: str, value: object) -> KeyPath:
         """Where something is said first: by himself, else by a role."""
         return next((*table, key) for table, content in self._tables if content.get(key) == value)
 
-    def _yes(self, path: Keys, reason: str) -> Decision:
+    def _yes(self, path: KeyPath, reason: str) -> Decision:
         return self._decision(True, path, reason)
 
     def _no(self, wanted: str, why: str = "") -> Decision:
@@ -126,6 +125,6 @@ class _Question:
         reason = f"no line allows it{why}; add {wanted} here{whose}"
         return self._decision(False, ("users", self._user.name), reason)
 
-    def _decision(self, allowed: bool, path: Keys, reason: str) -> Decision:
+    def _decision(self, allowed: bool, path: KeyPath, reason: str) -> Decision:
         line = self._file.line(path)
         return Decision(allowed, self._file.path, line, self._file.text.split("\n")[line - 1].strip(), reason)

@@ -21,13 +21,12 @@ A user sees the services that he may submit to, work for or call, and those with
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import translate
 from types import MappingProxyType
 from typing import NamedTuple
 
-from broker.access.buckets import Buckets
 from broker.access.users import NOBODY, RESERVED, Access, Permission, User
 from broker.core.mdp import ERROR, Command, Frames, Peer, error_body, service_fault
 from broker.core.requests import Request
@@ -73,6 +72,35 @@ class Report:
     count: int = 1
 
 
+class TokenBuckets:
+    """How many messages a second each user may send. A bucket holds what a user may send in a second, and fills as
+    fast; users without a limit have none."""
+
+    def __init__(self) -> None:
+        self._levels: dict[str, tuple[float, float]] = {}
+        """The level of each, and when it was that."""
+
+    def __len__(self) -> int:
+        return len(self._levels)
+
+    def take(self, user: User, now: float) -> bool:
+        """Whether a user may send another message. `now` never goes back."""
+        most = user.limits.messages
+        if not most:
+            return True
+        level, then = self._levels.get(user.name, (most, now))
+        level = min(most, level + (now - then) * most)
+        if level < 1:
+            self._levels[user.name] = (level, now)
+            return False
+        self._levels[user.name] = (level - 1, now)
+        return True
+
+    def keep(self, names: Container[str]) -> None:
+        """Forget all other users."""
+        self._levels = {name: level for name, level in self._levels.items() if name in names}
+
+
 class Guard:
     """Looks up what a user may do, and counts what was refused."""
 
@@ -85,8 +113,8 @@ class Guard:
         self.refusals: dict[tuple[str, str], int] = {}
         """How often each user was refused each action."""
         self._stats = {"forbidden": 0} if stats is None else stats
-        self._buckets = Buckets()
-        self._worker_buckets = Buckets()
+        self._buckets = TokenBuckets()
+        self._worker_buckets = TokenBuckets()
         self._reports: dict[tuple[str, str], Report] = {}
         self._documents: dict[User, bytes] = {}
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 from click.core import ParameterSource, augment_usage_errors
 
-from titanic.cli.config_file import Document, FileValue, commands_of, variables
+from broker import NotToml, nearest
+from titanic.cli.config_file import Commands, Document, commands_of, variables
 from titanic.cli.exit_codes import EXIT_FAILED
 from titanic.cli.options import Option, command, json_flag
 from titanic.cli.printing import print_json, print_table
-from titanic.util.text import alike, counted
+from titanic.util.text import counted
 
 _file_option = click.option(
     "--config",
@@ -60,14 +61,10 @@ def show(name: str, arguments: tuple[str, ...], path: str | None, as_json: bool)
     context = click.get_current_context()
     commands = commands_of(context)
     if name not in commands:
-        near = alike(name, commands)
+        near = nearest(name, commands)
         raise click.UsageError(f"no such command: {name}" + (f"; did you mean {near}?" if near else ""))
-    found: dict[str, FileValue] = {}
-    if path is not None:
-        document = Document(Path(path), commands)
-        found = document.of(name)
-        _stop_at(document)
-    rows = list(_effective(context, name, arguments, found))
+    document = None if path is None else _read(Path(path), commands)
+    rows = list(_effective(context, name, arguments, document))
     if as_json:
         print_json({name: {"value": value, "source": source} for name, value, source in rows})
     else:
@@ -75,9 +72,12 @@ def show(name: str, arguments: tuple[str, ...], path: str | None, as_json: bool)
 
 
 def _effective(
-    context: click.Context, name: str, arguments: tuple[str, ...], found: dict[str, FileValue]
+    context: click.Context, name: str, arguments: tuple[str, ...], document: Document | None
 ) -> Iterator[tuple[str, Any, str]]:
     """The values that count, and where each comes from."""
+    found = {} if document is None else document.of(name)
+    if document is not None and document.mistakes:
+        _stop(document.check())
     root = context.find_root()
     assert isinstance(root.command, click.Group)
     subject = root.command.get_command(root, name)
@@ -92,7 +92,7 @@ def _effective(
             with augment_usage_errors(inner, param=option):
                 value = option.process_value(inner, raw)
             if source is ParameterSource.DEFAULT_MAP:
-                where = str(found[option.name or ""].place)
+                where = document.place(found[option.name or ""]) if document else ""
             else:
                 variable = next((one for one in variables(option) if os.environ.get(one)), "")
                 where = _WHERE.get(source, "default").format(variable=variable)
@@ -128,21 +128,25 @@ def check(path: Path) -> None:
       titanic config check /etc/titanic/titanic.toml
     """
     commands = commands_of(click.get_current_context())
-    document = Document(path, commands)
-    document.all()
-    _stop_at(document)
+    document = _read(path, commands)
+    if mistakes := document.check():
+        _stop(mistakes)
     settings = sum(len(value) if isinstance(value, dict) else 1 for value in document.values.values())
     click.echo(f"{path}: {counted(settings, 'setting')}, all right")
 
 
-def _stop_at(document: Document) -> None:
-    """Tell what is wrong with a file, if anything is, and end."""
-    if document.faults:
-        document.all()
-    for fault in document.faults:
-        click.echo(str(fault), err=True)
-    if document.faults:
-        sys.exit(EXIT_FAILED)
+def _read(path: Path, commands: Commands) -> Document:
+    try:
+        return Document(path, commands)
+    except NotToml as error:
+        _stop([str(error)])
+
+
+def _stop(mistakes: Sequence[str]) -> NoReturn:
+    """Report the mistakes in a file, and end."""
+    for mistake in mistakes:
+        click.echo(mistake, err=True)
+    sys.exit(EXIT_FAILED)
 
 
 config.add_command(show)

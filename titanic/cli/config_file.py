@@ -1,27 +1,25 @@
 """Values for options from a TOML file.
 
 In order of increasing weight: the default, the file named by `--config` (or TITANIC_CONFIG), the environment
-variable TITANIC_<NAME>, the command line. Keys at the top of the file count for every command that has the
+variable TITANIC_<NAME>, the command line. KeyPath at the top of the file count for every command that has the
 option, keys in a table `[COMMAND]` for that command alone. deploy/titanic.toml is an example.
 
 Every key of the file must be known, also those for other commands: a misspelt one would be a setting that is not set.
-`tomllib` does not tell the line of a key, but a file that is cut off after a statement is still TOML, and one that is
-cut off anywhere else is not: that is how lines are found.
 """
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
+from broker import KeyPath, NotToml, TomlFile, nearest
 from titanic.cli.endpoint import EndpointType
 from titanic.errors import Contradiction
-from titanic.util.text import alike, quoted
+from titanic.util.text import quoted
 
 Rule = Callable[[Mapping[str, Any], Set[str]], Iterable[Contradiction]]
 """Finds contradictions among a command's values, by parameter; the set has those of the command's own table."""
@@ -46,74 +44,44 @@ class Options(dict[str, click.Option]):
 Commands = Mapping[str, Options]
 """All commands, each with its options by their names in a file."""
 
-PLACES = "titanic.places"
-"""The key of a context's `meta` for the file and line of each default, by parameter."""
-
-
-class FileLine(NamedTuple):
-    """A line of a file."""
-
-    path: Path
-    line: int
-
-    def __str__(self) -> str:
-        return f"{self.path}:{self.line}"
-
-
-class Fault(NamedTuple):
-    """A mistake in a file."""
-
-    place: FileLine
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.place}: {self.text}"
-
 
 class FileValue(NamedTuple):
     """The value that a file has for one option of a command."""
 
     option: click.Option
     value: Any
-    place: FileLine
-    keys: Keys
+    keys: KeyPath
     meant: Any
     """The value as the option reads it."""
 
 
 class Document:
-    """A file that was read, and its mistakes."""
+    """A settings file, and the mistakes in it."""
 
     def __init__(self, path: Path, commands: Commands, others: Commands | None = None) -> None:
         """`others`: commands of other programs, whose settings may be in the file. Raises click.UsageError for a file
-        that cannot be read; one that is not TOML counts as empty, with that as its fault."""
-        from tomllib import TOMLDecodeError, loads  # most commands have no file
-
-        self.path = path
-        self.faults: list[Fault] = []
-        self.values: dict[str, Any] = {}
-        self._told: set[tuple[Keys, str]] = set()
-        self._commands = commands
-        self._others = others or {}
-        text = ""
+        that cannot be read, NotToml for one that is not TOML."""
         try:
-            text = path.read_text("utf-8")
-            self.values = loads(text)
+            self._file = TomlFile(path)
         except OSError as error:
             raise click.UsageError(f"cannot read {path}: {error.strerror}") from error
-        except TOMLDecodeError as error:
-            fact = re.sub(r" \(at (line .*|end of document)\)$", "", str(error))
-            self.faults.append(Fault(FileLine(path, line_of_error(text, error)), f"this is not TOML: {fact}"))
-            return
-        except UnicodeDecodeError as error:
-            line = error.object.count(b"\n", 0, error.start) + 1
-            self.faults.append(Fault(FileLine(path, line), "this is not TOML: it is not UTF-8"))
-            return
-        self._lines = lines_of(text)
+        self.values = self._file.values
+        self._commands = commands
+        self._others = others or {}
+        self._reported: set[tuple[KeyPath, str]] = set()
         self._check_keys()
 
+    @property
+    def mistakes(self) -> list[str]:
+        """Those found so far, each as FILE:LINE: TEXT."""
+        return [str(mistake) for mistake in self._file.mistakes]
+
+    def place(self, value: FileValue) -> str:
+        """The file and line of a value."""
+        return f"{self._file.path}:{self._file.line(value.keys)}"
+
     def of(self, name: str) -> dict[str, FileValue]:
-        """The values for a command, by parameter. Adds to `faults`."""
+        """The values for a command, by parameter. Adds to `mistakes`."""
         options = self._commands.get(name, Options())
         found: dict[str, FileValue] = {}
         for key, value in self.values.items():
@@ -128,23 +96,23 @@ class Document:
             self._check_together(options.rule, options, found)
         return found
 
-    def all(self) -> None:
-        """Check the values for every command. Adds to `faults`, and sorts them by line."""
+    def check(self) -> list[str]:
+        """All mistakes, in the values for every command."""
         for name in self._commands:
             self.of(name)
-        self.faults.sort(key=lambda fault: fault.place.line)
+        return self.mistakes
 
-    def _take(self, found: dict[str, FileValue], option: click.Option, keys: Keys, value: Any, name: str) -> None:
+    def _take(self, found: dict[str, FileValue], option: click.Option, keys: KeyPath, value: Any, name: str) -> None:
         if len(keys) == 1 and isinstance(value, list) and len(value) == 1 and not option.multiple:
             value = value[0]  # it is for other commands, too, which may take several
         meant, fault = convert(option, value)
         if not fault:
             values = [value] if option.multiple and not isinstance(value, list) else value
-            found[option.name or ""] = FileValue(option, values, FileLine(self.path, self._lines[keys]), keys, meant)
-        elif (keys, fault) not in self._told:  # a key above the tables has the same fault for each command
-            self._told.add((keys, fault))
-            whose = "" if len(keys) == 2 else f" (of titanic {name})"
-            self._complain(keys, f"{_shown(keys)}{whose}{fault}")
+            found[option.name or ""] = FileValue(option, values, keys, meant)
+        elif (keys, fault) not in self._reported:  # a key above the tables has the same fault for each command
+            self._reported.add((keys, fault))
+            command = "" if len(keys) == 2 else f" (of titanic {name})"
+            self._file.add_mistake(keys, f"{_shown(keys)}{command}{fault}")
 
     def _check_together(self, rule: Rule, options: Options, found: Mapping[str, FileValue]) -> None:
         context = click.Context(click.Command(""))
@@ -153,11 +121,13 @@ class Document:
         } | {name: one.meant for name, one in found.items()}
         own = {name for name, one in found.items() if len(one.keys) == 2}
         for wrong in rule(values, own):
-            where = max((found[name] for name in wrong.settings if name in found), key=lambda one: one.place.line)
+            where = max(
+                (found[name] for name in wrong.settings if name in found), key=lambda one: self._file.line(one.keys)
+            )
             text = str(wrong)
             for name in wrong.settings:
                 text = text.replace(name, name.replace("_", "-"))
-            self._complain(where.keys, f"{_shown(where.keys)}: {text}")
+            self._file.add_mistake(where.keys, f"{_shown(where.keys)}: {text}")
 
     def _check_keys(self) -> None:
         everywhere = {name for options in (*self._commands.values(), *self._others.values()) for name in options}
@@ -173,24 +143,15 @@ class Document:
             elif key in everywhere:
                 continue
             elif key in self._commands:
-                self._complain((key,), f"unknown key {key}; it is a command: its settings belong below [{key}]")
+                self._file.add_mistake((key,), f"unknown key {key}; it is a command: its settings belong below [{key}]")
             else:
                 self._unknown((key,), key, everywhere)
 
-    def _unknown(self, keys: Keys, shown: str, known: Iterable[str]) -> None:
-        meant = keys[-1].replace("_", "-")
-        near = alike(meant, known)
-        if near:
-            advice = f"; did you mean {near}?"
-        else:
-            owners = [name for name, options in self._commands.items() if meant in options]
-            advice = f"; it is an option of {', '.join(owners)}" if len(keys) == 2 and owners else ""
-        self._complain(keys, f"unknown key {shown}{advice}")
-
-    def _complain(self, keys: Keys, text: str) -> None:
-        fault = Fault(FileLine(self.path, self._lines[keys]), text)
-        if fault not in self.faults:
-            self.faults.append(fault)
+    def _unknown(self, keys: KeyPath, shown: str, known: Iterable[str]) -> None:
+        meant = str(keys[-1]).replace("_", "-")
+        owners = [name for name, options in self._commands.items() if len(keys) == 2 and meant in options]
+        advice = self._file.suggestion(meant, known, f"it is an option of {', '.join(owners)}" if owners else "")
+        self._file.add_mistake(keys, f"unknown key {shown}{advice and f'; {advice}'}")
 
 
 def load(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
@@ -199,13 +160,14 @@ def load(context: click.Context, parameter: click.Parameter, value: str | None) 
         return
     neighbours = getattr(context.find_root().command, "neighbours", ())
     others = {name: one for group in neighbours for name, one in _commands_of(context, group).items()}
-    document = Document(Path(value), commands_of(context), others)
+    try:
+        document = Document(Path(value), commands_of(context), others)
+    except NotToml as error:
+        raise click.UsageError(str(error)) from error
     found = document.of(context.command.name or "")
-    if document.faults:
-        document.all()  # so that all can be corrected at once
-        raise click.UsageError("\n".join(str(fault) for fault in document.faults))
+    if document.mistakes:
+        raise click.UsageError("\n".join(document.check()))  # so that all can be corrected at once
     context.default_map = {name: one.value for name, one in found.items()}
-    context.meta[PLACES] = {name: one.place for name, one in found.items()}
 
 
 def commands_of(context: click.Context) -> Commands:
@@ -228,8 +190,8 @@ def options_of(command: click.Command) -> Options:
     return found
 
 
-def _shown(keys: Keys) -> str:
-    return keys[0] if len(keys) == 1 else f"[{keys[0]}] {keys[1]}"
+def _shown(keys: KeyPath) -> str:
+    return str(keys[0]) if len(keys) == 1 else f"[{keys[0]}] {keys[1]}"
 
 
 def convert(option: click.Option, value: Any) -> tuple[Any, str]:
@@ -285,43 +247,6 @@ _KINDS = {"SIZE": "a size like 500, 64MiB or 1.5GB", "HOST:PORT": 'a text like "
 """What options of a type of their own read."""
 
 
-Keys = tuple[str, ...]
-
-
-def lines_of(text: str) -> dict[Keys, int]:
-    """The line, from 1, of every key and table of a valid document: ("serve", "bind") → 12."""
-    from tomllib import TOMLDecodeError, loads
-
-    lines = text.split("\n")
-    found: dict[Keys, int] = {}
-    begin = 0
-    for number, line in enumerate(lines, 1):
-        if not begin and re.match(r"\s*(#|$)", line):
-            continue
-        begin = begin or number
-        try:
-            document = loads("\n".join(lines[:number]))
-        except TOMLDecodeError:
-            continue  # in the middle of a list or a long text
-        for keys in _keys(document):
-            found.setdefault(keys, begin)
-        begin = 0
-    return found
-
-
-def line_of_error(text: str, error: ValueError) -> int:
-    """The line at which a document stops being TOML."""
-    match = re.search(r"at line (\d+)", str(error))
-    return int(match[1]) if match else text.rstrip("\n").count("\n") + 1
-
-
-def _keys(table: dict[str, Any], above: Keys = ()) -> Iterator[Keys]:
-    for key, value in table.items():
-        yield (*above, key)
-        if isinstance(value, dict):
-            yield from _keys(value, (*above, key))
-
-
 PREFIX = "TITANIC_"
 NOT_OPTIONS = {
     "TITANIC_CONFIG",
@@ -342,7 +267,7 @@ def strangers(context: click.Context) -> list[str]:
     known = _variables_below(context.find_root(), context.find_root().command)
     texts = []
     for variable in sorted(unknown - known):
-        near = alike(variable.removeprefix(PREFIX), [one.removeprefix(PREFIX) for one in known])
+        near = nearest(variable.removeprefix(PREFIX), [one.removeprefix(PREFIX) for one in known])
         advice = f"did you mean {PREFIX}{near}?" if near else "no option has it"
         texts.append(f"{variable} in the environment is not used; {advice}")
     return texts

@@ -27,7 +27,6 @@ from titanic.cli.exit_codes import (
 from titanic.cli.printing import say
 from titanic.entry import interruptible, leave, load
 from titanic.errors import TimedOut, TitanicError, UnknownRequest
-from titanic.util.text import alike
 from titanic.version import __version__, commit
 
 BUILD = ", ".join(filter(None, ("compiled" if broker.is_compiled() else "pure Python", commit())))
@@ -146,7 +145,7 @@ class Titanic(LazyGroup):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in self.table and not args[0].startswith("-"):
             meant = self.meant.get(args[0])
-            near = meant or alike(args[0], self.table)
+            near = meant or broker.nearest(args[0], self.table)
             advice = f"did you mean {near}?" if near else f"{ctx.info_name} --help lists them"
             ctx.fail(f"no such command: {args[0]}; {advice}")
         if args[0] in self.reloadable:

@@ -5,7 +5,6 @@ values. Where values come from: `config_file`.
 from __future__ import annotations
 
 import functools
-import math
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -22,28 +21,18 @@ from titanic.cli import config_file
 from titanic.cli.endpoint import PEER, Reach, separate
 from titanic.cli.printing import say
 from titanic.errors import TimedOut
-from titanic.util import ids
+from titanic.util import ids, units
 from titanic.util.database_url import has_password, is_like_url, is_url
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-MOST_SECONDS = 1e8
+MAX_SECONDS = 1e8
 """Three years: longer spans overflow a clock somewhere."""
 
 CONNECTION = "Connection"
 """The group of options that say how to reach a broker."""
 
-LEAST_SIZE, MOST_SIZE = 1 << 16, 1 << 44
-
-SPANS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
-"""Units of time spans, in seconds."""
-
-UNITS = {
-    "": 1,
-    "b": 1,
-    **{f"{letter}ib": 1 << (10 * power) for power, letter in enumerate("kmgt", 1)},
-    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", 1)},
-}
+MIN_SIZE, MAX_SIZE = 1 << 16, 1 << 44
 
 ARGUMENTS = "titanic.arguments"
 """The key of a context's `meta` for the arguments of the command."""
@@ -163,33 +152,46 @@ def configured(function: Function) -> Function:
     )(function)
 
 
-def seconds(
-    name: str, *aliases: str, least: float, most: float = MOST_SECONDS, **settings: Any
-) -> Callable[[Function], Function]:
-    """An option that is a time span."""
-    return option(
-        name, *aliases, type=lambda value: read_span(value, least=least, most=most), metavar="TIME", **settings
-    )
-
-
-def read_span(value: Any, *, least: float, most: float = MOST_SECONDS) -> float:
+class Duration(click.ParamType[float]):
     """Seconds, written as a number with an optional unit: 90, 250ms, 1.5h, 30d."""
-    text = str(value).strip().lower()
-    number = text.rstrip("abcdefghijklmnopqrstuvwxyz")
-    try:
-        span = float(number) * SPANS[text[len(number) :]]
-    except (ValueError, KeyError):
-        span = math.nan
-    if not least <= span <= most:
-        longest = f"{most / SPANS['d']:.0f} days" if most > SPANS["d"] else f"{most:g} s"
-        advice = "write seconds, or a unit: 250ms, 90s, 5m, 1.5h, 30d"
-        raise click.BadParameter(f"{value!r} is not a time from {least:g} s to {longest}; {advice}")
-    return span
+
+    name = "time"
+
+    def __init__(self, *, least: float, most: float = MAX_SECONDS) -> None:
+        self._least, self._most = least, most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return units.read_duration(value, least=self._least, most=self._most)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
-def size(name: str, *, least: int = LEAST_SIZE, **settings: Any) -> Callable[[Function], Function]:
+class Size(click.ParamType[int]):
+    """Bytes, written as a number with an optional unit: 500, 64MiB, 1.5GB."""
+
+    name = "size"
+
+    def __init__(self, *, least: int = MIN_SIZE) -> None:
+        self._least = least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return units.read_size(value, least=self._least, most=MAX_SIZE)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def seconds(
+    name: str, *aliases: str, least: float, most: float = MAX_SECONDS, **settings: Any
+) -> Callable[[Function], Function]:
+    """An option that is a duration."""
+    return option(name, *aliases, type=Duration(least=least, most=most), metavar="TIME", **settings)
+
+
+def size(name: str, *, least: int = MIN_SIZE, **settings: Any) -> Callable[[Function], Function]:
     """An option that is a number of bytes."""
-    return option(name, type=lambda value: read_size(value, least=least), metavar="SIZE", **settings)
+    return option(name, type=Size(least=least), metavar="SIZE", **settings)
 
 
 ENDPOINTS = {
@@ -415,20 +417,3 @@ def uuid(value: str) -> str:
     if re.fullmatch("[0-9a-fA-F]{32}", plain) is None:
         raise click.BadParameter(f"{value!r} is not a UUID: it must be 32 hexadecimal digits")
     return plain.lower()
-
-
-def read_size(value: Any, *, least: int = LEAST_SIZE) -> int:
-    """Bytes, written as a number with an optional unit: 500, 64MiB, 1.5GB."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", str(value).lower())
-    if match is None or match[2] not in UNITS:
-        raise click.BadParameter(f"{value!r} is not a size; write it like 500, 64MiB or 1.5GB")
-    count = int(float(match[1]) * UNITS[match[2]])
-    if not least <= count <= MOST_SIZE:
-        raise click.BadParameter(f"{value} is not a size from {write_size(least)} to {write_size(MOST_SIZE)}")
-    return count
-
-
-def write_size(count: int) -> str:
-    """A number of bytes as `read_size` reads it, in the largest unit that leaves it whole: 64KiB."""
-    power = next((power for power in range(4, 0, -1) if count and count % (1 << 10 * power) == 0), 0)
-    return f"{count >> 10 * power}{('', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"

@@ -17,7 +17,7 @@ from click.core import ParameterSource
 from broker import AccessError, Broker
 from titanic import logs
 from titanic.cli import serve_run
-from titanic.cli.options import command, key_option, write_size
+from titanic.cli.options import command, key_option
 from titanic.cli.running import say
 from titanic.cli.serve_options import (
     KEEPING,
@@ -41,6 +41,7 @@ from titanic.server.watchdog import Watchdog
 from titanic.util import file_limits
 from titanic.util.file_state import IN_MEMORY, file_system
 from titanic.util.text import counted
+from titanic.util.units import write_size
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import fields
 from functools import partial
@@ -17,13 +16,13 @@ from broker import DEFAULT_ENDPOINT, AccessError, BrokerConfig, WorkerConfig
 from titanic.cli.endpoint import BOUND, BROKER, Listen
 from titanic.cli.options import (
     FILE,
+    MAX_SIZE,
     STORE,
     broker_version,
     configured,
     key_option,
     log_options,
     option,
-    read_size,
     seconds,
     size,
     together,
@@ -31,6 +30,7 @@ from titanic.cli.options import (
 from titanic.config import MOST_LANES, ServerConfig, ServiceLimits, contradictions
 from titanic.errors import Contradiction
 from titanic.store import DURABILITIES, MIN_CAPACITY, LeaseConfig, Retention
+from titanic.util.units import read_rate, read_size
 
 WIRE, SERVER = BrokerConfig(), ServerConfig()
 
@@ -39,10 +39,6 @@ LEAST_LEASE, MOST_LEASE = 3.0, 3600.0
 
 KEPT, TRIED, TRAFFIC, OPERATION = "What is kept", "Attempts", "The broker's traffic", "Operation"
 """Groups of options in the help."""
-
-SECONDS = {"s": 1, "m": 60, "h": 3600}
-LEAST_RATE, MOST_RATE = 0.1 / 3600, 100_000.0
-"""A second."""
 
 kept = partial(seconds, least=0, group=KEPT)
 tried = partial(seconds, least=0, group=TRIED)
@@ -147,15 +143,6 @@ def take_wire(settings: dict[str, Any]) -> BrokerConfig:
     return BrokerConfig(**{name: settings.pop(name) for name in names})
 
 
-def _rate(value: str) -> float:
-    """How often a second, written as a number and a unit of time: 10/s, 600/m, 5/h."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)/([smh])", value.lower())
-    rate = float(match[1]) / SECONDS[match[2]] if match is not None else 0.0
-    if not LEAST_RATE <= rate <= MOST_RATE:
-        raise click.BadParameter(f"{value!r} is not a rate from 0.1/h to 100000/s; write it like 10/s, 600/m or 5/h")
-    return rate
-
-
 def service_limits(
     context: click.Context, parameter: click.Parameter, values: Sequence[str]
 ) -> Mapping[bytes, ServiceLimits]:
@@ -168,7 +155,10 @@ def service_limits(
             what, _, number = part.partition("=")
             if not name or not colon or what not in ("waiting", "bytes", "running", "rate") or what in chosen:
                 raise click.BadParameter(f"{value!r} is not like NAME:waiting=1000,bytes=64MiB,running=4,rate=10/s")
-            chosen[what] = _rate(number) if what == "rate" else read_size(number, least=1)
+            try:
+                chosen[what] = read_rate(number) if what == "rate" else read_size(number, least=1, most=MAX_SIZE)
+            except ValueError as error:
+                raise click.BadParameter(str(error)) from error
         if os.fsencode(name) in limits:
             raise click.BadParameter(f"{name} has two; write them as one, like {name}:waiting=1000,running=4")
         limits[os.fsencode(name)] = ServiceLimits(**chosen)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from reprlib import Repr
 
 
@@ -20,13 +19,6 @@ def one_line(text: str, most: int) -> str:
 def counted(count: int, noun: str) -> str:
     """A number of things: 1 frame, 2 frames."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def alike(name: str, known: Iterable[str]) -> str:
-    """The known name that somebody meant, perhaps, when he wrote another one; empty when none is like it."""
-    from difflib import get_close_matches  # takes a millisecond or two, and most are written as they should be
-
-    return next(iter(get_close_matches(name, list(known), n=1)), "")
 
 
 _repr = Repr()

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from broker import AccessError, AccessFile, load_access, new_keys, public_key
-from broker.access.toml_lines import Keys, lines_of
 from broker.access.users import Permission, Reach, UserLimits
+from broker.toml_file import KeyPath, lines_of
 
 KEY = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
 OTHER = "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID"
@@ -226,7 +226,7 @@ WRONG = [
     (U + "submit = ['']", 2, "[users.u] submit: '' matches no service: service name is empty; write it like mail or"),
     (U + 'submit = ["a\\u0000"]', 2, "[users.u] submit: 'a\\x00' matches no service: service name has characters"),
     (U + "call = ['x', 'mail.[ab']", 2, "[users.u] call: 'mail.[ab' has a [ that nothing closes; write a set like"),
-    # Keys and tokens.
+    # KeyPath and tokens.
     (U + f"keys = ['{KEY[:-1]}']", 2, "[users.u] keys: 'rq:r…' is neither a public key nor a file with one: a key"),
     (U + f"keys = [\n\n'{KEY[:-1]}~']", 4, "[users.u] keys: 'rq:r…' is neither a public key nor a file with one"),
     (U + "keys = ['shop.key']", 2, "[users.u] keys: FOLDER/shop.key: there is no such key file"),
@@ -380,9 +380,9 @@ def test_whatever_is_in_it(file: Path, pieces: list[str], cut: int, end: int, no
             assert all(re.match(rf"{re.escape(str(file))}:\d+: .*; ", line) for line in lines), lines
 
 
-def known(text: str) -> dict[Keys, int]:
+def known(text: str) -> dict[KeyPath, int]:
     """The lines of a document's keys, found slowly: where it is cut off after a statement, it is still TOML."""
-    found: dict[Keys, int] = {}
+    found: dict[KeyPath, int] = {}
     begin = 0
     lines = text.split("\n")
     for number, line in enumerate(lines, 1):
@@ -398,7 +398,7 @@ def known(text: str) -> dict[Keys, int]:
     return found
 
 
-def paths(table: dict[str, Any], above: Keys = ()) -> Iterator[Keys]:
+def paths(table: dict[str, Any], above: KeyPath = ()) -> Iterator[KeyPath]:
     for key, value in table.items():
         yield (*above, key)
         if isinstance(value, dict):

@@ -82,27 +82,27 @@ def test_wrong_usage(words: list[str], fault: str, file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "fault"),
+    ("text", "line", "fault"),
     [
-        ("", "there are no schedules"),
-        ("[a", "this is not TOML"),
-        ("zone = 1", "unknown key zone"),
-        ("[a]\ncron = '* * * * *'", "[a]: it has no service"),
-        ("[a]\nservice = 's'\nsevice = 1", "[a]: unknown key sevice; did you mean service?"),
-        ("[a]\nservice = 's'", "[a]: a schedule has either cron or every; a has neither"),
-        ("[a]\nservice = 's'\ncron = 5", "cron is 5; it must be a text in quotes"),
-        ("[a]\nservice = 's'\ncron = '61 * * * *'", "cron is '61 * * * *'; bad minute; write minute, hour"),
-        ("[a]\nservice = 's'\nevery = '5x'", "every is '5x'; it must be a time"),
-        ("[a]\nservice = 's'\nevery = 0.5", "every is 0.5; it must be a whole number of seconds"),
-        ("[a]\nservice = 's'\nevery = 5\ntz = 'Asia/Tokyo'", "every has no tz"),
-        ("[a]\nservice = 's'\nevery = 5\nmissed = 'some'", "missed is 'some'; it must be skip, once, all"),
-        ("[a]\nservice = 's'\nevery = 5\nbody-file = 'x'", "x; No such file"),
-        ("[a]\nservice = 's'\nevery = 5\nbody = 5", "body is 5; it must be a text"),
-        ("['a b']\nservice = 's'\nevery = 5", "name is 'a b'; write up to 100 letters"),
+        ("", 0, "there are no schedules"),
+        ("[a", 1, "this is not TOML"),
+        ("zone = 1", 1, "unknown key zone"),
+        ("[a]\ncron = '* * * * *'", 1, "[a]: it has no service"),
+        ("[a]\nservice = 's'\nsevice = 1", 3, "[a]: unknown key sevice; did you mean service?"),
+        ("[a]\nservice = 's'", 1, "[a]: a schedule has either cron or every; a has neither"),
+        ("[a]\nservice = 's'\ncron = 5", 3, "cron is 5; it must be a text in quotes"),
+        ("[a]\nservice = 's'\ncron = '61 * * * *'", 1, "cron is '61 * * * *'; bad minute; write minute, hour"),
+        ("[a]\nservice = 's'\nevery = '5x'", 3, "every is '5x'; it must be a time"),
+        ("[a]\nservice = 's'\nevery = 0.5", 1, "every is 0.5; it must be a whole number of seconds"),
+        ("[a]\nservice = 's'\nevery = 5\ntz = 'Asia/Tokyo'", 1, "every has no tz"),
+        ("[a]\nservice = 's'\nevery = 5\nmissed = 'some'", 1, "missed is 'some'; it must be skip, once, all"),
+        ("[a]\nservice = 's'\nevery = 5\nbody-file = 'x'", 4, "x; No such file"),
+        ("[a]\nservice = 's'\nevery = 5\nbody = 5", 4, "body is 5; it must be a text"),
+        ("['a b']\nservice = 's'\nevery = 5", 1, "name is 'a b'; write up to 100 letters"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_told(text: str, fault: str, file: Path) -> None:
+def test_a_mistake_in_a_file_is_reported_with_its_line(text: str, line: int, fault: str, file: Path) -> None:
     file.write_text(text)
     done = here("cron", "list", file)
     assert (done.code, fault in done.err) == (2 if "No such file" in fault else 1, True), done.err
-    assert str(file) in done.err
+    assert f"{file}:{line}: " in done.err or (f"{file}: " in done.err and not line)

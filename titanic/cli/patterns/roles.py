@@ -18,12 +18,12 @@ from broker.patterns import server_keys
 from titanic import logs
 from titanic.cli.options import (
     ENDPOINTS,
+    Duration,
     Function,
     GroupedCommand,
     key_option,
     key_options,
     option,
-    read_span,
     together,
 )
 from titanic.cli.running import Ending, say
@@ -42,7 +42,7 @@ ARGUMENTS: dict[str, Settings] = {
 }
 
 COUNT: Settings = {"type": click.IntRange(1), "metavar": "N"}
-TIME: Settings = {"type": lambda value: read_span(value, least=0.001), "metavar": "TIME"}
+TIME: Settings = {"type": Duration(least=0.001), "metavar": "TIME"}
 
 OPTIONS: dict[str, Settings] = {
     "bind": {"metavar": "ENDPOINT", "default": DEFAULT_ENDPOINT, "help": "Where to listen."},
@@ -50,7 +50,7 @@ OPTIONS: dict[str, Settings] = {
     "timeout": {**TIME, "help": "Wait for a reply, at each try."},
     "retries": {"type": click.IntRange(0), "metavar": "N", "help": "How often to try again."},
     "heartbeat": {
-        "type": lambda value: read_span(value, least=0.01),
+        "type": Duration(least=0.01),
         "metavar": "TIME",
         "default": 1.0,
         "help": "Interval of heartbeats; the same at both ends.",
