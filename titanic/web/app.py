@@ -151,8 +151,8 @@ async def _lifespan(gateway: Gateway, app: Starlette) -> AsyncIterator[None]:
             yield
     finally:
         looking.cancel()
-        gateway.live.close()
-        gateway.works.close()
+        gateway.stats_poller.close()
+        gateway.bulk_jobs.close()
         await gateway.leases.end()
         gateway.clients.close()
 

@@ -12,20 +12,19 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse
 
 from titanic.version import __version__
-from titanic.web import words
+from titanic.web import template_filters
 from titanic.web.auth.clients import Clients
 from titanic.web.auth.identity import Identity, Visitor
 from titanic.web.auth.places import Places
-from titanic.web.figures.live import Live
-from titanic.web.figures.looks import Looks
+from titanic.web.bulk_jobs import BulkJobs
 from titanic.web.hooks.deliverer import Deliverer
 from titanic.web.hooks.registry import Registry
 from titanic.web.leases.leases import Leases
 from titanic.web.settings import WebSettings
+from titanic.web.stats import StatsPoller, TtlCache
 from titanic.web.streams.feed import Feed
 from titanic.web.submissions import Submissions
 from titanic.web.tls import Tls
-from titanic.web.works import Works
 
 MOST_BODIES = 256 << 20
 """Bytes of requests' bodies that are in memory at a time, or two of the largest. With access control, one user may have
@@ -41,9 +40,9 @@ class Gateway:
         self.identity = Identity(settings)
         self.deliverer = Deliverer(settings)
         self.tls = Tls(settings) if settings.tls_certificate is not None else None
-        self.live = Live()
-        self.looks = Looks()
-        self.feed = Feed(self.live)
+        self.stats_poller = StatsPoller()
+        self.cache = TtlCache()
+        self.feed = Feed(self.stats_poller)
         self.leases = Leases(settings)
         self.submissions = Submissions()
         most = max(MOST_BODIES, 2 * settings.max_body)
@@ -54,7 +53,7 @@ class Gateway:
         """Set when this process is about to end: nobody waits for a reply any more."""
         self.reload = threading.Event()
         """Set when the access file is to be read again."""
-        self.works = Works()
+        self.bulk_jobs = BulkJobs()
         self._told_cookie = f"{'__Host-' if settings.is_https else ''}titanic-told-{settings.bind[1]}"
         self.templates = Environment(
             loader=PackageLoader("titanic.web"),
@@ -63,7 +62,7 @@ class Gateway:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self.templates.filters.update(words.FILTERS)
+        self.templates.filters.update(template_filters.FILTERS)
         self.templates.globals["version"] = __version__
 
     def end_what_waits(self) -> None:

@@ -198,12 +198,12 @@ def changed(scene: Scene, user: str, owner: str, action: str) -> str:
         answer = program.post(f"/v1/requests/{uuid}:retry")
     elif action.endswith(" these"):
         answer = program.post("/actions/requests", data={"do": do, "uuids": uuid, "count": "1"})
-        work = scene.web.app.gateway.works.of(user, answer.headers["location"].rpartition("/")[2])
-        until(lambda: work.ended)
+        job = scene.web.app.gateway.bulk_jobs.get(user, answer.headers["location"].rpartition("/")[2])
+        until(lambda: job.ended)
         assert status(program.get(answer.headers["location"])) == "200"
-        if work.fault:
+        if job.error:
             assert scene.state(uuid) == {"retry": "expired", "close": "waiting"}[do]
-            return "403" if "permission" in work.fault or "may not" in work.fault else work.fault
+            return "403" if "permission" in job.error or "may not" in job.error else job.error
     else:
         answer = program.post(f"/actions/requests/{uuid}/{do}", headers=FORM)
     is_done = scene.state(uuid) == {"retry": "waiting", "close": "gone"}[do]

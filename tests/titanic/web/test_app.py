@@ -9,7 +9,7 @@ from support.waiting import PATIENCE
 from titanic.web.app import DOCUMENTS, PAGES
 from titanic.web.serving import WebServer
 from titanic.web.settings import WebSettings
-from titanic.web.words import sentence
+from titanic.web.template_filters import sentence
 
 
 def test_each_answer_is_hardened(http: httpx.Client) -> None:
@@ -33,7 +33,7 @@ def test_errors_are_documents_for_programs_and_pages_for_people(http: httpx.Clie
 
 
 def test_errors_are_sentences_on_pages(http: httpx.Client) -> None:
-    assert http.get("/requests?state=lost").text.count("There is no such state; choose one of waiting, ") == 1
+    assert http.get("/requests?state=lost").text.count("Unknown state; choose one of waiting, ") == 1
     assert http.get("/v1/requests?state=lost").json()["detail"].startswith("state is 'lost'; it must be one of waiting")
 
 

@@ -14,7 +14,7 @@ from support.web_secured import TOKENS, Secured, csrf_of, secured
 
 from titanic.web.api import ROUTES as DOOR
 from titanic.web.pages import ROUTES as WINDOW
-from titanic.web.pages.login import local
+from titanic.web.pages.users import local_path
 
 UUID = "01a1fdd40f82747ea223cfe554e7afbc"
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
@@ -259,7 +259,7 @@ def test_everything_but_the_log_in_wants_one(anybody: httpx.Client) -> None:
     ],
 )
 def test_after_the_log_in_one_stays_here(scene: Secured, path: str) -> None:
-    assert local(path) == "/"
+    assert local_path(path) == "/"
     answer = scene.browser().post("/login", data={"token": TOKENS["chief"], "next": path})
     assert (answer.status_code, answer.headers["location"]) == (303, "/")
     assert "a=b" not in str(answer.headers)
@@ -267,7 +267,7 @@ def test_after_the_log_in_one_stays_here(scene: Secured, path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/", "/services?x=1&y=%C3%A4", "/requests/abc#x", "/services/a%2F%2Fb", "/x//y"])
 def test_paths_of_ours_are_gone_on_to(path: str) -> None:
-    assert local(path) == path
+    assert local_path(path) == path
 
 
 def test_a_session_that_somebody_else_has_begun_is_not_taken_over(scene: Secured) -> None:

@@ -82,7 +82,7 @@ async def get_services(request: Request) -> Response:
     """The services for which something is stored, by their names."""
     given = headers.query(request, ("after", "limit"))
     limit = page_size(given)
-    stats = (await gateway_of(request).live.sample(visitor_of(request))).stats
+    stats = (await gateway_of(request).stats_poller.sample(visitor_of(request))).stats
     names = sorted(name for name in stats["services"] if name > given.get("after", ""))
     rows = [_service(name, stats["services"][name]) for name in names[:limit]]
     return page("/v1/services", "services", rows, given, names[limit - 1] if len(names) > limit else None)
@@ -100,7 +100,7 @@ def _service(name: str, figures: Any) -> dict[str, Any]:
 async def get_stats(request: Request) -> Response:
     """What is stored, what waits for each service, what is running, what was done since the start."""
     headers.query(request, ())
-    stats = (await gateway_of(request).live.sample(visitor_of(request))).stats
+    stats = (await gateway_of(request).stats_poller.sample(visitor_of(request))).stats
     rows = stats.get("by_service") or {}
     told = {name: {**row, "oldest": answers.moment(row["oldest"])} for name, row in rows.items()}
     return answers.document({**stats, "by_service": told})

@@ -1,8 +1,8 @@
-"""Pages for people. Each works without JavaScript; with it, figures stay up to date."""
+"""Pages of the web console. Each works without JavaScript; with it, pages refresh themselves."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from starlette.requests import Request
@@ -10,56 +10,34 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from titanic.web.gateway import gateway_of, visitor_of
-from titanic.web.pages import (
-    bulk,
-    failures,
-    login,
-    overview,
-    request,
-    requests,
-    schedules,
-    service,
-    services,
-    store,
-    users,
-)
+from titanic.web.pages import bulk, failures, overview, request, requests, schedules, services, users
 
-SHOWN = 1.0
-"""Seconds for which a page that refreshes itself is not made again for the same visitor."""
+PAGE_TTL = 1.0
+"""Seconds for which a refreshed page is cached for its visitor."""
 
 
-async def _once_for_all(page: Callable[[Request], Awaitable[Response]], request: Request) -> Response:
-    """The page; one for all open ones of a visitor. Its forms carry his token, and nobody else may see it."""
+async def _cached(page: Callable[[Request], Awaitable[Response]], request: Request) -> Response:
+    """Cache a page that refreshes itself, by session, because its forms contain the session's token."""
 
     async def made() -> Response:
         return await page(request)
 
     if request.headers.get("x-live") != "1":
         return await made()
-    return await gateway_of(request).looks.share(request, visitor_of(request).csrf, made, SHOWN)
+    return await gateway_of(request).cache.get(request, visitor_of(request).csrf, made, PAGE_TTL)
 
 
-def _live(*rooms: Iterable[Route]) -> list[Route]:
-    """The routes of pages that refresh themselves."""
-    return [
-        Route(route.path, partial(_once_for_all, route.endpoint)) if "GET" in (route.methods or ()) else route
-        for room in rooms
-        for route in room
-    ]
+def _refreshing(route: Route) -> Route:
+    return Route(route.path, partial(_cached, route.endpoint)) if "GET" in (route.methods or ()) else route
 
 
 ROUTES: list[BaseRoute] = [
-    *login.ROUTES,
     *bulk.ROUTES,
     *request.ROUTES,
-    *_live(
-        overview.ROUTES,
-        services.ROUTES,
-        service.ROUTES,
-        requests.ROUTES,
-        failures.ROUTES,
-        schedules.ROUTES,
-        store.ROUTES,
-        users.ROUTES,
+    *users.SESSION_ROUTES,
+    *(
+        _refreshing(route)
+        for module in (overview, services, requests, failures, schedules, users)
+        for route in module.ROUTES
     ),
 ]

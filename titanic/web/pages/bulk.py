@@ -1,5 +1,5 @@
-"""Retry or close many requests: those that were selected, or all that a filter means. A page asks first, with their
-number; another says how far it is."""
+"""Retry or close many requests: those selected, or all that match a filter. A page asks for confirmation with their
+number; another shows the progress."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -17,185 +16,185 @@ from titanic.aio import Client
 from titanic.errors import UnknownRequest
 from titanic.protocol.answers import RequestInfo
 from titanic.util import ids
+from titanic.web.bulk_jobs import BulkJob, in_batches
 from titanic.web.gateway import gateway_of, visitor_of
 from titanic.web.pages import forms
-from titanic.web.pages.choosing import AGES_TOLD, Choice, choice_of, walk
+from titanic.web.pages.requests import AGE_LABELS, RequestFilter, find_all, parse_filter
 from titanic.web.problems import Problem
-from titanic.web.works import Work, named
 
 ACTIONS = ("retry", "close")
 
-RETRIED = ("failed", "expired")
-"""States of what can be retried."""
+RETRIABLE = ("failed", "expired")
+"""States that can be retried."""
 
-COUNTING = 2.0
-"""Seconds after which a page gives up counting. Then no number is shown or confirmed."""
+COUNT_TIMEOUT = 2.0
+"""Seconds after which counting is given up. Then no number is shown or confirmed."""
 
-TYPED = 100
+CONFIRMED_BY_CLICK = 100
 """Closing more requests than this takes typing their number, or ALL when they were not counted."""
 
 ALL = "all"
 
-MOST_SELECTED = 1000
+MAX_SELECTED = 1000
 
 
 async def confirm_selected(request: Request) -> Response:
-    """Asks whether the requests of the form are meant. It changes nothing."""
+    """Ask for confirmation of the selected requests."""
     form = await forms.read(request)
-    return confirm(request, _action(form), choice_of(form), _uuids(form.getlist("uuid")))
+    return confirm(request, _action(form), parse_filter(form), _uuids(form.getlist("uuid")))
 
 
 def confirm(
-    request: Request, do: str, choice: Choice, uuids: Sequence[str], title: str = "", back: str = ""
+    request: Request, action: str, matched: RequestFilter, uuids: Sequence[str], title: str = "", back: str = ""
 ) -> Response:
-    """Asks whether these are meant, which are among those of `choice`. `title`: what they have in common; `back`: the
-    page of their group, if they were found there."""
+    """Ask for confirmation of these requests, a part of those that match. `title`: what they have in common; `back`:
+    the page of their group, if they were found there."""
     return gateway_of(request).page(
         request,
         "bulk.html",
-        do=do,
+        action=action,
         count=len(uuids),
         typed="",
-        choice=choice,
+        filter=matched,
         title=title,
         uuids=uuids,
-        back=back or choice.url(),
+        back=back or matched.url(),
         group=bool(back),
     )
 
 
 async def confirm_all(request: Request) -> Response:
-    """Asks whether all that the filter means are meant; says how many that are."""
-    do, choice = _action(request.query_params), choice_of(request.query_params)
-    _check(do, choice)
-    choice = replace(choice, before=min(choice.before, int(time.time() * 1e6)), oldest=False)
-    count = await _count(visitor_of(request).client, do, choice)
+    """Ask for confirmation of all requests that match, with their number."""
+    action, wanted = _action(request.query_params), parse_filter(request.query_params)
+    _check(action, wanted)
+    wanted = replace(wanted, before=min(wanted.before, int(time.time() * 1e6)), oldest=False)
+    count = await _count(visitor_of(request).client, action, wanted)
     return gateway_of(request).page(
         request,
         "bulk.html",
-        do=do,
+        action=action,
         count=count,
-        typed=_confirmation(do, count),
-        choice=choice,
+        typed=_confirmation(action, count),
+        filter=wanted,
         title="",
-        ages=AGES_TOLD,
+        ages=AGE_LABELS,
         uuids=[],
-        back=choice.url(),
+        back=wanted.url(),
         group=False,
     )
 
 
-async def begin(request: Request) -> Response:
-    """Begin what was confirmed."""
+async def start(request: Request) -> Response:
+    """Start a confirmed job."""
     form = await forms.read(request)
     gateway, visitor = gateway_of(request), visitor_of(request)
-    do, choice, count = _action(form), choice_of(form), form.get("count", "")
+    action, wanted, count = _action(form), parse_filter(form), form.get("count", "")
     if "count" not in form or (count and (not count.isdecimal() or len(count) > 9)):
-        raise Problem(400, "nothing was done: the form has no number of requests; open its page again")
-    most = int(count) if count else None
+        raise Problem(400, "nothing was changed: the form has no number of requests; reload its page")
+    total = int(count) if count else None
     if selected := form.get("uuids", "").split():
         uuids = _uuids(selected)
-        work, batches = Work(visitor.user, do, len(uuids), choice.url()), partial(named, uuids)
+        job, batches = BulkJob(visitor.user, action, len(uuids), wanted.url()), in_batches(uuids)
     else:
-        _check(do, choice)
+        _check(action, wanted)
         typed = form.get("typed", "").strip().lower().replace(",", "")
-        if (wanted := _confirmation(do, most)) and typed != wanted.replace(",", ""):
-            raise Problem(400, f"nothing was closed: type “{wanted}” to confirm")
-        work = Work(visitor.user, do, most, choice.url())
-        batches = partial(_meant, visitor.client, do, choice, most)
-    gateway.works.begin(work, visitor.client, batches)
-    return RedirectResponse(f"/works/{work.id}", 303)
+        if (expected := _confirmation(action, total)) and typed != expected.replace(",", ""):
+            raise Problem(400, f"nothing was closed: type “{expected}” to confirm")
+        job = BulkJob(visitor.user, action, total, wanted.url())
+        batches = _matching(visitor.client, action, wanted, total)
+    gateway.bulk_jobs.start(job, visitor.client, batches)
+    return RedirectResponse(f"/works/{job.id}", 303)
 
 
 async def progress(request: Request) -> Response:
-    """How far it is."""
+    """Show the progress of a job."""
     gateway = gateway_of(request)
-    work = gateway.works.of(visitor_of(request).user, request.path_params["work"])
-    return gateway.page(request, "work.html", work=work)
+    job = gateway.bulk_jobs.get(visitor_of(request).user, request.path_params["work"])
+    return gateway.page(request, "bulk_job.html", job=job)
 
 
 async def stop(request: Request) -> Response:
-    """Leave the rest as it is."""
+    """Stop a job."""
     await forms.read(request)
-    work = gateway_of(request).works.of(visitor_of(request).user, request.path_params["work"])
-    work.stopped = True
-    return RedirectResponse(f"/works/{work.id}", 303)
+    job = gateway_of(request).bulk_jobs.get(visitor_of(request).user, request.path_params["work"])
+    job.stopped = True
+    return RedirectResponse(f"/works/{job.id}", 303)
 
 
 def _action(given: Mapping[str, str]) -> str:
-    if (do := given.get("do", "")) not in ACTIONS:
-        raise Problem(400, "nothing was done: the form says neither retry nor close; open its page again")
-    return do
+    if (action := given.get("do", "")) not in ACTIONS:
+        raise Problem(400, "nothing was changed: the form says neither retry nor close; reload its page")
+    return action
 
 
 def _uuids(given: Sequence[str]) -> list[str]:
     found = list(dict.fromkeys(ids.plain(uuid).lower() for uuid in given))
     if not found:
-        raise Problem(400, "no request was selected; go back, and tick those that you mean")
-    if len(found) > MOST_SELECTED or any(ids.parse(uuid.encode(errors="replace")) is None for uuid in found):
-        raise Problem(400, f"these are no UUIDs, or more than {MOST_SELECTED:,}; select them again")
+        raise Problem(400, "no request is selected; go back and select some")
+    if len(found) > MAX_SELECTED or any(ids.parse(uuid.encode(errors="replace")) is None for uuid in found):
+        raise Problem(400, f"invalid UUIDs, or more than {MAX_SELECTED:,}; select the requests again")
     return found
 
 
-def _check(do: str, choice: Choice) -> None:
-    if do == "close" and choice.state in ("", "running") and not choice.key:
-        what = "choose a state first, but not running: closed are all requests in a state"
-        raise Problem(400, f"nothing was closed: {what}; a single one that runs is closed on its own page")
-    if do == "retry" and choice.state not in ("", *RETRIED):
-        raise Problem(400, f"what is {choice.state} cannot be retried, only what failed or expired; choose that state")
+def _check(action: str, wanted: RequestFilter) -> None:
+    if action == "close" and wanted.state in ("", "running") and not wanted.key:
+        what = "choose a state first, other than running"
+        raise Problem(400, f"nothing was closed: {what}; close a running request on its own page")
+    if action == "retry" and wanted.state not in ("", *RETRIABLE):
+        raise Problem(400, f"{wanted.state} requests cannot be retried; choose failed or expired")
 
 
-def _meant_by(do: str, choice: Choice) -> list[Choice]:
-    """Choices that have only what can be done: without a state, all that can be retried is in two."""
-    if do == "retry" and not choice.state:
-        return [replace(choice, state=state) for state in RETRIED]
-    return [choice]
+def _filters(action: str, wanted: RequestFilter) -> list[RequestFilter]:
+    """Filters that match only what the action applies to: retriable requests are in two states."""
+    if action == "retry" and not wanted.state:
+        return [replace(wanted, state=state) for state in RETRIABLE]
+    return [wanted]
 
 
-async def _meant(
-    client: Client, do: str, choice: Choice, most: int | None = None
+async def _matching(
+    client: Client, action: str, wanted: RequestFilter, total: int | None = None
 ) -> AsyncGenerator[Sequence[str], None]:
-    """The UUIDs, some at a time. `most`: no more than so many, because others may come to match since they were
-    counted; None: all."""
-    for one in _meant_by(do, choice):
-        async for rows in walk(client, one):
-            if uuids := [row["uuid"] for row in rows if _can_be(do, row)][:most]:
+    """Yield the UUIDs that match, a batch at a time, but no more than `total`, because more requests may match since
+    they were counted. None: all."""
+    for one in _filters(action, wanted):
+        async for rows in find_all(client, one):
+            if uuids := [row["uuid"] for row in rows if _applies(action, row)][:total]:
                 yield uuids
-            if most is not None:
-                most -= len(uuids)
-                if not most:
+            if total is not None:
+                total -= len(uuids)
+                if not total:
                     return
 
 
-def _can_be(do: str, row: RequestInfo) -> bool:
-    return row["state"] in RETRIED if do == "retry" else row["state"] != "running"
+def _applies(action: str, row: RequestInfo) -> bool:
+    return row["state"] in RETRIABLE if action == "retry" else row["state"] != "running"
 
 
-async def _count(client: Client, do: str, choice: Choice) -> int | None:
-    """How many there are; None: counting takes too long, or fails."""
+async def _count(client: Client, action: str, wanted: RequestFilter) -> int | None:
+    """Count the requests that match; None when it takes too long or fails."""
     count = 0
     try:
-        async with asyncio.timeout(COUNTING):
-            async for uuids in _meant(client, do, choice):
+        async with asyncio.timeout(COUNT_TIMEOUT):
+            async for uuids in _matching(client, action, wanted):
                 count += len(uuids)
     except (TimeoutError, UnknownRequest):
         return None
     return count
 
 
-def _confirmation(do: str, count: int | None) -> str:
-    """What is to be typed; empty: nothing. `count`: None: it is not known."""
-    if do != "close":
+def _confirmation(action: str, count: int | None) -> str:
+    """The text to type; empty: none. `count`: None: unknown."""
+    if action != "close":
         return ""
     if count is None:
         return ALL
-    return f"{count:,}" if count > TYPED else ""
+    return f"{count:,}" if count > CONFIRMED_BY_CLICK else ""
 
 
 ROUTES = [
     Route("/requests/selected", confirm_selected, methods=["POST"]),
     Route("/requests/all", confirm_all),
-    Route("/actions/requests", begin, methods=["POST"]),
+    Route("/actions/requests", start, methods=["POST"]),
     Route("/works/{work}", progress),
     Route("/actions/works/{work}/stop", stop, methods=["POST"]),
 ]

@@ -1,4 +1,4 @@
-"""Charts as SVG, drawn here: no script, and no style that the CSP would have to allow. Colours come from app.css."""
+"""Charts as inline SVG, because the CSP allows no inline script or style. Colours come from app.css."""
 
 from __future__ import annotations
 
@@ -8,34 +8,38 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
+from titanic.web.template_filters import counted
+
 WIDTH, HEIGHT = 440, 190
 LEFT, RIGHT, TOP, BOTTOM = 2, 4, 24, 24
 
 Values = Sequence[float | None]
 
+Format = Callable[[float], str]
+
 
 class Line(NamedTuple):
-    """A line of a chart, with its name; None where nothing is known."""
+    """A named line of a chart; None where the value is unknown."""
 
     name: str
     values: Values
 
 
-def chart(title: str, lines: Sequence[Line], tell: Callable[[float], str], length: float = 3600) -> Markup:
-    """The lines over the last `length` seconds. `tell` says a value in words. Without values it is empty."""
+def chart(title: str, lines: Sequence[Line], text_of: Format, length: float = 3600) -> Markup:
+    """Draw lines over the last `length` seconds; empty while fewer than two values are known."""
     known = [value for line in lines for value in line.values if value is not None]
     if len(known) < 2:
         return Markup("")
     top = nice(max(known))
-    summary = "; ".join(_summary(line, tell) for line in lines)
+    summary = "; ".join(_summary(line, text_of) for line in lines)
     parts = [Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">').format(
-        WIDTH, HEIGHT, f"{title}, the last {length / 60:.0f} minutes. {summary}"
+        WIDTH, HEIGHT, f"{title}, last {length / 60:.0f} minutes. {summary}"
     )]  # fmt: skip
     for share in (0, 0.5, 1):
         y = _y(top * share, top)
         parts.append(Markup('<path class="grid-line" d="M{} {:.1f}H{}"/>').format(LEFT, y, WIDTH - RIGHT))
-        if share:  # what 0 is, is plain
-            parts.append(Markup('<text x="{}" y="{:.1f}">{}</text>').format(LEFT, y - 5, tell(top * share)))
+        if share:  # the zero line needs no label
+            parts.append(Markup('<text x="{}" y="{:.1f}">{}</text>').format(LEFT, y - 5, text_of(top * share)))
     for half, anchor in enumerate(("start", "middle", "end")):
         x = LEFT + (WIDTH - LEFT - RIGHT) * half / 2
         text = f"{length * (2 - half) / 120:.3g} min ago" if half < 2 else "now"
@@ -44,22 +48,22 @@ def chart(title: str, lines: Sequence[Line], tell: Callable[[float], str], lengt
     for number, line in enumerate(lines, 1):
         parts.append(Markup('<path class="line s{}" d="{}"/>').format(number, _path(line.values, top)))
     parts.append(Markup("</svg>"))
-    return Markup("").join(parts) + legend(lines, tell)
+    return Markup("").join(parts) + legend(lines, text_of)
 
 
-def legend(lines: Sequence[Line], tell: Callable[[float], str]) -> Markup:
-    """What each line is, with its last value."""
+def legend(lines: Sequence[Line], text_of: Format) -> Markup:
+    """The name and the last value of each line."""
     rows = (
         Markup('<li><svg viewBox="0 0 28 8" aria-hidden="true"><path class="s{}" d="M0 4h28"/></svg>{}</li>').format(
-            number, _last(line, tell)
+            number, _last(line, text_of)
         )
         for number, line in enumerate(lines, 1)
     )
     return Markup('<ul class="legend">{}</ul>').format(Markup("").join(rows))
 
 
-def spark(values: Values, what: str) -> Markup:
-    """A small line without axes; empty when fewer than two values are known."""
+def spark(values: Values, name: str) -> Markup:
+    """Draw a small line without axes; empty while fewer than two values are known."""
     known = [value for value in values if value is not None]
     if len(known) < 2:
         return Markup("")
@@ -67,13 +71,31 @@ def spark(values: Values, what: str) -> Markup:
     step = 96 / (len(values) - 1)
     points = [(n * step, 22 - 20 * value / top) for n, value in enumerate(values) if value is not None]
     path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-    label = f"{what}: {known[0]:,.0f} at first, {max(known):,.0f} at most, {known[-1]:,.0f} now"
+    label = f"{name}: first {known[0]:,.0f}, maximum {max(known):,.0f}, now {known[-1]:,.0f}"
     svg = '<svg class="spark" viewBox="0 0 96 24" role="img" aria-label="{}"><path class="line s1" d="{}"/></svg>'
     return Markup(svg).format(label, path)
 
 
+def bars(counts: Sequence[int], title: str, *, small: bool = True) -> Markup:
+    """Draw the number of failures in each part of a time span as bars."""
+    most, height = max(counts, default=0) or 1, 24 if small else 60
+    width = 4 if small else 20
+    parts = [
+        Markup('<rect x="{}" y="{:.1f}" width="{}" height="{:.1f}"/>').format(
+            at * width, height - height * count / most, width - 1, height * count / most
+        )
+        for at, count in enumerate(counts)
+        if count
+    ]
+    label = f"{title}: {counted(sum(counts), 'failure')}, maximum {max(counts, default=0):,} per bar"
+    head = Markup('<svg class="{}" viewBox="0 0 {} {}" role="img" aria-label="{}">').format(
+        "bars small" if small else "bars", width * len(counts), height, label
+    )
+    return head + Markup("").join(parts) + Markup("</svg>")
+
+
 def nice(most: float) -> float:
-    """A round number that is not below: the end of an axis."""
+    """The smallest round number that is not below: the end of an axis."""
     if most <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(most))
@@ -99,11 +121,11 @@ def _path(values: Values, top: float) -> str:
     return "".join(found)
 
 
-def _last(line: Line, tell: Callable[[float], str]) -> str:
+def _last(line: Line, text_of: Format) -> str:
     value = next((value for value in reversed(line.values) if value is not None), None)
-    return f"{line.name}: {'not known' if value is None else tell(value)}"
+    return f"{line.name}: {'unknown' if value is None else text_of(value)}"
 
 
-def _summary(line: Line, tell: Callable[[float], str]) -> str:
+def _summary(line: Line, text_of: Format) -> str:
     known = [value for value in line.values if value is not None]
-    return f"{_last(line, tell)}, at most {tell(max(known))}" if known else _last(line, tell)
+    return f"{_last(line, text_of)}, maximum {text_of(max(known))}" if known else _last(line, text_of)

@@ -1,79 +1,107 @@
-"""Forms of the pages: they are read here and nowhere else, because each must prove that it came from a page of ours.
+"""Forms of the pages, and what a visitor may not see.
 
-A page puts `visitor.csrf` into the hidden field `csrf`; a script may send it as the header X-CSRF-Token. A page from
-elsewhere can have a browser send a form, with the cookie and the certificate of its user, but cannot read that token.
+Every form that changes something is read with `read`, which checks that it came from one of our own pages: it has
+`visitor.csrf` in the hidden field `csrf`, or a script sends that in the header X-CSRF-Token. Another site can have a
+browser send a form with its user's cookie and certificate, but cannot read that token.
 """
 
 from __future__ import annotations
 
 import hmac
 import re
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import TypeVar
 from urllib.parse import parse_qsl
 
 from starlette.datastructures import ImmutableMultiDict
 from starlette.requests import Request
 
+from titanic.errors import Forbidden
 from titanic.web.auth.places import hold
 from titanic.web.gateway import visitor_of
 from titanic.web.problems import Problem
 
-MOST_BYTES, MOST_FIELDS = 1 << 20, 20_000
-"""Of a form: enough for as many UUIDs as a page lists."""
+MAX_BYTES, MAX_FIELDS = 1 << 20, 20_000
+"""Of a form: enough for the UUIDs of a page."""
 
 UUID = re.compile("[0-9a-f]{32}")
 
-MOST_SHOWN = 10
-"""UUIDs that a line of the log has."""
+MAX_LOGGED = 10
+"""UUIDs in a line of the log."""
 
 TYPE = "application/x-www-form-urlencoded"
 
 Form = ImmutableMultiDict[str, str]
 
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class NotPermitted:
+    """A part of a page that the visitor may not see, and why: the missing permission."""
+
+    what: str
+    why: str
+
+
+async def unless_forbidden(what: str, result: Awaitable[T]) -> T | NotPermitted:
+    """Return the result, or NotPermitted when it raises Forbidden. `what`: its name on the page."""
+    try:
+        return await result
+    except Forbidden as error:
+        return NotPermitted(what, str(error))
+
 
 async def read(request: Request) -> Form:
-    """The fields of a form, without `csrf`; `getlist` has all values of one. Raises Problem when it is not a form, is
-    too large, or did not come from a page of ours."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != TYPE:
-        raise Problem(415, f"this takes a form, {TYPE}; what came is {kind[:100] or 'without a type'}")
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MOST_BYTES:
-            raise Problem(413, f"this form is larger than {MOST_BYTES >> 20} MiB; choose fewer requests")
-        hold(request.scope, len(body))
+    """Return the fields of a form without `csrf`; `getlist` returns all values of one. Raises Problem when it is no
+    form, is too large, or did not come from one of our pages."""
+    body = await read_body(request, MAX_BYTES)
     try:
         pairs = parse_qsl(
-            body.decode(), keep_blank_values=True, strict_parsing=True, errors="strict", max_num_fields=MOST_FIELDS
+            body.decode(), keep_blank_values=True, strict_parsing=True, errors="strict", max_num_fields=MAX_FIELDS
         )
     except ValueError as error:  # UnicodeDecodeError is one
-        if not body:
-            pairs = []
-        else:
-            raise Problem(400, f"this is no form: {error}; send it from its page") from error
+        if body:
+            raise Problem(400, f"the form is invalid: {error}; send it from its page") from error
+        pairs = []
     given = request.headers.get("x-csrf-token") or next((value for name, value in pairs if name == "csrf"), "")
-    check(request, given)
+    check_csrf(request, given)
     request.state.about = _about(pairs)
     return ImmutableMultiDict([(name, value) for name, value in pairs if name != "csrf"])
 
 
-def check(request: Request, given: str) -> None:
-    """Raise Problem unless `given` is the visitor's CSRF token. Who shows a bearer token needs none: no page can have
-    a browser send that."""
+async def read_body(request: Request, limit: int) -> bytes:
+    """Return the body of a form, unchecked. Raises Problem when it is no form or has more bytes than `limit`."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != TYPE:
+        raise Problem(415, f"expected a form, {TYPE}, but got {kind[:100] or 'no content type'}; send it from its page")
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit:
+            raise Problem(413, f"the form is larger than {limit >> 10:,} KiB; send less")
+        hold(request.scope, len(body))
+    return bytes(body)
+
+
+def check_csrf(request: Request, given: str) -> None:
+    """Raise Problem unless `given` is the visitor's CSRF token. Requests with a bearer token need none: another site
+    cannot have a browser send that."""
     visitor = visitor_of(request)
     if not visitor.needs_csrf:
         return
     if not visitor.csrf or not hmac.compare_digest(given.encode(), visitor.csrf.encode()):
-        what, fact = "nothing was changed", "the form is not from a page of this log-in, or the log-in has ended since"
-        raise Problem(403, f"{what}: {fact}; open its page again, and send it from there")
+        what, fact = "nothing was changed", "the form belongs to another session, or yours has ended"
+        raise Problem(403, f"{what}: {fact}; reload its page and send it again")
 
 
 def _about(pairs: list[tuple[str, str]]) -> str:
-    """What the log says of an action: which requests, which service; never anything else that was filled in."""
+    """Which requests and which service an action is about, for the log; no other field is ever logged."""
     uuids = [value for name, value in pairs if name == "uuid" and UUID.fullmatch(value)]
     services = [value for name, value in pairs if name == "service"]
     found = [f"service {service[:255]!r}" for service in services[:1]]
     if uuids:
-        more = f" and {len(uuids) - MOST_SHOWN} more" if len(uuids) > MOST_SHOWN else ""
-        found.append(" ".join(uuids[:MOST_SHOWN]) + more)
+        more = f" and {len(uuids) - MAX_LOGGED} more" if len(uuids) > MAX_LOGGED else ""
+        found.append(" ".join(uuids[:MAX_LOGGED]) + more)
     return ", ".join(found)

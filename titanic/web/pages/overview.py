@@ -1,11 +1,13 @@
-"""The first page: what waits, runs and fails now, and how that was in the last hour."""
+"""The overview of the queue with its health, and the store."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 from starlette.requests import Request
@@ -14,47 +16,62 @@ from starlette.routing import Route
 
 from titanic.aio import Client
 from titanic.protocol.answers import RequestInfo
-from titanic.web.figures.history import STEP, History
-from titanic.web.figures.latency import Moment
 from titanic.web.gateway import gateway_of, visitor_of
-from titanic.web.pages.asking import Missing, unless_forbidden
 from titanic.web.pages.charts import Line, chart, spark
-from titanic.web.pages.figures import Service, services_of
-from titanic.web.pages.health import judge
-from titanic.web.words import number, rate, span
+from titanic.web.pages.forms import NotPermitted, unless_forbidden
+from titanic.web.pages.services import Service, services_of
+from titanic.web.stats import HISTORY_STEP, History, LatencyPoint, StatsSample
+from titanic.web.template_filters import counted, number, percent, rate, size, span
 
-MOST_PARTS = 120
+MAX_PARTS = 120
 """Points of a chart: one for each half minute of an hour."""
 
 TOP = 12
 """Services that are shown."""
 
+SLOW = 2.5
+"""Seconds: a response that took longer is a warning."""
+
+NEARLY_FULL = 0.9
+"""A store with more of its capacity in use is a warning."""
+
+NAMED = 3
+"""Services that are named in one sentence."""
+
+DURABILITY = {
+    "synced": "Acknowledged requests are on disk and survive a power failure.",
+    "relaxed": "The disk is synced once a second: a power failure may lose requests acknowledged in the last second. "
+    "Killing the server loses nothing.",
+    "memory": "The store is in memory only: it survives the server, but not the machine.",
+}
+
 
 async def overview(request: Request) -> Response:
-    """The page."""
+    """Show what waits, runs and fails now, and how that was in the last hour."""
     gateway, visitor = gateway_of(request), visitor_of(request)
+    poller = gateway.stats_poller
     oldest = await unless_forbidden(
-        "the oldest request that waits", gateway.looks.share(request, "oldest", partial(_oldest, visitor.client))
+        "the oldest waiting request", gateway.cache.get(request, "oldest", partial(_oldest, visitor.client))
     )
-    sample = await unless_forbidden("what waits, runs and fails, and the services", gateway.live.sample(visitor))
-    if isinstance(sample, Missing):
-        missing = [one for one in (sample, oldest) if isinstance(one, Missing)]
+    sample = await unless_forbidden("figures and services", poller.sample(visitor))
+    if isinstance(sample, NotPermitted):
+        missing = [one for one in (sample, oldest) if isinstance(one, NotPermitted)]
         return gateway.page(request, "overview.html", stats=None, missing=missing)
-    hour = await unless_forbidden("how long requests take", gateway.live.latencies.look(visitor.user, visitor.client))
-    services, history = services_of(sample), gateway.live.history
+    hour = await unless_forbidden("latency", poller.latencies.measure(visitor.user, visitor.client))
+    services, history = services_of(sample), poller.history
     busiest = sorted(services, key=_importance, reverse=True)[:TOP]
     return gateway.page(
         request,
         "overview.html",
         stats=sample.stats,
         rates=history.now(),
-        health=judge(sample, services),
-        oldest=None if isinstance(oldest, Missing) else oldest,
-        missing=[oldest] if isinstance(oldest, Missing) else [],
+        health=assess(sample, services),
+        oldest=None if isinstance(oldest, NotPermitted) else oldest,
+        missing=[oldest] if isinstance(oldest, NotPermitted) else [],
         services=busiest,
         trends=_trends(history, busiest),
         others=len(services) - len(busiest),
-        charts=_charts(history, () if isinstance(hour, Missing) else hour, time.time()),
+        charts=_charts(history, () if isinstance(hour, NotPermitted) else hour, time.time()),
     )
 
 
@@ -63,9 +80,9 @@ def _importance(service: Service) -> tuple[int, int]:
 
 
 async def _oldest(client: Client) -> RequestInfo | None:
-    """The request that has waited longest, if it is near the beginning of the list."""
+    """Find the request that has waited longest, if it is near the beginning of the list."""
     after = None
-    for _ in range(5):  # a page can be empty and yet not the last
+    for _ in range(5):  # a page can be empty without being the last
         rows, after = await client.list(state="waiting", limit=1, after=after)
         if rows or after is None:
             return rows[0] if rows else None
@@ -75,17 +92,17 @@ async def _oldest(client: Client) -> RequestInfo | None:
 def _trends(history: History, services: Sequence[Service]) -> dict[str, Markup]:
     return {
         one.name: spark(
-            [*(counts.waiting for _, counts in history.trend(one.name)), one.waiting], f"{one.name}, waiting"
+            [*(counters.waiting for _, counters in history.trend(one.name)), one.waiting], f"{one.name}, waiting"
         )
         for one in services
     }
 
 
-def _charts(history: History, hour: Sequence[Moment], now: float) -> list[tuple[str, Markup]]:
+def _charts(history: History, hour: Sequence[LatencyPoint], now: float) -> list[tuple[str, Markup]]:
     length = history.length(now)
-    parts = min(MOST_PARTS, int(length / STEP))
+    parts = min(MAX_PARTS, int(length / HISTORY_STEP))
     rates, levels = history.rates(now, parts, length), history.levels(now, parts, length)
-    a_second = [
+    per_second = [
         Line("submitted", [one.submitted for one in rates]),
         Line("done", [one.done for one in rates]),
         Line("failed", [one.failed for one in rates]),
@@ -94,26 +111,95 @@ def _charts(history: History, hour: Sequence[Moment], now: float) -> list[tuple[
         Line("waiting", [one and one[0] for one in levels]),
         Line("running", [one and one[1] for one in levels]),
     ]
-    moments = _in_parts(hour, now, parts, length)
+    points = _in_parts(hour, now, parts, length)
     latency = [
-        Line("half wait no longer than", [one and one.waited for one in moments]),
-        Line("half run no longer than", [one and one.ran for one in moments]),
-        Line("90 % take no longer than", [one and one.took for one in moments]),
+        Line("wait p50", [one and one.wait_p50 for one in points]),
+        Line("run p50", [one and one.run_p50 for one in points]),
+        Line("end to end p90", [one and one.total_p90 for one in points]),
     ]
     return [
-        ("Requests per second", chart("Requests per second", a_second, rate, length)),
+        ("Requests per second", chart("Requests per second", per_second, rate, length)),
         ("Waiting and running", chart("Waiting and running", waiting, number, length)),
-        ("How long requests take", chart("How long requests take", latency, span, length)),
+        ("Latency", chart("Latency", latency, span, length)),
     ]
 
 
-def _in_parts(hour: Sequence[Moment], now: float, parts: int, length: float) -> list[Moment | None]:
-    found: list[Moment | None] = [None] * parts
-    for moment in hour:
-        at = math.floor((moment.at - now + length) * parts / length)
+def _in_parts(hour: Sequence[LatencyPoint], now: float, parts: int, length: float) -> list[LatencyPoint | None]:
+    found: list[LatencyPoint | None] = [None] * parts
+    for point in hour:
+        at = math.floor((point.at - now + length) * parts / length)
         if at >= 0:
-            found[min(at, parts - 1)] = moment
+            found[min(at, parts - 1)] = point
     return found
 
 
-ROUTES = [Route("/", overview)]
+# -- health -------------------------------------------------------------------------------------------------------
+
+
+class QueueHealth(NamedTuple):
+    """`level`: good, warning or critical. `problems`: sentences, each with what to do."""
+
+    level: str
+    problems: list[str]
+
+
+def assess(sample: StatsSample, services: Sequence[Service]) -> QueueHealth:
+    """Report what `titanic health` would, and what needs an operator's attention."""
+    stats, store = sample.stats, sample.stats["store"]
+    critical, warnings = [], []
+    if stats["disk_full"]:
+        critical.append("The store's disk is full, so new requests are rejected. Free space on it.")
+    elif not stats["accepting"]:
+        critical.append("The store is full, so new requests are rejected. Close finished requests or raise --capacity.")
+    elif store["capacity"] and store["used"] > NEARLY_FULL * store["capacity"]:
+        share = percent(store["used"], store["capacity"])
+        warnings.append(f"The store is {share} full ({size(store['used'])}). Close finished requests.")
+    if sample.response_time > SLOW:
+        warnings.append(f"The server took {span(sample.response_time)} to respond. Its machine or disk is busy.")
+    if lacking := [service for service in services if service.lacks_workers]:
+        lacking.sort(key=_waiting, reverse=True)
+        names = _named([f"{service.name} ({service.waiting:,} waiting)" for service in lacking])
+        verb = "has" if len(lacking) == 1 else "have"
+        warnings.append(f"{names} {verb} no workers. Start one, or find out why they stopped.")
+    if paused := [service for service in services if service.paused and service.waiting]:
+        names = _named([service.name for service in paused])
+        verb = "is" if len(paused) == 1 else "are"
+        warnings.append(f"{names} {verb} paused with requests waiting. Resume on the service's page.")
+    return QueueHealth("critical" if critical else "warning" if warnings else "good", critical + warnings)
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {counted(len(names) - NAMED, 'other service')}" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
+
+
+def _waiting(service: Service) -> int:
+    return service.waiting
+
+
+# -- the store ----------------------------------------------------------------------------------------------------
+
+
+async def store(request: Request) -> Response:
+    """Show the store's usage and durability, the archive's lag, the nodes, and how to make a backup."""
+    gateway, visitor = gateway_of(request), visitor_of(request)
+    sample, nodes, archive = await asyncio.gather(
+        unless_forbidden("the store's usage", gateway.stats_poller.sample(visitor)),
+        unless_forbidden("nodes", visitor.client.nodes()),
+        unless_forbidden("the archive", visitor.client.archive()),
+    )
+    stats: dict[str, Any] | None = None if isinstance(sample, NotPermitted) else sample.stats
+    path = stats["store"]["path"] if stats else ""
+    return gateway.page(
+        request,
+        "store.html",
+        stats=stats,
+        nodes=None if isinstance(nodes, NotPermitted) else nodes,
+        archive=None if isinstance(archive, NotPermitted) else archive,
+        missing=[one for one in (sample, nodes, archive) if isinstance(one, NotPermitted)],
+        durability=DURABILITY.get(stats["durability"], "") if stats else "",
+        database=path.startswith(("postgresql:", "postgres:")),
+    )
+
+
+ROUTES = [Route("/", overview), Route("/store", store)]

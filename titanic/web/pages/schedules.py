@@ -1,8 +1,12 @@
-"""Schedules: what the queue tells of them, pauses, and a request beside the ticks."""
+"""Schedules as the queue knows them: their pauses, and the requests of their ticks that are not closed. The time of the
+next tick is known only to the schedulers, which have the file of `titanic cron`."""
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -10,63 +14,137 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from titanic.aio import Client
 from titanic.protocol.answers import RequestInfo
 from titanic.schedules import queue_state
-from titanic.schedules.schedule import check_name
+from titanic.schedules.queue_state import PAUSED
+from titanic.schedules.schedule import NAME, check_name
 from titanic.web.gateway import gateway_of, visitor_of
 from titanic.web.pages import forms
-from titanic.web.pages.beside import beside
-from titanic.web.pages.scheduled import look, read_key
+from titanic.web.pages.sync_client import call_sync
 from titanic.web.problems import Problem
-from titanic.web.words import size
+from titanic.web.template_filters import size
 
-MOST_BODY = 1 << 20
-"""Bytes of a body that is submitted once more."""
+MAX_BODY = 1 << 20
+"""Bytes of a body that can be submitted again from the page."""
+
+KEY = re.compile(rf"cron:({NAME.pattern}):(?:(paused)|(run):[0-9a-f]+|(\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\dZ))")
+"""The keys of schedules: of a pause, of a manual run, of a tick."""
+
+PAGE, MAX_CALLS = 1000, 3
+"""Requests that are fetched, the newest ones, and calls that are made for them."""
+
+
+@dataclass(slots=True)
+class KnownSchedule:
+    """What the queue knows of a schedule."""
+
+    name: str
+    owner: str = ""
+    paused: int = 0
+    """When it was paused, in microseconds since 1970; 0: it is not paused."""
+    service: str = ""
+    tick: str = ""
+    """The last tick whose request is not closed, as 2026-11-22T20:00:00Z."""
+    last: RequestInfo | None = None
+    """The newest of its requests that is not closed, of a tick or a manual run."""
+    states: dict[str, int] = field(default_factory=dict)
+    """The number of its requests by state."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownSchedules:
+    """The schedules that the queue knows. `all`: whether all requests of schedules were fetched."""
+
+    schedules: list[KnownSchedule]
+    all: bool
+
+
+def parse_key(key: str) -> tuple[str, str, str] | None:
+    """Parse a key into the schedule's name, the kind (paused, run or tick), and the time of a tick; None: it is no key
+    of a schedule."""
+    found = KEY.fullmatch(key)
+    if found is None:
+        return None
+    name, paused, run, tick = found.groups()
+    return name, paused or run or "tick", tick or ""
+
+
+async def fetch(client: Client) -> KnownSchedules:
+    """Fetch the pauses and the newest requests of schedules."""
+    pauses, more_pauses = await client.list(service=PAUSED, newest=True, limit=PAGE)
+    rows: list[RequestInfo] = []
+    after: str | None = None
+    for _ in range(MAX_CALLS):
+        page, after = await client.list(text="cron:", newest=True, limit=PAGE, after=after)
+        rows += page
+        if after is None or len(rows) >= PAGE:
+            break
+    return KnownSchedules(by_schedule([*pauses, *rows]), after is None and more_pauses is None)
+
+
+def by_schedule(rows: Iterable[RequestInfo]) -> list[KnownSchedule]:
+    """Gather requests by schedule, in the order of owners and names."""
+    found: dict[tuple[str, str], KnownSchedule] = {}
+    seen: set[str] = set()
+    for row in rows:
+        parsed = parse_key(row["key"])
+        if parsed is None or row["uuid"] in seen:
+            continue
+        seen.add(row["uuid"])
+        name, kind, tick = parsed
+        one = found.setdefault((row.get("owner", ""), name), KnownSchedule(name, row.get("owner", "")))
+        if kind == "paused":
+            if row["service"] == PAUSED and row["state"] in ("waiting", "delayed"):
+                one.paused = row["submitted_at"]
+            continue
+        one.tick = max(one.tick, tick)
+        one.states[row["state"]] = one.states.get(row["state"], 0) + 1
+        if one.last is None or row["uuid"] > one.last["uuid"]:
+            one.last, one.service = row, row["service"]
+    return [found[key] for key in sorted(found)]
 
 
 async def schedules(request: Request) -> Response:
-    """The page."""
-    ask = partial(look, visitor_of(request).client)
-    found = await gateway_of(request).looks.share(request, "schedules", ask)
+    """List the schedules."""
+    load = partial(fetch, visitor_of(request).client)
+    found = await gateway_of(request).cache.get(request, "schedules", load)
     return gateway_of(request).page(request, "schedules.html", found=found)
 
 
 async def pause(request: Request) -> Response:
-    """Pause a schedule, whether or not the queue has seen it."""
-    return await _set(request, "pause")
+    """Pause a schedule, known or not."""
+    name = await _name(request)
+    await call_sync(visitor_of(request).client, queue_state.pause, name)
+    return gateway_of(request).to(request, "/schedules", f"{name} is paused.")
 
 
 async def resume(request: Request) -> Response:
     """Resume a schedule."""
-    return await _set(request, "resume")
+    name = await _name(request)
+    resumed = await call_sync(visitor_of(request).client, queue_state.resume, name)
+    message = "resumes with its next tick." if resumed else "was not paused."
+    return gateway_of(request).to(request, "/schedules", f"{name} {message}")
 
 
-async def _set(request: Request, verb: str) -> Response:
+async def _name(request: Request) -> str:
     name = (await forms.read(request)).get("name", "").strip()
     check_name(name)
-    client = visitor_of(request).client
-    if verb == "pause":
-        await beside(client, queue_state.pause, name)
-        told = "is paused."
-    elif await beside(client, queue_state.resume, name):
-        told = "goes on with the ticks that come from now on."
-    else:
-        told = "was not paused."
-    return gateway_of(request).to(request, "/schedules", f"{name} {told}")
+    return name
 
 
 async def run(request: Request) -> Response:
-    """Submit the newest request of a schedule once more, beside its ticks."""
+    """Submit the newest request of a schedule again, in addition to its ticks."""
     uuid = (await forms.read(request)).get("uuid", "")
     client = visitor_of(request).client
-    found = await client.look(uuid, MOST_BODY)
+    found = await client.look(uuid, MAX_BODY)
     row = found.info
-    said = read_key(row["key"])
-    if said is None or said[1] == "paused":
-        raise Problem(400, "this is not the request of a schedule; go to the schedules, and run one from there")
-    name = said[0]
+    parsed = parse_key(row["key"])
+    if parsed is None or parsed[1] == "paused":
+        raise Problem(400, "this is not the request of a schedule; run one from the page of schedules")
+    name = parsed[0]
     if len(found.body) < row["body_frames"] or sum(map(len, found.body)) < row["body_bytes"]:
-        fact = f"its body has {size(row['body_bytes'])}, and {size(MOST_BODY)} can be copied here"
+        fact = f"its body has {size(row['body_bytes'])}, the limit here is {size(MAX_BODY)}"
         raise Problem(413, f"{name} cannot be run from here: {fact}; use `titanic cron run FILE {name}`")
     key = f"cron:{name}:run:{os.urandom(8).hex()}"
     again = await client.submit(row["service"], *found.body, key=key, **options_of(row))
@@ -74,7 +152,7 @@ async def run(request: Request) -> Response:
 
 
 def options_of(row: RequestInfo) -> dict[str, Any]:
-    """The options with which a request was submitted, but for its keys and trace."""
+    """The options that a request was submitted with, without keys and trace."""
     known: dict[str, Any] = {**row}
     options: dict[str, Any] = {"priority": row["priority"], **row["options"]}
     if row["max_attempts"]:

@@ -1,25 +1,131 @@
-"""All services: sorted and filtered as the address says, a hundred on a page."""
+"""Services: the list, a hundred on a page, and the page of each with its rates, latency, limits and settings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
+from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from titanic.web.gateway import gateway_of, visitor_of
-from titanic.web.pages.asking import Missing, unless_forbidden
-from titanic.web.pages.figures import Service, services_of
+from titanic.aio import Client
+from titanic.errors import TitanicError
+from titanic.protocol.answers import RequestInfo
+from titanic.schedules.queue_state import PAUSED
+from titanic.web.gateway import Gateway, gateway_of, visitor_of
+from titanic.web.hooks.registry import KEPT
+from titanic.web.hooks.silence import Settings, sources, why_silent
+from titanic.web.pages import forms
+from titanic.web.pages.charts import Line, chart
+from titanic.web.pages.forms import NotPermitted, unless_forbidden
 from titanic.web.problems import Problem
+from titanic.web.stats import HOUR, ServiceCounters, StatsSample, increase, latency_of, recently_done
+from titanic.web.template_filters import number, rate, service_url
 
 PAGE = 100
 """Services on a page."""
 
-SORTED_BY: dict[str, Callable[[Service], Any]] = {
+PARTS = 30
+"""Points of a chart: one for two minutes."""
+
+STATES = ("waiting", "delayed", "running", "done", "failed", "expired")
+
+MIN_RATE_SPAN = 10.0
+"""Seconds over which rates are measured, at least."""
+
+RECENT_FAILURES = 5
+
+MESSAGES = {
+    "pause": "Paused. Its requests wait until it is resumed; requests that workers have continue.",
+    "resume": "Resumed. Workers get its requests again.",
+    "ends": "Saved. This applies to requests that end from now on.",
+}
+"""What is shown after an action."""
+
+Trend = Sequence[tuple[float, ServiceCounters]]
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Figures of a service; None: unknown or none."""
+
+    name: str
+    waiting: int = 0
+    delayed: int = 0
+    running: int = 0
+    workers: int | None = None
+    oldest: int | None = None
+    """When the oldest waiting request was submitted, in microseconds since 1970."""
+    done: int = 0
+    failed: int = 0
+    expired: int = 0
+    """Since the start of the server that answered."""
+    paused: bool = False
+    on_end: str | None = None
+    """The service that gets a request when one of this service ends."""
+    limits: Mapping[str, float | None] = field(default_factory=dict)
+    """Limits on waiting and running requests, bytes and rate."""
+
+    @property
+    def url(self) -> str:
+        """Its page."""
+        return service_url(self.name)
+
+    @property
+    def by_age(self) -> float:
+        """A sort key: larger the older its oldest request is."""
+        return -math.inf if self.oldest is None else -self.oldest
+
+    @property
+    def by_workers(self) -> int:
+        """A sort key."""
+        return self.workers or 0
+
+    @property
+    def lacks_workers(self) -> bool:
+        """Whether requests wait, it is not paused, and it has no worker."""
+        return self.waiting > 0 and self.workers == 0 and not self.paused
+
+
+FIGURES = ("waiting", "delayed", "running", "oldest", "done", "failed", "expired", "paused", "on_end")
+
+
+@lru_cache(maxsize=1)
+def services_of(sample: StatsSample) -> tuple[Service, ...]:
+    """All services with requests, workers or settings, by name, without Titanic's own. Those of web hooks are listed
+    because they have requests to execute. Cached for all pages that show the same sample."""
+    names = {*(sample.stats.get("by_service") or sample.stats["services"]), *(sample.workers or ())}
+    return tuple(service_of(sample, name) for name in sorted(names) if not is_internal(name))
+
+
+def is_internal(service: str) -> bool:
+    """Whether the server itself answers this service, or its requests only record a state and are never executed."""
+    return service.startswith(("titanic.", "mmi.")) or service in (PAUSED, KEPT)
+
+
+def service_of(sample: StatsSample, name: str) -> Service:
+    """The figures of a service, known or not."""
+    workers = None if sample.workers is None else sample.workers.get(name, 0)
+    row = (sample.stats.get("by_service") or {}).get(name)
+    if row is None:
+        return Service(name, sample.stats["services"].get(name, 0), workers=workers)
+    limits = {limit: most for limit, most in row["limits"].items() if most is not None}
+    return Service(name, workers=workers, limits=limits, **{figure: row[figure] for figure in FIGURES})
+
+
+# -- the list -----------------------------------------------------------------------------------------------------
+
+SORT_KEYS: dict[str, Callable[[Service], Any]] = {
     "name": attrgetter("name"),
     "waiting": attrgetter("waiting"),
     "running": attrgetter("running"),
@@ -41,39 +147,38 @@ LABELS = {
 
 ONLY: dict[str, Callable[[Service], Any]] = {
     "waiting": attrgetter("waiting"),
-    "lonely": attrgetter("is_lonely"),
+    "lonely": attrgetter("lacks_workers"),
     "paused": attrgetter("paused"),
     "failed": attrgetter("failed"),
 }
-"""What is chosen beside the name."""
+"""Filters beside the name."""
 
 
 class Column(NamedTuple):
-    """A column of the table. `url`: the page sorted by it, or the other way round if it is already."""
+    """A column of the table. `url`: the page sorted by it, in reverse if it is sorted by it already."""
 
     label: str
     css: str
     """Its class."""
     url: str
     sorted: str
-    """As `aria-sort` says it; empty: by another column."""
+    """The value of `aria-sort`; empty: sorted by another column."""
 
 
 async def services(request: Request) -> Response:
-    """The page."""
-    gateway, given = gateway_of(request), request.query_params
-    text, only = given.get("q", "").strip(), given.get("only", "")
-    order, page = given.get("sort", "name"), given.get("page", "1")
+    """Show the list, sorted and filtered as the query says."""
+    gateway, query = gateway_of(request), request.query_params
+    text, only = query.get("q", "").strip(), query.get("only", "")
+    order, page = query.get("sort", "name"), query.get("page", "1")
     by = order.removeprefix("-")
-    if by not in SORTED_BY or not page.isdecimal() or not 1 <= len(page) <= 6 or page == "0":
-        raise Problem(400, f"there is no such order or page; sort is one of {', '.join(SORTED_BY)}, page a number")
-    asked = gateway.live.sample(visitor_of(request))
-    sample = await unless_forbidden("the services, with what waits and who works", asked)
-    if isinstance(sample, Missing):
+    if by not in SORT_KEYS or not page.isdecimal() or not 1 <= len(page) <= 6 or page == "0":
+        raise Problem(400, f"invalid sort order or page; sort must be one of {', '.join(SORT_KEYS)}, page a number")
+    sample = await unless_forbidden("services and their figures", gateway.stats_poller.sample(visitor_of(request)))
+    if isinstance(sample, NotPermitted):
         return gateway.page(request, "services.html", missing=sample)
     every = services_of(sample)
     chosen = [one for one in every if text.casefold() in one.name.casefold() and (only not in ONLY or ONLY[only](one))]
-    chosen.sort(key=SORTED_BY[by], reverse=order.startswith("-"))
+    chosen.sort(key=SORT_KEYS[by], reverse=order.startswith("-"))
     first = (int(page) - 1) * PAGE
     shown = chosen[first : first + PAGE]
     return gateway.page(
@@ -88,12 +193,12 @@ async def services(request: Request) -> Response:
         first=first,
         services=shown,
         columns=_columns(text, only, order),
-        next=_url(text, only, order, int(page) + 1) if first + PAGE < len(chosen) else "",
-        start=_url(text, only, order, 1) if first else "",
+        next=_list_url(text, only, order, int(page) + 1) if first + PAGE < len(chosen) else "",
+        start=_list_url(text, only, order, 1) if first else "",
     )
 
 
-def _url(text: str, only: str, order: str, page: int) -> str:
+def _list_url(text: str, only: str, order: str, page: int) -> str:
     values = {"q": text, "only": only, "sort": "" if order == "name" else order, "page": "" if page == 1 else page}
     query = urlencode({name: value for name, value in values.items() if value})
     return f"/services?{query}" if query else "/services"
@@ -102,13 +207,137 @@ def _url(text: str, only: str, order: str, page: int) -> str:
 def _columns(text: str, only: str, order: str) -> Sequence[Column]:
     found = []
     for name, label in LABELS.items():
-        first = name if name == "name" else f"-{name}"  # what one looks for: the first names, the largest numbers
+        first = name if name == "name" else f"-{name}"  # names ascending, figures descending
         again = name if order.startswith("-") else f"-{name}"
         sorted_by = order.removeprefix("-") == name
-        way = ("descending" if order.startswith("-") else "ascending") if sorted_by else ""
+        direction = ("descending" if order.startswith("-") else "ascending") if sorted_by else ""
         css = "" if name == "name" else "right"
-        found.append(Column(label, css, _url(text, only, again if sorted_by else first, 1), way))
+        found.append(Column(label, css, _list_url(text, only, again if sorted_by else first, 1), direction))
     return found
 
 
-ROUTES = [Route("/services", services)]
+# -- one service --------------------------------------------------------------------------------------------------
+
+
+async def service(request: Request) -> Response:
+    """Show a service."""
+    gateway, visitor = gateway_of(request), visitor_of(request)
+    name = request.path_params["name"] or request.query_params.get("name", "")
+    if not name:
+        raise Problem(404, "no service is named; choose one from the list of services")
+    cache, done = gateway.cache, partial(recently_done, visitor.client, name)
+    sample, rows, failures = await asyncio.gather(
+        unless_forbidden("figures and workers", gateway.stats_poller.sample(visitor)),
+        unless_forbidden("latency", cache.get(request, "done", done)),
+        unless_forbidden("failures", cache.get(request, "failures", partial(_failures, visitor.client, name))),
+    )
+    known = None if isinstance(sample, NotPermitted) else service_of(sample, name)
+    trend = [] if isinstance(sample, NotPermitted) else gateway.stats_poller.history.trend(name)
+    counters = None if isinstance(sample, NotPermitted) else sample.services().get(name)
+    settings = {} if isinstance(sample, NotPermitted) else sample.stats.get("settings") or {}
+    now = time.time()
+    return gateway.page(
+        request,
+        "service.html",
+        name=name,
+        missing=[one for one in (sample, rows) if isinstance(one, NotPermitted)],
+        service=known,
+        states=STATES,
+        latency=None if isinstance(rows, NotPermitted) else latency_of(rows),
+        first_end=None if isinstance(rows, NotPermitted) else _first_end(rows),
+        failures=None if isinstance(failures, NotPermitted) else failures,
+        rates=_rates(trend, counters, now),
+        charts=_charts(trend, None if known is None else known.waiting, now),
+        sources=sources(settings, name),
+        silent=None
+        if known is None
+        else await cache.get(request, "hooks", partial(_silent_hooks, gateway, settings, name)),
+    )
+
+
+async def pause(request: Request) -> Response:
+    """Pause or resume a service."""
+    form = await forms.read(request)
+    name, action = form.get("service", ""), form.get("do", "")
+    if not name or action not in ("pause", "resume"):
+        raise Problem(400, "nothing was changed: the form says neither pause nor resume; reload its page")
+    await visitor_of(request).client.set_service(name, paused=action == "pause")
+    return _back(request, name, action)
+
+
+async def set_on_end(request: Request) -> Response:
+    """Set the service that gets a request when one of this service ends; empty: none."""
+    form = await forms.read(request)
+    name = form.get("service", "")
+    if not name or "on_end" not in form:
+        raise Problem(400, "nothing was changed: the form names no service; reload its page")
+    await visitor_of(request).client.set_service(name, on_end=form["on_end"].strip())
+    return _back(request, name, "ends")
+
+
+def _back(request: Request, name: str, message: str) -> Response:
+    gateway = gateway_of(request)
+    gateway.stats_poller.invalidate()
+    return gateway.to(request, service_url(name), MESSAGES[message])
+
+
+async def _failures(client: Client, name: str) -> list[RequestInfo]:
+    rows, _ = await client.list(service=name, state="failed", newest=True, limit=RECENT_FAILURES)
+    return rows
+
+
+async def _silent_hooks(gateway: Gateway, settings: Settings, name: str) -> tuple[int, str] | None:
+    """How many web hooks of a service get no events, and why; None: there are none, or that is unknown."""
+    why = why_silent(settings, name)
+    if gateway.hooks is None or not why:
+        return None
+    with suppress(TitanicError):  # the hooks user may lack the permission to list them
+        if hooks := await gateway.hooks.of_service(name):
+            return len(hooks), why
+    return None
+
+
+def _first_end(rows: Sequence[RequestInfo]) -> int | None:
+    return min((row["finished_at"] for row in rows if row["finished_at"]), default=None)
+
+
+def _rates(trend: Trend, now: ServiceCounters | None, at: float) -> tuple[float, float] | None:
+    """Done and failed per second in the last minutes; None: not known yet."""
+    before = next(((then, counters) for then, counters in reversed(trend) if at - then >= MIN_RATE_SPAN), None)
+    return None if before is None or now is None else _between(before, (at, now))
+
+
+def _between(before: tuple[float, ServiceCounters], after: tuple[float, ServiceCounters]) -> tuple[float, float]:
+    elapsed = after[0] - before[0]
+    return (
+        increase(before[1].done, after[1].done) / elapsed,
+        increase(before[1].failed, after[1].failed) / elapsed,
+    )
+
+
+def _charts(trend: Trend, waiting: int | None, now: float) -> list[tuple[str, Markup]]:
+    levels: list[float | None] = [None] * PARTS
+    done: list[float | None] = [None] * PARTS
+    failed: list[float | None] = [None] * PARTS
+    for n, (at, counters) in enumerate(trend):
+        part = math.floor((at - now + HOUR) * PARTS / HOUR)
+        if part < 0:
+            continue
+        part = min(part, PARTS - 1)
+        levels[part] = counters.waiting
+        if n and at > trend[n - 1][0]:
+            done[part], failed[part] = _between(trend[n - 1], trend[n])
+    if waiting is not None:
+        levels[-1] = waiting
+    return [
+        ("Waiting", chart("Waiting", [Line("waiting", levels)], number)),
+        ("Done and failed per second", chart("Per second", [Line("done", done), Line("failed", failed)], rate)),
+    ]
+
+
+ROUTES = [
+    Route("/services", services),
+    Route("/services/{name:path}", service),
+    Route("/actions/services", pause, methods=["POST"]),
+    Route("/actions/services/ends", set_on_end, methods=["POST"]),
+]

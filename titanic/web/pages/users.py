@@ -1,58 +1,68 @@
-"""Users: what the visitor may do himself; for admins, what everybody may."""
+"""Users: signing in and out, one's own permissions, and for admins those of all users with what was rejected."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import parse_qsl, urlsplit
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from broker import Access, AccessError, User, load_access
 from titanic.aio import Client
 from titanic.protocol.documents import Refusal
 from titanic.web.gateway import gateway_of, visitor_of
-from titanic.web.pages.asking import Missing, unless_forbidden
-from titanic.web.words import number, size
+from titanic.web.pages import forms
+from titanic.web.pages.forms import NotPermitted, unless_forbidden
+from titanic.web.problems import Problem
+from titanic.web.template_filters import number, size
 
-MOST_REFUSALS = 100
+MAX_LOGIN_BYTES = 8 << 10
+"""Of a form with a token."""
 
-READS = {"none": "nothing", "own": "his own requests", "all": "all requests"}
+LOCAL = re.compile(r"/(?![/\\])[!-\[\]-~]{0,2000}")
+"""A path on this host: nothing that a browser would take for another host, and no backslash, which is a slash to it."""
+
+MAX_REFUSALS = 100
+
+READS = {"none": "nothing", "own": "own requests", "all": "all requests"}
 
 
-class Row(NamedTuple):
+class UserRow(NamedTuple):
     """A user, for the page."""
 
     name: str
     services: list[tuple[str, str]]
-    """What he may do with which services."""
+    """Actions, each with the services it is permitted for."""
     reads: str
     also: str
     limits: str
-    ways: str
-    """By what he is known."""
+    credentials: str
+    """How the user can be identified."""
 
 
 class Refusals(NamedTuple):
-    """What the server refused."""
+    """What the server rejected since its start."""
 
     users: list[Refusal]
     reasons: list[tuple[str, int]]
-    """How often for which reason."""
+    """The number of rejections by reason."""
 
 
-def row_of(user: User, access: Access) -> Row:
-    """What the access file says of a user: no key, no token, and no hash of one."""
+def row_of(user: User, access: Access) -> UserRow:
+    """What the access file says about a user, without keys, tokens and hashes."""
     services = [(one.value, ", ".join(patterns)) for one, patterns in user.services.items() if patterns]
     also = [name for name in ("admin", "archive", "close", "metrics") if getattr(user, name)]
     limits = user.limits
-    told = [
+    texts = [
         f"{number(limits.waiting)} waiting" if limits.waiting else "",
         size(limits.bytes) if limits.bytes else "",
-        f"{number(limits.messages)} messages a second" if limits.messages else "",
+        f"{number(limits.messages)} messages per second" if limits.messages else "",
         f"{number(limits.connections)} connections" if limits.connections else "",
     ]
     known = {
@@ -61,39 +71,79 @@ def row_of(user: User, access: Access) -> Row:
         "certificate": access.certificates,
         "endpoint": access.endpoints,
     }
-    ways = [way for way, users in known.items() if any(one.name == user.name for one in users.values())]
+    credentials = [kind for kind, users in known.items() if any(one.name == user.name for one in users.values())]
     reads = READS["all" if user.admin else user.read.value]
-    return Row(user.name, services, reads, ", ".join(also), ", ".join(filter(None, told)), ", ".join(ways))
+    return UserRow(user.name, services, reads, ", ".join(also), ", ".join(filter(None, texts)), ", ".join(credentials))
 
 
 async def users(request: Request) -> Response:
-    """The page."""
+    """Show the visitor's permissions; to admins, those of all users."""
     gateway, visitor = gateway_of(request), visitor_of(request)
     path, fault, rows, own = gateway.settings.access, "", [], None
-    refusals: Refusals | Missing | None = None
+    refusals: Refusals | NotPermitted | None = None
     if path is not None:
         try:
             access = await asyncio.to_thread(load_access, Path(path))
-        except AccessError:  # what is wrong with it is for who runs this, not for every visitor
-            fault = "the access file cannot be read now; what was read before stays in force"
+        except AccessError:  # details are for the administrator, not for every visitor
+            fault = "the access file cannot be read at the moment; the permissions read before stay in force"
         else:
             me = access.users.get(visitor.user)
             own = None if me is None else row_of(me, access)
             if me is not None and me.admin:
                 rows = [row_of(user, access) for _, user in sorted(access.users.items())]
-                refusals = await unless_forbidden("what was refused", _refusals(visitor.client))
+                refusals = await unless_forbidden("rejected actions", _refusals(visitor.client))
     return gateway.page(
         request, "users.html", guarded=path is not None, rows=rows, own=own, fault=fault, refusals=refusals
     )
 
 
 async def _refusals(client: Client) -> Refusals:
-    """Those since the start of the server, the most frequent first."""
+    """The rejections since the start of the server, the most frequent first."""
     stats = await client.stats(services=True)
     return Refusals(
-        sorted(stats.get("refusals", ()), key=itemgetter("count"), reverse=True)[:MOST_REFUSALS],
+        sorted(stats.get("refusals", ()), key=itemgetter("count"), reverse=True)[:MAX_REFUSALS],
         sorted(stats.get("refused", {}).items(), key=itemgetter(1), reverse=True),
     )
 
 
+async def log_in(request: Request) -> Response:
+    """GET: show the form. POST: start a session for the user of the token, then redirect to the page asked for."""
+    gateway = gateway_of(request)
+    if gateway.identity.is_open:
+        return RedirectResponse("/", 303)
+    if request.method != "POST":
+        return gateway.page(request, "login.html", next=local_path(request.query_params.get("next", "")), error="")
+    fields = dict(parse_qsl((await forms.read_body(request, MAX_LOGIN_BYTES)).decode(errors="replace")))
+    onward = local_path(fields.get("next", ""))
+    try:
+        cookie = gateway.identity.log_in(request.scope, fields.get("token", ""))
+    except Problem as problem:
+        page = gateway.page(request, "login.html", problem.status, next=onward, error=problem.detail)
+        page.headers.update(problem.headers)
+        return page
+    answer = RedirectResponse(onward, 303)
+    gateway.identity.log_out(request, answer)  # end an earlier session instead of taking it over
+    gateway.identity.set_cookie(answer, cookie)
+    return answer
+
+
+async def log_out(request: Request) -> Response:
+    """End the session."""
+    await forms.read(request)
+    answer = RedirectResponse("/login", 303)
+    gateway_of(request).identity.log_out(request, answer)
+    return answer
+
+
+def local_path(path: str) -> str:
+    """The path if it is a safe one on this host, else "/"."""
+    found = urlsplit(path) if LOCAL.fullmatch(path) else None
+    return path if found is not None and not found.netloc and found.path not in ("/login", "/logout") else "/"
+
+
 ROUTES = [Route("/users", users)]
+
+SESSION_ROUTES = [
+    Route("/login", log_in, methods=["GET", "POST"]),
+    Route("/logout", log_out, methods=["POST"]),
+]

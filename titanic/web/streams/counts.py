@@ -11,8 +11,8 @@ from typing import Any
 from titanic.errors import InvalidRequest, TitanicError
 from titanic.web import problems
 from titanic.web.auth.identity import Visitor
-from titanic.web.figures.live import EVERY, Live, Sample
 from titanic.web.problems import Problem
+from titanic.web.stats import POLL_INTERVAL, StatsPoller, StatsSample
 from titanic.web.streams.changes import Changes, Numbers
 from titanic.web.streams.stream import Stream
 
@@ -23,7 +23,7 @@ Row = Any
 """The figures of a service; None: it is gone."""
 
 
-def _rows(sample: Sample) -> dict[str, Row]:
+def _rows(sample: StatsSample) -> dict[str, Row]:
     rows = {name: row if isinstance(row, dict) else {"waiting": row} for name, row in sample.stats["services"].items()}
     if sample.workers is not None:
         for name in sample.workers.keys() - rows.keys():
@@ -35,11 +35,11 @@ def _rows(sample: Sample) -> dict[str, Row]:
 class Counts:
     """The figures of each service, and which streams want them."""
 
-    def __init__(self, live: Live, numbers: Numbers) -> None:
+    def __init__(self, poller: StatsPoller, numbers: Numbers) -> None:
         self.rows: Changes[str, Row] = Changes(numbers, MOST_SERVICES)
         self._numbers = numbers
-        self._live = live
-        self._sample: Sample | None = None
+        self._poller = poller
+        self._sample: StatsSample | None = None
         self._streams: dict[str, set[Stream]] = {}
         """By user."""
         self._faults: dict[str, Problem] = {}
@@ -51,7 +51,7 @@ class Counts:
     async def look(self, visitor: Visitor) -> None:
         """See what there is now. Raises Problem for whoever may not know."""
         try:
-            sample = await self._live.sample(visitor)
+            sample = await self._poller.sample(visitor)
         except InvalidRequest:
             raise
         except TitanicError as error:
@@ -126,7 +126,7 @@ class Counts:
 
     async def _look_again_and_again(self) -> None:
         while self._streams:
-            await asyncio.sleep(EVERY)
+            await asyncio.sleep(POLL_INTERVAL)
             before, faults = self._numbers.last, {**self._faults}
             for streams in [*self._streams.values()]:
                 with suppress(Problem):  # `fault` tells

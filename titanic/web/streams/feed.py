@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 from titanic.web.auth.identity import Visitor
 from titanic.web.auth.places import Places
-from titanic.web.figures.live import Live
 from titanic.web.problems import Problem
+from titanic.web.stats import StatsPoller
 from titanic.web.streams.changes import Numbers
 from titanic.web.streams.counts import Counts
 from titanic.web.streams.following import End, Following
@@ -29,11 +29,11 @@ ALL = "*"
 class Feed:
     """What streams tell, and who reads them."""
 
-    def __init__(self, live: Live) -> None:
+    def __init__(self, poller: StatsPoller) -> None:
         self.name = os.urandom(4).hex()
         """Of this process: another one counts from 1 again."""
         self.numbers = Numbers()
-        self.counts = Counts(live, self.numbers)
+        self.counts = Counts(poller, self.numbers)
         self.following = Following(self.numbers)
         self.places = Places("event streams", MOST_STREAMS, MOST_EACH)
         self.streams: set[EventStream] = set()

@@ -18,7 +18,7 @@ from support.waiting import PATIENCE, until
 
 from broker import Worker
 from titanic import Client, Server
-from titanic.web.figures import live
+from titanic.web import stats
 from titanic.web.serving import WebServer
 from titanic.web.settings import WebSettings
 from titanic.web.streams import feed, stream
@@ -27,8 +27,8 @@ from titanic.web.streams.changes import Changes, Numbers
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "EVERY", 0.02)
-    monkeypatch.setattr("titanic.web.streams.counts.EVERY", 0.02)
+    monkeypatch.setattr(stats, "POLL_INTERVAL", 0.02)
+    monkeypatch.setattr("titanic.web.streams.counts.POLL_INTERVAL", 0.02)
 
 
 @pytest.fixture

@@ -26,11 +26,11 @@ def test_a_service_is_paused_and_resumed(window: Window, client: Client) -> None
     expect(page.get_by_text("nobody works")).to_be_visible()
     window.check(page)
     page.get_by_role("button", name="Pause", exact=True).click()
-    expect(page.get_by_role("status").filter(has_text="It is paused")).to_be_visible()
+    expect(page.get_by_role("status").filter(has_text="Paused. Its requests")).to_be_visible()
     assert client.stats(services=True)["by_service"]["mail"]["paused"]
     window.check(page)
     page.get_by_role("button", name="Resume", exact=True).click()
-    expect(page.get_by_role("status").filter(has_text="It is resumed")).to_be_visible()
+    expect(page.get_by_role("status").filter(has_text="Resumed. Workers")).to_be_visible()
     assert not client.stats(services=True)["by_service"]["mail"]["paused"]
 
 

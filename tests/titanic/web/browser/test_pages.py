@@ -72,7 +72,7 @@ def test_what_can_be_done(window: Window, lived: Lived, client: Client, script: 
     page.get_by_label("UUID or key").fill(uuids[0])
     page.get_by_role("button", name="Find").click()
     page.get_by_role("button", name="Retry").click()
-    expect(page.get_by_role("status").filter(has_text="It waits again")).to_be_visible()
+    expect(page.get_by_role("status").filter(has_text="Queued again")).to_be_visible()
     lived.until(uuids[0], "failed")
     page.get_by_role("navigation", name="Pages").get_by_role("link", name="Failures").click()
     page.get_by_role("link", name="Retry all 2").click()
@@ -87,7 +87,7 @@ def test_what_can_be_done(window: Window, lived: Lived, client: Client, script: 
     page.get_by_role("button", name="Pause", exact=True).click()
     expect(page.get_by_role("status").filter(has_text="nightly is paused.")).to_be_visible()
     page.get_by_role("row").get_by_role("button", name="Resume").click()
-    expect(page.get_by_role("status").filter(has_text="nightly goes on")).to_be_visible()
+    expect(page.get_by_role("status").filter(has_text="nightly resumes")).to_be_visible()
     assert not queue_state.paused(client, ["nightly"])
 
 

@@ -1,4 +1,4 @@
-"""Charts are SVG that browsers take, and say in words what they show."""
+"""Charts are valid SVG with a text alternative."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from xml.etree import ElementTree
 import pytest
 
 from titanic.web.pages.charts import Line, chart, nice, spark
-from titanic.web.words import rate
+from titanic.web.template_filters import rate
 
 
-def test_a_chart_tells_its_values_in_words() -> None:
+def test_a_chart_has_a_text_alternative() -> None:
     svg = chart('"a" <b>', [Line("done", [None, 1, 2.5, None, 2]), Line("failed", [None] * 5)], rate)
     image, legend = ElementTree.fromstring(f"<x>{svg}</x>")
-    assert image.get("aria-label") == '"a" <b>, the last 60 minutes. done: 2.0, at most 2.5; failed: not known'
-    assert ["".join(item.itertext()) for item in legend] == ["done: 2.0", "failed: not known"]
+    assert image.get("aria-label") == '"a" <b>, last 60 minutes. done: 2.0, maximum 2.5; failed: unknown'
+    assert ["".join(item.itertext()) for item in legend] == ["done: 2.0", "failed: unknown"]
     assert "style" not in svg
 
 
-def test_nothing_known_is_no_chart() -> None:
+def test_without_values_there_is_no_chart() -> None:
     assert chart("a", [Line("done", [None, None])], rate) == ""
     assert spark([None, 1], "a") == ""
 

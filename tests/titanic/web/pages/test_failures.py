@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any, cast
+
 import httpx
 import pytest
 from support.lived import Lived
@@ -9,7 +12,9 @@ from support.pages import Page
 from support.waiting import until
 
 from titanic import Client
+from titanic.protocol.answers import RequestInfo
 from titanic.web.pages import failures
+from titanic.web.pages.failures import MAX_TEXT, group_failures, histogram, normalize
 
 
 def page(http: httpx.Client, path: str = "/failures") -> Page:
@@ -18,7 +23,7 @@ def page(http: httpx.Client, path: str = "/failures") -> Page:
     return Page(answer.text)
 
 
-def test_nothing_failed_says_what_is_shown_here(http: httpx.Client) -> None:
+def test_an_empty_list_says_what_it_shows(http: httpx.Client) -> None:
     assert "Nothing has failed." in page(http).text
     assert "No failure matches." in page(http, "/failures?service=x&span=day").text
 
@@ -48,14 +53,14 @@ def test_failures_are_grouped_and_a_group_is_retried(http: httpx.Client, lived: 
     assert client.show(later)["attempts"] == 1
 
 
-def test_a_group_that_is_gone_is_told(http: httpx.Client) -> None:
+def test_a_group_that_is_gone(http: httpx.Client) -> None:
     answer = http.get("/failures/0123456789abcdef")
     assert answer.status_code == 404
-    assert "These failures are not there any more" in answer.text
+    assert "These failures are gone" in answer.text
 
 
-def test_only_so_many_are_looked_at(http: httpx.Client, lived: Lived, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failures, "MOST", 2)
+def test_the_number_of_failures_is_bounded(http: httpx.Client, lived: Lived, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failures, "MAX_FAILURES", 2)
     for n in range(3):
         lived.failed(f"bad {n}")
     found = page(http)
@@ -63,8 +68,65 @@ def test_only_so_many_are_looked_at(http: httpx.Client, lived: Lived, monkeypatc
     assert "Only the newest" in found.text
 
 
-def test_errors_are_text(http: httpx.Client, lived: Lived) -> None:
+def test_errors_are_escaped(http: httpx.Client, lived: Lived) -> None:
     lived.failed("<script>alert(1)</script>")
     found = page(http)
     for path in ("/failures", *(link for link in found.links.values() if link.startswith("/failures/"))):
         assert "<script>alert" not in http.get(path).text
+
+
+@pytest.mark.parametrize(
+    ("reason", "text"),
+    [
+        ("OutOfStock: only 3 of 12 left", "OutOfStock: only … of … left"),
+        ("no file '/srv/in/a 1.png' at 12:30:01.5", "no file … at …"),
+        ("unknown user 01a1fdd40f82747ea223cfe554e7afbc", "unknown user …"),
+        ("unknown user 01a1fdd4-0f82-747e-a223-cfe554e7afbc!", "unknown user …!"),
+        ("cannot open /var/lib/x/7.dat: gone", "cannot open …: gone"),
+        ("GET https://a.example/b?c=1 gave 502", "GET … gave …"),
+        ("at 0x7f3a, digest 3f2a9c", "at …, digest …"),
+        ("lot-4930 has -3, as smtp-0.example:25", "lot-… has …, as smtp-….example:…"),
+        ('KeyError: "x"', "KeyError: …"),
+        ("first\nTraceback: 1", "first"),
+        ("\n  the face is decade old", "the face is decade old"),
+        ("", ""),
+    ],
+)
+def test_variable_parts_are_left_out(reason: str, text: str) -> None:
+    assert normalize(reason) == text
+
+
+def test_no_text_takes_long() -> None:
+    for text in ("/a" * 5000, "'" * 5000, "a" * 5000, "1" * 5000, "f1" * 5000, "-" * 5000, "a/b." * 2000, "1:" * 3000):
+        assert min(seconds(text) for _ in range(5)) < 0.1
+
+
+def seconds(text: str) -> float:
+    """Processor time, which other threads and the garbage collector may lengthen."""
+    began = time.process_time()
+    assert len(normalize(text)) <= MAX_TEXT
+    return time.process_time() - began
+
+
+def row(service: str, reason: str, finished: int, state: str = "failed") -> RequestInfo:
+    said: dict[str, Any] = {"service": service, "reason": reason, "finished_at": finished, "state": state}
+    return cast(RequestInfo, said)
+
+
+def test_groups_are_by_service_state_and_text_largest_first() -> None:
+    rows = [row("a", "bad 1", 5), row("b", "bad 2", 6), row("a", "bad 3", 9), row("a", "", 7, "expired")]
+    found = group_failures(rows)
+    assert [(one.service, one.text, len(one.rows), one.first, one.last) for one in found] == [
+        ("a", "bad …", 2, 5, 9),
+        ("a", "not started in time", 1, 7, 7),
+        ("b", "bad …", 1, 6, 6),
+    ]
+    assert len({one.id for one in found}) == 3
+    assert found[0].id == group_failures(rows[::-1])[0].id
+
+
+def test_failures_are_counted_by_time() -> None:
+    rows = [row("a", "", at) for at in (0, 10, 99, 100, 5000, -700)]
+    assert histogram(rows, 0, 100, 10) == [1, 1, 0, 0, 0, 0, 0, 0, 0, 2]
+    assert histogram(rows, 5, 5, 3)[0] == 0
+    assert histogram([], 0, 0, 3) == [0, 0, 0]

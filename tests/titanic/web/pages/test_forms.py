@@ -1,4 +1,4 @@
-"""Forms prove that they came from a page of ours."""
+"""Forms must come from one of our own pages."""
 
 from __future__ import annotations
 
@@ -57,21 +57,21 @@ def test_the_fields_of_a_form(page: Page) -> None:
 
 
 @pytest.mark.parametrize("body", ["", "a=1", "csrf=", "csrf=wrong&a=1", "csrf=RIGHT", "csrf=right2", "csrf=%C3%A4"])
-def test_without_its_token_a_form_is_refused(page: Page, body: str) -> None:
+def test_a_form_without_its_token_is_rejected(page: Page, body: str) -> None:
     assert page.post(content=body, headers=FORM).status_code == 403
 
 
-def test_who_shows_a_bearer_token_needs_none(page: Page) -> None:
+def test_a_bearer_token_needs_no_csrf_token(page: Page) -> None:
     assert page.post(content="a=1", headers=FORM | {"Authorization": "Bearer x"}).json() == [["a", "1"]]
 
 
 @pytest.mark.parametrize("kind", ["", "text/plain", "application/json", "multipart/form-data; boundary=x"])
-def test_what_is_no_form_is_refused(page: Page, kind: str) -> None:
+def test_other_content_types_are_rejected(page: Page, kind: str) -> None:
     assert page.post(content="csrf=right", headers={"Content-Type": kind}).status_code == 415
 
 
 def test_forms_are_bounded(page: Page) -> None:
-    assert page.post(content="csrf=right&a=" + "x" * forms.MOST_BYTES, headers=FORM).status_code == 413
-    assert page.post(content="csrf=right" + "&a=1" * forms.MOST_FIELDS, headers=FORM).status_code == 400
+    assert page.post(content="csrf=right&a=" + "x" * forms.MAX_BYTES, headers=FORM).status_code == 413
+    assert page.post(content="csrf=right" + "&a=1" * forms.MAX_FIELDS, headers=FORM).status_code == 400
     for broken in (b"csrf=right&a", b"csrf=right&a=\xff", b"csrf=right&a=%ff"):
         assert page.post(content=broken, headers=FORM).status_code == 400

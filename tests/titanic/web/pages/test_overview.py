@@ -1,6 +1,8 @@
-"""The first page."""
+"""The overview and the store."""
 
 from __future__ import annotations
+
+import uuid
 
 import httpx
 from support.pages import Page
@@ -9,17 +11,17 @@ from broker import Worker
 from titanic import Client
 
 
-def test_nothing_yet_says_what_to_do(http: httpx.Client) -> None:
+def test_an_empty_queue_says_what_to_do(http: httpx.Client) -> None:
     page = Page(http.get("/").text)
     assert page.title == "Overview · Titanic"
     assert page.headings == ["Overview", "Health", "Now", "The last hour", "Requests per second", "Waiting and running",
-                             "How long requests take", "Services", "Keys"]  # fmt: skip
+                             "Latency", "Services", "Keys"]  # fmt: skip
     assert "Healthy" in page.text
     assert "No service has requests or workers yet" in page.text
     assert "titanic submit SERVICE BODY" in page.text
 
 
-def test_what_waits_and_who_works(http: httpx.Client, client: Client, echo: Worker) -> None:
+def test_waiting_requests_and_workers(http: httpx.Client, client: Client, echo: Worker) -> None:
     client.submit_batch("mail", [b"x"] * 1234)
     client.submit("mail", b"x", delay=3600)
     client.wait(client.submit("echo", b"x"), 30)
@@ -27,14 +29,38 @@ def test_what_waits_and_who_works(http: httpx.Client, client: Client, echo: Work
     assert page.figures["Waiting"].startswith("1,234 the oldest for ")
     assert page.figures["Delayed"] == "1"
     assert page.figures["Ended and kept"].startswith("1 ")
-    assert "mail (1,234 waiting) has no worker" in page.text
+    assert "mail (1,234 waiting) has no workers" in page.text
     rows = {row[0]: [row[1], row[4]] for row in page.rows}
     assert rows == {"mail": ["1,234", "none"], "echo": ["0", "2"]}
 
 
-def test_names_are_text(http: httpx.Client, client: Client) -> None:
+def test_names_are_escaped(http: httpx.Client, client: Client) -> None:
     client.submit("<script>alert(1)</script>", b"")
     text = http.get("/").text
     assert "<script>alert" not in text
     assert "&lt;script&gt;alert(1)" in text
     assert 'href="/services/%3Cscript%3Ealert%281%29%3C/script%3E"' in text
+
+
+def test_the_store(http: httpx.Client, client: Client) -> None:
+    client.submit_batch("mail", [b"x"] * 5)
+    found = Page(http.get("/store").text)
+    assert found.figures["Requests"].startswith("5")
+    assert found.figures["Used"].endswith("of 64.0 MiB")
+    assert found.figures["Durability"].startswith("synced Acknowledged requests are on disk")
+    assert "No archive is registered" in found.text
+    assert "titanic backup /backup/titanic --store /" in found.text
+
+
+def test_the_lag_of_an_archive(http: httpx.Client, client: Client) -> None:
+    client.archive(register=True, archive=uuid.uuid4().hex, name="reports")
+    client.close(*client.submit_batch("mail", [b"x"] * 3))
+    found = Page(http.get("/store").text)
+    assert found.figures["Archive"] == "reports"
+    assert found.figures["It lags behind by"] == "3"
+
+
+def test_without_access_control_there_are_no_users(http: httpx.Client) -> None:
+    found = Page(http.get("/users").text)
+    assert "There is no access control here." in found.text
+    assert "titanic web --access FILE --keys DIRECTORY" in found.text

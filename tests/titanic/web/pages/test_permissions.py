@@ -1,4 +1,4 @@
-"""What visitors may not see is named, with the permission that it needs; what they may see is shown all the same."""
+"""Pages name what a visitor may not see with the missing permission, and show the rest."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def expired(scene: Secured) -> str:
     return uuid
 
 
-def test_who_may_nothing_hears_what_he_lacks(scene: Secured, expired: str) -> None:
+def test_a_user_without_permissions_sees_which_are_missing(scene: Secured, expired: str) -> None:
     browser = scene.browser("bob")
     for path in ("/failures", "/schedules", f"/requests/{expired}", f"/requests/{expired}/close"):
         answer = browser.get(path)
@@ -41,7 +41,7 @@ def test_who_may_nothing_hears_what_he_lacks(scene: Secured, expired: str) -> No
     assert "metrics" in found.text
 
 
-def test_ones_own_requests_are_shown_and_those_of_others_are_unknown(scene: Secured, expired: str) -> None:
+def test_own_requests_are_shown(scene: Secured, expired: str) -> None:
     found = Page(scene.browser("alice").get(f"/requests/{expired}").text)
     assert found.figures["Owner"] == "alice"
     assert "Authorization: Bearer $TOKEN" in found.text
@@ -49,7 +49,7 @@ def test_ones_own_requests_are_shown_and_those_of_others_are_unknown(scene: Secu
     assert [row[1:3] for row in rows] == [["nobody", "1"]]
 
 
-def test_a_retry_that_is_not_allowed_says_so(scene: Secured, expired: str) -> None:
+def test_a_retry_without_permission(scene: Secured, expired: str) -> None:
     browser = scene.browser("reader")
     csrf = csrf_of(browser.get(f"/requests/{expired}").text)
     answer = browser.post(f"/actions/requests/{expired}/retry", data={"csrf": csrf})
@@ -60,9 +60,9 @@ def test_a_retry_that_is_not_allowed_says_so(scene: Secured, expired: str) -> No
     until(lambda: "No request was retried. 1 request stayed" in Page(browser.get(answer.url.path).text).text)
 
 
-def test_users_are_listed_for_admins_and_oneself_for_others(scene: Secured) -> None:
+def test_users_are_listed_for_admins_only(scene: Secured) -> None:
     found = Page(scene.browser("alice").get("/users").text)
-    assert found.figures["You see"] == "your own requests"
+    assert found.figures["You see"] == "own requests"
     assert "the other users. That needs the permission admin." in found.text
     assert "chief" not in found.text
     assert "Refusals" not in found.text
@@ -70,14 +70,14 @@ def test_users_are_listed_for_admins_and_oneself_for_others(scene: Secured) -> N
     text = scene.browser("chief").get("/users").text
     assert ["bob", "titanic.list"] in [row[:2] for row in Page(text).rows]
     rows = {row[0]: row[1:] for row in Page(text).rows}
-    assert rows["alice"] == ["submit *; work *", "his own requests", "close", "none", "key, token"]
+    assert rows["alice"] == ["submit *; work *", "own requests", "close", "none", "key, token"]
     assert rows["chief"][1:3] == ["all requests", "admin, metrics"]
     for token in TOKENS.values():
         assert token not in text
     assert "sha256:" not in text
 
 
-def test_schedules_of_others_are_not_paused(scene: Secured) -> None:
+def test_schedules_of_other_users_cannot_be_paused(scene: Secured) -> None:
     program = scene.program("alice")
     key = "cron:nightly:2026-11-22T20:00:00Z"
     answer = program.post("/v1/services/backup/requests", content=b"x", headers={"Idempotency-Key": key})

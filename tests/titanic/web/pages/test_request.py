@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import threading
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -14,7 +15,9 @@ from support.waiting import until
 
 from broker import Worker
 from titanic import Client, Server, UnknownRequest, current
+from titanic.protocol.answers import RequestInfo
 from titanic.protocol.flow_keys import step_key
+from titanic.web.pages.request import MAX_DEPTH, MAX_FRAMES, dump, preview, preview_body, timeline
 
 UNKNOWN = "01a1fdd40f82747ea223cfe554e7afbc"
 
@@ -25,7 +28,7 @@ def page(http: httpx.Client, uuid: str, status: int = 200) -> Page:
     return Page(answer.text)
 
 
-def test_a_request_that_waits(http: httpx.Client, client: Client) -> None:
+def test_a_waiting_request(http: httpx.Client, client: Client) -> None:
     uuid = client.submit(
         "mail", b'{"to": "a@b.example"}', key="order-7", priority=9, limit=90, ttl=3600, max_attempts=3
     )
@@ -33,15 +36,15 @@ def test_a_request_that_waits(http: httpx.Client, client: Client) -> None:
     assert found.headings[:5] == ["mail", "Life", "Facts", "Body", "As a command"]
     facts = {"Key": "order-7", "Priority": "9", "Limit of an attempt": "90 s", "Attempts": "0 of 3"}
     assert found.figures.items() >= facts.items()
-    assert "Waits for a worker" in found.text
-    assert "Expires, unless a worker has begun it" in found.text
+    assert "Waiting for a worker" in found.text
+    assert "Expires unless started" in found.text
     assert '"to": "a@b.example"' in found.text
     assert f"titanic show {uuid} --endpoint tcp://127.0.0.1:" in found.text
     assert f"/v1/requests/{uuid}" in found.text
     assert "Retry" not in found.text
 
 
-def test_uuids_with_dashes_and_capitals_are_understood(http: httpx.Client, client: Client) -> None:
+def test_uuids_with_dashes_and_capitals(http: httpx.Client, client: Client) -> None:
     uuid = client.submit("mail", b"")
     dashed = f"{uuid[:8]}-{uuid[8:12]}-{uuid[12:16]}-{uuid[16:20]}-{uuid[20:]}".upper()
     assert page(http, dashed).headings[0] == "mail"
@@ -58,7 +61,7 @@ def test_a_generated_key_is_not_shown(http: httpx.Client, client: Client) -> Non
     )
 
 
-def test_a_request_that_is_done(http: httpx.Client, lived: Lived) -> None:
+def test_a_done_request(http: httpx.Client, lived: Lived) -> None:
     found = page(http, lived.done(b"text", PICTURE, bytes(range(200))))
     text = http.get(f"/requests/{lived.done(PICTURE)}").text
     assert 'src="data:image/png;base64,iVBORw0K' in text
@@ -67,40 +70,38 @@ def test_a_request_that_is_done(http: httpx.Client, lived: Lived) -> None:
     assert "Download the reply" in found.links
 
 
-def test_a_request_that_failed_for_good(http: httpx.Client, lived: Lived) -> None:
+def test_a_failed_request(http: httpx.Client, lived: Lived) -> None:
     said = b'titanic:error={"type":"shop.OutOfStock","args":["a.png", 3]}'
     found = page(http, lived.failed("OutOfStock: a.png", said, b"Traceback (most recent call last):\n  File x"))
     assert "OutOfStock: a.png" in found.text
     assert 'shop.OutOfStock("a.png", 3)' in found.text
     assert "Traceback (most recent call last): File x" in found.text
-    assert "Failed for good" in found.text
+    assert "Failed permanently" in found.text
 
 
-def test_detail_that_only_looks_like_an_exception_is_shown_as_it_is(http: httpx.Client, lived: Lived) -> None:
+def test_invalid_exception_detail_is_shown_as_it_is(http: httpx.Client, lived: Lived) -> None:
     for said in ("{}", "[", '{"type": 1, "args": 5}', '{"args": []}', "[" * 5000):
         assert "titanic:error=" in page(http, lived.failed("no", b"titanic:error=" + said.encode())).text
 
 
 @pytest.mark.settings(retry_first=3600.0, retry_most=3600.0)
-def test_what_is_not_known_of_earlier_attempts_is_not_made_up(http: httpx.Client, lived: Lived, client: Client) -> None:
+def test_a_request_between_two_attempts(http: httpx.Client, lived: Lived, client: Client) -> None:
     uuid = lived.until(client.submit("echo", b"fail", b"not yet"), "delayed")
     found = page(http, uuid)
-    assert "Tried again, attempt 2" in found.text
+    assert "Next attempt (2)" in found.text
     assert "Error of the last attempt" in found.headings
 
 
-def test_a_request_that_expired_waits_again_when_it_is_retried(
-    http: httpx.Client, lived: Lived, client: Client
-) -> None:
+def test_retrying_an_expired_request(http: httpx.Client, lived: Lived, client: Client) -> None:
     uuid = lived.expired()
     form = page(http, uuid).form(f"/actions/requests/{uuid}/retry")
     answer = http.post(f"/actions/requests/{uuid}/retry", data=form, follow_redirects=True)
-    assert "It waits again" in answer.text
+    assert "Queued again" in answer.text
     answer = http.post(f"/actions/requests/{client.submit('mail', b'')}/retry", data=form, follow_redirects=True)
-    assert "it has not failed" in answer.text
+    assert "it has not failed or expired" in answer.text
 
 
-def test_a_request_is_closed_after_one_is_asked(http: httpx.Client, client: Client) -> None:
+def test_closing_asks_for_confirmation(http: httpx.Client, client: Client) -> None:
     uuid = client.submit("mail", b"")
     asked = Page(http.get(f"/requests/{uuid}/close").text)
     assert "It will never be executed" in asked.text
@@ -114,7 +115,7 @@ def test_a_request_is_closed_after_one_is_asked(http: httpx.Client, client: Clie
         client.show(uuid)
 
 
-def test_unknown_requests_have_a_page_that_says_what_to_do(http: httpx.Client) -> None:
+def test_unknown_requests(http: httpx.Client) -> None:
     found = page(http, UNKNOWN, 410)
     assert "It was closed, deleted after its time, or never accepted" in found.text
     assert found.form("/find") == {"q": ""}
@@ -137,7 +138,7 @@ def test_a_request_is_found_by_its_uuid_or_its_key(http: httpx.Client, client: C
     assert http.get("/find").status_code == 200
 
 
-def test_nothing_of_a_request_becomes_a_part_of_the_page(http: httpx.Client, lived: Lived, client: Client) -> None:
+def test_content_is_escaped(http: httpx.Client, lived: Lived, client: Client) -> None:
     evil = "<script>alert(1)</script>'\"><img src=x onerror=alert(1)>"
     uuids = [
         lived.failed(evil, evil.encode(), b'titanic:error={"type":"%b","args":[]}' % evil.encode()[:8]),
@@ -153,7 +154,7 @@ def test_nothing_of_a_request_becomes_a_part_of_the_page(http: httpx.Client, liv
             Page(answer.text)
 
 
-def test_progress_is_shown_while_it_runs(http: httpx.Client, server: Server, client: Client) -> None:
+def test_progress_of_a_running_request(http: httpx.Client, server: Server, client: Client) -> None:
     go_on = threading.Event()
 
     def work(frames: list[bytes]) -> list[bytes]:
@@ -172,7 +173,7 @@ def test_progress_is_shown_while_it_runs(http: httpx.Client, server: Server, cli
     assert "3 of 4 (75 %): halfway <there>" in found.text
 
 
-def test_a_flow_is_shown_as_a_tree(http: httpx.Client, client: Client) -> None:
+def test_the_steps_of_a_workflow(http: httpx.Client, client: Client) -> None:
     flow = client.submit("shop.flow", b"")
     assert "No step was submitted yet" in page(http, flow).text
     inner = client.submit("inner.flow", b"", key=step_key(flow, "0.0"))
@@ -182,7 +183,130 @@ def test_a_flow_is_shown_as_a_tree(http: httpx.Client, client: Client) -> None:
     assert found.links["resize"] == f"/requests/{leaf}"
 
 
-def test_a_large_body_is_shown_in_part(http: httpx.Client, client: Client) -> None:
+def test_a_large_body_is_cut(http: httpx.Client, client: Client) -> None:
     found = page(http, client.submit("mail", b"\xff" * 300_000, b"more"))
     assert "Only its first 64.0 KiB are shown" in found.text
     assert "1 more frame is not shown" in found.text
+
+
+# -- timeline -----------------------------------------------------------------------------------------------------
+
+FRESH: dict[str, Any] = {
+    "state": "waiting",
+    "submitted_at": 1_000_000,
+    "not_before": 0,
+    "expires_at": 0,
+    "attempts": 0,
+    "dispatched_at": 0,
+    "due": 0,
+    "finished_at": 0,
+}
+
+
+def entries(**more: Any) -> list[tuple[str, str, int]]:
+    return [(one.stage, one.what, one.at) for one in timeline(cast(RequestInfo, FRESH | more))]
+
+
+def test_the_timeline_of_a_waiting_request() -> None:
+    assert entries(expires_at=9) == [
+        ("done", "Submitted", 1_000_000),
+        ("now", "Waiting for a worker", 0),
+        ("ahead", "Expires unless started", 9),
+    ]
+
+
+def test_the_timeline_of_a_delayed_request() -> None:
+    assert entries(state="delayed", not_before=2_000_000, due=2_000_000)[1:] == [("now", "Delayed until", 2_000_000)]
+
+
+def test_the_timeline_of_a_retried_request() -> None:
+    assert entries(state="delayed", attempts=3, dispatched_at=5, due=8)[1:] == [
+        ("unknown", "2 earlier attempts failed", 0),
+        ("done", "Attempt 3 dispatched", 5),
+        ("done", "Attempt 3 failed", 0),
+        ("now", "Next attempt (4)", 8),
+    ]
+
+
+def test_the_timeline_of_a_running_request() -> None:
+    assert entries(state="running")[1:] == [("now", "Running", 0)]
+    row = FRESH | {"state": "running", "running_since": 2_000_000, "worker": "bee:17"}
+    now = timeline(cast(RequestInfo, row))[-1]
+    assert (now.what, now.at, now.more) == ("Running since", 2_000_000, "on bee:17")
+
+
+def test_the_timeline_of_a_done_request() -> None:
+    row = FRESH | {"state": "done", "attempts": 1, "dispatched_at": 1_500_000, "finished_at": 3_500_000}
+    found = timeline(cast(RequestInfo, row))
+    assert [(one.what, one.more) for one in found] == [
+        ("Submitted", ""),
+        ("Dispatched", "after 500 ms"),
+        ("Done", "ran for 2.0 s"),
+    ]
+
+
+def test_the_timeline_of_an_expired_request() -> None:
+    found = entries(state="expired", finished_at=7_000_000, expires_at=7_000_000)
+    assert found[1:] == [("done", "Expired", 7_000_000)]
+
+
+# -- previews -----------------------------------------------------------------------------------------------------
+
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(20)
+
+
+def test_frames_are_shown_by_kind() -> None:
+    assert preview(b"") == ("empty", "", 0, False)
+    assert preview(b'{"a": [1]}') == ("json", '{\n  "a": [\n    1\n  ]\n}', 10, False)
+    assert preview("grüße\r\nund\t".encode()) == ("text", "grüße\nund\t", 13, False)
+    assert preview(b"17").kind == "text"
+    assert preview(b"{not json").kind == "text"
+    assert preview(PNG).text.startswith("data:image/png;base64,iVBOR")
+    assert [preview(begin + bytes(9)).kind for begin in (b"GIF89a", b"\xff\xd8\xff", b"RIFF1234WEBP")] == ["image"] * 3
+    assert preview(bytes(range(256))).kind == "hex"
+    assert preview(b"\0\1\2\3").kind == "hex"
+
+
+def test_json_is_indented_with_its_values_as_written() -> None:
+    text = '{"a": 1.10, "a": 1e400, "b": [ ], "c": {"d": [-0, "\\u00e4 \\" [,"], "e": {}}}'
+    assert preview(text.encode()).text == (
+        '{\n  "a": 1.10,\n  "a": 1e400,\n  "b": [],\n  "c": {\n    "d": [\n      -0,\n      "\\u00e4 \\" [,"\n'
+        '    ],\n    "e": {}\n  }\n}'
+    )
+    assert preview(b"[" + b"9" * 5000 + b"]").kind == "json"
+
+
+def test_formats_that_may_contain_scripts_are_shown_as_text() -> None:
+    for frame in (b"<svg xmlns='http://www.w3.org/2000/svg'><script>1</script></svg>", b"<html>", b"%PDF-1.7"):
+        assert preview(frame).kind == "text"
+
+
+def test_control_characters_are_escaped() -> None:
+    assert preview(b"red \x1b[31m" + b"x" * 60).text.startswith("red \\x1b[31m")
+    assert "\u202e" not in preview(json.dumps({"name": "\u202egpj.exe"}).encode()).text
+
+
+def test_a_cut_frame_keeps_its_kind() -> None:
+    assert preview("grü".encode()[:-1], cut=True) == ("text", "gr", 3, True)
+    assert preview(b'{"a": 1}', cut=True).kind == "text"
+    assert preview(PNG, cut=True).kind == "hex"
+
+
+def test_deeply_nested_json_is_shown_as_text() -> None:
+    for deep in (MAX_DEPTH + 1, 5000):
+        assert preview(b"[" * deep + b"]" * deep).kind == "text"
+    assert preview(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH).kind == "json"
+
+
+def test_frames_over_the_limit_are_counted() -> None:
+    found = preview_body([b"x"] * 30, 1000, 1000)
+    assert (len(found.frames), found.more, found.size) == (MAX_FRAMES, 980, 1000)
+    whole, half = preview_body([b"abc", b"de"], 2, 10).frames
+    assert (whole.cut, half.cut) == (False, True)
+
+
+def test_a_hex_dump() -> None:
+    assert dump(b"0123456789abcdef\xff\n") == (
+        "000000  30 31 32 33 34 35 36 37 38 39 61 62 63 64 65 66  0123456789abcdef\n"
+        "000010  ff 0a                                            .."
+    )

@@ -1,4 +1,4 @@
-"""Schedules: what the queue tells of them."""
+"""Schedules as the queue knows them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def do(http: httpx.Client, what: str, **fields: str) -> httpx.Response:
     return http.post(f"/actions/schedules/{what}", data={"csrf": csrf, **fields}, follow_redirects=True)
 
 
-def test_none_says_what_to_do(http: httpx.Client) -> None:
+def test_an_empty_list_says_what_to_do(http: httpx.Client) -> None:
     assert "No schedule has a request in the queue" in page(http).text
 
 
-def test_ticks_and_pauses_are_told(http: httpx.Client, client: Client) -> None:
+def test_ticks_and_pauses(http: httpx.Client, client: Client) -> None:
     queue_state.submit_tick(client, NIGHTLY, TICK)
     uuid = queue_state.submit_tick(client, NIGHTLY, TICK + 3600)
     queue_state.pause(client, "weekly")
@@ -41,17 +41,17 @@ def test_ticks_and_pauses_are_told(http: httpx.Client, client: Client) -> None:
     assert f"/requests/{uuid}" in http.get("/schedules").text
 
 
-def test_one_is_paused_and_goes_on(http: httpx.Client, client: Client) -> None:
+def test_pause_and_resume(http: httpx.Client, client: Client) -> None:
     assert "nightly is paused." in do(http, "pause", name="nightly").text
     assert queue_state.paused(client, ["nightly"])
-    assert "nightly goes on" in do(http, "resume", name="nightly").text
+    assert "nightly resumes" in do(http, "resume", name="nightly").text
     assert not queue_state.paused(client, ["nightly"])
     assert "nightly was not paused" in do(http, "resume", name="nightly").text
     assert do(http, "pause", name="no name").status_code == 400
     assert http.post("/actions/schedules/pause", data={"name": "x"}).status_code == 403
 
 
-def test_one_is_run_now(http: httpx.Client, client: Client) -> None:
+def test_run_now(http: httpx.Client, client: Client) -> None:
     uuid = queue_state.submit_tick(client, NIGHTLY, TICK)
     answer = do(http, "run", uuid=uuid)
     assert answer.status_code == 200
@@ -62,7 +62,7 @@ def test_one_is_run_now(http: httpx.Client, client: Client) -> None:
     assert client.look(again["uuid"]).body == [b"all", b"\xff"]
 
 
-def test_only_requests_of_schedules_that_fit_are_run(http: httpx.Client, client: Client) -> None:
+def test_requests_that_cannot_be_run(http: httpx.Client, client: Client) -> None:
     other = client.submit("mail", b"")
     assert do(http, "run", uuid=other).status_code == 400
     large = queue_state.submit_tick(client, Schedule("big", "backup", bytes(2 << 20), every=60), TICK)
@@ -73,6 +73,6 @@ def test_only_requests_of_schedules_that_fit_are_run(http: httpx.Client, client:
 
 
 @pytest.mark.parametrize("key", ["cron:<b>:paused", "cron:a:2026", "cron::paused", "xcron:a:paused"])
-def test_keys_of_others_are_no_schedules(http: httpx.Client, client: Client, key: str) -> None:
+def test_similar_keys_are_no_schedules(http: httpx.Client, client: Client, key: str) -> None:
     client.submit("cron.paused", b"", key=key, delay=60)
     assert page(http).rows == []

@@ -20,14 +20,14 @@ def page_of(http: httpx.Client, path: str) -> Page:
     return Page(answer.text)
 
 
-def test_nothing_yet_says_what_to_do(http: httpx.Client) -> None:
+def test_an_empty_list_says_what_to_do(http: httpx.Client) -> None:
     page = page_of(http, "/services")
     assert "No service has requests or workers yet" in page.text
     assert "titanic work SERVICE -- COMMAND" in page.text
     assert "No service matches" not in page.text
 
 
-def test_sorted_filtered_and_in_pages(
+def test_sorting_filters_and_pages(
     http: httpx.Client, client: Client, echo: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for n, name in enumerate(("mail.a", "mail.b", "resize", "Mail.c"), 1):
@@ -51,8 +51,8 @@ def test_sorted_filtered_and_in_pages(
 
 
 @pytest.mark.web(hooks=True)
-def test_what_stands_for_something_is_no_service(http: httpx.Client, client: Client) -> None:
-    """Nobody serves the requests that pause a schedule and that keep a web hook."""
+def test_services_that_only_record_a_state_are_not_listed(http: httpx.Client, client: Client) -> None:
+    """They pause a schedule and keep a web hook, and no worker serves them."""
     client.submit("mail", b"")
     queue_state.pause(client, "nightly")
     assert http.put("/v1/hooks", json={"service": "mail", "url": "https://a.example/x"}).status_code == 201
@@ -73,7 +73,7 @@ def test_each_service_has_a_page(http: httpx.Client, client: Client, name: str) 
     assert "1 request waits and nobody works" in page.text
 
 
-def test_how_long_its_requests_take_and_what_failed(http: httpx.Client, client: Client, echo: Worker) -> None:
+def test_latency_and_failures(http: httpx.Client, client: Client, echo: Worker) -> None:
     client.wait(client.submit("echo", b"x"), 30)
     page = page_of(http, "/services/echo")
     assert "Computed from the 1 newest request that is done" in page.text
@@ -84,7 +84,7 @@ def test_how_long_its_requests_take_and_what_failed(http: httpx.Client, client: 
 
 
 @pytest.mark.settings(max_attempts=1)
-def test_what_failed_last(http: httpx.Client, client: Client, echo: Worker) -> None:
+def test_recent_failures(http: httpx.Client, client: Client, echo: Worker) -> None:
     uuid = client.submit("echo", b"fail")
     with pytest.raises(Exception, match="as you wish"):
         client.wait(uuid, 30)
@@ -93,20 +93,20 @@ def test_what_failed_last(http: httpx.Client, client: Client, echo: Worker) -> N
     assert "no reply of this service is still kept" in page.text
 
 
-def test_what_is_not_known(http: httpx.Client) -> None:
+def test_an_unknown_service(http: httpx.Client) -> None:
     page = page_of(http, "/services/unknown")
     assert (page.figures["Waiting"], page.figures["Rate, at most"]) == ("0", "no limit")
     assert http.get("/services/").status_code == 404
 
 
-def test_no_link_tells_of_what_was_not_done(http: httpx.Client, client: Client) -> None:
+def test_a_link_cannot_forge_a_message(http: httpx.Client, client: Client) -> None:
     client.submit("mail", b"x")
     http.post("/actions/services", data=page_of(http, "/services/mail").form("/actions/services"))
     (name,) = http.cookies
     for path in ("/services/mail?told=pause", "/schedules?told=paused&name=Call+555+now"):
         http.cookies.set(name, "Q2FsbCA1NTUgbm93." + "0" * 64)
         text = page_of(http, path).text
-        assert "It is paused" not in text
+        assert "Paused. Its" not in text
         assert "555" not in text
 
 
@@ -120,14 +120,66 @@ def test_pause_and_resume(http: httpx.Client, client: Client) -> None:
     assert (answer.status_code, answer.headers["location"]) == (303, "/services/mail")
     assert client.stats()["settings"]["mail"]["paused"]
     page = page_of(http, answer.headers["location"])
-    told = "It is paused: its requests wait until it is resumed"
+    told = "Paused. Its requests wait until it is resumed"
     assert told in page.text
     assert told not in page_of(http, "/services/mail").text, "it is told once"
     assert [row[0] for row in page_of(http, "/services?only=paused").rows] == ["mail paused"]
-    assert "mail is paused, and requests wait" in page_of(http, "/").text
+    assert "mail is paused with requests waiting" in page_of(http, "/").text
     form = page.form("/actions/services")
     assert form["do"] == "resume"
     http.post("/actions/services", data=form)
     assert page_of(http, "/services?only=paused").rows == []
     assert http.post("/actions/services", data=form | {"do": "stop"}).status_code == 400
     assert http.post("/actions/services", data=form | {"csrf": ""}).status_code == 403
+
+
+# -- which service gets a request when one of another ends ---------------------------------------------------------
+
+ON_END_FORM = "/actions/services/ends"
+
+
+def on_end(client: Client) -> str | None:
+    settings = client.stats().get("settings", {})
+    return settings["mail"]["on_end"] if "mail" in settings else None
+
+
+def test_on_end_is_set_and_reset(http: httpx.Client, client: Client) -> None:
+    client.submit("mail", b"x")
+    page = page_of(http, "/services/mail")
+    form = page.form(ON_END_FORM)
+    assert (form["service"], form["on_end"]) == ("mail", "")
+    answer = http.post(ON_END_FORM, data=form | {"on_end": " audit "})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/services/mail")
+    assert on_end(client) == "audit"
+    page = page_of(http, answer.headers["location"])
+    assert "Saved. This applies to requests that end from now on." in page.text
+    assert page.figures["Ends are reported to"] == "audit"
+    assert page.form(ON_END_FORM)["on_end"] == "audit"
+    assert http.post(ON_END_FORM, data=form | {"on_end": ""}).status_code == 303
+    assert on_end(client) is None
+
+
+def test_invalid_on_end_is_rejected(http: httpx.Client, client: Client) -> None:
+    form = page_of(http, "/services/mail").form(ON_END_FORM)
+    for wrong in ({"on_end": "mail"}, {"on_end": "titanic.submit"}, {"on_end": "x" * 256}, {"service": ""}):
+        assert http.post(ON_END_FORM, data=form | wrong).status_code == 400, wrong
+    assert http.post(ON_END_FORM, data={"csrf": form["csrf"], "service": "mail"}).status_code == 400
+    assert http.post(ON_END_FORM, data=form | {"on_end": "audit", "csrf": ""}).status_code == 403
+    assert on_end(client) is None
+
+
+def test_a_service_that_gets_ends_of_others_has_none_of_its_own(http: httpx.Client, client: Client) -> None:
+    for name in ("mail", "shop", "sms"):
+        client.set_service(name, on_end="audit" if name == "mail" else "mail")
+    page = page_of(http, "/services/mail")
+    assert "ends of shop and of 1 other service are told to this service" in page.text
+    assert "told to this service" not in page_of(http, "/services/shop").text
+
+
+@pytest.mark.web(hooks=True)
+def test_on_end_of_a_service_with_web_hooks(http: httpx.Client) -> None:
+    assert http.put("/v1/hooks", json={"service": "mail", "url": "https://a.example/secret"}).status_code == 201
+    page = page_of(http, "/services/mail")
+    assert "Its ends are told to web hooks" in page.text
+    assert page.form(ON_END_FORM)["on_end"] == "web.ended"
+    assert "secret" not in page.text

@@ -1,4 +1,4 @@
-"""Open pages that refresh themselves are made once for all of a visitor's."""
+"""Pages that refresh themselves are rendered once for a session."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from starlette.responses import PlainTextResponse, Response
 from support.coroutines import in_loop
 
 from titanic.web import pages
-from titanic.web.figures.looks import Looks
+from titanic.web.stats import TtlCache
 
 
 class Made:
-    """A page that says how often it was made."""
+    """A page that counts how often it was rendered."""
 
     def __init__(self) -> None:
         self.times = 0
-        self._app = SimpleNamespace(gateway=SimpleNamespace(looks=Looks()))
+        self._app = SimpleNamespace(gateway=SimpleNamespace(cache=TtlCache()))
 
     async def page(self, request: Request) -> Response:
         self.times += 1
@@ -28,24 +28,24 @@ class Made:
         headers = [(b"x-live", b"1")] if live else []
         scope = {"type": "http", "path": "/", "query_string": b"", "headers": headers, "server": ("127.0.0.1", 80)}
         request = Request(scope | {"app": self._app, "state": {"visitor": visitor}})
-        return (await pages._once_for_all(self.page, request)).body
+        return (await pages._cached(self.page, request)).body
 
 
 @in_loop
-async def test_open_pages_of_a_visitor_share_one() -> None:
+async def test_open_pages_of_a_session_share_a_rendering() -> None:
     made = Made()
     assert await made.asked_by("token") == await made.asked_by("token") == b"1"
 
 
 @in_loop
-async def test_nobody_gets_a_page_with_the_token_of_another() -> None:
+async def test_sessions_never_share_a_rendering() -> None:
     made = Made()
     assert await made.asked_by("token") == b"1"
     assert await made.asked_by("other") == b"2"
 
 
 @in_loop
-async def test_a_page_that_is_opened_is_made_anew() -> None:
+async def test_opening_a_page_renders_it() -> None:
     made = Made()
     assert await made.asked_by("token") == b"1"
     assert await made.asked_by("token", live=False) == b"2"

@@ -1,4 +1,4 @@
-"""The list of requests: what is shown, by which filter, in pages."""
+"""The list of requests: filters, pages and bulk actions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from broker import Worker
 from titanic import Client, Server
 from titanic.aio import Client as AioClient
 from titanic.util.ids import IdMaker
-from titanic.web.pages import bulk, choosing, requests
-from titanic.web.pages.choosing import Choice, choice_of, first_id
+from titanic.web.pages import bulk, requests
+from titanic.web.pages.requests import RequestFilter, find_page, first_id, parse_filter
 from titanic.web.problems import Problem
 
 
@@ -29,7 +29,7 @@ def uuids(page: Page) -> list[str]:
     return [row[1] for row in page.rows]
 
 
-def test_empty_states_say_what_to_do(http: httpx.Client, client: Client) -> None:
+def test_empty_lists_say_what_to_do(http: httpx.Client, client: Client) -> None:
     client.submit("mail", b"")
     page = page_of(http, "/requests?state=done&service=other")
     assert "No request matches" in page.text
@@ -38,7 +38,7 @@ def test_empty_states_say_what_to_do(http: httpx.Client, client: Client) -> None
     assert "titanic submit SERVICE BODY" in page_of(http, "/requests").text
 
 
-def test_newest_first_in_pages(http: httpx.Client, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_newest_first(http: httpx.Client, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "PAGE", 2)
     known = [client.submit("mail", b"x") for _ in range(5)]
     first = page_of(http, "/requests?service=mail")
@@ -51,7 +51,7 @@ def test_newest_first_in_pages(http: httpx.Client, client: Client, monkeypatch: 
 
 
 @pytest.mark.settings(max_attempts=1)
-def test_by_state_service_error_and_key(http: httpx.Client, client: Client, echo: Worker) -> None:
+def test_filters(http: httpx.Client, client: Client, echo: Worker) -> None:
     failed = client.submit("echo", b"fail")
     waits = client.submit("mail", b"x", key="order 7")
     with pytest.raises(Exception, match="as you wish"):
@@ -77,14 +77,14 @@ def test_by_state_service_error_and_key(http: httpx.Client, client: Client, echo
     assert page_of(http, "/requests?state=waiting").rows[0][7] == "key order 7"
 
 
-def test_what_it_is_asked_for_wrongly(http: httpx.Client) -> None:
+def test_invalid_filters(http: httpx.Client) -> None:
     for wrong in ("state=lost", "age=1h", "after=x", f"text={'x' * 256}"):
         answer = http.get(f"/requests?{wrong}")
         assert answer.status_code == 400
         assert "<h1>Bad request</h1>" in answer.text
 
 
-def test_names_keys_and_errors_are_text(http: httpx.Client, client: Client) -> None:
+def test_names_keys_and_errors_are_escaped(http: httpx.Client, client: Client) -> None:
     client.submit('<b>"&', b"", key="<script>1</script>")
     text = http.get('/requests?text=<script>&service=<b>"%26').text
     assert "<script>1" not in text
@@ -92,7 +92,7 @@ def test_names_keys_and_errors_are_text(http: httpx.Client, client: Client) -> N
     assert "&lt;script&gt;1&lt;/script&gt;" in text
 
 
-def test_the_ids_of_a_moment_sort_behind_its_first_one() -> None:
+def test_ids_of_a_moment_sort_after_its_first_id() -> None:
     maker = IdMaker(None)
     for moment in (1_795_258_520_106_479, 1_795_258_520_999_999, 1_795_258_521_000_000):
         (uuid,) = maker.make(1, moment)
@@ -100,18 +100,18 @@ def test_the_ids_of_a_moment_sort_behind_its_first_one() -> None:
         assert first_id(moment - 1000) < uuid.hex()
 
 
-def test_a_form_fixes_the_moments() -> None:
+def test_a_form_fixes_the_time_range() -> None:
     given = {"age": "over-1h", "before": "1000", "since": "5", "order": "oldest"}
-    assert choice_of(given, now=9999) == Choice(age="over-1h", oldest=True, since=5, before=1000)
-    assert choice_of({"age": "under-1h"}, now=5000) == Choice(age="under-1h", since=1_400_000_000)
-    with pytest.raises(Problem, match="no such state"):
-        choice_of({"state": "<"})
+    assert parse_filter(given, now=9999) == RequestFilter(age="over-1h", oldest=True, since=5, before=1000)
+    assert parse_filter({"age": "under-1h"}, now=5000) == RequestFilter(age="under-1h", since=1_400_000_000)
+    with pytest.raises(Problem, match="unknown state"):
+        parse_filter({"state": "<"})
 
 
-def test_a_page_goes_on_until_it_is_full_or_late(
+def test_a_page_searches_until_it_is_full_or_late(
     server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pages of the server are short when what is looked for is rare."""
+    """The server's pages are short when matching requests are rare."""
     known = client.submit_batch("mail", [b"x"] * 10)
 
     async def look(**chosen: Any) -> tuple[list[str], str | None]:
@@ -122,26 +122,26 @@ def test_a_page_goes_on_until_it_is_full_or_late(
                 return await real(**options | {"limit": 2})
 
             monkeypatch.setattr(asked, "list", short)
-            rows, after = await choosing.page(asked, Choice(service="mail", **chosen), None, 6)
+            rows, after = await find_page(asked, RequestFilter(service="mail", **chosen), None, 6)
             return [row["uuid"] for row in rows], after
 
-    monkeypatch.setattr(choosing, "PATIENCE", 60.0)
+    monkeypatch.setattr(requests, "SEARCH_TIMEOUT", 60.0)
     assert asyncio.run(look()) == (known[:3:-1], known[4])
-    monkeypatch.setattr(choosing, "PATIENCE", 0.0)
+    monkeypatch.setattr(requests, "SEARCH_TIMEOUT", 0.0)
     assert asyncio.run(look()) == (known[:7:-1], known[8])
 
 
-# -- many at once -------------------------------------------------------------------------------------------------
+# -- bulk actions -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(autouse=True)
-def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What matches is looked at to its end, also on a busy machine."""
-    monkeypatch.setattr(choosing, "PATIENCE", 60.0)
+def no_search_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches are complete, also on a busy machine."""
+    monkeypatch.setattr(requests, "SEARCH_TIMEOUT", 60.0)
 
 
-def work_of(http: httpx.Client, answer: httpx.Response) -> Page:
-    """The page of what was begun, when it has ended."""
+def job_page(http: httpx.Client, answer: httpx.Response) -> Page:
+    """The page of the job that was started, once it has ended."""
     assert answer.status_code == 303, answer.text
     where = answer.headers["location"]
     until(lambda: "data-live" not in http.get(where).text)
@@ -157,14 +157,14 @@ def failures(client: Client, echo: Worker) -> list[str]:
     return found
 
 
-def test_selected_ones_are_retried(http: httpx.Client, client: Client, failures: list[str]) -> None:
+def test_selected_requests_are_retried(http: httpx.Client, client: Client, failures: list[str]) -> None:
     form = page_of(http, "/requests?state=failed").form("/requests/selected")
     given = {"csrf": form["csrf"], "do": "retry", "uuid": failures[:2], "state": "failed"}
     page = Page(http.post("/requests/selected", data=given).text)
     assert page.headings[0] == "Retry 2 requests?"
     confirmed = page.form("/actions/requests")
     assert confirmed["uuids"].split() == failures[:2]
-    told = work_of(http, http.post("/actions/requests", data=confirmed))
+    told = job_page(http, http.post("/actions/requests", data=confirmed))
     assert "2 requests retried" in told.text
     assert told.links["Back to the requests"] == "/requests?state=failed"
     until(lambda: client.show(failures[0])["state"] == "failed")  # again: it was executed
@@ -184,7 +184,7 @@ def test_all_that_match_are_closed_with_their_number_typed(
         assert answer.status_code == 400
         assert "type “150” to confirm" in answer.text
     assert client.stats()["services"]["mail"] == 151
-    told = work_of(http, http.post("/actions/requests", data=form | {"typed": "150"}))
+    told = job_page(http, http.post("/actions/requests", data=form | {"typed": "150"}))
     assert "150 requests closed" in told.text
     assert told.links["Back to the requests"] == "/requests?service=mail&state=waiting"
     rows, _ = client.list(limit=10)
@@ -197,14 +197,12 @@ def test_all_that_failed_are_retried(http: httpx.Client, client: Client, failure
     page = page_of(http, page_of(http, "/requests").links["Retry all that failed or expired…"])
     assert page.headings[0] == "Retry 3 requests?"
     assert (
-        "3 requests retried" in work_of(http, http.post("/actions/requests", data=page.form("/actions/requests"))).text
+        "3 requests retried" in job_page(http, http.post("/actions/requests", data=page.form("/actions/requests"))).text
     )
 
 
-def test_without_an_exact_count_no_number_is_confirmed(
-    http: httpx.Client, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bulk, "COUNTING", 0.0)
+def test_without_a_count_all_is_typed(http: httpx.Client, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "COUNT_TIMEOUT", 0.0)
     client.submit_batch("mail", [b"x"] * 3)
     page = page_of(http, "/requests/all?do=close&service=mail&state=waiting&age=under-1h")
     assert page.figures["submitted"] == "in the last hour"
@@ -215,28 +213,28 @@ def test_without_an_exact_count_no_number_is_confirmed(
         assert answer.status_code == 400
         assert "type “all” to confirm" in answer.text
     assert client.stats()["services"]["mail"] == 3
-    assert "3 requests closed" in work_of(http, http.post("/actions/requests", data=form | {"typed": "all"})).text
+    assert "3 requests closed" in job_page(http, http.post("/actions/requests", data=form | {"typed": "all"})).text
 
 
-def test_a_count_goes_through_all_pages(http: httpx.Client, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choosing, "BATCH", 2)
+def test_all_pages_are_counted(http: httpx.Client, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "BATCH", 2)
     client.submit_batch("mail", [b"x"] * 9)
     assert page_of(http, "/requests/all?do=close&service=mail&state=waiting").headings[0] == "Close 9 requests?"
 
 
 @pytest.mark.settings(max_attempts=1)
-def test_no_more_are_closed_than_were_confirmed(http: httpx.Client, client: Client, failures: list[str]) -> None:
-    """Others may come to match meanwhile."""
+def test_no_more_requests_are_closed_than_confirmed(http: httpx.Client, client: Client, failures: list[str]) -> None:
+    """More requests may match in the meantime."""
     client.set_service("echo", paused=True)
     later = client.submit("echo", b"fail")
     form = page_of(http, "/requests/all?do=close&state=failed").form("/actions/requests")
     client.set_service("echo", paused=False)
     until(lambda: client.show(later)["state"] == "failed")
-    assert "3 requests closed" in work_of(http, http.post("/actions/requests", data=form)).text
+    assert "3 requests closed" in job_page(http, http.post("/actions/requests", data=form)).text
     assert len(client.list(state="failed")[0]) == 1
 
 
-def test_what_cannot_be_done_to_many(http: httpx.Client, client: Client) -> None:
+def test_invalid_bulk_actions(http: httpx.Client, client: Client) -> None:
     client.submit("mail", b"x")
     assert "Nothing to retry" in page_of(http, "/requests/all?do=retry&service=mail").text
     for wrong, why in {
