@@ -160,7 +160,7 @@ class OutcomeUnknown(StoreFailed):
     or dropped as a whole."""
 
 
-class Outrun(StoreFailed):
+class WriteConflict(StoreFailed):
     """Another node was quicker with what the transaction relied on. It was dropped as a whole; done again, it can be
     kept."""
 

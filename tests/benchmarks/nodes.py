@@ -48,7 +48,7 @@ def work(job: str, number: str, url: str, seconds: str) -> None:
         done, end = 0, time.monotonic() + float(seconds)
         while time.monotonic() < end:
             with store.write() as tx:
-                tx.hope()
+                tx.optimistic()
                 uuids = tx.accept_many([NewRequest(service, BODY)] * batch, time.time_ns() // 1000)
             if job == "life":
                 _live(store, me, service, uuids)
@@ -58,20 +58,20 @@ def work(job: str, number: str, url: str, seconds: str) -> None:
 
 def _live(store: PostgresStore, me: int, service: bytes, uuids: list[bytes]) -> None:
     with store.write() as tx:
-        tx.hope(alone=True)
+        tx.optimistic(alone=True)
         assert tx.claim(me, {service: len(uuids)}, 64 << 20, {}) is not None
     now = time.time_ns() // 1000
     with store.write() as tx:
-        tx.hope()
-        tx.foresee(uuids)
+        tx.optimistic()
+        tx.prefetch(uuids)
         for uuid in uuids:
             assert tx.finish(uuid, Status.DONE, BODY, attempts=1, dispatched_at=now, finished_at=now)
     with store.read() as tx:
-        tx.foresee(uuids, replies=True)
+        tx.prefetch(uuids, replies=True)
         assert all(tx.reply(uuid) for uuid in uuids)
     with store.write() as tx:
-        tx.hope()
-        tx.foresee(uuids)
+        tx.optimistic()
+        tx.prefetch(uuids)
         for uuid in uuids:
             tx.close(uuid, now)
 

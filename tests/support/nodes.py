@@ -14,8 +14,8 @@ from support.waiting import until
 
 from titanic import Client, Server
 from titanic.dispatch import other_nodes
-from titanic.store import News
-from titanic.store.postgres.notify import PostgresNews
+from titanic.store import Notification
+from titanic.store.postgres.notify import PostgresNotifications
 from titanic.store.postgres.tools import check
 
 
@@ -61,7 +61,7 @@ def cluster(path: Path, count: int, **settings: Any) -> Iterator[Nodes]:
 def heard_of_each_other(nodes: Nodes) -> None:
     """Wait until each knows that it is not alone."""
     for server in nodes.servers:
-        until(lambda server=server: not server.store.news.alone)
+        until(lambda server=server: not server.store.notifications.alone)
 
 
 def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
 def deafen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody hears anything: nodes find what they see."""
 
-    def start(self: PostgresNews, heard: Callable[[News], None]) -> None: ...
+    def start(self: PostgresNotifications, heard: Callable[[Notification], None]) -> None: ...
 
-    monkeypatch.setattr(PostgresNews, "start", start)
+    monkeypatch.setattr(PostgresNotifications, "start", start)
     look_often(monkeypatch)

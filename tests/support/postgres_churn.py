@@ -124,7 +124,7 @@ class Churn:
         assert found is not None
         uuids = [row.uuid for rows in found.rows.values() for row in rows]
         with self._store.write() as transaction:
-            transaction.foresee(uuids)
+            transaction.prefetch(uuids)
             for n, uuid in enumerate(uuids):
                 times = {"attempts": 1, "dispatched_at": self.now}
                 if not n % 10:
@@ -138,7 +138,7 @@ class Churn:
         self._chance.shuffle(self._ended)
         uuids = [self._ended.popleft() for _ in range(len(self._ended) - LIVE)]
         with self._store.write() as transaction:
-            transaction.foresee(uuids)
+            transaction.prefetch(uuids)
             for uuid in uuids:
                 transaction.close(uuid, self.now)
         self.passed += len(uuids)

@@ -160,7 +160,7 @@ class Read:
 
     def __exit__(self, *error): ...
 
-    def foresee(self, uuids, replies=False): ...
+    def prefetch(self, uuids, replies=False): ...
 
     # -- one request -----------------------------------------------------------------------------------------
 
@@ -434,7 +434,7 @@ class Write(Read):
         free = self.store.capacity - self.used()
         return sum(sum(row.size for row in rows[: n + 1]) <= free for n in range(len(rows)))
 
-    def hope(self, alone=False): ...
+    def optimistic(self, alone=False): ...
 
     def accept_many(self, requests, now_us):
         return [one.uuid for one in self.accept(requests, now_us)]
@@ -574,7 +574,7 @@ class Write(Read):
             dropped += 1
         return dropped
 
-    def recap(self, now_us, after=b"", limit=1000):
+    def clamp_timers(self, now_us, after=b"", limit=1000):
         """All at once."""
         changed = 0
         for row in self.rows(*UNENDED):

@@ -1,5 +1,5 @@
 """A store as if it were on another machine: transactions in dicts (store_dict.py) over a network that a test can hold,
-claims, and a record of what was foreseen. For tests of the layers above a remote store.
+claims, and a record of what was prefetched. For tests of the layers above a remote store.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RemoteStore(DictStore):
         """Somebody has begun or ends a transaction, and perhaps waits for the network."""
         self.loops: set[int] = set()
         """Threads in which no transaction may begin."""
-        self.foreseen: list[tuple[list[bytes], bool]] = []
+        self.prefetched: list[tuple[list[bytes], bool]] = []
         self.claims: list[list[tuple[bytes, int]]] = []
         """What was asked for in each claim."""
         self.facts: dict[int, NodeFacts] = {}
@@ -155,8 +155,8 @@ class RemoteRead(Read):
         self.store.travel()
         return super().__enter__()
 
-    def foresee(self, uuids: Sequence[bytes], replies: bool = False) -> None:
-        self.store.foreseen.append((list(uuids), replies))
+    def prefetch(self, uuids: Sequence[bytes], replies: bool = False) -> None:
+        self.store.prefetched.append((list(uuids), replies))
 
     def nodes(self) -> list[NodeRow]:
         store: RemoteStore = self.store

@@ -22,7 +22,7 @@ from itertools import accumulate
 from queue import Empty, SimpleQueue
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from titanic.errors import Outrun, RecordCorrupt, StoreAway, StoreCorrupt, StoreError, StoreFailed, StoreFull
+from titanic.errors import RecordCorrupt, StoreAway, StoreCorrupt, StoreError, StoreFailed, StoreFull, WriteConflict
 from titanic.logs import Trouble, event
 from titanic.store import Store, WriteTransaction
 from titanic.util.clock import Leaps
@@ -231,13 +231,13 @@ class Writer:
         try:
             with self._store.write() as transaction:
                 if self._remote:
-                    transaction.hope(alone=len(writes) == 1)
-                    transaction.foresee([uuid for write in writes for uuid in write.uuids()])
+                    transaction.optimistic(alone=len(writes) == 1)
+                    transaction.prefetch([uuid for write in writes for uuid in write.uuids()])
                 for at_work in writes:
                     at_work.apply(transaction, now_us)
                 at_work = None
         except Exception as error:
-            if isinstance(error, Outrun) and tries < TRIES:
+            if isinstance(error, WriteConflict) and tries < TRIES:
                 self._commit(writes, tries + 1)
                 return
             if len(writes) > 1 and (at_work is not None or isinstance(error, StoreFull)):

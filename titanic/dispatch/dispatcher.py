@@ -92,7 +92,7 @@ class Dispatcher(Channel):
             node = dispatch.ClaimingNode(config, store, writer, self.core, *tell, aside, self.settings, self.call)
             self._fetching = self.node = node
             self.maintenance.returned = node.returned
-            if (line := cast(SharedStore, store).news) is not None:
+            if (line := cast(SharedStore, store).notifications) is not None:
                 parts = node, self.core, self.waiters, self._doubts
                 self.others = dispatch.OtherNodes(line, *parts, writer, aside, self.call)
                 self.settings.tell_others = self.others.settings_changed

@@ -237,7 +237,7 @@ class MaintenanceWrite:
         self._expired: list[tuple[bytes, bytes]] = []
         self._due: int | None = None
         self._stored: Stored | None = None
-        self._recapped = 0
+        self._clamped = 0
         self._unchecked: bytes | None = None
 
     def uuids(self) -> Sequence[bytes]:
@@ -253,11 +253,11 @@ class MaintenanceWrite:
         self._stored = None
         if maintenance.ends is not None and self._expired and maintenance.ends.settings.on_end:
             self._stored = maintenance.ends.store(transaction, [uuid for uuid, _ in self._expired], now_us)
-        self._recapped, self._unchecked = 0, None
+        self._clamped, self._unchecked = 0, None
         trimmed = transaction.trim(now_us, maintenance.config.retention, self._step, ahead_us)
         if leaps.unchecked is not None:
             right_us = now_us + maintenance.apart_us
-            self._recapped, self._unchecked = transaction.recap(right_us, leaps.unchecked, self._step)
+            self._clamped, self._unchecked = transaction.clamp_timers(right_us, leaps.unchecked, self._step)
         self._due = maintenance.next_due(transaction)
         self._moved = bool(self._services or self._expired or any(trimmed[:4]) or self._due == 0)
         if self._unchecked is not None:
@@ -271,10 +271,10 @@ class MaintenanceWrite:
 
     def committed(self) -> None:
         self._maintenance.leaps.unchecked = self._unchecked
-        if self._recapped:
+        if self._clamped:
             log.warning(
                 "%d delays, times to live and keys were given by a clock that was ahead: they end sooner",
-                self._recapped,
+                self._clamped,
             )
         self._maintenance.call(self.tell)
         if self._maintenance.ends is not None and self._stored is not None:

@@ -36,16 +36,16 @@ from titanic.errors import StoreError
 from titanic.logs import Trouble, event
 from titanic.services.ask import CloseDoubt
 from titanic.store import (
-    News,
-    NewsLine,
+    ClusterView,
     NodeRow,
     NodesReadTransaction,
-    Question,
+    Notification,
+    NotificationChannel,
     ReadTransaction,
     Recall,
     SharedReadTransaction,
     SharedWriteTransaction,
-    Sight,
+    StatusQuery,
     Topic,
     WriteTransaction,
 )
@@ -86,7 +86,7 @@ class OtherNodes:
 
     def __init__(
         self,
-        line: NewsLine,
+        line: NotificationChannel,
         node: ClaimingNode,
         core: DispatchCore,
         waiters: Waiters,
@@ -142,17 +142,17 @@ class OtherNodes:
     def arrived(self, services: Collection[bytes]) -> None:
         """These services have something more to be claimed."""
         if services and not self._line.alone:
-            self._line.publish(News(arrived=set(services)))
+            self._line.publish(Notification(arrived=set(services)))
 
     def ended(self, uuids: Collection[bytes]) -> None:
         """These have ended, or are closed."""
         if uuids and not self._line.alone:
-            self._line.publish(News(ended=set(uuids)))
+            self._line.publish(Notification(ended=set(uuids)))
 
     def settings_changed(self) -> None:
         """Something was set for a service."""
         if not self._line.alone:
-            self._line.publish(News(look={Topic.SETTINGS}))
+            self._line.publish(Notification(look={Topic.SETTINGS}))
 
     def closed(self, doubts: Sequence[CloseDoubt]) -> None:
         """Requests were closed at this node. The doubts are handed on as soon as no other node can give a worker any of
@@ -185,7 +185,7 @@ class OtherNodes:
         self.progress.tell(now)
         self._know_own()
         flights = self._core.flights
-        question = Question(
+        question = StatusQuery(
             self._waiters.awaited(),
             [uuid for uuid, flight in flights.items() if not flight.closed],
             list(self._own),
@@ -201,7 +201,7 @@ class OtherNodes:
 
     # -- inside: what others tell --------------------------------------------------------------------------------
 
-    def _heard(self, news: News) -> None:
+    def _heard(self, news: Notification) -> None:
         if news.arrived:
             self._node.arrived_elsewhere(news.arrived)
         if news.progress:
@@ -223,7 +223,7 @@ class OtherNodes:
         lease = self._node.claims.lease
         self._own.update(number for number in (lease.incarnation, lease.drawn) if number is not None)
 
-    def _seen(self, question: Question, sight: Sight) -> None:
+    def _seen(self, question: StatusQuery, sight: ClusterView) -> None:
         self._done_looking()
         self._trouble.over()
         self._waiters.wake(sight.ended)
@@ -236,7 +236,7 @@ class OtherNodes:
         news = self._line.alone and sight.others > 0
         self._line.alone = sight.others == 0
         if news:
-            self._line.publish(News())
+            self._line.publish(Notification())
 
     def _know_namesakes(self, count: int) -> None:
         """Say so when others have this node's name, unless it is that of its killed predecessor, which ends soon."""
@@ -284,7 +284,7 @@ class OtherNodes:
                 self._over(uuid)
                 self._settle([(uuid, recall.incarnation)])
         if tell and left:
-            self._line.publish(News(closed={recall.uuid: recall.incarnation for recall in recalls}))
+            self._line.publish(Notification(closed={recall.uuid: recall.incarnation for recall in recalls}))
 
     def _over(self, uuid: bytes) -> None:
         """No other node can give a worker this one."""
@@ -321,7 +321,7 @@ class OtherNodes:
     def _told(self, settled: Sequence[tuple[bytes, int]], done: bool) -> None:
         """Whether the recalls are removed; if not, the next look finds them again. Any thread may call it."""
         if done:
-            self._line.publish(News(certain={uuid for uuid, _ in settled}))
+            self._line.publish(Notification(certain={uuid for uuid, _ in settled}))
         self._call(self._forget, settled)
 
     def _forget(self, settled: Sequence[tuple[bytes, int]]) -> None:
@@ -384,5 +384,5 @@ def _nobody(count: int) -> None:
     return
 
 
-def _look_around(question: Question, transaction: ReadTransaction) -> Sight:
+def _look_around(question: StatusQuery, transaction: ReadTransaction) -> ClusterView:
     return cast(SharedReadTransaction, transaction).look_around(question)

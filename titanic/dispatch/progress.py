@@ -8,7 +8,7 @@ from json import dumps
 
 from titanic.dispatch.attempts import Flight
 from titanic.protocol.progress import Progress, read_progress
-from titanic.store import News, NewsLine
+from titanic.store import Notification, NotificationChannel
 
 TELL_EVERY = 1.0
 """Seconds, at least, between two times that others are told."""
@@ -22,7 +22,7 @@ _OVER = b""
 class ProgressElsewhere:
     """Methods are called in the loop's thread, `get` in any."""
 
-    def __init__(self, line: NewsLine, flights: Mapping[bytes, Flight]) -> None:
+    def __init__(self, line: NotificationChannel, flights: Mapping[bytes, Flight]) -> None:
         self._line = line
         self._flights = flights
         self._told: dict[bytes, Progress] = {}
@@ -39,7 +39,7 @@ class ProgressElsewhere:
         news |= {uuid: _OVER for uuid in self._told if uuid not in far}
         self._told = far
         if news:
-            self._line.publish(News(progress=news))
+            self._line.publish(Notification(progress=news))
 
     def heard(self, news: Mapping[bytes, bytes]) -> None:
         """Another node tells."""

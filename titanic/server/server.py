@@ -89,7 +89,7 @@ class Server:
         )
         self._given_limits = config.limits
         """As the options say it."""
-        self._shares_limits = isinstance(config.store, str) and cast(SharedStore, self.store).news is not None
+        self._shares_limits = isinstance(config.store, str) and cast(SharedStore, self.store).notifications is not None
         if self._shares_limits:
             try:
                 config = self.config = replace(config, limits=self._agree_limits())

@@ -123,7 +123,7 @@ class AdminWrite:
             if isinstance(options, Purge):
                 running = self._running(transaction, uuids)
                 uuids = [uuid for uuid in uuids if uuid not in running]
-        transaction.foresee(list(uuids))
+        transaction.prefetch(list(uuids))
         act = self._retry if isinstance(options, Retry) else self._purge
         done = sum(act(transaction, uuid, now_us, user) for uuid in uuids)
         return {"done": done, "next": following.hex() if following else None}

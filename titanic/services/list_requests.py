@@ -188,7 +188,7 @@ def cut(frames: Frames, most: int) -> Frames:
 
 
 def _described(transaction: ReadTransaction, uuids: Collection[bytes], user: User | None) -> list[Description]:
-    transaction.foresee(list(uuids))
+    transaction.prefetch(list(uuids))
     seen = (uuid for uuid in uuids if not is_hidden(transaction, user, uuid))
     return [row for uuid in seen if (row := transaction.describe(uuid)) is not None]
 

@@ -112,7 +112,7 @@ class Reader:
         try:
             with self._store.read() as transaction:
                 if self._store.remote:
-                    transaction.foresee(foreseen(turns.upcoming(batches)), replies=True)
+                    transaction.prefetch(prefetched(turns.upcoming(batches)), replies=True)
                 for service, ask in asks:
                     key: object = None
                     if service.shared:  # not with another user: whose it is was looked up for this one
@@ -228,7 +228,7 @@ class Turns:
             self._refused.append((service, ask))
 
 
-def foreseen(asks: Iterator[tuple[ReadService, Ask]]) -> list[bytes]:
+def prefetched(asks: Iterator[tuple[ReadService, Ask]]) -> list[bytes]:
     """The requests whose replies these asks are about, the first of them."""
     bodies = (ask.body[-1:] for service, ask in asks if service.replies)
     uuids = chain.from_iterable(tsp.read_uuids(body) or () for body in bodies)

@@ -3,7 +3,7 @@
 *Atomicity.* A write transaction is there as a whole when its `with` block has ended without an error; otherwise nothing
 of it is. A process or a machine that dies leaves one or the other. There is one writer at a time: the next one waits.
 Readers wait for nobody and see one moment: that of their beginning or, in a `remote` store, of the first thing that
-they look at; what they `foresee` before is of the moment of that.
+they look at; what they `prefetch` before is of that moment.
 
 *Durability.* What was committed survives the process. It survives a power cut, too, if the store is `synced`; `relaxed`
 stores may lose the last commit until they are synced, `memory` lasts as long as the machine runs (`Durability`).
@@ -124,9 +124,9 @@ class ReadTransaction(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def foresee(self, uuids: Sequence[bytes], replies: bool = False) -> None:
-        """These requests are looked at next: a `remote` store reads all at once, in a write transaction it locks them
-        in the order of their ids, and knows then which are unknown. For others this does nothing.
+    def prefetch(self, uuids: Sequence[bytes], replies: bool = False) -> None:
+        """Read these requests at once in a `remote` store; a write transaction locks them in the order of their ids.
+        Other stores ignore this.
 
         `replies`: the frames of their replies as well, as far as they come to 16 MiB together.
         """
@@ -287,10 +287,10 @@ class ReadTransaction(Protocol):
 class WriteTransaction(ReadTransaction, Protocol):
     """Changes of the store: all of them are kept when the `with` block ends, or none. It reads what it has changed."""
 
-    def hope(self, alone: bool = False) -> None:
-        """A `remote` store may rely on what is likely, such as that a new idempotency key is free, rather than ask
-        before. When it was wrong, or other nodes were in the way, the transaction raises Outrun, and is to be done
-        again. `alone`: it has one kind of change only. For others this does nothing."""
+    def optimistic(self, alone: bool = False) -> None:
+        """Let a `remote` store rely on what is likely, such as that a new idempotency key is free, rather than read it
+        first. When that was wrong, or another node was in the way, the transaction raises WriteConflict, and is to be
+        repeated. `alone`: it has one kind of change only. Other stores ignore this."""
 
     # -- accept ----------------------------------------------------------------------------------------------
 
@@ -381,7 +381,7 @@ class WriteTransaction(ReadTransaction, Protocol):
         is closed.
         """
 
-    def recap(self, now_us: int, after: bytes = b"", limit: int = 1000) -> tuple[int, bytes | None]:
+    def clamp_timers(self, now_us: int, after: bytes = b"", limit: int = 1000) -> tuple[int, bytes | None]:
         """Let what was given a time by a clock that was ahead last for its own length, counted from now.
 
         Looks at `limit` delays, times to live and keys, from the place `after` on. Returns how many were changed, and

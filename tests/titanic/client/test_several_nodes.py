@@ -165,7 +165,7 @@ def test_its_node_has_no_database_for_three_leases(url: str, tmp_path: Path, how
         node = stack.enter_context(Server(config(tmp_path, **(settings | {"store": through}))))
         other = stack.enter_context(Server(config(tmp_path, **settings)))
         for server in (node, other):
-            until(lambda server=server: not server.store.news.alone)
+            until(lambda server=server: not server.store.notifications.alone)
         endpoints = [node.endpoints[0], other.endpoints[0]]
         workers = [stack.enter_context(Worker("echo", echo, endpoints, config=QUICK)) for _ in range(3)]
         until(lambda: node.workers == {b"echo": 3})

@@ -317,4 +317,4 @@ def test_all_that_a_commit_looks_at_is_foreseen_at_once() -> None:
     uuids = [bytes([number]) * 16 for number in range(4)]
     writes = [Put(store, looks_at=uuids[:1]), Put(store), Put(store, looks_at=uuids[1:])]
     run(store, writes)
-    assert store.foreseen == [(uuids, False)]
+    assert store.prefetched == [(uuids, False)]

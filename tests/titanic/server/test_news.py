@@ -269,12 +269,12 @@ def test_news_come_from_a_node_that_has_just_come(tmp_path: Path) -> None:
     """Who was alone says nothing, and hears of the new one at once; what was there before is found by a look."""
     with cluster(tmp_path, 1) as nodes:
         uuid = nodes.clients[0].submit("echo", "before")
-        assert nodes[0].store.news.sent == 0
+        assert nodes[0].store.notifications.sent == 0
         nodes.add()
         with Worker("echo", echo, nodes[1].endpoints[0], config=QUICK):
             assert nodes.clients[0].wait(uuid, 30) == [b"before"]
         heard_of_each_other(nodes)
-        assert nodes[1].store.news.sent > 0
+        assert nodes[1].store.notifications.sent > 0
 
 
 def test_limits_of_what_waits_count_what_all_nodes_have_accepted(tmp_path: Path) -> None:
@@ -315,13 +315,13 @@ def test_a_commit_is_one_notify_at_most_and_none_for_who_is_alone(
 
     def live(nodes: Nodes) -> list[tuple[int, int]]:
         """A few whole lives, executed at the last node; how many commits and NOTIFYs each node had for them."""
-        before = [(server.writer.commits, server.store.news.sent) for server in nodes.servers]
+        before = [(server.writer.commits, server.store.notifications.sent) for server in nodes.servers]
         with Worker("echo", echo, nodes.servers[-1].endpoints[0], config=QUICK):
             for number in range(5):
                 uuid = nodes.clients[0].submit("echo", f"{number}")
                 assert nodes.clients[0].wait(uuid, 30) == [b"%d" % number]
                 nodes.clients[0].close(uuid)
-        after = [(server.writer.commits, server.store.news.sent) for server in nodes.servers]
+        after = [(server.writer.commits, server.store.notifications.sent) for server in nodes.servers]
         return [(c - a, d - b) for (a, b), (c, d) in zip(before, after, strict=True)]
 
     with cluster(tmp_path, 1) as nodes:

@@ -534,7 +534,7 @@ def test_plain_requests_go_on_while_no_node_reaches_the_database(own_server: Pos
     with cluster.stack as stack:
         nodes = [cluster.node(lease) for _ in range(2)]
         for node in nodes:
-            until(lambda node=node: not node.store.news.alone)
+            until(lambda node=node: not node.store.notifications.alone)
         endpoints = [node.endpoints[0] for node in nodes]
         stack.enter_context(Worker("x", list, endpoints, config=QUICK))
         client = stack.enter_context(Client(endpoints, timeout=30))

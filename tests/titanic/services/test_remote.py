@@ -11,7 +11,7 @@ from support.store_remote import RemoteStore
 
 from titanic.protocol import tsp
 from titanic.services import reader as reader_module
-from titanic.services.reader import ReadService, Turns, foreseen
+from titanic.services.reader import ReadService, Turns, prefetched
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def desk() -> Iterator[Desk]:
 
 def accept(desk: Desk, count: int) -> list[bytes]:
     uuids = [answer[1] for answer in desk.ask(tsp.REQUEST, *[[b"a", b"x"]] * count)]
-    desk.store.foreseen.clear()
+    desk.store.prefetched.clear()
     return uuids
 
 
@@ -38,32 +38,32 @@ def test_replies_of_a_round_are_foreseen_together_and_none_twice(desk: Desk) -> 
     one, two, three = accept(desk, 3)
     answers = desk.ask(tsp.REPLY, [one], [two + b"\n" + one], [b"nonsense"], [three])
     assert [answer[0][:3] for answer in answers] == [b"300", b"200", b"400", b"300"]
-    assert (raw(one, two, three), True) in desk.store.foreseen
+    assert (raw(one, two, three), True) in desk.store.prefetched
 
 
 def test_those_who_wait_are_foreseen_by_what_they_wait_for(desk: Desk) -> None:
     one, two = accept(desk, 2)
     assert desk.wait(Ask(b"5", one), Ask(b"5", two)) == [[tsp.PENDING]] * 2
-    assert (raw(one, two), True) in desk.store.foreseen
+    assert (raw(one, two), True) in desk.store.prefetched
 
 
 def test_closes_are_foreseen_together(desk: Desk) -> None:
     uuids = accept(desk, 3)
     desk.ask(tsp.CLOSE, [uuids[0]], [b"\n".join(uuids[1:])], [b"nonsense"])
-    assert (raw(*uuids), False) in desk.store.foreseen
+    assert (raw(*uuids), False) in desk.store.prefetched
 
 
 @pytest.mark.parametrize("do", [b"purge", b"retry"])
 def test_named_requests_of_an_operator_are_foreseen(desk: Desk, do: bytes) -> None:
     uuids = accept(desk, 2)
     desk.ask(tsp.ADMIN, [b'{"do": "%b", "uuids": ["%b", "%b"]}' % (do, *uuids)])
-    assert (raw(*uuids), False) in desk.store.foreseen
+    assert (raw(*uuids), False) in desk.store.prefetched
 
 
 def test_requests_that_are_listed_by_their_keys_are_foreseen(desk: Desk) -> None:
     (answer,) = desk.ask(tsp.SUBMIT, [b'{"key": "k"}', b"a", b"x"])
     desk.ask(tsp.LIST, [b'{"keys": ["k"]}'])
-    assert (raw(answer[1]), False) in desk.store.foreseen
+    assert (raw(answer[1]), False) in desk.store.prefetched
 
 
 def test_running_requests_are_those_that_nodes_have_claimed(desk: Desk) -> None:
@@ -86,4 +86,4 @@ def test_what_will_not_be_read_is_not_foreseen_nor_too_much(monkeypatch: pytest.
     list(turns.next([(service, asks[:1])]))
     assert len(turns) == 1
     batches = [(figures, [Ask(b"0" * 32)]), (service, asks[1:])]
-    assert foreseen(turns.upcoming(batches)) == [bytes([n]) * 16 for n in (1, 2, 3)]
+    assert prefetched(turns.upcoming(batches)) == [bytes([n]) * 16 for n in (1, 2, 3)]

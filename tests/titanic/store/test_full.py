@@ -267,7 +267,7 @@ def expect_no_room(store, full):
     """The refusal was right, and the store's own decision."""
     found = counts(store)
     promised = 192 * (found.requests - found.replies)
-    assert full.__cause__ is None, "it was foreseen"
+    assert full.__cause__ is None, "it was prefetched"
     with store.read() as txn:
         way = can_make_way(txn, 1 << 40)
     assert found.used - way + promised + full.needed > store.environment.room.accept, "there was room"

@@ -231,14 +231,14 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def make_up_for_a_clock_that_was_ahead(self):
-        def recap(txn):
+        def clamp_timers(txn):
             place, changed = b"", 0
             while place is not None:
-                n, place = txn.recap(self.now, place, 2)
+                n, place = txn.clamp_timers(self.now, place, 2)
                 changed += n
             return changed
 
-        self.both(recap)
+        self.both(clamp_timers)
 
     @rule(jump=st.integers(-20, 40), ahead=st.sampled_from([0, 0, 25]))
     def let_time_pass(self, jump, ahead):

@@ -82,7 +82,7 @@ WRITING: list[Callable[..., object]] = [
     lambda txn, uuids: txn.expire(NOW + 3),
     lambda txn, uuids: txn.finish(uuids[0], Status.DONE, [b""], attempts=1, dispatched_at=NOW, finished_at=NOW),
     lambda txn, uuids: txn.close(txn.accept_many([NewRequest(b"echo", [bytes(9000)])], NOW)[0], NOW + 3),
-    lambda txn, uuids: txn.recap(NOW),
+    lambda txn, uuids: txn.clamp_timers(NOW),
     lambda txn, uuids: txn.trim(NOW + 3, Retention(closed_retention=1)),
     lambda txn, uuids: txn.register_archive(),
 ]

@@ -116,7 +116,7 @@ def test_no_key_leads_to_another_owners(store):
 def test_an_owners_keys_follow_a_clock_that_is_set_back(store):
     (uuid,) = ids(store, owned(EVE, key=b"k"))
     with store.write() as txn:
-        assert txn.recap(NOW - 5000) == (1, None)
+        assert txn.clamp_timers(NOW - 5000) == (1, None)
         assert txn.trim(NOW - 4001).keys == 0
         assert txn.holder(b"k", EVE) == uuid
         assert txn.trim(NOW - 4000).keys == 1
@@ -223,7 +223,7 @@ def test_a_key_counts_until_it_is_forgotten(store):
     accept(store, owned(EVE, key=b"k" * 200))  # the row of a known key stays as it is
     assert sizes(store)[0] == both
     with store.write() as txn:
-        assert txn.recap(NOW - 5000)[0] > 0
+        assert txn.clamp_timers(NOW - 5000)[0] > 0
         txn.forget([b"k" * 200, b"never given"], EVE)
         assert 200 < txn.owner_load(EVE).bytes < both - 200
         assert txn.trim(LATER).keys == 2

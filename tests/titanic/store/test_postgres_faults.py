@@ -126,7 +126,7 @@ def test_an_end_is_there_once_whatever_became_of_the_commit(store: Store, line: 
 
     def finish() -> list[bool]:
         with store.write() as tx:
-            tx.foresee(uuids)
+            tx.prefetch(uuids)
             ended = [tx.finish(uuid, Status.DONE, [b"R"], **end) for uuid in uuids]
             if not line.lost:
                 line.lose(what)

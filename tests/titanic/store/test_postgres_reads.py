@@ -114,10 +114,10 @@ def test_all_that_is_read(seed: int, database: str, postgres: PostgresStore, mon
             transaction.register_archive()
             transaction.acknowledge_archive(transaction.closed_range()[1] // 2)
     copy(model, database)
-    for foreseen, replies in ((False, False), (True, False), (True, True)):
+    for prefetched, replies in ((False, False), (True, False), (True, True)):
         with model.read() as expected, postgres.read() as transaction:
-            if foreseen:
-                transaction.foresee(uuids, replies)
+            if prefetched:
+                transaction.prefetch(uuids, replies)
             found = all_that_is_read(transaction, uuids, random.Random(seed))
             for what, value in all_that_is_read(expected, uuids, random.Random(seed)).items():
                 assert found[what] == value, what
@@ -125,7 +125,7 @@ def test_all_that_is_read(seed: int, database: str, postgres: PostgresStore, mon
 
 def test_what_is_no_id_is_unknown(postgres: PostgresStore) -> None:
     with postgres.read() as transaction:
-        transaction.foresee([b"", b"short", bytes(17)])
+        transaction.prefetch([b"", b"short", bytes(17)])
         assert transaction.state(b"short") is transaction.reply(b"") is transaction.request(bytes(17)) is None
 
 
@@ -134,7 +134,7 @@ def test_what_was_foreseen_is_not_read_again(database: str, postgres: PostgresSt
     uuids = live(model, random.Random(9), 40)
     copy(model, database)
     with postgres.read() as transaction, model.read() as expected:
-        transaction.foresee([*uuids, bytes(16)], replies=True)
+        transaction.prefetch([*uuids, bytes(16)], replies=True)
         copy(DictStore(), database)
         assert [transaction.reply(uuid) for uuid in uuids] == [expected.reply(uuid) for uuid in uuids]
         assert transaction.state(bytes(16)) is None
@@ -154,7 +154,7 @@ def test_large_replies_are_read_when_they_are_asked_for(database: str, postgres:
         change = "UPDATE titanic.reply SET frames = ARRAY[repeat('x', %s)::bytea], frames_bytes = %s"
         connection.execute(change, [size, size])
     with postgres.read() as transaction:
-        transaction.foresee(uuids, replies=True)
+        transaction.prefetch(uuids, replies=True)
         assert sum(transaction.answers[uuid].frames is not None for uuid in uuids) == 1
         assert [len(transaction.reply(uuid).frames[0]) for uuid in uuids] == [size] * 3
 

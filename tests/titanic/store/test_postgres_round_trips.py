@@ -64,17 +64,17 @@ def test_ends_of_requests_are_locked_and_read_then_written(store, trips, n):
     uuids = accept(store, n, expires_at=NOW + 10)
     del trips[:]
     with store.write() as txn:
-        txn.foresee(uuids)
+        txn.prefetch(uuids)
         assert all(txn.finish(uuid, Status.FAILED, [b"reply"], **FINISHED) for uuid in uuids)
     assert trips == [2, 2], "a lock and a look; all ends and COMMIT"
     del trips[:]
     with store.write() as txn:
-        txn.foresee(uuids)
+        txn.prefetch(uuids)
         assert all(txn.retry(uuid, NOW) for uuid in uuids)
     assert trips == [2, 2]
     del trips[:]
     with store.write() as txn:
-        txn.foresee(uuids)
+        txn.prefetch(uuids)
         assert all(txn.close(uuid, NOW) for uuid in uuids)
     assert trips == [2, 2]
 
@@ -83,9 +83,9 @@ def test_writes_that_are_committed_together_look_once_each(store, trips):
     first, second = accept(store, 2)
     del trips[:]
     with store.write() as txn:
-        txn.foresee([first])
+        txn.prefetch([first])
         txn.finish(first, Status.DONE, [], **FINISHED)
-        txn.foresee([second])
+        txn.prefetch([second])
         txn.close(second, NOW)
         txn.accept_many([NewRequest(b"x", [])], NOW)
     assert trips == [2, 2, 2]

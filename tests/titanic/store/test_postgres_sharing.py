@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from support.postgres import needs_postgres, shared_server
 
-from titanic.store import LeaseConfig, NewRequest, NodeFacts, Place, Question, Recall, State, Status
+from titanic.store import LeaseConfig, NewRequest, NodeFacts, Place, Recall, State, Status, StatusQuery
 from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.tools import check
 
@@ -49,7 +49,7 @@ def claim(store, incarnation, service, count):
 
 def close(store, *uuids):
     with store.write() as txn:
-        txn.foresee(uuids)
+        txn.prefetch(uuids)
         return [txn.close(uuid, NOW) is not None for uuid in uuids]
 
 
@@ -60,7 +60,7 @@ def recalled(store, uuids):
 
 def look(store, awaited=(), flights=(), incarnations=(), recalled=()):
     with store.read() as txn:
-        return txn.look_around(Question(awaited, flights, incarnations, recalled))
+        return txn.look_around(StatusQuery(awaited, flights, incarnations, recalled))
 
 
 def test_a_close_leaves_a_recall_for_the_node_that_has_claimed_it(nodes):
@@ -84,13 +84,13 @@ def test_a_close_that_relies_on_what_it_knows_leaves_one_too(nodes, hopes):
     one, other = nodes
     (a,) = accept(one, b"x")
     with one.write() as txn:
-        txn.foresee([a])
+        txn.prefetch([a])
         assert txn.describe(a).state is State.WAITING
     assert claim(other, OTHER, b"x", 1) == [a]
     with one.write() as txn:
         if hopes:
-            txn.hope()
-        txn.foresee([a])
+            txn.optimistic()
+        txn.prefetch([a])
         assert txn.close(a, NOW) is not None
     assert recalled(one, [a]) == {Recall(a, OTHER)}
 

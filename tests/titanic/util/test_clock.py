@@ -122,8 +122,8 @@ def test_what_was_put_off_by_a_clock_that_was_ahead_keeps_its_delay(store):
             assert txn.postpone(uuid, due=now + 5 * SECOND, attempts=1, dispatched_at=now - SECOND, reason="no")
     later = NOW + SECOND
     with store.write() as txn:
-        assert txn.recap(later) == (2, None)
-        assert txn.recap(later) == (0, None)
+        assert txn.clamp_timers(later) == (2, None)
+        assert txn.clamp_timers(later) == (0, None)
     assert due(store) == {
         right: NOW + 5 * SECOND,
         late: NOW + 50 * YEAR,
@@ -132,7 +132,7 @@ def test_what_was_put_off_by_a_clock_that_was_ahead_keeps_its_delay(store):
     }
     assert check(store) == []
     with store.write() as txn:
-        assert txn.recap(later + 3 * SECOND) == (0, None), "once is enough"
+        assert txn.clamp_timers(later + 3 * SECOND) == (0, None), "once is enough"
         assert txn.promote(later + 7 * SECOND) == [(b"s", 3)]
 
 
@@ -145,7 +145,7 @@ def test_the_same_of_one_that_was_ahead_for_less_than_the_delay(store):
         assert txn.postpone(failed, due=ahead + 60 * SECOND, attempts=1, dispatched_at=ahead, reason="no")
     for now in (NOW, NOW + SECOND, NOW + 19 * SECOND, NOW + 30 * SECOND):  # again at each start
         with store.write() as txn:
-            txn.recap(now)
+            txn.clamp_timers(now)
         assert due(store) == {delayed: NOW + 60 * SECOND, failed: NOW + 60 * SECOND}
 
 
@@ -160,7 +160,7 @@ def test_a_time_to_live_that_was_given_by_a_clock_that_was_ahead_keeps_its_lengt
         txn.retry(retried, AHEAD_30)
     for now in (NOW, NOW + SECOND):
         with store.write() as txn:
-            assert txn.recap(now) == (5 if now == NOW else 0, None)
+            assert txn.clamp_timers(now) == (5 if now == NOW else 0, None)
             found = {row.uuid: row.expires_at for row in txn.list(limit=1000)}
             assert txn.next_ready(b"s", None, 1, 1)[0].expires_at == found[right]
         capped = dict.fromkeys((waiting, delayed, closed, retried), NOW + 60 * SECOND)
@@ -188,7 +188,7 @@ def test_a_key_that_came_while_the_clock_was_ahead_keeps_its_length(store):
         txn.accept([keyed(b"back", NOW + 60 * SECOND)], NOW)  # its id is ahead
     for now in (NOW, NOW + SECOND):
         with store.write() as txn:
-            assert txn.recap(now) == (1 if now == NOW else 0, None)
+            assert txn.clamp_timers(now) == (1 if now == NOW else 0, None)
             assert txn.accept([keyed(b"ahead", NOW + 60 * SECOND)], NOW + 59 * SECOND) == [(gone, False)]
         assert check(store) == []
     with store.write() as txn:
@@ -206,7 +206,7 @@ def test_it_is_done_in_steps(store):
     changed, after, steps = 0, b"", 0
     while after is not None:
         with store.write() as txn:
-            n, after = txn.recap(NOW, after, 30)
+            n, after = txn.clamp_timers(NOW, after, 30)
         changed, steps = changed + n, steps + 1
     assert changed == 300
     assert steps == 20

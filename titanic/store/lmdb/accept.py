@@ -60,7 +60,7 @@ class _Plan(NamedTuple):
     owned: dict[bytes, list[int]]
 
 
-def hope(tx: Writing, alone: bool = False) -> None:
+def optimistic(tx: Writing, alone: bool = False) -> None:
     """Nothing: to ask costs nothing."""
 
 

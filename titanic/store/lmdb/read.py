@@ -22,7 +22,7 @@ from titanic.store.states import State
 from titanic.util.ids import SIZE, time_of
 
 
-def foresee(tx: Reading, uuids: Sequence[bytes], replies: bool = False) -> None:
+def prefetch(tx: Reading, uuids: Sequence[bytes], replies: bool = False) -> None:
     """Nothing: to read them one by one costs no more."""
 
 

@@ -76,7 +76,7 @@ class LmdbReadTransaction(Reading):
     and do not wait for anything inside.
     """
 
-    foresee = method(read.foresee)
+    prefetch = method(read.prefetch)
     state = method(read.state)
     reply = method(read.reply)
     request = method(read.request)
@@ -115,7 +115,7 @@ class LmdbWriteTransaction(LmdbReadTransaction, Writing):
     the last one left to do, which relies on rows that may be damaged.
     """
 
-    hope = method(accepting.hope)
+    optimistic = method(accepting.optimistic)
     accept = method(accepting.accept)
     accept_many = method(accepting.accept_many)
     fresh = method(accepting.fresh)
@@ -127,7 +127,7 @@ class LmdbWriteTransaction(LmdbReadTransaction, Writing):
     retry = method(lifecycle.retry)
     close = method(closing.close)
     trim = method(timers.trim)
-    recap = method(timers.recap)
+    clamp_timers = method(timers.clamp_timers)
     register_archive = method(closed_ring.register_archive)
     unregister_archive = method(closed_ring.unregister_archive)
     acknowledge_archive = method(closed_ring.acknowledge_archive)

@@ -5,7 +5,7 @@ its time, in `timers` or at the beginning of `closed`, without a search.
 
 A delay, a time to live and the lifetime of a key end at a time of the wall clock, a certain length after they were
 given. If that clock was years ahead and is right again, they would last for years. That can be detected: more time is
-left than the whole length (clock.capped). Then they last for their whole length from now on (`recap`).
+left than the whole length (clock.capped). Then they last for their whole length from now on (`clamp_timers`).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _timers_until(tx: Writing, kind: bytes, until: int, limit: int) -> list[tupl
     return [(key, subject) for key, _, subject in islice(due, limit)]
 
 
-def recap(tx: Writing, now_us: int, after: bytes = b"", limit: int = 1000) -> tuple[int, bytes | None]:
+def clamp_timers(tx: Writing, now_us: int, after: bytes = b"", limit: int = 1000) -> tuple[int, bytes | None]:
     """Let what was given a time in the future last for its own length, counted from now."""
     changed, place = 0, after or _DELAY
     while place and limit > 0:

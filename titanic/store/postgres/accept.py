@@ -1,9 +1,9 @@
-"""Idempotency keys: who inserts one has it. Another node that wants it waits until this transaction ends, and finds it
-taken then.
+"""Idempotency keys: the transaction that inserts one has it. Another node that wants it waits until this transaction
+ends, and then finds it taken.
 
-A transaction that hopes that they are free, as they mostly are, inserts those of a whole batch with the requests, and
-is done again without hope when one was taken. Without hope it takes them in a round trip of its own for each call of
-`accept`, by one statement.
+An optimistic transaction assumes that keys are free, as they mostly are, and inserts those of a whole batch with the
+requests; if one was taken, it is repeated without that assumption. A careful one takes the keys of each `accept` first,
+with one statement in a round trip of its own.
 
 Accepting requests, in four steps: check them, take their keys, see that there is room, note the rows.
 """
@@ -67,7 +67,7 @@ class Holder(NamedTuple):
 def holders(tx: Writing, names: Sequence[Name], sure_us: int) -> set[Name]:
     """Those that are taken, and whose time is not over."""
     owners, keys = zip(*names, strict=True)
-    known = {name for name in names if name in tx.hoped and tx.hoped[name].until > sure_us}
+    known = {name for name in names if name in tx.assumed_keys and tx.assumed_keys[name].until > sure_us}
     return known | {(owner, key) for owner, key in tx.fetch_keys(_FIND, texts(owners), texts(keys), sure_us)}
 
 
@@ -75,11 +75,11 @@ def take(
     tx: Writing, wanted: Mapping[Name, Wanted], uuids: list[bytes], now_us: int, sure_us: int
 ) -> dict[Name, Holder]:
     """Take the keys for requests of these ids. Returns who has those that were there before, which stay as they are."""
-    if tx.hopes:
-        known = {name: tx.hoped[name] for name in wanted if name in tx.hoped}
+    if tx.is_optimistic:
+        known = {name: tx.assumed_keys[name] for name in wanted if name in tx.assumed_keys}
         if tx.changes.to_forget.isdisjoint(wanted) and all(one.until > sure_us for one in known.values()):
             return {name: Holder(list(one.uuids), False) for name, one in known.items()}
-        tx.hope_no_more()
+        tx.ask_first()
     rows = tx.fetch_keys(_TAKE, *_arrays(wanted, uuids, now_us))
     return {(owner, key): Holder(holders, until <= sure_us) for owner, key, until, holders in rows}
 
@@ -96,19 +96,19 @@ def renew(
 
 def give_back(tx: Writing, names: Sequence[Name]) -> None:
     """Undo `take` for keys that were new: their requests are not accepted after all."""
-    if names and not tx.hopes:
+    if names and not tx.is_optimistic:
         owners, keys = zip(*names, strict=True)
         tx.fetch_keys(FORGET, texts(owners), texts(keys))
 
 
 def count_taken(tx: Writing, name: Name, wanted: Wanted, uuids: Sequence[bytes], now_us: int) -> None:
-    """A key is there that was not there before, if all goes as hoped."""
+    """A key is there that was not there before, unless another node took it."""
     owner, key = name
     requests = wanted.requests
-    if tx.hopes:
+    if tx.is_optimistic:
         holders = uuids[wanted.first : wanted.first + requests]
         row = KeyRow(owner, key, min(wanted.until, LATEST), now_us, holders)
-        tx.hoped[name] = row
+        tx.assumed_keys[name] = row
         tx.changes.keys.append(row)
     tx.changes.count_owner(owner, size=key_size(owner, len(key), requests))
     tx.changes.count(used=KEY + SIZE * requests)
@@ -117,8 +117,8 @@ def count_taken(tx: Writing, name: Name, wanted: Wanted, uuids: Sequence[bytes],
 def forget(tx: Writing, keys: Sequence[bytes], owner: bytes = b"") -> None:
     """Forget these idempotency keys of an owner before their time; unknown ones are fine."""
     names = [(owner, key) for key in keys]
-    if not tx.hoped.keys().isdisjoint(names):
-        tx.hope_no_more()
+    if not tx.assumed_keys.keys().isdisjoint(names):
+        tx.ask_first()
     tx.changes.to_forget.update(names)
 
 

@@ -23,7 +23,7 @@ from titanic.store.postgres.tables import (
     RequestRow,
     key_size,
 )
-from titanic.store.postgres.transaction import Row, Seen, Statement, by_key
+from titanic.store.postgres.transaction import RequestSnapshot, Row, Statement, by_key
 from titanic.store.states import State
 from titanic.util.ids import SIZE
 
@@ -75,7 +75,7 @@ INSERT INTO recall (uuid, incarnation)
 SELECT q.uuid, q.incarnation FROM from_ready AS q
 WHERE q.uuid = ANY(%s::uuid[]) AND q.incarnation <> %s
     AND NOT EXISTS (SELECT FROM node AS n WHERE n.incarnation = q.incarnation AND n.lease_until = '-infinity')"""
-"""What another node has claimed and is closed now (titanic/store/sharing.py)."""
+"""What another node has claimed and is closed now (titanic/store/cluster.py)."""
 
 _DELETE_EXPIRING = """
 DELETE FROM expiring AS e USING unnest(%s::bigint[], %s::uuid[]) AS gone (expires_at, uuid)
@@ -209,7 +209,7 @@ class Changes:
         """Closed requests with lower numbers do not count any more."""
         self.dropped_bytes = 0
 
-    def leave(self, one: Seen) -> None:
+    def leave(self, one: RequestSnapshot) -> None:
         """The request leaves the place where it is."""
         self.touched.add(one.uuid)
         if one.state is State.WAITING:
@@ -219,7 +219,7 @@ class Changes:
         else:
             self._not_replies.append(one.uuid)
 
-    def expire_no_more(self, one: Seen) -> None:
+    def expire_no_more(self, one: RequestSnapshot) -> None:
         """The request does not expire any more."""
         if one.ends_at:
             self._not_expiring.append((one.ends_at, one.uuid))

@@ -25,7 +25,7 @@ from titanic.store.claiming import Bound, Claimed, Place
 from titanic.store.postgres.connection import ids, numbers, texts
 from titanic.store.postgres.nodes import ALIVE, FREE, places_of
 from titanic.store.postgres.queries import READY_COLUMNS, damaged_row, ready_row
-from titanic.store.postgres.transaction import Seen, Statement, by_key
+from titanic.store.postgres.transaction import RequestSnapshot, Statement, by_key
 from titanic.store.postgres.writing import ScanStart, Writing
 from titanic.store.records import ReadyRow, priority_in
 from titanic.store.states import State
@@ -175,13 +175,15 @@ def _note_scan(starts: dict[bytes, ScanStart], name: bytes, full_at: float) -> N
         starts[name] = ScanStart(full_at, list(_ALL))
 
 
-def _seen(service: bytes, more: Sequence[Any], columns: Sequence[Any]) -> Seen:
+def _seen(service: bytes, more: Sequence[Any], columns: Sequence[Any]) -> RequestSnapshot:
     """What is known of a request that is claimed."""
     submitted_at, not_before, expires_at, key, owner, dispatched_at, reason = more
     rank, uuid, attempts, _, max_attempts, ends_at, options, frames, size, deliveries = columns
     asked = submitted_at, not_before, expires_at, max_attempts, options, key, owner, frames, size
     tried = attempts, dispatched_at, reason
-    return Seen(uuid, service, 9 - rank, *asked, State.WAITING, ends_at, 0, *tried, 0, 0, 0, deliveries, None)
+    return RequestSnapshot(
+        uuid, service, 9 - rank, *asked, State.WAITING, ends_at, 0, *tried, 0, 0, 0, deliveries, None
+    )
 
 
 def release(tx: Writing, incarnation: int, places: Sequence[Place]) -> None:

@@ -21,7 +21,7 @@ from zlib import crc32
 from titanic.errors import InvalidArchive, RecordCorrupt
 from titanic.store.postgres.queries import expect_frames
 from titanic.store.postgres.tables import Agreement
-from titanic.store.postgres.transaction import Looking
+from titanic.store.postgres.transaction import SnapshotReader
 from titanic.store.postgres.writing import Writing
 from titanic.store.records import (
     CLOSED_FORMAT,
@@ -67,7 +67,7 @@ _LENGTH = struct.Struct("<I")
 _STATUS = {int(status): status for status in Status}
 
 
-def closed(tx: Looking, after_seq: int, limit: int, max_bytes: int) -> list[ClosedRequest]:
+def closed(tx: SnapshotReader, after_seq: int, limit: int, max_bytes: int) -> list[ClosedRequest]:
     """The entries whose numbers are above `after_seq`, in order."""
     rows = tx.fetch(_CLOSED, after_seq + 1, _LAST, limit, max_bytes)
     found: list[ClosedRequest] = []
@@ -79,24 +79,24 @@ def closed(tx: Looking, after_seq: int, limit: int, max_bytes: int) -> list[Clos
     return found
 
 
-def closed_range(tx: Looking) -> tuple[int, int]:
+def closed_range(tx: SnapshotReader) -> tuple[int, int]:
     """The first and the last number that can be read; the first is one above the last when there are none."""
     first, last = tx.fetch_row(_RANGE)
     return first, last
 
 
-def archive(tx: Looking) -> ArchiveState:
+def archive(tx: SnapshotReader) -> ArchiveState:
     """Whether an archive is registered, what it has, and what there is."""
     return ArchiveState(*tx.fetch_row(_ARCHIVE))
 
 
-def archivist(tx: Looking) -> Archivist | None:
+def archivist(tx: SnapshotReader) -> Archivist | None:
     """The owner of the archive that is registered, or was last; None when it is unknown."""
     rows = tx.fetch(_ARCHIVIST)
     return Archivist(*rows[0]) if rows else None
 
 
-def closed_bulk(tx: Looking, first: int, last: int, max_bytes: int = 16 << 20) -> ClosedBulk:
+def closed_bulk(tx: SnapshotReader, first: int, last: int, max_bytes: int = 16 << 20) -> ClosedBulk:
     """The closed requests number `first` to `last`, or those of them that come to `max_bytes`; one however large."""
     parts: list[bytes] = []
     starts: list[int] = []
@@ -119,7 +119,7 @@ def closed_bulk(tx: Looking, first: int, last: int, max_bytes: int = 16 << 20) -
     return ClosedBulk(first, b"".join(parts), starts, apart)
 
 
-def cut_closed(tx: Looking, first: int, last: int, max_bytes: int) -> int:
+def cut_closed(tx: SnapshotReader, first: int, last: int, max_bytes: int) -> int:
     """The last number, at most `last`, so that the frames from number `first` on come to `max_bytes`; one at least."""
     size, number = 0, first - 1
     while rows := tx.fetch(_SIZES, number + 1, last, AT_ONCE):
@@ -131,7 +131,7 @@ def cut_closed(tx: Looking, first: int, last: int, max_bytes: int) -> int:
     return number
 
 
-def _run(tx: Looking, first: int, last: int, max_bytes: int) -> Iterator[tuple[Any, ...]]:
+def _run(tx: SnapshotReader, first: int, last: int, max_bytes: int) -> Iterator[tuple[Any, ...]]:
     """The rows of these numbers, in order, a part at a time."""
     while rows := tx.fetch(_CLOSED, first, last, AT_ONCE, max_bytes):
         yield from rows

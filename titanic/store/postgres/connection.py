@@ -51,12 +51,12 @@ from titanic.errors import (
     DiskFull,
     NotInMemory,
     OutcomeUnknown,
-    Outrun,
     StoreAway,
     StoreCorrupt,
     StoreError,
     StoreFailed,
     StoreUnwritable,
+    WriteConflict,
 )
 from titanic.store.records import Durability
 from titanic.util.clock import LATEST_US, elapsed, wall_us
@@ -285,9 +285,9 @@ def advice(reason: str, otherwise: str) -> str:
     return otherwise
 
 
-def outrun(place: str, error: psycopg.Error) -> Outrun:
+def write_conflict(place: str, error: psycopg.Error) -> WriteConflict:
     """Done again, the transaction may be kept."""
-    return Outrun(f"another node changes the same in the database {place}", reason_of(error), "try again")
+    return WriteConflict(f"another node changes the same in the database {place}", reason_of(error), "try again")
 
 
 def unknown_outcome(place: str, error: psycopg.Error) -> OutcomeUnknown:

@@ -36,7 +36,7 @@ from titanic.store.postgres.tables import (
     shortened,
     sizes,
 )
-from titanic.store.postgres.transaction import Seen, reply_size
+from titanic.store.postgres.transaction import RequestSnapshot, reply_size
 from titanic.store.postgres.writing import Writing
 from titanic.store.records import Closed, Retention, Trimmed
 from titanic.store.rules import LATEST, late, times_again
@@ -125,7 +125,7 @@ def expire(
 ) -> list[tuple[bytes, bytes]]:
     """End requests whose time is over, at most `limit`, but not those in `skip`: they are running."""
     uuids = [uuid for (uuid,) in tx.fetch(_EXPIRED, now_us - ahead_us, ids(list(skip)), limit)]
-    tx.foresee(uuids)
+    tx.prefetch(uuids)
     expired: list[tuple[bytes, bytes]] = []
     for uuid in uuids:
         one = tx.to_change(uuid, Event.EXPIRE)
@@ -162,7 +162,7 @@ def retry(tx: Writing, uuid: bytes, now_us: int) -> bool:
     return True
 
 
-def leave_unended(tx: Writing, one: Seen) -> None:
+def leave_unended(tx: Writing, one: RequestSnapshot) -> None:
     """A request that has not ended leaves its place, and is nobody's work any more."""
     changes = tx.changes
     changes.leave(one)
@@ -175,7 +175,7 @@ def leave_unended(tx: Writing, one: Seen) -> None:
 
 def _end(
     tx: Writing,
-    one: Seen,
+    one: RequestSnapshot,
     status: Status,
     frames: Sequence[bytes],
     attempts: int,
@@ -194,11 +194,11 @@ def _end(
     tx.changes.count(replies=1, used=size + REPLY)
 
 
-def _reply_size(one: Seen) -> int:
+def _reply_size(one: RequestSnapshot) -> int:
     return reply_size(one.reason, one.reply_frames, one.reply_bytes)
 
 
-def _later(one: Seen) -> LaterRow:
+def _later(one: RequestSnapshot) -> LaterRow:
     tries = one.attempts, one.dispatched_at, one.ends_at
     return LaterRow(one.uuid, one.due, *tries, one.priority, one.service, one.reason, one.deliveries)
 
@@ -238,7 +238,7 @@ def close_request(tx: Writing, uuid: bytes, now_us: int, unclaimed: bool = False
     return Closed(one.service, one.state)
 
 
-def _remember(tx: Writing, one: Seen, now_us: int, unclaimed: bool) -> None:
+def _remember(tx: Writing, one: RequestSnapshot, now_us: int, unclaimed: bool) -> None:
     most = tx.settings.closed_body_limit
     status = one.state if one.has_ended else Status.CANCELLED
     cost = CLOSED + len(one.service) + len(one.key) + len(one.owner) + len(one.reason)
@@ -295,13 +295,13 @@ def _close_unclaimed(tx: Writing, text: str, retention: int, now_us: int, sure_u
     if not retention or limit <= 0:
         return 0
     uuids = [uuid for (uuid,) in tx.fetch(text, sure_us - retention, limit)]
-    tx.foresee(uuids)
+    tx.prefetch(uuids)
     for uuid in uuids:
         close_request(tx, uuid, now_us, unclaimed=True)
     return len(uuids)
 
 
-# -- recap -----------------------------------------------------------------------------------------------------
+# -- clamp_timers -----------------------------------------------------------------------------------------------------
 
 
 _DELAYS = """
@@ -342,7 +342,7 @@ _TIME = struct.Struct(">q")
 _NO_ID = bytes(SIZE)
 
 
-def recap(tx: Writing, now_us: int, after: bytes = b"", limit: int = 1000) -> tuple[int, bytes | None]:
+def clamp_timers(tx: Writing, now_us: int, after: bytes = b"", limit: int = 1000) -> tuple[int, bytes | None]:
     """Let what was given a time in the future last for its own length, counted from now. A place is a letter for what
     is looked at, and behind which row to go on."""
     changed, place = 0, after or b"D"

@@ -1,9 +1,9 @@
 """This process among those that share the store: the numbers under which it claims, and the lease that tells others
 that it lives. The statements are explained in titanic/store/claiming.py.
 
-What `node` tells of the nodes that share the store (titanic/store/nodes.py).
+What `node` tells of the nodes that share the store (titanic/store/cluster.py).
 
-What a node reads of the others, and the recalls that they leave for each other (titanic/store/sharing.py).
+What a node reads of the others, and the recalls that they leave for each other (titanic/store/cluster.py).
 
 The settings of services, and the limits that they have at all nodes: a row each.
 """
@@ -18,15 +18,14 @@ from typing import Any
 from titanic.errors import OtherLease, StoreError
 from titanic.store import service_settings
 from titanic.store.claiming import Joined, LeaseConfig, NodeFacts, Place, Renewed, Silent
-from titanic.store.nodes import NodeRow
+from titanic.store.cluster import ClusterView, Limits, NodeRow, Recall, StatusQuery
 from titanic.store.postgres import schema
 from titanic.store.postgres.connection import Raw, ids, numbers, texts
 from titanic.store.postgres.pool import Outage, Pool
-from titanic.store.postgres.transaction import Looking, Row, Statement
+from titanic.store.postgres.transaction import Row, SnapshotReader, Statement
 from titanic.store.postgres.writing import Writing
 from titanic.store.records import Durability
 from titanic.store.service_settings import NOTHING_SET, ServiceSetting, ServiceSettings
-from titanic.store.sharing import Limits, Question, Recall, Sight
 
 SHARDS = 64
 """Numbers under which nodes count, from 1. Nodes beyond that, and tools, count under 0."""
@@ -250,12 +249,12 @@ WHERE n.lease_until > '-infinity' OR h.claims > 0 ORDER BY n.name, n.started_at,
 _DRAIN = "UPDATE titanic.node SET draining = true WHERE incarnation = ANY(%s::bigint[]) AND lease_until > '-infinity'"
 
 
-def nodes(tx: Looking) -> list[NodeRow]:
+def nodes(tx: SnapshotReader) -> list[NodeRow]:
     """Those that live."""
     return [_node(*row) for row in tx.fetch(_NODES)]
 
 
-def nodes_and_claims(tx: Looking) -> list[NodeRow]:
+def nodes_and_claims(tx: SnapshotReader) -> list[NodeRow]:
     """Those that live or have claimed something, with how much that is."""
     return [_node(*row) for row in tx.fetch(_NODES_AND_CLAIMS)]
 
@@ -310,7 +309,7 @@ WHERE (c.uuid = given.uuid AND c.incarnation = given.incarnation)
 # The second: who has left it may have ended as well, and then nobody else removes it.
 
 
-def look_around(tx: Looking, question: Question) -> Sight:
+def look_around(tx: SnapshotReader, question: StatusQuery) -> ClusterView:
     """What has happened at other nodes, in one round trip."""
     own = numbers(list(question.incarnations))
     ended, closed, recalls, recalled, ((others, namesakes),) = tx.fetch_all(
@@ -320,7 +319,7 @@ def look_around(tx: Looking, question: Question) -> Sight:
         Statement(_RECALLED, (ids(list(question.recalled)),)),
         Statement(_OTHER_NODES, (own, own)),
     )
-    return Sight(
+    return ClusterView(
         [uuid for (uuid,) in ended],
         [uuid for (uuid,) in closed],
         [Recall(*row) for row in recalls],
@@ -330,12 +329,12 @@ def look_around(tx: Looking, question: Question) -> Sight:
     )
 
 
-def recalled(tx: Looking, uuids: Collection[bytes]) -> Sequence[Recall]:
+def recalled(tx: SnapshotReader, uuids: Collection[bytes]) -> Sequence[Recall]:
     """Those of these closed requests that a node has still to take back."""
     return [Recall(*row) for row in tx.fetch(_RECALLED, ids(list(uuids)))]
 
 
-def running(tx: Looking, uuids: Collection[bytes]) -> set[bytes]:
+def running(tx: SnapshotReader, uuids: Collection[bytes]) -> set[bytes]:
     """Those of these requests that a node has claimed."""
     return {uuid for (uuid,) in tx.fetch(_CLAIMED, ids(list(uuids)))} if uuids else set()
 
@@ -367,7 +366,7 @@ _AGREE = f"{_SET_LIMITS} WHERE NOT EXISTS (SELECT FROM titanic.node WHERE lease_
 _NO_LIMITS = "DELETE FROM titanic.service_limit WHERE service = ANY(%s::bytea[])"
 
 
-def settings(tx: Looking) -> ServiceSettings:
+def settings(tx: SnapshotReader) -> ServiceSettings:
     """What is set for services."""
     return {name: ServiceSetting(paused, on_end) for name, paused, on_end in tx.fetch(_ALL)}
 
@@ -382,7 +381,7 @@ def set_service(tx: Writing, service: bytes, setting: ServiceSetting) -> Service
     return found
 
 
-def service_limits(tx: Looking) -> dict[bytes, Limits]:
+def service_limits(tx: SnapshotReader) -> dict[bytes, Limits]:
     """What holds for services at all nodes."""
     return {service: Limits(*rest) for service, *rest in tx.fetch_once(_LIMITS)}
 

@@ -1,14 +1,13 @@
-"""News as the text of a NOTIFY, which has less than 8,000 bytes.
+"""Notifications as the text of a NOTIFY, which has less than 8,000 bytes.
 
     {"v": 1, "arrived": ["echo"], "ended": "…", "closed": {"7": "…"}, "certain": "…", "look": ["ended"],
      "progress": {"…": "{…}"}}
 
 Ids are in base64, one behind the other; names are their bytes as characters; `closed` is by incarnation. What is empty
-is left out. Of a topic that is too long for the rest, only its name is said, in `look`; of progress there
-is as much as has room. Who finds a text that he does
-not understand, of a later version perhaps, looks for himself.
+is left out. A topic that does not fit is only named, in `look`; of progress there is as much as has room. A node that
+does not understand a text, of a later version perhaps, polls all topics.
 
-News between nodes, by LISTEN and NOTIFY: a thread with a connection of its own (titanic/store/news.py).
+Notifications between nodes, by LISTEN and NOTIFY: a thread with a connection of its own (titanic/store/cluster.py).
 
 A NOTIFY is never in a transaction that changes something: those that have one commit one after the other, waiting for
 the disk included. It is a statement by itself, in a session that does not wait for the disk. What comes while one is on
@@ -34,7 +33,7 @@ import psycopg
 from psycopg import Connection, Notify
 
 from titanic.errors import StoreError
-from titanic.store.news import News, Topic
+from titanic.store.cluster import Notification, Topic
 from titanic.store.postgres import pool
 from titanic.store.postgres.pool import Pool
 from titanic.util.ids import SIZE
@@ -48,7 +47,7 @@ MOST_IDS = MOST // 22
 """Ids that a text has room for, at most: who gathers news need not keep more."""
 
 
-def write(news: News) -> str:
+def write(news: Notification) -> str:
     """The text that tells others of these news."""
     closed: dict[str, list[bytes]] = {}
     for uuid, incarnation in news.closed.items():
@@ -78,13 +77,13 @@ def write(news: News) -> str:
     return _text(said)
 
 
-def read(text: bytes) -> News:
+def read(text: bytes) -> Notification:
     """The news in a text; what is not understood is to be looked for."""
     try:
         said = json.loads(text)
         if said["v"] != VERSION:
-            return News(look=set(Topic))
-        return News(
+            return Notification(look=set(Topic))
+        return Notification(
             {name.encode("latin-1") for name in said.get("arrived", ())},
             set(_split(said.get("ended", ""))),
             {uuid: int(number) for number, uuids in said.get("closed", {}).items() for uuid in _split(uuids)},
@@ -93,7 +92,7 @@ def read(text: bytes) -> News:
             {_split(uuid)[0]: text.encode() for uuid, text in said.get("progress", {}).items()},
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-        return News(look=set(Topic))
+        return Notification(look=set(Topic))
 
 
 def _with_room(progress: dict[bytes, bytes], left: int) -> dict[str, str]:
@@ -137,8 +136,8 @@ _PATIENCE = 2.0
 _NOTIFY = f"SELECT pg_notify('{CHANNEL}', %s)"
 
 
-class PostgresNews:
-    """A `NewsLine`. The thread runs from `start` to `stop`."""
+class PostgresNotifications:
+    """A `NotificationChannel`. The thread runs from `start` to `stop`."""
 
     def __init__(self, pool: Pool) -> None:
         self.alone = True
@@ -146,23 +145,23 @@ class PostgresNews:
         """How many NOTIFYs were sent."""
         self._pool = pool
         self._lock = threading.Lock()
-        self._pending: News | None = None
+        self._pending: Notification | None = None
         self._due = 0.0
         """When what is pending has gathered for long enough."""
         self._ended = False
         self._bell, self._ring = -1, -1
         """The ends of a pipe: who writes wakes the thread."""
-        self._heard: Callable[[News], None]
+        self._heard: Callable[[Notification], None]
         self._thread: threading.Thread | None = None
 
-    def start(self, heard: Callable[[News], None]) -> None:
+    def start(self, heard: Callable[[Notification], None]) -> None:
         """Listen from now on."""
         self._heard = heard
         self._bell, self._ring = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="store-news", daemon=True)
         self._thread.start()
 
-    def publish(self, news: News) -> None:
+    def publish(self, news: Notification) -> None:
         """Tell the other nodes soon. Any thread may call it."""
         if self.alone:
             return
@@ -170,7 +169,7 @@ class PostgresNews:
             if self._ended or self._thread is None:
                 return
             if self._pending is None:
-                self._pending = News()
+                self._pending = Notification()
                 self._due = time.monotonic() + GATHER
                 self._wake()
             self._pending.add(news)
@@ -211,7 +210,7 @@ class PostgresNews:
         connection.add_notify_handler(partial(self._notified, me))
         self._execute(connection, "SET synchronous_commit = off")
         self._execute(connection, f"LISTEN {CHANNEL}")
-        self._heard(News(look=set(Topic)))
+        self._heard(Notification(look=set(Topic)))
         quiet_until = 0.0
         while True:
             with self._lock:
@@ -259,7 +258,7 @@ class PostgresNews:
         self._heard(read(text))
 
 
-def _shorten(news: News) -> None:
+def _shorten(news: Notification) -> None:
     """Keep no more than goes into a text."""
     for topic, items in ((Topic.ENDED, news.ended), (Topic.CLOSED, news.closed), (Topic.CERTAIN, news.certain)):
         if len(items) > MOST_IDS:

@@ -18,7 +18,7 @@ from titanic.store.postgres.connection import ids
 from titanic.store.postgres.nodes import CLAIMED
 from titanic.store.postgres.pool import Pool
 from titanic.store.postgres.tables import divide
-from titanic.store.postgres.transaction import PLACES, REASON, REQUEST_SIZE, SEEN, STATE, Looking, seen
+from titanic.store.postgres.transaction import PLACES, REASON, REQUEST_SIZE, SEEN, STATE, SnapshotReader, seen
 from titanic.store.records import (
     Counts,
     Description,
@@ -40,13 +40,13 @@ _FRAMES = "SELECT frames FROM titanic.reply WHERE uuid = %s::uuid"
 _HOLDER = "SELECT uuids[1] FROM titanic.key WHERE owner = %s AND key = %s"
 
 
-def state(tx: Looking, uuid: bytes) -> State | None:
+def state(tx: SnapshotReader, uuid: bytes) -> State | None:
     """Where the request is; None when it is unknown. Never RUNNING: the store can't tell."""
     one = tx.look(uuid)
     return None if one is None else one.state
 
 
-def owner(tx: Looking, uuid: bytes) -> bytes | None:
+def owner(tx: SnapshotReader, uuid: bytes) -> bytes | None:
     """Who submitted the request; empty when it belongs to nobody. None when it is unknown."""
     if (found := tx.answers.get(uuid)) is not None:
         return found.owner
@@ -54,20 +54,20 @@ def owner(tx: Looking, uuid: bytes) -> bytes | None:
     return None if one is None else one.owner
 
 
-def describe(tx: Looking, uuid: bytes) -> Description | None:
+def describe(tx: SnapshotReader, uuid: bytes) -> Description | None:
     """All about the request but its frames; None when it is unknown."""
     one = tx.look(uuid)
     return None if one is None else one.description
 
 
-def request(tx: Looking, uuid: bytes) -> StoredRequest | None:
+def request(tx: SnapshotReader, uuid: bytes) -> StoredRequest | None:
     """The request as it was accepted; None when it is unknown."""
     one = tx.look(uuid)
     if one is None:
         return None
     rows = tx.fetch(_BODY, uuid.hex())
     if not rows:
-        return None  # it was closed since it was foreseen
+        return None  # it was closed since it was prefetched
     ((body,),) = rows
     expect_frames(uuid, "request", body, one.body_frames, one.body_bytes)
     return StoredRequest(
@@ -85,7 +85,7 @@ def request(tx: Looking, uuid: bytes) -> StoredRequest | None:
     )
 
 
-def reply(tx: Looking, uuid: bytes) -> Outcome | Pending | None:
+def reply(tx: SnapshotReader, uuid: bytes) -> Outcome | Pending | None:
     """How the request ended, that it hasn't yet, or None when it is unknown."""
     if not tx.LOCKS:
         found = tx.answer(uuid)
@@ -96,7 +96,7 @@ def reply(tx: Looking, uuid: bytes) -> Outcome | Pending | None:
             return found.answer
     one = tx.look(uuid, reply=True)
     if one is not None and one.has_ended and one.frames is None:
-        one = tx.look_again(uuid)  # it may have been tried again since it was foreseen, or closed
+        one = tx.look_again(uuid)  # it may have been tried again since it was prefetched, or closed
     if one is None:
         return None
     if one.has_ended and one.frames is None:
@@ -109,7 +109,7 @@ def reply(tx: Looking, uuid: bytes) -> Outcome | Pending | None:
     return one.answer
 
 
-def holder(tx: Looking, key: bytes, owner: bytes = b"") -> bytes | None:
+def holder(tx: SnapshotReader, key: bytes, owner: bytes = b"") -> bytes | None:
     """The id of the request that its owner submitted with this idempotency key, also when it is closed."""
     rows = tx.fetch(_HOLDER, owner, key) if 0 < len(key) <= MAX_KEY else []
     return rows[0][0] if rows else None
@@ -169,7 +169,7 @@ _FIRST_TIMES = f"""{_FIRST_DUE},
 
 
 def next_ready(
-    tx: Looking, service: bytes, after: bytes | None, limit: int, max_bytes: int, skip: Container[bytes] = ()
+    tx: SnapshotReader, service: bytes, after: bytes | None, limit: int, max_bytes: int, skip: Container[bytes] = ()
 ) -> list[ReadyRow]:
     """What the service is to do next: oldest first within a priority, higher priorities before."""
     place = (after[-SIZE - 1], after[-SIZE:].hex()) if after else _FRONT
@@ -215,7 +215,7 @@ def _key(service: bytes, rank: int, uuid: bytes) -> bytes:
 
 
 def next_due(
-    tx: Looking, policy: Retention | None = None, skip: Collection[bytes] = (), ahead_us: int = 0
+    tx: SnapshotReader, policy: Retention | None = None, skip: Collection[bytes] = (), ahead_us: int = 0
 ) -> int | None:
     """When there is something to do next, in µs since the epoch; None when nothing waits for its time."""
     ((expires_at, due, *firsts),) = tx.fetch_once(_FIRST_DUE if policy is None else _FIRST_TIMES, ids(list(skip)))
@@ -248,12 +248,12 @@ FROM (
 ) AS l WHERE l.waiting > 0"""
 
 
-def waiting(tx: Looking) -> dict[bytes, int]:
+def waiting(tx: SnapshotReader) -> dict[bytes, int]:
     """How many requests each service has in the queue. Services without any are absent."""
     return dict(tx.fetch(_WAITING))
 
 
-def oldest(tx: Looking, service: bytes, skip: Container[bytes] = ()) -> int | None:
+def oldest(tx: SnapshotReader, service: bytes, skip: Container[bytes] = ()) -> int | None:
     """When the oldest request in the service's queue was submitted that no node has claimed, in µs since the epoch;
     None: there is none."""
     return min(
@@ -268,7 +268,7 @@ def oldest(tx: Looking, service: bytes, skip: Container[bytes] = ()) -> int | No
     )
 
 
-def queues(tx: Looking, skip: Container[bytes] = ()) -> dict[bytes, QueueFigures]:
+def queues(tx: SnapshotReader, skip: Container[bytes] = ()) -> dict[bytes, QueueFigures]:
     """What each service has to do, of those that have something."""
     found: dict[bytes, QueueFigures] = {}
     for name, ready, unended, size, firsts in tx.fetch(_QUEUES):
@@ -322,7 +322,7 @@ _UNENDED = f"""
 
 
 def list_requests(
-    tx: Looking,
+    tx: SnapshotReader,
     *,
     service: bytes | None = None,
     state: State | None = None,
@@ -338,7 +338,7 @@ def list_requests(
 
 
 def select(
-    tx: Looking,
+    tx: SnapshotReader,
     states: Collection[State] | None = None,
     *,
     service: bytes | None = None,
@@ -358,7 +358,7 @@ def select(
 
 
 def list_running(
-    tx: Looking,
+    tx: SnapshotReader,
     *,
     service: bytes | None,
     owner: bytes | None,
@@ -375,7 +375,13 @@ def list_running(
 
 
 def _page(
-    tx: Looking, candidates: Query, query: Query, after: bytes | None, limit: int, order: _Order, text: str | None
+    tx: SnapshotReader,
+    candidates: Query,
+    query: Query,
+    after: bytes | None,
+    limit: int,
+    order: _Order,
+    text: str | None,
 ) -> Page:
     rows = [seen(row).description for row in tx.fetch(*query)]
     page = Page(row for row in rows[:limit] if text is None or row.mentions(text))
@@ -389,7 +395,7 @@ def _page(
     return page
 
 
-def request_ids(tx: Looking, every: int) -> list[bytes]:
+def request_ids(tx: SnapshotReader, every: int) -> list[bytes]:
     """The id of every stored request that begins a part of `every` of them, oldest first."""
     numbered = "SELECT uuid, row_number() OVER (ORDER BY uuid) - 1 AS n FROM titanic.request"
     rows = tx.fetch(
@@ -400,7 +406,7 @@ def request_ids(tx: Looking, every: int) -> list[bytes]:
 
 
 def unended(
-    tx: Looking, begin: bytes, end: bytes | None, limit: int, max_bytes: int = 16 << 20
+    tx: SnapshotReader, begin: bytes, end: bytes | None, limit: int, max_bytes: int = 16 << 20
 ) -> tuple[list[tuple[Description, list[bytes]]], bytes | None]:
     """The requests of a range that wait or are delayed, with their bodies, and where to go on."""
     beyond = _BEYOND if end is None else _whole(end)
@@ -558,7 +564,7 @@ _DROPPABLE = """
 """The same of all, by what the first ones cost."""
 
 
-def load(tx: Looking, service: bytes) -> Load:
+def load(tx: SnapshotReader, service: bytes) -> Load:
     """What the service has to do, without counting."""
     return Load(
         *tx.fetch_row(
@@ -568,7 +574,7 @@ def load(tx: Looking, service: bytes) -> Load:
     )
 
 
-def owner_load(tx: Looking, owner: bytes) -> Load:
+def owner_load(tx: SnapshotReader, owner: bytes) -> Load:
     """What is to be done for an owner, and the bytes of all that is his, without counting."""
     return Load(
         *tx.fetch_row(
@@ -578,29 +584,29 @@ def owner_load(tx: Looking, owner: bytes) -> Load:
     )
 
 
-def counts(tx: Looking) -> Counts:
+def counts(tx: SnapshotReader) -> Counts:
     """Totals, without counting."""
     return Counts(*tx.fetch_row(_COUNTS))
 
 
-def room_left(tx: Looking) -> int:
+def room_left(tx: SnapshotReader) -> int:
     """About how many bytes new requests may still take, once all has made way that may."""
     (size,) = tx.fetch_row(_DROPPABLE, tx.settings.drop_unarchived)
     return max(0, divide(tx.settings.capacity).accept - int(tx.fetch_row(_USED)[0]) + int(size))
 
 
-def disk_full(tx: Looking) -> bool:
+def disk_full(tx: SnapshotReader) -> bool:
     """Never: the server's disk cannot be seen from here. What it has no room for, it refuses."""
     return False
 
 
-def identity(tx: Looking) -> bytes | None:
+def identity(tx: SnapshotReader) -> bytes | None:
     """Which store this is: 16 bytes that copies have, too."""
     (uuid,) = tx.fetch_row("SELECT store_id FROM titanic.meta")
     return bytes(uuid)
 
 
-def full(tx: Looking) -> bool:
+def full(tx: SnapshotReader) -> bool:
     """Whether there is no room for a small request, also when all makes way that may."""
     missing = tx.fetch_row(_USED)[0] + SMALL_REQUEST - divide(tx.settings.capacity).accept
     if missing <= 0:

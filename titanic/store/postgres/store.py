@@ -9,7 +9,7 @@ The write side of the engine as titanic/store/interface.py has it.
 A persistent queue in a database of PostgreSQL, which several nodes may share.
 
 The tables are in tables/schema.py. What makes the engine quick is that it says little: a batch of changes decides in
-Python from what one statement has read (`foresee`), gathers its changes, and puts all of them with one statement that
+Python from what one statement has read (`prefetch`), gathers its changes, and puts all of them with one statement that
 takes arrays, in one message with COMMIT (transactions/writing.py).
 
 A store that is opened to look at it, also while nodes use it, and on a standby too: nothing is made or changed.
@@ -29,7 +29,7 @@ import psycopg
 
 from titanic.errors import NotAStore, StoreError, StoreFailed, StoreReadOnly, StoreTooNew, StoreTooOld, StoreUnwritable
 from titanic.store.claiming import Joined, LeaseConfig, NodeFacts, Place, Renewed, Silent
-from titanic.store.news import NewsLine
+from titanic.store.cluster import NotificationChannel
 from titanic.store.postgres import accept as accept_module
 from titanic.store.postgres import claims, closed, lifecycle, nodes, queries, schema
 from titanic.store.postgres import closed as closed_module
@@ -46,13 +46,13 @@ from titanic.store.postgres.connection import (
     warn,
 )
 from titanic.store.postgres.nodes import Membership, forget_dead
-from titanic.store.postgres.notify import PostgresNews
+from titanic.store.postgres.notify import PostgresNotifications
 from titanic.store.postgres.partitions import Partitions
 from titanic.store.postgres.pool import Outage, Pool
 from titanic.store.postgres.queries import readers
 from titanic.store.postgres.schema import FORMAT, META, formats
 from titanic.store.postgres.tables import expect_large_enough
-from titanic.store.postgres.transaction import Looking, Settings
+from titanic.store.postgres.transaction import Settings, SnapshotReader
 from titanic.store.postgres.writing import WriterState, Writing
 from titanic.store.records import Durability, StoreReader
 from titanic.util.ids import IdMaker
@@ -163,7 +163,7 @@ def remove_untouched(pool: Pool) -> None:
 # -- read transaction ------------------------------------------------------------------------------------------
 
 
-class PostgresReadTransaction(Looking):
+class PostgresReadTransaction(SnapshotReader):
     """The store as it was at the first thing that was asked of it. What is deleted meanwhile keeps its room: keep it
     short."""
 
@@ -222,7 +222,7 @@ class PostgresWriteTransaction(Writing, PostgresReadTransaction):
     retry = lifecycle.retry
     close = lifecycle_module.close
     trim = lifecycle_module.trim
-    recap = lifecycle_module.recap
+    clamp_timers = lifecycle_module.clamp_timers
     claim = claims.claim
     release = claims.release
     count_no_more = claims.count_no_more
@@ -268,7 +268,7 @@ class PostgresStore:
         self._forget_at = time.monotonic() + FORGET_EVERY
         self._readers: list[StoreReader] = []
         self._readers_at = 0.0
-        self.news: NewsLine | None = PostgresNews(pool)
+        self.notifications: NotificationChannel | None = PostgresNotifications(pool)
         self._made = made
         self._partitions = Partitions(pool)
         self._looking_after = threading.Lock()
@@ -359,8 +359,8 @@ class PostgresStore:
 
     def close(self) -> None:
         """Close the store; its transactions must have ended. Closing again does nothing."""
-        if self.news is not None:
-            self.news.stop()
+        if self.notifications is not None:
+            self.notifications.stop()
         if self.caretaker is not None:
             self.caretaker.stop()
         self._membership.end()
@@ -368,8 +368,8 @@ class PostgresStore:
 
     def discard(self) -> None:
         """Close the store. If this opening has made it, and nothing was ever kept in it, it goes."""
-        if self.news is not None:
-            self.news.stop()
+        if self.notifications is not None:
+            self.notifications.stop()
         if self.caretaker is not None:
             self.caretaker.stop()
         self._membership.end()

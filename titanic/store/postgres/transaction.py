@@ -148,7 +148,7 @@ class Reading:
         self.pool.drop(session)
 
 
-# -- foreseen --------------------------------------------------------------------------------------------------
+# -- prefetched --------------------------------------------------------------------------------------------------
 
 
 MOST_REPLIES = 16 << 20
@@ -156,7 +156,7 @@ MOST_REPLIES = 16 << 20
 
 
 @dataclass(slots=True)
-class Seen:
+class RequestSnapshot:
     """A request without its body, and where it is. `frames` is None when the reply was not read, or there is none.
 
     `ends_at` is when it expires: 0 when it does not, or has ended. `size` is what it counts for its service.
@@ -258,7 +258,7 @@ PLACES = " ".join(
 """The places where a request `r` can be."""
 
 SEEN = f"{_FIELDS}, NULL"
-"""The columns of a Seen, of a request `r` and PLACES, without the reply's frames."""
+"""The columns of a RequestSnapshot, of a request `r` and PLACES, without the reply's frames."""
 
 _BY_ID = f"FROM unnest(%s::uuid[]) AS w (uuid) {by_key('request', 'r', 't.uuid = w.uuid', 'INNER')}"
 LOOK = f"SELECT {SEEN} {_BY_ID} {PLACES}"
@@ -283,9 +283,9 @@ LOCK = "SELECT FROM titanic.request WHERE uuid = ANY(%s::uuid[]) ORDER BY uuid F
 _STATES = {int(state): state for state in State}
 
 
-def seen(row: tuple[Any, ...]) -> Seen:
+def seen(row: tuple[Any, ...]) -> RequestSnapshot:
     """What the columns of SEEN say."""
-    one = Seen(*row)
+    one = RequestSnapshot(*row)
     one.state = _STATES[one.state]
     return one
 
@@ -328,25 +328,25 @@ def reply_size(reason: bytes, frames: int, frames_bytes: int) -> int:
     return 32 + len(reason) + 4 * frames + frames_bytes
 
 
-# -- looking ---------------------------------------------------------------------------------------------------
+# -- snapshots -------------------------------------------------------------------------------------------------
 
 
-class Looking(Reading):
-    """`seen` is what is known of requests, None of those that are unknown. To look at them again costs nothing."""
+class SnapshotReader(Reading):
+    """`seen` has the snapshots of requests, None for unknown ones. To look at them again costs nothing."""
 
     LOCKS: ClassVar[bool] = False
     """Whether nobody else may change what was looked at until the transaction ends."""
 
     def __init__(self, pool: Pool, settings: Settings) -> None:
         super().__init__(pool, settings)
-        self.seen: dict[bytes, Seen | None] = {}
+        self.seen: dict[bytes, RequestSnapshot | None] = {}
         self.answers: dict[bytes, Answer | None] = {}
         """What is known of replies, for who only reads."""
 
-    def foresee(self, uuids: Sequence[bytes], replies: bool = False) -> None:
-        """Read what is known of these requests, and with `replies` the frames of their replies, in one round trip.
+    def prefetch(self, uuids: Sequence[bytes], replies: bool = False) -> None:
+        """Read these requests, and with `replies` the frames of their replies, in one round trip.
 
-        Who only reads mostly needs no more: this begins no transaction, which would have to be ended.
+        Mostly nothing else is read: so this begins no transaction, which would have to be ended.
         """
         self.begins = self.LOCKS
         try:
@@ -357,20 +357,20 @@ class Looking(Reading):
         finally:
             self.begins = True
 
-    def look_again(self, uuid: bytes) -> Seen | None:
-        """What is known of a request at the moment of which all is that is read from now on."""
+    def look_again(self, uuid: bytes) -> RequestSnapshot | None:
+        """The snapshot of a request at the same moment as all that is read from now on."""
         if not (self.begun or self.LOCKS):
             self._read((uuid,), False)
         return self.look(uuid)
 
     def answer(self, uuid: bytes) -> Answer | None:
-        """What is to be said of a request; None when it is unknown. For who only reads."""
+        """The answer for a request; None when it is unknown. For transactions that only read."""
         if uuid not in self.answers:
             self._read_answers((uuid,))
         return self.answers[uuid]
 
     def fetch_once(self, text: str, *parameters: object) -> list[Row]:
-        """`fetch` of all that is read, mostly: for who only reads it begins no transaction."""
+        """`fetch` of the only thing that is read, mostly: reading then begins no transaction."""
         self.begins = self.LOCKS
         try:
             return self.fetch(text, *parameters)
@@ -393,11 +393,11 @@ class Looking(Reading):
         for row in rows:
             self.seen[row[0]] = seen(row)
 
-    def look(self, uuid: bytes, reply: bool = False) -> Seen | None:
-        """What is known of a request, None when it is unknown; with the frames of its reply if it was not foreseen."""
+    def look(self, uuid: bytes, reply: bool = False) -> RequestSnapshot | None:
+        """The snapshot of a request, with its reply's frames unless it was prefetched; None when it is unknown."""
         if uuid not in self.seen:
             if self.LOCKS:
-                self.foresee((uuid,), reply)
+                self.prefetch((uuid,), reply)
             else:
                 self._read((uuid,), reply)
         return self.seen[uuid]

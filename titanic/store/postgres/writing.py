@@ -8,7 +8,7 @@ and COMMIT. In between it decides in Python. Counted, the same for 1, 100 and 1,
     accept, with keys or without  1            1    (which is a transaction by itself)
     accept with taken keys        2            4    BEGIN, keys; changes, COMMIT; and before it one that was in vain
     finish, close, retry          2            5    BEGIN, lock, look; changes, COMMIT
-    the same, as was hoped        1            1    changes, which lock as well
+    the same, optimistic          1            1    changes, which lock as well
     claim, alone                  1            1
 
 Whatever is read otherwise costs one round trip more, and puts what was changed before into the database first, so that
@@ -33,22 +33,22 @@ from titanic.store.postgres.connection import (
     is_deadlock,
     is_outrun,
     is_unsure,
-    outrun,
     texts,
     unknown_outcome,
     unsure_outcome,
+    write_conflict,
 )
 from titanic.store.postgres.pool import Pool
 from titanic.store.postgres.tables import KeyRow, divide
-from titanic.store.postgres.transaction import Looking, Row, Seen, Settings, Statement
+from titanic.store.postgres.transaction import RequestSnapshot, Row, Settings, SnapshotReader, Statement
 from titanic.store.states import TRANSITIONS, Event
 from titanic.util.ids import IdMaker
 
 _COMMIT = Statement("COMMIT")
 _CATCH_UP = Statement(CATCH_UP)
 
-_CAREFUL = 20
-"""Transactions that do not hope after one that hoped in vain: who submits one request again mostly submits more."""
+_CAUTIOUS_TRANSACTIONS = 20
+"""Transactions that read first after one that was wrong: a client that repeats a request mostly repeats more."""
 
 _MOST_KNOWN = 10_000
 """Requests of which is remembered what was known of them: some MB."""
@@ -66,7 +66,7 @@ class WriterState:
     """What a write transaction leaves to the next. Only who holds `lock` changes it.
 
     `used` are the bytes that all nodes used when this one committed last, `careful` how many of the next transactions
-    are not to hope. `known` is what was known of requests when their transaction was committed, the latest last.
+    are not optimistic. `known` has the snapshots of requests when their transaction was committed, the latest last.
     """
 
     def __init__(self, ids: IdMaker, capacity: int, used: int) -> None:
@@ -75,11 +75,11 @@ class WriterState:
         self.quota = divide(capacity)
         self.used = used
         self.careful = 0
-        self.known: dict[bytes, Seen] = {}
+        self.known: dict[bytes, RequestSnapshot] = {}
         self.scan_starts: dict[bytes, ScanStart] = {}
         """Of services whose claims are slow because of dead rows."""
 
-    def remember(self, seen: Mapping[bytes, Seen | None]) -> None:
+    def remember(self, seen: Mapping[bytes, RequestSnapshot | None]) -> None:
         """Keep what is known of requests, but for frames."""
         known = self.known
         for uuid, one in seen.items():
@@ -90,7 +90,7 @@ class WriterState:
             del known[next(iter(known))]
 
 
-class Writing(Looking):
+class Writing(SnapshotReader):
     """Changes of the store, gathered in `changes` until they are read or committed."""
 
     BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
@@ -102,13 +102,13 @@ class Writing(Looking):
         self.changes = Changes()
         self.not_own: Collection[bytes] = ()
         """Requests that the node has not claimed any more: that an attempt has failed does not count."""
-        self.hopes = False
+        self.is_optimistic = False
         """Whether keys count as free that this transaction has not taken itself."""
-        self.hoped: dict[tuple[bytes, bytes], KeyRow] = {}
-        """Those that it has taken in hope."""
+        self.assumed_keys: dict[tuple[bytes, bytes], KeyRow] = {}
+        """Keys that it has taken without asking."""
         self.relied: set[bytes] = set()
-        """Requests that are as they were when this process saw them last, in hope."""
-        self.claimed: dict[bytes, Seen] = {}
+        """Requests that are taken to be as this process saw them last."""
+        self.claimed: dict[bytes, RequestSnapshot] = {}
         """What is known of requests that this transaction has claimed."""
         self._again = self._alone = False
         self.found_done = False
@@ -136,19 +136,19 @@ class Writing(Looking):
             finally:
                 self.writer.lock.release()
 
-    def hope(self, alone: bool = False) -> None:
-        """Ask for nothing that can be relied on mostly. The transaction may raise Outrun from now on. `alone`: there is
-        only one write in it."""
+    def optimistic(self, alone: bool = False) -> None:
+        """Rely on what is likely instead of reading it. The transaction may raise WriteConflict from now on. `alone`:
+        it has only one write."""
         self._again, self._alone = True, alone
         if self.writer.careful:
             self.writer.careful -= 1
         else:
-            self.hopes = True
+            self.is_optimistic = True
 
-    def hope_no_more(self) -> None:
+    def ask_first(self) -> None:
         """From here on ask before."""
-        self.hopes = False
-        self.hoped.clear()
+        self.is_optimistic = False
+        self.assumed_keys.clear()
         self.flush()
 
     # -- reading ---------------------------------------------------------------------------------------------
@@ -158,15 +158,15 @@ class Writing(Looking):
             self.flush()
         return super().fetch_all(*statements)
 
-    def foresee(self, uuids: Sequence[bytes], replies: bool = False) -> None:
+    def prefetch(self, uuids: Sequence[bytes], replies: bool = False) -> None:
         """Lock these requests and read what is known of them, in one round trip, or rely on what was known of them."""
-        if self.hopes and not replies:
+        if self.is_optimistic and not replies:
             self._rely(uuids)
         missing = uuids if replies else [uuid for uuid in uuids if uuid not in self.seen]
         if missing:
             self._apart = self.changes.touched.isdisjoint(missing)
             try:
-                super().foresee(missing, replies)
+                super().prefetch(missing, replies)
             finally:
                 self._apart = False
 
@@ -177,20 +177,20 @@ class Writing(Looking):
                 seen[uuid] = known.pop(uuid)
                 self.relied.add(uuid)
 
-    def look(self, uuid: bytes, reply: bool = False) -> Seen | None:
+    def look(self, uuid: bytes, reply: bool = False) -> RequestSnapshot | None:
         """What is known of a request for sure."""
         if uuid in self.relied:
             self.relied.remove(uuid)
             del self.seen[uuid]
         return super().look(uuid, reply)
 
-    def to_change(self, uuid: bytes, event: Event | None = None) -> Seen | None:
+    def to_change(self, uuid: bytes, event: Event | None = None) -> RequestSnapshot | None:
         """What is known of a request that is to be changed now. None when it is unknown, or the event (None: closing)
         cannot happen to it, which is never said of one that was relied on."""
         if uuid in self.changes.touched:
             self.flush()
         if uuid not in self.seen:
-            self.foresee((uuid,))
+            self.prefetch((uuid,))
         one = self.seen[uuid]
         if uuid in self.relied:
             if one is not None and (event is None or (one.state, event) in TRANSITIONS):
@@ -301,8 +301,8 @@ class Writing(Looking):
         if not is_outrun(error) or (is_deadlock(error) and not self._again):
             return super().failed(error)
         if not is_deadlock(error):
-            self.writer.careful = _CAREFUL
+            self.writer.careful = _CAUTIOUS_TRANSACTIONS
             self.writer.known.clear()
-        self.failure = outrun(self.pool.place, error)
+        self.failure = write_conflict(self.pool.place, error)
         self.leave()
         return self.failure

@@ -11,7 +11,7 @@ from support.desk import Desk
 from support.postgres import needs_postgres, shared_server
 from support.waiting import until
 
-from titanic.errors import Outrun, StoreFailed
+from titanic.errors import StoreFailed, WriteConflict
 from titanic.protocol import tsp
 from titanic.store import Archivist, Closed, LeaseConfig, NewRequest, NodeFacts, State, Status
 from titanic.store.postgres.store import PostgresStore
@@ -58,7 +58,7 @@ def new(key=b"", owner=b"", **options):
 def submit(store, *requests, forget=(), owner=b"", now=NOW):
     """In hope. Which of them are new."""
     with store.write() as txn:
-        txn.hope()
+        txn.optimistic()
         txn.forget(forget, owner)
         return [one.new for one in txn.accept(requests, now)]
 
@@ -82,7 +82,7 @@ def test_new_keys_and_old_ones_cost_no_round_trip(nodes, trips):
 def test_all_that_is_submitted_in_a_commit_is_one_statement(nodes, trips):
     one, _ = nodes
     with one.write() as txn:
-        txn.hope()
+        txn.optimistic()
         first = txn.accept([new(b"a"), new(b"b")], NOW)
         again = txn.accept([new(b"c"), new(b"a")], NOW)
         assert [one.uuid for one in txn.fresh([new(b"c"), new(b"d")], NOW) if one.key == b"c"] == []
@@ -96,7 +96,7 @@ def test_a_key_that_was_forgotten_is_free_in_the_same_transaction(nodes):
     assert submit(one, new(b"a")) == [True]
     assert submit(one, new(b"a"), new(b"b"), forget=[b"a"]) == [True, True]
     with one.write() as txn:
-        txn.hope()
+        txn.optimistic()
         assert txn.accept([new(b"c")], NOW)[0].new
         txn.forget([b"c"])
         assert txn.accept([new(b"c")], NOW)[0].new
@@ -107,7 +107,7 @@ def test_a_key_that_was_forgotten_is_free_in_the_same_transaction(nodes):
 def test_who_was_outrun_asks_the_next_time(nodes):
     one, other = nodes
     assert submit(other, new(b"a")) == [True]
-    with pytest.raises(Outrun, match="another node"):
+    with pytest.raises(WriteConflict, match="another node"):
         submit(one, new(b"a"), new(b"b"))
     with one.read() as txn:
         assert txn.counts().requests == 1
@@ -169,12 +169,12 @@ def test_reading_what_was_foreseen_is_one_round_trip(nodes, trips):
         a, b = txn.accept_many([new(), new()], NOW)
     del trips[:]
     with one.read() as txn:
-        txn.foresee([a, b], replies=True)
+        txn.prefetch([a, b], replies=True)
         assert txn.reply(a) is not None
         assert not txn.begun, "there is nothing to roll back"
     assert trips == [1]
     with one.read() as txn:
-        txn.foresee([a, b])
+        txn.prefetch([a, b])
         with other.write() as second:
             second.close(a)
         assert txn.request(a) is None
@@ -191,7 +191,7 @@ def claimed(store, n, **options):
         uuids = txn.accept_many([new(**options)] * n, NOW)
     store.join(ME, None, (), NodeFacts("one", "", [], {}), LeaseConfig())
     with store.write() as txn:
-        txn.hope(alone=True)
+        txn.optimistic(alone=True)
         rows = txn.claim(ME, {b"x": n}, 1 << 20, {}).rows[b"x"]
     assert [row.uuid for row in rows] == uuids
     return uuids
@@ -199,15 +199,15 @@ def claimed(store, n, **options):
 
 def finish(store, *uuids, status=Status.DONE):
     with store.write() as txn:
-        txn.hope()
-        txn.foresee(uuids)
+        txn.optimistic()
+        txn.prefetch(uuids)
         return [txn.finish(uuid, status, [b"reply"], **ENDED) for uuid in uuids]
 
 
 def close(store, *uuids):
     with store.write() as txn:
-        txn.hope()
-        txn.foresee(uuids)
+        txn.optimistic()
+        txn.prefetch(uuids)
         return [txn.close(uuid, NOW) for uuid in uuids]
 
 
@@ -232,7 +232,7 @@ def test_what_another_node_has_closed_meanwhile_does_not_end(nodes):
     one, other = nodes
     a, b = claimed(one, 2)
     assert close(other, a) == [Closed(b"x", State.WAITING)]
-    with pytest.raises(Outrun):
+    with pytest.raises(WriteConflict):
         finish(one, a, b)
     with one.read() as txn:
         assert txn.state(b) is State.WAITING, "nothing was kept"
@@ -247,7 +247,7 @@ def test_who_ends_a_request_waits_for_who_closes_it(nodes):
     def end() -> None:
         try:
             finish(one, a)
-        except Outrun as error:
+        except WriteConflict as error:
             found.append(error)
 
     thread = Thread(target=end)
@@ -271,8 +271,8 @@ def test_what_is_relied_on_is_never_why_something_is_refused(nodes):
         assert txn.retry(a, NOW)
     assert finish(one, a) == [True]
     with one.write() as txn:
-        txn.hope()
-        txn.foresee([a])
+        txn.optimistic()
+        txn.prefetch([a])
         assert txn.owner(a) == b""
         assert txn.state(a) is State.DONE
         assert txn.reply(a).frames == [b"reply"]
@@ -283,15 +283,15 @@ def test_what_is_due_again_was_not_where_it_was(nodes):
     one, _ = nodes
     (a,) = claimed(one, 1)
     with one.write() as txn:
-        txn.hope()
-        txn.foresee([a])
+        txn.optimistic()
+        txn.prefetch([a])
         assert txn.postpone(a, due=NOW + 1, attempts=1, dispatched_at=NOW, reason="no")
         assert txn.finish(a, Status.DONE, [], **ENDED), "twice in a transaction"
     with one.write() as txn:
         (b,) = txn.accept_many([new()], NOW)
         txn.claim(ME, {b"x": 1}, 1 << 20, {})
     with one.write() as txn:
-        txn.hope()
+        txn.optimistic()
         assert txn.postpone(b, due=NOW + 1, attempts=1, dispatched_at=NOW, reason="no")
     with one.write() as txn:
         assert txn.promote(NOW + 1) == [(b"x", 1)]

@@ -1,5 +1,4 @@
-"""News between the nodes of a store: what goes into one NOTIFY, what becomes of a text that is not understood, and of a
-connection that is lost."""
+"""Notifications between the nodes of a store: the text of a NOTIFY, texts that are not understood, lost connections."""
 
 from __future__ import annotations
 
@@ -13,15 +12,15 @@ import pytest
 from support.postgres import needs_postgres, new_server, shared_server
 from support.waiting import until
 
-from titanic.store import News, Topic
+from titanic.store import Notification, Topic
 from titanic.store.postgres import notify, pool
-from titanic.store.postgres.notify import CHANNEL, PostgresNews
+from titanic.store.postgres.notify import CHANNEL, PostgresNotifications
 from titanic.store.postgres.pool import Pool
 from titanic.util.ids import IdMaker
 
 NOW = 1_795_258_520_106_479
 
-EVERYTHING = News(look=set(Topic))
+EVERYTHING = Notification(look=set(Topic))
 
 
 def ids(count: int) -> list[bytes]:
@@ -30,9 +29,10 @@ def ids(count: int) -> list[bytes]:
 
 def test_what_is_written_is_read() -> None:
     a, b, c, d, e = ids(5)
+    names = {b"echo", bytes(range(256)), "größe".encode()}
     said = [
-        News(),
-        News({b"echo", bytes(range(256)), "größe".encode()}, {a, b}, {c: 1, d: 1 << 62, e: 1}, {d, e}, {Topic.ENDED}),
+        Notification(),
+        Notification(names, {a, b}, {c: 1, d: 1 << 62, e: 1}, {d, e}, {Topic.ENDED}),
         EVERYTHING,
     ]
     for news in said:
@@ -45,7 +45,7 @@ def test_what_does_not_fit_is_to_be_looked_for(seed: int) -> None:
     counts = [chance.choice((0, 1, 10, 100, 300, 1000)) for _ in range(4)]
     names = {chance.randbytes(chance.randrange(1, 256)) for _ in range(counts[0])}
     ended, closed, certain = (ids(count) for count in counts[1:])
-    news = News(names, set(ended), dict.fromkeys(closed, seed), set(certain))
+    news = Notification(names, set(ended), dict.fromkeys(closed, seed), set(certain))
     text = notify.write(news)
     assert len(text) < 8000
     found = notify.read(text.encode())
@@ -88,16 +88,16 @@ def test_what_is_not_understood_is_to_be_looked_for(text: bytes) -> None:
 
 
 def test_a_version_that_says_more_is_understood_if_it_says_so() -> None:
-    assert notify.read(b'{"v":1,"arrived":["x"],"weather":"fine"}') == News({b"x"})
+    assert notify.read(b'{"v":1,"arrived":["x"],"weather":"fine"}') == Notification({b"x"})
 
 
 class Line:
     """One end, and what it has heard."""
 
     def __init__(self, url: str, stack: ExitStack) -> None:
-        self.heard: list[News] = []
+        self.heard: list[Notification] = []
         self.pool = Pool(url, "synced")
-        self.line = PostgresNews(self.pool)
+        self.line = PostgresNotifications(self.pool)
         stack.callback(self.pool.close)
         stack.callback(self.line.stop)
 
@@ -128,15 +128,15 @@ def lines() -> Iterator[Lines]:
 @needs_postgres
 def test_others_hear_what_one_says_and_are_not_alone_then(lines: Lines) -> None:
     one, other, third = lines(3)
-    one.line.publish(News({b"nobody"}))
+    one.line.publish(Notification({b"nobody"}))
     assert one.line.sent == 0, "it was alone"
     one.line.alone = False
-    one.line.publish(News({b"x"}))
-    until(lambda: [News({b"x"})] == other.heard == third.heard)
+    one.line.publish(Notification({b"x"}))
+    until(lambda: [Notification({b"x"})] == other.heard == third.heard)
     assert one.heard == []
     assert not other.line.alone
-    other.line.publish(News())
-    until(lambda: News() in one.heard)
+    other.line.publish(Notification())
+    until(lambda: Notification() in one.heard)
 
 
 @needs_postgres
@@ -145,7 +145,7 @@ def test_what_comes_together_is_one_notify(lines: Lines) -> None:
     one.line.alone = False
     uuids = ids(100)
     for uuid in uuids:
-        one.line.publish(News(ended={uuid}))
+        one.line.publish(Notification(ended={uuid}))
     until(lambda: set().union(*(news.ended for news in other.heard)) == set(uuids))
     assert one.line.sent <= 20, "a hundred are said in a moment"
 
@@ -155,8 +155,8 @@ def test_more_than_a_text_has_room_for_is_not_kept(lines: Lines) -> None:
     one, other = lines(2)
     one.line.alone = False
     uuids = ids(notify.MOST_IDS + 1)
-    one.line.publish(News({b"x"}, set(uuids)))
-    until(lambda: other.heard == [News({b"x"}, look={Topic.ENDED})])
+    one.line.publish(Notification({b"x"}, set(uuids)))
+    until(lambda: other.heard == [Notification({b"x"}, look={Topic.ENDED})])
 
 
 @needs_postgres
@@ -168,10 +168,10 @@ def test_a_connection_that_is_lost_is_made_again_and_begins_with_a_look(
         one, other = lines(2, server.url(server.new_database()))
         server.stop()
         one.line.alone = False
-        one.line.publish(News({b"kept"}))
+        one.line.publish(Notification({b"kept"}))
         server.start()
         until(lambda: EVERYTHING in one.heard and EVERYTHING in other.heard)
-        one.line.publish(News({b"x"}))
+        one.line.publish(Notification({b"x"}))
         until(lambda: b"x" in set().union(*(news.arrived for news in other.heard)))
 
 
@@ -198,5 +198,5 @@ def test_it_ends_while_the_database_is_away() -> None:
 
 def test_a_text_says_what_it_is() -> None:
     (uuid,) = ids(1)
-    said = json.loads(notify.write(News({b"echo"}, closed={uuid: 7})))
+    said = json.loads(notify.write(Notification({b"echo"}, closed={uuid: 7})))
     assert (said["v"], said["arrived"], list(said["closed"])) == (1, ["echo"], ["7"])

@@ -1,0 +1,225 @@
+"""What nodes read and write in the store that they share: notifications, recalls, limits, and what each node reports.
+
+*Notifications* only save time. Each node also polls every second or two (`look_around`), so a notification may be lost,
+repeated, late or out of order. They go through the database: no node needs to reach another.
+
+*Recalls.* A request that is closed while another node has claimed it may be on its way to a worker there. The close
+leaves a recall for that node, in the same commit. The node withdraws the request from its broker unless a worker
+already has it; when no worker can receive it any more, the node removes the recall. Then the close is answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+from titanic.store.interface import ReadTransaction, Store, WriteTransaction
+from titanic.store.records import Page
+
+# -- notifications -------------------------------------------------------------------------------------------
+
+
+class Topic(Enum):
+    """What a notification is about."""
+
+    ARRIVED = "arrived"
+    ENDED = "ended"
+    CLOSED = "closed"
+    CERTAIN = "certain"
+    SETTINGS = "settings"
+
+
+@dataclass(slots=True)
+class Notification:
+    """What a node has committed. An empty one says that the node is there.
+
+    `arrived`: services with more requests to claim. `ended`: requests that have ended or are closed, for those who wait
+    for their replies. `closed`: closed requests, each with the incarnation that had claimed it and is to withdraw it.
+    `certain`: requests that no worker at the node can receive any more. `progress`: how far the node's workers are with
+    these requests, a JSON object each, empty when an attempt is over. `look`: topics of which there is more than is
+    said here.
+    """
+
+    arrived: set[bytes] = field(default_factory=set)
+    ended: set[bytes] = field(default_factory=set)
+    closed: dict[bytes, int] = field(default_factory=dict)
+    certain: set[bytes] = field(default_factory=set)
+    look: set[Topic] = field(default_factory=set)
+    progress: dict[bytes, bytes] = field(default_factory=dict)
+
+    def add(self, more: Notification) -> None:
+        """Include another notification."""
+        self.arrived |= more.arrived
+        self.ended |= more.ended
+        self.closed |= more.closed
+        self.certain |= more.certain
+        self.look |= more.look
+        self.progress |= more.progress
+
+
+class NotificationChannel(Protocol):
+    """Carries notifications between the nodes of a store."""
+
+    alone: bool
+    """Whether no other node is known to live: then nothing is sent. Polling sets it; a notification from another node
+    clears it."""
+
+    def start(self, heard: Callable[[Notification], None]) -> None:
+        """Listen from now on. `heard` is called in a thread of its own. After a reconnect it is called with all topics
+        in `look`, because notifications may have been missed."""
+
+    def publish(self, news: Notification) -> None:
+        """Send a notification soon. Any thread may call it, after the commit; it never blocks."""
+
+    def stop(self) -> None:
+        """Send what is left, if that is quick, and end."""
+
+
+# -- nodes ---------------------------------------------------------------------------------------------------
+
+
+class NodeRow(NamedTuple):
+    """An incarnation of a node, as the node reported it when it renewed its lease.
+
+    `lease`: seconds until it ends unless it is renewed, by the clock of the store; None: it has ended. `started_at`:
+    when the incarnation began, in µs since the epoch. `services`: the number of workers and of requests in flight, for
+    each service that has any. `claims`: how many requests it has claimed; None: they were not counted. `access`: the
+    first 16 digits of the SHA-256 of its access file; "open": it has none; empty: unknown.
+    """
+
+    incarnation: int
+    name: str
+    version: str
+    endpoints: Sequence[str]
+    started_at: int
+    lease: float | None
+    services: Mapping[str, tuple[int, int]]
+    draining: bool
+    shard: int
+    claims: int | None
+    access: str = ""
+
+    @property
+    def workers(self) -> int:
+        """How many workers it has."""
+        return sum(workers for workers, _ in self.services.values())
+
+    @property
+    def running(self) -> int:
+        """How many requests are in flight there."""
+        return sum(running for _, running in self.services.values())
+
+
+class NodesReadTransaction(ReadTransaction, Protocol):
+    """A read transaction of a `remote` store."""
+
+    def nodes(self) -> list[NodeRow]:
+        """The living incarnations."""
+
+    def nodes_and_claims(self) -> list[NodeRow]:
+        """The same with what each has claimed, and dead incarnations whose claims are still there. It reads all that
+        waits."""
+
+
+class NodesWriteTransaction(WriteTransaction, NodesReadTransaction, Protocol):
+    """A write transaction of a `remote` store."""
+
+    def drain_nodes(self, incarnations: Collection[int]) -> None:
+        """Drain these incarnations, those of them that live: each reads it when it renews its lease, and ends when it
+        has nothing left to do."""
+
+
+# -- what nodes poll for -------------------------------------------------------------------------------------
+
+
+class Recall(NamedTuple):
+    """A request that was closed while an incarnation had claimed it. `over`: that incarnation has ended."""
+
+    uuid: bytes
+    incarnation: int
+    over: bool = False
+
+
+class ClusterView(NamedTuple):
+    """The answer to a StatusQuery. `ended`: awaited requests that have ended or are unknown. `closed`: requests in
+    flight that have left the store. `recalls`: what the node's incarnations are to withdraw. `recalled`: recalls that
+    the node waits for and that are still there. `others`: how many other incarnations live."""
+
+    ended: Collection[bytes]
+    closed: Collection[bytes]
+    recalls: Sequence[Recall]
+    recalled: Sequence[Recall]
+    others: int
+    namesakes: int = 0
+    """How many of the others have this node's name."""
+
+
+class StatusQuery(NamedTuple):
+    """What a node polls for. `awaited`: requests for whose end its clients wait. `flights`: requests in flight here.
+    `incarnations`: its own, also former ones. `recalled`: closed requests that others may still give to a worker."""
+
+    awaited: Collection[bytes]
+    flights: Collection[bytes]
+    incarnations: Collection[int]
+    recalled: Collection[bytes]
+
+
+class Limits(NamedTuple):
+    """What holds for a service at all nodes; 0: no limit. `waiting` requests and their `bytes`, how many are `running`,
+    and how many attempts begin in a second (`rate`)."""
+
+    waiting: int = 0
+    bytes: int = 0
+    running: int = 0
+    rate: float = 0.0
+
+
+class SharedReadTransaction(ReadTransaction, Protocol):
+    """What a `remote` store knows of all its nodes. A request is *claimed* when a row of `ready` names an incarnation
+    that has not ended: users see it as running."""
+
+    def service_limits(self) -> dict[bytes, Limits]:
+        """The limits of all services that have some."""
+
+    def look_around(self, question: StatusQuery) -> ClusterView:
+        """What has happened at other nodes, in one round trip."""
+
+    def recalled(self, uuids: Collection[bytes]) -> Sequence[Recall]:
+        """The recalls of these closed requests that are still there."""
+
+    def running(self, uuids: Collection[bytes]) -> set[bytes]:
+        """Those of these requests that a node has claimed."""
+
+    def list_running(
+        self,
+        *,
+        service: bytes | None,
+        owner: bytes | None,
+        after: bytes | None,
+        limit: int,
+        newest: bool = False,
+        text: str | None = None,
+    ) -> Page:
+        """`select` of the requests that a node has claimed."""
+
+
+class SharedWriteTransaction(WriteTransaction, SharedReadTransaction, Protocol):
+    """Changes that concern other nodes."""
+
+    def agree_limits(self, given: Mapping[bytes, Limits]) -> None:
+        """Set limits for services that have none, and, while no node renews its lease, for the others, too."""
+
+    def change_limits(self, changes: Mapping[bytes, Limits | None]) -> None:
+        """Set limits, or remove them."""
+
+    def settle(self, recalls: Iterable[tuple[bytes, int]]) -> None:
+        """Remove these recalls: no worker can receive the requests any more from these incarnations."""
+
+
+class SharedStore(Store, Protocol):
+    """A `remote` store, whose transactions are SharedReadTransaction and SharedWriteTransaction. `notifications`: None
+    where there is no channel."""
+
+    notifications: NotificationChannel | None
