@@ -9,8 +9,8 @@ from typing import Any
 
 from support.claims_store import LEASE, Look, Outcome, Settle, Writes
 
-from titanic.dispatch.claim_steps import Claim, Release, Room, Step, Writing
-from titanic.dispatch.lease import Join, Leave, Renew, Standing
+from titanic.dispatch.claim_steps import Claim, ClaimState, Release, Room, Writing
+from titanic.dispatch.lease import Join, LeaseState, Leave, Renew
 from titanic.store import Bound, ReadyRow
 
 SERVICES = (b"a", b"b")
@@ -103,7 +103,7 @@ class Node:
             self.writing.update(uuids)
             writes = Writes([self.outcomes[uuid] for uuid in uuids], core.bounded(uuids))
             self.world.ask(self, core.writing(uuids), writes)
-        if core.lease.standing is Standing.LEFT:
+        if core.lease.state is LeaseState.LEFT:
             self.world.left(self)
         elif (due := core.next_deadline()) is not None:
             at = max(self.real(due), self.world.now + 0.01)
@@ -129,7 +129,7 @@ class Node:
         for service, found in rows.items():
             for row in found:
                 hold, room, dice = self.core.holds.get(row.uuid), self.rooms().get(service), self.world.dice.random()
-                if hold is None or (hold.step is not Step.CLAIMED and not wait):
+                if hold is None or (hold.state is not ClaimState.CLAIMED and not wait):
                     continue
                 may = self.core.may_dispatch(self.now())
                 if dice < (wait if may else 0.8):

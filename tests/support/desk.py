@@ -39,7 +39,9 @@ class Desk:
         self.at_work: set[bytes] = set()
         """The requests that workers have."""
         self.reader = Reader(store)
-        self.context = ServiceContext(self._answer, self, self.writer.leaps, refusals=self.reader.refusals, **settings)
+        self.context = ServiceContext(
+            self._answer, self, self.writer.clock_jumps, refusals=self.reader.refusals, **settings
+        )
         self.services = ServiceHandler(store, self.writer, self.reader, self.context)
 
     def _answer(self, answers: Answers) -> None:

@@ -14,7 +14,7 @@ from titanic.cli.connect import connect, connect_to_look
 from titanic.cli.endpoint import Reach
 from titanic.cli.options import command, endpoint, json_flag, log_options, option
 from titanic.cli.printing import print_json, print_table
-from titanic.cli.running import Ending, say
+from titanic.cli.running import StopSignal, say
 from titanic.client.client import Client
 from titanic.schedules import Schedule, Scheduler, queue_state
 from titanic.schedules.schedule import check_name, in_utc
@@ -104,7 +104,7 @@ def _run(schedules: Sequence[Schedule], reach: Reach) -> None:
     # A signal waits for the question that is under way, so that has less time than usual: it is asked again anyway.
     with Client(reach.endpoint, timeout=reach.timeout / 3, retries=0, version=reach.mdp, key=reach.curve) as client:
         scheduler = Scheduler(client, schedules)
-        ending = Ending(scheduler.stop)
+        ending = StopSignal(scheduler.stop)
         say(f"running {counted(len(schedules), 'schedule')} at {' or '.join(reach.endpoint)}", "serving")
         scheduler.run()
     sys.exit(ending.code)

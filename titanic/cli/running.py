@@ -22,7 +22,7 @@ def say(text: str, event: str) -> None:
     click.echo(logs.line(text, event), err=True, nl=False)
 
 
-class Ending:
+class StopSignal:
     """The end of a command, which signals ask for. `code` is its exit code."""
 
     def __init__(self, stop: Callable[[], None], at_once: Callable[[], None] | None = None) -> None:

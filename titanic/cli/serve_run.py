@@ -29,10 +29,10 @@ from titanic.cli.config_file import strangers
 from titanic.cli.endpoint import Address
 from titanic.cli.exit_codes import EXIT_FAILED
 from titanic.cli.options import parse_again
-from titanic.cli.running import Ending, say
+from titanic.cli.running import StopSignal, say
 from titanic.dispatch.service_log import PresenceLog
 from titanic.errors import CallerError, StoreError, TitanicError
-from titanic.logs import Trouble
+from titanic.logs import Incident
 from titanic.server.server_access import ServerAccess
 from titanic.server.watchdog import Watchdog
 from titanic.util.sd_notify import Notifier
@@ -130,7 +130,7 @@ class Signals:
     def __init__(self) -> None:
         self.end = threading.Event()
         self.reload = threading.Event()
-        Ending(self.end.set)
+        StopSignal(self.end.set)
         signal.signal(signal.SIGHUP, lambda *_: self.reload.set())
         with contextlib.suppress(Exception):  # stderr may be no file
             faulthandler.enable()  # the watchdog ends us with SIGABRT: then every thread says where it was
@@ -237,17 +237,17 @@ class ShortageLog:
 
     def __init__(self) -> None:
         self._troubles = (
-            ("store", Trouble(log, "take new requests"), logs.event("store-full"), logs.event("store-not-full")),
-            ("disk", Trouble(log, "write"), logs.event("disk-full"), logs.event("disk-not-full")),
+            ("store", Incident(log, "take new requests"), logs.event("store-full"), logs.event("store-not-full")),
+            ("disk", Incident(log, "write"), logs.event("disk-full"), logs.event("disk-not-full")),
         )
 
     def look(self, shortages: Mapping[str, str]) -> None:
         """This is short now."""
         for name, trouble, begins, ends in self._troubles:
             if text := shortages.get(name):
-                trouble.met(text, **begins)
+                trouble.failed(text, **begins)
             else:
-                trouble.over(**ends)
+                trouble.recovered(**ends)
 
 
 class Stop:

@@ -28,7 +28,7 @@ from titanic.cli.options import (
     size,
     together,
 )
-from titanic.cli.running import Ending, say
+from titanic.cli.running import StopSignal, say
 from titanic.errors import CallerError, Contradiction
 from titanic.util import file_limits
 from titanic.util.extras import how_to_install
@@ -232,7 +232,7 @@ class Runs(Protocol):
 def run(server: Runs) -> None:
     """Serve until a signal ends it, reporting to the service manager."""
     notifier = Notifier()
-    ending = Ending(server.stop, server.stop)
+    ending = StopSignal(server.stop, server.stop)
 
     def reload(number: int, _: FrameType | None) -> None:
         server.reload()

@@ -30,7 +30,7 @@ from titanic.cli.options import (
     seconds,
 )
 from titanic.cli.printing import as_text
-from titanic.cli.running import Ending, say
+from titanic.cli.running import StopSignal, say
 from titanic.jobs.context import RequestContext, current_or_none
 from titanic.jobs.ending import Failed
 from titanic.protocol.tsp import Frames
@@ -310,7 +310,7 @@ def work(
         handler.kill_all()
 
     _watch(worker)
-    ending = Ending(worker.stop, at_once)
+    ending = StopSignal(worker.stop, at_once)
     say(f"connecting to {(' and ' if everywhere else ' or ').join(endpoint)} to work on {service}", "serving")
     worker.run()
     sys.exit(ending.code)

@@ -19,7 +19,7 @@ from titanic.cli.options import (
     seconds,
     size,
 )
-from titanic.cli.running import Ending, say
+from titanic.cli.running import StopSignal, say
 from titanic.pool.config import ChildConfig, PoolConfig
 from titanic.pool.pool import Pool
 
@@ -93,7 +93,7 @@ def worker(
     )
     config = PoolConfig(processes, memory or 0, grace, watchdog, wait_for_sources=reload)
     pool = Pool(config, child, reload=reload)
-    ending = Ending(pool.stop, pool.stop)
+    ending = StopSignal(pool.stop, pool.stop)
     say(f"starting {processes} {'process' if processes == 1 else 'processes'} for {app}", "serving")
     pool.run()
     if pool.fault:

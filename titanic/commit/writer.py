@@ -23,9 +23,9 @@ from queue import Empty, SimpleQueue
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from titanic.errors import RecordCorrupt, StoreAway, StoreCorrupt, StoreError, StoreFailed, StoreFull, WriteConflict
-from titanic.logs import Trouble, event
+from titanic.logs import Incident, event
 from titanic.store import Store, WriteTransaction
-from titanic.util.clock import Leaps
+from titanic.util.clock import ClockJumps
 
 log = logging.getLogger(__name__)
 
@@ -190,15 +190,15 @@ class Writer:
         self.start = self._thread.start
         self.call = self._thread.call
         self.stop = self._thread.stop
-        self.leaps = Leaps()
+        self.clock_jumps = ClockJumps()
         self._now_us = store.now_us
-        self.leaps.look(self._now_us())
+        self.clock_jumps.look(self._now_us())
         """The wall clock, looked at in each commit."""
         self._enqueued = self._done = 0
         """Writes that the thread got, and those that it has committed and told."""
         self._pace = UNKNOWN_PACE
         """Seconds that a commit waits, on average."""
-        self._damage = Trouble(log, "write")
+        self._damage = Incident(log, "write")
         self.commits = 0
         self.seconds = Histogram(SECONDS)
         """Seconds that commits took, with their changes."""
@@ -227,7 +227,7 @@ class Writer:
     def _commit(self, writes: list[Write], tries: int = 1) -> None:
         now_us, began, worked = self._now_us(), time.monotonic(), time.thread_time()
         at_work: Write | None = None
-        self.leaps.look(now_us)
+        self.clock_jumps.look(now_us)
         try:
             with self._store.write() as transaction:
                 if self._remote:
@@ -274,7 +274,7 @@ class Writer:
 
     def _failure(self, error: Exception) -> StoreError:
         if isinstance(error, (StoreCorrupt, RecordCorrupt)):  # this is met again and again
-            self._damage.met(error, **event("write-failed"))
+            self._damage.failed(error, **event("write-failed"))
             return error
         if isinstance(error, StoreAway):
             return error

@@ -1,2 +1,2 @@
 from titanic.dispatch.node import ClaimingNode as ClaimingNode
-from titanic.dispatch.other_nodes import OtherNodes as OtherNodes
+from titanic.dispatch.other_nodes import Cluster as Cluster

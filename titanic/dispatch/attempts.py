@@ -11,7 +11,7 @@ from typing import NamedTuple
 from broker import TRACEBACK
 from titanic.config import ServerConfig
 from titanic.dispatch.backlogs import HIGHEST, Backlog
-from titanic.protocol.endings import LEAST_PAUSE, read_ending
+from titanic.protocol.endings import LEAST_PAUSE, read_retry_hint
 from titanic.protocol.progress import Progress
 from titanic.protocol.submit_options import Policy
 from titanic.protocol.tsp import Frames
@@ -135,23 +135,23 @@ def after_failure(
     """What becomes of a request whose attempt has failed, and the bytes of its frames or text. `detail` is what the
     worker said besides the `reason`; it may say when to try again (`titanic.protocol.endings`). `unready`: since when
     no worker was ready for a request, which is kept up to date here."""
-    ending = read_ending(detail)
-    detail, waited = ending.detail, 0.0
+    hint = read_retry_hint(detail)
+    detail, waited = hint.detail, 0.0
     since = unready.pop(uuid, flight.started)
-    if ending.unready and (waited := flight.started - since) < config.unready_timeout:
+    if hint.unready and (waited := flight.started - since) < config.unready_timeout:
         unready[uuid] = since
         if len(unready) > MAX_UNREADY:
             del unready[next(iter(unready))]
-    elif ending.unready:
+    elif hint.unready:
         reason = f"no worker was ready for it within {config.unready_timeout:g} s: {reason}"
         return Finish(uuid, Status.FAILED, detail, flight.attempts, reason, flight.started), sum(map(len, detail))
-    flight.attempts += ending.counts
-    if ending.fatal or (ending.counts and flight.attempts >= flight.max_attempts):
+    flight.attempts += hint.counts
+    if hint.fatal or (hint.counts and flight.attempts >= flight.max_attempts):
         return Finish(uuid, Status.FAILED, detail, flight.attempts, reason, flight.started), sum(map(len, detail))
-    delay = ending.pause
+    delay = hint.pause
     if delay is None:
         # Requests that failed together are not tried again together.
-        pause = _growing(waited, flight, config) if ending.unready else back_off(flight, config)
+        pause = _growing(waited, flight, config) if hint.unready else back_off(flight, config)
         delay = pause * dice.uniform(0.9, 1.1)
     text = _shortened(reason, detail)
     return Postpone(uuid, delay, flight.attempts, text, flight.started, flight.deliveries + 1), len(text)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from titanic.store import Bound, Place
 
 
-class Step(Enum):
+class ClaimState(Enum):
     """How far a request is that the node holds."""
 
     CLAIMED = "claimed"
@@ -22,7 +22,7 @@ class Step(Enum):
     RETURNING = "returning"
 
 
-class Happening(Enum):
+class ClaimEvent(Enum):
     """What the dispatcher tells of a request."""
 
     SENT = "sent"
@@ -30,12 +30,12 @@ class Happening(Enum):
     ENDED = "ended"
 
 
-TRANSITIONS: dict[tuple[Step, Happening], Step] = {
-    (Step.CLAIMED, Happening.SENT): Step.FLYING,
-    (Step.CLAIMED, Happening.GIVEN_BACK): Step.RETURNING,
-    (Step.CLAIMED, Happening.ENDED): Step.SETTLING,  # its time to live was over
-    (Step.FLYING, Happening.GIVEN_BACK): Step.RETURNING,
-    (Step.FLYING, Happening.ENDED): Step.SETTLING,
+TRANSITIONS: dict[tuple[ClaimState, ClaimEvent], ClaimState] = {
+    (ClaimState.CLAIMED, ClaimEvent.SENT): ClaimState.FLYING,
+    (ClaimState.CLAIMED, ClaimEvent.GIVEN_BACK): ClaimState.RETURNING,
+    (ClaimState.CLAIMED, ClaimEvent.ENDED): ClaimState.SETTLING,  # its time to live was over
+    (ClaimState.FLYING, ClaimEvent.GIVEN_BACK): ClaimState.RETURNING,
+    (ClaimState.FLYING, ClaimEvent.ENDED): ClaimState.SETTLING,
 }
 """What has no entry changes nothing."""
 
@@ -78,7 +78,7 @@ class Hold:
     """A request that the node holds."""
 
     place: Place
-    step: Step
+    state: ClaimState
     since: int
     """The number of the answer by which it was claimed, or claimed again: what was asked before is about an earlier
     claim."""

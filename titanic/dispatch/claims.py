@@ -29,8 +29,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from broker import earliest
-from titanic.dispatch.claim_steps import TRANSITIONS, Claim, Happening, Hold, Release, Room, Step, Writing
-from titanic.dispatch.lease import Join, Lease, LeaseCall, Leave, Renew, Standing
+from titanic.dispatch.claim_steps import TRANSITIONS, Claim, ClaimEvent, ClaimState, Hold, Release, Room, Writing
+from titanic.dispatch.lease import Join, Lease, LeaseCall, LeaseState, Leave, Renew
 from titanic.store import Bound, Joined, LeaseConfig, Place, ReadyRow, Renewed, priority_in
 
 LOOK_AGAIN = 1.0
@@ -78,7 +78,7 @@ class ClaimsCore:
     @property
     def writes(self) -> bool:
         """Whether outcomes can be written now; they are kept otherwise."""
-        return self.lease.standing is Standing.INSIDE
+        return self.lease.state is LeaseState.INSIDE
 
     @property
     def busy(self) -> bool:
@@ -110,23 +110,23 @@ class ClaimsCore:
 
     def sent(self, uuid: bytes) -> None:
         """The request is on its way to a worker."""
-        self._happened(uuid, Happening.SENT)
+        self._change(uuid, ClaimEvent.SENT)
 
     def given_back(self, uuids: Iterable[bytes]) -> None:
         """No worker has these, and they are not to be sent from here now."""
         for uuid in uuids:
-            self._happened(uuid, Happening.GIVEN_BACK)
+            self._change(uuid, ClaimEvent.GIVEN_BACK)
 
     def ended(self, uuid: bytes) -> None:
         """The attempt is over; its outcome is to be written."""
-        self._happened(uuid, Happening.ENDED)
+        self._change(uuid, ClaimEvent.ENDED)
 
     def forgotten(self, uuid: bytes) -> None:
         """The request has left the store, and no worker here has it: there will be no outcome. One that counts for a
         bound is released: it does not count any more."""
         hold = self.holds.get(uuid)
         if hold is not None and hold.bounded:
-            self._happened(uuid, Happening.GIVEN_BACK)
+            self._change(uuid, ClaimEvent.GIVEN_BACK)
         else:
             self._drop(uuid)
 
@@ -141,7 +141,7 @@ class ClaimsCore:
         if not self._watched or self.lease.lasts(now):
             return []
         self._watched = False
-        return [uuid for uuid, hold in self.holds.items() if hold.step is Step.FLYING]
+        return [uuid for uuid, hold in self.holds.items() if hold.state is ClaimState.FLYING]
 
     # -- the lease -------------------------------------------------------------------------------------------
 
@@ -153,9 +153,9 @@ class ClaimsCore:
             self.lease.hasten(now)
         if not self.lease.is_due(now):
             return None
-        if self.lease.standing is Standing.OUTSIDE:  # others may have claimed as many as the bound allows since its end
-            self.given_back([u for u, hold in self.holds.items() if hold.bounded and hold.step is Step.CLAIMED])
-        held = [hold.place for hold in self.holds.values() if hold.step is not Step.RETURNING]
+        if self.lease.state is LeaseState.OUTSIDE:  # others may have claimed as many as the bound allows since its end
+            self.given_back([u for u, hold in self.holds.items() if hold.bounded and hold.state is ClaimState.CLAIMED])
+        held = [hold.place for hold in self.holds.values() if hold.state is not ClaimState.RETURNING]
         if self.draining and not held:
             return self.lease.leave(now)
         return self.lease.renew(now) if self.writes else self.lease.join(now, held)
@@ -167,13 +167,15 @@ class ClaimsCore:
         self._claim = self._release = None  # under the one before: what they did is undone
         self._watched = True
         number = self.lease.take_number()
-        self.given_back([u for u, hold in self.holds.items() if hold.step is Step.CLAIMED and u not in answer.held])
+        self.given_back(
+            [u for u, hold in self.holds.items() if hold.state is ClaimState.CLAIMED and u not in answer.held]
+        )
         for place in op.held:
             if place.uuid in answer.held:
                 # One that is not held any more has been claimed by the one before after all: it is not wanted here.
-                hold = self.holds.setdefault(place.uuid, Hold(place, Step.RETURNING, number))
+                hold = self.holds.setdefault(place.uuid, Hold(place, ClaimState.RETURNING, number))
                 hold.since = number
-                if hold.step is Step.RETURNING:
+                if hold.state is ClaimState.RETURNING:
                     self._returning.add(place.uuid)
 
     def renewed(self, op: Renew, answer: Renewed, now: float) -> None:
@@ -194,7 +196,7 @@ class ClaimsCore:
     def drain(self) -> None:
         """Claim and send nothing more, and leave when nothing is held any more."""
         self.draining = True
-        self.given_back([uuid for uuid, hold in self.holds.items() if hold.step is Step.CLAIMED])
+        self.given_back([uuid for uuid, hold in self.holds.items() if hold.state is ClaimState.CLAIMED])
 
     def abandon(self) -> None:
         """Do not wait any longer for what is held: others can claim it when this node has left."""
@@ -309,7 +311,7 @@ class ClaimsCore:
                 again.append(uuid)
             elif hold is not None and (hold.since > op.number or (hold.bounded and stale)):
                 # If it waits again already, it may be claimed here; or it may count for the next one by now.
-                hold.step = Step.RETURNING
+                hold.state = ClaimState.RETURNING
                 self._returning.add(uuid)
             else:
                 self._drop(uuid)
@@ -332,11 +334,11 @@ class ClaimsCore:
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _happened(self, uuid: bytes, what: Happening) -> None:
+    def _change(self, uuid: bytes, event: ClaimEvent) -> None:
         hold = self.holds.get(uuid)
-        if hold is not None and (step := TRANSITIONS.get((hold.step, what))) is not None:
-            hold.step = step
-            if step is Step.RETURNING:
+        if hold is not None and (state := TRANSITIONS.get((hold.state, event))) is not None:
+            hold.state = state
+            if state is ClaimState.RETURNING:
                 self._returning.add(uuid)
 
     def _grant(self, service: bytes, row: ReadyRow, number: int) -> bool:
@@ -347,7 +349,7 @@ class ClaimsCore:
             hold.since = number
             return False
         place = Place(service, 9 - priority_in(row.key), row.uuid)
-        self.holds[row.uuid] = Hold(place, Step.CLAIMED, number)
+        self.holds[row.uuid] = Hold(place, ClaimState.CLAIMED, number)
         if row.uuid in self._gone:  # it was claimed before its outcome was written, which was answered first
             self.given_back([row.uuid])
             return False

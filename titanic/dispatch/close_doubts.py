@@ -22,7 +22,7 @@ class _Doubt:
             self.then()
 
 
-class CloseDoubts:
+class PendingCloses:
     """Those of this node's dispatcher. Methods are called in the loop's thread."""
 
     def __init__(self, core: DispatchCore) -> None:

@@ -20,7 +20,7 @@ from broker import (
     SessionChannel,
     earliest,
 )
-from titanic.logs import Trouble
+from titanic.logs import Incident
 
 log = logging.getLogger(__name__)
 
@@ -33,10 +33,10 @@ SHORTAGE_PAUSE = 0.5
 
 class Shortage:
     """For one socket that wants to be opened when the process may have no more sockets or files: it does without for a
-    while, then tries again. The broker is no less there than before, and other connections go on. `trouble` tells of
+    while, then tries again. The broker is no less there than before, and other connections go on. `incident` reports
     all sockets together."""
 
-    trouble = Trouble(log, "reach the broker")
+    incident = Incident(log, "reach the broker")
 
     def __init__(self) -> None:
         self.ends: float | None = None
@@ -46,16 +46,16 @@ class Shortage:
         """Whether it is too soon to try again."""
         return self.ends is not None and now < self.ends
 
-    def met(self, error: OutOfSockets, now: float) -> None:
+    def failed(self, error: OutOfSockets, now: float) -> None:
         """No socket could be had."""
-        self.trouble.met(error)
+        self.incident.failed(error)
         self.ends = now + SHORTAGE_PAUSE
 
-    def over(self) -> None:
+    def recovered(self) -> None:
         """There is a socket, or none is wanted."""
         if self.ends is not None:
             self.ends = None
-            self.trouble.over()
+            self.incident.recovered()
 
 
 class BrokerDiscovery(Channel):
@@ -117,9 +117,9 @@ class BrokerDiscovery(Channel):
                 self._ask(now)
             else:
                 self._dealer.send([])
-            self._shortage.over()
+            self._shortage.recovered()
         except OutOfSockets as error:
-            self._shortage.met(error, now)
+            self._shortage.failed(error, now)
             self._begin(now)
         if self._ask_at is None and self._dealer.linked:
             if self._asks:
@@ -215,9 +215,9 @@ class Connection(SessionChannel[ClientSession]):
             self.session.lost(now)
         try:
             self._dealer.send(self.session.take_output())
-            self._shortage.over()
+            self._shortage.recovered()
         except OutOfSockets as error:
-            self._shortage.met(error, now)
+            self._shortage.failed(error, now)
             self.away = True  # all of it is sent again when there is a socket
 
     def _lost(self, now: float) -> None:

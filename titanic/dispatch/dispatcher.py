@@ -20,16 +20,16 @@ from titanic import dispatch
 from titanic.commit.writer import LIGHT_BYTES, Writer
 from titanic.config import ServerConfig
 from titanic.dispatch.attempts import Finish, Send
-from titanic.dispatch.close_doubts import CloseDoubts
+from titanic.dispatch.close_doubts import PendingCloses
 from titanic.dispatch.core import DispatchCore
-from titanic.dispatch.ending import Ending
+from titanic.dispatch.ending import Shutdown
 from titanic.dispatch.fetching import Fetching, LocalFetch
 from titanic.dispatch.maintenance import Maintenance, RemoteMaintenance
 from titanic.dispatch.outcomes import Outcomes, OutcomeWrite
 from titanic.dispatch.progress import known_progress
-from titanic.dispatch.read_aside import ReadAside
+from titanic.dispatch.read_aside import BackgroundReader
 from titanic.dispatch.service_log import FailureLog
-from titanic.dispatch.settings_here import SettingsHere
+from titanic.dispatch.settings_here import ServiceSettingsCache
 from titanic.dispatch.transport import Transport
 from titanic.dispatch.waiters import MOST_WAITERS, Waiters
 from titanic.errors import StoreError
@@ -78,15 +78,15 @@ class Dispatcher(Channel):
         self.failures = FailureLog()
         self._refusals = reader.refusals
         self.maintenance: Maintenance
-        self.settings = SettingsHere(store, self.core, self.arrived, self.call)
+        self.settings = ServiceSettingsCache(store, self.core, self.arrived, self.call)
         self._fetching: Fetching
-        self._doubts = CloseDoubts(self.core)
+        self._doubts = PendingCloses(self.core)
         self.node: dispatch.ClaimingNode | None = None
         """This process as one of those that share the store; None: it has the store to itself."""
-        self.others: dispatch.OtherNodes | None = None
+        self.others: dispatch.Cluster | None = None
         """The others, if news go between them."""
         if store.remote:
-            aside = ReadAside(store, reader.call, self.call)
+            aside = BackgroundReader(store, reader.call, self.call)
             self.maintenance = RemoteMaintenance(config, store, writer, self.core, self.call, self._expired, aside)
             tell = self._send, self._written
             node = dispatch.ClaimingNode(config, store, writer, self.core, *tell, aside, self.settings, self.call)
@@ -94,7 +94,7 @@ class Dispatcher(Channel):
             self.maintenance.returned = node.returned
             if (line := cast(SharedStore, store).notifications) is not None:
                 parts = node, self.core, self.waiters, self._doubts
-                self.others = dispatch.OtherNodes(line, *parts, writer, aside, self.call)
+                self.others = dispatch.Cluster(line, *parts, writer, aside, self.call)
                 self.settings.tell_others = self.others.settings_changed
         else:
             self.maintenance = Maintenance(config, store, writer, self.core, self.call, self._expired)
@@ -109,7 +109,7 @@ class Dispatcher(Channel):
         self._writer = writer
         self.transport: Transport | None = None
         """What requests travel by; None: no broker is known yet."""
-        self._ending = Ending()
+        self._shutdown = Shutdown()
         self._started = self._ended = False
         self._tell_again_at: float | None = None
         """When to tell how many requests were dispatched again."""
@@ -163,10 +163,10 @@ class Dispatcher(Channel):
         """Send nothing new, and give what is in flight `grace` seconds to come back and reach the disk. A store that
         cannot be used any more is not waited for."""
         self.call(self._set_stopping)
-        self._ending.wait_settled(grace, self._may_settle)
-        if not self._ending.settled.is_set():
+        self._shutdown.wait_settled(grace, self._may_settle)
+        if not self._shutdown.settled.is_set():
             self.call(self._give_up)
-            self._ending.wait_settled(LAST_WRITE, self._may_settle)
+            self._shutdown.wait_settled(LAST_WRITE, self._may_settle)
             self.call(self.maintenance.begin)  # back into the queue, for other nodes, too
 
     def _may_settle(self) -> bool:
@@ -181,7 +181,7 @@ class Dispatcher(Channel):
         """Do nothing more; the loop goes on. What is in flight is executed again after the next start."""
         if self.alive:
             self.call(self.waiters.dismiss)
-            self._ending.wait_dismissed()
+            self._shutdown.wait_dismissed()
             self.call(self._end)
         if self.node is not None:
             self.node.stop()
@@ -295,9 +295,9 @@ class Dispatcher(Channel):
                 node.forgotten(uuid)
             self._doubts.over(uuid)
         if core.stopping and not core.flights and not self._fetching.busy:
-            self._ending.settled.set()
+            self._shutdown.settled.set()
         if self.waiters.dismissed:
-            self._ending.dismissed.set()
+            self._shutdown.dismissed.set()
 
     # -- inside ----------------------------------------------------------------------------------------------
 
@@ -346,7 +346,7 @@ class Dispatcher(Channel):
         """Do nothing more, and let nobody wait for it."""
         self._ended = True
         self.failures.finish()
-        self._ending.over()
+        self._shutdown.over()
 
     def _is_running(self, uuid: bytes) -> bool:
         """Whether an outcome of this request is to be expected that its clients may hear."""

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from titanic.errors import InvalidRequest, RecordCorrupt, StoreFull
-from titanic.logs import Trouble, event
+from titanic.logs import Incident, event
 from titanic.protocol.submit_options import DEFAULT_PRIORITY
 from titanic.store import Description, KnownSettings, NewRequest, WriteTransaction
 
@@ -16,14 +16,14 @@ log = logging.getLogger(__name__)
 OPTIONS = b'{"type": "application/json"}'
 
 
-class EndRequests:
+class CompletionEvents:
     """What is to be stored, by the settings as they are known. One thread at a time may call."""
 
     def __init__(self, settings: KnownSettings, arrived: Callable[[Mapping[bytes, int], int | None], None]) -> None:
         """`arrived`: is told which services have something new."""
         self.settings = settings
         self._arrived = arrived
-        self._trouble = Trouble(log, "store a request for the end of another")
+        self._incident = Incident(log, "store a request for the end of another")
 
     def store(self, transaction: WriteTransaction, uuids: Sequence[bytes], now_us: int) -> Stored:
         """Store a request for each of these that ended in this transaction, where one is wanted."""
@@ -42,7 +42,7 @@ class EndRequests:
         """This is on disk."""
         self.settings.missed += stored.missed
         if stored.error is not None:
-            self._trouble.met(stored.error, **event("no-room-for-end"))
+            self._incident.failed(stored.error, **event("no-room-for-end"))
         if stored.services:
             self._arrived(stored.services, None)
 

@@ -13,7 +13,7 @@ GRACE_LOOK = 0.5
 """Seconds between looks whether it still makes sense to wait for what is in flight."""
 
 
-class Ending:
+class Shutdown:
     """`settled`: nothing is in flight, nor on its way to the store. `dismissed`: all clients that waited have their
     answers."""
 

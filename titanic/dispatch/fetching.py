@@ -16,10 +16,10 @@ from titanic.dispatch.attempts import Send
 from titanic.dispatch.backlogs import Fetch
 from titanic.dispatch.core import DispatchCore
 from titanic.errors import RecordCorrupt, StoreError
-from titanic.logs import Trouble
+from titanic.logs import Incident
 from titanic.protocol.submit_options import DEFAULT_PRIORITY
 from titanic.store import ReadyRow, Store
-from titanic.util.clock import Leaps
+from titanic.util.clock import ClockJumps
 
 log = logging.getLogger(__name__)
 
@@ -70,12 +70,12 @@ class LocalFetch:
         self._store = store
         self._core = core
         self._send = send
-        self._clock = Leaps()
+        self._clock = ClockJumps()
         self._now_us = store.now_us
         self._clock.look(self._now_us())
         """The wall clock, as the dispatcher sees it."""
-        self._damage = Trouble(log, "dispatch")
-        self._unread = Trouble(log, "read what to dispatch")
+        self._damage = Incident(log, "dispatch")
+        self._unread = Incident(log, "read what to dispatch")
 
     def begin(self) -> None:
         self._read_settings()
@@ -99,7 +99,7 @@ class LocalFetch:
             with self._store.read() as transaction:
                 self._core.emptied([name for name in names if transaction.oldest(name) is None])
         except StoreError as error:
-            self._unread.met(error)
+            self._unread.failed(error)
 
     def _read(self, fetches: Sequence[Fetch], left: int, now: float) -> int:
         """Read the store once, bodies of `left` bytes at most; how many are left then."""
@@ -112,14 +112,14 @@ class LocalFetch:
                     try:
                         rows = transaction.next_ready(service, after, limit, left, skip=self._core.flights)
                     except RecordCorrupt as damage:
-                        self._damage.met(damage)
+                        self._damage.failed(damage)
                         self._core.damaged(service, damage.uuid, str(damage), now)
                     else:
                         left -= _bytes(rows)
                         self._core.fetched(service, rows, now, sure_us)
-            self._unread.over()
+            self._unread.recovered()
         except StoreError as error:
-            self._unread.met(error)
+            self._unread.failed(error)
             for fetch in fetches:
                 self._core.unreadable(fetch.service, now)
         return left

@@ -29,7 +29,7 @@ from typing import NamedTuple
 from titanic.store import Joined, LeaseConfig, Place, Renewed, Silent
 
 
-class Standing(Enum):
+class LeaseState(Enum):
     """Where a node stands with the store."""
 
     OUTSIDE = "outside"
@@ -39,7 +39,7 @@ class Standing(Enum):
     REFUSED = "refused"
 
 
-class Word(Enum):
+class LeaseEvent(Enum):
     """What a node hears of its incarnation."""
 
     JOINED = "joined"
@@ -50,25 +50,25 @@ class Word(Enum):
     TOO_OLD = "too old"
 
 
-TRANSITIONS: dict[tuple[Standing, Word], Standing] = {
-    (Standing.OUTSIDE, Word.JOINED): Standing.INSIDE,
-    (Standing.OUTSIDE, Word.LEFT): Standing.LEFT,
-    (Standing.OUTSIDE, Word.TOO_OLD): Standing.REFUSED,
-    (Standing.INSIDE, Word.OVER): Standing.OUTSIDE,
-    (Standing.INSIDE, Word.UNKNOWN): Standing.DOUBTED,
-    (Standing.INSIDE, Word.LEFT): Standing.LEFT,
-    (Standing.INSIDE, Word.TOO_OLD): Standing.REFUSED,
-    (Standing.DOUBTED, Word.JOINED): Standing.INSIDE,
-    (Standing.DOUBTED, Word.STILLBORN): Standing.OUTSIDE,
-    (Standing.DOUBTED, Word.OVER): Standing.OUTSIDE,
-    (Standing.DOUBTED, Word.LEFT): Standing.LEFT,
-    (Standing.DOUBTED, Word.TOO_OLD): Standing.REFUSED,
+TRANSITIONS: dict[tuple[LeaseState, LeaseEvent], LeaseState] = {
+    (LeaseState.OUTSIDE, LeaseEvent.JOINED): LeaseState.INSIDE,
+    (LeaseState.OUTSIDE, LeaseEvent.LEFT): LeaseState.LEFT,
+    (LeaseState.OUTSIDE, LeaseEvent.TOO_OLD): LeaseState.REFUSED,
+    (LeaseState.INSIDE, LeaseEvent.OVER): LeaseState.OUTSIDE,
+    (LeaseState.INSIDE, LeaseEvent.UNKNOWN): LeaseState.DOUBTED,
+    (LeaseState.INSIDE, LeaseEvent.LEFT): LeaseState.LEFT,
+    (LeaseState.INSIDE, LeaseEvent.TOO_OLD): LeaseState.REFUSED,
+    (LeaseState.DOUBTED, LeaseEvent.JOINED): LeaseState.INSIDE,
+    (LeaseState.DOUBTED, LeaseEvent.STILLBORN): LeaseState.OUTSIDE,
+    (LeaseState.DOUBTED, LeaseEvent.OVER): LeaseState.OUTSIDE,
+    (LeaseState.DOUBTED, LeaseEvent.LEFT): LeaseState.LEFT,
+    (LeaseState.DOUBTED, LeaseEvent.TOO_OLD): LeaseState.REFUSED,
 }
 """What has no entry changes nothing."""
 
-IN_FORCE = (Standing.INSIDE, Standing.DOUBTED)
+IN_FORCE = (LeaseState.INSIDE, LeaseState.DOUBTED)
 """Where the lease counts."""
-OUT = (Standing.LEFT, Standing.REFUSED)
+OUT = (LeaseState.LEFT, LeaseState.REFUSED)
 
 
 class Join(NamedTuple):
@@ -105,7 +105,7 @@ class Lease:
 
     def __init__(self, draw: Callable[[], int], config: LeaseConfig | None = None) -> None:
         self.config = config or LeaseConfig()
-        self.standing = Standing.OUTSIDE
+        self.state = LeaseState.OUTSIDE
         self.incarnation: int | None = None
         """The last one that was joined."""
         self.until = -math.inf
@@ -124,7 +124,7 @@ class Lease:
 
     def lasts(self, now: float) -> bool:
         """Whether the node may dispatch what it holds."""
-        return now < self.until and self.standing in IN_FORCE
+        return now < self.until and self.state in IN_FORCE
 
     def take_number(self) -> int:
         """A number for what is asked or answered: later ones are higher."""
@@ -133,13 +133,13 @@ class Lease:
 
     def next_deadline(self) -> float | None:
         """When to ask the store."""
-        return self.due_at if self.asked is None and self.standing not in OUT else None
+        return self.due_at if self.asked is None and self.state not in OUT else None
 
     # -- what is to be asked ---------------------------------------------------------------------------------
 
     def is_due(self, now: float) -> bool:
         """Whether one of the following is to be asked now. One is on its way at a time."""
-        return self.asked is None and now >= self.due_at and self.standing not in OUT
+        return self.asked is None and now >= self.due_at and self.state not in OUT
 
     def join(self, now: float, held: list[Place]) -> Join:
         """Join the others: where it is not INSIDE. The number stays the same until there is an answer."""
@@ -173,9 +173,9 @@ class Lease:
         self.asked = None
         self.incarnation, self.drawn = op.incarnation, None
         if not answer.alive:
-            self._stop(Word.STILLBORN, now)
+            self._stop(LeaseEvent.STILLBORN, now)
             return False
-        self._hear(Word.JOINED)
+        self._change(LeaseEvent.JOINED)
         self._extend(op)
         self._look(answer.others, now)
         return True
@@ -187,27 +187,27 @@ class Lease:
         self.asked = None
         if not answer.alive:
             self.over(now)
-        elif self.standing in IN_FORCE:
+        elif self.state in IN_FORCE:
             self._extend(op)
             self._look(answer.others, now)
 
     def left(self, op: Leave) -> None:
         """Nothing can be claimed by it any more."""
         if op == self.asked:
-            self._stop(Word.LEFT, math.inf)
+            self._stop(LeaseEvent.LEFT, math.inf)
 
     def refused(self) -> None:
         """The store is in a format of a later version. Nothing is dispatched or written any more."""
-        self._stop(Word.TOO_OLD, math.inf)
+        self._stop(LeaseEvent.TOO_OLD, math.inf)
 
     def over(self, now: float) -> None:
         """Others have ended this incarnation: join again, at once."""
-        self._stop(Word.OVER, now)
+        self._stop(LeaseEvent.OVER, now)
 
     def doubt(self, now: float) -> None:
         """Nobody knows what became of a statement under this incarnation: join again, at once."""
-        if self.standing is Standing.INSIDE:
-            self._hear(Word.UNKNOWN)
+        if self.state is LeaseState.INSIDE:
+            self._change(LeaseEvent.UNKNOWN)
             self.hasten(now)
 
     def hasten(self, now: float) -> None:
@@ -222,12 +222,12 @@ class Lease:
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _hear(self, word: Word) -> None:
-        self.standing = TRANSITIONS.get((self.standing, word), self.standing)
+    def _change(self, event: LeaseEvent) -> None:
+        self.state = TRANSITIONS.get((self.state, event), self.state)
 
-    def _stop(self, word: Word, now: float) -> None:
+    def _stop(self, event: LeaseEvent, now: float) -> None:
         self.until = -math.inf
-        self._hear(word)
+        self._change(event)
         self.hasten(now)
 
     def _extend(self, op: Join | Renew) -> None:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Collection, Sequence
 from titanic.commit.writer import Write, Writer
 from titanic.config import ServerConfig
 from titanic.dispatch.core import DispatchCore
-from titanic.dispatch.end_requests import EndRequests, Stored
-from titanic.dispatch.read_aside import ReadAside
+from titanic.dispatch.end_requests import CompletionEvents, Stored
+from titanic.dispatch.read_aside import BackgroundReader
 from titanic.errors import RecordCorrupt, StoreCorrupt, StoreError
-from titanic.logs import Trouble, event
+from titanic.logs import Incident, event
 from titanic.store import PINS_MUCH, ReadTransaction, Status, Store, WriteTransaction
 
 log = logging.getLogger(__name__)
@@ -76,9 +76,9 @@ class Maintenance:
         self.expired = expired
         self.returned: Callable[[Collection[bytes]], None] = core.returned
         """Is told which services have requests again."""
-        self.ends: EndRequests | None = None
+        self.ends: CompletionEvents | None = None
         """Stores what is wanted when requests have ended."""
-        self.leaps = writer.leaps
+        self.clock_jumps = writer.clock_jumps
         """The wall clock, as the writer sees it."""
         self._readers_at = 0.0
         """When to look for readers."""
@@ -89,9 +89,9 @@ class Maintenance:
         self._store = store
         self.now_us = store.now_us
         self._writer = writer
-        self._due_trouble = Trouble(log, "read what is due")
-        self._readers_trouble = Trouble(log, "look for readers")
-        self._sync_trouble = Trouble(log, "sync the store")
+        self._due_incident = Incident(log, "read what is due")
+        self._readers_incident = Incident(log, "look for readers")
+        self._sync_incident = Incident(log, "sync the store")
 
     def begin(self) -> None:
         """Do what is due."""
@@ -113,9 +113,9 @@ class Maintenance:
             if killed := self._store.reader_check():
                 log.warning("%d readers of the store ended without a word", killed)
             self._name_readers()
-            self._readers_trouble.over()
+            self._readers_incident.recovered()
         except StoreError as error:
-            self._readers_trouble.met(error)
+            self._readers_incident.failed(error)
 
     def _name_readers(self) -> None:
         readers = self._store.readers()
@@ -131,9 +131,9 @@ class Maintenance:
     def _sync(self) -> None:
         try:
             self._store.sync()
-            self._sync_trouble.over()
+            self._sync_incident.recovered()
         except StoreError as error:
-            self._sync_trouble.met(error, **event("write-failed"))
+            self._sync_incident.failed(error, **event("write-failed"))
 
     def look(self) -> None:
         """Set the alarm to what the store says now."""
@@ -141,15 +141,15 @@ class Maintenance:
             with self._store.read() as transaction:
                 due = self.next_due(transaction)
             # A clock that was wrong may have delayed what is delayed.
-            self.set_alarm(due if self.leaps.unchecked is None else 0)
-            self._due_trouble.over()
+            self.set_alarm(due if self.clock_jumps.unchecked is None else 0)
+            self._due_incident.recovered()
         except StoreError as error:
-            self._due_trouble.met(error)
+            self._due_incident.failed(error)
             self.set_alarm(self.now_us() + pause_us(error))
 
     def next_due(self, transaction: ReadTransaction) -> int | None:
         """When something is due (µs since the epoch). Any thread may ask."""
-        return transaction.next_due(self.config.retention, self.core.flights, self.leaps.ahead_us)
+        return transaction.next_due(self.config.retention, self.core.flights, self.clock_jumps.ahead_us)
 
     def set_alarm(self, due_us: int | None) -> None:
         """Something is due then (µs since the epoch), and nothing earlier; None: nothing is."""
@@ -178,7 +178,7 @@ class RemoteMaintenance(Maintenance):
         core: DispatchCore,
         call: Callable[..., None],
         expired: Callable[[Sequence[tuple[bytes, bytes]]], None],
-        aside: ReadAside,
+        aside: BackgroundReader,
     ) -> None:
         super().__init__(config, store, writer, core, call, expired)
         self._aside = aside
@@ -210,8 +210,8 @@ class RemoteMaintenance(Maintenance):
 
     def _looked(self, due: int | None) -> None:
         self._looking = False
-        self._due_trouble.over()
-        if self.leaps.unchecked is not None:
+        self._due_incident.recovered()
+        if self.clock_jumps.unchecked is not None:
             due = 0
         if not self._stale:
             self.set_alarm(due)
@@ -220,7 +220,7 @@ class RemoteMaintenance(Maintenance):
 
     def _not_looked(self, error: StoreError) -> None:
         self._looking = False
-        self._due_trouble.met(error)
+        self._due_incident.failed(error)
         self.set_alarm(self.now_us() + pause_us(error))
 
 
@@ -246,8 +246,8 @@ class MaintenanceWrite:
 
     def apply(self, transaction: WriteTransaction, now_us: int) -> None:
         maintenance = self._maintenance
-        leaps = maintenance.leaps
-        ahead_us = leaps.ahead_us
+        clock_jumps = maintenance.clock_jumps
+        ahead_us = clock_jumps.ahead_us
         self._services = [service for service, _ in transaction.promote(now_us, self._step)]
         self._expired = transaction.expire(now_us, self._step, maintenance.core.flights, ahead_us)
         self._stored = None
@@ -255,9 +255,9 @@ class MaintenanceWrite:
             self._stored = maintenance.ends.store(transaction, [uuid for uuid, _ in self._expired], now_us)
         self._clamped, self._unchecked = 0, None
         trimmed = transaction.trim(now_us, maintenance.config.retention, self._step, ahead_us)
-        if leaps.unchecked is not None:
+        if clock_jumps.unchecked is not None:
             right_us = now_us + maintenance.apart_us
-            self._clamped, self._unchecked = transaction.clamp_timers(right_us, leaps.unchecked, self._step)
+            self._clamped, self._unchecked = transaction.clamp_timers(right_us, clock_jumps.unchecked, self._step)
         self._due = maintenance.next_due(transaction)
         self._moved = bool(self._services or self._expired or any(trimmed[:4]) or self._due == 0)
         if self._unchecked is not None:
@@ -270,7 +270,7 @@ class MaintenanceWrite:
         return [MaintenanceWrite(self._maintenance, self._step // 4)] if self._step >= 4 else []
 
     def committed(self) -> None:
-        self._maintenance.leaps.unchecked = self._unchecked
+        self._maintenance.clock_jumps.unchecked = self._unchecked
         if self._clamped:
             log.warning(
                 "%d delays, times to live and keys were given by a clock that was ahead: they end sooner",

@@ -30,10 +30,10 @@ from titanic.dispatch.claim_steps import Claim, Release, Room, Writing
 from titanic.dispatch.claim_writes import ClaimWrite, ReleaseWrite
 from titanic.dispatch.claims import LOOK_AGAIN, ClaimsCore
 from titanic.dispatch.core import DispatchCore
-from titanic.dispatch.lease import OUT, Join, LeaseCall, Leave, Renew, Standing
+from titanic.dispatch.lease import OUT, Join, LeaseCall, LeaseState, Leave, Renew
 from titanic.dispatch.outcomes import Outcomes, OutcomeWrite
-from titanic.dispatch.read_aside import ReadAside
-from titanic.dispatch.settings_here import SettingsHere
+from titanic.dispatch.read_aside import BackgroundReader
+from titanic.dispatch.settings_here import ServiceSettingsCache
 from titanic.errors import (
     OtherLease,
     OutcomeUnknown,
@@ -44,9 +44,9 @@ from titanic.errors import (
     StoreTooOld,
     TitanicError,
 )
-from titanic.logs import Trouble, event
+from titanic.logs import Incident, event
 from titanic.store import Bound, Claimed, ClaimingStore, Joined, NodeFacts, ReadTransaction, ReadyRow, Renewed, Store
-from titanic.util.clock import Leaps, elapsed
+from titanic.util.clock import ClockJumps, elapsed
 from titanic.version import __version__
 
 log = logging.getLogger(__name__)
@@ -65,8 +65,8 @@ class ClaimingNode:
         core: DispatchCore,
         send: Callable[[Sequence[Send], float], None],
         written: Callable[[Outcomes, Outcomes, Outcomes], None],
-        aside: ReadAside,
-        settings: SettingsHere,
+        aside: BackgroundReader,
+        settings: ServiceSettingsCache,
         call: Callable[..., None],
     ) -> None:
         """`send`: gives requests to the transport. `written`: is told of outcomes that are committed, as OutcomeWrite
@@ -100,7 +100,7 @@ class ClaimingNode:
         self.settings = settings
         self._call = call
         self._thread: BatchThread[None] = BatchThread("lease", _nothing)
-        self._clock = Leaps()
+        self._clock = ClockJumps()
         self._now_us = store.now_us
         self._clock.look(self._now_us())
         self.turn_at: float | None = 0.0
@@ -117,9 +117,9 @@ class ClaimingNode:
         """When workers that have come since are sent on, by the clock of ClaimsCore."""
         self._dispatched = True
         """Whether it could dispatch when it was looked at last."""
-        self._unread = Trouble(log, "claim what to dispatch")
-        self._unrenewed = Trouble(log, "renew this node's lease")
-        self._damage = Trouble(log, "dispatch")
+        self._unread = Incident(log, "claim what to dispatch")
+        self._unrenewed = Incident(log, "renew this node's lease")
+        self._damage = Incident(log, "dispatch")
         core.backlogs.shared = True
 
     def reconfigure(self, config: ServerConfig) -> None:
@@ -159,7 +159,7 @@ class ClaimingNode:
     @property
     def has_left(self) -> bool:
         """Whether it was drained, and nothing is left."""
-        return self.claims.lease.standing is Standing.LEFT
+        return self.claims.lease.state is LeaseState.LEFT
 
     def incarnation(self) -> int | None:
         """The number under which it claims; None: it has none. Any thread may ask, as for the rest."""
@@ -194,7 +194,7 @@ class ClaimingNode:
 
     def _know_cut_off(self, now: float) -> None:
         lease = self.claims.lease
-        cut_off = self._unreached and self.others() and not lease.lasts(now) and lease.standing not in OUT
+        cut_off = self._unreached and self.others() and not lease.lasts(now) and lease.state not in OUT
         if cut_off is not self.cut_off:
             self.cut_off = cut_off
             if cut_off:
@@ -235,7 +235,7 @@ class ClaimingNode:
 
     def _reached(self) -> None:
         self._unreached = False
-        self._unrenewed.over()
+        self._unrenewed.recovered()
 
     def _renewed(self, op: Renew, answer: Renewed) -> None:
         self._reached()
@@ -260,7 +260,7 @@ class ClaimingNode:
 
     def _unanswered(self, op: LeaseCall, error: StoreError) -> None:
         self._unreached = True
-        self._unrenewed.met(error)
+        self._unrenewed.failed(error)
         self.claims.failed(op, elapsed(), unchanged=False)
 
     # -- claims ----------------------------------------------------------------------------------------------
@@ -304,7 +304,7 @@ class ClaimingNode:
         if not core.backlogs.surveys and now >= self._look_at:
             self._look_at = now + LOOK_AGAIN
             absent = {name: backlog.news for name, backlog in core.backlogs.items() if not backlog.room}
-            self._aside.read(_waiting, partial(self._found_waiting, absent), self._unread.met)
+            self._aside.read(_waiting, partial(self._found_waiting, absent), self._unread.failed)
         if (workers := core.backlogs.workers) is not self._workers:
             self._workers = workers
             core.recall(self._beyond(workers or {}, now - LOOK_AGAIN))
@@ -340,7 +340,7 @@ class ClaimingNode:
 
     def _claimed(self, op: Claim, found: Claimed | None) -> None:
         claims, core, now = self.claims, self._core, time.monotonic()
-        self._unread.over()
+        self._unread.recovered()
         if found is None:
             claims.claimed(op, None, (), elapsed())
             return
@@ -363,12 +363,12 @@ class ClaimingNode:
         for name, rows in granted.items():
             for row in rows:
                 if (damage := damaged.get(row.uuid)) is not None:
-                    self._damage.met(damage)
+                    self._damage.failed(damage)
                     core.damaged(name, row.uuid, str(damage), now)
         self._send(sends, now)
 
     def _unclaimed(self, op: Claim | Release, error: StoreError) -> None:
-        self._unread.met(error)
+        self._unread.failed(error)
         self.claims.failed(op, elapsed(), unchanged=not isinstance(error, OutcomeUnknown))
 
     def _released(self, op: Release) -> None:

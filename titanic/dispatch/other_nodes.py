@@ -26,14 +26,14 @@ from functools import partial
 from typing import cast
 
 from titanic.commit.writer import Write, Writer
-from titanic.dispatch.close_doubts import CloseDoubts
+from titanic.dispatch.close_doubts import PendingCloses
 from titanic.dispatch.core import DispatchCore
 from titanic.dispatch.node import ClaimingNode
 from titanic.dispatch.progress import ProgressElsewhere
-from titanic.dispatch.read_aside import ReadAside
+from titanic.dispatch.read_aside import BackgroundReader
 from titanic.dispatch.waiters import Waiters
 from titanic.errors import StoreError
-from titanic.logs import Trouble, event
+from titanic.logs import Incident, event
 from titanic.services.ask import CloseDoubt
 from titanic.store import (
     ClusterView,
@@ -81,7 +81,7 @@ SENT_ON = 10
 SAME_NAME = "another node has this node's name: both are listed with their numbers; give each its own, as --node-name"
 
 
-class OtherNodes:
+class Cluster:
     """Methods are called in the loop's thread, `arrived` in any."""
 
     def __init__(
@@ -90,9 +90,9 @@ class OtherNodes:
         node: ClaimingNode,
         core: DispatchCore,
         waiters: Waiters,
-        doubts: CloseDoubts,
+        doubts: PendingCloses,
         writer: Writer,
-        aside: ReadAside,
+        aside: BackgroundReader,
         call: Callable[..., None],
     ) -> None:
         """`call`: has a function called in the loop's thread."""
@@ -127,7 +127,7 @@ class OtherNodes:
         """Sends idle workers to other nodes, so many at most."""
         self._namesakes_since: float | None = None
         """Since when others have this node's name; infinite when that was said."""
-        self._trouble = Trouble(log, "look for what other nodes have done")
+        self._incident = Incident(log, "look for what other nodes have done")
         node.tell_others = self.arrived
         node.others = lambda: not line.alone
 
@@ -167,7 +167,7 @@ class OtherNodes:
                 self._expected.setdefault(uuid, []).append(expected)
             uuids |= expected.left
         if uuids:
-            self._aside.read(partial(_recalled, uuids), partial(self._found_recalled, uuids), self._trouble.met)
+            self._aside.read(partial(_recalled, uuids), partial(self._found_recalled, uuids), self._incident.failed)
 
     # -- time --------------------------------------------------------------------------------------------------
 
@@ -180,7 +180,7 @@ class OtherNodes:
             return
         if now >= self._balance_at and not self._line.alone:
             self._balance_at = now + BALANCE_EVERY
-            self._aside.read(_nodes, self._balance, self._trouble.met)
+            self._aside.read(_nodes, self._balance, self._incident.failed)
         self._looking, self._hurried, self._began = True, False, now
         self.progress.tell(now)
         self._know_own()
@@ -225,7 +225,7 @@ class OtherNodes:
 
     def _seen(self, question: StatusQuery, sight: ClusterView) -> None:
         self._done_looking()
-        self._trouble.over()
+        self._incident.recovered()
         self._waiters.wake(sight.ended)
         if sight.closed:
             self._core.closed(sight.closed)
@@ -262,7 +262,7 @@ class OtherNodes:
 
     def _not_seen(self, error: StoreError) -> None:
         self._done_looking()
-        self._trouble.met(error)
+        self._incident.failed(error)
 
     def _done_looking(self) -> None:
         now = time.monotonic()

@@ -10,7 +10,7 @@ from typing import cast
 from broker import earliest
 from titanic.commit.writer import LIGHT_BYTES, LIGHT_OUTCOMES, Write, halves
 from titanic.dispatch.attempts import AttemptOutcome, Finish, Flight
-from titanic.dispatch.end_requests import EndRequests, Stored
+from titanic.dispatch.end_requests import CompletionEvents, Stored
 from titanic.errors import StoreError, StoreFull
 from titanic.logs import event
 from titanic.store import NodeTransaction, Place, Status, WriteTransaction
@@ -153,7 +153,7 @@ class OutcomeWrite:
         unwritten: Callable[[Outcomes, StoreError], None],
         incarnation: int | None = None,
         bounded: Sequence[Place] = (),
-        ends: EndRequests | None = None,
+        ends: CompletionEvents | None = None,
     ) -> None:
         """`written` is told of those on disk, of those of them that changed nothing there, because the requests were
         closed or had ended already, and of those for which the store had no room; `unwritten` when the disk did not

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 Found = TypeVar("Found")
 
 
-class ReadAside:
+class BackgroundReader:
     """Methods without an underscore are called in the loop's thread, the others in the reader's."""
 
     def __init__(

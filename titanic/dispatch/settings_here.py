@@ -13,15 +13,15 @@ from functools import partial
 from typing import cast
 
 from titanic.dispatch.core import DispatchCore
-from titanic.dispatch.end_requests import EndRequests
-from titanic.dispatch.read_aside import ReadAside
-from titanic.logs import Trouble
+from titanic.dispatch.end_requests import CompletionEvents
+from titanic.dispatch.read_aside import BackgroundReader
+from titanic.logs import Incident
 from titanic.store import KnownSettings, Limits, ReadTransaction, ServiceSettings, SharedReadTransaction, Store
 
 log = logging.getLogger(__name__)
 
 
-class SettingsHere:
+class ServiceSettingsCache:
     """Methods are called in the loop's thread, unless they say otherwise."""
 
     def __init__(
@@ -33,7 +33,7 @@ class SettingsHere:
     ) -> None:
         """`arrived`: is told which services have something new. `call`: has a function called in the loop's thread."""
         self.known = KnownSettings()
-        self.ends = EndRequests(self.known, arrived)
+        self.ends = CompletionEvents(self.known, arrived)
         self.tell_others: Callable[[], None] = _nobody
         """Called when something was set by this server."""
         self.limits: Mapping[bytes, Limits] | None = None
@@ -45,7 +45,7 @@ class SettingsHere:
         self._store = store
         self._core = core
         self._call = call
-        self._unread = Trouble(log, "read what is set for services")
+        self._unread = Incident(log, "read what is set for services")
 
     def begin(self) -> None:
         """Read it. Raises StoreError."""
@@ -55,11 +55,11 @@ class SettingsHere:
         """The same, before anything is claimed, in the thread of the lease."""
         self._call(self._hold, self._read())
 
-    def look(self, aside: ReadAside) -> None:
+    def look(self, aside: BackgroundReader) -> None:
         """It may be another by now."""
-        aside.read(_settings, partial(self._looked, self._changes), self._unread.met)
+        aside.read(_settings, partial(self._looked, self._changes), self._unread.failed)
         if self.limits is not None:
-            aside.read(_limits, self._looked_at_limits, self._unread.met)
+            aside.read(_limits, self._looked_at_limits, self._unread.failed)
 
     def changed(self, settings: ServiceSettings, then: Callable[[], None]) -> None:
         """This was set here, and is on disk: `then` is called when it holds. Any thread may call it."""
@@ -77,7 +77,7 @@ class SettingsHere:
             return transaction.service_settings()
 
     def _looked(self, changes: int, settings: ServiceSettings) -> None:
-        self._unread.over()
+        self._unread.recovered()
         if changes == self._changes:  # otherwise it may have been read before that
             self._hold(settings)
 

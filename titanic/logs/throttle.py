@@ -1,7 +1,7 @@
 """Keeps a line that repeats from filling the log: the first lines of a kind go out, then they are counted.
 
 Throttle        counts the lines of each kind; its user words the lines and the count (broker/core/throttle.py)
-Trouble         for something that is tried again and again: each reason once in five minutes, and its end
+Incident        for something that is tried again and again: each reason once in five minutes, and its end
 RepeatFilter    for all other lines: of those that are alike, the first twenty in a minute, then a count
 """
 
@@ -19,18 +19,18 @@ from broker import COUNTED, LINES, WINDOW, Throttle
 from titanic.errors import StoreAway
 
 EVERY = 300.0
-"""Seconds between two lines about the same trouble."""
+"""Seconds between two lines about the same incident."""
 
 MOST_REASONS = 100
-"""Reasons for a trouble that are remembered."""
+"""Reasons of an incident that are remembered."""
 
 LOOK_EVERY = 5.0
 """Seconds between looks for a count to log, while lines are held back."""
 
 
-class Trouble:
+class Incident:
     """Something that cannot be done for a while: logged when that begins, now and then while it lasts, and when it is
-    over. Without `over`, each reason is logged when it is first met, and then every five minutes. Used in one
+    over. Without `recovered`, each reason is logged when it is first met, and then every five minutes. Used in one
     thread."""
 
     def __init__(self, log: logging.Logger, what: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -40,7 +40,7 @@ class Trouble:
         self._what = what
         self._clock = clock
 
-    def met(self, error: Exception | str, **extra: Any) -> None:
+    def failed(self, error: Exception | str, **extra: Any) -> None:
         """It failed for this reason. `extra`: fields of the line. That a database is away its store has logged."""
         if isinstance(error, StoreAway):
             return
@@ -51,7 +51,7 @@ class Trouble:
         if count == 1:
             self._log.error("cannot %s: %s", self._what, why, extra=extra)
 
-    def over(self, **extra: Any) -> None:
+    def recovered(self, **extra: Any) -> None:
         """It was done. `extra`: fields of the line."""
         if self.reasons:
             self._log.info("can %s again", self._what, extra=extra)

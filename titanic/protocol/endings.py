@@ -23,7 +23,7 @@ LEAST_PAUSE = 0.01
 busy."""
 
 
-class Ending(NamedTuple):
+class RetryHint(NamedTuple):
     """How an attempt failed. `pause`: seconds until the next one; None: the usual ones. `counts`: as an attempt.
     `unready`: the worker did not begin."""
 
@@ -34,17 +34,17 @@ class Ending(NamedTuple):
     unready: bool = False
 
 
-def read_ending(detail: Frames) -> Ending:
+def read_retry_hint(detail: Frames) -> RetryHint:
     """What the detail of an error reply says; what makes no sense is detail like any other."""
     word = detail[0] if detail else b""
     if word == FATAL:
-        return Ending(detail[1:], fatal=True)
+        return RetryHint(detail[1:], fatal=True)
     if word == UNREADY:
-        return Ending(detail[1:], counts=False, unready=True)
+        return RetryHint(detail[1:], counts=False, unready=True)
     for known in (RETRY, AGAIN):
         if word.startswith(known) and (pause := _pause(word[len(known) :])) is not None:
-            return Ending(detail[1:], pause=pause, counts=known == RETRY)
-    return Ending(detail)
+            return RetryHint(detail[1:], pause=pause, counts=known == RETRY)
+    return RetryHint(detail)
 
 
 def _pause(text: bytes) -> float | None:

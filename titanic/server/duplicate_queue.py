@@ -94,9 +94,9 @@ class DuplicateQueueCheck(SessionChannel[ClientSession]):
             self._learn(body if kind is EventKind.FINAL else None, now)
         try:
             self._dealer.send(self.session.take_output())
-            self._shortage.over()
+            self._shortage.recovered()
         except OutOfSockets as error:  # nobody was asked
-            self._shortage.met(error, now)
+            self._shortage.failed(error, now)
             self._asked = None
         if self._done:
             self._dealer.close()

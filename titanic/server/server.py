@@ -125,7 +125,7 @@ class Server:
         self._context = ServiceContext(
             self.front.send_answers,
             self.dispatcher,
-            self.writer.leaps,
+            self.writer.clock_jumps,
             config.limits,
             self.front.most_body,
             config.wire.max_waiting_bytes,

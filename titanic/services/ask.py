@@ -18,7 +18,7 @@ from titanic.protocol.progress import Progress
 from titanic.protocol.tsp import Frames
 from titanic.services.ownership import Refusals
 from titanic.store import KnownSettings, ServiceSettings
-from titanic.util.clock import Leaps
+from titanic.util.clock import ClockJumps
 
 
 class Ask(Protocol):
@@ -147,7 +147,7 @@ class ServiceContext:
 
     send_answers: SendAnswers
     dispatcher: DispatcherInbox
-    leaps: Leaps
+    clock_jumps: ClockJumps
     """The wall clock, as the writer's thread sees it."""
     limits: Mapping[bytes, ServiceLimits] = field(default_factory=dict)
     """Limits of single services. Any thread may set others."""

@@ -101,7 +101,7 @@ class AcceptWrite:
         try:
             if alone and self._is_full(transaction, asks[0], now_us):
                 return
-            accepted = transaction.accept(requests, now_us, self._context.leaps.ahead_us)
+            accepted = transaction.accept(requests, now_us, self._context.clock_jumps.ahead_us)
         except (StoreFull, InvalidRequest) as error:
             if len(asks) > 1:
                 for one in asks:  # the others may still fit
@@ -140,7 +140,7 @@ class AcceptWrite:
         if limits is None and (user is None or not _has_limit(user)):
             return False
         # A request that is submitted again gets its first UUID, which takes no room.
-        if not (requests := transaction.fresh(requests, now_us, self._context.leaps.ahead_us)):
+        if not (requests := transaction.fresh(requests, now_us, self._context.clock_jumps.ahead_us)):
             return False
         size = sum(len(frame) for request in requests for frame in request.body)
         if limits is not None and (

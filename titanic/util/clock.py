@@ -1,6 +1,6 @@
 """The wall clock. It can be set, also wrongly: years ahead, back again, before 1970.
 
-Whatever it shows, stored times are positive and fit their fields. `Leaps` notices when the clock was set.
+Whatever it shows, stored times are positive and fit their fields. `ClockJumps` notices when the clock was set.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def capped(until: int, since: int, now_us: int) -> int:
     return min(until, now_us + max(until - since, 0))
 
 
-class Leaps:
+class ClockJumps:
     """Notices when the wall clock was set, by looking at it now and then. One thread uses it."""
 
     def __init__(self, elapsed: Callable[[], float] = elapsed) -> None:

@@ -14,7 +14,7 @@ from titanic import logs
 from titanic.cli.exit_codes import EXIT_PENDING
 from titanic.cli.options import log_options, option, seconds
 from titanic.cli.printing import print_table
-from titanic.cli.running import Ending, say
+from titanic.cli.running import StopSignal, say
 from titanic.util.text import counted
 from titanic_data.cli.options import archive_option, command, endpoint_option, key_options, only
 from titanic_data.session import as_file
@@ -196,7 +196,7 @@ def work(
     logging.getLogger().addFilter(lambda record: "py4j" not in record.pathname)  # some of it goes to the root logger
     transform = spark_worker.arrow(found) if arrow else found
     worker = spark_worker.SparkWorker(session(), service, transform, endpoint, lanes=lanes, **keys)
-    ending = Ending(worker.stop, worker.abandon)
+    ending = StopSignal(worker.stop, worker.abandon)
     say(f"connecting to {endpoint} to work on {service} with Spark", "serving")
     worker.run()
     sys.exit(ending.code)

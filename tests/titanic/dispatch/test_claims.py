@@ -13,7 +13,7 @@ from support.torture import LONG, SEED, figures, tally
 
 from titanic.dispatch.claim_steps import Room
 from titanic.dispatch.claims import ClaimsCore
-from titanic.dispatch.lease import Join, Leave, Renew, Standing
+from titanic.dispatch.lease import Join, LeaseState, Leave, Renew
 from titanic.store import Bound, Joined, ReadyRow, Renewed, Silent
 
 STEPS = 8_000
@@ -276,7 +276,7 @@ def test_an_earlier_version_does_nothing_more() -> None:
     alone.now += 5
     alone.take_lease()
     alone.core.refused()
-    assert alone.core.lease.standing is Standing.REFUSED
+    assert alone.core.lease.state is LeaseState.REFUSED
     assert not alone.core.may_dispatch(alone.now)
     assert not alone.core.writes
     assert alone.core.take_recalls(alone.now) == [row(1).uuid]

@@ -12,7 +12,7 @@ from support.waiting import until
 
 from broker import Worker
 from titanic import Client, Server
-from titanic.logs.throttle import EVERY, MOST_REASONS, Trouble
+from titanic.logs.throttle import EVERY, MOST_REASONS, Incident
 
 
 def lines(caplog: pytest.LogCaptureFixture, level: str = "ERROR") -> list[str]:
@@ -24,23 +24,23 @@ def lines(caplog: pytest.LogCaptureFixture, level: str = "ERROR") -> list[str]:
 def test_each_reason_is_told_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     now = 0.0
-    trouble = Trouble(logging.getLogger("test"), "see", lambda: now)
-    trouble.over()
+    incident = Incident(logging.getLogger("test"), "see", lambda: now)
+    incident.recovered()
     for _ in range(100):
-        trouble.met(OSError("dark"))
-        trouble.met(OSError("fog"))
+        incident.failed(OSError("dark"))
+        incident.failed(OSError("fog"))
     assert lines(caplog) == ["cannot see: dark", "cannot see: fog"]
     now = EVERY
-    trouble.met(OSError("dark"))
+    incident.failed(OSError("dark"))
     assert lines(caplog) == ["cannot see: dark"]
-    trouble.over()
-    trouble.over()
+    incident.recovered()
+    incident.recovered()
     assert lines(caplog, "INFO") == ["can see again"]
-    trouble.met(OSError("dark"))
+    incident.failed(OSError("dark"))
     assert lines(caplog) == ["cannot see: dark"]
     for number in range(2 * MOST_REASONS):
-        trouble.met(OSError(str(number)))
-    assert len(trouble.reasons) == MOST_REASONS
+        incident.failed(OSError(str(number)))
+    assert len(incident.reasons) == MOST_REASONS
 
 
 @pytest.mark.parametrize(

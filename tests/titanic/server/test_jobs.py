@@ -208,7 +208,7 @@ def test_a_delay_is_waited_for_also_across_a_restart(tmp_path: Path) -> None:
 
 def test_a_delay_is_over_in_time_whatever_else_is_delayed(server: Server, client: Client) -> None:
     with Worker("echo", lambda frames: frames, server.endpoints[0], config=QUICK):
-        until(lambda: server.dispatcher.maintenance.leaps.unchecked is None)  # it has looked for the first time
+        until(lambda: server.dispatcher.maintenance.clock_jumps.unchecked is None)  # it has looked for the first time
         _, uuid, _ = [client.submit("echo", "x", delay=delay) for delay in (1000, 0.2, 1000)]
         assert client.wait(uuid, 20) == [b"x"]  # without a reason to, nobody looks at the clock for half a minute
 

@@ -18,7 +18,7 @@ from broker import Worker
 from titanic import Client, Refused, Server
 from titanic.dispatch import other_nodes
 from titanic.dispatch.node import ClaimingNode
-from titanic.dispatch.other_nodes import OtherNodes
+from titanic.dispatch.other_nodes import Cluster
 from titanic.store import LeaseConfig
 from titanic.store.postgres import pool
 from titanic.store.postgres.tools import check
@@ -65,7 +65,7 @@ def test_an_outage_is_told_once_and_by_one(
     monkeypatch.setattr(other_nodes, "LOOK", 0.05)
     caplog.set_level(logging.INFO)
     failed: Counter[str] = Counter()
-    for owner, name in ((ClaimingNode, "_unanswered"), (OtherNodes, "_not_seen")):
+    for owner, name in ((ClaimingNode, "_unanswered"), (Cluster, "_not_seen")):
         monkeypatch.setattr(owner, name, counted(getattr(owner, name), failed))
     lease = LeaseConfig(renew=1.0)  # a connection whose answer comes later is given up
     with Server(config(tmp_path, store=postgres.url(postgres.new_database()), lease=lease)) as server:

@@ -66,7 +66,7 @@ def test_what_another_node_has_just_given_is_not_from_the_future(
         with store.write() as transaction:
             transaction.accept([request], theirs)
         with Server(config(tmp_path, store=url)) as node:
-            until(lambda: node.writer.leaps.unchecked is None)
+            until(lambda: node.writer.clock_jumps.unchecked is None)
     assert "was ahead" not in caplog.text
 
 

@@ -19,7 +19,7 @@ from support.waiting import until
 from broker import Worker
 from titanic import Client, InvalidRequest, Refused, Server
 from titanic.dispatch.attempts import Finish
-from titanic.dispatch.end_requests import EndRequests
+from titanic.dispatch.end_requests import CompletionEvents
 from titanic.dispatch.outcomes import OutcomeWrite
 from titanic.store import MIN_CAPACITY, KnownSettings, LeaseConfig, ServiceSetting, State, Status, open_store
 from titanic.store.postgres.tools import check
@@ -276,14 +276,14 @@ DIES = """
 import os
 import sys
 from pathlib import Path
-from titanic.dispatch.end_requests import EndRequests
+from titanic.dispatch.end_requests import CompletionEvents
 from titanic.store import KnownSettings, NewRequest, ServiceSetting, Status, open_store
 
 place, when = sys.argv[1:]
 store = open_store(place if "://" in place else Path(place), capacity=64 << 20)
 known = KnownSettings()
 known.know({b"shout": ServiceSetting(on_end=b"told")})
-ends = EndRequests(known, lambda services, due: None)
+ends = CompletionEvents(known, lambda services, due: None)
 with store.write() as transaction:
     (uuid,) = transaction.accept_many([NewRequest(b"shout", [b"x"])], store.now_us())
 print(uuid.hex(), flush=True)
@@ -314,7 +314,7 @@ def test_whoever_is_killed_has_stored_both_or_none(tmp_path: Path, settings: dic
         known.know({b"shout": ServiceSetting(on_end=b"told")})
         outcome = Finish(uuid, Status.DONE, [b"R"], 1, "", 0.0)
         for _ in range(2):  # the outcome is tried again: that is no second end
-            ends = EndRequests(known, nobody_hears)
+            ends = CompletionEvents(known, nobody_hears)
             write = OutcomeWrite([outcome], nobody_hears, nobody_hears, ends=ends)
             with store.write() as transaction:
                 write.apply(transaction, store.now_us())

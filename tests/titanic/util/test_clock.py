@@ -19,7 +19,7 @@ from titanic.dispatch import maintenance
 from titanic.store import NewRequest, Status, open_store
 from titanic.store.lmdb.tools import check
 from titanic.util import clock
-from titanic.util.clock import AHEAD, BELIEVED_AFTER, LATEST_US, Leaps
+from titanic.util.clock import AHEAD, BELIEVED_AFTER, LATEST_US, ClockJumps
 from titanic.util.ids import IdMaker
 
 NOW = 1_795_258_520_106_479
@@ -48,26 +48,26 @@ class Times:
 
     def __init__(self):
         self.wall, self.true = NOW, 1000.0
-        self.leaps = Leaps(lambda: self.true)
-        self.leaps.unchecked = None
+        self.clock_jumps = ClockJumps(lambda: self.true)
+        self.clock_jumps.unchecked = None
 
     def go(self, seconds, leap=0.0):
         self.true += seconds
         self.wall += round((seconds + leap) * SECOND)
-        self.leaps.look(self.wall)
-        return self.leaps
+        self.clock_jumps.look(self.wall)
+        return self.clock_jumps
 
 
 def test_at_the_start_nobody_knows_whether_the_clock_was_wrong():
-    assert Leaps().unchecked == b""
+    assert ClockJumps().unchecked == b""
 
 
 def test_a_clock_that_goes_right_is_not_doubted():
     times = Times()
     for _ in range(100):
-        leaps = times.go(3600, leap=0.5)
-        assert leaps.ahead_us == 0
-        assert leaps.unchecked is None
+        clock_jumps = times.go(3600, leap=0.5)
+        assert clock_jumps.ahead_us == 0
+        assert clock_jumps.unchecked is None
 
 
 def test_a_clock_that_was_set_back_is_noticed():
@@ -99,9 +99,9 @@ def test_a_clock_that_was_set_ahead_and_back_is_doubted_for_the_rest(back, ahead
     times.go(1)
     times.go(1, leap=10)
     times.go(1, leap=100)
-    leaps = times.go(1, leap=-back)
-    assert (leaps.ahead_us, leaps.unchecked) == (ahead * SECOND, b"")
-    assert leaps.look(times.wall) == times.wall - ahead * SECOND
+    clock_jumps = times.go(1, leap=-back)
+    assert (clock_jumps.ahead_us, clock_jumps.unchecked) == (ahead * SECOND, b"")
+    assert clock_jumps.look(times.wall) == times.wall - ahead * SECOND
 
 
 def due(store):
@@ -278,7 +278,7 @@ def test_what_came_while_the_clock_was_ahead_for_a_moment_is_not_put_off(tmp_pat
     """Between two looks at what is due: what was accepted has the time of that moment."""
     monkeypatch.setattr(maintenance, "LONGEST_ALARM", 1.0)
     with serving(tmp_path) as server, Client(server.endpoints[0], timeout=30) as client, shouting(server):
-        until(lambda: server.dispatcher.maintenance.leaps.unchecked is None)
+        until(lambda: server.dispatcher.maintenance.clock_jumps.unchecked is None)
         wall.set(AHEAD_30)
         uuid = client.submit("shout", b"x", delay=0.5)
         wall.set(NOW)

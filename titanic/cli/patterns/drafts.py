@@ -23,7 +23,7 @@ from broker.patterns import (
 from titanic.cli.options import GroupedCommand, option
 from titanic.cli.patterns.roles import COUNT, each_message, handler, role, run
 from titanic.cli.printing import print_body, print_table
-from titanic.cli.running import Ending, say
+from titanic.cli.running import StopSignal, say
 from titanic.protocol import tsp
 from titanic.version import __version__
 
@@ -160,7 +160,7 @@ def gather(bind: tuple[str, ...] = (GATHERS,), count: int | None = None, *, open
       titanic pattern scatter-gather gather --count 3
     """
     receiving = Gather(open=open)
-    ending = Ending(receiving.stop)
+    ending = StopSignal(receiving.stop)
     say(f"gathering at {', '.join([receiving.bind(one) for one in bind])}", "serving")
     for number, message in enumerate(receiving, 1):
         sys.stdout.buffer.write(message + b"\n")

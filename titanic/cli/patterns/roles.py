@@ -26,7 +26,7 @@ from titanic.cli.options import (
     option,
     together,
 )
-from titanic.cli.running import Ending, say
+from titanic.cli.running import StopSignal, say
 from titanic.cli.work import CommandHandler
 from titanic.protocol.tsp import Frames
 
@@ -146,7 +146,7 @@ class Runs(Protocol):
 def run(role: Runs, text: str) -> None:
     """Run until the first signal, which lets what is in hand finish; a second one ends the process at once."""
     logs.begin("info", "auto")
-    ending = Ending(role.stop)
+    ending = StopSignal(role.stop)
     say(text, "serving")
     role.run()
     sys.exit(ending.code)

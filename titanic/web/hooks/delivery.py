@@ -18,7 +18,7 @@ from broker import RemoteError, read_json
 from broker.aio import Worker
 from titanic import Failed, Retry, current
 from titanic.errors import TitanicError
-from titanic.logs import Trouble, event
+from titanic.logs import Incident, event
 from titanic.protocol.tsp import Frames
 from titanic.version import __version__
 from titanic.web.auth.presence import Presence, WatchedClient
@@ -68,8 +68,8 @@ class Delivery:
         self._client = WatchedClient(Presence(endpoint), endpoint, **more)
         self.registry = Registry(self._client)
         self._running: Counter[str] = Counter()
-        self._trouble = Trouble(log, "deliver web hooks")
-        self._unclosed = Trouble(log, "close what tells of web hooks that were delivered")
+        self._incident = Incident(log, "deliver web hooks")
+        self._unclosed = Incident(log, "close what tells of web hooks that were delivered")
         self._workers = [
             Worker(service, handler, endpoint, jobs=jobs, key=key, server_key=server_key)
             for service, handler, jobs in ((ENDED, self._spread, 4), (DELIVERY, self._deliver, JOBS))
@@ -137,10 +137,10 @@ class Delivery:
         """What the server answers. When it does not, the attempt is given back and does not count."""
         try:
             answer = await asking
-            self._trouble.over(**event(EVENT))
+            self._incident.recovered(**event(EVENT))
             return answer
         except TitanicError as error:
-            self._trouble.met(error, **event(EVENT))
+            self._incident.failed(error, **event(EVENT))
             raise Retry(f"the server did not answer: {error}", after=BUSY_PAUSE, count=False) from error
 
     async def _close(self) -> bytes:
@@ -148,7 +148,7 @@ class Delivery:
         try:
             await self._client.close(current().uuid)
         except TitanicError as error:  # then its reply stays until it is deleted for its age
-            self._unclosed.met(error, **event(EVENT))
+            self._unclosed.failed(error, **event(EVENT))
         return b""
 
 
