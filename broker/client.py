@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,9 +32,9 @@ from broker.errors import EndpointError, KeyRefused, RemoteError, TimedOut, Usag
 from broker.io.curve import PROBE_AFTER, Curve, Key, KeyProbe, credentials
 from broker.io.dealer import Dealer
 from broker.io.sockets import MOST_BODY_FRAMES, unreachable
-from broker.procedures import at_once, finish
 
 Body = bytes | str
+Result = TypeVar("Result")
 Self = TypeVar("Self", bound="Conversation")
 
 LONGEST_POLL = 1000
@@ -437,3 +437,36 @@ def reply_body(event: ReplyEvent, silence: str) -> Frames:
     if error is not None:
         raise RemoteError(error.status, error.text, error.detail)
     return event.body
+
+
+def finish(procedure: Coroutine[Any, Any, Result]) -> Result:
+    """Run a procedure whose waits block, and return its result.
+
+    A procedure is an `async def` that receives the functions it awaits, so it is written once: in asyncio these
+    functions suspend it; elsewhere they block, and it never suspends. To run one here costs 0.2 µs.
+    """
+    try:
+        procedure.send(None)
+    except StopIteration as end:
+        result: Result = end.value
+        return result
+    procedure.close()
+    raise RuntimeError("a procedure suspended although its waits must block")
+
+
+def each(procedure: AsyncGenerator[Result, None]) -> Iterator[Result]:
+    """Yield what a procedure yields whose waits block."""
+    try:
+        while True:
+            try:
+                item = finish(procedure.__anext__())
+            except StopAsyncIteration:
+                return
+            yield item
+    finally:
+        finish(procedure.aclose())
+
+
+async def at_once(function: Callable[..., Result], *args: Any) -> Result:
+    """Call a function that blocks."""
+    return function(*args)

@@ -6,11 +6,11 @@ import logging
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Set
 from contextlib import suppress
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from pathlib import Path
 from queue import SimpleQueue
 from traceback import format_exception
-from typing import Any
+from typing import Any, Protocol
 
 from broker.core.mdp import Frames, error_body
 from broker.errors import RemoteError
@@ -215,3 +215,70 @@ def _frame(value: Any) -> bytes:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
     raise TypeError(f"a frame of a reply is bytes or text, not {type(value).__name__}")
+
+
+MOST_PROGRESS = 1024
+"""Bytes of what a handler says about its progress."""
+
+
+class ProgressReporter(Protocol):
+    """What brings a handler's progress to its broker."""
+
+    def progress(self, delivery: Delivery) -> None:
+        """Send what the handler has said last (`take_progress`), soon. Any thread may ask."""
+
+
+class Delivery:
+    """One delivery of a request to a handler. Any thread may call its methods."""
+
+    is_cancelled = False
+    """Whether nobody wants the reply any more: the request was closed, or its time is over."""
+    known: object = None
+    """What a program has made of the context, so that it is read once."""
+    _news: bytes | None = None
+
+    def __init__(self, context: bytes, reporter: ProgressReporter | None = None, number: int = 0) -> None:
+        """`reporter`: None: nobody is told about progress. `number`: the worker's, of the job."""
+        self.context = context
+        """What the queue has said of the request, a JSON object; empty: nothing."""
+        self.number = number
+        self._reporter = reporter
+        self._callbacks: list[Callable[[], None]] = []
+
+    def cancel(self) -> None:
+        """Nobody wants the reply any more."""
+        self.is_cancelled = True
+        self._call_back()
+
+    def on_cancel(self, function: Callable[[], None]) -> None:
+        """Have a function called once when this is cancelled, at once if it is. It is called in the worker's thread,
+        and must not wait."""
+        self._callbacks.append(function)
+        if self.is_cancelled:
+            self._call_back()
+
+    def progress(self, text: bytes) -> None:
+        """Tell the broker how far it is. What is said faster than it can be sent is replaced by what is said next."""
+        if self._reporter is None:
+            return
+        waits, self._news = self._news is not None, text[:MOST_PROGRESS]
+        if not waits:
+            self._reporter.progress(self)
+
+    def take_progress(self) -> bytes | None:
+        """What was said last; None: nothing since the last call."""
+        text, self._news = self._news, None
+        return text
+
+    def _call_back(self) -> None:
+        while self._callbacks:
+            try:
+                function = self._callbacks.pop()
+            except IndexError:  # another thread was quicker
+                return
+            with suppress(Exception):  # whoever wanted to know may be gone; the worker goes on
+                function()
+
+
+DELIVERY: ContextVar[Delivery | None] = ContextVar("DELIVERY", default=None)
+"""The delivery that is handled here; None: this is no handler of a worker."""

@@ -23,11 +23,9 @@ from broker.core.mdp import PROCESS, Frames, Output, Peer, error_body
 from broker.core.mmi import About, counters
 from broker.core.requests import Request
 from broker.errors import Means, UsageError
-from broker.io.channels import Shell
-from broker.io.connection import Connection
-from broker.io.exposure import protect
+from broker.io.channels import CoreRunner
 from broker.io.router import ConnectionCount, NamedConnections, Outbox, Router
-from broker.io.sockets import DRAIN_LIMIT, MOST_FRAMES
+from broker.io.sockets import DRAIN_LIMIT, MOST_FRAMES, protect
 from broker.io.tcp_connection import TcpInflow
 
 log = logging.getLogger(__name__)
@@ -85,7 +83,7 @@ class LocalPeer:
                 log.exception("a local peer failed; %d messages for it are lost", len(inbox))
 
 
-class Broker(Shell[BrokerCore]):
+class Broker(CoreRunner[BrokerCore]):
     """A broker for clients and workers of MDP 0.1, 0.2 and the majortomo dialect, on any number of endpoints.
 
         broker = Broker()
@@ -184,7 +182,9 @@ class Broker(Shell[BrokerCore]):
     def congested(self, request: Request) -> bool:
         """Whether whoever asked has enough to read on its way already, or the loop is behind: more answers of some
         size would only fill the memory, and in the end be dropped. Any thread may ask."""
-        peer = request.peer.sender if isinstance(request.peer, Connection) else request.peer
+        peer = request.peer
+        if self._access is not None and isinstance(peer, broker.io.UserConnection):
+            peer = peer.sender
         return self.loop.behind or self._router.outbox.full(peer)
 
     def reload(self, access: Access) -> None:
@@ -270,7 +270,7 @@ class Broker(Shell[BrokerCore]):
         """Who a peer is now, with access control; None: this process."""
         if isinstance(peer, LocalPeer):
             return peer.user
-        return peer.user if isinstance(peer, Connection) and peer.there and peer.admitted else NOBODY
+        return peer.user if isinstance(peer, broker.io.UserConnection) and peer.there and peer.admitted else NOBODY
 
     def _too_large(self, head: Frames) -> None:
         most = f"more than {MOST_FRAMES} frames or {self.config.max_message} bytes, which this broker takes at most"
@@ -396,11 +396,11 @@ class Broker(Shell[BrokerCore]):
                     lost = True
             elif isinstance(peer, LocalPeer):
                 peer.put(frames or [])
-            elif isinstance(peer, Connection) and frames is not None:
+            elif frames is not None and isinstance(peer, broker.io.UserConnection):
                 lost = not self._send_to(peer, frames, now) or lost
         return lost
 
-    def _send_to(self, connection: Connection, frames: Frames, now: float) -> bool:
+    def _send_to(self, connection: broker.io.UserConnection, frames: Frames, now: float) -> bool:
         """Send a message, with access control; false when the peer is gone, or has not read for too long."""
         try:
             if connection.there:

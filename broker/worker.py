@@ -8,22 +8,23 @@ and text. A reply that is too large for the broker becomes an error reply 413.
 
 from __future__ import annotations
 
+import signal
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 from broker.config import DEFAULT_ENDPOINT, WorkerConfig
 from broker.core.mdp import Frames, service_fault
 from broker.core.worker import Job
-from broker.delivery import DELIVERY
 from broker.errors import UsageError
-from broker.handlers import Handler, HandlerThreads, execute
-from broker.interrupts import interrupts
+from broker.handlers import DELIVERY, Handler, HandlerThreads, execute
 from broker.io.curve import Curve, Key, credentials
-from broker.registrations import Registered, WorkerRegistration
+from broker.worker_base import WorkerBase, WorkerRegistration
 
 
-class Worker(Registered):
+class Worker(WorkerBase):
     """Serves one service with `jobs` registered workers, each with one request at a time.
 
         Worker("echo", lambda frames: frames).run()
@@ -31,7 +32,7 @@ class Worker(Registered):
     Of several endpoints each worker chooses one at random, works for it, and goes to the next when that broker is lost
     or sends it away: at once when the connection broke or the broker said DISCONNECT, else when its heartbeats have
     failed. When all are gone it waits, and tries them all again. With `everywhere` it is registered at all of them, and
-    still does one request at a time (`broker.hand`).
+    still does one request at a time (`broker.worker_base`).
     `run` blocks until another thread (or a signal handler) calls `stop`, which lets requests in hand finish. Ctrl-C
     does so by itself; for other signals, `signal.signal(signal.SIGTERM, lambda *_: worker.stop())`.
     `start` runs it in a thread of its own. As a context manager it is started and stopped.
@@ -122,3 +123,58 @@ class Worker(Registered):
         except BaseException as error:
             body = self._failed(channel, job, error)
         self._loop.call(channel.final, job, body)
+
+
+class MultiWorker(Worker):
+    """Serves several services, with `jobs` requests at a time in all (`broker.worker_base`).
+
+        MultiWorker({"upper": upper, "lower": lower}, jobs=4).run()
+
+    It is registered `jobs` times for each.
+    """
+
+    def __init__(
+        self,
+        handlers: Mapping[str, Handler],
+        endpoint: str | Sequence[str] = DEFAULT_ENDPOINT,
+        *,
+        jobs: int = 1,
+        everywhere: bool = False,
+        config: WorkerConfig | None = None,
+        key: Key = None,
+        server_key: str | Path | None = None,
+    ) -> None:
+        """The function for each service; all else as of `Worker`."""
+        if not handlers:
+            raise UsageError("there is no service to work for; name at least one")
+        of_names = {name.encode(): handler for name, handler in handlers.items()}
+        for name in of_names:
+            if fault := service_fault(name):
+                raise UsageError(fault)
+        self.service = next(iter(of_names))
+        self._begin(of_names, endpoint, jobs, everywhere, config, credentials(key, server_key))
+
+
+@contextmanager
+def interrupts(stop: Callable[[], None]) -> Iterator[None]:
+    """Ctrl-C as a request to end, and not as an exception in the middle of something.
+
+    While the block runs, the first SIGINT calls `stop`; the second raises KeyboardInterrupt, as always.
+
+    A program that has a handler of its own keeps it. Outside the main thread, where Python handles no signals, nothing
+    is changed.
+    """
+    usual = signal.default_int_handler
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not usual:
+        yield
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, usual)
+        stop()
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)

@@ -7,8 +7,9 @@ import logging
 from collections.abc import Callable, Iterable
 
 from broker.core.timers import earliest
-from broker.io.channel import Channel, Pollable
 from broker.io.curve import PROBE_AFTER, KeyProbe
+from broker.io.loop import Channel
+from broker.io.sockets import Socket
 
 SILENCES = 2
 """Heartbeat intervals after which nobody seems to be there. A broker that is there answers READY sooner."""
@@ -83,7 +84,7 @@ class WorkerLog(Channel):
             self._refused = True
             self._warn_at = now
 
-    def sockets(self) -> Iterable[Pollable]:
+    def sockets(self) -> Iterable[Socket]:
         return self._probe.sockets()
 
     def changed(self) -> bool:

@@ -20,7 +20,7 @@ from broker import aio, patterns
 
 PUBLIC = {"broker": broker, "broker.aio": aio, "broker.patterns": patterns}
 ROOT = Path(__file__).parent.parent
-SHELLS = {"broker/server.py", "broker/client.py", "broker/registrations.py"}
+SHELLS = {"broker/server.py", "broker/client.py", "broker/worker_base.py", "broker/aio/exchange.py"}
 """Beside `broker/io`: what runs a core on its sockets."""
 CORE_NAMES = {"core.py", "wire.py"}
 """The files of a pattern that decide, and know no sockets; the others of its folder are shells."""
@@ -173,10 +173,8 @@ def test_a_server_loads_nothing_of_what_it_was_not_told_to_have(tmp_path: Path) 
     loaded = set(done.stdout.split())
     assert {"titanic.server.server", "titanic.store.lmdb.store", "broker.core.broker"} <= loaded
     others = {"broker.access.access_file", "broker.access.decision", "broker.access.keys"}
-    others |= {
-        f"broker.io.{name}" for name in ("access_control", "access_log", "handshakes", "user_connections", "zap")
-    }
-    others |= {"broker.io.guarded_router", "broker.worker", "broker.multi_worker", "broker.pipeline"}
+    others |= {f"broker.io.{name}" for name in ("access_control", "user_connections", "zap")}
+    others |= {"broker.io.guarded_router", "broker.worker", "broker.pipeline"}
     others |= {f"titanic.dispatch.{name}" for name in ("node", "other_nodes", "claims", "lease", "claim_writes")}
     others |= {f"titanic.server.{name}" for name in ("attached_front", "duplicate_queue", "gather", "mdp_worker")}
     others |= {

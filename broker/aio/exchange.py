@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from typing import Any
+
+import zmq
 
 from broker import client
 from broker.client import Body, Conversation
@@ -15,7 +18,11 @@ from broker.core.mdp import Frames
 from broker.core.timers import earliest
 from broker.errors import BrokerError, UsageError
 from broker.io.curve import Curve, KeyProbe
-from broker.io.readers import Readers
+from broker.io.sockets import Socket
+
+_get: Any = zmq.backend.Socket.get
+_EVENTS = int(zmq.EVENTS)
+_POLLIN = int(zmq.POLLIN)
 
 TURN = 100
 """Messages that are taken in before others have their turn in the loop."""
@@ -193,3 +200,32 @@ class Exchange(Conversation):
             one.ended = True
             one.fail(fault)
             self._session.cancel(one.ticket)
+
+
+class Readers:
+    """Has an asyncio loop call a function when one of some ZeroMQ sockets has input.
+
+    The descriptor of such a socket becomes readable when something arrives at a socket that had nothing, and any use of
+    the socket may consume that. So call `has_input` after any use of the sockets.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+        self._loop = loop
+        self._call = call
+        self._files: dict[Socket, int] = {}
+        """The sockets, and their descriptors: closed ones can't be asked for them any more."""
+
+    def set(self, sockets: Iterable[Socket]) -> None:
+        """Look at these from now on, and at no others. Call this as soon as one was closed: its descriptor's number may
+        be another file's at any time."""
+        now = list(sockets)
+        for socket in [socket for socket in self._files if socket not in now]:
+            self._loop.remove_reader(self._files.pop(socket))
+        for socket in now:
+            if socket not in self._files:
+                descriptor = self._files[socket] = socket.FD
+                self._loop.add_reader(descriptor, self._call)
+
+    def has_input(self) -> bool:
+        """Whether something has come of which the loop will not tell."""
+        return any(_get(socket, _EVENTS) & _POLLIN for socket in self._files)

@@ -18,18 +18,17 @@ from typing import Any, Self
 from broker.config import DEFAULT_ENDPOINT, WorkerConfig
 from broker.core.mdp import Frames, error_body, service_fault
 from broker.core.worker import Job
-from broker.delivery import DELIVERY
 from broker.errors import UsageError
-from broker.handlers import Reply, as_frames
+from broker.handlers import DELIVERY, Reply, as_frames
 from broker.io.curve import Key, credentials
 from broker.io.loop import Loop
-from broker.registrations import Registered, WorkerRegistration
+from broker.worker_base import WorkerBase, WorkerRegistration
 
 AsyncHandler = Callable[[Frames], Coroutine[Any, Any, Reply] | AsyncGenerator[Reply, None]]
 """An `async def` that gets a request's frames and returns the reply, or yields its parts."""
 
 
-class Worker(Registered):
+class Worker(WorkerBase):
     """Serves one service with coroutines, `jobs` of them at a time.
 
         async def shout(frames: list[bytes]) -> list[bytes]: ...

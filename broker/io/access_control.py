@@ -2,19 +2,45 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import resource
+import socket as stream
+import struct
+import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import zmq
 
 from broker.access.keys import Keys
-from broker.access.rules import Guard
+from broker.access.rules import Guard, Refusal
 from broker.access.users import NOBODY, Access
-from broker.io.access_log import AccessLog
-from broker.io.handshakes import Handshakes
+from broker.core.throttle import COUNTED, Throttle
+from broker.io.loop import Channel
 from broker.io.sockets import Socket, full
-from broker.io.user_connections import UserConnections
+from broker.io.user_connections import UserConnection, UserConnections
 from broker.io.zap import ZapHandler, enforce, secure
+
+log = logging.getLogger("broker.access")
+
+MOST_SAID = 64 << 10
+"""Bytes in a handshake; one has less than a thousand."""
+
+NOT_IN = 64 + 170 + 26
+"""Bytes that are said at most to somebody who is not let in: greeting, WELCOME, and what the system may count besides.
+READY has 60 at least."""
+
+LOOK_EVERY = 0.25
+
+_FIGURES = struct.Struct("=QQ")
+_FIGURES_AT = 120  # in Linux' struct tcp_info: tcpi_bytes_acked, tcpi_bytes_received
+
+LINE_EVERY = 1.0
+"""Seconds in which one refusal of a user and action is logged and the others are counted."""
+
+MOST_KINDS = 1_000_000
+"""More users and actions than an access file has."""
 
 SILENT_SHARE = 4
 """One of so many file descriptors of the process may belong to a connection that has not said anything."""
@@ -70,3 +96,94 @@ def _places() -> tuple[int, int]:
         soft = 1 << 20
     silent = min(MOST_SILENT, max(16, soft // SILENT_SHARE))
     return silent, max(16, soft - silent - RESERVED)
+
+
+class Handshakes(Channel):
+    """Looks at the connections that are not let in yet."""
+
+    def __init__(self, connections: UserConnections) -> None:
+        self._connections = connections
+        self._look_at = 0.0
+
+    def tick(self, now: float) -> None:
+        self._look_at = now + LOOK_EVERY
+        unfinished = self._connections.unfinished
+        for descriptor in [*unfinished]:
+            heard, said = _figures(descriptor)
+            if heard > NOT_IN:
+                del unfinished[descriptor]
+            elif said > MOST_SAID:
+                del unfinished[descriptor]
+                self._connections.end_handshake(descriptor)
+
+    def next_deadline(self) -> float | None:
+        return self._look_at if self._connections.unfinished else None
+
+
+def _figures(descriptor: int) -> tuple[int, int]:
+    """The bytes that a TCP connection has taken from us, and given us; of any other, more than a handshake."""
+    connection = None
+    info = b""
+    with suppress(OSError):  # it is gone
+        connection = stream.socket(stream.AF_INET, stream.SOCK_STREAM, 0, fileno=descriptor)
+        info = connection.getsockopt(stream.IPPROTO_TCP, stream.TCP_INFO, 256)
+    if connection is not None:
+        connection.detach()  # it is ZeroMQ's
+    if len(info) < _FIGURES_AT + _FIGURES.size:  # a kernel of before 2015
+        return NOT_IN + 1, 0
+    heard, said = _FIGURES.unpack_from(info, _FIGURES_AT)
+    return heard, said
+
+
+class AccessLog(Channel):
+    """Logs what a guard refused."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._throttle: Throttle[tuple[str, str]] = Throttle(lines=1, window=LINE_EVERY, most=MOST_KINDS)
+        self._last: dict[tuple[str, str], Refusal] = {}
+        """The last one that was held back, of each kind."""
+
+    def flush(self, now: float) -> None:
+        self._tell(now)
+        for report in self._guard.take_reports():
+            kind, count = self._throttle.take((report.first.user, report.first.action), now, report.count)
+            if count == report.count:
+                self._write(report.first)
+            if count > 1:
+                self._last[kind] = report.last
+
+    def next_deadline(self) -> float | None:
+        """When the next count is due."""
+        return self._throttle.next_end
+
+    def close(self) -> None:
+        """Nothing follows: log all counts."""
+        self.flush(time.monotonic())
+        self._tell(math.inf)
+
+    def _tell(self, now: float) -> None:
+        """Log the counts whose second is over."""
+        for kind, more in self._throttle.ended(now):
+            self._write(self._last.pop(kind), f" (the last of {more} more within {LINE_EVERY:g} s)")
+
+    def _write(self, refusal: Refusal, counted: str = "") -> None:
+        peer = refusal.peer.address if isinstance(refusal.peer, UserConnection) else refusal.peer
+        log.warning(
+            "refused: user %r, %s%s, from %s%s; %d so far%s",
+            refusal.user,
+            refusal.action,
+            f" {refusal.service!r}" if refusal.service not in ("", refusal.action) else "",
+            peer or "?",
+            "; " + refusal.why.removeprefix("forbidden: ") if refusal.why else "",
+            self._guard.refusals.get((refusal.user, refusal.action), 0),
+            counted,
+            extra={
+                "event": "forbidden",
+                "user": refusal.user,
+                "action": refusal.action,
+                "service": refusal.service,
+                "peer": peer,
+                **COUNTED,
+            },
+        )

@@ -11,16 +11,16 @@ from broker.core.client import ClientSession
 from broker.core.mdp import Core, Output
 from broker.core.worker import Job, SessionState, WorkerSession
 from broker.errors import OutOfSockets
-from broker.io.channel import Channel, Pollable
 from broker.io.curve import KeyProbe
 from broker.io.dealer import Dealer
-from broker.io.loop import Loop
+from broker.io.loop import Channel, Loop
+from broker.io.sockets import Socket
 
 AnyCore = TypeVar("AnyCore", bound=Core)
 Session = TypeVar("Session", bound=ClientSession | WorkerSession)
 
 
-class Shell(Channel, Generic[AnyCore]):
+class CoreRunner(Channel, Generic[AnyCore]):
     """A core with a loop of its own. As a context manager it is started and stopped."""
 
     _thread_name = "loop"
@@ -78,7 +78,7 @@ class SessionChannel(Channel, Generic[Session]):
         self.session = session
         self._dealer = dealer
 
-    def sockets(self) -> Iterable[Pollable]:
+    def sockets(self) -> Iterable[Socket]:
         return self._dealer.sockets()
 
     def changed(self) -> bool:

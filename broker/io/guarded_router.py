@@ -17,10 +17,9 @@ from broker.access.rules import Guard
 from broker.access.users import Access, User
 from broker.errors import Means, UsageError
 from broker.io.access_control import AccessControl
-from broker.io.channel import Channel
-from broker.io.exposure import protect
-from broker.io.loop import Loop
+from broker.io.loop import Channel, Loop
 from broker.io.router import ConnectionCount, Router
+from broker.io.sockets import protect
 
 
 class ServerKeys(NamedTuple):

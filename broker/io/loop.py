@@ -24,7 +24,7 @@ from typing import Any, Generic, TypeVar
 import zmq
 
 from broker.core.timers import Timers
-from broker.io.channel import Channel, Pollable
+from broker.io.sockets import Socket
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +43,42 @@ BEHIND = 16
 """Calls that may wait."""
 
 
+class Channel:
+    """A core and the sockets it speaks through. By default it has none, and never anything to do.
+
+    Each is flushed in every round, and ticked and flushed again when it is due. Of the many that are alike, a worker's
+    connections for example, most have nothing to do most of the time: those have `rests = True` and are left alone
+    until there is input, their deadline comes, or `Loop.touch` says that something was done to them.
+    """
+
+    rests = False
+
+    def sockets(self) -> Iterable[Socket]:
+        """What to poll for input. The loop asks again after `changed` was true."""
+        return ()
+
+    def changed(self) -> bool:
+        """Whether `sockets` would return something else than when it was last called."""
+        return False
+
+    def drain(self, now: float) -> bool:
+        """Take in what has arrived; whether there may be more."""
+        return False
+
+    def tick(self, now: float) -> None:
+        """Let the core do what is due."""
+
+    def flush(self, now: float) -> None:
+        """Send what the core has to say, and hand on what it found out."""
+
+    def next_deadline(self) -> float | None:
+        """When `tick` is wanted; None: not before something else happens."""
+        return None
+
+    def close(self) -> None:
+        """Close the sockets."""
+
+
 class Poller(Generic[Owner]):
     """Which of many sockets have input. Each has an owner; the owner of a plain file is None.
 
@@ -58,9 +94,9 @@ class Poller(Generic[Owner]):
         self.descriptor = self._epoll.fileno()
         """It is readable while some socket may have input: for whoever waits for more than that."""
         self._owners: dict[int, Owner | None] = {}
-        self._sockets: dict[Owner, dict[Pollable, int]] = {}
+        self._sockets: dict[Owner, dict[Socket, int]] = {}
         """With their file descriptors: those of closed sockets can't be asked for any more."""
-        self._events: dict[Pollable, int] = {}
+        self._events: dict[Socket, int] = {}
         """What was last seen of each."""
 
     def add_file(self, descriptor: int) -> None:
@@ -68,7 +104,7 @@ class Poller(Generic[Owner]):
         self._owners[descriptor] = None
         self._epoll.register(descriptor, select.EPOLLIN)
 
-    def set(self, owner: Owner, sockets: Iterable[Pollable]) -> None:
+    def set(self, owner: Owner, sockets: Iterable[Socket]) -> None:
         """The owner has these sockets now, and no others. Ask `has_input`, as after any use of them."""
         before, now = self._sockets.get(owner, {}), list(sockets)
         for socket in [socket for socket in before if socket not in now]:

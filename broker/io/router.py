@@ -18,7 +18,7 @@ import zmq
 
 from broker.core.mdp import Frames, Peer
 from broker.core.requests import footprint
-from broker.io.channel import Channel
+from broker.io.loop import Channel
 from broker.io.sockets import DRAIN_LIMIT, LINGER, MOST_FRAMES, Socket, bind, monitored_event, receive, seed_names, skip
 
 SKIP_FRAMES = 100_000

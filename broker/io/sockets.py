@@ -13,13 +13,14 @@ import resource
 import socket as stream
 import sys
 from collections.abc import Callable, Iterable
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import zmq
 
 from broker.core.mdp import Frames
-from broker.errors import EndpointError, UsageError
+from broker.errors import EndpointError, Means, Unprotected, UsageError
 
 Socket = zmq.Socket[bytes]
 
@@ -44,6 +45,11 @@ MOST_SOCKETS = 65_535
 
 SPARE_FILES = 32
 """Kept for whatever else a program opens, when its connections are counted."""
+
+LOOPBACK_CARD = "lo"
+
+OTHER_NETWORKS = ("ws", "wss", "tipc", "vmci", "hyperv", "udp", "pgm", "epgm", "norm")
+"""Transports of libzmq besides TCP that leave the machine; a wheel's has hardly one of them."""
 
 _backend: Any = zmq.backend.Socket
 _recv = _backend.recv
@@ -139,6 +145,45 @@ def full(endpoint: str) -> str:
     if match is not None and int(match[1]) > 65535:
         raise EndpointError(f"no such port: {endpoint}; ports go up to 65535")
     return whole
+
+
+def is_exposed(endpoint: str) -> bool:
+    """Whether other machines may reach what listens there. What cannot be told counts as exposed."""
+    protocol, _, rest = full(endpoint).partition("://")
+    if protocol != "tcp":
+        return protocol in OTHER_NETWORKS
+    match = re.fullmatch(r"(.*):[^:]*", rest, re.DOTALL)
+    return match is not None and not _is_loopback(match[1].removeprefix("[").removesuffix("]"))
+
+
+def protect(endpoint: str, *, open: bool, by: Means = Means.USERS) -> None:
+    """Called before something listens at an endpoint without access control. Raises Unprotected when other machines may
+    reach it and it is not `open`; an open one is logged. `by`: what would protect it."""
+    if is_exposed(endpoint):
+        if not open:
+            raise Unprotected(endpoint, by)
+        import logging  # a client does without
+
+        logging.getLogger(__name__).warning(
+            "%s is open: whoever reaches it may %s",
+            endpoint,
+            "submit, read, close and work" if by is Means.USERS else "use it",
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    if host in ("", "*"):
+        return False
+    if host == LOOPBACK_CARD:
+        return True
+    if any(host == card for _, card in stream.if_nameindex()):  # libzmq looks for a card of the name first
+        return False
+    try:
+        found = stream.getaddrinfo(host, None, type=stream.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    addresses = {str(address[0]).partition("%")[0] for *_, address in found}
+    return bool(addresses) and all(ip_address(address).is_loopback for address in addresses)
 
 
 def unreachable(endpoints: Iterable[str], patience: float = 0.5) -> str:

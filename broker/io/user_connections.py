@@ -5,18 +5,43 @@ from __future__ import annotations
 import os
 import socket as stream
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import zmq
 
 from broker.access.rules import Guard
 from broker.access.users import NOBODY, User
-from broker.io.connection import Connection, Ends
 from broker.io.zap import user_of
 
 _SRCFD = int(zmq.SRCFD)
 
+Ends = tuple[Any, Any]
+"""The addresses of both ends of a connection."""
+
 _NO_ENDS: Ends = ("", "")
+
+
+@dataclass(slots=True, eq=False)
+class UserConnection:
+    """A connection that has said something: a peer of the core. Who takes its name over is another one."""
+
+    sender: bytes
+    user_id: str
+    """What the ZAP handler said."""
+    user: User
+    descriptor: int
+    ends: Ends
+    there: bool
+    """Whether something can be sent to it."""
+    admitted: bool = True
+    """Whether what it says is read."""
+
+    @property
+    def address(self) -> str:
+        """Where it comes from; for ipc, where it has come to."""
+        peer = self.ends[1] or self.ends[0]
+        return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
 
 
 class UserConnections:
@@ -32,7 +57,7 @@ class UserConnections:
         """`settle` is called for a new connection: it tells of all that have `ended`, for one of them may have had the
         descriptor. `most_silent`: connections that have not said anything. `places`: for those that have; one user may
         have a share of them, unless the access file has another limit, and those of administrators do not count."""
-        self.speaker = Connection(b"", "", NOBODY, -1, _NO_ENDS, there=False, admitted=False)
+        self.speaker = UserConnection(b"", "", NOBODY, -1, _NO_ENDS, there=False, admitted=False)
         """By which the message came that was looked at last."""
         self._guard = guard
         self._settle = settle
@@ -47,8 +72,8 @@ class UserConnections:
         """Gone; but what was said on them may not be read yet. Whether `forget_ended` was called since."""
         self._reused: dict[int, bool] = {}
         """The same of descriptors that new connections have by now: a message by such a number may be of either."""
-        self._by_sender: dict[bytes, Connection] = {}
-        self._by_descriptor: dict[int, Connection] = {}
+        self._by_sender: dict[bytes, UserConnection] = {}
+        self._by_descriptor: dict[int, UserConnection] = {}
         self._counts: dict[str, int] = {}
         """Connections of each user."""
         self._taken = 0
@@ -134,7 +159,7 @@ class UserConnections:
                 self._admit(connection)
             self._count(connection, 1)
 
-    def _new(self, sender: bytes, user_id: str, frame: Any) -> Connection:
+    def _new(self, sender: bytes, user_id: str, frame: Any) -> UserConnection:
         descriptor: int = frame.get(_SRCFD)
         ends = self._ends(descriptor)
         self._settle()  # behind: if these are the ends of another one, it is told now that the former has ended
@@ -142,7 +167,7 @@ class UserConnections:
             self._close(descriptor)
             ends = _NO_ENDS
         user = user_of(user_id, self._guard.access)
-        connection = Connection(sender, user_id, user, descriptor, ends, there=ends is not _NO_ENDS)
+        connection = UserConnection(sender, user_id, user, descriptor, ends, there=ends is not _NO_ENDS)
         if user is not NOBODY and _is_named(sender, frame):
             self._refuse(connection, "name")
         else:
@@ -155,7 +180,7 @@ class UserConnections:
             self._count(connection, 1)
         return connection
 
-    def _admit(self, connection: Connection) -> None:
+    def _admit(self, connection: UserConnection) -> None:
         """End a connection whose user is none, or has enough of them, or which would be one too many."""
         user = connection.user
         if user is NOBODY:
@@ -200,14 +225,14 @@ class UserConnections:
         self._asked -= 1
         return False
 
-    def _refuse(self, connection: Connection, action: str, why: str = "") -> None:
+    def _refuse(self, connection: UserConnection, action: str, why: str = "") -> None:
         connection.admitted = False
         if connection.descriptor in self._reused:  # these may be the ends of somebody who has done nothing
             connection.ends, connection.there = _NO_ENDS, False
         self._guard.refused(connection.user, action, b"", connection, why or _why(connection, action))
         self._shut(connection.descriptor, connection.ends)
 
-    def _count(self, connection: Connection, change: int) -> None:
+    def _count(self, connection: UserConnection, change: int) -> None:
         if connection.admitted:
             name = connection.user.name
             self._counts[name] = self._counts.get(name, 0) + change
@@ -242,7 +267,7 @@ class UserConnections:
         return name.replace("\0", "@", 1) in self._ports
 
 
-def _why(connection: Connection, action: str) -> str:
+def _why(connection: UserConnection, action: str) -> str:
     """Why a connection is refused, in words."""
     if action == "name":
         return "it gives itself a name, which access control does not allow"

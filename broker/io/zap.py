@@ -21,9 +21,8 @@ from broker.access.keys import Keys
 from broker.access.users import NOBODY, Access, User
 from broker.core.mdp import Frames
 from broker.errors import EndpointError, UsageError
-from broker.io.channel import Channel
-from broker.io.exposure import is_exposed
-from broker.io.sockets import Socket, full, receive, send, skip
+from broker.io.loop import Channel
+from broker.io.sockets import Socket, full, is_exposed, receive, send, skip
 
 ADDRESS = "inproc://zeromq.zap.01"
 VERSION = b"1.0"

@@ -22,7 +22,7 @@ from support.zmtp import message, zmtp
 from broker import Access, Broker, Client, EndpointError, KeyRefused, Keys, UsageError
 from broker.io import access_control, zap
 from broker.io.sockets import monitored_event
-from broker.io.user_connections import Connection
+from broker.io.user_connections import UserConnection
 
 Socket = zmq.Socket[bytes]
 
@@ -294,7 +294,7 @@ def test_names_are_refused(broker: Broker, echo: Callable[[], None]) -> None:
 def test_nobody_takes_the_place_of_another(broker: Broker, echo: Callable[[], None]) -> None:
     """A user calls himself what the ROUTER calls a worker."""
     (worker,) = broker.core.workers
-    assert isinstance(worker, Connection)
+    assert isinstance(worker, UserConnection)
     with raw_socket(where(broker), CAROL, name=worker.sender) as named:
         for _ in range(3):
             named.send_multipart([b"MDPW02", b"\6"])
@@ -313,7 +313,7 @@ def test_nobody_takes_the_place_of_one_who_is_gone(broker: Broker) -> None:
         (request,) = (one.request for one in broker.core.workers.values())
         assert request is not None
         asker = request.peer
-        assert isinstance(asker, Connection)
+        assert isinstance(asker, UserConnection)
         until(lambda: broker.core.peers == 1)
         with raw_socket(where(broker), CAROL, name=asker.sender) as named:
             named.send_multipart([b"MDPC02", b"\1", b"echo", b"hi"])

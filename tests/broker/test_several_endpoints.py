@@ -270,7 +270,7 @@ def test_a_worker_whom_all_send_away_tries_all_again(in_order: None, caplog: pyt
 
 
 def test_a_worker_at_all_brokers_does_one_thing_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.hand.PATIENCE", 60.0)  # on a busy machine what is short takes long
+    monkeypatch.setattr("broker.worker_base.PATIENCE", 60.0)  # on a busy machine what is short takes long
     busy, most = 0, 0
     lock = threading.Lock()
 

@@ -53,7 +53,7 @@ def tries_of(timeout: Span, retries: int | None) -> tuple[float, int]:
 
 
 class Calls:
-    """Requests to one Titanic and their answers, as procedures on a wire (`broker.procedures`)."""
+    """Requests to one Titanic and their answers, as procedures on a wire (`broker.client`)."""
 
     def __init__(self, wire: Wire, timeout: float, retries: int) -> None:
         self.wire = wire

@@ -1,4 +1,4 @@
-"""What a client does, written once, as procedures (`broker.procedures`): `titanic.Client` runs them on a wire that
+"""What a client does, written once, as procedures (`broker.client`): `titanic.Client` runs them on a wire that
 blocks, and `titanic.aio.Client` awaits them. What each takes, returns and raises stands at `titanic.Client`.
 """
 

@@ -17,7 +17,7 @@ from broker.errors import BrokerError
 from broker.handlers import Handler
 from broker.io import sockets
 from broker.io.access_control import AccessControl
-from broker.io.channels import Shell
+from broker.io.channels import CoreRunner
 from broker.io.curve import Curve, Key
 from broker.io.guarded_router import ServerKey, server_keys
 from broker.patterns.binary_star.core import BinaryStarCore, StarConfig, StarState
@@ -36,7 +36,7 @@ class SplitBrain(BrokerError):
     """Both servers were active, or both passive, or both were started as the same: an operator has to look."""
 
 
-class BinaryStar(Shell[BinaryStarCore]):
+class BinaryStar(CoreRunner[BinaryStarCore]):
     """One of the two servers.
 
         star = BinaryStar(primary=True, bind="tcp://10.0.0.1:5003", peer="tcp://10.0.0.2:5003")

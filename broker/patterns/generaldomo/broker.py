@@ -20,7 +20,7 @@ from broker.core.mdp import Frames, service_fault
 from broker.core.worker import WorkerSession
 from broker.errors import Means, UsageError
 from broker.io.dealer import Dealer
-from broker.io.exposure import protect
+from broker.io.sockets import protect
 from broker.patterns.generaldomo.core import DomoSession
 from broker.patterns.generaldomo.sockets import ClientDealer, ServerSocket
 from broker.patterns.request_reply.client import SharedClient

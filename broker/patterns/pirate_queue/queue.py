@@ -17,7 +17,7 @@ from broker.config import WorkerConfig
 from broker.core.mdp import Output
 from broker.core.worker import WorkerSession
 from broker.handlers import Handler
-from broker.io.channels import Shell
+from broker.io.channels import CoreRunner
 from broker.io.curve import Key
 from broker.io.guarded_router import GuardedRouter, ServerKey, server_keys
 from broker.io.sockets import DRAIN_LIMIT
@@ -34,7 +34,7 @@ from broker.patterns.pirate_queue.core import (
 from broker.worker import Worker
 
 
-class PirateQueue(Shell[PirateQueueCore]):
+class PirateQueue(CoreRunner[PirateQueueCore]):
     """`bind_clients`, `bind_workers`, then `run` (or `start`) until `stop`. What waits then is lost, and
     its clients ask again."""
 

@@ -17,7 +17,7 @@ from broker.config import DEFAULT_ENDPOINT, ClientConfig
 from broker.core.client import ClientSession, EventKind, ReplyEvent
 from broker.core.mdp import Frames
 from broker.errors import UsageError
-from broker.io.channels import AnyCore, Shell
+from broker.io.channels import AnyCore, CoreRunner
 from broker.io.curve import Key, credentials
 from broker.patterns.request_reply.core import PLAIN
 
@@ -62,7 +62,7 @@ class LazyPirate(Conversation):
             self._dealer.send(self._session.take_output())
 
 
-class SharedClient(Shell[AnyCore]):
+class SharedClient(CoreRunner[AnyCore]):
     """Threads ask, a loop answers: the client is a channel of it. Subclasses have the session and the sockets."""
 
     def __init__(self, core: AnyCore) -> None:

@@ -16,7 +16,7 @@ import zmq
 from broker.core.mdp import Frames, error_body, joined
 from broker.errors import RemoteError, UsageError
 from broker.handlers import Handler, HandlerThreads, error_frames, execute, failure
-from broker.io.channels import Shell
+from broker.io.channels import CoreRunner
 from broker.io.guarded_router import GuardedRouter, ServerKey, server_keys
 from broker.io.loop import Loop
 from broker.patterns.idempotent.core import Superseded
@@ -28,7 +28,7 @@ MOST_IN_HAND = 1000
 """Requests taken from the socket that are not answered yet; the rest waits in the socket, then at the clients."""
 
 
-class Server(Shell[Replier]):
+class Server(CoreRunner[Replier]):
     """Answers each request with what `handler` returns: bytes, text, or frames. Handlers run beside the socket.
     What a handler yields goes into its one reply, in front.
 

@@ -15,7 +15,7 @@ from broker.client import Body, body_frames
 from broker.config import check
 from broker.errors import BrokerError, Means, TimedOut, UsageError
 from broker.io.draft_sockets import LOOK, DraftSocket, Unreachable
-from broker.io.exposure import protect
+from broker.io.sockets import protect
 
 QUEUE = 1000
 """Messages that an end holds for each of the others, or from each, unless it is told otherwise."""

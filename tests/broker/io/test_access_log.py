@@ -7,7 +7,7 @@ from support.secured import user
 
 from broker.access.rules import Guard
 from broker.access.users import Access
-from broker.io.access_log import AccessLog
+from broker.io.access_control import AccessLog
 
 ALICE, BOB = user("alice"), user("bob")
 

@@ -22,18 +22,19 @@ from broker.config import WorkerConfig
 from broker.core.endpoints import Servers
 from broker.core.mdp import Command, Frames, error_body
 from broker.core.worker import Job, SessionState, WorkerSession
-from broker.delivery import Delivery
 from broker.errors import OutOfSockets, RemoteError, UsageError
-from broker.hand import Hand, Registration
-from broker.handlers import Measure, TooLarge, error_frames, failure
-from broker.io.channel import Channel
+from broker.handlers import Delivery, Measure, TooLarge, error_frames, failure
+from broker.io.channels import WorkerChannel
 from broker.io.curve import Curve
 from broker.io.dealer import Dealer
-from broker.io.loop import Loop
+from broker.io.loop import Channel, Loop
 from broker.io.sockets import require_connections
 from broker.worker_log import WorkerLog
 
 log = logging.getLogger("broker.worker")
+
+PATIENCE = 0.2
+"""Seconds for which a request may wait."""
 
 
 class Handlers(Protocol):
@@ -46,7 +47,7 @@ class Handlers(Protocol):
         """One of the calls is done."""
 
 
-class Registered:
+class WorkerBase:
     """A worker with its registrations, in a loop."""
 
     _handlers: Handlers
@@ -76,19 +77,19 @@ class Registered:
         )
         watched = self._watch or any(len(names) > 1 for names in places)
         require_connections(len(places) * len(handlers) * jobs, what, watched=watched)
-        hand = Hand(self._loop, jobs) if len(places) * len(handlers) > 1 else None
+        slots = JobSlots(self._loop, jobs) if len(places) * len(handlers) > 1 else None
         for service, handler in handlers.items():
             for names in places:
                 sessions = [self._new_session(service, config) for _ in range(jobs)]
-                self._register(sessions, handler, names, hand)
-        if hand is not None:
-            self._loop.add(hand)
+                self._register(sessions, handler, names, slots)
+        if slots is not None:
+            self._loop.add(slots)
 
     def _register(
-        self, sessions: Sequence[WorkerSession], handler: Any, endpoints: Sequence[str], hand: Hand | None
+        self, sessions: Sequence[WorkerSession], handler: Any, endpoints: Sequence[str], slots: JobSlots | None
     ) -> None:
         """Be registered for a service at one of these endpoints, and say in the log what becomes of that."""
-        channels = [WorkerRegistration(self, session, handler, endpoints, self._watch, hand) for session in sessions]
+        channels = [WorkerRegistration(self, session, handler, endpoints, self._watch, slots) for session in sessions]
         report = WorkerLog(
             log,
             sessions[0].service.decode(errors="replace"),
@@ -216,7 +217,7 @@ class Registered:
             log.log(level, text, channel.session.service.decode(), *facts, exc_info=error)
 
 
-class WorkerRegistration(Registration):
+class WorkerRegistration(WorkerChannel):
     """One registered worker: its session and its connection."""
 
     log: WorkerLog
@@ -226,21 +227,21 @@ class WorkerRegistration(Registration):
 
     def __init__(
         self,
-        worker: Registered,
+        worker: WorkerBase,
         session: WorkerSession,
         handler: Any,
         endpoints: Sequence[str],
         watch: bool,
-        hand: Hand | None,
+        slots: JobSlots | None,
     ) -> None:
         """`hand`: does its work, and that of others; None: it has its own turn."""
         super().__init__(session, worker._connection(self, endpoints, watch=watch or len(endpoints) > 1))
         session.several = len(endpoints) > 1
         self.handler = handler
         self._worker = worker
-        self._hand = hand
-        if hand is not None:
-            hand.add(self, (session.service, *endpoints))
+        self._slots = slots
+        if slots is not None:
+            slots.add(self, (session.service, *endpoints))
 
     def partial(self, job: Job, body: Frames) -> None:
         self.session.partial(job.number, body, time.monotonic())
@@ -250,8 +251,8 @@ class WorkerRegistration(Registration):
         self.session.final(job.number, body, time.monotonic())
         self._worker._handlers.done()
         self._worker._loop.touch(self)
-        if self._hand is not None:
-            self._hand.done(self, time.monotonic())
+        if self._slots is not None:
+            self._slots.done(self, time.monotonic())
 
     def progress(self, delivery: Delivery) -> None:
         """The handler has said how far it is. Any thread may call this."""
@@ -286,10 +287,10 @@ class WorkerRegistration(Registration):
             session.lost(now)
 
     def _begin(self, job: Job) -> None:
-        if self._hand is None:
+        if self._slots is None:
             self.work(job)
         else:
-            self._hand.take(self, job, time.monotonic())
+            self._slots.take(self, job, time.monotonic())
 
     def work(self, job: Job) -> None:
         """Have the handler called for a request."""
@@ -299,12 +300,12 @@ class WorkerRegistration(Registration):
             body = error_body(500, "the worker cannot start a thread; try again later")
             self.session.final(job.number, body, time.monotonic())
             worker._loop.touch(self)
-            if self._hand is not None:
-                self._hand.done(self, time.monotonic())
+            if self._slots is not None:
+                self._slots.done(self, time.monotonic())
 
     def _stranded(self, now: float) -> None:
-        if self._hand is not None:
-            self._hand.drop(self, now)
+        if self._slots is not None:
+            self._slots.drop(self, now)
 
     def _starved(self, error: OutOfSockets, now: float) -> None:
         super()._starved(error, now)  # it comes back after a while, as after any other loss
@@ -336,6 +337,76 @@ def _any_registered(channels: Sequence[WorkerRegistration]) -> bool:
 def _registered_at(channels: Sequence[WorkerRegistration]) -> str:
     """Where they are registered."""
     return " and ".join(dict.fromkeys(channel.server for channel in channels if channel.session.registered))
+
+
+class JobSlots(Channel):
+    """Does the requests of several registrations, as many at a time as it has arms. It lives in their loop, without a
+    socket."""
+
+    rests = True
+
+    def __init__(self, loop: Loop, slots: int = 1) -> None:
+        self._loop = loop
+        self._count = slots
+        self._groups: dict[object, list[WorkerRegistration]] = {}
+        """Those that are alike: for the same service, at the same broker."""
+        self._busy: set[WorkerRegistration] = set()
+        """Whose requests are being worked on."""
+        self._waiting: dict[WorkerRegistration, Job] = {}
+        self._leave_at: float | None = None
+        """When those that are not at work leave."""
+
+    def add(self, registration: WorkerRegistration, group: object) -> None:
+        """Work for one more. The same `group` is for those that are alike."""
+        self._groups.setdefault(group, []).append(registration)
+
+    def take(self, registration: WorkerRegistration, job: Job, now: float) -> None:
+        """A request has come."""
+        if len(self._busy) < self._count:
+            self._begin(registration, job, now)
+        else:
+            self._waiting[registration] = job
+
+    def drop(self, registration: WorkerRegistration, now: float) -> None:
+        """The connection is gone: nobody wants the reply to what waits here."""
+        if (job := self._waiting.pop(registration, None)) is not None:
+            registration.session.final(job.number, [], now)
+            self._loop.touch(registration)
+
+    def done(self, registration: WorkerRegistration, now: float) -> None:
+        """What was begun is done."""
+        self._busy.discard(registration)
+        self._leave_at = None
+        if self._waiting:
+            other = next(iter(self._waiting))
+            self._begin(other, self._waiting.pop(other), now)
+            return
+        free = self._count - len(self._busy)
+        for group in self._groups.values():
+            here = sum(not other.session.held and other not in self._busy for other in group)
+            for other in [other for other in group if other.session.held][: max(0, free - here)]:
+                other.session.come_back()
+                self._loop.touch(other)
+
+    def tick(self, now: float) -> None:
+        """It takes long: others are to do what waits, and what comes."""
+        self._leave_at = None
+        self._waiting.clear()
+        for group in self._groups.values():
+            for other in group:
+                if other not in self._busy and not other.session.held:
+                    other.session.step_aside(now)
+                    self._loop.touch(other)
+
+    def next_deadline(self) -> float | None:
+        return self._leave_at
+
+    def _begin(self, registration: WorkerRegistration, job: Job, now: float) -> None:
+        self._busy.add(registration)
+        if len(self._busy) == self._count:
+            self._leave_at = now + PATIENCE
+            self._loop.touch(self)
+        registration.work(job)
 
 
 class Beat(Channel):
