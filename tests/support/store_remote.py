@@ -37,7 +37,7 @@ class RemoteStore(DictStore):
     """Nodes may share it."""
 
     remote = True
-    news = None
+    notifications = None
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
