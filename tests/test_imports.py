@@ -29,6 +29,7 @@ CORE_NAMES = {"core.py", "wire.py"}
 PIPELINE = ("data/titanic_data", "data/pyspark_titanic")
 
 
+@cache
 def sources(package: str) -> list[str]:
     return sorted(str(path.relative_to(ROOT)) for path in (ROOT / package).rglob("*.py"))
 
@@ -47,14 +48,22 @@ def tree(source: str) -> ast.Module:
     return ast.parse((ROOT / source).read_text())
 
 
-def imports(source: str) -> Iterator[tuple[str, str | None]]:
+@cache
+def nodes(source: str) -> list[ast.AST]:
+    return list(ast.walk(tree(source)))
+
+
+@cache
+def imports(source: str) -> list[tuple[str, str | None]]:
     """Module and, for `from … import`, each name."""
-    for node in ast.walk(tree(source)):
+    found: list[tuple[str, str | None]] = []
+    for node in nodes(source):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, None) for alias in node.names)
+            found += [(alias.name, None) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{source}: relative imports are not used here"
-            yield from ((node.module or "", alias.name) for alias in node.names)
+            found += [(node.module or "", alias.name) for alias in node.names]
+    return found
 
 
 def modules_of(module: str, name: str | None) -> Iterator[str]:
@@ -285,9 +294,7 @@ def test_only_metrics_know_prometheus() -> None:
 
 @pytest.mark.parametrize("source", sources("titanic"))
 def test_titanic_uses_the_brokers_public_names(source: str) -> None:
-    used = {
-        node.attr for node in ast.walk(tree(source)) if isinstance(node, ast.Attribute) and names_broker(node.value)
-    }
+    used = {node.attr for node in nodes(source) if isinstance(node, ast.Attribute) and names_broker(node.value)}
     for module, name in imports(source):
         if module.split(".")[0] == "broker":
             assert module in PUBLIC, f"{source} imports {module}; only what `broker` itself exports is public"
@@ -333,7 +340,7 @@ def rooms() -> dict[str, list[str]]:
 
 @pytest.mark.parametrize(("room", "files"), rooms().items(), ids=rooms())
 def test_no_class_name_stands_twice_in_a_room(room: str, files: list[str]) -> None:
-    names = [node.name for source in files for node in ast.walk(tree(source)) if isinstance(node, ast.ClassDef)]
+    names = [node.name for source in files for node in nodes(source) if isinstance(node, ast.ClassDef)]
     assert {name for name in names if names.count(name) > 1} == set()
 
 
