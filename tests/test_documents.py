@@ -18,7 +18,7 @@ DOCUMENTS = [
     "titanic/README.md",
     "titanic/TUTORIAL.md",
     "titanic/PROTOCOL.md",
-    "titanic/workflows/README.md",
+    "titanic/tasks/FLOWS.md",
     "titanic/tasks/README.md",
     "titanic/taskiq/README.md",
     "titanic/SCHEDULES.md",

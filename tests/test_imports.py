@@ -278,7 +278,7 @@ def test_only_the_command_line_knows_click() -> None:
 
 def test_only_messages_and_tasks_know_msgspec() -> None:
     """A client imports quickly: it loads nothing of it."""
-    rooms = ("titanic/protocol/messages.py", "titanic/services/", "titanic/tasks/", "titanic/workflows/")
+    rooms = ("titanic/protocol/messages.py", "titanic/services/", "titanic/tasks/")
     outside = {one for one in importers("broker", "titanic", of="msgspec") if not one.startswith(rooms)}
     assert outside == set()
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from broker import Broker, BrokerConfig, WorkerConfig
 from titanic import Server, ServerConfig
 from titanic.store import Durability
-from titanic.util.database_url import is_url
+from titanic.util.text import is_url
 
 
 def main(mode: str, endpoint: str, store: str = "", capacity: str = "", durability: Durability = "synced") -> None:

@@ -105,7 +105,7 @@ def test_what_was_closed_before_the_server_was_killed_is_not_handed_out_again(tm
 def test_who_waits_for_a_reply_gets_it_though_the_server_is_killed(
     tmp_path: Path, integrated: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("titanic.client.methods.WAIT_MOST", 0.5)  # how late it may notice
+    monkeypatch.setattr("titanic.client.core.WAIT_MOST", 0.5)  # how late it may notice
     with place(tmp_path, integrated) as here:
         with here.server() as server:
             uuid = here.client.submit("work", "x")

@@ -1,16 +1,17 @@
-"""What a program in asyncio uses to hand requests to Titanic and to come back for the replies.
+"""Titanic's client for asyncio.
 
     async with Client() as titanic:
         uuid = await titanic.submit("resize", picture)
         thumbnail, = await titanic.wait(uuid, timeout=60)
         await titanic.close(uuid)
 
-Any number of coroutines share one, and its one connection: ten thousand may wait. A coroutine that is cancelled leaves
-the stored request as it is.
+Coroutines share a client and its one connection; ten thousand of them may wait. Cancelling a coroutine does not affect
+the stored request.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections import deque
@@ -21,16 +22,116 @@ from typing import Self
 
 from broker import DEFAULT_ENDPOINT, Key, named
 from broker.aio import Client as BrokerClient
-from titanic.aio.together import Together
-from titanic.aio.wire import AsyncWire
-from titanic.client import methods
-from titanic.client.calls import Calls, tries_of
-from titanic.client.methods import Methods
+from titanic.client import core
+from titanic.client.batching import look_for
+from titanic.client.calls import Body, Calls, tries_of
+from titanic.client.core import ClientCore
+from titanic.errors import TitanicError
 from titanic.protocol.answers import Ended
-from titanic.protocol.progress import Progress
 from titanic.protocol.submit_options import Span, seconds
-from titanic.protocol.tsp import Frames
+from titanic.protocol.tsp import Frames, Progress
 from titanic.util import ids
+
+
+class AsyncLane:
+    """Many messages on their way at once, with so many tries for each."""
+
+    def __init__(self, client: BrokerClient, timeout: float, retries: int) -> None:
+        self.timeout = timeout
+        self.retries = retries
+        self._client = client
+
+    async def map(
+        self, service: bytes, messages: AsyncGenerator[Sequence[Body], None], window: int
+    ) -> AsyncGenerator[Frames, None]:
+        answers = self._client.map(service, messages, window=window, timeout=self.timeout, retries=self.retries)
+        async with aclosing(answers):
+            async for answer in answers:
+                yield answer
+
+    def close(self) -> None:
+        """There is nothing to close: the connection is the client's."""
+
+
+class AsyncWire:
+    """A `broker.aio.Client`."""
+
+    def __init__(self, client: BrokerClient, timeout: float, retries: int) -> None:
+        self.endpoint = client.endpoint
+        self._client = client
+        self._usual = timeout, retries
+
+    @property
+    def sent_again(self) -> int:
+        return self._client.sent_again
+
+    async def call(self, service: Body, body: Sequence[Body], timeout: float | None, retries: int | None) -> Frames:
+        return await self._client.call(service, *body, timeout=timeout, retries=retries)
+
+    async def is_foreign(self, timeout: float) -> bool | None:
+        return await self._client.is_foreign(timeout)
+
+    def lane(self, tries: tuple[float, int] | None = None) -> AsyncLane:
+        return AsyncLane(self._client, *(tries or self._usual))
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+WINDOW = 1000
+"""Requests that are asked for at once."""
+
+
+class Together:
+    """Looks again and again for the replies that somebody waits for, as long as there is one."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._pending: dict[str, None] = {}
+        self._waiting: dict[str, set[asyncio.Future[Ended]]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    async def outcome(self, uuid: str, seconds: float) -> Ended | None:
+        """How a request has ended, as soon as that is known; None after so many seconds."""
+        future = asyncio.get_running_loop().create_future()
+        self._pending[uuid] = None
+        self._waiting.setdefault(uuid, set()).add(future)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._look())
+        try:
+            await asyncio.wait({future}, timeout=None if seconds == math.inf else seconds)
+            return future.result() if future.done() else None
+        finally:
+            self._leave(uuid, future)
+
+    def _leave(self, uuid: str, future: asyncio.Future[Ended]) -> None:
+        if (waiting := self._waiting.get(uuid)) is not None:
+            waiting.discard(future)
+            if not waiting:
+                del self._waiting[uuid]
+                self._pending.pop(uuid, None)
+        if not self._waiting and self._task is not None:
+            self._task.cancel()  # it may be in a long pause
+            self._task = None
+
+    async def _look(self) -> None:
+        try:
+            rounds = look_for(self._calls, self._calls.lane(), self._pending, math.inf, WINDOW)
+            async with aclosing(rounds):
+                async for found in rounds:
+                    for uuid, ended in found:
+                        for future in self._waiting.pop(uuid, ()):
+                            if not future.done():
+                                future.set_result(ended)
+        except TitanicError as error:
+            for waiting in self._waiting.values():
+                for future in waiting:
+                    if not future.done():
+                        future.set_exception(type(error)(*error.args))
+
 
 MOST_WAITS = 20_000
 """Waits that the server holds for one client. It takes 100,000 of all clients together, and a quarter of one user's."""
@@ -42,7 +143,7 @@ AWAY = 60.0
 """Seconds after which a wait that the server did not hold asks for that again."""
 
 
-class Client(Methods):
+class Client(ClientCore):
     """One client of one Titanic; each method is a coroutine, and does what that of `titanic.Client` does.
 
     A message that gets no answer is sent again, and at once when the connection breaks.
@@ -105,7 +206,7 @@ class Client(Methods):
             self._waits -= 1
 
     def _wait_most(self) -> float:
-        return methods.WAIT_MOST * max(1.0, self._waits / MANY_WAITS)
+        return core.WAIT_MOST * max(1.0, self._waits / MANY_WAITS)
 
     async def _sent_away(self, uuid: str, left: float) -> Ended | None:
         return await self._together.outcome(uuid, min(left, AWAY))

@@ -13,9 +13,9 @@ from pathlib import Path
 import click
 
 from broker import AccessError, AccessFile, Permission, UsageError, decide
-from titanic.cli.exit_codes import EXIT_FAILED, EXIT_USAGE, is_about_missing
 from titanic.cli.options import FILE, command, json_flag, option
 from titanic.cli.printing import print_json
+from titanic.cli.running import EXIT_FAILED, EXIT_USAGE, is_about_missing
 from titanic.util.text import counted, printable
 
 ACTIONS = tuple(permission.value for permission in Permission)

@@ -64,8 +64,13 @@ def bench(
       titanic bench limits accept latency --folder /var/lib
       titanic bench accept life --database postgresql://titanic@db.example/titanic
     """
-    from titanic.bench.plot import draw  # not before it is wanted: others start faster
-    from titanic.bench.programme import PROGRAMME, Entry, choose, run
+    from titanic.bench.programme import (
+        PROGRAMME,
+        Entry,
+        choose,
+        draw,  # not before it is wanted: others start faster
+        run,
+    )
 
     if listing:
         print_table(("GROUP", "FIGURE", "WHAT"), [entry[:3] for entry in PROGRAMME])

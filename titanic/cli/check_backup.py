@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
-from titanic.cli.exit_codes import EXIT_FAILED
 from titanic.cli.options import command, configured, json_flag, option
 from titanic.cli.printing import Bar, print_json, say, size
+from titanic.cli.running import EXIT_FAILED
 from titanic.cli.store_files import expect_readable, expect_store, may_write, place_option, store_option
 from titanic.errors import StoreCorrupt, StoreLocked
 from titanic.store import Store, expect_psycopg

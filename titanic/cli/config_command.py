@@ -14,9 +14,9 @@ from click.core import ParameterSource, augment_usage_errors
 
 from broker import NotToml, nearest
 from titanic.cli.config_file import Commands, Document, commands_of, variables
-from titanic.cli.exit_codes import EXIT_FAILED
 from titanic.cli.options import Option, command, json_flag
 from titanic.cli.printing import print_json, print_table
+from titanic.cli.running import EXIT_FAILED
 from titanic.util.text import counted
 
 _file_option = click.option(

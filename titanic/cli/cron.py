@@ -16,9 +16,10 @@ from titanic.cli.options import command, endpoint, json_flag, log_options, optio
 from titanic.cli.printing import print_json, print_table
 from titanic.cli.running import StopSignal, say
 from titanic.client.client import Client
-from titanic.schedules import Schedule, Scheduler, queue_state
+from titanic.schedules import Schedule, Scheduler
 from titanic.schedules.schedule import check_name, in_utc
 from titanic.schedules.schedule_file import read_schedules
+from titanic.schedules.scheduler import last_tick, pause_schedule, paused_schedules, resume_schedule, submit_now
 from titanic.util.text import counted
 
 Words = tuple[str, ...]
@@ -112,10 +113,10 @@ def _run(schedules: Sequence[Schedule], reach: Reach) -> None:
 
 def _list(client: Client, schedules: Sequence[Schedule], as_json: bool) -> None:
     now = client.clock()
-    paused = queue_state.paused(client, [schedule.name for schedule in schedules])
+    paused = paused_schedules(client, [schedule.name for schedule in schedules])
     rows: list[dict[str, Any]] = []
     for schedule in schedules:
-        last = queue_state.last_tick(client, schedule, now)
+        last = last_tick(client, schedule, now)
         rows.append(
             {
                 "name": schedule.name,
@@ -147,7 +148,7 @@ def _run_now(schedules: Sequence[Schedule], name: str, as_json: bool, reach: Rea
     if not named:
         raise click.UsageError(f"no schedule is called {name}; there are {', '.join(one.name for one in schedules)}")
     with connect(reach) as client:
-        uuid = queue_state.submit_now(client, named[0])
+        uuid = submit_now(client, named[0])
     if as_json:
         print_json({"uuid": uuid})
     else:
@@ -162,10 +163,10 @@ def _set_paused(verb: str, names: Words, as_json: bool, reach: Reach) -> None:
     with connect(reach) as client:
         for name in names:
             if verb == "pause":
-                queue_state.pause(client, name)
+                pause_schedule(client, name)
                 text = "paused"
             else:
-                text = "resumed" if queue_state.resume(client, name) else "was not paused"
+                text = "resumed" if resume_schedule(client, name) else "was not paused"
             if not as_json:
                 click.echo(f"{name}: {text}")
     if as_json:

@@ -26,8 +26,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from titanic.cli.exit_codes import EXIT_FAILED
 from titanic.cli.options import command
+from titanic.cli.running import EXIT_FAILED
 from titanic.client.client import Client
 from titanic.errors import RequestFailed, TimedOut, TitanicError
 from titanic.protocol.tsp import Frames

@@ -15,7 +15,8 @@ from typing import Any, NoReturn
 import click
 
 import broker
-from titanic.cli.exit_codes import (
+from titanic.cli.printing import say
+from titanic.cli.running import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_PENDING,
@@ -24,7 +25,6 @@ from titanic.cli.exit_codes import (
     EXIT_USAGE,
     is_about_missing,
 )
-from titanic.cli.printing import say
 from titanic.entry import interruptible, leave, load
 from titanic.errors import TimedOut, TitanicError, UnknownRequest
 from titanic.version import __version__, commit

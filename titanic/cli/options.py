@@ -22,7 +22,7 @@ from titanic.cli.endpoint import PEER, Reach, separate
 from titanic.cli.printing import say
 from titanic.errors import TimedOut
 from titanic.util import ids, units
-from titanic.util.database_url import has_password, is_like_url, is_url
+from titanic.util.text import has_password, is_like_url, is_url
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

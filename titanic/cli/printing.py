@@ -13,8 +13,7 @@ from typing import Any
 import click
 
 from titanic.errors import TitanicError
-from titanic.util.extras import how_to_install
-from titanic.util.text import printable
+from titanic.util.text import how_to_install, printable
 
 
 def say(message: object, detail: Sequence[bytes] = (), program: str = "") -> None:

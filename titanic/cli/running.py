@@ -1,4 +1,7 @@
-"""How commands that run until a signal say that they run, and stop."""
+"""What commands have in common while they run: status lines, stop signals, exit codes.
+
+Exit code 0 means success.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,26 @@ from types import FrameType
 import click
 
 from titanic import logs
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_PENDING = 3
+"""The request has not ended yet."""
+EXIT_UNKNOWN = 4
+"""No such request: an unknown UUID."""
+EXIT_INTERRUPTED = 130
+EXIT_UNREAD = 141
+"""The reader of the output has gone, as in `| head`."""
+
+
+def is_about_missing(error: BaseException | None) -> bool:
+    """Whether an error comes from a file that is not there: that is wrong usage, whatever the command."""
+    while error is not None:
+        if isinstance(error, FileNotFoundError):
+            return True
+        error = error.__cause__
+    return False
+
 
 LAST_WORDS = 1.0
 """Seconds that a command has for its last messages when it must end at once."""

@@ -38,8 +38,8 @@ from titanic.server.server import LIVE, Server
 from titanic.server.server_access import ServerAccess, new_broker
 from titanic.server.snapshot import bounded, refusals
 from titanic.server.watchdog import Watchdog
-from titanic.util import file_limits
-from titanic.util.file_state import IN_MEMORY, file_system
+from titanic.util import files
+from titanic.util.files import IN_MEMORY, file_system
 from titanic.util.text import counted
 from titanic.util.units import write_size
 
@@ -313,7 +313,7 @@ class Switch(serve_run.Subject):
 
 
 def _prepare() -> None:
-    file_limits.raise_limit()
+    files.raise_open_files_limit()
     # Left to itself, glibc keeps freed memory of large messages in pieces that fit nothing: several times as much as
     # is in use. Memory that it maps for each goes back at once. Other C libraries have no such function.
     with contextlib.suppress(OSError, AttributeError):

@@ -27,9 +27,8 @@ from broker import AccessError, is_exposed
 from titanic import logs
 from titanic.cli.config_file import strangers
 from titanic.cli.endpoint import Address
-from titanic.cli.exit_codes import EXIT_FAILED
 from titanic.cli.options import parse_again
-from titanic.cli.running import StopSignal, say
+from titanic.cli.running import EXIT_FAILED, StopSignal, say
 from titanic.dispatch.service_log import PresenceLog
 from titanic.errors import CallerError, StoreError, TitanicError
 from titanic.logs import Incident

@@ -20,8 +20,7 @@ from titanic.cli.store_files import Files, look, lookable
 from titanic.client.client import Client
 from titanic.errors import RequestError, TimedOut, TitanicError
 from titanic.store import PINS_MUCH
-from titanic.util.database_url import is_url
-from titanic.util.text import counted, printable
+from titanic.util.text import counted, is_url, printable
 
 RATES = ("accepted", "dispatched", "succeeded", "failed", "closed")
 

@@ -12,7 +12,6 @@ import click
 
 from titanic.cli.connect import connect
 from titanic.cli.endpoint import Reach
-from titanic.cli.exit_codes import EXIT_FAILED, EXIT_UNKNOWN
 from titanic.cli.options import command, endpoint, json_flag, option, seconds
 from titanic.cli.options import uuid as uuid_type
 from titanic.cli.printing import (
@@ -28,15 +27,16 @@ from titanic.cli.printing import (
     size,
     until,
 )
+from titanic.cli.running import EXIT_FAILED, EXIT_UNKNOWN
 from titanic.cli.store_files import Files, look, lookable
 from titanic.client.batching import KEY_PREFIX
 from titanic.client.client import Client
+from titanic.client.flows import SUFFIX, FlowTree, flow_tree
 from titanic.errors import RequestFailed, UnknownRequest
 from titanic.protocol.answers import RequestInfo
 from titanic.protocol.submit_options import DEFAULT_PRIORITY
 from titanic.protocol.tsp import Frames
 from titanic.util.text import counted, printable
-from titanic.workflows.tree import SUFFIX, FlowTree, flow_tree
 
 PAGE = 1000
 """Requests on one page of the listing."""

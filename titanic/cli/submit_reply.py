@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import stat
 import sys
-from collections.abc import Iterable, Iterator
+import termios
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import click
 
 import broker
-from titanic.cli import bodies
-from titanic.cli.bodies import body_argument, stdin_flag
 from titanic.cli.connect import answers, connect, tell
 from titanic.cli.endpoint import Reach
-from titanic.cli.exit_codes import EXIT_FAILED, EXIT_PENDING, EXIT_UNKNOWN
 from titanic.cli.options import (
     CONNECTION,
     PATIENCE,
@@ -30,14 +30,66 @@ from titanic.cli.options import (
 )
 from titanic.cli.options import uuid as uuid_type
 from titanic.cli.printing import Bar, json_frames, print_body, print_json, say, until
-from titanic.client.calls import BrokerLimits, tries_of
+from titanic.cli.running import EXIT_FAILED, EXIT_PENDING, EXIT_UNKNOWN
+from titanic.client.calls import BlockingWire, BrokerLimits, tries_of
 from titanic.client.client import Client
-from titanic.client.wire import BlockingWire
 from titanic.errors import RequestFailed, TimedOut, TitanicError, UnknownRequest
 from titanic.protocol.answers import RequestInfo
 from titanic.protocol.submit_options import CONTENT_TYPE, TRACEPARENT
 from titanic.protocol.tsp import Frames
 from titanic.util.text import counted
+
+STDIN = b"-"
+"""The BODY that stands for standard input."""
+
+body_argument = click.argument("body", nargs=-1, type=os.fsencode)
+stdin_flag = option(
+    "--stdin",
+    "from_stdin",
+    is_flag=True,
+    help="Read the body from standard input, as a BODY of - does. A body that is just - can only come so.",
+)
+
+
+def body_frames(body: Sequence[bytes], from_stdin: bool) -> Sequence[bytes]:
+    """What was given, with standard input in its place."""
+    if from_stdin:
+        return (_read(),)
+    if STDIN not in body:
+        return body
+    if body.count(STDIN) > 1:
+        raise click.UsageError("- is there more than once; standard input can only be one of the frames")
+    told = _read()
+    return [told if frame == STDIN else frame for frame in body]
+
+
+def check_unread(body: Sequence[bytes]) -> None:
+    """Refuse to submit an empty body when somebody most probably wants to submit what he has piped. What stays open
+    and empty, such as the standard input of a command by ssh, is not waited for."""
+    if not body and _waits(sys.stdin):
+        what, fact = "there is no BODY", "standard input, which has bytes, is not read without being told"
+        raise click.UsageError(f"{what}; {fact}; add - to submit it, or '' for an empty body")
+
+
+def _read() -> bytes:
+    if sys.stdin is None:
+        raise click.UsageError("there is no standard input")
+    return sys.stdin.buffer.read()
+
+
+def _waits(file: IO[str] | None) -> bool:
+    """Whether bytes can be read from a file or pipe now."""
+    try:
+        number = -1 if file is None else file.fileno()
+        status = os.fstat(number)
+        if stat.S_ISREG(status.st_mode):
+            return os.lseek(number, 0, os.SEEK_CUR) < status.st_size
+        if stat.S_ISFIFO(status.st_mode) or stat.S_ISSOCK(status.st_mode):
+            return any(fcntl.ioctl(number, termios.FIONREAD, bytes(4)))
+    except (OSError, ValueError):  # it is none of the system's
+        pass
+    return False
+
 
 PART = 1000
 PART_BYTES = 8 << 20
@@ -171,7 +223,7 @@ def submit(
     if (bool(body) + from_stdin + (lines is not None)) > 1:
         raise click.UsageError("BODY, --stdin and --lines exclude each other")
     if lines is None and not from_stdin:
-        bodies.check_unread(body)
+        check_unread(body)
     if lines is not None and wait is not None:
         raise click.UsageError("--wait takes one request, --lines submits many")
     if lines is not None and chosen["key"] is not None:
@@ -181,7 +233,7 @@ def submit(
         if lines is not None:
             _submit_lines(client, service, lines, as_json, options)
             return
-        uuid = client.submit(service, *bodies.frames(body, from_stdin), **options)
+        uuid = client.submit(service, *body_frames(body, from_stdin), **options)
         if not as_json:
             click.echo(uuid, err=wait is not None)  # standard output is the reply's then
         if sys.stderr.isatty():
@@ -350,7 +402,7 @@ def call(service: str, body: tuple[bytes, ...], from_stdin: bool, as_json: bool,
     tell(reach.endpoint, reach.timeout)
     timeout, retries = tries_of(reach.timeout, None)
     with contextlib.closing(BlockingWire(reach.endpoint, timeout, retries, reach.mdp, reach.curve)) as wire:
-        frames = bodies.frames(body, from_stdin) or (b"",)
+        frames = body_frames(body, from_stdin) or (b"",)
         broker.finish(BrokerLimits(wire).check(frames))
         try:
             result = broker.finish(wire.call(service, frames, None, None))

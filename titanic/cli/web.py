@@ -30,9 +30,9 @@ from titanic.cli.options import (
 )
 from titanic.cli.running import StopSignal, say
 from titanic.errors import CallerError, Contradiction
-from titanic.util import file_limits
-from titanic.util.extras import how_to_install
+from titanic.util import files
 from titanic.util.sd_notify import Notifier
+from titanic.util.text import how_to_install
 
 Network = IPv4Network | IPv6Network
 
@@ -208,7 +208,7 @@ def web(log_level: str, log_format: str, key_file: str | None, endpoint: tuple[s
     # Each lease is a worker that comes and goes: that one is registered is no news here.
     logging.getLogger("broker.worker").setLevel(logging.WARNING)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # that it starts and ends is said here
-    file_limits.raise_limit()
+    files.raise_open_files_limit()
     try:
         server = WebServer(WebSettings(endpoint=tuple(endpoint), key=key_file, **settings))
     except (CallerError, AccessError) as error:

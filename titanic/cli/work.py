@@ -31,8 +31,7 @@ from titanic.cli.options import (
 )
 from titanic.cli.printing import as_text
 from titanic.cli.running import StopSignal, say
-from titanic.jobs.context import RequestContext, current_or_none
-from titanic.jobs.ending import Failed
+from titanic.jobs.context import Failed, RequestContext, current_or_none
 from titanic.protocol.tsp import Frames
 from titanic.util.sd_notify import VARIABLES, Notifier
 

@@ -8,7 +8,6 @@ import click
 from click.core import ParameterSource
 
 from titanic import logs
-from titanic.cli.exit_codes import EXIT_FAILED
 from titanic.cli.options import (
     command,
     configured,
@@ -19,8 +18,8 @@ from titanic.cli.options import (
     seconds,
     size,
 )
-from titanic.cli.running import StopSignal, say
-from titanic.pool.config import ChildConfig, PoolConfig
+from titanic.cli.running import EXIT_FAILED, StopSignal, say
+from titanic.pool.core import ChildConfig, PoolConfig
 from titanic.pool.pool import Pool
 
 

@@ -15,8 +15,7 @@ from contextlib import aclosing, closing, suppress
 from itertools import islice
 from typing import Any, TypeVar
 
-from titanic.client.calls import LEAST_LOOK, Calls, frame_size
-from titanic.client.wire import Body, Lane
+from titanic.client.calls import LEAST_LOOK, Body, Calls, Lane, frame_size
 from titanic.errors import InvalidRequest, TimedOut
 from titanic.protocol import tsp
 from titanic.protocol.answers import Ended, check, read_outcomes, read_uuids

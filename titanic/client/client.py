@@ -1,4 +1,4 @@
-"""What a program uses to hand requests to Titanic and to come back for the replies.
+"""Submit requests to Titanic and fetch their replies later.
 
     with Client() as titanic:
         uuid = titanic.submit("resize", picture)
@@ -6,27 +6,62 @@
         thumbnail, = titanic.wait(uuid, timeout=60)
         titanic.close(uuid)
 
-Any number of threads may share one: each has a connection of its own, which ends with the thread.
+Threads may share a client: each gets a connection of its own, which closes when the thread ends.
 """
 
 from __future__ import annotations
 
 import builtins
 import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self, Unpack
 
-from broker import DEFAULT_ENDPOINT, Key, credentials, each, finish
-from titanic.client.calls import tries_of
-from titanic.client.methods import Methods
-from titanic.client.threads import MethodsOfThreads
-from titanic.client.wire import Body
+from broker import DEFAULT_ENDPOINT, Curve, Key, credentials, each, finish, named
+from titanic.client.calls import BlockingWire, Body, Calls, tries_of
+from titanic.client.core import ClientCore
 from titanic.protocol.answers import Ended, Look, RequestInfo
 from titanic.protocol.documents import ArchiveInfo, NodeInfo, Stats
-from titanic.protocol.progress import Progress
 from titanic.protocol.submit_options import Span, SubmitOptions
-from titanic.protocol.tsp import Frames
+from titanic.protocol.tsp import Frames, Progress
+
+
+class PerThreadClients:
+    """A `ClientCore` for each thread, on a wire of its own: a connection serves one thread at a time.
+
+    Connections close when their thread ends, or with the client.
+    """
+
+    def __init__(
+        self, endpoint: str | Sequence[str], timeout: float, retries: int, version: str | None, curve: Curve | None
+    ) -> None:
+        self._settings = endpoint, timeout, retries, version, curve
+        self._tries = timeout, retries
+        self._several = len(named(endpoint)) > 1
+        self._released_keys: deque[str] = deque()
+        self._wires: weakref.WeakSet[BlockingWire] = weakref.WeakSet()
+        """Those of threads that have not ended: a thread that ends drops its own."""
+        self._guard = threading.Lock()
+        self._closed = False
+
+    def close(self) -> None:
+        """Close all connections. Any thread may ask."""
+        with self._guard:
+            self._closed = True
+            wires = list(self._wires)
+        for wire in wires:
+            wire.close()
+
+    def new(self) -> ClientCore:
+        """For a thread that has none yet. It drops them when it ends."""
+        wire = BlockingWire(*self._settings)
+        with self._guard:
+            self._wires.add(wire)
+            if self._closed:
+                wire.close()  # whoever uses it hears that it is closed
+        return ClientCore(Calls(wire, *self._tries), self._released_keys, several=self._several)
 
 
 class Client:
@@ -62,7 +97,7 @@ class Client:
         the server does not take them, Forbidden when the user whose key it is lacks a permission.
         """
         settings = endpoint, *tries_of(timeout, retries), version, credentials(key, server_key)
-        self._threads = MethodsOfThreads(*settings)
+        self._threads = PerThreadClients(*settings)
         self._of_thread = threading.local()
         self.endpoint = self._own.calls.wire.endpoint
 
@@ -80,10 +115,10 @@ class Client:
         self._threads.close()
 
     @property
-    def _own(self) -> Methods:
+    def _own(self) -> ClientCore:
         """What the calling thread has."""
         try:
-            methods: Methods = self._of_thread.methods
+            methods: ClientCore = self._of_thread.methods
         except AttributeError:
             methods = self._of_thread.methods = self._threads.new()
         return methods

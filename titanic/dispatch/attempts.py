@@ -11,10 +11,8 @@ from typing import NamedTuple
 from broker import TRACEBACK
 from titanic.config import ServerConfig
 from titanic.dispatch.backlogs import HIGHEST, Backlog
-from titanic.protocol.endings import LEAST_PAUSE, read_retry_hint
-from titanic.protocol.progress import Progress
 from titanic.protocol.submit_options import Policy
-from titanic.protocol.tsp import Frames
+from titanic.protocol.tsp import LEAST_PAUSE, Frames, Progress, read_retry_hint
 from titanic.store import Status
 
 
@@ -133,7 +131,7 @@ def after_failure(
     unready: dict[bytes, float],
 ) -> tuple[AttemptOutcome, int]:
     """What becomes of a request whose attempt has failed, and the bytes of its frames or text. `detail` is what the
-    worker said besides the `reason`; it may say when to try again (`titanic.protocol.endings`). `unready`: since when
+    worker said besides the `reason`; it may say when to try again (`titanic.protocol.tsp`). `unready`: since when
     no worker was ready for a request, which is kept up to date here."""
     hint = read_retry_hint(detail)
     detail, waited = hint.detail, 0.0

@@ -39,9 +39,8 @@ from titanic.dispatch.ended_counts import EndedCounts
 from titanic.dispatch.outcomes import OutcomeBuffer
 from titanic.dispatch.recalls import Recalls
 from titanic.dispatch.request_context import context_of
-from titanic.protocol.progress import read_progress
 from titanic.protocol.submit_options import Policy, read_policy
-from titanic.protocol.tsp import Frames
+from titanic.protocol.tsp import Frames, read_progress
 from titanic.store import ReadyRow, Status, priority_in
 
 NEVER_TAKEN = (400, 413)

@@ -34,8 +34,7 @@ from titanic.dispatch.transport import Transport
 from titanic.dispatch.waiters import MOST_WAITERS, Waiters
 from titanic.errors import StoreError
 from titanic.logs import event
-from titanic.protocol.progress import Progress
-from titanic.protocol.tsp import WAIT
+from titanic.protocol.tsp import WAIT, Progress
 from titanic.services.ask import Answers, Ask, CloseDoubt, SendAnswers
 from titanic.services.reader import Reader, ReadService
 from titanic.store import SharedStore, Status, Store

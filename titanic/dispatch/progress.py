@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from json import dumps
 
 from titanic.dispatch.attempts import Flight
-from titanic.protocol.progress import Progress, read_progress
+from titanic.protocol.tsp import Progress, read_progress
 from titanic.store import Notification, NotificationChannel
 
 TELL_EVERY = 1.0

@@ -1,18 +1,68 @@
-"""What a handler knows of the request that it works on: `titanic.current()`."""
+"""What a handler knows about its request (`titanic.current()`), and the errors it raises to end an attempt: `Failed`,
+`Retry`, `Cancelled`. On the wire these are words in the detail of an error reply (`titanic.protocol.tsp`).
+"""
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from broker import DELIVERY, Delivery, UsageError, read_json
+from broker import DELIVERY, Delivery, RemoteError, UsageError, read_json
 from titanic.errors import NoRequest
-from titanic.jobs.ending import Cancelled
-from titanic.protocol.progress import MOST_PROGRESS, read_progress
+from titanic.protocol.submit_options import MOST_SECONDS
+from titanic.protocol.tsp import AGAIN, FATAL, MOST_PROGRESS, RETRY, UNREADY, read_progress
 from titanic.util.text import quoted
+
+
+class Failed(RemoteError):
+    """The request has failed for good: it is not tried again. `detail` is kept with it."""
+
+    def __init__(self, text: str, *detail: bytes | str) -> None:
+        super().__init__(500, text, [FATAL, *_frames(detail)])
+
+
+class Retry(RemoteError):
+    """Try the request again, `after` so long: seconds or a timedelta; None: after the usual pause.
+
+    It counts as a failed attempt: after the last one the request has failed. With `count=False` it does not count: for
+    work that has to wait for something. Then `after` is needed.
+    """
+
+    def __init__(
+        self, text: str = "", *detail: bytes | str, after: float | timedelta | None = None, count: bool = True
+    ) -> None:
+        if isinstance(after, timedelta):
+            after = after.total_seconds()
+        if after is None and not count:
+            raise UsageError("Retry(count=False) needs after=: what counts as no attempt has no usual pause")
+        if after is not None and (math.isnan(after) or not 0 <= after <= MOST_SECONDS):
+            raise UsageError(f"after is {after}; it must be from 0 seconds to ten years")
+        word = [] if after is None else [(RETRY if count else AGAIN) + b"%.3f" % after]
+        super().__init__(500, text or "to be tried again", [*word, *_frames(detail)])
+
+
+class Unready(RemoteError):
+    """This worker cannot execute the request, and another version of it can, perhaps: the request is given back, which
+    is no attempt. It has failed when no worker was ready for so long as the server's `unready_timeout` says."""
+
+    def __init__(self, text: str, *detail: bytes | str) -> None:
+        super().__init__(500, text, [UNREADY, *_frames(detail)])
+
+
+class Cancelled(RemoteError):
+    """Nobody wants the reply any more: the handler gives up."""
+
+    def __init__(self, text: str = "cancelled") -> None:
+        super().__init__(500, text)
+
+
+def _frames(detail: Iterable[bytes | str]) -> list[bytes]:
+    return [frame.encode(errors="replace") if isinstance(frame, str) else frame for frame in detail]
 
 
 @dataclass(slots=True, frozen=True)

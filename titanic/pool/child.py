@@ -22,18 +22,20 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from contextlib import suppress
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from broker import Handler, MultiWorker
 from titanic import logs
-from titanic.errors import TitanicError
+from titanic.errors import CallerError, TitanicError
 from titanic.jobs.context import RequestContext, current
-from titanic.pool.config import ChildConfig
-from titanic.pool.sources import involved, loaded
+from titanic.pool.core import ChildConfig
 from titanic.schedules import Scheduler
-from titanic.util.extras import how_to_install
+from titanic.tasks import Tasks
 
 log = logging.getLogger("titanic.pool")
 
@@ -188,10 +190,6 @@ def _submit_ticks(scheduler: Scheduler) -> None:
 def _prepare(config: ChildConfig, reports: Reports) -> tuple[MultiWorker, Scheduler | None]:
     """A worker for the services of the app, and what runs its schedules, if it has some. Raises TitanicError or a
     BrokerError."""
-    try:
-        from titanic.pool.loading import load
-    except ModuleNotFoundError as error:
-        raise TitanicError(f"tasks need {error.name}", "it is not installed", how_to_install("tasks")) from None
     app = load(config.target)
     if config.endpoint:
         app.endpoint = config.endpoint
@@ -205,6 +203,76 @@ def _prepare(config: ChildConfig, reports: Reports) -> tuple[MultiWorker, Schedu
     jobs.worker = worker
     worker.every(BEAT, jobs.look)
     return worker, app.scheduler() if app.schedules else None
+
+
+def load(target: str) -> Tasks:
+    """The app that MODULE:NAME stands for; `app` if there is no name. Raises CallerError."""
+    module_name, _, name = target.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            fact = f"there is no module {error.name} in {here}, nor among what is installed"
+            raise CallerError(
+                f"cannot import {module_name}", fact, "start this where it is, or set PYTHONPATH"
+            ) from None
+        raise _fault(module_name, error) from error
+    except Exception as error:
+        raise _fault(module_name, error) from error
+    except SystemExit as error:
+        raise _fault(module_name, error) from error
+    found: object = module
+    for part in (name or "app").split("."):
+        found = getattr(found, part, None)
+    if isinstance(found, Tasks):
+        return found
+    others = [name for name, value in vars(module).items() if isinstance(value, Tasks)]
+    fact = "it is not there" if found is None else f"it is {type(found).__name__}"
+    advice = f"did you mean {module_name}:{others[0]}?" if others else "make one: app = Tasks(name=…)"
+    raise CallerError(f"{module_name}:{name or 'app'} is no titanic.tasks.Tasks", fact, advice)
+
+
+def _fault(module: str, error: BaseException) -> CallerError:
+    """Where in its source an import has failed, and why."""
+    steps = traceback.extract_tb(error.__traceback__)
+    last = ([step for step in steps if is_own(step.filename)] or steps)[-1]  # what it called is not to blame
+    where = f"{last.filename}:{last.lineno}"
+    if isinstance(error, SyntaxError):
+        where = f"{error.filename}:{error.lineno}"
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    return CallerError(f"cannot import {module}", f"{type(error).__name__}: {text}", f"see {where}")
+
+
+def loaded() -> list[str]:
+    """The files of the modules that are loaded, without those of Python, of what is installed, and of this project."""
+    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    return sorted({str(Path(name).absolute()) for name in files if isinstance(name, str) and is_own(name)})
+
+
+def is_own(name: str) -> bool:
+    """Whether a file is a source of the program: not of Python, of what is installed, or of this project."""
+    path = Path(name)
+    installed = path.is_relative_to(sys.base_prefix) or "site-packages" in path.parts
+    return name.endswith(".py") and not installed and not _ours().intersection(path.parents)
+
+
+@cache
+def _ours() -> set[Path]:
+    return {Path(sys.modules[name].__file__ or "").parent for name in ("titanic", "broker")}
+
+
+def involved(target: str, error: BaseException | None) -> list[str]:
+    """The files that may have to do with a MODULE:app that could not be imported."""
+    path = Path(*target.partition(":")[0].split(".")).absolute()
+    found = {str(path.with_suffix(".py")), str(path / "__init__.py")}
+    if error is not None:
+        found.update(frame.filename for frame in traceback.extract_tb(error.__traceback__))
+    if isinstance(error, SyntaxError) and error.filename:
+        found.add(error.filename)
+    return sorted(name for name in found if not name.startswith("<"))
 
 
 if __name__ == "__main__":

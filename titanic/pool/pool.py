@@ -10,12 +10,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-from titanic.pool.config import ChildConfig, PoolConfig
-from titanic.pool.core import PoolCore, Say, Send, Start
-from titanic.pool.sources import Sources
+from titanic.pool.core import ChildConfig, PoolConfig, PoolCore, Say, Send, Start
 from titanic.util.sd_notify import VARIABLES, Notifier
 
 log = logging.getLogger("titanic.pool")
@@ -84,6 +84,38 @@ class _Process:
             with suppress(OSError):
                 self.popen.stdin.close()
         return f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+
+
+class Sources:
+    """Files that are looked at again and again."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, int]] = {}
+
+    def watch(self, files: Iterable[str]) -> None:
+        """Look at these, too."""
+        for name in files:
+            if name not in self._seen:
+                self._seen[name] = _stamp(name)
+
+    def changed(self) -> str:
+        """The first file that is not as it was at the last look; empty: none."""
+        found = ""
+        for name, before in self._seen.items():
+            now = _stamp(name)
+            if now != before:
+                self._seen[name] = now
+                found = found or name
+        return found
+
+
+def _stamp(name: str) -> tuple[int, int]:
+    """When it was written, and its size; of a file that is not there zeros."""
+    try:
+        stat = Path(name).stat()
+    except OSError:
+        return 0, 0
+    return stat.st_mtime_ns, stat.st_size
 
 
 class Pool:

@@ -19,8 +19,7 @@ from titanic.errors import (
     UnknownRequest,
 )
 from titanic.protocol import tsp
-from titanic.protocol.progress import Progress
-from titanic.protocol.tsp import Frames
+from titanic.protocol.tsp import Frames, Progress
 from titanic.util import ids
 from titanic.util.text import counted, one_line
 

@@ -1,14 +1,22 @@
-"""The Titanic Service Protocol (RFC 9) and what goes beyond it: bodies of requests and replies.
+"""The Titanic Service Protocol (RFC 9) and its extensions: bodies of requests and replies.
 
-titanic/PROTOCOL.md has all frames, options, answers and statuses on one page.
+titanic/PROTOCOL.md documents all frames, options, answers and statuses.
+
+A worker reports its progress as a JSON object of at most 1 KiB. The first detail frame of an error reply may control
+the next attempt. That frame is not stored:
+
+    titanic:fatal            the request has failed for good
+    titanic:retry=SECONDS    retry after that time
+    titanic:again=SECONDS    the same, without counting this attempt
+    titanic:unready          this worker cannot execute it; another version of the worker may
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
-from broker import service_fault
-from titanic.protocol.submit_options import MOST_UUIDS
+from broker import read_json, service_fault
+from titanic.protocol.submit_options import MOST_SECONDS, MOST_UUIDS
 from titanic.util import ids
 
 REQUEST = b"titanic.request"
@@ -108,3 +116,77 @@ def read_uuids(body: Frames) -> list[bytes] | None:
 
 
 BAD_UUID = bad_request(f"bad UUID: it must be 32 hexadecimal digits (or up to {MOST_UUIDS} of them, one a line)")
+
+
+MOST_PROGRESS = 1024
+"""Bytes of what a worker says."""
+
+
+class Progress(TypedDict):
+    """`done` of `of`, in the worker's own unit; `of` is null when it is not known how much there is."""
+
+    done: float
+    of: float | None
+    text: str
+
+
+def read_progress(said: bytes) -> Progress | None:
+    """What a worker says; None when it makes no sense."""
+    try:
+        document = read_json(said, MOST_PROGRESS)
+    except ValueError:
+        return None
+    if not isinstance(document, dict):
+        return None
+    done, of, text = _number(document.get("done")), _number(document.get("of")), document.get("text", "")
+    if done is None or (of is None and document.get("of") is not None) or not isinstance(text, str):
+        return None
+    return Progress(done=done, of=of, text=text)
+
+
+def _number(value: Any) -> float | None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    return value
+
+
+FATAL = b"titanic:fatal"
+RETRY = b"titanic:retry="
+AGAIN = b"titanic:again="
+UNREADY = b"titanic:unready"
+
+LEAST_PAUSE = 0.01
+"""Seconds until an attempt that is to be tried again at once: a worker that says nothing else must not keep the disk
+busy."""
+
+
+class RetryHint(NamedTuple):
+    """How an attempt failed. `pause`: seconds until the next one; None: the usual ones. `counts`: as an attempt.
+    `unready`: the worker did not begin."""
+
+    detail: Frames
+    fatal: bool = False
+    pause: float | None = None
+    counts: bool = True
+    unready: bool = False
+
+
+def read_retry_hint(detail: Frames) -> RetryHint:
+    """What the detail of an error reply says; what makes no sense is detail like any other."""
+    word = detail[0] if detail else b""
+    if word == FATAL:
+        return RetryHint(detail[1:], fatal=True)
+    if word == UNREADY:
+        return RetryHint(detail[1:], counts=False, unready=True)
+    for known in (RETRY, AGAIN):
+        if word.startswith(known) and (pause := _pause(word[len(known) :])) is not None:
+            return RetryHint(detail[1:], pause=pause, counts=known == RETRY)
+    return RetryHint(detail)
+
+
+def _pause(text: bytes) -> float | None:
+    try:
+        seconds = float(text)
+    except ValueError:
+        return None
+    return max(LEAST_PAUSE, seconds) if 0 <= seconds <= MOST_SECONDS else None

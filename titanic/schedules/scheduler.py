@@ -1,23 +1,204 @@
-"""Runs schedules: asks the queue for the time, submits what is due, sleeps until the next tick.
+"""Runs schedules: reads the queue's clock, submits ticks that are due, sleeps until the next one.
 
-There is one clock, that of the queue. This machine's is only used to sleep, and not for longer than half a minute: so
-it may be wrong, or jump. A tick that many schedulers submit is one request, by its key.
+There is one clock, the queue's. The local one only measures sleep, at most half a minute, so it may be wrong or jump.
+A tick that several schedulers submit becomes one request, by its key.
+
+A scheduler that is in step submits the tick that has just come. After a start, a late tick, several ticks at once or a
+clock set back, it looks back for the last tick that was submitted. The schedule's policy decides about missed ticks.
+
+All state is in idempotency keys, which all schedulers share and which survive every restart:
+
+    cron:NAME:2026-11-22T20:00:00Z   the request of a tick
+    cron:NAME:since:3f2a…            set when the schedule is first seen; the time is in its UUID
+    cron:NAME:paused                 a request for `cron.paused`; NAME is paused while it exists
+    cron:NAME:resumed                set on resuming; the time is in its UUID
+    cron:NAME:run:5d1c…              a request of `titanic cron run`
+
+"Set" means: a key whose request is closed at once and never executed. With access control, keys belong to a user:
+schedulers, and whoever pauses schedules, must be the same user.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from titanic.client.client import Client
-from titanic.errors import InvalidSchedule, KeyRefused, TimedOut, TitanicError
-from titanic.schedules import queue_state
-from titanic.schedules.core import LATE, LOOK_BACK, Plan, ScheduleCore
-from titanic.schedules.schedule import Schedule, in_utc
+from titanic.client.queue import Queue
+from titanic.errors import Forbidden, InvalidSchedule, KeyRefused, TimedOut, TitanicError
+from titanic.protocol.submit_options import MOST_SECONDS
+from titanic.schedules.schedule import MOST, Schedule, in_utc, paused_key, resumed_key
 from titanic.util.clock import elapsed
+
+LATE = 60.0
+"""Seconds until a tick counts as missed."""
+
+LOOK_BACK = (20, 998)
+"""Ticks that are looked for: first so many; when none of them is known, as many as fit into one question."""
+
+
+class Plan(NamedTuple):
+    """Ticks to submit, oldest first. Then all ticks up to `upto` are done with."""
+
+    ticks: list[int]
+    upto: int
+
+
+class ScheduleCore:
+    """What a scheduler knows of one schedule. Times are seconds since 1970, by the clock of the queue."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self._ticks = schedule.ticks
+        self._upto: int | None = None
+        """All ticks up to here are done with; None: it has to look back."""
+
+    def due(self, now: float) -> Plan | None:
+        """What is to be submitted now; None: it has to look back, see `look`."""
+        upto = self._upto
+        if upto is not None and upto <= now:
+            tick = self._ticks.after(upto)
+            if tick > now:
+                return Plan([], upto)
+            if now - tick <= LATE and self._ticks.after(tick) > now:
+                return Plan([tick], tick)
+        self._upto = None
+        return None
+
+    def look(self, now: float, count: int) -> list[int]:
+        """The ticks whose keys are to be looked for."""
+        return self._ticks.last(now, count)
+
+    @staticmethod
+    def suffices(looked: list[int], known: Collection[int], since: float) -> bool:
+        """Whether a look back has gone back far enough: to a tick that was submitted, or to one that does not count."""
+        return bool(known) or not looked or looked[0] <= since
+
+    def missed(self, now: float, looked: list[int], known: Collection[int], since: float) -> Plan:
+        """What is to be submitted after a look back at the ticks `looked`, of which some are `known`: they were
+        submitted. Ticks up to `since` do not count: before that the schedule was new, or paused."""
+        last = max(known, default=0)
+        missed = [tick for tick in looked if tick > last and tick > since]
+        missed = missed[-MOST:] if self.schedule.missed == "all" else missed[-1:]
+        if self.schedule.missed == "skip":
+            missed = [tick for tick in missed if now - tick <= LATE]
+        return Plan(missed, looked[-1] if looked else int(now))
+
+    def done(self, plan: Plan) -> None:
+        """The ticks of this plan are submitted, or are not to be."""
+        self._upto = plan.upto
+
+    def next(self, now: float) -> int:
+        """When to ask again."""
+        return self._ticks.after(now)
+
+
+PAUSED = "cron.paused"
+"""The service of requests that stand for a pause. Nobody serves it."""
+
+_NEVER = {"delay": 3600.0, "ttl": 600.0}
+"""A request that is closed at once; if that does not come to pass, it expires before it could be executed."""
+
+
+class Past(NamedTuple):
+    """What became of some ticks: those that were submitted, with their UUIDs; and the time up to which ticks do not
+    count."""
+
+    known: dict[int, str]
+    since: float
+
+
+class LastTick(NamedTuple):
+    """A tick, its request, and the state of that; `closed` when it is gone."""
+
+    tick: int
+    uuid: str
+    state: str
+
+
+def submit_tick(client: Queue, schedule: Schedule, tick: int) -> str:
+    """The UUID of the request of a tick, whoever submitted it."""
+    return _submit(client, schedule, key=schedule.key(tick), key_for=schedule.key_for)
+
+
+def submit_now(client: Client, schedule: Schedule) -> str:
+    """Submit a request beside the ticks; its UUID."""
+    return _submit(client, schedule, key=f"cron:{schedule.name}:run:{os.urandom(8).hex()}")
+
+
+def _submit(client: Queue, schedule: Schedule, **keys: Any) -> str:
+    options: Any = {**schedule.options, **keys}
+    return client.submit(schedule.service, *schedule.frames, **options)
+
+
+def submitted_ticks(client: Client, schedule: Schedule, looked: Sequence[int]) -> Past:
+    """What became of these ticks. The first look at a schedule sets its mark."""
+    keys = {schedule.key(tick): tick for tick in looked}
+    uuids, _ = client.find([schedule.mark, resumed_key(schedule.name), *keys])
+    mark = uuids.get(schedule.mark) or _take(client, schedule.service, schedule.mark)
+    resumed = uuids.get(resumed_key(schedule.name))
+    since = max(_time_of(mark), _time_of(resumed) if resumed else 0.0)
+    return Past({tick: uuids[key] for key, tick in keys.items() if key in uuids}, since)
+
+
+def last_tick(client: Client, schedule: Schedule, now: float) -> LastTick | None:
+    """The last tick that was submitted; None: there is none."""
+    for count in LOOK_BACK:
+        keys = {schedule.key(tick): tick for tick in schedule.ticks.last(now, count)}
+        uuids, states = client.find(list(keys))
+        if uuids:
+            key = max(uuids, key=lambda one: keys[one])
+            return LastTick(keys[key], uuids[key], states.get(uuids[key], "closed"))
+    return None
+
+
+def paused_schedules(client: Queue, names: Iterable[str]) -> dict[str, str]:
+    """Those of these schedules that are paused, with the UUID of what stands for the pause."""
+    keys = {paused_key(name): name for name in names}
+    uuids, states = client.find(list(keys))
+    return {keys[key]: uuid for key, uuid in uuids.items() if uuid in states}
+
+
+def pause_schedule(client: Queue, name: str) -> None:
+    """Have no scheduler submit the ticks of this schedule, until it is resumed."""
+    key = paused_key(name)
+    uuids, states = client.find([key])
+    if uuids.get(key) in states:
+        return
+    options: Any = {"key": key, "key_for": MOST_SECONDS, "delay": MOST_SECONDS}
+    if key in uuids:  # somebody closed its request
+        options["forget"] = [key]
+    client.submit(PAUSED, name, **options)
+
+
+def resume_schedule(client: Queue, name: str) -> bool:
+    """End a pause; ticks that passed meanwhile were not missed. Returns whether there was one."""
+    uuid = paused_schedules(client, [name]).get(name)
+    if uuid is None:
+        return False
+    # First the time: a scheduler that looks between the two finds it paused still.
+    _take(client, PAUSED, resumed_key(name), forget=[resumed_key(name)])
+    client.close(uuid)
+    return True
+
+
+def _take(client: Queue, service: str, key: str, **more: Any) -> str:
+    options: Any = {**_NEVER, "key": key, "key_for": MOST_SECONDS, **more}
+    uuid = client.submit(service, b"", **options)
+    with contextlib.suppress(Forbidden):  # then it stays as expired, until it is deleted for its age
+        client.close(uuid)
+    return uuid
+
+
+def _time_of(uuid: str) -> float:
+    """When a UUID was made, by the server's clock, in seconds since 1970."""
+    return int(uuid[:12], 16) / 1000
+
 
 log = logging.getLogger("titanic.cron")
 
@@ -99,7 +280,7 @@ class Scheduler:
             with self._blaming(core):
                 plans[core] = self._plan(core, now)
         due = [core for core, plan in plans.items() if plan.ticks]
-        paused = queue_state.paused(self._client, [core.schedule.name for core in due]) if due else {}
+        paused = paused_schedules(self._client, [core.schedule.name for core in due]) if due else {}
         done: list[Submitted] = []
         for core, plan in plans.items():
             with self._blaming(core):
@@ -127,7 +308,7 @@ class Scheduler:
             return plan
         for count in LOOK_BACK:
             looked = core.look(now, count)
-            past = queue_state.past(self._client, core.schedule, looked)
+            past = submitted_ticks(self._client, core.schedule, looked)
             if core.suffices(looked, past.known, past.since):
                 break
         return core.missed(now, looked, past.known, past.since)
@@ -137,7 +318,7 @@ class Scheduler:
         keys count would submit it a second time."""
         if self._elapsed() - asked > LATE:
             raise TimedOut("this scheduler stood still", f"for more than {LATE:g} s", "looking again what is due")
-        uuid = queue_state.submit_tick(self._client, schedule, tick)
+        uuid = submit_tick(self._client, schedule, tick)
         log.info("%s: tick %s is request %s", schedule.name, in_utc(tick), uuid)
         return uuid
 

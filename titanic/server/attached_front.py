@@ -18,8 +18,8 @@ from titanic.server.front import Front
 from titanic.server.mdp_worker import Lanes
 from titanic.server.watchdog import CallInThread
 from titanic.services.ask import HandleBatch
-from titanic.util import file_limits
-from titanic.util.database_url import is_url
+from titanic.util import files
+from titanic.util.text import is_url
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class AttachedFront(Front):
         self.most_waiters = config.lanes - max(1, config.lanes // 8)
         lanes = {name: config.lanes if name in BUSY_SERVICES else min(FEW_LANES, config.lanes) for name in tsp.SERVICES}
         connections = sum(lanes.values()) + min(4 * config.lanes, ForeignTransport.MOST)
-        file_limits.require(2 * connections + OTHER_FILES, f"{config.lanes} lanes")
+        files.require_open_files(2 * connections + OTHER_FILES, f"{config.lanes} lanes")
         self._config, self._store, self._queue = config, store, queue
         curve = credentials(config.key, config.server_key)
         self._lanes = Lanes(endpoint, lanes, config.worker, curve)

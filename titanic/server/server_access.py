@@ -11,7 +11,7 @@ import broker
 from broker import AccessError
 from titanic import logs
 from titanic.protocol.permissions import RULES
-from titanic.util.file_state import state_of
+from titanic.util.files import state_of
 from titanic.util.text import counted
 from titanic.version import __version__
 

@@ -14,8 +14,7 @@ from broker import User
 from titanic.config import ServiceLimits
 from titanic.errors import OutcomeUnknown, StoreAway, StoreError
 from titanic.protocol import tsp
-from titanic.protocol.progress import Progress
-from titanic.protocol.tsp import Frames
+from titanic.protocol.tsp import Frames, Progress
 from titanic.services.ownership import Refusals
 from titanic.store import KnownSettings, ServiceSettings
 from titanic.util.clock import ClockJumps

@@ -11,9 +11,8 @@ from titanic.errors import Forbidden, RecordCorrupt
 from titanic.protocol import tsp
 from titanic.protocol.messages import List, read
 from titanic.protocol.permissions import lacks_read
-from titanic.protocol.progress import Progress
 from titanic.protocol.submit_options import read_policy
-from titanic.protocol.tsp import Frames
+from titanic.protocol.tsp import Frames, Progress
 from titanic.services.ownership import is_hidden, place_behind
 from titanic.store import Description, Outcome, ReadTransaction, SharedReadTransaction, State
 

@@ -8,8 +8,7 @@ from importlib.util import find_spec
 from titanic.errors import StoreUnwritable
 from titanic.store.interface import Store
 from titanic.store.records import Durability
-from titanic.util.database_url import is_url
-from titanic.util.extras import how_to_install
+from titanic.util.text import how_to_install, is_url
 
 
 def open_store(

@@ -6,7 +6,7 @@ import os
 
 from titanic.store.engines import expect_psycopg
 from titanic.store.moving import Export, Import
-from titanic.util.database_url import is_url
+from titanic.util.text import is_url
 
 
 def open_export(place: str | os.PathLike[str]) -> Export:

@@ -4,7 +4,7 @@ TitanicBroker         for apps of taskiq; its results are the replies        tit
 TitanicResultBackend  how taskiq asks for them                               titanic/taskiq/result_backend.py
 """
 
-from titanic.taskiq.result_backend import TitanicResultBackend as TitanicResultBackend
-from titanic.taskiq.titanic_broker import TitanicBroker as TitanicBroker
+from titanic.taskiq.broker import TitanicBroker as TitanicBroker
+from titanic.taskiq.broker import TitanicResultBackend as TitanicResultBackend
 
 __all__ = ["TitanicBroker", "TitanicResultBackend"]

@@ -14,22 +14,29 @@ from typing import Any, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from broker import DEFAULT_ENDPOINT, Handler, Key, MultiWorker, credentials, service_fault
 from titanic.client.client import Client
+from titanic.client.queue import AioQueue, Queue
 from titanic.errors import CallerError
 from titanic.protocol.submit_options import Span
 from titanic.schedules import Missed, Schedule, Scheduler
-from titanic.tasks.aio_ticket import AioClients, AioQueue, Reach
-from titanic.tasks.definition import Definition, no_task
-from titanic.tasks.flow import FlowHost, FlowQueue, FlowReplies, FlowTicket, any_reply
+from titanic.tasks.flow import FlowHost, FlowReplies, FlowTicket, any_reply
+from titanic.tasks.flow_worker import FlowService, PlanFormat, Steps
 from titanic.tasks.memory import MemoryQueue, QueueSettings
 from titanic.tasks.memory_aio import AioMemory
-from titanic.tasks.middleware import AnyAfter, AnyBefore, AnyOnError, Middleware
-from titanic.tasks.options import TaskOptions
-from titanic.tasks.task import AsyncTask, Submission, Task
+from titanic.tasks.task import (
+    AnyAfter,
+    AnyBefore,
+    AnyOnError,
+    AsyncTask,
+    Definition,
+    Middleware,
+    Submission,
+    Task,
+    TaskOptions,
+    no_task,
+)
+from titanic.tasks.ticket import Reach
 from titanic.tasks.values import serializer as serializer_of
 from titanic.util.text import quoted
-from titanic.workflows.flow_service import FlowService
-from titanic.workflows.plan import PlanFormat
-from titanic.workflows.steps import Steps
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,6 +45,14 @@ AnyTask = TypeVar("AnyTask", bound=Submission[..., Any])
 
 UNNAMED = "unnamed"
 """A schedule until it is known of which task."""
+
+
+class LoopQueues(Protocol):
+    """A queue for each event loop."""
+
+    @property
+    def client(self) -> AioQueue:
+        """The queue of the running event loop."""
 
 
 class TaskDecorator(Protocol):
@@ -88,7 +103,7 @@ class Tasks:
         self._client: tuple[int, Client] | None = None
         """With the process that it belongs to."""
         self._lock = threading.Lock()
-        self._loop_clients: AioClients | None = None
+        self._loop_clients: LoopQueues | None = None
         self._test: MemoryQueue | None = None
         self.flows = FlowHost(f"{name}.flow", self._format, self)
         """What its flows have in common."""
@@ -223,7 +238,7 @@ class Tasks:
     # -- the queue -------------------------------------------------------------------------------------------
 
     @property
-    def client(self) -> FlowQueue:
+    def client(self) -> Queue:
         """What its tasks are submitted with: one `titanic.Client`, for all threads of the process."""
         return self._connected() if self._test is None else self._test
 
@@ -233,7 +248,7 @@ class Tasks:
         if self._test is not None:
             return AioMemory(self._test)
         if self._loop_clients is None:
-            from titanic.tasks.loop_clients import LoopClients  # asyncio, for those who use it
+            from titanic.tasks.event_loops import LoopClients  # asyncio, for those who use it
 
             with self._lock:
                 self._loop_clients = self._loop_clients or LoopClients(self._reach)

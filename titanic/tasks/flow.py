@@ -13,15 +13,14 @@ from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, T
 
 import msgspec
 
+from titanic.client.flows import sweep
+from titanic.client.queue import AppQueues
 from titanic.errors import CallerError, RequestFailed
 from titanic.protocol.submit_options import SubmitOptions, encode
-from titanic.tasks.aio_ticket import AioQueues, AioTicket
 from titanic.tasks.failures import InvalidReply, as_raised
-from titanic.tasks.ticket import Queue, Queues, Ticket
+from titanic.tasks.flow_worker import Plan, PlanFormat, Stage
+from titanic.tasks.ticket import AioTicket, Ticket
 from titanic.tasks.values import Serializer
-from titanic.workflows import steps
-from titanic.workflows.plan import Plan, PlanFormat, Stage
-from titanic.workflows.sweeping import sweep
 
 P = ParamSpec("P")
 Rest = ParamSpec("Rest")
@@ -33,19 +32,7 @@ Next = TypeVar("Next")
 ReadReply = Callable[[list[bytes]], Any]
 
 
-class FlowQueue(Queue, steps.Queue, Protocol):
-    """What flows want of a queue: some methods of `titanic.Client`."""
-
-
-class FlowQueues(Queues, AioQueues, Protocol):
-    """Where an app's queue is."""
-
-    @property
-    def client(self) -> FlowQueue:
-        """The queue of this thread, now."""
-
-
-class FlowApp(FlowQueues, Protocol):
+class FlowApp(AppQueues, Protocol):
     """An app, as its tasks see it."""
 
     @property
@@ -58,7 +45,7 @@ class FlowHost(NamedTuple):
 
     service: str
     format: Serializer
-    queues: FlowQueues
+    queues: AppQueues
 
 
 class Link(NamedTuple):
@@ -97,7 +84,7 @@ class FlowTicket(Ticket[R]):
 
     __slots__ = ("_flows",)
 
-    def __init__(self, replies: FlowReplies, queues: FlowQueues, uuid: str) -> None:
+    def __init__(self, replies: FlowReplies, queues: AppQueues, uuid: str) -> None:
         super().__init__(replies, queues, uuid)
         self._flows = queues
 
@@ -214,7 +201,7 @@ class AioFlowTicket(AioTicket[R]):
 
     __slots__ = ("_blocking",)
 
-    def __init__(self, blocking: FlowTicket[R], queues: AioQueues) -> None:
+    def __init__(self, blocking: FlowTicket[R], queues: AppQueues) -> None:
         super().__init__(blocking.task, queues, blocking.uuid)
         self._blocking = blocking
 

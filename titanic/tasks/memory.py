@@ -24,7 +24,7 @@ from titanic.errors import InvalidRequest, RequestFailed, TimedOut
 from titanic.protocol.answers import Ended, RequestInfo, standing, unknown
 from titanic.protocol.submit_options import Span, SubmitOptions, encode, seconds
 from titanic.schedules import Schedule
-from titanic.schedules.queue_state import submit_tick
+from titanic.schedules.scheduler import submit_tick
 from titanic.services.list_requests import as_document
 from titanic.services.request_submit import parse_submit
 from titanic.store import ReadyRow, Status, rules

@@ -1,56 +1,19 @@
-"""Tickets for what was submitted."""
+"""Tickets for submitted tasks, with methods that block or are awaited."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Generic, Protocol, TypeVar, Unpack, overload
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from contextlib import aclosing
+from typing import Any, Generic, Protocol, TypeVar, overload
 
+from broker import Curve
+from titanic.client.queue import AppQueues
 from titanic.errors import RequestFailed
 from titanic.protocol.answers import Ended
-from titanic.protocol.submit_options import Span, SubmitOptions
+from titanic.protocol.submit_options import Span
 
 R = TypeVar("R", covariant=True)
 T = TypeVar("T", bound="AnyTicket[Any]", covariant=True)
-
-
-class Queue(Protocol):
-    """What tasks want of a queue: some methods of `titanic.Client`."""
-
-    def submit(self, service: str, *body: bytes, **options: Unpack[SubmitOptions]) -> str:
-        """The UUID of a request that is stored now."""
-
-    def submit_many(
-        self,
-        service: str,
-        bodies: Iterable[bytes],
-        *,
-        keys: Iterable[str] | None = None,
-        **options: Unpack[SubmitOptions],
-    ) -> list[str]:
-        """The UUIDs of requests that are stored now, one for each body."""
-
-    def reply(self, uuid: str) -> list[bytes] | None:
-        """The reply's frames; None while it is pending."""
-
-    def wait(self, uuid: str, timeout: Span | None = None) -> list[bytes]:
-        """The reply's frames, as soon as they are there."""
-
-    def replies(self, uuids: Iterable[str], timeout: Span | None = None) -> Iterator[tuple[str, Ended]]:
-        """Each UUID with how its request ended, as they end."""
-
-    def close(self, *uuids: str) -> None:
-        """Delete requests and their replies."""
-
-    def close_many(self, uuids: Iterable[str]) -> None:
-        """Delete any number of requests and their replies."""
-
-
-class Queues(Protocol):
-    """Where an app's queue is."""
-
-    @property
-    def client(self) -> Queue:
-        """The queue of this thread, now."""
 
 
 class Answering(Protocol):
@@ -102,7 +65,7 @@ class Ticket(AnyTicket[R]):
 
     __slots__ = ("_queues",)
 
-    def __init__(self, task: Answering, queues: Queues, uuid: str) -> None:
+    def __init__(self, task: Answering, queues: AppQueues, uuid: str) -> None:
         super().__init__(task, uuid)
         self._queues = queues
 
@@ -158,7 +121,7 @@ class AnyTickets(Sequence[T], Generic[R, T]):
 class Tickets(AnyTickets[R, Ticket[R]]):
     """Tickets of one task, in the order in which it was submitted."""
 
-    def __init__(self, task: Answering, queues: Queues, uuids: Iterable[str]) -> None:
+    def __init__(self, task: Answering, queues: AppQueues, uuids: Iterable[str]) -> None:
         super().__init__([Ticket(task, queues, uuid) for uuid in uuids])
         self._queues = queues
 
@@ -179,3 +142,52 @@ class Tickets(AnyTickets[R, Ticket[R]]):
     def close(self) -> None:
         """Delete all of them."""
         self._queues.client.close_many(self.uuids)
+
+
+Reach = tuple[str | Sequence[str], Span, Curve | None]
+"""Where Titanic is, how long an answer may take, with which keys."""
+
+
+class AioTicket(AnyTicket[R]):
+    """As `Ticket`; what takes time is awaited."""
+
+    __slots__ = ("_queues",)
+
+    def __init__(self, task: Answering, queues: AppQueues, uuid: str) -> None:
+        super().__init__(task, uuid)
+        self._queues = queues
+
+    async def reply(self, timeout: Span | None = None) -> R:
+        """As of `Ticket`. A coroutine that is cancelled here leaves the request alone."""
+        try:
+            return self._read(await self._queues.aio_client.wait(self.uuid, timeout))
+        except RequestFailed as error:
+            failed = error
+        raise self.task.failure(failed)
+
+    async def close(self) -> None:
+        """As of `Ticket`."""
+        await self._queues.aio_client.close(self.uuid)
+
+
+class AioTickets(AnyTickets[R, AioTicket[R]]):
+    """As `Tickets`; what takes time is awaited."""
+
+    def __init__(self, task: Answering, queues: AppQueues, uuids: Iterable[str]) -> None:
+        super().__init__([AioTicket(task, queues, uuid) for uuid in uuids])
+        self._queues = queues
+
+    async def ended(self, timeout: Span | None = None) -> AsyncGenerator[tuple[AioTicket[R], R | Exception], None]:
+        """As of `Tickets`: `async for ticket, outcome in tickets.ended()`."""
+        tickets = {ticket.uuid: ticket for ticket in self}
+        async with aclosing(self._queues.aio_client.replies(tickets, timeout)) as replies:
+            async for uuid, ended in replies:
+                yield tickets[uuid], tickets[uuid].outcome(ended)
+
+    async def replies(self, timeout: Span | None = None) -> list[R]:
+        """As of `Tickets`."""
+        return self._in_order({ticket.uuid: outcome async for ticket, outcome in self.ended(timeout)})
+
+    async def close(self) -> None:
+        """Delete all of them."""
+        await self._queues.aio_client.close_many(self.uuids)

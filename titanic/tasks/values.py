@@ -122,7 +122,7 @@ class Values:
         return self.read_step(frame)[0]
 
     def read_step(self, frame: bytes) -> tuple[Arguments, msgspec.Raw]:
-        """The arguments in a frame, and its place, if it is that of a step of a flow (titanic/workflows/plan.py); else
+        """The arguments in a frame, and its place, if it is that of a step of a flow (flow_worker.py); else
         that is empty. Raises InvalidArguments."""
         try:
             given = self._given(frame)

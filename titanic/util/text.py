@@ -1,8 +1,12 @@
-"""Text that came from somebody else, made fit to be shown; counts and values in messages."""
+"""Text for people: untrusted text made printable, counts, durations, values in messages, install commands, URLs of
+databases."""
 
 from __future__ import annotations
 
+import re
+import sys
 from reprlib import Repr
+from urllib.parse import unquote
 
 
 def printable(text: str) -> str:
@@ -28,3 +32,37 @@ _repr.maxstring = _repr.maxother = _repr.maxlong = 100
 def quoted(value: object) -> str:
     """A value as `repr` shows it, shortened in the middle."""
     return _repr.repr(value)
+
+
+def how_to_install(extra: str) -> str:
+    """The command that installs what an extra of titanic-queue names: it works in a checkout, in a virtual environment
+    and where a package of the system has Titanic, though no index has titanic-queue."""
+    from importlib.metadata import PackageNotFoundError, requires  # brings much, and is for errors only
+
+    try:
+        found = requires("titanic-queue") or []
+    except PackageNotFoundError:
+        found = []
+    wanted = [one.partition(";")[0].strip() for one in found if re.search(rf"extra == ['\"]{extra}['\"]", one)]
+    packages = [f"'{one}'" for one in wanted if not one.startswith("titanic-queue")]
+    return f"{sys.executable} -m pip install {' '.join(packages or [f'titanic-queue[{extra}]'])}"
+
+
+def is_url(place: object) -> bool:
+    """Whether it is the URL of a database, and not a directory."""
+    return str(place).startswith(("postgresql://", "postgres://"))
+
+
+def is_like_url(place: object) -> bool:
+    """Whether somebody meant such a URL, also if it is none. A directory of this name nobody wants."""
+    return str(place).lower().startswith(("postgresql:", "postgres:"))
+
+
+def has_password(url: str) -> bool:
+    """Whether there is a password in it, or may be. As libpq sees it: ? and # are letters of a password as others."""
+    rest = url.partition("://")[2]
+    path, _, query = rest.partition("?")
+    user, at, _ = rest.partition("@")
+    if "/" in user:  # of a password, or before an @ of the query
+        user, at, _ = path.rpartition("@")
+    return bool(at and ":" in user) or "password" in unquote(query).lower()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from titanic import logs
 from titanic.errors import CallerError
-from titanic.util.file_state import state_of
+from titanic.util.files import state_of
 from titanic.web.settings import WebSettings
 
 log = logging.getLogger("titanic.web")

@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from titanic.cli.exit_codes import EXIT_FAILED
 from titanic.cli.options import json_flag, option, seconds
 from titanic.cli.options import size as size_option
 from titanic.cli.printing import Bar, print_json, size
+from titanic.cli.running import EXIT_FAILED
 from titanic.util.text import counted
 from titanic_data import archive as archives
 from titanic_data.archive import ENGINES, Archive, Archiver, Engine, Entry, PyArrowEngine, Queue, SparkEngine

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from titanic.cli.exit_codes import EXIT_FAILED
 from titanic.cli.main import Titanic
 from titanic.cli.main import main as titanic
 from titanic.cli.printing import say
+from titanic.cli.running import EXIT_FAILED
 from titanic.version import __version__
 from titanic_data.session import explain, is_of_spark, silence_query_logs
 

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from titanic import logs
-from titanic.cli.exit_codes import EXIT_PENDING
 from titanic.cli.options import log_options, option, seconds
 from titanic.cli.printing import print_table
-from titanic.cli.running import StopSignal, say
+from titanic.cli.running import EXIT_PENDING, StopSignal, say
 from titanic.util.text import counted
 from titanic_data.cli.options import archive_option, command, endpoint_option, key_options, only
 from titanic_data.session import as_file

@@ -16,7 +16,7 @@ from support.postgres import PASSWORD, needs_postgres, new_server, shared_server
 from titanic import Client
 from titanic.errors import Refused
 from titanic.store import open_store
-from titanic.util.extras import how_to_install
+from titanic.util.text import how_to_install
 
 pytestmark = needs_postgres
 

@@ -13,7 +13,7 @@ from support.serving import serving
 from broker import BrokerConfig, Worker
 from titanic import Client, InvalidRequest, RequestFailed, Server, TimedOut, UnknownRequest
 from titanic.client import batching
-from titanic.client.wire import BlockingWire
+from titanic.client.calls import BlockingWire
 
 UNKNOWN = "0123456789abcdef0123456789abcdef"
 

@@ -23,7 +23,7 @@ from support.waiting import until
 
 from broker import Broker, BrokerConfig, Pipeline, RemoteError, Worker, finish
 from titanic import Client, InvalidRequest, Refused, Server, TimedOut, UnknownRequest
-from titanic.client.wire import BlockingWire
+from titanic.client.calls import BlockingWire
 from titanic.errors import CallerError
 from titanic.protocol import tsp
 from titanic.protocol.answers import check

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from titanic.pool.config import PoolConfig
-from titanic.pool.core import LAST_WORDS, PoolCore, Say, Send, Start
+from titanic.pool.core import LAST_WORDS, PoolConfig, PoolCore, Say, Send, Start
 
 
 class Play:

@@ -16,7 +16,15 @@ from support.waiting import PATIENCE, until
 
 from titanic import Client, Server
 from titanic.errors import InvalidSchedule, UnknownRequest
-from titanic.schedules import Schedule, Scheduler, queue_state
+from titanic.schedules import Schedule, Scheduler
+from titanic.schedules.scheduler import (
+    last_tick,
+    pause_schedule,
+    paused_schedules,
+    resume_schedule,
+    submit_now,
+    submit_tick,
+)
 
 EACH_SECOND = Schedule("often", "absent", "a body", every=1, options={"priority": 7})
 
@@ -60,20 +68,20 @@ def test_a_new_schedule_begins_with_its_next_tick(client: Client) -> None:
     hourly = Schedule("hourly", "absent", every=3600, missed="all")
     assert Scheduler(client, [hourly]).once() == []
     assert client.list()[0] == []
-    assert queue_state.last_tick(client, hourly, client.clock()) is None
+    assert last_tick(client, hourly, client.clock()) is None
 
 
 def past_tick(client: Client, schedule: Schedule, count: int) -> int:
     """Do as if the last ticks but so many had been submitted, long ago."""
     tick = schedule.ticks.last(client.clock(), count + 1)[0]
-    queue_state.submit_tick(client, schedule, tick)
+    submit_tick(client, schedule, tick)
     return tick
 
 
 @pytest.mark.parametrize(("missed", "count"), [("skip", 0), ("once", 1), ("all", 100)])
 def test_what_was_missed(client: Client, missed: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     yearly = Schedule("thirds", "absent", every=86_400 * 120, missed=missed)  # type: ignore[arg-type]
-    monkeypatch.setattr(queue_state, "_time_of", lambda uuid: 0.0)  # it has been known since 1970
+    monkeypatch.setattr("titanic.schedules.scheduler._time_of", lambda uuid: 0.0)  # it has been known since 1970
     past_tick(client, yearly, 140)
     scheduler = Scheduler(client, [yearly])
     done = scheduler.once()
@@ -85,9 +93,9 @@ def test_a_pause_holds_for_all_and_what_passes_meanwhile_is_not_missed(server: S
     often = Schedule("often", "absent", every=1, missed="all")
     with running(server.endpoints[0], often):
         until(lambda: submitted(client))
-        queue_state.pause(client, "often")
-        queue_state.pause(client, "often")
-        assert queue_state.paused(client, ["often", "other"]).keys() == {"often"}
+        pause_schedule(client, "often")
+        pause_schedule(client, "often")
+        assert paused_schedules(client, ["often", "other"]).keys() == {"often"}
         other = Scheduler(client, [often])
         other.once()
         then = client.clock()
@@ -95,28 +103,28 @@ def test_a_pause_holds_for_all_and_what_passes_meanwhile_is_not_missed(server: S
         assert other.once() == Scheduler(client, [often]).once() == []
         last = max(submitted(client))
         resumed = client.clock()
-        assert queue_state.resume(client, "often")
+        assert resume_schedule(client, "often")
         until(lambda: max(submitted(client)) > last)
     assert Scheduler(client, [often]).once() == [] or client.clock() > resumed + 1
     assert min(key for key in submitted(client) if key > last) > often.key(int(resumed) - 1)
-    assert not queue_state.resume(client, "often")
-    queue_state.pause(client, "often")
-    assert queue_state.paused(client, ["often"])
-    client.close(queue_state.paused(client, ["often"])["often"])  # somebody purges it
-    assert not queue_state.paused(client, ["often"])
-    queue_state.pause(client, "often")
-    assert queue_state.paused(client, ["often"])
+    assert not resume_schedule(client, "often")
+    pause_schedule(client, "often")
+    assert paused_schedules(client, ["often"])
+    client.close(paused_schedules(client, ["often"])["often"])  # somebody purges it
+    assert not paused_schedules(client, ["often"])
+    pause_schedule(client, "often")
+    assert paused_schedules(client, ["often"])
 
 
 def test_what_is_paused_does_not_look_as_if_it_waited(client: Client) -> None:
-    queue_state.pause(client, "often")
+    pause_schedule(client, "often")
     (row,) = client.list()[0]
     assert (row["service"], row["state"], row["not_before"] > 2e15) == ("cron.paused", "delayed", True)
     assert client.stats()["services"] == {}
 
 
 def test_run_now_is_beside_the_ticks(client: Client) -> None:
-    uuids = {queue_state.submit_now(client, EACH_SECOND) for _ in range(2)}
+    uuids = {submit_now(client, EACH_SECOND) for _ in range(2)}
     rows = [client.show(uuid) for uuid in uuids]
     assert len(rows) == 2
     assert {(row["service"], row["priority"], row["body_bytes"]) for row in rows} == {("absent", 7, 6)}

@@ -9,8 +9,9 @@ from typing import Any
 from support.waiting import PATIENCE
 
 from titanic import Client, Server
-from titanic.schedules import Schedule, queue_state
+from titanic.schedules import Schedule
 from titanic.schedules.schedule_file import KEYS, read_schedules
+from titanic.schedules.scheduler import submit_now
 
 PAGE = (Path(__file__).parents[3] / "titanic/SCHEDULES.md").read_text()
 
@@ -47,7 +48,7 @@ def test_python(server: Server, client: Client) -> None:
     assert (report.name, report.when, report.missed) == ("shop.report", "0 7 * * MON-FRI Europe/Berlin", "once")
     assert (poll.name, poll.when, poll.options) == ("shop.poll", "every 300 s", {"ttl": 300})
     assert app.scheduler().once() == []
-    uuid = queue_state.submit_now(client, report)
+    uuid = submit_now(client, report)
     with app.worker() as worker:
         assert client.wait(uuid, PATIENCE) == [b"null"]
     assert worker is not None

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from titanic.errors import InvalidSchedule
-from titanic.schedules.ticks import CronTicks, EveryTicks, cron_ticks, zone_of
+from titanic.schedules.schedule import CronTicks, EveryTicks, cron_ticks, zone_of
 
 BERLIN = "Europe/Berlin"
 

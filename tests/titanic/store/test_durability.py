@@ -15,7 +15,7 @@ from titanic import Client, ServerConfig
 from titanic.errors import CallerError, DiskFull, NotInMemory, StoreFailed, StoreLocked
 from titanic.store import DURABILITIES, NewRequest, open_read_only, open_store
 from titanic.store.lmdb.tools import backup, check, restore
-from titanic.util import file_state
+from titanic.util import files
 
 NOW = 1_795_258_520_106_479
 
@@ -96,7 +96,7 @@ def test_memory_must_be_in_memory(tmp_path):
 
 
 def test_a_system_that_does_not_tell_is_not_trusted(ram, tmp_path, monkeypatch):
-    monkeypatch.setattr(file_state, "MOUNTS", tmp_path / "mountinfo")
+    monkeypatch.setattr(files, "MOUNTS", tmp_path / "mountinfo")
     with pytest.raises(NotInMemory, match="it is on an unknown file system"):
         open_store(ram / "store", durability="memory")
 

@@ -10,7 +10,7 @@ from support.postgres import needs_postgres, shared_server
 
 from titanic.errors import CapacityTooSmall, NotAStore, StoreFailed, StoreReadOnly, StoreTooNew, StoreUnwritable
 from titanic.store import MIN_CAPACITY, NewRequest, open_read_only, open_store
-from titanic.util.database_url import has_password, is_url
+from titanic.util.text import has_password, is_url
 
 pytestmark = needs_postgres
 

@@ -14,7 +14,8 @@ from support.waiting import until
 
 from titanic import Client, UnknownRequest, current
 from titanic.errors import RequestFailed
-from titanic.schedules import Schedule, Scheduler, queue_state
+from titanic.schedules import Schedule, Scheduler
+from titanic.schedules.scheduler import pause_schedule, paused_schedules
 from titanic.tasks import Tasks
 
 pytestmark = needs_postgres
@@ -51,8 +52,8 @@ def test_each_tick_is_one_request_whichever_nodes_its_schedulers_ask(nodes: Node
             thread.start()
         try:
             until(lambda: len(look.list(service="beats")[0]) >= 3, SOON)
-            queue_state.pause(look, "beat")
-            assert "beat" in queue_state.paused(nodes.clients[1], ["beat"])
+            pause_schedule(look, "beat")
+            assert "beat" in paused_schedules(nodes.clients[1], ["beat"])
         finally:
             for one in schedulers:
                 one.stop()

@@ -16,8 +16,7 @@ import pytest
 
 from titanic.errors import CallerError
 from titanic.tasks import InvalidArguments, InvalidReply, Tasks
-from titanic.tasks.definition import Definition
-from titanic.tasks.middleware import Middleware
+from titanic.tasks.task import Definition, Middleware
 from titanic.tasks.values import Values, serializer
 
 

@@ -20,7 +20,8 @@ from support.serving import serving
 
 from broker import RemoteError, Worker
 from titanic import Client, current
-from titanic.schedules import Schedule, queue_state
+from titanic.schedules import Schedule
+from titanic.schedules.scheduler import pause_schedule, submit_tick
 from titanic.web.serving import WebServer
 from titanic.web.settings import WebSettings
 
@@ -81,8 +82,8 @@ class Demo:
         for schedule, ticks in ((nightly, 3), (hourly, 5)):
             now = schedule.ticks.last(client.clock(), ticks)
             for tick in now:
-                queue_state.submit_tick(client, schedule, tick)
-        queue_state.pause(client, "weekly-cleaning")
+                submit_tick(client, schedule, tick)
+        pause_schedule(client, "weekly-cleaning")
         client.submit("report", b'{"month": "2026-11"}', limit=3600)
         for n in range(40):
             client.submit("invoice", b'{"order": %d}' % n, delay=3600 + n, key=f"order-{n}")

@@ -34,7 +34,7 @@ import lmdb
 from titanic.errors import NotInMemory
 from titanic.store.lmdb.schema import PAGE
 from titanic.store.records import Durability
-from titanic.util.file_state import IN_MEMORY, file_system
+from titanic.util.files import IN_MEMORY, file_system
 
 
 def flags(durability: Durability) -> dict[str, bool]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from titanic.aio import Client
-from titanic.util.file_state import state_of
+from titanic.util.files import state_of
 from titanic.web.auth.presence import Presence, WatchedClient
 from titanic.web.problems import Problem
 from titanic.web.settings import WebSettings

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from broker import Access, AccessError, hash_token, load_access, load_secret
 from titanic import logs
-from titanic.util.file_state import state_of
+from titanic.util.files import state_of
 from titanic.util.text import counted
 from titanic.web.auth.grants import Grant, Kind
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from broker import named, unreachable
 from titanic.aio import Client
-from titanic.aio.wire import AsyncWire
-from titanic.client.wire import Body
+from titanic.aio.client import AsyncWire
+from titanic.client.calls import Body
 from titanic.errors import Refused
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from titanic import logs
 from titanic.errors import CallerError
-from titanic.util.file_state import state_of
+from titanic.util.files import state_of
 
 log = logging.getLogger("titanic.web")
 

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from titanic.client.flows import SUFFIX, FlowTree, flow_tree
 from titanic.errors import TitanicError, UnknownRequest
 from titanic.protocol.answers import RequestInfo
 from titanic.util import ids
@@ -25,7 +26,6 @@ from titanic.web.pages import forms
 from titanic.web.pages.sync_client import call_sync
 from titanic.web.problems import Problem
 from titanic.web.template_filters import span
-from titanic.workflows.tree import SUFFIX, FlowTree, flow_tree
 
 ERROR = "titanic:error="
 """The prefix of the frame in which the worker of a task names the exception (titanic/tasks/failures.py)."""

@@ -16,9 +16,8 @@ from starlette.routing import Route
 
 from titanic.aio import Client
 from titanic.protocol.answers import RequestInfo
-from titanic.schedules import queue_state
-from titanic.schedules.queue_state import PAUSED
 from titanic.schedules.schedule import NAME, check_name
+from titanic.schedules.scheduler import PAUSED, pause_schedule, resume_schedule
 from titanic.web.gateway import gateway_of, visitor_of
 from titanic.web.pages import forms
 from titanic.web.pages.sync_client import call_sync
@@ -115,14 +114,14 @@ async def schedules(request: Request) -> Response:
 async def pause(request: Request) -> Response:
     """Pause a schedule, known or not."""
     name = await _name(request)
-    await call_sync(visitor_of(request).client, queue_state.pause, name)
+    await call_sync(visitor_of(request).client, pause_schedule, name)
     return gateway_of(request).to(request, "/schedules", f"{name} is paused.")
 
 
 async def resume(request: Request) -> Response:
     """Resume a schedule."""
     name = await _name(request)
-    resumed = await call_sync(visitor_of(request).client, queue_state.resume, name)
+    resumed = await call_sync(visitor_of(request).client, resume_schedule, name)
     message = "resumes with its next tick." if resumed else "was not paused."
     return gateway_of(request).to(request, "/schedules", f"{name} {message}")
 

@@ -21,7 +21,7 @@ from starlette.routing import Route
 from titanic.aio import Client
 from titanic.errors import TitanicError
 from titanic.protocol.answers import RequestInfo
-from titanic.schedules.queue_state import PAUSED
+from titanic.schedules.scheduler import PAUSED
 from titanic.web.gateway import Gateway, gateway_of, visitor_of
 from titanic.web.hooks.registry import KEPT
 from titanic.web.hooks.silence import Settings, sources, why_silent

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar, Unpack
 
 from titanic.aio import Client
-from titanic.client.wire import Body
+from titanic.client.calls import Body
 from titanic.errors import TimedOut
 from titanic.protocol.answers import RequestInfo
 from titanic.protocol.submit_options import SubmitOptions

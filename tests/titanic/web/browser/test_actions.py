@@ -15,7 +15,8 @@ from support.lived import Lived
 from support.serving import serving
 
 from titanic import Client, aio
-from titanic.schedules import Schedule, queue_state
+from titanic.schedules import Schedule
+from titanic.schedules.scheduler import submit_tick
 from titanic.web.serving import WebServer
 from titanic.web.settings import WebSettings
 
@@ -35,7 +36,7 @@ def test_a_service_is_paused_and_resumed(window: Window, client: Client) -> None
 
 
 def test_a_schedule_is_run_now(window: Window, client: Client) -> None:
-    tick = queue_state.submit_tick(client, Schedule("nightly", "backup", every=3600), 1_795_000_000 // 3600 * 3600)
+    tick = submit_tick(client, Schedule("nightly", "backup", every=3600), 1_795_000_000 // 3600 * 3600)
     page = window.page("/schedules")
     page.get_by_role("button", name="Run now").click()
     see(page, "backup")

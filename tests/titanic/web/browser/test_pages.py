@@ -14,8 +14,9 @@ from support.web_secured import TOKENS, secured
 
 from broker import Worker
 from titanic import Client, Server, current
-from titanic.protocol.flow_keys import step_key
-from titanic.schedules import Schedule, queue_state
+from titanic.client.flows import step_key
+from titanic.schedules import Schedule
+from titanic.schedules.scheduler import pause_schedule, paused_schedules, submit_tick
 
 EMPTY = ("/", "/services", "/failures", "/schedules", "/store", "/users", "/find", "/find?q=nothing", "/nothing")
 
@@ -55,8 +56,8 @@ def test_pages_about_requests(window: Window, lived: Lived, client: Client) -> N
 
 def test_pages_about_the_queue(window: Window, client: Client) -> None:
     nightly = Schedule("nightly-" + "x" * 60, "backup", every=3600)
-    queue_state.submit_tick(client, nightly, 1_795_000_000 // 3600 * 3600)
-    queue_state.pause(client, "weekly")
+    submit_tick(client, nightly, 1_795_000_000 // 3600 * 3600)
+    pause_schedule(client, "weekly")
     page = window.page("/schedules")
     window.check(page)
     for path in ("/store", "/"):
@@ -88,7 +89,7 @@ def test_what_can_be_done(window: Window, lived: Lived, client: Client, script: 
     expect(page.get_by_role("status").filter(has_text="nightly is paused.")).to_be_visible()
     page.get_by_role("row").get_by_role("button", name="Resume").click()
     expect(page.get_by_role("status").filter(has_text="nightly resumes")).to_be_visible()
-    assert not queue_state.paused(client, ["nightly"])
+    assert not paused_schedules(client, ["nightly"])
 
 
 @pytest.mark.parametrize("script", [True, False], ids=["script", "no-script"])

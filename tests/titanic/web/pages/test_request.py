@@ -15,8 +15,8 @@ from support.waiting import until
 
 from broker import Worker
 from titanic import Client, Server, UnknownRequest, current
+from titanic.client.flows import step_key
 from titanic.protocol.answers import RequestInfo
-from titanic.protocol.flow_keys import step_key
 from titanic.web.pages.request import MAX_DEPTH, MAX_FRAMES, dump, preview, preview_body, timeline
 
 UNKNOWN = "01a1fdd40f82747ea223cfe554e7afbc"

@@ -7,7 +7,8 @@ import pytest
 from support.pages import Page
 
 from titanic import Client
-from titanic.schedules import Schedule, queue_state
+from titanic.schedules import Schedule
+from titanic.schedules.scheduler import pause_schedule, paused_schedules, submit_tick
 
 NIGHTLY = Schedule("nightly", "backup", [b"all", b"\xff"], every=3600, options={"priority": 7, "limit": 60})
 TICK = 1_795_000_000 // 3600 * 3600
@@ -29,9 +30,9 @@ def test_an_empty_list_says_what_to_do(http: httpx.Client) -> None:
 
 
 def test_ticks_and_pauses(http: httpx.Client, client: Client) -> None:
-    queue_state.submit_tick(client, NIGHTLY, TICK)
-    uuid = queue_state.submit_tick(client, NIGHTLY, TICK + 3600)
-    queue_state.pause(client, "weekly")
+    submit_tick(client, NIGHTLY, TICK)
+    uuid = submit_tick(client, NIGHTLY, TICK + 3600)
+    pause_schedule(client, "weekly")
     client.submit("mail", b"", key="cron-like: cron:x")
     rows = page(http).rows
     assert [row[:2] for row in rows] == [["nightly", "not paused"], ["weekly", rows[1][1]]]
@@ -43,16 +44,16 @@ def test_ticks_and_pauses(http: httpx.Client, client: Client) -> None:
 
 def test_pause_and_resume(http: httpx.Client, client: Client) -> None:
     assert "nightly is paused." in do(http, "pause", name="nightly").text
-    assert queue_state.paused(client, ["nightly"])
+    assert paused_schedules(client, ["nightly"])
     assert "nightly resumes" in do(http, "resume", name="nightly").text
-    assert not queue_state.paused(client, ["nightly"])
+    assert not paused_schedules(client, ["nightly"])
     assert "nightly was not paused" in do(http, "resume", name="nightly").text
     assert do(http, "pause", name="no name").status_code == 400
     assert http.post("/actions/schedules/pause", data={"name": "x"}).status_code == 403
 
 
 def test_run_now(http: httpx.Client, client: Client) -> None:
-    uuid = queue_state.submit_tick(client, NIGHTLY, TICK)
+    uuid = submit_tick(client, NIGHTLY, TICK)
     answer = do(http, "run", uuid=uuid)
     assert answer.status_code == 200
     again = client.show(str(answer.url).rpartition("/")[2])
@@ -65,7 +66,7 @@ def test_run_now(http: httpx.Client, client: Client) -> None:
 def test_requests_that_cannot_be_run(http: httpx.Client, client: Client) -> None:
     other = client.submit("mail", b"")
     assert do(http, "run", uuid=other).status_code == 400
-    large = queue_state.submit_tick(client, Schedule("big", "backup", bytes(2 << 20), every=60), TICK)
+    large = submit_tick(client, Schedule("big", "backup", bytes(2 << 20), every=60), TICK)
     answer = do(http, "run", uuid=large)
     assert answer.status_code == 413
     assert "titanic cron run FILE big" in answer.text

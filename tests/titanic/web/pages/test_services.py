@@ -10,7 +10,7 @@ from support.waiting import until
 from broker import Worker
 from titanic import Client
 from titanic.config import ServiceLimits
-from titanic.schedules import queue_state
+from titanic.schedules.scheduler import pause_schedule
 from titanic.web.pages import services
 
 
@@ -54,7 +54,7 @@ def test_sorting_filters_and_pages(
 def test_services_that_only_record_a_state_are_not_listed(http: httpx.Client, client: Client) -> None:
     """They pause a schedule and keep a web hook, and no worker serves them."""
     client.submit("mail", b"")
-    queue_state.pause(client, "nightly")
+    pause_schedule(client, "nightly")
     assert http.put("/v1/hooks", json={"service": "mail", "url": "https://a.example/x"}).status_code == 201
     listed = ["mail", "web.delivery", "web.ended"]
     until(lambda: [row[0] for row in page_of(http, "/services").rows] == listed)

@@ -11,8 +11,8 @@ from support.flows import disconnect
 from support.waiting import until
 
 from titanic import Client, Server
+from titanic.client.flows import FlowTree, flow_tree
 from titanic.tasks import TaskFailed, Tasks, Ticket, gather
-from titanic.workflows.tree import FlowTree, flow_tree
 
 app = Tasks(name="r", timeout=30)
 broken: set[int] = set()

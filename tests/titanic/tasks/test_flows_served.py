@@ -15,8 +15,8 @@ from support.waiting import until
 
 from broker import Worker
 from titanic import Client, Server
+from titanic.client.flows import flow_tree
 from titanic.tasks import Tasks, gather
-from titanic.workflows.tree import flow_tree
 
 app = Tasks(name="g", timeout=30)
 others = Tasks(name="h")

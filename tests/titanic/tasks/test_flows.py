@@ -9,8 +9,8 @@ from datetime import timedelta
 import pytest
 
 from titanic import Retry, UnknownRequest, current
+from titanic.client.flows import step_key
 from titanic.errors import CallerError
-from titanic.protocol.flow_keys import step_key
 from titanic.tasks import Flow, InvalidArguments, TaskFailed, Tasks, gather
 from titanic.tasks.memory import MemoryQueue
 

@@ -14,8 +14,8 @@ from support.waiting import until
 
 from broker import new_keys
 from titanic import Client, Forbidden, RequestFailed, Server
+from titanic.client.flows import flow_tree
 from titanic.tasks import TaskFailed, Tasks
-from titanic.workflows.tree import flow_tree
 
 HANDS = 'work = ["s.*"]\nsubmit = ["s.*"]\nclose = true\nread = "{read}"\n'
 

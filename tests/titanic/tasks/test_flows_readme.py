@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from titanic import workflows
+from titanic import tasks
 
-README = Path(workflows.__file__).parent / "README.md"
+README = Path(tasks.__file__).parent / "FLOWS.md"
 
 
 def test_the_examples(monkeypatch: pytest.MonkeyPatch) -> None:

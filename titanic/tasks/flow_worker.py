@@ -1,28 +1,194 @@
-"""What a worker does for the requests of flows: submit the first step of each chain, look how far they are, reply with
-what the last ones replied.
+"""Flows as workers run them: what is stored of a flow, what follows a step, and the service that runs flows.
 
-Between two looks no worker is held: the request is put off, for longer each time, and that counts as no attempt.
-Nothing is kept in between. All that a look needs are the plan, in the body, and the keys of the steps. So it does not
-matter which worker looks, nor whether one died.
+A flow consists of chains of stages. Its request holds the plan; each step carries its place and the stages that follow
+in its chain. A group is a flow within a flow: a stage like any other, for the service of the app's flows. Bodies are in
+the app's format:
+
+    step    {"args": […], "kwargs": {…}, "flow": {"root", "parent", "at", "then": [stage, …]}}
+    flow    {"args": [], "kwargs": {"plan": {"chains": [[stage, …], …], …}}}, with its own "flow" if it is a step
+    stage   {"service", "args", "kwargs", "options"}; the previous reply is inserted before its args
+
+A step submits its successor before it replies. If its worker dies in between, the step runs again and submits the
+successor again with the same key, which has no effect. So every step that has a reply has a successor.
+
+The flow's own request submits the first step of each chain, polls their progress, and replies with the last replies.
+Between polls it occupies no worker: it is postponed, longer each time, which does not count as an attempt. No state is
+kept between polls: the plan is in the body, and the keys find the steps. Any worker can poll next.
 """
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from titanic.client.flows import END, ERROR, KEY_FOR, place, step_key, sweep
+from titanic.client.queue import AppQueues, Queue
 from titanic.errors import RequestError, RequestFailed, UnknownRequest
-from titanic.jobs.context import current
-from titanic.jobs.ending import Cancelled, Failed, Retry
-from titanic.protocol.flow_keys import END, ERROR, place, step_key
-from titanic.workflows.plan import FlowBody, Place, Plan, Stage
-from titanic.workflows.steps import GOES_ON, Steps
-from titanic.workflows.sweeping import sweep
+from titanic.jobs.context import Cancelled, Failed, Retry, current
+
+
+class Stage(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """A call that is to be made."""
+
+    service: str
+    args: list[msgspec.Raw] = []
+    kwargs: dict[str, msgspec.Raw] = {}
+    options: dict[str, Any] = {}
+
+
+class Place(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """Where a step is: `at` this place of the flow `parent`, which may be within others; `root` is the outermost. What
+    follows it."""
+
+    root: str
+    parent: str
+    at: str
+    then: list[Stage] = []
+
+    @property
+    def key(self) -> str:
+        """The step's idempotency key."""
+        return step_key(self.parent, self.at)
+
+    @property
+    def next(self) -> Place:
+        """Where the next step is."""
+        chain, _, stage = self.at.partition(".")
+        return Place(self.root, self.parent, f"{chain}.{int(stage) + 1}", self.then[1:])
+
+
+class Plan(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """What a flow is made of: `chains`; or the stage `each`, once for each item of the reply before it. `single`: there
+    is one chain, whose reply is that of the flow; else the flow replies with a list."""
+
+    chains: list[list[Stage]] = []
+    each: Stage | None = None
+    single: bool = False
+    on_error: Stage | None = None
+
+
+class FlowArguments(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """Arguments of the service of flows. Without a plan: close what is left of the flow that `flow` tells."""
+
+    plan: Plan | None = None
+
+
+class FlowBody(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """The body of a request for the service of flows."""
+
+    args: list[msgspec.Raw] = []
+    kwargs: FlowArguments = msgspec.field(default_factory=FlowArguments)
+    flow: Place | None = None
+
+
+class StepBody(msgspec.Struct, omit_defaults=True):
+    """The body of a step."""
+
+    args: list[msgspec.Raw] = []
+    kwargs: dict[str, msgspec.Raw] = {}
+    flow: Place | None = None
+
+
+class Format(Protocol):
+    """How an app's values travel."""
+
+    @property
+    def encode(self) -> Callable[[Any], bytes]:
+        """A value as bytes."""
+
+    @property
+    def decoder(self) -> Callable[[Any], Callable[[Any], Any]]:
+        """Makes what decodes values of a type."""
+
+
+class PlanFormat:
+    """Plans as bytes, and back. Raises MsgspecError for others."""
+
+    def __init__(self, format: Format) -> None:
+        self.encode = format.encode
+        self.read_body: Callable[[bytes], FlowBody] = format.decoder(FlowBody)
+        self.read_place: Callable[[msgspec.Raw], Place] = format.decoder(Place)
+        self.read_items: Callable[[msgspec.Raw], list[msgspec.Raw]] = format.decoder(list[msgspec.Raw])
+
+    def raw(self, value: object) -> msgspec.Raw:
+        """A value, to be put into a larger one."""
+        return msgspec.Raw(self.encode(value))
+
+    def stage_of(self, service: str, plan: Plan, options: dict[str, Any]) -> Stage:
+        """The stage that a flow within a flow is."""
+        return Stage(service, [], {"plan": self.raw(plan)}, options)
+
+    def body(self, stage: Stage, first: list[msgspec.Raw], place: Place | None) -> bytes:
+        """The body of the request for a stage. `first`: the reply before it, if there is one."""
+        return self.encode(StepBody([*first, *stage.args], stage.kwargs, place))
+
+
+GOES_ON = ("waiting", "delayed", "running", "failed")
+"""States of a flow whose steps are executed. What is left of one that has failed is: somebody may retry it."""
+
+
+class Steps:
+    """The steps of an app's flows."""
+
+    def __init__(self, queues: AppQueues, format: PlanFormat) -> None:
+        self._queues = queues
+        self.format = format
+
+    @property
+    def client(self) -> Queue:
+        """The app's queue."""
+        return self._queues.client
+
+    def read(self, frame: msgspec.Raw) -> Place:
+        """Where a step is, as its body says. Raises Failed when that is no place."""
+        try:
+            return self.format.read_place(frame)
+        except msgspec.MsgspecError as error:
+            raise Failed(f"what follows this step cannot be read: {error}") from None
+
+    def begin(self, place: Place) -> None:
+        """Before a step is executed. Raises Failed when it is not of the flow that it names: whoever may submit a task
+        may not have others executed by the worker's permissions. Raises Cancelled when the flow is over."""
+        self.check(place)
+        if self.state(place.root) not in GOES_ON:
+            sweep(self.client, place.root)
+            raise Cancelled("its flow is over")
+
+    def check(self, place: Place) -> None:
+        """Raise Failed unless this request was submitted as this step by a worker of the same user."""
+        found, _ = self.client.find([place.key])
+        if not current() or found.get(place.key) != current().uuid:
+            raise Failed("this is not the step of a flow that it says it is; flows are submitted by Flow.submit")
+
+    def state(self, uuid: str) -> str:
+        """The state of a request; empty when it is closed."""
+        try:
+            return self.client.show(uuid)["state"]
+        except UnknownRequest:
+            return ""
+
+    def follow(self, place: Place, reply: bytes) -> None:
+        """Submit what follows a step that returns `reply`."""
+        if place.then:
+            self.submit(place.then[0], [msgspec.Raw(reply)], place.next)
+
+    def submit(self, stage: Stage, first: list[msgspec.Raw], place: Place) -> None:
+        """Submit a stage as the step at this place, once however often it is done."""
+        body = self.format.body(stage, first, place)
+        self.client.submit(stage.service, body, **self.options(stage), key=place.key)
+
+    def options(self, stage: Stage) -> Any:
+        """With what a stage is submitted, but the key."""
+        said = {**stage.options, "key_for": KEY_FOR}
+        if trace := current().trace:
+            said["trace"] = trace
+        return said
+
 
 FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 60.0

@@ -11,16 +11,16 @@ import pytest
 from support.processes import PYTHONPATH
 
 from titanic.errors import CallerError
-from titanic.util import file_limits
+from titanic.util import files
 
 
 def test_as_many_as_are_allowed_are_fine() -> None:
-    file_limits.require(1, "a test")
+    files.require_open_files(1, "a test")
 
 
 def test_too_few_are_an_error_that_says_what_to_do() -> None:
     with pytest.raises(CallerError, match=r"too few .*; a test may need \d+, and the limit is \d+; raise it"):
-        file_limits.require(1 << 40, "a test")
+        files.require_open_files(1 << 40, "a test")
 
 
 def limited(limit: str, *command: str) -> subprocess.CompletedProcess[str]:
@@ -39,6 +39,6 @@ def test_serve_with_too_few_of_them(tmp_path: Path) -> None:
 
 
 def test_the_limit_is_raised_as_far_as_may_be() -> None:
-    script = "import resource as r; from titanic.util.file_limits import raise_limit; raise_limit()"
+    script = "import resource as r; from titanic.util.files import raise_open_files_limit; raise_open_files_limit()"
     ended = limited("-Sn 100; ulimit -Hn 200", "-c", f"{script}; print(r.getrlimit(r.RLIMIT_NOFILE))")
     assert ended.stdout == "(200, 200)\n"

@@ -1,6 +1,5 @@
-"""What a client does, written once, as procedures (`broker.client`): `titanic.Client` runs them on a wire that
-blocks, and `titanic.aio.Client` awaits them. What each takes, returns and raises stands at `titanic.Client`.
-"""
+"""The client's procedures, written once (`broker.client`): `titanic.Client` runs them on a blocking wire,
+`titanic.aio.Client` awaits them. `titanic.Client` documents arguments, results and errors."""
 
 from __future__ import annotations
 
@@ -8,24 +7,53 @@ import builtins
 import math
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, Unpack, cast
 
 from broker import read_json
-from titanic.client import batching, rfc9
+from titanic.client import batching
 from titanic.client.batching import POLL_MOST, GeneratedKeys
-from titanic.client.calls import LEAST_LOOK, LONGEST_TRY, Calls
-from titanic.client.progress import LOOK, ProgressWatch
-from titanic.client.wire import Body
-from titanic.errors import InvalidRequest, TimedOut, TitanicError
+from titanic.client.calls import LEAST_LOOK, LONGEST_TRY, Body, Calls
+from titanic.errors import InvalidRequest, TimedOut, TitanicError, UnknownRequest
 from titanic.protocol import tsp
-from titanic.protocol.answers import Ended, Look, RequestInfo, check, read_reply, read_uuids, standing, unknown
+from titanic.protocol.answers import (
+    Ended,
+    Look,
+    RequestInfo,
+    check,
+    read_outcome,
+    read_reply,
+    read_uuids,
+    standing,
+    unknown,
+)
 from titanic.protocol.documents import ArchiveInfo, NodeInfo, Stats
-from titanic.protocol.progress import Progress
 from titanic.protocol.submit_options import MOST_UUIDS, Span, SubmitOptions, encode, seconds
-from titanic.protocol.tsp import Frames
+from titanic.protocol.tsp import Frames, Progress
 from titanic.util import ids
+
+LOOK = 1.0
+"""Seconds between two looks."""
+
+
+class ProgressWatch:
+    """Looks how far a request is, and tells what is new."""
+
+    def __init__(self, calls: Calls, uuid: str, tell: Callable[[Progress], object]) -> None:
+        self._calls = calls
+        self._question = encode({"uuid": uuid})
+        self._tell = tell
+        self._told: Progress | None = None
+
+    async def look(self) -> None:
+        """Ask once."""
+        found = read_json(check(await self._calls.ask(tsp.LIST, self._question))[0])["requests"]
+        progress: Progress | None = found[0].get("progress") if found else None
+        if progress is not None and progress != self._told:
+            self._told = progress
+            self._tell(progress)
+
 
 WAIT_MOST = 10.0
 """Seconds that one question for a reply waits on the server; a longer wait asks again. A server that was killed
@@ -35,12 +63,106 @@ KEY_MARGIN = 60.0
 """Seconds that a generated key counts after the last try."""
 
 
-class Methods:
+RFC9_POLL_FIRST = 0.05
+RFC9_POLL_MOST = 1.0
+"""Pause in seconds between polls for a reply at a queue that knows RFC 9 only: the first and the longest."""
+
+RFC9_ADVICE = "it is a queue of another project, and knows RFC 9 only"
+
+
+def _refuse_rfc9(what: str) -> InvalidRequest:
+    """The error for something that RFC 9 does not know."""
+    return InvalidRequest(f"the queue there has no {what}", RFC9_ADVICE, "leave it out, or use a queue of this project")
+
+
+class Rfc9Queue:
+    """A queue of another project that knows RFC 9 and nothing more, the Guide's for example.
+
+    It has `titanic.request`, `titanic.reply` and `titanic.close`, each for one request. It has no idempotency keys, so
+    each submission is sent once: one without an answer may have been stored. It has no `titanic.wait`, so replies are
+    polled. UUIDs are sent as that queue wrote them.
+    """
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    async def submit(self, service: Body, body: Sequence[Body], options: Mapping[str, Any]) -> str:
+        """Have a request stored; its UUID as the queue writes it."""
+        if given := sorted(name for name, value in options.items() if value is not None):
+            raise _refuse_rfc9(" and no ".join(given))
+        frames = check(await self._calls.ask(tsp.REQUEST, service, *(body or (b"",)), once=True))
+        if len(frames) != 1:
+            raise _refuse_rfc9("UUID in its answer")
+        return frames[0].decode(errors="replace")
+
+    async def outcome(self, uuid: str, within: float | None = None) -> Ended | None:
+        """How a request has ended; None while it is pending."""
+        for written in _as_written(uuid):
+            found = read_outcome(uuid, await self._calls.ask(tsp.REPLY, written, within=within))
+            if not isinstance(found, UnknownRequest):
+                return found
+        return unknown(uuid)
+
+    async def outcomes(
+        self, uuids: Iterable[str], timeout: float | None
+    ) -> AsyncGenerator[list[tuple[str, Ended]], None]:
+        """Each UUID with how its request has ended, as that is found. Raises TimedOut when some are still pending."""
+        until = None if timeout is None else time.monotonic() + timeout
+        pending, pause = list(dict.fromkeys(uuids)), RFC9_POLL_FIRST
+        while pending:
+            for uuid in tuple(pending):
+                left = None if until is None else until - time.monotonic()
+                try:
+                    ended = await self.outcome(uuid, left)
+                except TimedOut:
+                    if left is None or left <= 0:
+                        raise
+                    break
+                if ended is not None:
+                    pending.remove(uuid)
+                    yield [(uuid, ended)]
+            left = RFC9_POLL_MOST if until is None else until - time.monotonic()
+            if pending and left <= 0:
+                text = f"no reply to {pending[0]} yet" if len(pending) == 1 else f"{len(pending)} replies are pending"
+                raise TimedOut(text, f"waited {timeout:g} s", "ask again later: the requests live on")
+            if pending:
+                await self._calls.wire.sleep(min(pause, left))
+                pause = min(2 * pause, RFC9_POLL_MOST)
+
+    async def wait(self, uuid: str, timeout: float | None) -> Frames:
+        """The reply's frames, as soon as they are there."""
+        async for ((_, ended),) in self.outcomes([uuid], timeout):
+            if isinstance(ended, Exception):
+                raise ended
+            return ended
+        raise unknown(uuid)
+
+    async def close(self, uuids: Iterable[str]) -> None:
+        """Have requests and their replies deleted."""
+        for uuid in uuids:
+            for written in _as_written(uuid):
+                check(await self._calls.ask(tsp.CLOSE, written))
+
+
+def _as_written(uuid: str) -> tuple[str, ...]:
+    """A UUID as it was given, and as the Guide's programs in C and in Python write it."""
+    plain = ids.plain(uuid)
+    forms = [uuid]
+    with suppress(ValueError):
+        if ids.parse(plain.encode()) is not None:
+            low = plain.lower()
+            dashed = "-".join((low[:8], low[8:12], low[12:16], low[16:20], low[20:]))
+            forms += [plain.upper(), dashed]
+    return tuple(dict.fromkeys(forms))
+
+
+class ClientCore:
     """The methods of a client."""
 
     def __init__(self, calls: Calls, released_keys: deque[str], *, several: bool) -> None:
         """`several`: whether there are several endpoints. `released_keys`: see `GeneratedKeys`."""
         self.calls = calls
+        self._rfc9 = Rfc9Queue(calls)
         self._released_keys = released_keys
         self._several = several
 
@@ -49,7 +171,7 @@ class Methods:
     async def submit(self, service: Body, *body: Body, **options: Unpack[SubmitOptions]) -> str:
         """Have a request executed; its UUID comes back once it is on disk."""
         if await self.calls.knows_only_rfc9():
-            return await rfc9.submit(self.calls, service, body, options)
+            return await self._rfc9.submit(service, body, options)
         # When the answer is lost, the message is sent again: it must not become two requests.
         keys = self._generated_keys() if "key" not in options else None
         return (await self._submit(1, service, body or (b"",), {**options}, keys))[0]
@@ -72,7 +194,7 @@ class Methods:
     async def reply(self, uuid: str) -> Frames | None:
         """The reply's frames; None while it is pending."""
         if await self.calls.knows_only_rfc9(service=tsp.REPLY):
-            ended = await rfc9.outcome(self.calls, uuid)
+            ended = await self._rfc9.outcome(uuid)
             if isinstance(ended, Exception):
                 raise ended
             return ended
@@ -85,7 +207,7 @@ class Methods:
         timeout = None if timeout is None else seconds("timeout", timeout)
         until = None if timeout is None else time.monotonic() + timeout
         if await self.calls.knows_only_rfc9(timeout):
-            return await rfc9.wait(self.calls, uuid, timeout)
+            return await self._rfc9.wait(uuid, timeout)
         plain = ids.plain(uuid)
         answered = False
         watch = None if on_progress is None else ProgressWatch(self.calls, plain, on_progress)
@@ -144,7 +266,7 @@ class Methods:
     async def close(self, *uuids: str) -> None:
         """Delete requests and their replies. What is not dispatched yet is cancelled; unknown UUIDs are no error."""
         if await self.calls.knows_only_rfc9():
-            await rfc9.close(self.calls, uuids)
+            await self._rfc9.close(uuids)
             return
         for uuid in uuids:
             check(await self.calls.ask(tsp.CLOSE, ids.plain(uuid)))
@@ -185,7 +307,7 @@ class Methods:
         if await self.calls.knows_only_rfc9():
             needs = {**options, "keys": keys}
             each = ([body] if isinstance(body, (bytes, str)) else body for body in bodies)
-            return [await rfc9.submit(self.calls, service, body, needs) for body in each]
+            return [await self._rfc9.submit(service, body, needs) for body in each]
         generated = self._generated_keys() if unique and keys is None else None
         return await batching.submit_many(
             self.calls, service, bodies, window=window, keys=keys, generated=generated, options={**options}
@@ -198,9 +320,7 @@ class Methods:
         timeout = None if timeout is None else seconds("timeout", timeout)
         only_rfc9 = await self.calls.knows_only_rfc9(timeout)
         replies = (
-            rfc9.outcomes(self.calls, uuids, timeout)
-            if only_rfc9
-            else batching.replies(self.calls, uuids, timeout, window)
+            self._rfc9.outcomes(uuids, timeout) if only_rfc9 else batching.replies(self.calls, uuids, timeout, window)
         )
         async with aclosing(replies):
             async for some in replies:
@@ -209,7 +329,7 @@ class Methods:
     async def close_many(self, uuids: Iterable[str], *, window: int = 1000) -> None:
         """Close any number of requests, with `window` on their way at once."""
         if await self.calls.knows_only_rfc9():
-            await rfc9.close(self.calls, uuids)
+            await self._rfc9.close(uuids)
             return
         await batching.close_many(self.calls, uuids, window)
 
