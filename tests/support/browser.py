@@ -97,7 +97,7 @@ def see_done(page: Page, said: str, script: bool = True) -> None:
     that is; it is loaded again, but not before it is there: a click does not wait for the next page."""
     page.wait_for_url("**/works/*")
     if not script:
-        until(lambda: not page.get_by_role("link", name="look again").count() or not page.reload())
+        until(lambda: not page.get_by_role("link", name="refresh").count() or not page.reload())
     expect(page.get_by_role("status").filter(has_text=said)).to_be_visible()
     expect(page.get_by_role("progressbar")).to_be_hidden()
 

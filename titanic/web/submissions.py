@@ -1,5 +1,4 @@
-"""Submissions that come at the same time go to the server in one message: that costs it, and this process, a fraction
-of as many messages."""
+"""Batches concurrent submissions: one message to the server costs it, and this process, a fraction of many."""
 
 from __future__ import annotations
 
@@ -12,24 +11,24 @@ from titanic.errors import CallerError, Refused
 from titanic.protocol.submit_options import MOST_TOGETHER
 
 SMALL = 4 << 10
-"""Bytes of a body that may travel with others. Larger ones gain nothing from it."""
+"""Bytes of a body that is batched. Larger bodies gain nothing from it."""
 
 IN_FLIGHT = 6
-"""Messages of a group on their way at once; what comes meanwhile is the next one."""
+"""Messages of a group in flight; submissions in the meantime form the next one."""
 
 Kind = tuple[Client, str, tuple[tuple[str, Any], ...]]
-"""Whose it is, the service, and the options: what requests in one message share."""
+"""What requests in one message share: client, service and options."""
 
 
 class Submissions:
-    """Gathers submissions that are alike but for their bodies."""
+    """Batches submissions that differ only in their bodies."""
 
     def __init__(self) -> None:
         self._groups: dict[Kind, _Group] = {}
 
     @property
     def is_busy(self) -> bool:
-        """Whether any is under way."""
+        """Whether any submission is in progress."""
         return bool(self._groups)
 
     def submit(self, client: Client, service: str, body: bytes, options: dict[str, Any]) -> Awaitable[str]:
@@ -44,7 +43,7 @@ class Submissions:
 
 
 class _Group:
-    """Submissions of a kind. It is there as long as any is under way."""
+    """Submissions of one kind, while any is in progress."""
 
     def __init__(self, groups: dict[Kind, _Group], kind: Kind) -> None:
         self._groups = groups
@@ -53,29 +52,29 @@ class _Group:
         self._waiting: list[tuple[bytes, asyncio.Future[str]]] = []
         self._messages: set[asyncio.Task[None]] = set()
         self._due = False
-        """Whether a message goes off at the end of this turn of the loop."""
+        """Whether a message is sent at the end of this iteration of the loop."""
 
     def add(self, body: bytes) -> asyncio.Future[str]:
-        """The UUID, once it is stored."""
+        """Return a future of the UUID, which is set once the request is stored."""
         future = self._loop.create_future()
         self._waiting.append((body, future))
         if not self._due and len(self._messages) < IN_FLIGHT:
             self._due = True
-            self._loop.call_soon(self._go)
+            self._loop.call_soon(self._flush)
         return future
 
-    def _go(self) -> None:
+    def _flush(self) -> None:
         self._due = False
         some, self._waiting = self._waiting[:MOST_TOGETHER], self._waiting[MOST_TOGETHER:]
         task = self._loop.create_task(self._send(some))
         self._messages.add(task)
-        task.add_done_callback(self._went)
+        task.add_done_callback(self._sent)
 
-    def _went(self, task: asyncio.Task[None]) -> None:
+    def _sent(self, task: asyncio.Task[None]) -> None:
         self._messages.discard(task)
         if self._waiting and not self._due:
             self._due = True
-            self._loop.call_soon(self._go)
+            self._loop.call_soon(self._flush)
         elif not self._messages and not self._due:
             del self._groups[self._kind]
 
@@ -86,7 +85,7 @@ class _Group:
         except (CallerError, Refused) as error:
             if len(some) == 1:
                 _fail(some, error)
-            else:  # none was stored, perhaps for the sake of one; what goes for one need not go for all
+            else:  # none was stored, perhaps because of a single one: try each
                 for one in some:
                     await self._send([one])
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Numbers, spans and moments as pages tell them. `FILTERS` are those of the templates."""
+"""Numbers, time spans and times as text: the filters of the templates."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ NONE = "–"
 
 
 def number(value: float | None) -> str:
-    """1234567 as 1,234,567; a dash for what is not known."""
+    """1234567 as 1,234,567; a dash for None."""
     if value is None:
         return NONE
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
 
 
 def rate(value: float | None) -> str:
-    """So many a second: 0, 0.03, 4.2, 1,200."""
+    """A rate per second: 0, 0.03, 4.2, 1,200."""
     if value is None:
         return NONE
     if value == 0 or value >= 100:
@@ -54,7 +54,7 @@ def size(count: float | None) -> str:
 
 
 def percent(part: float, whole: float) -> str:
-    """A share: 0 %, < 1 %, 42 %, 100 % only for all of it."""
+    """A percentage: 0 %, < 1 %, 42 %; 100 % only when part and whole are equal."""
     if not whole or not part:
         return "0 %"
     share = 100 * part / whole
@@ -62,12 +62,12 @@ def percent(part: float, whole: float) -> str:
 
 
 def ago(microseconds: int, now: float | None = None) -> str:
-    """How long ago a time since 1970 was: 5 min."""
+    """How long ago a time was: 5 min."""
     return span(max(0.0, (time.time() if now is None else now) - microseconds / 1e6))
 
 
 def when(microseconds: int | None) -> Markup:
-    """A moment for a page, in UTC; app.js puts it into the zone of the reader."""
+    """A time in UTC; app.js converts it to the time zone of the reader."""
     if not microseconds:
         return Markup(NONE)
     try:
@@ -79,7 +79,7 @@ def when(microseconds: int | None) -> Markup:
 
 
 def since(microseconds: int | None) -> Markup:
-    """How long ago a moment was, for a page; app.js tells the moment itself when one points at it."""
+    """How long ago a time was; app.js adds the time as a tooltip."""
     if not microseconds:
         return Markup(NONE)
     try:
@@ -95,20 +95,20 @@ def counted(count: float, noun: str, nouns: str = "") -> str:
 
 
 def short(text: str, most: int = 120) -> str:
-    """Somebody's text as one line."""
+    """Untrusted text as one line of at most so many characters."""
     return one_line(text, most)
 
 
 def sentence(text: str) -> str:
-    """What an error says, as a sentence of a page: a capital at its beginning, a full stop at its end."""
+    """An error text as a sentence, with a capital letter and a full stop."""
     text = text.strip()
     end = "." if text and text[-1] not in ".?!" else ""
     return f"{text[:1].upper()}{text[1:]}{end}"
 
 
 def service_url(name: str) -> str:
-    """The page of a service."""
-    if {".", ".."} & set(name.split("/")) or not name:  # browsers take these for folders
+    """The URL of a service's page."""
+    if {".", ".."} & set(name.split("/")) or not name:  # browsers resolve these as folders
         return "/services/?" + urlencode({"name": name})
     return "/services/" + quote(name)
 

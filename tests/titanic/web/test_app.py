@@ -28,7 +28,7 @@ def test_errors_are_documents_for_programs_and_pages_for_people(http: httpx.Clie
     page = http.get("/nothing")
     assert page.status_code == 404
     assert "<h1>Not found</h1>" in page.text
-    assert "There is no such page." in page.text
+    assert "This page does not exist." in page.text
     assert "This address does not take POST; open the page" in http.post("/requests").text
 
 

@@ -1,5 +1,5 @@
-// Brings pages to life; each works without it. Parts marked data-live are brought up to date, times are told in the
-// reader's zone, and there are keys (press ?) and a choice of colours.
+// Enhances pages; each works without it. Parts marked data-live refresh, times are shown in the reader's time zone, and
+// there are keyboard shortcuts (press ?) and themes.
 "use strict";
 
 const KEEP = { get: (name) => { try { return localStorage.getItem(name); } catch { return null; } },
@@ -12,11 +12,11 @@ function paint(theme) {
   if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
   else delete document.documentElement.dataset.theme;
 }
-paint(KEEP.get("theme"));  // before anything is drawn
+paint(KEEP.get("theme"));  // before the first paint
 
 // -- times ----------------------------------------------------------------------------------------------------
 
-function tellTimes(root) {
+function showTimes(root) {
   for (const one of root.querySelectorAll("time[datetime]")) {
     const moment = new Date(one.dateTime);
     if (isNaN(moment)) continue;
@@ -27,7 +27,7 @@ function tellTimes(root) {
 
 // -- live parts -----------------------------------------------------------------------------------------------
 
-// Make `old` the same as `young` with as few changes as possible, so that focus, scroll and selection stay.
+// Make `old` equal to `young` with as few changes as possible, so that focus, scroll and selection stay.
 function morph(old, young) {
   if (old.isEqualNode(young)) return;
   if (old.nodeType !== young.nodeType || old.nodeName !== young.nodeName) { old.replaceWith(young); return; }
@@ -61,28 +61,28 @@ function live() {
   const button = document.querySelector("[data-tool=live]");
   let paused = false, busy = false, failures = 0, fresh = new Date();
 
-  function tell(why) {
-    stale.textContent = `What you see is of ${MOMENT.format(fresh)}: ${why} It is asked for again.`;
+  function warn(why) {
+    stale.textContent = `Last updated ${MOMENT.format(fresh)}: ${why} Retrying.`;
     stale.hidden = false;
   }
 
-  async function look() {
+  async function refresh() {
     if (paused || busy || document.hidden || !document.querySelector("[data-live]")) return;
-    if (document.querySelector("[data-live] input:checked")) return;  // who selects is not disturbed
+    if (document.querySelector("[data-live] input:checked")) return;  // do not disturb a selection
     busy = true;
-    const late = setTimeout(tell, 5000, "there has been no answer since.");  // the server may be away, or slow
+    const late = setTimeout(warn, 5000, "no response since then.");  // the server may be away, or slow
     try {
       const answer = await fetch(location.href, { headers: { "X-Live": "1" }, signal: AbortSignal.timeout(30000) });
-      if (answer.redirected || answer.status === 401) throw new Error("You are logged out; reload the page to log in.");
-      if (document.querySelector("[data-again]")) {  // a page that could not be shown
+      if (answer.redirected || answer.status === 401) throw new Error("you are signed out; reload the page to sign in.");
+      if (document.querySelector("[data-again]")) {  // an error page
         if (answer.status !== 503 && answer.status !== 504) location.reload();
         return;
       }
-      if (answer.status === 503) throw new Error("titanic web cannot ask the server now.");
-      if (answer.status === 504) throw new Error("the server does not answer titanic web.");
-      if (!answer.ok) throw new Error(`titanic web answers ${answer.status}.`);
+      if (answer.status === 503) throw new Error("titanic web cannot reach the server.");
+      if (answer.status === 504) throw new Error("the server does not respond.");
+      if (!answer.ok) throw new Error(`titanic web returned ${answer.status}.`);
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-      tellTimes(page);
+      showTimes(page);
       reveal(page);
       for (const part of document.querySelectorAll("[data-live][id]")) {
         const young = page.getElementById(part.id);
@@ -92,14 +92,14 @@ function live() {
     } catch (error) {
       failures += 1;
       const gone = error instanceof TypeError || error.name === "TimeoutError";
-      if (failures > 1 || !stale.hidden) tell(gone ? "titanic web does not answer." : error.message);
+      if (failures > 1 || !stale.hidden) warn(gone ? "titanic web does not respond." : error.message);
     } finally { clearTimeout(late); busy = false; }
   }
 
   async function go() {
     for (;;) {
       await new Promise((done) => setTimeout(done, every * Math.min(2 ** failures, 4)));
-      await look();
+      await refresh();
     }
   }
   button.hidden = false;
@@ -107,9 +107,9 @@ function live() {
     paused = !paused;
     button.setAttribute("aria-pressed", paused);
     button.textContent = paused ? "Updates paused" : "Pause updates";
-    look();
+    refresh();
   });
-  document.addEventListener("visibilitychange", look);
+  document.addEventListener("visibilitychange", refresh);
   go();
 }
 
@@ -152,19 +152,19 @@ function keys() {
 
 function theme() {
   const button = document.querySelector("[data-tool=theme]");
-  const tell = (name) => { button.textContent = `Theme: ${name}`; };
+  const show = (name) => { button.textContent = `Theme: ${name}`; };
   const now = () => THEMES.includes(KEEP.get("theme")) ? KEEP.get("theme") : "system";
   button.hidden = false;
-  tell(now());
+  show(now());
   button.addEventListener("click", () => {
     const next = THEMES[(THEMES.indexOf(now()) + 1) % THEMES.length];
     KEEP.set("theme", next);
     paint(next);
-    tell(next);
+    show(next);
   });
 }
 
-// What is of use only with this script.
+// Show elements that need this script.
 function reveal(root) {
   for (const one of root.querySelectorAll("[data-copy], [data-all], [data-script]")) one.hidden = false;
 }
@@ -179,10 +179,10 @@ function boxes() {
     if (!button) return;
     const label = button.textContent;
     try { await navigator.clipboard.writeText(button.dataset.copy); button.textContent = "Copied"; }
-    catch { button.textContent = "Not copied: select the text"; }
+    catch { button.textContent = "Copy failed: select the text"; }
     setTimeout(() => { button.textContent = label; }, 2000);
   });
   reveal(document);
 }
 
-document.addEventListener("DOMContentLoaded", () => { tellTimes(document); theme(); keys(); boxes(); live(); });
+document.addEventListener("DOMContentLoaded", () => { showTimes(document); theme(); keys(); boxes(); live(); });

@@ -24,8 +24,8 @@ def page(http: httpx.Client, path: str = "/failures") -> Page:
 
 
 def test_an_empty_list_says_what_it_shows(http: httpx.Client) -> None:
-    assert "Nothing has failed." in page(http).text
-    assert "No failure matches." in page(http, "/failures?service=x&span=day").text
+    assert "No failures." in page(http).text
+    assert "No matching failures." in page(http, "/failures?service=x&span=day").text
 
 
 def test_failures_are_grouped_and_a_group_is_retried(http: httpx.Client, lived: Lived, client: Client) -> None:
@@ -42,7 +42,7 @@ def test_failures_are_grouped_and_a_group_is_retried(http: httpx.Client, lived: 
     rows = page(http, group).rows
     assert [row[0] for row in rows] == uuids[2::-1]
     chosen = f"{group}?service=echo&span=day"
-    assert page(http, f"{group}/retry?service=echo&span=day").links["Leave them"] == chosen
+    assert page(http, f"{group}/retry?service=echo&span=day").links["Cancel"] == chosen
     asked = page(http, f"{group}/retry")
     assert "Retry 3 requests?" in asked.headings
     form = asked.form("/actions/requests")
@@ -65,7 +65,7 @@ def test_the_number_of_failures_is_bounded(http: httpx.Client, lived: Lived, mon
         lived.failed(f"bad {n}")
     found = page(http)
     assert found.rows[0][2] == "2"
-    assert "Only the newest" in found.text
+    assert "Includes only the newest" in found.text
 
 
 def test_errors_are_escaped(http: httpx.Client, lived: Lived) -> None:

@@ -14,10 +14,10 @@ from titanic import Client
 def test_an_empty_queue_says_what_to_do(http: httpx.Client) -> None:
     page = Page(http.get("/").text)
     assert page.title == "Overview · Titanic"
-    assert page.headings == ["Overview", "Health", "Now", "The last hour", "Requests per second", "Waiting and running",
-                             "Latency", "Services", "Keys"]  # fmt: skip
+    assert page.headings == ["Overview", "Health", "Now", "Last hour", "Requests per second", "Waiting and running",
+                             "Latency", "Services", "Keyboard shortcuts"]  # fmt: skip
     assert "Healthy" in page.text
-    assert "No service has requests or workers yet" in page.text
+    assert "No services yet" in page.text
     assert "titanic submit SERVICE BODY" in page.text
 
 
@@ -26,9 +26,9 @@ def test_waiting_requests_and_workers(http: httpx.Client, client: Client, echo: 
     client.submit("mail", b"x", delay=3600)
     client.wait(client.submit("echo", b"x"), 30)
     page = Page(http.get("/").text)
-    assert page.figures["Waiting"].startswith("1,234 the oldest for ")
+    assert page.figures["Waiting"].startswith("1,234 oldest: ")
     assert page.figures["Delayed"] == "1"
-    assert page.figures["Ended and kept"].startswith("1 ")
+    assert page.figures["Finished"].startswith("1 ")
     assert "mail (1,234 waiting) has no workers" in page.text
     rows = {row[0]: [row[1], row[4]] for row in page.rows}
     assert rows == {"mail": ["1,234", "none"], "echo": ["0", "2"]}
@@ -56,11 +56,11 @@ def test_the_lag_of_an_archive(http: httpx.Client, client: Client) -> None:
     client.archive(register=True, archive=uuid.uuid4().hex, name="reports")
     client.close(*client.submit_batch("mail", [b"x"] * 3))
     found = Page(http.get("/store").text)
-    assert found.figures["Archive"] == "reports"
-    assert found.figures["It lags behind by"] == "3"
+    assert found.figures["Name"] == "reports"
+    assert found.figures["Lag"] == "3"
 
 
 def test_without_access_control_there_are_no_users(http: httpx.Client) -> None:
     found = Page(http.get("/users").text)
-    assert "There is no access control here." in found.text
+    assert "Access control is off." in found.text
     assert "titanic web --access FILE --keys DIRECTORY" in found.text

@@ -37,7 +37,7 @@ def test_a_user_without_permissions_sees_which_are_missing(scene: Secured, expir
         assert answer.status_code == 403
         assert "read" in Page(answer.text).text
     found = Page(browser.get("/store").text)
-    assert found.text.count("Not shown") == 3
+    assert found.text.count("Not permitted") == 3
     assert "metrics" in found.text
 
 
@@ -57,15 +57,17 @@ def test_a_retry_without_permission(scene: Secured, expired: str) -> None:
     assert "you lack the permission submit for nobody" in answer.text
     form = {"csrf": csrf, "do": "retry", "count": "1", "uuids": expired}
     answer = browser.post("/actions/requests", data=form, follow_redirects=True)
-    until(lambda: "No request was retried. 1 request stayed" in Page(browser.get(answer.url.path).text).text)
+    until(
+        lambda: "No request was retried. 1 request was left unchanged" in Page(browser.get(answer.url.path).text).text
+    )
 
 
 def test_users_are_listed_for_admins_only(scene: Secured) -> None:
     found = Page(scene.browser("alice").get("/users").text)
-    assert found.figures["You see"] == "own requests"
-    assert "the other users. That needs the permission admin." in found.text
+    assert found.figures["Reads"] == "own requests"
+    assert "other users. It needs admin = true." in found.text
     assert "chief" not in found.text
-    assert "Refusals" not in found.text
+    assert "Denied actions" not in found.text
     scene.browser("bob").get("/failures")
     text = scene.browser("chief").get("/users").text
     assert ["bob", "titanic.list"] in [row[:2] for row in Page(text).rows]

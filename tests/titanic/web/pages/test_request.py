@@ -33,8 +33,8 @@ def test_a_waiting_request(http: httpx.Client, client: Client) -> None:
         "mail", b'{"to": "a@b.example"}', key="order-7", priority=9, limit=90, ttl=3600, max_attempts=3
     )
     found = page(http, uuid)
-    assert found.headings[:5] == ["mail", "Life", "Facts", "Body", "As a command"]
-    facts = {"Key": "order-7", "Priority": "9", "Limit of an attempt": "90 s", "Attempts": "0 of 3"}
+    assert found.headings[:5] == ["mail", "Timeline", "Details", "Body", "Commands"]
+    facts = {"Key": "order-7", "Priority": "9", "Attempt time limit": "90 s", "Attempts": "0 of 3"}
     assert found.figures.items() >= facts.items()
     assert "Waiting for a worker" in found.text
     assert "Expires unless started" in found.text
@@ -67,7 +67,7 @@ def test_a_done_request(http: httpx.Client, lived: Lived) -> None:
     assert 'src="data:image/png;base64,iVBORw0K' in text
     assert "Frame 1 text" in found.headings
     assert "000010 10 11 12" in found.text
-    assert "Download the reply" in found.links
+    assert "Download reply" in found.links
 
 
 def test_a_failed_request(http: httpx.Client, lived: Lived) -> None:
@@ -89,7 +89,7 @@ def test_a_request_between_two_attempts(http: httpx.Client, lived: Lived, client
     uuid = lived.until(client.submit("echo", b"fail", b"not yet"), "delayed")
     found = page(http, uuid)
     assert "Next attempt (2)" in found.text
-    assert "Error of the last attempt" in found.headings
+    assert "Last attempt's error" in found.headings
 
 
 def test_retrying_an_expired_request(http: httpx.Client, lived: Lived, client: Client) -> None:
@@ -117,7 +117,7 @@ def test_closing_asks_for_confirmation(http: httpx.Client, client: Client) -> No
 
 def test_unknown_requests(http: httpx.Client) -> None:
     found = page(http, UNKNOWN, 410)
-    assert "It was closed, deleted after its time, or never accepted" in found.text
+    assert "It was closed, deleted after its retention time, or never accepted" in found.text
     assert found.form("/find") == {"q": ""}
     for wrong in ("x", "0" * 31, "0" * 33, "%00", "%ff", "é" * 32):
         assert "This is not the UUID of a request" in page(http, wrong, 404).text
@@ -175,7 +175,7 @@ def test_progress_of_a_running_request(http: httpx.Client, server: Server, clien
 
 def test_the_steps_of_a_workflow(http: httpx.Client, client: Client) -> None:
     flow = client.submit("shop.flow", b"")
-    assert "No step was submitted yet" in page(http, flow).text
+    assert "No steps submitted yet" in page(http, flow).text
     inner = client.submit("inner.flow", b"", key=step_key(flow, "0.0"))
     leaf = client.submit("resize", b"", key=step_key(inner, "0.0"))
     found = page(http, flow)
@@ -185,8 +185,8 @@ def test_the_steps_of_a_workflow(http: httpx.Client, client: Client) -> None:
 
 def test_a_large_body_is_cut(http: httpx.Client, client: Client) -> None:
     found = page(http, client.submit("mail", b"\xff" * 300_000, b"more"))
-    assert "Only its first 64.0 KiB are shown" in found.text
-    assert "1 more frame is not shown" in found.text
+    assert "Only the first 64.0 KiB are shown" in found.text
+    assert "1 more frame not shown" in found.text
 
 
 # -- timeline -----------------------------------------------------------------------------------------------------

@@ -32,8 +32,8 @@ def uuids(page: Page) -> list[str]:
 def test_empty_lists_say_what_to_do(http: httpx.Client, client: Client) -> None:
     client.submit("mail", b"")
     page = page_of(http, "/requests?state=done&service=other")
-    assert "No request matches" in page.text
-    assert "no service is called other now" in page.text
+    assert "No matching requests" in page.text
+    assert "There is no service other at present" in page.text
     client.close(*uuids(page_of(http, "/requests")))
     assert "titanic submit SERVICE BODY" in page_of(http, "/requests").text
 
@@ -164,9 +164,9 @@ def test_selected_requests_are_retried(http: httpx.Client, client: Client, failu
     assert page.headings[0] == "Retry 2 requests?"
     confirmed = page.form("/actions/requests")
     assert confirmed["uuids"].split() == failures[:2]
-    told = job_page(http, http.post("/actions/requests", data=confirmed))
-    assert "2 requests retried" in told.text
-    assert told.links["Back to the requests"] == "/requests?state=failed"
+    job = job_page(http, http.post("/actions/requests", data=confirmed))
+    assert "2 requests retried" in job.text
+    assert job.links["Back to requests"] == "/requests?state=failed"
     until(lambda: client.show(failures[0])["state"] == "failed")  # again: it was executed
 
 
@@ -175,7 +175,7 @@ def test_all_that_match_are_closed_with_their_number_typed(
 ) -> None:
     known = client.submit_batch("mail", [b"x"] * 150)
     client.submit("other", b"x")
-    page = page_of(http, page_of(http, "/requests?service=mail&state=waiting").links["Close all that match…"])
+    page = page_of(http, page_of(http, "/requests?service=mail&state=waiting").links["Close all matching…"])
     assert page.headings[0] == "Close 150 requests?"
     form = page.form("/actions/requests")
     late = client.submit("mail", b"came later")
@@ -184,9 +184,9 @@ def test_all_that_match_are_closed_with_their_number_typed(
         assert answer.status_code == 400
         assert "type “150” to confirm" in answer.text
     assert client.stats()["services"]["mail"] == 151
-    told = job_page(http, http.post("/actions/requests", data=form | {"typed": "150"}))
-    assert "150 requests closed" in told.text
-    assert told.links["Back to the requests"] == "/requests?service=mail&state=waiting"
+    job = job_page(http, http.post("/actions/requests", data=form | {"typed": "150"}))
+    assert "150 requests closed" in job.text
+    assert job.links["Back to requests"] == "/requests?service=mail&state=waiting"
     rows, _ = client.list(limit=10)
     assert [row["uuid"] for row in rows if row["service"] == "mail"] == [late]
     assert known
@@ -194,7 +194,7 @@ def test_all_that_match_are_closed_with_their_number_typed(
 
 def test_all_that_failed_are_retried(http: httpx.Client, client: Client, failures: list[str]) -> None:
     client.submit("mail", b"x")
-    page = page_of(http, page_of(http, "/requests").links["Retry all that failed or expired…"])
+    page = page_of(http, page_of(http, "/requests").links["Retry all failed and expired…"])
     assert page.headings[0] == "Retry 3 requests?"
     assert (
         "3 requests retried" in job_page(http, http.post("/actions/requests", data=page.form("/actions/requests"))).text
@@ -206,7 +206,7 @@ def test_without_a_count_all_is_typed(http: httpx.Client, client: Client, monkey
     client.submit_batch("mail", [b"x"] * 3)
     page = page_of(http, "/requests/all?do=close&service=mail&state=waiting&age=under-1h")
     assert page.figures["submitted"] == "in the last hour"
-    assert page.headings[0] == "Close all requests that match?"
+    assert page.headings[0] == "Close all matching requests?"
     form = page.form("/actions/requests")
     for typed in ("", "0", form["count"]):
         answer = http.post("/actions/requests", data=form | {"typed": typed})

@@ -26,7 +26,7 @@ def do(http: httpx.Client, what: str, **fields: str) -> httpx.Response:
 
 
 def test_an_empty_list_says_what_to_do(http: httpx.Client) -> None:
-    assert "No schedule has a request in the queue" in page(http).text
+    assert "No schedules in the queue" in page(http).text
 
 
 def test_ticks_and_pauses(http: httpx.Client, client: Client) -> None:
@@ -35,7 +35,7 @@ def test_ticks_and_pauses(http: httpx.Client, client: Client) -> None:
     pause_schedule(client, "weekly")
     client.submit("mail", b"", key="cron-like: cron:x")
     rows = page(http).rows
-    assert [row[:2] for row in rows] == [["nightly", "not paused"], ["weekly", rows[1][1]]]
+    assert [row[:2] for row in rows] == [["nightly", "active"], ["weekly", rows[1][1]]]
     assert rows[0][2:4] == ["backup", "2026-11-18T13:00:00Z"] or rows[0][3].endswith("Z")
     assert "waiting" in rows[0][4]
     assert rows[1][1].startswith("paused for ")

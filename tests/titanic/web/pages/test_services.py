@@ -22,9 +22,9 @@ def page_of(http: httpx.Client, path: str) -> Page:
 
 def test_an_empty_list_says_what_to_do(http: httpx.Client) -> None:
     page = page_of(http, "/services")
-    assert "No service has requests or workers yet" in page.text
+    assert "No services yet" in page.text
     assert "titanic work SERVICE -- COMMAND" in page.text
-    assert "No service matches" not in page.text
+    assert "No matching services" not in page.text
 
 
 def test_sorting_filters_and_pages(
@@ -45,7 +45,7 @@ def test_sorting_filters_and_pages(
     assert names(first.links["Waiting"]) == ["echo", "mail.a"]
     assert names("/services?q=MAIL") == ["Mail.c", "mail.a"]
     assert names("/services?only=lonely&sort=-name") == ["resize", "mail.b"]
-    assert "5 services: show all" in page_of(http, "/services?q=nothing").text
+    assert "Show all 5 services" in page_of(http, "/services?q=nothing").text
     for wrong in ("sort=size", "page=0", "page=x"):
         assert http.get(f"/services?{wrong}").status_code == 400
 
@@ -69,16 +69,16 @@ def test_each_service_has_a_page(http: httpx.Client, client: Client, name: str) 
     url = page_of(http, "/services").links[name]
     page = page_of(http, url)
     assert page.headings[0] == name
-    assert page.figures["Waiting"].startswith("1 the oldest for ")
-    assert "1 request waits and nobody works" in page.text
+    assert page.figures["Waiting"].startswith("1 oldest: ")
+    assert "1 request waiting, no workers" in page.text
 
 
 def test_latency_and_failures(http: httpx.Client, client: Client, echo: Worker) -> None:
     client.wait(client.submit("echo", b"x"), 30)
     page = page_of(http, "/services/echo")
-    assert "Computed from the 1 newest request that is done" in page.text
-    assert [row[0] for row in page.rows] == ["Waiting for a worker", "Running, last attempt", "Both, with all attempts"]
-    assert "No request of this service has failed" in page.text
+    assert "Measured on the newest 1 done request" in page.text
+    assert [row[0] for row in page.rows] == ["Wait", "Run, last attempt", "End to end"]
+    assert "No failures." in page.text
     assert page.figures["Workers"] == "2"
     assert page.links["Failed per second"] == "/requests?service=echo&state=failed"
 
@@ -90,12 +90,12 @@ def test_recent_failures(http: httpx.Client, client: Client, echo: Worker) -> No
         client.wait(uuid, 30)
     page = page_of(http, "/services/echo")
     assert page.rows[-1][:2] == [uuid, "as you wish"]
-    assert "no reply of this service is still kept" in page.text
+    assert "no done request of this service is still stored" in page.text
 
 
 def test_an_unknown_service(http: httpx.Client) -> None:
     page = page_of(http, "/services/unknown")
-    assert (page.figures["Waiting"], page.figures["Rate, at most"]) == ("0", "no limit")
+    assert (page.figures["Waiting"], page.figures["Maximum rate"]) == ("0", "no limit")
     assert http.get("/services/").status_code == 404
 
 
@@ -114,15 +114,15 @@ def test_a_link_cannot_forge_a_message(http: httpx.Client, client: Client) -> No
 def test_pause_and_resume(http: httpx.Client, client: Client) -> None:
     client.submit("mail", b"x")
     page = page_of(http, "/services/mail")
-    assert page.figures["Waiting, at most"] == "1,000 requests"
-    assert page.figures["Rate, at most"] == "2.5 per second"
+    assert page.figures["Maximum waiting"] == "1,000 requests"
+    assert page.figures["Maximum rate"] == "2.5 per second"
     answer = http.post("/actions/services", data=page.form("/actions/services"))
     assert (answer.status_code, answer.headers["location"]) == (303, "/services/mail")
     assert client.stats()["settings"]["mail"]["paused"]
     page = page_of(http, answer.headers["location"])
-    told = "Paused. Its requests wait until it is resumed"
-    assert told in page.text
-    assert told not in page_of(http, "/services/mail").text, "it is told once"
+    message = "Paused. Its requests wait until it is resumed"
+    assert message in page.text
+    assert message not in page_of(http, "/services/mail").text, "it is shown once"
     assert [row[0] for row in page_of(http, "/services?only=paused").rows] == ["mail paused"]
     assert "mail is paused with requests waiting" in page_of(http, "/").text
     form = page.form("/actions/services")
@@ -153,7 +153,7 @@ def test_on_end_is_set_and_reset(http: httpx.Client, client: Client) -> None:
     assert on_end(client) == "audit"
     page = page_of(http, answer.headers["location"])
     assert "Saved. This applies to requests that end from now on." in page.text
-    assert page.figures["Ends are reported to"] == "audit"
+    assert page.figures["Notifies"] == "audit"
     assert page.form(ON_END_FORM)["on_end"] == "audit"
     assert http.post(ON_END_FORM, data=form | {"on_end": ""}).status_code == 303
     assert on_end(client) is None
@@ -172,14 +172,14 @@ def test_a_service_that_gets_ends_of_others_has_none_of_its_own(http: httpx.Clie
     for name in ("mail", "shop", "sms"):
         client.set_service(name, on_end="audit" if name == "mail" else "mail")
     page = page_of(http, "/services/mail")
-    assert "ends of shop and of 1 other service are told to this service" in page.text
-    assert "told to this service" not in page_of(http, "/services/shop").text
+    assert "this service receives the notifications of shop and 1 other service" in page.text
+    assert "receives the notifications" not in page_of(http, "/services/shop").text
 
 
 @pytest.mark.web(hooks=True)
 def test_on_end_of_a_service_with_web_hooks(http: httpx.Client) -> None:
     assert http.put("/v1/hooks", json={"service": "mail", "url": "https://a.example/secret"}).status_code == 201
     page = page_of(http, "/services/mail")
-    assert "Its ends are told to web hooks" in page.text
+    assert "Web hooks get its notifications" in page.text
     assert page.form(ON_END_FORM)["on_end"] == "web.ended"
     assert "secret" not in page.text
