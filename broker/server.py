@@ -341,10 +341,10 @@ class Broker(CoreRunner[BrokerCore]):
             except Exception:
                 log.exception("a fault of this program: a message could not be handled; its sender is given up")
                 core.lost(sender, now)
-            if router.newcomer is not None:
-                frame, router.newcomer = router.newcomer, None
-                if (worker := core.workers.get(sender)) is not None:
-                    worker.inflow = TcpInflow(frame)
+            if core.new_worker is not None:
+                worker, core.new_worker = core.new_worker, None
+                if worker.peer == sender and router.last_frame is not None:
+                    worker.inflow = TcpInflow(router.last_frame)
         else:
             return True
         if self._router.skipping:

@@ -69,6 +69,8 @@ class BrokerCore(Core):
         self.services: dict[bytes, Service] = {}
         self.waiting = WaitingRequests(self.config)
         self.stats: dict[str, int] = dict.fromkeys(mmi.COUNTERS, 0)
+        self.new_worker: WorkerPeer | None = None
+        """The worker that registered last, until the shell takes it to add what it knows of the connection."""
         self._batched: list[Service] = []
         """Integrated services that have requests."""
         self.about = about or mmi.About()
@@ -354,6 +356,7 @@ class BrokerCore(Core):
         if service is None:
             service = self.services[name] = Service(name, self.config.max_body)
         self.registry.add(worker, service, process, now)
+        self.new_worker = worker
         self.stats["workers_registered"] += 1
         # The first heartbeat goes out at once: the worker learns that the broker is there and speaks its version.
         self._send_worker(worker, Command.HEARTBEAT, (), now)

@@ -33,9 +33,6 @@ LARGE = 16 << 10
 _MANY = LARGE // 64
 """Frames from which a message is counted."""
 
-READY = b"\1"
-"""The frame behind the header of what a worker says first."""
-
 UNREAD_SECONDS = 120
 """A peer that reads nothing of what is queued for it for this long has its connection closed by the system."""
 
@@ -159,8 +156,8 @@ class Router:
         self.outbox = Outbox(send_bytes)
         self.skipping = False
         """Whether a message is being thrown away, with more to come. Nothing else can be received meanwhile."""
-        self.newcomer: Any = None
-        """The last frame of a message that looks like READY: it tells the connection that the message came by."""
+        self.last_frame: Any = None
+        """The last frame of the last message, which knows the connection it came by; None if the message was large."""
         self._most_bytes = most_bytes
         self._too_large = too_large
         self._look = look
@@ -224,8 +221,7 @@ class Router:
                 self._too_large(frames[:HEAD])
             self.skipping = skip(socket, SKIP_FRAMES)
             return frames[:1]
-        if len(frames) > 3 and frames[2 if frames[1] else 3] == READY:
-            self.newcomer = frame
+        self.last_frame = frame if size < LARGE else None  # a large one would stay in memory
         return frames
 
     def send(self, peer: bytes, frames: Frames) -> None:

@@ -61,6 +61,19 @@ def test_who_is_sending_is_alive(broker: Broker, large: str) -> None:
         assert (broker.core.stats["workers_expired"], broker.core.stats["redelivered"]) == (0, 0)
 
 
+@pytest.mark.parametrize("words", [[], [b"one"], [b"one", b"", b"two"]])
+@pytest.mark.parametrize("prefix", [[b"MDPW02"], [b"", b"MDPW01"]])
+def test_a_new_workers_connection_is_watched(broker: Broker, prefix: list[bytes], words: list[bytes]) -> None:
+    """Whatever its READY holds."""
+    (endpoint,) = broker.core.about.endpoints
+    with zmq.Context.instance().socket(zmq.DEALER) as worker:
+        worker.linger = 0
+        worker.connect(endpoint)
+        worker.send_multipart([*prefix, b"\1", b"work", *words])
+        (known,) = until(lambda: list(broker.core.workers.values()))
+        until(lambda: known.inflow)
+
+
 @pytest.mark.parametrize("large", ["request", "reply"])
 def test_who_has_stopped_in_the_middle_is_not(broker: Broker, large: str) -> None:
     """Another worker gets the request."""
