@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
+from broker.core.throttle import Throttle
 from broker.core.timers import earliest
 from broker.io.curve import PROBE_AFTER, KeyProbe
 from broker.io.loop import Channel
@@ -64,7 +65,7 @@ class WorkerLog(Channel):
         self._there = False
         self._silent_since: float | None = None
         self._warn_at = 0.0
-        self._starved_again = 0.0
+        self._starved: Throttle[str, None] = Throttle(lines=1, window=STARVED_EVERY)
         self._refused = False
         self._over = False
 
@@ -74,8 +75,10 @@ class WorkerLog(Channel):
 
     def starved(self, why: str, now: float) -> None:
         """A connection got no socket. One line speaks for all of them."""
-        if now >= self._starved_again:
-            self._starved_again = now + STARVED_EVERY
+        for _ in self._starved.ended(now):
+            pass  # the others are not counted: one line speaks for all
+        _, held = self._starved.take("", None, now)
+        if not held:
             self._log.warning("%s; still trying", why)
 
     def refused(self, now: float) -> None:

@@ -1,4 +1,4 @@
-"""Keeps a line that repeats from filling the log: the first lines of a kind go out, then they are counted."""
+"""Keeps a repeated line from filling the log: the first lines of a kind are logged, the others counted."""
 
 from __future__ import annotations
 
@@ -6,32 +6,38 @@ from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar
 
 LINES, WINDOW = 20, 60.0
-"""Lines of a kind that go out in so many seconds."""
+"""Lines of a kind that are logged in so many seconds."""
 
 MOST_KINDS = 200
-"""Kinds that are counted apart. A kind may depend on the name of a service, which anybody can invent: all further kinds
-are counted together."""
+"""Kinds that are counted apart; all further kinds are counted together. A kind may depend on the name of a service,
+which any client can invent."""
 
 COUNTED = {"counted": True}
-"""A logging call that is throttled already passes this in `extra`: no other throttle holds its lines back."""
+"""`extra` of a logging call whose lines are throttled already: no other throttle holds them back."""
 
 LineKind = TypeVar("LineKind", bound=Hashable)
+Line = TypeVar("Line")
 
 
-class Throttle(Generic[LineKind]):
-    """How often each kind of line has come in its window, which begins with the first. To be used under a lock, or in
-    one thread. Times are seconds of any clock that goes forward."""
+class Throttle(Generic[LineKind, Line]):
+    """Counts the lines of each kind in a window of time, which begins with the first, and remembers the last one held
+    back.
+
+    Use it in one thread or under a lock. Times are seconds of any clock that goes forward.
+    """
 
     def __init__(
         self, others: LineKind | None = None, *, lines: int = LINES, window: float = WINDOW, most: int = MOST_KINDS
     ) -> None:
-        """`others`: the kind that stands for all those that are too many; None: the oldest makes room for a new one."""
+        """`others`: stands for all kinds above `most`; None: the oldest kind makes room for a new one."""
         self._others = others
         self._lines = lines
         self._window = window
         self._most = most
         self._open: dict[LineKind, tuple[float, int]] = {}
-        """The end of each window, and how many came in it; in the order of their ends."""
+        """The end of each window and its number of lines; in the order of their ends."""
+        self._last: dict[LineKind, Line] = {}
+        """The last line held back of each kind."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -43,28 +49,40 @@ class Throttle(Generic[LineKind]):
             return end
         return None
 
-    def take(self, kind: LineKind, now: float, lines: int = 1) -> tuple[LineKind, int]:
-        """The kind that this line counts as, or so many, and how many of it have come by now, with this one. Ask
-        `ended` first."""
+    @property
+    def holds_back(self) -> bool:
+        """Whether `ended` will have something to report."""
+        return bool(self._last)
+
+    def take(self, kind: LineKind, line: Line, now: float, count: int = 1) -> tuple[LineKind, int]:
+        """Count a line, or `count` of them. Return the kind it counts as and how many are held back so far.
+
+        0: log it. Call `ended` first.
+        """
         if kind not in self._open and len(self._open) >= self._most:
             if self._others is not None:
                 kind = self._others
             else:
-                del self._open[next(iter(self._open))]
-        end, count = self._open.get(kind, (now + self._window, 0))
-        self._open[kind] = (end, count + lines)
-        return kind, count + lines
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                self._last.pop(oldest, None)
+        end, before = self._open.get(kind, (now + self._window, 0))
+        self._open[kind] = (end, before + count)
+        if before + count > self._lines:
+            self._last[kind] = line
+        return kind, max(0, before + count - self._lines)
 
-    def ended(self, now: float) -> Iterator[tuple[LineKind, int]]:
-        """The kinds whose window is over and had too many lines, and how many too many."""
+    def ended(self, now: float) -> Iterator[tuple[LineKind, int, Line]]:
+        """Remove the windows that are over. Of each that held lines back, yield the kind, their number and the last."""
         while self._open:
             kind, (end, count) = next(iter(self._open.items()))
             if now < end:
                 return
             del self._open[kind]
             if count > self._lines:
-                yield kind, count - self._lines
+                yield kind, count - self._lines, self._last.pop(kind)
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Forget all windows."""
         self._open.clear()
+        self._last.clear()

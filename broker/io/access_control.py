@@ -140,18 +140,17 @@ class AccessLog(Channel):
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
-        self._throttle: Throttle[tuple[str, str]] = Throttle(lines=1, window=LINE_EVERY, most=MOST_KINDS)
-        self._last: dict[tuple[str, str], Refusal] = {}
-        """The last one that was held back, of each kind."""
+        self._throttle: Throttle[tuple[str, str], Refusal] = Throttle(lines=1, window=LINE_EVERY, most=MOST_KINDS)
 
     def flush(self, now: float) -> None:
         self._tell(now)
         for report in self._guard.take_reports():
-            kind, count = self._throttle.take((report.first.user, report.first.action), now, report.count)
-            if count == report.count:
+            kind = (report.first.user, report.first.action)
+            _, held = self._throttle.take(kind, report.first, now)
+            if not held:
                 self._write(report.first)
-            if count > 1:
-                self._last[kind] = report.last
+            if report.count > 1:
+                self._throttle.take(kind, report.last, now, report.count - 1)
 
     def next_deadline(self) -> float | None:
         """When the next count is due."""
@@ -164,8 +163,8 @@ class AccessLog(Channel):
 
     def _tell(self, now: float) -> None:
         """Log the counts whose second is over."""
-        for kind, more in self._throttle.ended(now):
-            self._write(self._last.pop(kind), f" (the last of {more} more within {LINE_EVERY:g} s)")
+        for _, more, last in self._throttle.ended(now):
+            self._write(last, f" (the last of {more} more within {LINE_EVERY:g} s)")
 
     def _write(self, refusal: Refusal, counted: str = "") -> None:
         peer = refusal.peer.address if isinstance(refusal.peer, UserConnection) else refusal.peer

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 
-from titanic.logs import COUNTED, LINES, WINDOW, Throttle, event
+from titanic.logs import COUNTED, WINDOW, Throttle, event
 from titanic.store import Status
 from titanic.util.text import one_line
 
@@ -26,15 +26,15 @@ class FailureLog:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._throttle = Throttle(OTHERS)
+        self._throttle: Throttle[bytes, None] = Throttle(OTHERS)
 
     def tell(self, uuid: bytes, service: bytes, status: Status, reason: str) -> None:
         """This request failed or expired; no other attempt follows."""
         now = self._clock()
         self.tick(now)
-        kind, count = self._throttle.take(service, now)
-        if count > LINES:
-            if count == LINES + 1:
+        kind, held = self._throttle.take(service, None, now)
+        if held:
+            if held == 1:
                 text = "more requests%s fail: counted for %.0f s, not listed; see titanic ls --state failed"
                 log.warning(text, _of(kind), WINDOW, extra=_about(kind))
             return
@@ -44,7 +44,7 @@ class FailureLog:
 
     def tick(self, now: float) -> None:
         """Tell how many were left out, when their minute is over. To be called now and then: nothing may follow."""
-        for kind, more in self._throttle.ended(now):
+        for kind, more, _ in self._throttle.ended(now):
             text = "%d more requests%s failed or expired within %.0f s; see titanic ls --state failed"
             log.warning(text, more, _of(kind), WINDOW, extra=_about(kind))
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from broker import COUNTED, LINES, WINDOW, Throttle
+from broker import COUNTED, WINDOW, Throttle
 from titanic.errors import StoreAway
 
 EVERY = 300.0
@@ -35,7 +35,7 @@ class Incident:
 
     def __init__(self, log: logging.Logger, what: str, clock: Callable[[], float] = time.monotonic) -> None:
         """`what` cannot be done: "read what is due"."""
-        self.reasons: Throttle[str] = Throttle(lines=1, window=EVERY, most=MOST_REASONS)
+        self.reasons: Throttle[str, None] = Throttle(lines=1, window=EVERY, most=MOST_REASONS)
         self._log = log
         self._what = what
         self._clock = clock
@@ -47,8 +47,8 @@ class Incident:
         now, why = self._clock(), str(error)
         for _ in self.reasons.ended(now):
             pass  # only the first of each is logged, and no count
-        _, count = self.reasons.take(why, now)
-        if count == 1:
+        _, held = self.reasons.take(why, None, now)
+        if not held:
             self._log.error("cannot %s: %s", self._what, why, extra=extra)
 
     def recovered(self, **extra: Any) -> None:
@@ -76,9 +76,7 @@ class RepeatFilter(logging.Filter):
         super().__init__()
         self._emit = emit
         self._clock = clock
-        self._throttle = Throttle(_RepeatKind("", "", ""))
-        self._last: dict[_RepeatKind, logging.LogRecord] = {}
-        """The last line that was held back, of each kind."""
+        self._throttle: Throttle[_RepeatKind, logging.LogRecord] = Throttle(_RepeatKind("", "", ""))
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
 
@@ -88,12 +86,10 @@ class RepeatFilter(logging.Filter):
         now, kind = self._clock(), _RepeatKind(record.name, str(record.msg), str(vars(record).get("service", "")))
         self._tell(now)
         with self._lock:
-            kind, count = self._throttle.take(kind, now)
-            if count <= LINES:
-                return True
-            self._last[kind] = record
-            self._look_soon()
-        return False
+            _, held = self._throttle.take(kind, record, now)
+            if held:
+                self._look_soon()
+        return not held
 
     def finish(self) -> None:
         """Log the counts now: nothing follows."""
@@ -112,13 +108,13 @@ class RepeatFilter(logging.Filter):
         self._tell(self._clock())
         with self._lock:
             self._timer = None
-            if self._last:
+            if self._throttle.holds_back:
                 self._look_soon()
 
     def _tell(self, now: float) -> None:
         with self._lock:
-            ended = [(self._last.pop(kind), more) for kind, more in self._throttle.ended(now)]
-        for last, more in ended:
+            ended = [*self._throttle.ended(now)]
+        for _, more, last in ended:
             self._emit(_summary(last, more))
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from broker import User
-from titanic.logs import COUNTED, LINES, WINDOW, Throttle, event
+from titanic.logs import COUNTED, WINDOW, Throttle, event
 from titanic.store import Page, ReadTransaction
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Refusals:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._counts: dict[tuple[str, str], int] = {}
-        self._throttle = Throttle(OTHERS)
+        self._throttle: Throttle[tuple[str, str], None] = Throttle(OTHERS)
         self._clock = clock
         self._lock = threading.Lock()
 
@@ -79,8 +79,8 @@ class Refusals:
             self._counts[key] = self._counts.get(key, 0) + 1
             now = self._clock()
             self._tell(now)
-            _, count = self._throttle.take(key, now)
-        if count <= LINES:
+            _, held = self._throttle.take(key, None, now)
+        if not held:
             fields = event("forbidden", uuid=uuid, service=service, user=user.name, action=name)
             log.warning("%s: %s", name, why, extra=fields | COUNTED)
 
@@ -94,7 +94,7 @@ class Refusals:
         self.tick(math.inf)
 
     def _tell(self, now: float) -> None:
-        for (who, what), more in self._throttle.ended(now):
+        for (who, what), more, _ in self._throttle.ended(now):
             text = f"user '{who}' was refused {what} {more} more times within {WINDOW:.0f} s"
             log.warning("%s", text, extra=event("forbidden", user=who, action=what) | COUNTED)
 
