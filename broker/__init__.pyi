@@ -24,7 +24,10 @@ from broker.client import finish as finish
 from broker.config import DEFAULT_ENDPOINT as DEFAULT_ENDPOINT
 from broker.config import BrokerConfig as BrokerConfig
 from broker.config import ClientConfig as ClientConfig
+from broker.config import Setting as Setting
 from broker.config import WorkerConfig as WorkerConfig
+from broker.config import setting as setting
+from broker.config import settings_of as settings_of
 from broker.core.client import ClientSession as ClientSession
 from broker.core.client import EventKind as EventKind
 from broker.core.endpoints import named as named

@@ -1,8 +1,13 @@
-"""Every setting of broker, workers and clients, with its default and what it means. Times are seconds."""
+"""The settings of broker, workers and clients: each is declared once, with its default and what it means.
+
+Times are seconds, sizes bytes. The options of commands, the settings file and the tables in documents are made of these
+declarations.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
 
 from broker.errors import UsageError
 
@@ -11,6 +16,43 @@ DEFAULT_ENDPOINT = "tcp://127.0.0.1:5555"
 MIN_MESSAGE = 2 << 20
 """Bytes that a message may have in any case before its connection is ended: up to there, what is too large is answered
 with an error."""
+
+MDP_VERSIONS = ("0.2", "0.1", "majortomo")
+
+
+class Setting(NamedTuple):
+    """What a setting means. The default is that of its field."""
+
+    help: str
+    """Sentences. Other settings are named in backquotes, as in Python: `retry_most`."""
+    unit: str = ""
+    """`s` for a duration, `B` for a size, else empty."""
+    least: float | None = None
+    most: float | None = None
+    choices: tuple[str, ...] = ()
+    group: str = ""
+    """The heading that it stands below in help and files."""
+    is_live: bool = False
+    """Whether a running server takes over a new value on SIGHUP."""
+    otherwise: str = ""
+    """What holds by default, if the default itself does not say it."""
+    written: str = ""
+    """The default as people write it, if not as Python does: `7d`."""
+    option: str = ""
+    """Its name as an option, if that is not the field's."""
+
+
+def setting(default: Any = None, help: str = "", *, factory: Any = None, **facts: Any) -> Any:
+    """A field of a dataclass that is a setting; `facts` are those of `Setting`."""
+    metadata = {"setting": Setting(help, **facts)}
+    if factory is not None:
+        return field(default_factory=factory, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def settings_of(config: Any) -> dict[str, Setting]:
+    """The settings that a dataclass declares, by field."""
+    return {one.name: one.metadata["setting"] for one in fields(config) if "setting" in one.metadata}
 
 
 def check(fine: bool, fault: str) -> None:
@@ -25,38 +67,68 @@ def check_heartbeats(interval: float, liveness: int) -> None:
     check(liveness > 1, f"liveness is {liveness}; it must be 2 or more, or each heartbeat comes too late")
 
 
+TRAFFIC = "The broker's traffic"
+
+
 @dataclass(frozen=True, slots=True)
 class BrokerConfig:
     """What a broker allows and how long it waits."""
 
-    heartbeat_interval: float = 2.5
-    """A worker that was sent nothing for this long gets a HEARTBEAT; sooner, if it sends them more often itself."""
-    liveness: int = 4
-    """A worker is gone when nothing came from it for this many intervals: the longer ones of these and its own, which
-    are taken for 2.5 s before they were heard."""
-    silent_worker_timeout: float = 900.0
-    """The same for a busy worker of a dialect that sends no heartbeats while it works."""
-    request_expiry: float = 60.0
-    """A request that no worker took for this long gets an error reply; 0: it waits for ever."""
-    max_deliveries: int = 3
-    """A request whose workers died this many times gets an error reply instead of another worker. One of a queue does
-    at the first death: the queue counts attempts."""
-    max_waiting: int = 1_000_000
-    """Requests waiting in all; more are refused."""
-    max_waiting_per_service: int = 100_000
-    """Requests waiting for one service; more are refused."""
-    max_waiting_bytes: int = 1 << 30
-    """Memory of all waiting requests, roughly; more are refused."""
-    max_body: int = 64 << 20
-    """Bytes of a request's body; larger ones are refused. A frame of twice that, and of more than 2 MiB, either
-    way, ends its connection."""
-    max_workers: int = 10_000
-    """Registered workers; more are disconnected."""
-    send_queue: int = 10_000
-    """Messages queued for one peer that does not read; more are dropped and counted."""
-    send_queue_bytes: int = 1 << 30
-    """Bytes of large messages queued for all peers. One that does not read may have as much as it leaves for the
-    others, and one message in any case; more are dropped and counted."""
+    heartbeat_interval: float = setting(
+        2.5,
+        "Interval of heartbeats. A peer is considered dead after four intervals of silence (its own interval, if"
+        " longer).",
+        unit="s",
+        least=0.01,
+        group=TRAFFIC,
+        option="heartbeat",
+    )
+    liveness: int = setting(
+        4,
+        "Intervals of silence after which a worker is considered dead. The longer interval of the two sides counts; a"
+        " worker's is taken for 2.5 s until it is known.",
+    )
+    silent_worker_timeout: float = setting(
+        900.0,
+        "The same in seconds for a busy worker of a dialect without heartbeats during work (majortomo).",
+        unit="s",
+    )
+    request_expiry: float = setting(
+        60.0,
+        "How long a plain MDP request waits for a worker before it gets an error reply; 0: for ever.",
+        unit="s",
+        least=0,
+        group=TRAFFIC,
+    )
+    max_deliveries: int = setting(
+        3,
+        "Workers that may die while they have the same plain MDP request; then it gets an error reply. For a stored"
+        " request each death is a failed attempt.",
+        group=TRAFFIC,
+    )
+    max_waiting: int = setting(1_000_000, "Plain MDP requests that may wait in the broker's memory; more are refused.")
+    max_waiting_per_service: int = setting(
+        100_000,
+        "Plain MDP requests that may wait for one service in the broker's memory; more are refused.",
+        group=TRAFFIC,
+        option="max_waiting",
+    )
+    max_waiting_bytes: int = setting(1 << 30, "Approximate memory of all waiting requests; more are refused.", unit="B")
+    max_body: int = setting(
+        64 << 20,
+        "Largest body of a request; larger ones are refused. A frame of twice that, and of more than 2 MiB, ends its"
+        " connection.",
+        unit="B",
+        group=TRAFFIC,
+    )
+    max_workers: int = setting(10_000, "Registered workers; more are disconnected.")
+    send_queue: int = setting(10_000, "Messages queued for one peer that does not read; more are dropped and counted.")
+    send_queue_bytes: int = setting(
+        1 << 30,
+        "Bytes of messages over 16 KiB queued for all peers. A peer that does not read may have as much as it leaves"
+        " for the others, and one message in any case; more are dropped and counted.",
+        unit="B",
+    )
 
     def __post_init__(self) -> None:
         check_heartbeats(self.heartbeat_interval, self.liveness)
@@ -72,40 +144,54 @@ class BrokerConfig:
 class WorkerConfig:
     """How a worker keeps in touch with its broker."""
 
-    heartbeat_interval: float = 2.5
-    """When nothing was sent for this long, a HEARTBEAT goes out; sooner, if the broker sends them more often."""
-    liveness: int = 4
-    """The broker is gone when nothing came from it for this many intervals: the longer ones of these and its own, which
-    are taken for 2.5 s before they were heard."""
-    reconnect_first: float = 1.0
-    """Wait before the first reconnection; each further one in a row waits twice as long."""
-    reconnect_most: float = 32.0
-    """The longest such wait."""
-    max_reply: int = 127 << 20
-    """Bytes of a reply, or of one of the parts of it; a larger one becomes an error reply, 413. A broker ends the
-    connection of a worker that sends more than twice its `max_body`: by default 128 MiB, envelope included."""
-    versions: tuple[str, ...] = ("0.2", "0.1")
-    """MDP versions that may be spoken, the best one first: 0.1, 0.2, majortomo. If several, the broker is asked."""
+    heartbeat_interval: float = setting(
+        2.5, "Interval of heartbeats; the broker's, if that is shorter.", unit="s", least=0.01, option="heartbeat"
+    )
+    liveness: int = setting(
+        4,
+        "Intervals of silence after which the broker is considered dead. The longer interval of the two sides counts;"
+        " the broker's is taken for 2.5 s until it is known.",
+    )
+    reconnect_first: float = setting(
+        1.0,
+        "Wait before the first reconnection; doubles with each further one. With several endpoints all are tried"
+        " first.",
+        unit="s",
+    )
+    reconnect_most: float = setting(
+        32.0,
+        "Longest wait before a reconnection; 2.5 s if a broker with access control refuses the worker.",
+        unit="s",
+    )
+    max_reply: int = setting(
+        127 << 20,
+        "Largest reply, or part of a reply; a larger one becomes an error reply, 413. A broker ends the connection of a"
+        " worker that sends more than twice its `max_body`: by default 128 MiB, envelope included.",
+        unit="B",
+    )
+    versions: tuple[str, ...] = setting(
+        ("0.2", "0.1"),
+        'MDP versions that may be spoken, the preferred one first; "majortomo" for the broker of that package. If there'
+        " are several, the worker asks the broker.",
+    )
 
     def __post_init__(self) -> None:
         check_heartbeats(self.heartbeat_interval, self.liveness)
         check(self.max_reply > 0, f"max_reply is {self.max_reply}; it must be 1 or more")
-        known = {"0.1", "0.2", "majortomo"}
         fault = f"versions is {self.versions}; known: 0.1, 0.2, majortomo"
-        check(bool(self.versions) and known.issuperset(self.versions), fault)
+        check(bool(self.versions) and set(self.versions) <= set(MDP_VERSIONS), fault)
 
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
     """How long a client waits and how often it tries (the Guide's Lazy Pirate)."""
 
-    timeout: float | None = 2.5
-    """Without any answer for this long, the request is sent again; None: wait for ever."""
-    retries: int = 3
-    """How often a request is sent again before the client gives up."""
-    version: str | None = "0.2"
-    """MDP version to speak: 0.2, 0.1 or majortomo; None: the broker is asked."""
+    timeout: float | None = setting(
+        2.5, "Without any answer for this long, the request is sent again; None: wait for ever.", unit="s"
+    )
+    retries: int = setting(3, "How often a request is sent again before the client gives up.")
+    version: str | None = setting("0.2", "MDP version to speak: 0.2, 0.1 or majortomo; None: the broker is asked.")
 
     def __post_init__(self) -> None:
-        known = ("0.2", "0.1", "majortomo")
-        check(self.version is None or self.version in known, f"version is {self.version!r}; known: {', '.join(known)}")
+        fault = f"version is {self.version!r}; known: {', '.join(MDP_VERSIONS)}"
+        check(self.version is None or self.version in MDP_VERSIONS, fault)

@@ -119,7 +119,7 @@ def test_the_source_for_spark_is_only_that() -> None:
 @pytest.mark.parametrize("source", [source for package in PIPELINE for source in sources(package)])
 def test_the_pipeline_uses_public_names(source: str) -> None:
     public = {"titanic", "titanic.store", "titanic.errors", "titanic.entry", "broker"}
-    in_cli = {"titanic.cli", "titanic.config", "titanic.util.text", "titanic.version"}
+    in_cli = {"titanic.cli", "titanic.settings", "titanic.util.text", "titanic.version"}
     for module, _ in imports(source):
         if module.split(".")[0] in ("titanic", "broker"):
             known = module in public or ("/cli/" in source and any(module.startswith(one) for one in in_cli))
@@ -158,7 +158,7 @@ def test_a_client_loads_nothing_of_the_server() -> None:
     others = {
         module for module in loaded if module.split(".")[0] in {"lmdb", "click", "rich", "prometheus_client", "uuid6"}
     }
-    server = ("commit", "config", "dispatch", "logs", "metrics", "server", "services", "store")
+    server = ("commit", "settings", "dispatch", "logs", "metrics", "server", "services", "store")
     assert not others | {module for module in loaded if module.startswith(tuple(f"titanic.{one}" for one in server))}
     assert loaded.isdisjoint({"broker.core.broker", "broker.core.worker", "broker.io.router", "broker.io.loop"})
     assert "asyncio" not in loaded

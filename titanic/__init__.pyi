@@ -1,5 +1,4 @@
 from titanic.client.client import Client as Client
-from titanic.config import ServerConfig as ServerConfig
 from titanic.errors import Forbidden as Forbidden
 from titanic.errors import InvalidRequest as InvalidRequest
 from titanic.errors import KeyRefused as KeyRefused
@@ -22,4 +21,5 @@ from titanic.protocol.documents import NodeInfo as NodeInfo
 from titanic.protocol.documents import Stats as Stats
 from titanic.protocol.tsp import Progress as Progress
 from titanic.server.server import Server as Server
+from titanic.settings import ServerConfig as ServerConfig
 from titanic.version import __version__ as __version__

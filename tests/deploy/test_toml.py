@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import re
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 from support.cli_titanic import here
+from support.settings_documents import README, TABLES, TOML, readme, settings_file, table_of
 
+from broker import BrokerConfig, ClientConfig, WorkerConfig, settings_of
 from titanic.cli import main
 from titanic.cli.config_file import commands_of
 from titanic.cli.serve import Queue
 
-FILE = Path(__file__).parents[2] / "deploy" / "titanic.toml"
-SHARED = ("store", "endpoint", "timeout", "mdp")
-"""Keys that stand above the tables."""
+FILE = TOML
 
 COMMENTED = re.compile(r"^#([a-z-]+ = .+)$", re.MULTILINE)
 """A comment for people has a space behind its #."""
@@ -30,18 +31,22 @@ def commented() -> dict[str, Any]:
 
 
 def test_as_it_is_it_sets_nothing() -> None:
-    assert tomllib.loads(FILE.read_text()) == {
-        "serve": {},
-        "broker": {},
-        "work": {},
-        "web": {},
-        "worker": {},
-        "cron": {},
-    }
+    assert tomllib.loads(FILE.read_text()) == {name: {} for name in TABLES}
     assert here("config", "check", FILE).code == 0
 
 
-@pytest.mark.parametrize("name", ["serve", "broker", "work", "web", "worker", "cron"])
+def test_it_is_made_of_the_declarations() -> None:
+    assert FILE.read_text() == settings_file(), "run `python -m support.settings_documents` in tests/"
+
+
+def test_the_tables_of_the_brokers_settings_are_made_of_the_declarations() -> None:
+    assert README.read_text() == readme(README.read_text()), "run `python -m support.settings_documents` in tests/"
+    for config in (BrokerConfig, WorkerConfig, ClientConfig):
+        assert table_of(config) in README.read_text()
+        assert {*settings_of(config)} == {one.name for one in fields(config)}
+
+
+@pytest.mark.parametrize("name", TABLES)
 def test_every_key_is_there_at_its_default(name: str, commented: dict[str, Any]) -> None:
     options = commands_of(click.Context(main))[name]
     assert set(commented[name]) | ({"store"} & set(options)) == set(options)
@@ -49,17 +54,6 @@ def test_every_key_is_there_at_its_default(name: str, commented: dict[str, Any])
     for key in commented[name]:
         if defaults[key]["value"] is not None:
             assert commented[name][key] == defaults[key]["value"], key
-        else:
-            table = FILE.read_text().partition(f"\n[{name}]\n")[2]
-            block = table.partition(f"\n#{key} = ")[0].rpartition("\n\n")[2]
-            assert "No default" in block.splitlines()[-1], key
-
-
-def test_those_above_the_tables_too(commented: dict[str, Any]) -> None:
-    defaults = here("config", "show", "--json", "status").json
-    above = {key: value for key, value in commented.items() if not isinstance(value, dict)}
-    assert above == {key: defaults[key]["value"] for key in SHARED} | {"mdp": "0.2"}
-    assert "No default" in FILE.read_text().partition("\n#mdp = ")[0].splitlines()[-1]
 
 
 def test_with_all_of_it_set_it_is_right(tmp_path: Path) -> None:
@@ -74,14 +68,7 @@ def test_with_all_of_it_set_it_is_right(tmp_path: Path) -> None:
 
 
 def test_what_is_marked_live_can_be_changed_alive() -> None:
-    marked: set[str] = set()
-    above = ""
-    for line in FILE.read_text().partition("[broker]")[0].splitlines():
-        if line.startswith("# "):
-            above = line
-        elif (match := COMMENTED.match(line)) and "(live)" in above:
-            marked.add(match[1].split()[0])
-        elif not line:
-            above = ""
+    text = FILE.read_text().partition("[broker]")[0]
+    marked = set(re.findall(r"\(live\)\n#([a-z-]+) = ", text))
     options = commands_of(click.Context(main))["serve"]
     assert marked == {key for key, option in options.items() if option.name in Queue.live | {"log_level"}}

@@ -9,13 +9,14 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from types import NoneType
 from typing import Any, TypeVar, cast
 
 import click
 from click.core import ParameterSource
 
 import broker
-from broker import DEFAULT_ENDPOINT
+from broker import DEFAULT_ENDPOINT, settings_of
 from titanic import logs
 from titanic.cli import config_file
 from titanic.cli.endpoint import PEER, Reach, separate
@@ -23,11 +24,9 @@ from titanic.cli.printing import say
 from titanic.errors import TimedOut
 from titanic.util import ids, units
 from titanic.util.text import has_password, is_like_url, is_url
+from titanic.util.units import MAX_SECONDS
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-MAX_SECONDS = 1e8
-"""Three years: longer spans overflow a clock somewhere."""
 
 CONNECTION = "Connection"
 """The group of options that say how to reach a broker."""
@@ -48,9 +47,12 @@ class Option(click.Option):
         in_file: str = "",
         unlisted: Sequence[str] = (),
         old: Sequence[str] = (),
+        is_live: bool = False,
         **settings: Any,
     ) -> None:
-        """`unlisted`: names that the help does not show. `old`: those that are replaced, with a warning."""
+        """`unlisted`: names that the help does not show. `old`: those that are replaced, with a warning. `is_live`:
+        SIGHUP applies a new value."""
+        self.is_live = is_live
         self.old = tuple(old)
         self.unlisted = {*unlisted, *old}
         super().__init__([*names, *unlisted, *old], **settings)
@@ -194,6 +196,50 @@ def size(name: str, *, least: int = MIN_SIZE, **settings: Any) -> Callable[[Func
     return option(name, type=Size(least=least), metavar="SIZE", **settings)
 
 
+def declared(config: Any, name: str, *, help: str = "", **settings: Any) -> Callable[[Function], Function]:
+    """The option of a setting that the dataclass `config` declares. `help` replaces its sentences; `settings` are what
+    only the command line knows."""
+    fact, default = settings_of(config)[name], config.__dataclass_fields__[name].default
+    given: dict[str, Any] = {"default": default, "group": fact.group, "is_live": fact.is_live}
+    if fact.unit == "s":
+        most = MAX_SECONDS if fact.most is None else fact.most
+        given |= {"type": Duration(least=fact.least or 0, most=most), "metavar": "TIME"}
+    elif fact.unit == "B":
+        given |= {"type": Size(least=MIN_SIZE if fact.least is None else int(fact.least)), "metavar": "SIZE"}
+        given["default"] = None if default is None else units.write_size(default)
+    elif fact.choices:
+        given["type"] = click.Choice(fact.choices)
+    elif isinstance(default, bool):
+        given["is_flag"] = True
+    elif isinstance(default, int):
+        given |= {
+            "type": click.IntRange(int(fact.least or 1), None if fact.most is None else int(fact.most)),
+            "metavar": "N",
+        }
+    elif not isinstance(default, (str, tuple, Path, NoneType)):  # it is made by a factory
+        given["default"] = ()
+    if fact.written:
+        given["default"] = fact.written
+    elif default == "":
+        given["default"] = None
+    given |= settings
+    given["multiple"] = isinstance(given["default"], tuple)
+    text = _option_names(help or fact.help)
+    text = text.removesuffix(".") + ("; may be given repeatedly." if given["multiple"] else ".")
+    if fact.otherwise:
+        text = f"{text.removesuffix('.')}; default: {fact.otherwise}."
+    option_name = "--" + (fact.option or name).replace("_", "-")
+    names = [option_name] if option_name == f"--{name.replace('_', '-')}" else [option_name, name]
+    return option(*names, help=text, **given)
+
+
+def _option_names(text: str) -> str:
+    """Sentences with the names of settings as options: `retry_most` is --retry-most."""
+    return re.sub(
+        r"`([a-z_]+)`", lambda match: "--key-file" if match[1] == "key" else f"--{match[1].replace('_', '-')}", text
+    )
+
+
 ENDPOINTS = {
     "type": PEER,
     "multiple": True,
@@ -212,19 +258,13 @@ def endpoint_option(group: str = "") -> Callable[[Function], Function]:
 FILE = click.Path(dir_okay=False, path_type=Path)
 
 
+KEY_NAMES: dict[str, Any] = {"unlisted": ("--key",), "envvar": "TITANIC_KEY", "in_file": "key"}
+"""How the option --key-file of what listens is called elsewhere."""
+
+
 def key_option(help: str) -> Callable[[Function], Function]:
     """`--key-file` of what listens."""
-    return option(
-        "--key-file",
-        "key",
-        unlisted=("--key",),
-        type=FILE,
-        metavar="FILE",
-        default=None,
-        help=help,
-        envvar="TITANIC_KEY",
-        in_file="key",
-    )
+    return option("--key-file", "key", type=FILE, metavar="FILE", default=None, help=help, **KEY_NAMES)
 
 
 def key_options(group: str = "", *, unlisted: Sequence[str] = ("--key",)) -> Callable[[Function], Function]:
@@ -396,7 +436,8 @@ log_options = together(
         type=click.Choice(["debug", "info", "warning", "error"]),
         default="info",
         group=LOGGING,
-        help="How much to log.",
+        is_live=True,
+        help="Least severe events to log.",
     ),
     option(
         "--log-format",

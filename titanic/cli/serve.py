@@ -20,7 +20,6 @@ from titanic.cli import serve_run
 from titanic.cli.options import command, key_option
 from titanic.cli.running import say
 from titanic.cli.serve_options import (
-    KEEPING,
     access_faults,
     access_option,
     bind_option,
@@ -32,12 +31,12 @@ from titanic.cli.serve_options import (
     take_wire,
     wire_options,
 )
-from titanic.config import access_contradictions
 from titanic.errors import CallerError, NotInMemory, StoreFailed, TitanicError
-from titanic.server.server import LIVE, Server
+from titanic.server.server import Server
 from titanic.server.server_access import ServerAccess, new_broker
 from titanic.server.snapshot import bounded, refusals
 from titanic.server.watchdog import Watchdog
+from titanic.settings import OperatorSettings, ServerConfig, access_contradictions, live_settings
 from titanic.util import files
 from titanic.util.files import IN_MEMORY, file_system
 from titanic.util.text import counted
@@ -206,7 +205,7 @@ class Rate:
 class Queue(serve_run.Subject):
     """A `Server`, as `serve_run.run` runs it."""
 
-    live = frozenset({*LIVE, *KEEPING} - {"retention"})
+    live = live_settings(ServerConfig) | live_settings(OperatorSettings)
 
     def __init__(self, server: Server) -> None:
         self._server = server

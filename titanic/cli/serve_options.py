@@ -12,114 +12,52 @@ from typing import Any
 import click
 
 import broker
-from broker import DEFAULT_ENDPOINT, AccessError, BrokerConfig, WorkerConfig
+from broker import AccessError, BrokerConfig, WorkerConfig
 from titanic.cli.endpoint import BOUND, BROKER, Listen
 from titanic.cli.options import (
     FILE,
+    KEY_NAMES,
     MAX_SIZE,
     STORE,
     broker_version,
     configured,
-    key_option,
+    declared,
     log_options,
-    option,
-    seconds,
-    size,
     together,
 )
-from titanic.config import MOST_LANES, ServerConfig, ServiceLimits, contradictions
 from titanic.errors import Contradiction
-from titanic.store import DURABILITIES, MIN_CAPACITY, LeaseConfig, Retention
+from titanic.settings import TRAFFIC, OperatorSettings, ServerConfig, ServiceLimits, contradictions
+from titanic.store import LeaseConfig
 from titanic.util.units import read_rate, read_size
 
-WIRE, SERVER = BrokerConfig(), ServerConfig()
+of_broker = partial(declared, BrokerConfig)
+of_server = partial(declared, ServerConfig)
+of_operator = partial(declared, OperatorSettings)
 
-LEAST_LEASE, MOST_LEASE = 3.0, 3600.0
-"""Seconds: a renewal is given up after a fifth of it, and what a killed server had must not wait for a day."""
-
-KEPT, TRIED, TRAFFIC, OPERATION = "What is kept", "Attempts", "The broker's traffic", "Operation"
-"""Groups of options in the help."""
-
-kept = partial(seconds, least=0, group=KEPT)
-tried = partial(seconds, least=0, group=TRIED)
-listening = partial(option, type=BOUND, multiple=True, metavar="ENDPOINT")
-traffic = partial(option, type=click.IntRange(1), metavar="N", group=TRAFFIC)
+listening: dict[str, Any] = {"type": BOUND, "metavar": "ENDPOINT"}
+file: dict[str, Any] = {"type": FILE, "metavar": "FILE"}
 
 running_options = together(
     log_options,
-    option(
-        "--metrics",
-        type=Listen(),
-        metavar="HOST:PORT",
-        default=None,
-        group=OPERATION,
-        help="Where to serve /metrics for Prometheus, /healthz and /readyz; :PORT listens at every address,"
-        " port 0 takes any free one; default: none.",
-    ),
+    of_operator("metrics", type=Listen(), metavar="HOST:PORT"),
     configured,
 )
 """Those of both commands."""
 
-bind_option = listening(
-    "--bind",
-    default=(DEFAULT_ENDPOINT,),
-    help="Where to listen, * or 0 for any free port; may be given repeatedly.",
-)
-
-open_option = option(
-    "--open",
-    is_flag=True,
-    help="Listen where other machines can connect, without access control: whoever does may submit, read, close and"
-    " work.",
-)
-
-
-access_option = option(
-    "--access",
-    type=FILE,
-    metavar="FILE",
-    default=None,
-    help="The file that says who may do what; needs --key. Default: whoever connects may do everything.",
-)
+bind_option = of_server("bind", **listening)
+access_option = of_server("access", **file)
+open_option = of_server("open")
 
 wire_options = together(
-    size("--max-body", default="64MiB", group=TRAFFIC, help="Largest body of a request."),
-    seconds(
-        "--heartbeat",
-        "heartbeat_interval",
-        least=0.01,
-        default=WIRE.heartbeat_interval,
-        group=TRAFFIC,
-        help="Interval of heartbeats. A peer is considered dead after four intervals of silence (its own"
-        " interval, if longer).",
-    ),
-    seconds(
-        "--request-expiry",
-        least=0,
-        default=WIRE.request_expiry,
-        group=TRAFFIC,
-        help="How long a plain MDP request waits for a worker; 0: for ever.",
-    ),
-    traffic(
-        "--max-waiting",
-        "max_waiting_per_service",
-        default=WIRE.max_waiting_per_service,
-        help="Plain MDP requests that may wait for one service in the broker's memory.",
-    ),
-    traffic(
-        "--max-deliveries",
-        default=WIRE.max_deliveries,
-        help="How many workers may die while they have the same plain MDP request, before it is given up. (For a stored"
-        " one, each is an attempt.)",
-    ),
+    *map(
+        of_broker,
+        ("max_body", "heartbeat_interval", "request_expiry", "max_waiting_per_service", "max_deliveries"),
+    )
 )
-"""The broker's options. Their parameters have the names of `BrokerConfig`'s fields."""
+"""The broker's options."""
 
-MOST_NAME = 100
+MAX_NAME = 100
 """Characters in the name of a server."""
-
-KEEPING = ("keep_replies", "keep_dead", "keep_closed")
-"""The parameters that make up the retention."""
 
 
 class NodeName(click.ParamType[str]):
@@ -129,8 +67,8 @@ class NodeName(click.ParamType[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         text = str(value)
-        if not text.isprintable() or not 0 < len(text) <= MOST_NAME or text.isdigit():
-            self.fail(f"{text!r} is not a name; it has 1 to {MOST_NAME} characters, and is no number", param, ctx)
+        if not text.isprintable() or not 0 < len(text) <= MAX_NAME or text.isdigit():
+            self.fail(f"{text!r} is not a name; it has 1 to {MAX_NAME} characters, and is no number", param, ctx)
         return text
 
 
@@ -166,142 +104,30 @@ def service_limits(
 
 
 queue_options = together(
-    option(
-        "--store",
-        type=STORE,
-        metavar="DIR",
-        default=SERVER.store,
-        help="Directory of the store, or the URL of a database of PostgreSQL: postgresql://USER@HOST/DATABASE.",
-    ),
-    size(
-        "--capacity",
-        least=MIN_CAPACITY,
-        default=None,
-        help="Size limit of the store; default: the capacity of an existing store; 1GiB for a new one.",
-    ),
-    option(
-        "--durability",
-        type=click.Choice(DURABILITIES),
-        default=SERVER.durability,
-        help="When a request is acknowledged. synced: it is on the disk. relaxed: faster; a power cut may take what was"
-        " acknowledged within the last second. memory: for tests and caches; the store is in RAM, so --store must name"
-        " a folder there, like /dev/shm/titanic.",
-    ),
+    of_server("store", type=STORE, metavar="DIR"),
+    of_server("capacity"),
+    of_server("durability"),
     bind_option,
-    option(
-        "--broker",
-        type=BROKER,
-        default=None,
-        metavar="ENDPOINT",
-        help="Use the broker there instead of the built-in broker.",
-    ),
-    listening(
-        "--gather",
-        default=(),
-        help="Where to receive requests that need no reply, from SCATTER sockets; may be given repeatedly.",
-    ),
+    of_server("broker", type=BROKER, metavar="ENDPOINT"),
+    of_server("gather", **listening),
     access_option,
-    key_option(
-        "File with a secret key. With --access: the key by which clients know this server. With --broker: the one by"
-        " which the broker knows who this is; then give --server-key, too."
-    ),
-    option(
-        "--server-key",
-        metavar="FILE|Z85",
-        default=None,
-        help="With --broker, when that has access control: its public key.",
-    ),
+    of_server("key", **file, **KEY_NAMES),
+    of_server("server_key", metavar="FILE|Z85"),
     open_option,
-    option(
-        "--node-name",
-        type=NAME,
-        metavar="NAME",
-        default=None,
-        help="With a store in PostgreSQL: what this server is called among those that share it; default: the name of"
-        " the machine.",
-    ),
-    option(
-        "--advertise",
-        type=BROKER,
-        multiple=True,
-        metavar="ENDPOINT",
-        default=(),
-        help="With a store in PostgreSQL: where others reach this server, for `titanic nodes`; may be given repeatedly;"
-        " default: where it listens.",
-    ),
-    seconds(
-        "--lease",
-        least=LEAST_LEASE,
-        most=MOST_LEASE,
-        default=SERVER.lease.lease,
-        help="With a store in PostgreSQL: for so long the others leave alone what a server has that was killed, or"
-        " can't reach the database. All have the same.",
-    ),
-    seconds("--grace", least=0, default=SERVER.grace, help="On shutdown: how long running requests may still take."),
-    kept("--keep-replies", default="7d", help="How long replies that no client closes are kept; 0: for ever."),
-    kept("--keep-dead", default="30d", help="How long failed and expired requests are kept; 0: for ever."),
-    kept("--keep-closed", default=0, help="How long closed requests are remembered; 0: while there is room."),
-    size(
-        "--closed-body-limit",
-        least=0,
-        default="64KiB",
-        group=KEPT,
-        help="Largest body that is remembered with a closed request.",
-    ),
-    option(
-        "--drop-unarchived",
-        is_flag=True,
-        group=KEPT,
-        help="When room is needed, forget closed requests that no archive has yet, instead of refusing new ones.",
-    ),
-    option("--preallocate", is_flag=True, group=KEPT, help="Take the whole capacity from the disk at the start."),
-    option(
-        "--max-attempts",
-        type=click.IntRange(1, 65535),
-        metavar="N",
-        default=SERVER.max_attempts,
-        group=TRIED,
-        help="Failed attempts after which a request has failed for good.",
-    ),
-    tried("--retry-first", default=SERVER.retry_first, help="Back-off after the first failure; doubles with each."),
-    tried("--retry-most", default=SERVER.retry_most, help="The longest back-off."),
-    tried(
-        "--unready-timeout",
-        default=SERVER.unready_timeout,
-        help="How long workers may give a request back, because they do not know its task or an argument, or cannot"
-        " import a module, before it has failed.",
-    ),
-    option(
-        "--service-limit",
-        "limits",
-        multiple=True,
-        metavar="NAME:WHAT=N,…",
-        default=(),
-        callback=service_limits,
-        group=TRIED,
-        help="Limits of a service: waiting=N requests, bytes=SIZE of them, running=N at once, rate=N/s (or /m, /h)"
-        " attempts that begin, evenly spread; may be given repeatedly. Servers that share a store have them in common.",
-    ),
-    seconds(
-        "--attempt-timeout",
-        least=0.1,
-        default=SERVER.attempt_timeout,
-        group=TRIED,
-        help="With a --broker of another project: an attempt without a reply for this long has failed.",
-    ),
+    of_server("node_name", type=NAME, metavar="NAME"),
+    of_server("advertise", type=BROKER, metavar="ENDPOINT"),
+    of_operator("lease"),
+    of_server("grace"),
+    *map(of_operator, ("keep_replies", "keep_dead", "keep_closed")),
+    *map(of_server, ("closed_body_limit", "drop_unarchived", "preallocate")),
+    *map(of_server, ("max_attempts", "retry_first", "retry_most", "unready_timeout")),
+    of_server("limits", metavar="NAME:WHAT=N,…", callback=service_limits),
+    of_server("attempt_timeout"),
     wire_options,
     broker_version("0.2", "0.1", "majortomo", group=TRAFFIC),
-    option(
-        "--lanes",
-        type=click.IntRange(1, MOST_LANES),
-        metavar="N",
-        default=SERVER.lanes,
-        group=TRAFFIC,
-        help="With --broker: worker sockets for each service.",
-    ),
+    of_server("lanes"),
 )
-"""The queue's options. Their parameters have the names of `ServerConfig`'s fields, or are what `server_config` makes a
-field of."""
+"""The queue's options. Their parameters are fields of `ServerConfig`, `BrokerConfig` or `OperatorSettings`."""
 
 
 def rule(values: Mapping[str, Any], own: Set[str]) -> Iterator[Contradiction]:
@@ -327,7 +153,7 @@ def access_faults(values: Mapping[str, Any], own: Set[str]) -> Iterator[Contradi
 def server_config(settings: dict[str, Any]) -> ServerConfig:
     """All settings of `titanic serve` as one. Raises CallerError for those that contradict each other."""
     settings = dict(settings)
-    retention = Retention(*(int(settings.pop(name) * 1e6) for name in KEEPING))
+    retention = OperatorSettings.retention(settings)
     wire = take_wire(settings)
     mdp = settings["mdp"]
     versions = (mdp,) if mdp else WorkerConfig().versions

@@ -15,12 +15,12 @@ from titanic.cli.connect import connect_to_look
 from titanic.cli.endpoint import Reach
 from titanic.cli.options import FOLDER, STORE, endpoint, option, together
 from titanic.client.client import Client
-from titanic.config import ServerConfig
 from titanic.errors import StoreUnwritable
 from titanic.protocol.answers import RequestInfo, check, unknown
 from titanic.protocol.documents import NodeInfo
 from titanic.protocol.tsp import Frames
 from titanic.services import list_requests, nodes, set_service
+from titanic.settings import ServerConfig
 from titanic.store import Outcome, open_read_only
 
 OFFLINE = "Without a server"

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from broker import TRACEBACK
-from titanic.config import ServerConfig
 from titanic.dispatch.backlogs import HIGHEST, Backlog
 from titanic.protocol.submit_options import Policy
 from titanic.protocol.tsp import LEAST_PAUSE, Frames, Progress, read_retry_hint
+from titanic.settings import ServerConfig
 from titanic.store import Status
 
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from broker import Timers, earliest
-from titanic.config import ServerConfig
 from titanic.dispatch.rates import Rates
 from titanic.protocol.submit_options import MAX_PRIORITY
 from titanic.protocol.tsp import SERVICES
+from titanic.settings import ServerConfig
 from titanic.store import priority_in
 
 HIGHEST = MAX_PRIORITY

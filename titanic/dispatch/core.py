@@ -32,7 +32,6 @@ import random
 from collections.abc import Collection, Container, Iterable, Sequence
 
 from broker import ErrorReply, earliest
-from titanic.config import ServerConfig
 from titanic.dispatch.attempts import AttemptOutcome, Finish, Flight, Postpone, Send, after_failure, without_room
 from titanic.dispatch.backlogs import HIGHEST, Backlog, Backlogs, Fetch
 from titanic.dispatch.ended_counts import EndedCounts
@@ -41,6 +40,7 @@ from titanic.dispatch.recalls import Recalls
 from titanic.dispatch.request_context import context_of
 from titanic.protocol.submit_options import Policy, read_policy
 from titanic.protocol.tsp import Frames, read_progress
+from titanic.settings import ServerConfig
 from titanic.store import ReadyRow, Status, priority_in
 
 NEVER_TAKEN = (400, 413)

@@ -18,7 +18,6 @@ from typing import Any, cast
 from broker import Channel, Loop, earliest
 from titanic import dispatch
 from titanic.commit.writer import LIGHT_BYTES, Writer
-from titanic.config import ServerConfig
 from titanic.dispatch.attempts import Finish, Send
 from titanic.dispatch.close_doubts import PendingCloses
 from titanic.dispatch.core import DispatchCore
@@ -37,6 +36,7 @@ from titanic.logs import event
 from titanic.protocol.tsp import WAIT, Progress
 from titanic.services.ask import Answers, Ask, CloseDoubt, SendAnswers
 from titanic.services.reader import Reader, ReadService
+from titanic.settings import ServerConfig
 from titanic.store import SharedStore, Status, Store
 
 log = logging.getLogger(__name__)

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 from titanic.commit.writer import Write, Writer
-from titanic.config import ServerConfig
 from titanic.dispatch.core import DispatchCore
 from titanic.dispatch.end_requests import CompletionEvents, Stored
 from titanic.dispatch.read_aside import BackgroundReader
 from titanic.errors import RecordCorrupt, StoreCorrupt, StoreError
 from titanic.logs import Incident, event
+from titanic.settings import ServerConfig
 from titanic.store import PINS_MUCH, ReadTransaction, Status, Store, WriteTransaction
 
 log = logging.getLogger(__name__)

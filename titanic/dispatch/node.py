@@ -23,7 +23,6 @@ from itertools import chain
 from typing import cast
 
 from titanic.commit.writer import BatchThread, Writer
-from titanic.config import ServerConfig
 from titanic.dispatch.attempts import Send
 from titanic.dispatch.backlogs import AHEAD_REMOTE
 from titanic.dispatch.claim_steps import Claim, Release, Room, Writing
@@ -45,6 +44,7 @@ from titanic.errors import (
     TitanicError,
 )
 from titanic.logs import Incident, event
+from titanic.settings import ServerConfig
 from titanic.store import Bound, Claimed, ClaimingStore, Joined, NodeFacts, ReadTransaction, ReadyRow, Renewed, Store
 from titanic.util.clock import ClockJumps, elapsed
 from titanic.version import __version__

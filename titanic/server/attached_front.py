@@ -6,7 +6,6 @@ import logging
 import time
 
 from broker import UNANSWERING, BrokerKind, credentials
-from titanic.config import ServerConfig
 from titanic.dispatch.connection import BrokerDiscovery
 from titanic.dispatch.dispatcher import Dispatcher
 from titanic.dispatch.transport import SocketTransport
@@ -18,6 +17,7 @@ from titanic.server.front import Front
 from titanic.server.mdp_worker import Lanes
 from titanic.server.watchdog import CallInThread
 from titanic.services.ask import HandleBatch
+from titanic.settings import ServerConfig
 from titanic.util import files
 from titanic.util.text import is_url
 

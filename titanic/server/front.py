@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 from broker import Access, Loop
 from titanic import server
-from titanic.config import ServerConfig
 from titanic.dispatch.dispatcher import Dispatcher
 from titanic.dispatch.transport import LocalTransport
 from titanic.dispatch.waiters import MOST_WAITERS
@@ -23,6 +22,7 @@ from titanic.protocol import tsp
 from titanic.server.server_access import ServerAccess, new_broker
 from titanic.server.watchdog import CallInThread
 from titanic.services.ask import HandleBatch, SendAnswers
+from titanic.settings import ServerConfig
 
 LAST = 5.0
 """Seconds at the end for storing what was gathered."""

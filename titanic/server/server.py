@@ -22,7 +22,6 @@ from typing import cast
 
 from titanic import dispatch
 from titanic.commit.writer import Writer
-from titanic.config import ServerConfig, ServiceLimits
 from titanic.dispatch.dispatcher import Dispatcher
 from titanic.errors import OtherLimits, StoreFailed, TitanicError
 from titanic.logs import event
@@ -36,6 +35,7 @@ from titanic.services.handler import ServiceHandler
 from titanic.services.nodes import rows_of, running_elsewhere
 from titanic.services.ownership import Refusals
 from titanic.services.reader import Reader
+from titanic.settings import LIVE, ServerConfig, ServiceLimits
 from titanic.store import (
     Limits,
     NodeFacts,
@@ -52,9 +52,6 @@ log = logging.getLogger(__name__)
 
 RELOAD_SECONDS = 10.0
 """So long `reload` waits at most until the broker's loop goes by the new access file."""
-
-LIVE = ("retention", "limits", "max_attempts", "retry_first", "retry_most", "unready_timeout", "grace")
-"""Settings that can be changed while it serves."""
 
 SHORTAGES = {
     "store": "the store is full; close requests, or raise its capacity",

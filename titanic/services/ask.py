@@ -11,11 +11,11 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from broker import User
-from titanic.config import ServiceLimits
 from titanic.errors import OutcomeUnknown, StoreAway, StoreError
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames, Progress
 from titanic.services.ownership import Refusals
+from titanic.settings import ServiceLimits
 from titanic.store import KnownSettings, ServiceSettings
 from titanic.util.clock import ClockJumps
 

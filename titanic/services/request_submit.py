@@ -12,7 +12,6 @@ from msgspec import UNSET, UnsetType
 
 from broker import User, UserLimits
 from titanic.commit.writer import LIGHT_BYTES, LIGHT_ITEMS
-from titanic.config import ServiceLimits
 from titanic.errors import InvalidRequest, StoreError, StoreFull
 from titanic.protocol import tsp
 from titanic.protocol.messages import Submit, read
@@ -20,6 +19,7 @@ from titanic.protocol.permissions import lacks_submit
 from titanic.protocol.submit_options import MOST_TOGETHER, Policy
 from titanic.protocol.tsp import Frames
 from titanic.services.ask import Ask, ServiceContext, not_done
+from titanic.settings import ServiceLimits
 from titanic.store import Load, NewRequest, WriteTransaction
 
 Parse = Callable[[Frames, int, bytes], "Submission"]

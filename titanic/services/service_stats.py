@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping
 from typing import Any
 
-from titanic.config import ServiceLimits
 from titanic.protocol.tsp import SERVICES
 from titanic.services.ask import ServiceFigures
+from titanic.settings import ServiceLimits
 from titanic.store import NOTHING_SET, QueueFigures, ReadTransaction, ServiceSettings
 
 _NO_LIMITS = ServiceLimits()

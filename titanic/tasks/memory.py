@@ -16,7 +16,6 @@ from datetime import UTC, datetime
 from typing import Any, Protocol, TypedDict, Unpack, cast
 
 from broker import DELIVERY, Delivery, Handler, RemoteError, error_frames, execute, failure, read_error
-from titanic.config import ServerConfig
 from titanic.dispatch.attempts import AttemptOutcome, Finish, Send
 from titanic.dispatch.backlogs import Fetch
 from titanic.dispatch.core import DispatchCore
@@ -27,6 +26,7 @@ from titanic.schedules import Schedule
 from titanic.schedules.scheduler import submit_tick
 from titanic.services.list_requests import as_document
 from titanic.services.request_submit import parse_submit
+from titanic.settings import ServerConfig
 from titanic.store import ReadyRow, Status, rules
 from titanic.tasks.memory_row import Row
 from titanic.util import ids

@@ -12,6 +12,9 @@ BYTES = {
     **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", 1)},
 }
 
+MAX_SECONDS = 1e8
+"""Three years: longer durations overflow a clock somewhere."""
+
 MIN_RATE, MAX_RATE = 0.1 / 3600, 100_000.0
 """Per second."""
 

@@ -12,7 +12,7 @@ import click
 from broker import DEFAULT_ENDPOINT, UsageError, credentials
 from titanic.cli.options import FOLDER, configured, key_file_options, option
 from titanic.cli.options import command as plain_command
-from titanic.config import ServerConfig
+from titanic.settings import ServerConfig
 from titanic_data.session import explain, is_of_spark
 
 if TYPE_CHECKING:  # the help needs no pyspark

@@ -16,7 +16,7 @@ from support.waiting import until
 
 from broker import Worker
 from titanic import Client, Refused, Server
-from titanic.config import ServiceLimits
+from titanic.settings import ServiceLimits
 from titanic.store import LeaseConfig
 
 pytestmark = needs_postgres

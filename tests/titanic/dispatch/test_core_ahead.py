@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from support.dispatch_play import Play, names
 
-from titanic.config import ServiceLimits
 from titanic.dispatch.backlogs import AHEAD, OVERTAKE
 from titanic.protocol.submit_options import DEFAULT_PRIORITY
+from titanic.settings import ServiceLimits
 
 WORKERS = 2
 

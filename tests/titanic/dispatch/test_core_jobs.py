@@ -10,8 +10,8 @@ import pytest
 from support.dispatch_play import Play, at_work, names
 
 from broker import ErrorReply
-from titanic.config import ServiceLimits
 from titanic.dispatch.attempts import REFUSED_MOST, Finish
+from titanic.settings import ServiceLimits
 from titanic.store import Status
 
 # -- priority -------------------------------------------------------------------------------------------------

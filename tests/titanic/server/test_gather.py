@@ -20,8 +20,8 @@ from support.zmtp import message, zmtp
 from broker import BrokerConfig, Worker
 from broker.patterns import MissingDrafts, Scatter, pack
 from titanic import Server, ServerConfig
-from titanic.config import ServiceLimits
 from titanic.errors import CallerError
+from titanic.settings import ServiceLimits
 
 ANY = "tcp://127.0.0.1:*"
 

@@ -13,7 +13,7 @@ from support.waiting import until
 
 from broker import RemoteError, Worker
 from titanic import Client, InvalidRequest, Refused, RequestFailed, Server, UnknownRequest
-from titanic.config import ServiceLimits
+from titanic.settings import ServiceLimits
 from titanic.store import MIN_CAPACITY
 from titanic.util import ids
 

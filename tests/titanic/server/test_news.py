@@ -21,8 +21,8 @@ from support.waiting import until
 
 from broker import RemoteError, Worker
 from titanic import Client, Refused, RequestFailed, Server, UnknownRequest, current
-from titanic.config import ServiceLimits
 from titanic.dispatch import other_nodes, progress
+from titanic.settings import ServiceLimits
 from titanic.store import LeaseConfig, NodeFacts
 from titanic.store.postgres.store import PostgresStore
 

@@ -24,8 +24,8 @@ from support.waiting import until
 from broker import RemoteError, Worker
 from broker.core.mdp import error_body
 from titanic import Client, Server
-from titanic.config import ServiceLimits
 from titanic.errors import OutcomeUnknown, Refused, StoreTooNew, StoreTooOld
+from titanic.settings import ServiceLimits
 from titanic.store import NewRequest, Outcome, State, Status
 from titanic.store.postgres import pool
 from titanic.store.postgres.schema import FORMAT

@@ -12,9 +12,9 @@ from support.desk import Ask, Desk
 from support.store_engines import damage_reply
 
 from broker import NOBODY, Permission, Reach, User, UserLimits
-from titanic.config import ServiceLimits
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
+from titanic.settings import ServiceLimits
 from titanic.store import Status
 from titanic.store.lmdb import listing
 

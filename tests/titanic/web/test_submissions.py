@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from titanic import Client, Server, aio
-from titanic.config import ServiceLimits
 from titanic.errors import Refused, TitanicError
+from titanic.settings import ServiceLimits
 from titanic.web.submissions import SMALL, Submissions
 
 Submit = Callable[..., Awaitable[str]]

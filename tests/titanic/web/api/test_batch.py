@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from titanic import Client
-from titanic.config import ServiceLimits
+from titanic.settings import ServiceLimits
 from titanic.web.api.items import Array, Items, Lines
 from titanic.web.problems import Problem
 

@@ -9,8 +9,8 @@ from support.waiting import until
 
 from broker import Worker
 from titanic import Client
-from titanic.config import ServiceLimits
 from titanic.schedules.scheduler import pause_schedule
+from titanic.settings import ServiceLimits
 from titanic.web.pages import services
 
 

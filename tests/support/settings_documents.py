@@ -1,0 +1,187 @@
+"""The documents that list settings, made of their declarations: deploy/titanic.toml, and tables in broker/README.md.
+
+`python -m support.settings_documents`, in `tests/`, writes them anew. Tests compare.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import click
+
+from broker import BrokerConfig, ClientConfig, WorkerConfig, settings_of
+from titanic.cli import main
+from titanic.cli.config_file import Commands, commands_of
+from titanic.util.units import write_size
+
+ROOT = Path(__file__).parents[2]
+TOML, README = ROOT / "deploy" / "titanic.toml", ROOT / "broker" / "README.md"
+WIDTH = 120
+
+SHARED = {"store": "serve", "endpoint": "status", "timeout": "status", "mdp": "status"}
+"""Keys above the tables, and the command that explains each."""
+
+TABLES = {
+    "serve": "",
+    "broker": "A broker as a service of its own: titanic-broker.service.",
+    "work": "Workers that run a command: titanic-worker@.service.",
+    "worker": "Tasks of a Python program: `titanic worker MODULE:app`.",
+    "cron": "Requests by schedules: `titanic cron FILE`.",
+    "web": "Web console and HTTP API: titanic-web.service.",
+}
+
+NOTES = {
+    "store": "If systemd runs the server, a relative path is below /var/lib/titanic; install.sh sets"
+    " /var/lib/titanic/store.",
+    "serve.bind": 'For users of the group titanic: "ipc:///run/titanic/titanic.sock".',
+    "serve.gather": "Needs the extra `drafts`.",
+    "serve.access": "`reload` reads it again.",
+    "serve.key": "systemd hands the service the key of /etc/titanic.",
+    "serve.metrics": "Other addresses than loopback's take `open`, or a user with `metrics = true` and a token.",
+    "broker.metrics": "Use another port than the server's if both run on one machine.",
+    "work.key": "DynamicUser=yes must be able to read it (LoadCredential).",
+    "worker.endpoint": "If it is not set, the app's holds.",
+    "worker.key": "If it is not set, the app's holds.",
+    "worker.server-key": "If it is not set, the app's holds.",
+    "web.hooks-user": 'That user needs work and submit = ["web.*"], read = "all" and close = true.',
+    "web.bind": "Other addresses than loopback's take `access`, and TLS or `open`.",
+    "web.key": "Without `access`: the key of the user as whom everybody acts.",
+    "web.access": "It is read again when it changes.",
+    "web.tls-certificate": "Certificate and key are read again when they change.",
+}
+"""What only operators have to know, by key, or by table and key."""
+
+EXAMPLES: dict[str, Any] = {
+    "mdp": "0.2",
+    "serve.capacity": "20GiB",
+    "access": "/etc/titanic/access.toml",
+    "serve.key": "/run/credentials/titanic.service/server.key_secret",
+    "serve.server-key": "/etc/titanic/broker.key",
+    "serve.broker": "tcp://127.0.0.1:5555",
+    "serve.node-name": "a",
+    "serve.metrics": "127.0.0.1:9469",
+    "broker.key": "/run/credentials/titanic-broker.service/server.key_secret",
+    "broker.metrics": "127.0.0.1:9470",
+    "work.key": "/run/credentials/titanic-worker@upper.service/worker.key_secret",
+    "server-key": "/etc/titanic/server.key",
+    "work.time-limit": 600,
+    "work.fatal-exit": "1,64-78",
+    "worker.key": "/etc/shop/worker.key_secret",
+    "worker.memory": "500MiB",
+    "cron.key": "/etc/titanic/cron.key_secret",
+    "web.key": "/run/credentials/titanic-web.service/web.key_secret",
+    "web.keys": "/etc/titanic/web-keys",
+    "web.session-secret": "/var/lib/titanic-web/session-secret",
+    "web.tls-certificate": "/etc/titanic/web.pem",
+    "web.tls-key": "/etc/titanic/web.key",
+    "web.client-ca": "/etc/titanic/clients.pem",
+    "web.hooks-user": "hooks",
+}
+"""Values of keys without a default."""
+
+HEAD = """\
+# Titanic's configuration. Every key is here, commented out, with its default; keys without a default say so.
+#
+#   titanic config check /etc/titanic/titanic.toml          checks this file
+#   titanic config show --config /etc/titanic/titanic.toml  shows the effective values and their sources
+#   systemctl reload titanic                                applies the settings marked (live) to a running server
+#
+# TITANIC_ variables of the environment override this file, and options on the command line override both. Times are
+# seconds, or like "5m"; sizes are bytes, or like "64MiB". Keys above the first [table] apply to every command that has
+# them.
+
+"""
+
+
+def settings_file() -> str:
+    """deploy/titanic.toml."""
+    commands = commands_of(click.Context(main))
+    explained: set[tuple[str, str]] = set()
+    parts = [HEAD]
+    for key, command in SHARED.items():
+        parts += entry(key, key, commands[command][key], explained)
+    for table, about in TABLES.items():
+        parts += [f"\n\n# {about}\n[{table}]\n" if about else f"\n\n[{table}]\n", *entries(table, commands, explained)]
+    return "".join(parts)
+
+
+def entries(table: str, commands: Commands, explained: set[tuple[str, str]]) -> Iterator[str]:
+    """The keys of a table, by group."""
+    options = {key: option for key, option in commands[table].items() if key != "store"}
+    groups = dict.fromkeys(["", *(getattr(option, "group", "") for option in options.values())])
+    for group in groups:
+        if group and table == "serve":
+            yield f"\n# -- {group}\n\n"
+        for key, option in options.items():
+            if getattr(option, "group", "") == group:
+                yield from entry(f"{table}.{key}", key, option, explained)
+
+
+def entry(place: str, key: str, option: click.Option, explained: set[tuple[str, str]]) -> Iterator[str]:
+    """A key with its comment, which is omitted where a table above has the same."""
+    text = re.sub(r"--([a-z][a-z-]*)", r"`\1`", option.help or "").replace("`key-file`", "`key`")
+    text = text.replace("; may be given repeatedly", "")
+    text, _, otherwise = text.removesuffix(".").partition("; default: ")
+    default: Any = option.get_default(click.Context(click.Command("")))
+    if isinstance(option.show_default, str):
+        otherwise = option.show_default
+    missing = f"No default{f': {otherwise}' if otherwise else ''}."
+    if otherwise and default is not None:
+        text += f"; {'if empty' if default == () else default}: {otherwise}"
+    if note := NOTES.get(place, ""):
+        text = f"{text}. {note.removesuffix('.')}"
+    if (key, text) in explained:
+        comment = "" if default is not None else missing
+    else:
+        explained.add((key, text))
+        comment = " ".join(filter(None, [f"{text}.", "" if default is not None else missing]))
+        comment += " (live)" if getattr(option, "is_live", False) else ""
+    if comment:
+        yield textwrap.fill(comment, WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False) + "\n"
+    value = EXAMPLES.get(place, EXAMPLES.get(key)) if default is None else default
+    assert value is not None, f"{place} has no default: add an example of it here"
+    yield f"#{key} = {literal(value)}\n"
+
+
+def literal(value: Any) -> str:
+    """A value as TOML has it."""
+    if isinstance(value, (bool, tuple, list)):
+        return json.dumps(value, ensure_ascii=False)
+    return str(value) if isinstance(value, (int, float)) else json.dumps(str(value), ensure_ascii=False)
+
+
+def table_of(config: type) -> str:
+    """A table of all settings of a dataclass, for a document."""
+    rows = [f"| {config.__name__} | default | |", "|---|---|---|"]
+    defaults = {one.name: one.default for one in fields(config)}
+    for name, setting in settings_of(config).items():
+        default: Any = defaults[name]
+        if setting.unit == "B":
+            shown = write_size(default).replace("MiB", " MiB").replace("GiB", " GiB")
+        elif isinstance(default, (int, float)):
+            shown = f"{default:,g}" if default < 1e5 else f"{default:,}"
+        else:
+            shown = f"`{json.dumps(default)}`"
+        rows.append(f"| `{name}` | {shown} | {setting.help} |")
+    return "\n".join(rows) + "\n"
+
+
+def readme(text: str) -> str:
+    """broker/README.md with its tables anew."""
+    for config in (BrokerConfig, WorkerConfig, ClientConfig):
+        header = re.escape(table_of(config).partition("\n")[0])
+        old = re.search(rf"^{header}\n(\|[^\n]*\n)+", text, flags=re.MULTILINE)
+        assert old is not None
+        text = text.replace(old[0], table_of(config))
+    return text
+
+
+if __name__ == "__main__":
+    TOML.write_text(settings_file())
+    README.write_text(readme(README.read_text()))

@@ -1,0 +1,308 @@
+"""The settings of the server: each is declared once, with its default, unit, range and what it means.
+
+Times are seconds, sizes bytes. The options of `titanic serve`, deploy/titanic.toml and what SIGHUP reloads are made of
+these declarations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from broker import DEFAULT_ENDPOINT, BrokerConfig, WorkerConfig, setting, settings_of
+from titanic.errors import CallerError, Contradiction
+from titanic.store import DURABILITIES, MIN_CAPACITY, Durability, LeaseConfig, Retention
+from titanic.util.units import MAX_SECONDS
+
+MAX_LANES = 150
+"""ZeroMQ allows 1023 sockets in a process."""
+
+KEPT, TRIED, TRAFFIC, OPERATION = "What is kept", "Attempts", "The broker's traffic", "Operation"
+"""Headings in the help and in files."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceLimits:
+    """Limits of one service; 0: no limit."""
+
+    waiting: int = 0
+    """Requests that have not ended; further ones are refused."""
+    bytes: int = 0
+    """Bytes of their bodies; further requests are refused."""
+    running: int = 0
+    """Requests that run at the same time, however many workers there are."""
+    rate: float = 0.0
+    """Attempts that begin per second, evenly spread."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """How Titanic stores, dispatches and stops."""
+
+    store: Path | str = setting(
+        Path("titanic-data"),
+        "Directory of the store, or the URL of a PostgreSQL database: postgresql://USER@HOST/DATABASE.",
+    )
+    capacity: int | None = setting(
+        None,
+        "Size limit of the store. When it is full, new requests are refused.",
+        unit="B",
+        least=MIN_CAPACITY,
+        most=1 << 44,
+        otherwise="the capacity of an existing store, 1GiB for a new one",
+    )
+    durability: Durability = setting(
+        "synced",
+        "When a request is acknowledged. synced: it is on the disk. relaxed: faster; a power cut may take what was"
+        " acknowledged within the last second. memory: for tests and caches; the store is in RAM, so `store` must name"
+        " a directory there, like /dev/shm/titanic.",
+        choices=DURABILITIES,
+    )
+    preallocate: bool = setting(False, "Take the whole capacity from the disk at the start.", group=KEPT)
+    closed_body_limit: int = setting(
+        64 << 10,
+        "Largest body that is kept with a closed request. Closed requests are remembered until their room is needed.",
+        unit="B",
+        least=0,
+        group=KEPT,
+    )
+    drop_unarchived: bool = setting(
+        False,
+        "When room is needed, forget closed requests that no archive has yet, and count the loss, instead of refusing"
+        " new requests.",
+        group=KEPT,
+    )
+    retention: Retention = field(default_factory=Retention)
+    """How long requests are kept that are not closed, and closed ones: `OperatorSettings`."""
+    limits: Mapping[bytes, ServiceLimits] = setting(
+        factory=dict,
+        help="Limits of a service: waiting=N requests, bytes=SIZE of them, running=N at once, rate=N/s (or /m, /h)"
+        " attempts that begin, evenly spread. Servers that share a store have them in common.",
+        group=TRIED,
+        is_live=True,
+        option="service_limit",
+    )
+    bind: tuple[str, ...] = setting((DEFAULT_ENDPOINT,), "Endpoint of the integrated broker; * or 0 for any free port.")
+    open: bool = setting(
+        False,
+        "Listen where other machines can connect, without access control: whoever connects may submit, read, close and"
+        " work. Otherwise such endpoints are refused.",
+    )
+    gather: tuple[str, ...] = setting(
+        (), "Endpoint for requests that need no reply, from SCATTER sockets; with the integrated broker only."
+    )
+    access: Path | None = setting(
+        None,
+        "The access file: which users exist, and what each may do. With the integrated broker only; needs `key`.",
+        otherwise="whoever connects may do everything",
+    )
+    key: Path | None = setting(
+        None,
+        "File with a secret key. With `access`: the key by which clients know this server. With `broker`: the key by"
+        " which that broker knows this server; needs `server_key`, too.",
+        otherwise="none",
+        option="key_file",
+    )
+    server_key: str | Path | None = setting(
+        None,
+        "With `broker`, if that has access control: its public key, in Z85 or in a file.",
+        otherwise="none",
+    )
+    broker: str | None = setting(
+        None,
+        "Use the broker at this endpoint, in another process.",
+        otherwise="the integrated broker",
+    )
+    node_name: str = setting(
+        "",
+        "With a store in PostgreSQL: the name of this server among those that share the store.",
+        otherwise="the name of the machine",
+    )
+    advertise: tuple[str, ...] = setting(
+        (),
+        "With a store in PostgreSQL: where others reach this server, for `titanic nodes`.",
+        otherwise="where it listens",
+    )
+    lanes: int = setting(
+        64,
+        "With `broker`: worker sockets for each of Titanic's services, and, if that broker does not report its workers,"
+        " the most requests in flight for one service.",
+        least=1,
+        most=MAX_LANES,
+        group=TRAFFIC,
+    )
+    max_attempts: int = setting(
+        10,
+        "Failed attempts after which a request has failed for good.",
+        least=1,
+        most=65535,
+        group=TRIED,
+        is_live=True,
+    )
+    retry_first: float = setting(
+        1.0,
+        "Back-off after the first failed attempt; doubles with each, give or take a tenth.",
+        unit="s",
+        least=0,
+        group=TRIED,
+        is_live=True,
+    )
+    retry_most: float = setting(300.0, "Longest back-off.", unit="s", least=0, group=TRIED, is_live=True)
+    unready_timeout: float = setting(
+        3600.0,
+        "How long workers may return a request, because they do not know its task or an argument, or cannot import a"
+        " module, before it has failed. Each server counts since its own start.",
+        unit="s",
+        least=0,
+        group=TRIED,
+        is_live=True,
+    )
+    attempt_timeout: float = setting(
+        600.0,
+        "With a `broker` of another project, which does not report that a worker died: an attempt without a reply for"
+        " this long has failed.",
+        unit="s",
+        least=0.001,
+        group=TRIED,
+    )
+    presence_first: float = setting(
+        0.05,
+        "Wait before the broker is asked again for a service without workers; doubles up to `presence_most`.",
+        unit="s",
+        least=0.001,  # 0 would be to ask without a pause
+        most=3600,
+    )
+    presence_most: float = setting(1.0, "Longest such wait.", unit="s", least=0.001, most=3600)
+    grace: float = setting(
+        10.0, "On shutdown: maximum time for running requests to finish.", unit="s", least=0, is_live=True
+    )
+    wire: BrokerConfig = field(default_factory=BrokerConfig)
+    """The integrated broker's settings."""
+    worker: WorkerConfig = field(default_factory=WorkerConfig)
+    """The lanes' settings."""
+    lease: LeaseConfig = field(default_factory=LeaseConfig)
+    """How nodes that share a store in PostgreSQL keep in touch."""
+
+    def __post_init__(self) -> None:
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        for wrong in chain(contradictions(values | {"max_body": self.wire.max_body}), access_contradictions(values)):
+            raise wrong
+        for name, declared in settings_of(self).items():
+            value = values[name]
+            if declared.choices and value not in declared.choices:
+                raise CallerError(f"{name} is {value!r}", f"it must be one of {', '.join(declared.choices)}")
+            least = declared.least
+            most = MAX_SECONDS if declared.most is None and declared.unit == "s" else declared.most
+            if value is not None and least is not None and value < least:
+                raise CallerError(f"{name} is {value}", f"it must be at least {least}")
+            if value is not None and most is not None and not value <= most:
+                raise CallerError(f"{name} is {value}", f"it must be at most {most:g}")
+
+
+def live_settings(config: type) -> frozenset[str]:
+    """The settings of a dataclass that a running server can change."""
+    return frozenset(name for name, declared in settings_of(config).items() if declared.is_live)
+
+
+LIVE = live_settings(ServerConfig) | {"retention"}
+"""The fields that a running server can change."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorSettings:
+    """Settings of `titanic serve` that are no field of `ServerConfig`, or part of one of its fields."""
+
+    keep_replies: float = setting(
+        7 * 86_400.0,
+        "How long to keep replies that no client closes; 0: for ever.",
+        unit="s",
+        least=0,
+        group=KEPT,
+        is_live=True,
+        written="7d",
+    )
+    keep_dead: float = setting(
+        30 * 86_400.0,
+        "How long to keep failed and expired requests; 0: for ever.",
+        unit="s",
+        least=0,
+        group=KEPT,
+        is_live=True,
+        written="30d",
+    )
+    keep_closed: float = setting(
+        0,
+        "How long to remember closed requests; 0: while there is room.",
+        unit="s",
+        least=0,
+        group=KEPT,
+        is_live=True,
+    )
+    lease: float = setting(
+        LeaseConfig().lease,
+        "With a store in PostgreSQL: how long other servers wait before taking over from a dead server. Must be equal"
+        " on all servers; to change it, stop all first.",
+        unit="s",
+        least=3.0,  # a renewal is given up after a fifth of it
+        most=3600.0,  # the requests of a dead server must not wait for a day
+    )
+    metrics: str | None = setting(
+        None,
+        "Address for /metrics (Prometheus), /healthz and /readyz. :PORT listens at every address, port 0 takes any free"
+        " one.",
+        group=OPERATION,
+        otherwise="none",
+    )
+
+    @staticmethod
+    def retention(settings: Mapping[str, float]) -> Retention:
+        """How long requests are kept, in µs."""
+        return Retention(*(int(settings[name] * 1e6) for name in ("keep_replies", "keep_dead", "keep_closed")))
+
+
+def contradictions(values: Mapping[str, Any]) -> Iterator[Contradiction]:
+    """The contradictions among a server's settings, by name."""
+    if values["broker"] is None and not values["bind"]:
+        yield Contradiction(("bind",), "bind is empty", "nobody could connect", "name at least one endpoint")
+    if values["broker"] is not None and values["gather"]:
+        what, fact = "gather is for the integrated broker", "with another one there is none"
+        yield Contradiction(("gather", "broker"), what, fact, "leave one out")
+    for endpoint in values["bind"] if values["broker"] is None else ():
+        if endpoint in values["gather"] and not endpoint.endswith((":*", ":0")):
+            what, fact = f"gather is at {endpoint}", "that is where the broker listens, as bind says"
+            yield Contradiction(("bind", "gather"), what, fact, "choose another port")
+    largest, capacity = values["max_body"], values["capacity"]
+    if capacity is not None and BrokerConfig().max_body != largest > capacity:
+        what, fact = f"max_body is {largest} bytes", f"the store's capacity is {capacity}: none of that size has room"
+        yield Contradiction(("max_body", "capacity"), what, fact, "change one of the two")
+    first, most = values["retry_first"], values["retry_most"]
+    if first > most:
+        what, fact = f"retry_first is {first:g} s", f"it must not be more than retry_most, {most:g} s"
+        yield Contradiction(("retry_first", "retry_most"), what, fact, "change one of the two")
+
+
+def access_contradictions(values: Mapping[str, Any]) -> Iterator[Contradiction]:
+    """Those among the settings of access control. A file may have some of these, and the environment the others."""
+    access, key, server_key = values["access"], values["key"], values["server_key"]
+    if values["broker"] is None:
+        if access is not None and values["open"]:
+            what, fact = "open is for endpoints without access control", "access says who may do what"
+            yield Contradiction(("open", "access"), what, fact, "leave one out")
+        if access is not None and key is None:
+            what, fact = "access is given without key", "clients have to know that this is the right server"
+            advice = "make its key with `titanic keys server`, and give the secret file as key"
+            yield Contradiction(("access", "key"), what, fact, advice)
+        return
+    if access is not None:
+        what = "access is for the integrated broker"
+        fact = "access control is where clients connect, and a broker that is not of this project has none"
+        yield Contradiction(
+            ("access", "broker"), what, fact, "give it to `titanic broker` there, and leave it out here"
+        )
+    if (server_key is None) != (key is None):
+        given, missing = ("key", "server_key") if server_key is None else ("server_key", "key")
+        what, fact = f"{given} is given without {missing}", "a broker that is secured takes both"
+        yield Contradiction((given, missing), what, fact, "give both; `titanic keys new` makes a key")
