@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, TypeVarTuple
 
 from starlette.requests import Request
 
@@ -20,6 +20,7 @@ from titanic.protocol.answers import RequestInfo
 from titanic.web.auth.identity import Visitor
 
 Loaded = TypeVar("Loaded")
+Arguments = TypeVarTuple("Arguments")
 
 HOUR = 3600.0
 
@@ -206,7 +207,7 @@ def _workers(stats: dict[str, Any]) -> dict[str, int] | None:
 # -- the last hour ------------------------------------------------------------------------------------------------
 
 
-class Rates(NamedTuple):
+class RequestRates(NamedTuple):
     """Requests per second; None: unknown."""
 
     submitted: float | None
@@ -214,7 +215,7 @@ class Rates(NamedTuple):
     failed: float | None
 
 
-UNKNOWN = Rates(None, None, None)
+UNKNOWN = RequestRates(None, None, None)
 
 
 def increase(before: int, after: int) -> int:
@@ -222,11 +223,11 @@ def increase(before: int, after: int) -> int:
     return after - before if after >= before else after
 
 
-def _rates(before: Counters, after: Counters) -> Rates:
+def _rates(before: Counters, after: Counters) -> RequestRates:
     elapsed = after.at - before.at
     if elapsed <= 0 or before.source != after.source:
         return UNKNOWN
-    return Rates(
+    return RequestRates(
         increase(before.submitted, after.submitted) / elapsed,
         increase(before.done, after.done) / elapsed,
         increase(before.failed, after.failed) / elapsed,
@@ -269,11 +270,11 @@ class History:
         known = 0.0 if self.began is None else now - self.began
         return next((length for length in SHORTER_SPANS if known <= length), HOUR)
 
-    def now(self) -> Rates:
+    def now(self) -> RequestRates:
         """Return the current rates."""
         return _rates(self._recent[0], self._recent[-1]) if len(self._recent) > 1 else UNKNOWN
 
-    def rates(self, now: float, parts: int, length: float = HOUR) -> list[Rates]:
+    def rates(self, now: float, parts: int, length: float = HOUR) -> list[RequestRates]:
         """Divide the last `length` seconds into parts and return the rates of each."""
         sums = [[0.0, 0.0, 0.0, 0.0] for _ in range(parts)]
         began, width = now - length, length / parts
@@ -288,7 +289,9 @@ class History:
                 if overlap > 0:
                     for n, value in enumerate((overlap, *(rate * overlap for rate in rates if rate is not None))):
                         sums[at][n] += value
-        return [Rates(a / covered, b / covered, c / covered) if covered else UNKNOWN for covered, a, b, c in sums]
+        return [
+            RequestRates(a / covered, b / covered, c / covered) if covered else UNKNOWN for covered, a, b, c in sums
+        ]
 
     def levels(self, now: float, parts: int, length: float = HOUR) -> list[tuple[int, int] | None]:
         """Divide the last `length` seconds into parts and return how many waited and ran at the end of each."""
@@ -453,14 +456,20 @@ class TtlCache:
         """By user, path, query and name."""
 
     async def get(
-        self, request: Request, name: str, load: Callable[[], Coroutine[Any, Any, Loaded]], ttl: float = CACHE_TTL
+        self,
+        request: Request,
+        name: str,
+        load: Callable[[*Arguments], Coroutine[Any, Any, Loaded]],
+        *arguments: *Arguments,
+        ttl: float = CACHE_TTL,
     ) -> Loaded:
-        """Return what `load` returns, or raise what it raises. `name` distinguishes the results of one page."""
+        """Return what `load` returns with these arguments, or raise what it raises. `name` distinguishes the results
+        of one page."""
         key = request.state.visitor.user, request.url.path, request.url.query, name
         entry = self._entries.get(key)
         if entry is None or not entry.is_fresh or request.headers.get("x-live") != "1":
             if len(self._entries) >= MAX_CACHED:
                 self._entries = {each: one for each, one in self._entries.items() if one.is_fresh}
-            entry = self._entries[key] = CacheEntry(load(), ttl)
+            entry = self._entries[key] = CacheEntry(load(*arguments), ttl)
         result: Loaded = await asyncio.shield(entry.result)  # a cancelled caller does not cancel it for the others
         return result

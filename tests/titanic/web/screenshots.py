@@ -1,6 +1,6 @@
-"""Makes the pictures of titanic/web/README.md: PYTHONPATH=tests:. python tests/titanic/web/screenshots.py [SECONDS]
+"""Makes the screenshots of titanic/web/README.md: PYTHONPATH=tests:. python tests/titanic/web/screenshots.py [SECONDS]
 
-They show a queue that really works, for five minutes, or so many seconds.
+They show a queue that has been working for five minutes, or so many seconds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from titanic.web.settings import WebSettings
 FOLDER = Path(__file__).parents[3] / "titanic" / "web" / "screenshots"
 SIZE = {"width": 1180, "height": 780}
 COLOURS = 96
-"""Of a picture: so it is small."""
+"""Of a screenshot, to keep it small."""
 
 DICE = random.Random(1912)
 TRACEBACK = """Traceback (most recent call last):

@@ -24,7 +24,7 @@ from titanic.web.stats import (
     Latencies,
     Latency,
     Percentiles,
-    Rates,
+    RequestRates,
     ServiceCounters,
     StatsPoller,
     StatsSample,
@@ -141,7 +141,7 @@ def history(*samples: StatsSample) -> History:
 
 def test_rates_are_differences_of_counters() -> None:
     assert history().now() == history(sample(0, 5)).now() == UNKNOWN
-    assert history(sample(0, 5), sample(2, 9), sample(4, 25, failed=2)).now() == Rates(5, 5, 0.5)
+    assert history(sample(0, 5), sample(2, 9), sample(4, 25, failed=2)).now() == RequestRates(5, 5, 0.5)
 
 
 def test_current_rates_are_those_of_the_last_seconds() -> None:

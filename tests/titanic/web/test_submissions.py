@@ -1,4 +1,4 @@
-"""Submissions that come together go in one message, and are as independent of each other as if they did not."""
+"""Concurrent submissions share a message and stay independent of each other."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def together(server: Server, play: Callable[[Submit], Awaitable[Any]]) -> Any:
     return asyncio.run(run())
 
 
-def test_many_go_in_one_message(server: Server, client: Client) -> None:
+def test_many_share_a_message(server: Server, client: Client) -> None:
     async def play(submit: Submit) -> list[str]:
         others = submit(b"other", service="b"), submit(b"other", priority=7), submit(bytes(SMALL + 1))
         return await asyncio.gather(*(submit(b"%d" % number) for number in range(250)), *others)
@@ -46,7 +46,7 @@ def test_many_go_in_one_message(server: Server, client: Client) -> None:
 
 
 @pytest.mark.settings(limits={b"absent": ServiceLimits(waiting=5)})
-def test_one_that_is_refused_takes_no_other_along(server: Server, client: Client) -> None:
+def test_a_rejected_submission_does_not_affect_others(server: Server, client: Client) -> None:
     async def play(submit: Submit) -> list[str | BaseException]:
         return await asyncio.gather(*(submit(b"x") for _ in range(8)), return_exceptions=True)
 
@@ -56,7 +56,7 @@ def test_one_that_is_refused_takes_no_other_along(server: Server, client: Client
     assert client.stats()["store"]["requests"] == 5
 
 
-def test_one_that_is_wrong_is_told_so(server: Server) -> None:
+def test_an_invalid_submission_raises(server: Server) -> None:
     async def play(submit: Submit) -> list[str | BaseException]:
         wrong = [submit(b"x", limit=-1) for _ in range(2)]
         return await asyncio.gather(*wrong, submit(b"x"), return_exceptions=True)
@@ -67,7 +67,7 @@ def test_one_that_is_wrong_is_told_so(server: Server) -> None:
     assert isinstance(third, str)
 
 
-def test_one_that_is_cancelled_cancels_no_other(server: Server, client: Client) -> None:
+def test_a_cancelled_submission_does_not_cancel_others(server: Server, client: Client) -> None:
     async def play(submit: Submit) -> list[str | BaseException]:
         tasks = [asyncio.ensure_future(submit(b"x")) for _ in range(3)]
         await asyncio.sleep(0)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from functools import partial
-
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -16,19 +13,19 @@ PAGE_TTL = 1.0
 """Seconds for which a refreshed page is cached for its visitor."""
 
 
-async def _cached(page: Callable[[Request], Awaitable[Response]], request: Request) -> Response:
-    """Cache a page that refreshes itself, by session, because its forms contain the session's token."""
-
-    async def made() -> Response:
-        return await page(request)
-
-    if request.headers.get("x-live") != "1":
-        return await made()
-    return await gateway_of(request).cache.get(request, visitor_of(request).csrf, made, PAGE_TTL)
-
-
 def _refreshing(route: Route) -> Route:
-    return Route(route.path, partial(_cached, route.endpoint)) if "GET" in (route.methods or ()) else route
+    """Cache a page while it refreshes itself, by session, because its forms contain the session's token."""
+    if "GET" not in (route.methods or ()):
+        return route
+
+    async def page(request: Request) -> Response:
+        if request.headers.get("x-live") != "1":
+            answer: Response = await route.endpoint(request)
+            return answer
+        session = visitor_of(request).csrf
+        return await gateway_of(request).cache.get(request, session, route.endpoint, request, ttl=PAGE_TTL)
+
+    return Route(route.path, page)
 
 
 ROUTES: list[BaseRoute] = [

@@ -7,7 +7,6 @@ import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import NamedTuple
 from urllib.parse import urlencode
 
@@ -74,8 +73,8 @@ async def _fetch(client: Client, service: str | None, span: str) -> Failures:
 async def failures(request: Request) -> Response:
     """List the groups."""
     service, span = _query(request)
-    load = partial(_fetch, visitor_of(request).client, service or None, span)
-    found = await gateway_of(request).cache.get(request, "failures", load)
+    client = visitor_of(request).client
+    found = await gateway_of(request).cache.get(request, "failures", _fetch, client, service or None, span)
     groups = group_failures(found.rows)
     ends = [row["finished_at"] for row in found.rows]
     now = int(time.time() * 1e6)

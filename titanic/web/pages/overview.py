@@ -6,7 +6,6 @@ import asyncio
 import math
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
@@ -19,7 +18,7 @@ from titanic.protocol.answers import RequestInfo
 from titanic.web.gateway import gateway_of, visitor_of
 from titanic.web.pages.charts import Line, chart, spark
 from titanic.web.pages.forms import NotPermitted, unless_forbidden
-from titanic.web.pages.services import Service, services_of
+from titanic.web.pages.services import ServiceRow, services_of
 from titanic.web.stats import HISTORY_STEP, History, LatencyPoint, StatsSample
 from titanic.web.template_filters import counted, number, percent, rate, size, span
 
@@ -51,7 +50,7 @@ async def overview(request: Request) -> Response:
     gateway, visitor = gateway_of(request), visitor_of(request)
     poller = gateway.stats_poller
     oldest = await unless_forbidden(
-        "the oldest waiting request", gateway.cache.get(request, "oldest", partial(_oldest, visitor.client))
+        "the oldest waiting request", gateway.cache.get(request, "oldest", _oldest, visitor.client)
     )
     sample = await unless_forbidden("figures and services", poller.sample(visitor))
     if isinstance(sample, NotPermitted):
@@ -75,7 +74,7 @@ async def overview(request: Request) -> Response:
     )
 
 
-def _importance(service: Service) -> tuple[int, int]:
+def _importance(service: ServiceRow) -> tuple[int, int]:
     return service.waiting, service.workers or 0
 
 
@@ -89,7 +88,7 @@ async def _oldest(client: Client) -> RequestInfo | None:
     return None
 
 
-def _trends(history: History, services: Sequence[Service]) -> dict[str, Markup]:
+def _trends(history: History, services: Sequence[ServiceRow]) -> dict[str, Markup]:
     return {
         one.name: spark(
             [*(counters.waiting for _, counters in history.trend(one.name)), one.waiting], f"{one.name}, waiting"
@@ -143,7 +142,7 @@ class QueueHealth(NamedTuple):
     problems: list[str]
 
 
-def assess(sample: StatsSample, services: Sequence[Service]) -> QueueHealth:
+def assess(sample: StatsSample, services: Sequence[ServiceRow]) -> QueueHealth:
     """Report what `titanic health` would, and what needs an operator's attention."""
     stats, store = sample.stats, sample.stats["store"]
     critical, warnings = [], []
@@ -173,7 +172,7 @@ def _named(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMED]) + more
 
 
-def _waiting(service: Service) -> int:
+def _waiting(service: ServiceRow) -> int:
     return service.waiting
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 from urllib.parse import urlencode
 
@@ -194,8 +193,8 @@ async def requests(request: Request) -> Response:
     gateway, visitor = gateway_of(request), visitor_of(request)
     wanted = parse_filter(request.query_params)
     after = request.query_params.get("after")
-    load = partial(find_page, visitor.client, wanted, after, PAGE)
-    found = await unless_forbidden("requests", gateway.cache.get(request, "requests", load))
+    page = gateway.cache.get(request, "requests", find_page, visitor.client, wanted, after, PAGE)
+    found = await unless_forbidden("requests", page)
     missing = found if isinstance(found, NotPermitted) else None
     rows, following = ([], None) if isinstance(found, NotPermitted) else found
     return gateway.page(

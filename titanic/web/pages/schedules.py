@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -106,8 +105,7 @@ def by_schedule(rows: Iterable[RequestInfo]) -> list[KnownSchedule]:
 
 async def schedules(request: Request) -> Response:
     """List the schedules."""
-    load = partial(fetch, visitor_of(request).client)
-    found = await gateway_of(request).cache.get(request, "schedules", load)
+    found = await gateway_of(request).cache.get(request, "schedules", fetch, visitor_of(request).client)
     return gateway_of(request).page(request, "schedules.html", found=found)
 
 

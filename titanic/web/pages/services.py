@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlencode
 
 from markupsafe import Markup
@@ -56,7 +56,7 @@ Trend = Sequence[tuple[float, ServiceCounters]]
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class ServiceRow:
     """Figures of a service; None: unknown or none."""
 
     name: str
@@ -101,7 +101,7 @@ FIGURES = ("waiting", "delayed", "running", "oldest", "done", "failed", "expired
 
 
 @lru_cache(maxsize=1)
-def services_of(sample: StatsSample) -> tuple[Service, ...]:
+def services_of(sample: StatsSample) -> tuple[ServiceRow, ...]:
     """All services with requests, workers or settings, by name, without Titanic's own. Those of web hooks are listed
     because they have requests to execute. Cached for all pages that show the same sample."""
     names = {*(sample.stats.get("by_service") or sample.stats["services"]), *(sample.workers or ())}
@@ -113,27 +113,17 @@ def is_internal(service: str) -> bool:
     return service.startswith(("titanic.", "mmi.")) or service in (PAUSED, KEPT)
 
 
-def service_of(sample: StatsSample, name: str) -> Service:
+def service_of(sample: StatsSample, name: str) -> ServiceRow:
     """The figures of a service, known or not."""
     workers = None if sample.workers is None else sample.workers.get(name, 0)
     row = (sample.stats.get("by_service") or {}).get(name)
     if row is None:
-        return Service(name, sample.stats["services"].get(name, 0), workers=workers)
+        return ServiceRow(name, sample.stats["services"].get(name, 0), workers=workers)
     limits = {limit: most for limit, most in row["limits"].items() if most is not None}
-    return Service(name, workers=workers, limits=limits, **{figure: row[figure] for figure in FIGURES})
+    return ServiceRow(name, workers=workers, limits=limits, **{figure: row[figure] for figure in FIGURES})
 
 
 # -- the list -----------------------------------------------------------------------------------------------------
-
-SORT_KEYS: dict[str, Callable[[Service], Any]] = {
-    "name": attrgetter("name"),
-    "waiting": attrgetter("waiting"),
-    "running": attrgetter("running"),
-    "oldest": attrgetter("by_age"),
-    "workers": attrgetter("by_workers"),
-    "done": attrgetter("done"),
-    "failed": attrgetter("failed"),
-}
 
 LABELS = {
     "name": "Service",
@@ -144,14 +134,13 @@ LABELS = {
     "done": "Done",
     "failed": "Failed",
 }
+"""The columns that the list can be sorted by."""
 
-ONLY: dict[str, Callable[[Service], Any]] = {
-    "waiting": attrgetter("waiting"),
-    "lonely": attrgetter("lacks_workers"),
-    "paused": attrgetter("paused"),
-    "failed": attrgetter("failed"),
-}
-"""Filters beside the name."""
+SORT_KEYS = {"oldest": "by_age", "workers": "by_workers"}
+"""What columns are sorted by, if not by their values."""
+
+FILTERS = {"waiting": "waiting", "lonely": "lacks_workers", "paused": "paused", "failed": "failed"}
+"""Filters beside the name, and what each requires."""
 
 
 class Column(NamedTuple):
@@ -171,14 +160,16 @@ async def services(request: Request) -> Response:
     text, only = query.get("q", "").strip(), query.get("only", "")
     order, page = query.get("sort", "name"), query.get("page", "1")
     by = order.removeprefix("-")
-    if by not in SORT_KEYS or not page.isdecimal() or not 1 <= len(page) <= 6 or page == "0":
-        raise Problem(400, f"invalid sort order or page; sort must be one of {', '.join(SORT_KEYS)}, page a number")
+    if by not in LABELS or not page.isdecimal() or not 1 <= len(page) <= 6 or page == "0":
+        raise Problem(400, f"invalid sort order or page; sort must be one of {', '.join(LABELS)}, page a number")
     sample = await unless_forbidden("services and their figures", gateway.stats_poller.sample(visitor_of(request)))
     if isinstance(sample, NotPermitted):
         return gateway.page(request, "services.html", missing=sample)
     every = services_of(sample)
-    chosen = [one for one in every if text.casefold() in one.name.casefold() and (only not in ONLY or ONLY[only](one))]
-    chosen.sort(key=SORT_KEYS[by], reverse=order.startswith("-"))
+    chosen = [one for one in every if text.casefold() in one.name.casefold()]
+    if only in FILTERS:
+        chosen = [one for one in chosen if getattr(one, FILTERS[only])]
+    chosen.sort(key=attrgetter(SORT_KEYS.get(by, by)), reverse=order.startswith("-"))
     first = (int(page) - 1) * PAGE
     shown = chosen[first : first + PAGE]
     return gateway.page(
@@ -225,11 +216,11 @@ async def service(request: Request) -> Response:
     name = request.path_params["name"] or request.query_params.get("name", "")
     if not name:
         raise Problem(404, "no service is named; choose one from the list of services")
-    cache, done = gateway.cache, partial(recently_done, visitor.client, name)
+    cache, client = gateway.cache, visitor.client
     sample, rows, failures = await asyncio.gather(
         unless_forbidden("figures and workers", gateway.stats_poller.sample(visitor)),
-        unless_forbidden("latency", cache.get(request, "done", done)),
-        unless_forbidden("failures", cache.get(request, "failures", partial(_failures, visitor.client, name))),
+        unless_forbidden("latency", cache.get(request, "done", recently_done, client, name)),
+        unless_forbidden("failures", cache.get(request, "failures", _failures, client, name)),
     )
     known = None if isinstance(sample, NotPermitted) else service_of(sample, name)
     trend = [] if isinstance(sample, NotPermitted) else gateway.stats_poller.history.trend(name)
@@ -249,9 +240,7 @@ async def service(request: Request) -> Response:
         rates=_rates(trend, counters, now),
         charts=_charts(trend, None if known is None else known.waiting, now),
         sources=sources(settings, name),
-        silent=None
-        if known is None
-        else await cache.get(request, "hooks", partial(_silent_hooks, gateway, settings, name)),
+        silent=None if known is None else await cache.get(request, "hooks", _silent_hooks, gateway, settings, name),
     )
 
 

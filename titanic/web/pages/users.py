@@ -1,4 +1,4 @@
-"""Users: signing in and out, one's own permissions, and for admins those of all users with what was rejected."""
+"""Users: signing in and out, one's own permissions, and for admins those of all users with denied actions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_LOGIN_BYTES = 8 << 10
 LOCAL = re.compile(r"/(?![/\\])[!-\[\]-~]{0,2000}")
 """A path on this host: nothing that a browser would take for another host, and no backslash, which is a slash to it."""
 
-MAX_REFUSALS = 100
+MAX_DENIALS = 100
 
 READS = {"none": "nothing", "own": "own requests", "all": "all requests"}
 
@@ -46,12 +46,12 @@ class UserRow(NamedTuple):
     """How the user can be identified."""
 
 
-class Refusals(NamedTuple):
-    """What the server rejected since its start."""
+class Denials(NamedTuple):
+    """What the server denied since its start."""
 
     users: list[Refusal]
     reasons: list[tuple[str, int]]
-    """The number of rejections by reason."""
+    """The number of denials by reason."""
 
 
 def row_of(user: User, access: Access) -> UserRow:
@@ -80,7 +80,7 @@ async def users(request: Request) -> Response:
     """Show the visitor's permissions; to admins, those of all users."""
     gateway, visitor = gateway_of(request), visitor_of(request)
     path, fault, rows, own = gateway.settings.access, "", [], None
-    refusals: Refusals | NotPermitted | None = None
+    denials: Denials | NotPermitted | None = None
     if path is not None:
         try:
             access = await asyncio.to_thread(load_access, Path(path))
@@ -91,17 +91,17 @@ async def users(request: Request) -> Response:
             own = None if me is None else row_of(me, access)
             if me is not None and me.admin:
                 rows = [row_of(user, access) for _, user in sorted(access.users.items())]
-                refusals = await unless_forbidden("rejected actions", _refusals(visitor.client))
+                denials = await unless_forbidden("denied actions", _denials(visitor.client))
     return gateway.page(
-        request, "users.html", guarded=path is not None, rows=rows, own=own, fault=fault, refusals=refusals
+        request, "users.html", guarded=path is not None, rows=rows, own=own, fault=fault, denials=denials
     )
 
 
-async def _refusals(client: Client) -> Refusals:
-    """The rejections since the start of the server, the most frequent first."""
+async def _denials(client: Client) -> Denials:
+    """The denials since the start of the server, the most frequent first."""
     stats = await client.stats(services=True)
-    return Refusals(
-        sorted(stats.get("refusals", ()), key=itemgetter("count"), reverse=True)[:MAX_REFUSALS],
+    return Denials(
+        sorted(stats.get("refusals", ()), key=itemgetter("count"), reverse=True)[:MAX_DENIALS],
         sorted(stats.get("refused", {}).items(), key=itemgetter(1), reverse=True),
     )
 

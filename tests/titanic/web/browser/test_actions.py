@@ -1,4 +1,4 @@
-"""What changes many requests, a service or a schedule, in a real browser; and what is seen while the server is away."""
+"""Actions on services, schedules and many requests in a real browser; and pages while the server is away."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def test_a_schedule_is_run_now(window: Window, client: Client) -> None:
     assert page.url.endswith(row["uuid"])
 
 
-def test_all_that_match_are_retried_and_closed(window: Window, lived: Lived, client: Client) -> None:
-    """Their number is confirmed; that of many is typed."""
+def test_all_matching_requests_are_retried_and_closed(window: Window, lived: Lived, client: Client) -> None:
+    """Their number is confirmed, and typed when it is large."""
     for n in range(3):
         lived.failed(f"OutOfStock: {n} left")
     page = window.page("/requests?service=echo")
@@ -70,7 +70,7 @@ def test_all_that_match_are_retried_and_closed(window: Window, lived: Lived, cli
     assert not client.list(service="mail")[0]
 
 
-def test_what_is_done_with_many_is_stopped(window: Window, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bulk_job_is_stopped(window: Window, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     stopped = threading.Event()
 
     async def slowly(self: aio.Client, uuids: Any) -> None:
@@ -89,7 +89,7 @@ def test_what_is_done_with_many_is_stopped(window: Window, client: Client, monke
     window.check(page)
 
 
-def test_selected_ones_are_retried(window: Window, lived: Lived) -> None:
+def test_selected_requests_are_retried(window: Window, lived: Lived) -> None:
     uuid = lived.failed("OutOfStock: 1 left")
     page = window.page("/requests?state=failed")
     page.get_by_role("checkbox", name=f"Select {uuid}").check()
@@ -99,8 +99,8 @@ def test_selected_ones_are_retried(window: Window, lived: Lived) -> None:
     see_done(page, "1 request retried")
 
 
-def test_a_page_comes_when_the_server_is_there(chromium: Chromium, tmp_path: Path) -> None:
-    """It looks again by itself; and one that is open says when the server has gone."""
+def test_a_page_retries_until_the_server_is_back(chromium: Chromium, tmp_path: Path) -> None:
+    """An open page says when the server is gone."""
     endpoint = f"ipc://{tmp_path}/here"
     settings = WebSettings((endpoint,), bind=("127.0.0.1", 0), timeout=30)
     with WebServer(settings) as web, chromium.at_work() as browser:

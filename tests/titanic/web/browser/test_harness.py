@@ -1,4 +1,4 @@
-"""The eyes of the other tests here see what is wrong."""
+"""The checks of the other browser tests detect faults."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from support.browser import Chromium, Window
 
 
-def test_a_page_that_is_wrong_is_noticed(window: Window) -> None:
+def test_faults_of_a_page_are_detected(window: Window) -> None:
     page = window.page("/")
     window.check(page)
     page.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=\"/static/app.css\">')")
@@ -25,8 +25,8 @@ def test_a_page_that_is_wrong_is_noticed(window: Window) -> None:
         window.check(page)
 
 
-def test_a_loop_runs_beside_the_browser(chromium: Chromium) -> None:
-    """Else the tests of coroutines could not run in the same process."""
+def test_an_event_loop_runs_beside_the_browser(chromium: Chromium) -> None:
+    """Otherwise tests of coroutines could not run in the same process."""
     for _ in range(2):
         with chromium.at_work() as browser:
             page = browser.new_page()

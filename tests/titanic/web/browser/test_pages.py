@@ -1,4 +1,4 @@
-"""Each page in a real browser: in both themes, at both widths, with what axe-core finds, and what can be done on it."""
+"""Every page in a real browser, in both themes and widths, checked by axe-core; and the actions on it."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def test_pages_about_the_queue(window: Window, client: Client) -> None:
 
 
 @pytest.mark.parametrize("script", [True, False], ids=["script", "no-script"])
-def test_what_can_be_done(window: Window, lived: Lived, client: Client, script: bool) -> None:
-    """With a script and without."""
+def test_actions(window: Window, lived: Lived, client: Client, script: bool) -> None:
+    """With JavaScript and without."""
     uuids = [lived.failed(f"OutOfStock: {n} left") for n in range(2)]
     page = window.page("/find", script=script)
     page.get_by_label("UUID or key").fill(uuids[0])
@@ -93,7 +93,7 @@ def test_what_can_be_done(window: Window, lived: Lived, client: Client, script: 
 
 
 @pytest.mark.parametrize("script", [True, False], ids=["script", "no-script"])
-def test_requests_are_chosen_and_closed(window: Window, client: Client, script: bool) -> None:
+def test_selected_requests_are_closed(window: Window, client: Client, script: bool) -> None:
     client.submit_batch("mail", [b"x"] * 3)
     page = window.page("/requests", script=script)
     if script:
@@ -110,7 +110,7 @@ def test_requests_are_chosen_and_closed(window: Window, client: Client, script: 
     assert client.stats()["store"]["requests"] == 0
 
 
-def test_a_user_logs_in_and_out(chromium: Chromium, tmp_path: Path) -> None:
+def test_a_user_signs_in_and_out(chromium: Chromium, tmp_path: Path) -> None:
     with secured(tmp_path / "scene") as scene, chromium.at_work() as browser:
         window = Window(browser, scene.url)
         page = window.page("/schedules")
@@ -137,8 +137,8 @@ def test_a_user_logs_in_and_out(chromium: Chromium, tmp_path: Path) -> None:
         window.close()
 
 
-def test_a_request_is_watched_while_it_runs(window: Window, server: Server, client: Client) -> None:
-    """The page follows it to its end, without being loaded again."""
+def test_the_page_of_a_running_request_refreshes(window: Window, server: Server, client: Client) -> None:
+    """Until the request ends, without reloading the page."""
     uuid = client.submit("slow", b"body")
     page = window.page(f"/requests/{uuid}")
     expect(page.locator(".state.waiting").first).to_be_visible()
@@ -161,8 +161,8 @@ def test_a_request_is_watched_while_it_runs(window: Window, server: Server, clie
     assert page.evaluate("window.same")
 
 
-def test_a_page_says_when_it_is_not_up_to_date(window: Window) -> None:
-    """Also while the gateway waits for a server that is away, which takes long."""
+def test_a_page_says_when_it_is_stale(window: Window) -> None:
+    """Also while the gateway waits for a server that does not respond."""
     page = window.page("/")
     page.clock.install()
     page.goto("/services")
@@ -184,7 +184,7 @@ def test_a_page_says_when_it_is_not_up_to_date(window: Window) -> None:
     expect(page.locator("#stale")).to_be_hidden()
 
 
-def test_keys_themes_and_times(window: Window, client: Client) -> None:
+def test_shortcuts_themes_and_times(window: Window, client: Client) -> None:
     uuid = client.submit("mail", b"x")
     page = window.page(f"/requests/{uuid}", timezone_id="Asia/Tokyo", locale="en-GB", viewport=PHONE)
     expect(page.locator(".timeline time").first).not_to_contain_text("UTC")

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
 from support.coroutines import in_loop
 
 from titanic.web import pages
@@ -28,7 +29,8 @@ class Made:
         headers = [(b"x-live", b"1")] if live else []
         scope = {"type": "http", "path": "/", "query_string": b"", "headers": headers, "server": ("127.0.0.1", 80)}
         request = Request(scope | {"app": self._app, "state": {"visitor": visitor}})
-        return (await pages._cached(self.page, request)).body
+        answer: Response = await pages._refreshing(Route("/", self.page)).endpoint(request)
+        return bytes(answer.body)
 
 
 @in_loop
