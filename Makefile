@@ -18,7 +18,7 @@ APT_INSTALL = until said=$$(apt-get update -qq 2>&1); do \
 	  DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 install -y -qq --no-install-recommends
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-compiled compiled torture mutants tools java lint format types check bench bench-peers bench-churn bench-nodes bench-calls bench-web bench-web-load bench-spark wheel deb clean
+.PHONY: help demo quick test test-compiled compiled torture mutants tools java lint format types check bench bench-peers bench-churn bench-nodes bench-calls bench-web bench-web-load bench-spark wheel deb clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -32,6 +32,11 @@ demo: $(READY) ## Real requests surviving absent workers and killed processes, i
 test: $(TOOLED) tools java compiled ## Every test, in parallel; those of cores, protocol and store on the compiled build, too
 	$(BIN)/pytest -n $(JOBS) --dist worksteal tests
 	$(ON_COMPILED) -n $(JOBS) --dist worksteal $(CORE_TESTS)
+
+quick: lint ## For every save, under 90 seconds: lint, layering, cores, protocol, the embedded stores, clients, command line
+	$(BIN)/pytest -q -n $(JOBS) --dist worksteal -m "not torture" -k "not postgres" \
+	  $(patsubst %,--ignore-glob='*%*',postgres several_nodes claims_broken) $(CORE_TESTS) tests/test_imports.py tests/titanic/client \
+	  tests/titanic/cli/test_entry.py tests/titanic/cli/test_help.py tests/titanic/cli/test_submit_reply.py
 
 test-compiled: $(TOOLED) tools java compiled ## Every test on the compiled build
 	$(ON_COMPILED) -n $(JOBS) --dist worksteal tests
