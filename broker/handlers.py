@@ -1,4 +1,4 @@
-"""Handlers: the threads that they run in, what they return or yield, and what is said of one that failed."""
+"""Handlers: the threads that run them, their results, their exceptions as error replies, and the delivery at hand."""
 
 from __future__ import annotations
 
@@ -20,34 +20,36 @@ log = logging.getLogger(__name__)
 
 Frame = bytes | bytearray | memoryview | str
 Reply = Frame | Iterable[Frame] | None
-"""What a handler may return, or yield: one frame, several, or none, which is an empty one. Text is sent as UTF-8."""
+"""What a handler may return or yield: one frame, several, or none, which becomes an empty one. Text is sent as
+UTF-8."""
 Handler = Callable[[Frames], Reply | Generator[Reply, None, Reply]]
-"""A function that gets a request's frames. It returns the reply, or is a generator of its parts."""
+"""A function of a request's frames. It returns the reply, or is a generator of its parts."""
 
 Call = tuple[Callable[..., None], tuple[Any, ...]]
 
 
 class HandlerThreads:
-    """Up to `most` threads, started when they are needed.
+    """Up to `most` threads, started on demand.
 
-    `concurrent.futures` does the same, but makes a future with its locks for each call: a worker that was kept busy did
-    11,000 to 17,000 requests a second with it, and 18,000 to 26,000 with this. It also waits for its threads when the
-    program ends, where some may work for ever.
+    `concurrent.futures` does the same, but makes a future with its locks for each call: a busy worker executed 11,000
+    to 17,000 requests a second with it, and 18,000 to 26,000 with this. It also waits for its threads when the program
+    ends, and some may run for ever.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._threads: set[int] = set()
         self.started = 0
-        """Threads that there are."""
+        """Threads that are running."""
         self._busy = 0
         self._short = False
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
 
     def call(self, function: Callable[..., None], *args: Any) -> bool:
-        """Have a function called in one of the threads. One thread may ask; it is to say so when it is `done`.
+        """Call a function in one of the threads. Only one thread may use this, and it calls `done` for each call.
 
-        False when there is no thread and none can be started: then it is not called. If there is one, it waits for it.
+        Return False if there is no thread and none can be started: the function is not called then. If there are busy
+        ones, the call waits for one.
         """
         if self._busy >= self.started < self._most:
             self._start()
@@ -58,16 +60,16 @@ class HandlerThreads:
         return True
 
     def done(self) -> None:
-        """One of the calls is done: its thread is free, or will be at once."""
+        """Note that one of the calls is done: its thread is free, or will be at once."""
         self._busy -= 1
 
     def end(self) -> None:
-        """End the threads once they have nothing more to do; doesn't wait for that."""
+        """End the threads once they have nothing left to do, without waiting for that."""
         for _ in range(self.started):
             self._calls.put(None)
 
     def __contains__(self, thread: int) -> bool:
-        """Whether it is one of these, by its `threading.get_ident()`."""
+        """Whether a thread is one of these, by its `threading.get_ident()`."""
         return thread in self._threads
 
     def _start(self) -> None:
@@ -95,7 +97,7 @@ class HandlerThreads:
 
 
 def execute(handler: Handler, body: Frames, part: Callable[[Frames], object]) -> Frames:
-    """Call a handler: `part` gets each part of the reply that it yields; the last one, or the whole, comes back."""
+    """Call a handler. `part` gets each part of the reply that it yields; return the last one, or the whole."""
     result: Any = handler(body)
     while isinstance(result, Generator):
         try:
@@ -108,29 +110,29 @@ def execute(handler: Handler, body: Frames, part: Callable[[Frames], object]) ->
 
 
 MOST_TEXT = 4096
-"""Characters of an exception's text that go into the error reply."""
+"""Characters of an exception's text in the error reply."""
 
 MOST_TRACEBACK = 4096
-"""Bytes of a traceback that go with it."""
+"""Bytes of a traceback in the error reply."""
 
 TRACEBACK = b"Traceback (most recent call last):\n"
-"""Begins one."""
+"""How a traceback begins."""
 
 _HERE = f"{Path(__file__).parent}/"
-"""Our own steps on the way to a handler."""
+"""Frames of this package, which lead to a handler."""
 
 _NAMELESS = error_body(500, "the handler failed")
 
 
 class TooLarge(Exception):
-    """A reply that the broker would not take; the text says what to do."""
+    """A reply that the broker would not accept; the text says what to do."""
 
 
 class Measure:
-    """What may be sent for one request.
+    """Checks what may be sent for one request.
 
-    A broker ends the connection of a worker that sends more than it takes, without an answer, and gives the request to
-    the next worker: so the size is checked here.
+    A broker ends the connection of a worker that sends more than it accepts, without an answer, and gives the request
+    to the next worker: so the size is checked here.
     """
 
     def __init__(self, most: int, *, joined: bool) -> None:
@@ -140,12 +142,12 @@ class Measure:
         self._frames = self._bytes = 0
 
     def part(self, frames: Frames) -> Frames:
-        """A part of the reply, which comes back; raises TooLarge."""
+        """Check a part of the reply and return it. Raises TooLarge."""
         self._check(frames, "all parts of the reply have" if self._joined else "a part of the reply has")
         return frames
 
     def last(self, frames: Frames) -> Frames:
-        """The reply, or the last part of it."""
+        """Check the reply, or its last part, and return it. Raises TooLarge."""
         self._check(frames, "the reply has")
         return frames
 
@@ -164,7 +166,7 @@ class Measure:
 
 
 def as_frames(value: Any) -> Frames:
-    """What a handler returned, as body frames: one at least, None and an empty list are an empty one."""
+    """Convert a handler's result to body frames, at least one: None and an empty list become an empty frame."""
     if value is None:
         return [b""]
     if isinstance(value, (str, bytes, bytearray, memoryview)):
@@ -175,13 +177,13 @@ def as_frames(value: Any) -> Frames:
 
 
 def error_frames(error: RemoteError) -> Frames:
-    """The error reply that a handler has chosen."""
+    """Make the error reply that a handler has chosen."""
     return error_body(error.status, error.text, *(as_frames(error.detail) if error.detail else ()))
 
 
 def failure(error: BaseException, *, traced: bool = False) -> Frames:
-    """The error reply for an exception of a handler. Never raises, whatever the exception does when it is looked at.
-    `traced`: with the end of its traceback, for a queue to keep."""
+    """Make the error reply for an exception of a handler. It never raises, whatever the exception's own code does.
+    `traced`: include the end of the traceback, for a queue to keep."""
     try:
         text = f"{type(error).__name__}: {error}"[:MOST_TEXT]
         return error_body(500, text, *(_traceback(error) if traced else ()))
@@ -193,8 +195,8 @@ def failure(error: BaseException, *, traced: bool = False) -> Frames:
 
 
 def _traceback(error: BaseException) -> Frames:
-    """The traceback of an exception, beginning in the handler; of a long one the end. None if there is nothing to
-    tell."""
+    """Format the traceback of an exception from the handler on; a long one without its beginning. Empty if there is
+    none."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_HERE):
         trace = trace.tb_next
@@ -218,47 +220,52 @@ def _frame(value: Any) -> bytes:
 
 
 MOST_PROGRESS = 1024
-"""Bytes of what a handler says about its progress."""
+"""Bytes of a progress message."""
 
 
 class ProgressReporter(Protocol):
-    """What brings a handler's progress to its broker."""
+    """Sends a handler's progress to its broker."""
 
     def progress(self, delivery: Delivery) -> None:
-        """Send what the handler has said last (`take_progress`), soon. Any thread may ask."""
+        """Send the last message (`take_progress`) soon. Any thread may call this."""
 
 
 class Delivery:
-    """One delivery of a request to a handler. Any thread may call its methods."""
+    """One delivery of a request to a handler, in a context variable while the handler runs. Any thread may call its
+    methods.
+
+    A queue may give a request a context, whose content is not interpreted here. It comes with the delivery
+    (`Job.context`). A handler can report its progress, and learns of a cancellation.
+    """
 
     is_cancelled = False
-    """Whether nobody wants the reply any more: the request was closed, or its time is over."""
+    """Whether the request was closed, or has expired: the reply is not wanted."""
     known: object = None
-    """What a program has made of the context, so that it is read once."""
+    """What a program has decoded from the context, so that it does so once."""
     _news: bytes | None = None
 
     def __init__(self, context: bytes, reporter: ProgressReporter | None = None, number: int = 0) -> None:
-        """`reporter`: None: nobody is told about progress. `number`: the worker's, of the job."""
+        """`reporter`: None: progress is dropped. `number`: the worker's number of the job."""
         self.context = context
-        """What the queue has said of the request, a JSON object; empty: nothing."""
+        """What the queue says about the request, a JSON object; empty: nothing."""
         self.number = number
         self._reporter = reporter
         self._callbacks: list[Callable[[], None]] = []
 
     def cancel(self) -> None:
-        """Nobody wants the reply any more."""
+        """Cancel the delivery."""
         self.is_cancelled = True
         self._call_back()
 
     def on_cancel(self, function: Callable[[], None]) -> None:
-        """Have a function called once when this is cancelled, at once if it is. It is called in the worker's thread,
-        and must not wait."""
+        """Call a function once when this is cancelled, at once if it is already. It is called in the worker's thread
+        and must not block."""
         self._callbacks.append(function)
         if self.is_cancelled:
             self._call_back()
 
     def progress(self, text: bytes) -> None:
-        """Tell the broker how far it is. What is said faster than it can be sent is replaced by what is said next."""
+        """Report progress to the broker. A newer message replaces one that was not sent yet."""
         if self._reporter is None:
             return
         waits, self._news = self._news is not None, text[:MOST_PROGRESS]
@@ -266,7 +273,7 @@ class Delivery:
             self._reporter.progress(self)
 
     def take_progress(self) -> bytes | None:
-        """What was said last; None: nothing since the last call."""
+        """Return the last progress message; None: nothing new since the last call."""
         text, self._news = self._news, None
         return text
 
@@ -281,4 +288,4 @@ class Delivery:
 
 
 DELIVERY: ContextVar[Delivery | None] = ContextVar("DELIVERY", default=None)
-"""The delivery that is handled here; None: this is no handler of a worker."""
+"""The delivery handled in this context; None: no handler of a worker runs here."""

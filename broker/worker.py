@@ -1,9 +1,9 @@
-"""A worker of a service: calls a function for each request, in a thread beside the heartbeats.
+"""Workers that call functions in threads, beside the heartbeats.
 
-The handler gets the request's body frames and returns the reply: bytes, text, or a list of frames. It may also
-yield: each yielded value is sent at once as a PARTIAL, the generator's return value is the FINAL. An exception
-becomes an error reply (see `broker.core.mdp`) and a line in the log; raise `RemoteError` to choose its status
-and text. A reply that is too large for the broker becomes an error reply 413.
+A handler gets a request's body frames and returns the reply: bytes, text, or a list of frames. It may also yield: each
+value is sent at once as a PARTIAL, and the generator's return value is the FINAL. An exception becomes an error reply
+(see `broker.core.mdp`) and a line in the log; raise `RemoteError` to choose its status and text. A reply that is too
+large for the broker becomes an error reply 413.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Worker(WorkerBase):
 
         Worker("echo", lambda frames: frames).run()
 
-    Of several endpoints each worker chooses one at random, works for it, and goes to the next when that broker is lost
-    or sends it away: at once when the connection broke or the broker said DISCONNECT, else when its heartbeats have
-    failed. When all are gone it waits, and tries them all again. With `everywhere` it is registered at all of them, and
-    still does one request at a time (`broker.worker_base`).
-    `run` blocks until another thread (or a signal handler) calls `stop`, which lets requests in hand finish. Ctrl-C
-    does so by itself; for other signals, `signal.signal(signal.SIGTERM, lambda *_: worker.stop())`.
-    `start` runs it in a thread of its own. As a context manager it is started and stopped.
+    With several endpoints each worker picks one at random, and goes to the next when that broker is lost or sends it
+    away: at once if the connection broke or the broker said DISCONNECT, else when its heartbeats fail. When all are
+    gone it waits and tries them again. With `everywhere` it is registered at all of them, and still executes one
+    request at a time (`broker.worker_base.JobSlots`). `run` blocks until another thread (or a signal handler) calls
+    `stop`, which lets requests in hand finish. Ctrl-C does so by itself; for other signals,
+    `signal.signal(signal.SIGTERM, lambda *_: worker.stop())`. `start` runs it in a thread of its own. As a context
+    manager it is started and stopped.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class Worker(WorkerBase):
         config: WorkerConfig | None,
         curve: Curve | None,
     ) -> None:
-        """Get ready to serve these services, with `jobs` requests at a time in all."""
+        """Prepare to serve these services, with `jobs` requests at a time in all."""
         self._handlers: HandlerThreads = HandlerThreads(jobs)
         self._thread: threading.Thread | None = None
         super()._begin(handlers, endpoint, jobs, everywhere, config, curve)
 
     def run(self) -> None:
-        """Serve until `stop`, or until Ctrl-C, which ends it as `stop` does; a second one is a KeyboardInterrupt."""
+        """Serve until `stop`, or until Ctrl-C, which acts as `stop`; a second one raises KeyboardInterrupt."""
         try:
             with interrupts(self.stop):
                 self._loop.run()
@@ -82,7 +82,7 @@ class Worker(WorkerBase):
             self._handlers.end()
 
     def start(self) -> Worker:
-        """Serve in a thread of its own. An endpoint that cannot be right raises EndpointError here, not there."""
+        """Serve in a thread of its own. An invalid endpoint raises EndpointError here, not there."""
         self._open()
         self._thread = threading.Thread(target=self._run_in_thread, name="worker", daemon=True)
         self._thread.start()
@@ -91,7 +91,7 @@ class Worker(WorkerBase):
     def stop(self) -> None:
         """Take no more requests, finish those in hand, say good-bye, end `run`.
 
-        Any thread may call this. A handler that does is not kept waiting: the end waits for the handler.
+        Any thread may call this. A call from a handler returns at once, since the end waits for the handler.
         """
         self._leave()
         if self._thread is not None and threading.get_ident() not in self._handlers:
@@ -111,7 +111,7 @@ class Worker(WorkerBase):
             self._log_fault()
 
     def _handle(self, channel: WorkerRegistration, job: Job) -> None:
-        """Runs in a handler thread."""
+        """Execute a request in a handler thread."""
         DELIVERY.set(channel.delivery)
         measure = self._measure(channel)
 
@@ -126,7 +126,7 @@ class Worker(WorkerBase):
 
 
 class MultiWorker(Worker):
-    """Serves several services, with `jobs` requests at a time in all (`broker.worker_base`).
+    """Serves several services, with `jobs` requests at a time in all (`broker.worker_base.JobSlots`).
 
         MultiWorker({"upper": upper, "lower": lower}, jobs=4).run()
 
@@ -144,7 +144,7 @@ class MultiWorker(Worker):
         key: Key = None,
         server_key: str | Path | None = None,
     ) -> None:
-        """The function for each service; all else as of `Worker`."""
+        """`handlers`: a function for each service. The other arguments are those of `Worker`."""
         if not handlers:
             raise UsageError("there is no service to work for; name at least one")
         of_names = {name.encode(): handler for name, handler in handlers.items()}
@@ -157,12 +157,12 @@ class MultiWorker(Worker):
 
 @contextmanager
 def interrupts(stop: Callable[[], None]) -> Iterator[None]:
-    """Ctrl-C as a request to end, and not as an exception in the middle of something.
+    """Treat Ctrl-C as a request to end, not as an exception in the middle of something.
 
     While the block runs, the first SIGINT calls `stop`; the second raises KeyboardInterrupt, as always.
 
-    A program that has a handler of its own keeps it. Outside the main thread, where Python handles no signals, nothing
-    is changed.
+    A program with a handler of its own keeps it. Outside the main thread, where Python handles no signals, nothing
+    changes.
     """
     usual = signal.default_int_handler
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not usual:

@@ -1,8 +1,7 @@
-"""What workers have in common, however they call their handlers: registrations with brokers, what becomes of the
-exceptions of a handler, the ways to part.
+"""What all workers share: registrations with brokers, job slots, error replies for exceptions of handlers, and endings.
 
-    broker.Worker       handlers in threads; a loop of its own         broker/worker.py
-    broker.aio.Worker   coroutines, all in the caller's asyncio loop   broker/aio/worker.py
+broker.Worker       handlers in threads; a loop of its own         broker/worker.py
+broker.aio.Worker   coroutines, all in the caller's asyncio loop   broker/aio/worker.py
 """
 
 from __future__ import annotations
@@ -34,21 +33,21 @@ from broker.worker_log import WorkerLog
 log = logging.getLogger("broker.worker")
 
 PATIENCE = 0.2
-"""Seconds for which a request may wait."""
+"""Seconds that a request may wait for a job slot."""
 
 
 class Handlers(Protocol):
-    """How handlers are called."""
+    """Runs handlers, in threads or as tasks."""
 
     def call(self, function: Callable[..., Any], *args: Any) -> bool:
-        """Have a function called, soon; False when that is impossible."""
+        """Have a function called soon. Return False if that is impossible."""
 
     def done(self) -> None:
-        """One of the calls is done."""
+        """Note that one of the calls is done."""
 
 
 class WorkerBase:
-    """A worker with its registrations, in a loop."""
+    """A worker: its registrations with brokers, in a loop."""
 
     _handlers: Handlers
 
@@ -61,7 +60,7 @@ class WorkerBase:
         config: WorkerConfig | None,
         curve: Curve | None,
     ) -> None:
-        """Get ready to serve these services, with `jobs` requests at a time in all."""
+        """Prepare to serve these services, with `jobs` requests at a time in all."""
         if jobs < 1:
             raise UsageError(f"jobs is {jobs}; it must be 1 or more")
         self._loop = Loop()
@@ -71,15 +70,15 @@ class WorkerBase:
         self._channels: list[WorkerRegistration] = []
         self._logs: list[WorkerLog] = []
         endpoints = Servers(endpoint).names
-        places = [[name] for name in endpoints] if everywhere else [endpoints]
+        targets = [[name] for name in endpoints] if everywhere else [endpoints]
         what = f"{jobs} jobs for each of {len(handlers)} services" + (
-            f" at {len(places)} brokers" if everywhere else ""
+            f" at {len(targets)} brokers" if everywhere else ""
         )
-        watched = self._watch or any(len(names) > 1 for names in places)
-        require_connections(len(places) * len(handlers) * jobs, what, watched=watched)
-        slots = JobSlots(self._loop, jobs) if len(places) * len(handlers) > 1 else None
+        watched = self._watch or any(len(names) > 1 for names in targets)
+        require_connections(len(targets) * len(handlers) * jobs, what, watched=watched)
+        slots = JobSlots(self._loop, jobs) if len(targets) * len(handlers) > 1 else None
         for service, handler in handlers.items():
-            for names in places:
+            for names in targets:
                 sessions = [self._new_session(service, config) for _ in range(jobs)]
                 self._register(sessions, handler, names, slots)
         if slots is not None:
@@ -88,7 +87,7 @@ class WorkerBase:
     def _register(
         self, sessions: Sequence[WorkerSession], handler: Any, endpoints: Sequence[str], slots: JobSlots | None
     ) -> None:
-        """Be registered for a service at one of these endpoints, and say in the log what becomes of that."""
+        """Register for a service with one of these endpoints, and log what happens to the registrations."""
         channels = [WorkerRegistration(self, session, handler, endpoints, self._watch, slots) for session in sessions]
         report = WorkerLog(
             log,
@@ -108,25 +107,25 @@ class WorkerBase:
         self._logs.append(report)
 
     _passes_on = False
-    """Whether requests are executed by others, so that the end of this process is not the end of their worker."""
+    """Whether other processes execute the requests, so that the end of this process is not the end of their worker."""
 
     _watch = False
-    """Whether to learn from the transport when the connection breaks: for protocols without heartbeats."""
+    """Whether the transport reports a broken connection: for protocols without heartbeats."""
 
     _registers_at = "broker"
-    """What the log calls it."""
+    """What the log calls the other side."""
 
     def _connection(self, channel: WorkerRegistration, endpoints: Sequence[str], *, watch: bool) -> Dealer:
-        """Called by a channel, for the sockets that it speaks through."""
+        """Make the connections of a channel."""
         return Dealer(zmq.Context.instance(), endpoints, watch=watch, hold=True, curve=self._curve, spread=True)
 
     def _new_session(self, service: bytes, config: WorkerConfig | None) -> WorkerSession:
-        """Protocols other than MDP have their own."""
+        """Make a session; protocols other than MDP override this."""
         process = "" if self._passes_on else _process_name(os.getpid())
         return WorkerSession(service, config, now=time.monotonic(), process=process)
 
     def _open(self) -> None:
-        """Connect, before it runs. An endpoint that cannot be right raises EndpointError."""
+        """Connect before the loop runs. Raises EndpointError for an invalid endpoint."""
         now = time.monotonic()
         try:
             for channel in self._channels:
@@ -137,38 +136,38 @@ class WorkerBase:
             raise
 
     def _leave(self) -> None:
-        """Take no more requests, finish those in hand, say good-bye, end the loop. Any thread may call this."""
+        """Take no more requests, finish those in hand, say good-bye and end the loop. Any thread may call this."""
         self._loop.call(self._part, WorkerRegistration.leave)
         self._loop.close_unless_running()
 
     def abandon(self) -> None:
-        """End `run` without waiting for the requests in hand: the broker is told, and gives them to another worker.
+        """End `run` without waiting for the requests in hand: the broker is notified and gives them to another worker.
 
-        Any thread may ask. What the handlers still return is dropped.
+        Any thread may call this. What the handlers still return is dropped.
         """
         self._loop.call(self._part, WorkerRegistration.give_up)
         self._loop.stop()
 
     def every(self, seconds: float, function: Callable[[], None]) -> None:
-        """Have a function called again and again in the loop that speaks to the broker; it must not wait.
+        """Call a function at intervals, in the loop that speaks to the broker. It must not block.
 
-        Call this before `run` or `start`. The function is called also while requests are in hand, but not once the
-        worker has ended or while it is stuck: that is what a watchdog wants to know.
+        Call this before `run` or `start`. The function is also called while requests are in hand, but not once the
+        worker has ended or is stuck: a watchdog can rely on it.
         """
         self._loop.add(Beat(seconds, function))
 
     @property
     def registered(self) -> int:
-        """How many of the workers are connected and have heard from the broker, just now; 0 when it has ended."""
+        """How many of its sessions are connected and have heard from the broker; 0 after the end."""
         return 0 if self._ended else sum(session.registered for session in self.sessions)
 
     @property
     def sessions(self) -> list[WorkerSession]:
-        """Its sessions with the broker, one for each job."""
+        """The sessions with the broker, one for each job."""
         return [channel.session for channel in self._channels]
 
     def _part(self, way: Callable[[WorkerRegistration, float], None]) -> None:
-        """Have all registrations part with the broker, in one of their ways."""
+        """End all registrations, in one of their ways."""
         for report in self._logs:
             report.leave()
         for channel in self._channels:
@@ -181,16 +180,16 @@ class WorkerBase:
     # -- handlers -------------------------------------------------------------------------------------------
 
     def _handle(self, channel: WorkerRegistration, job: Job) -> Any:
-        """Have the handler work on a request, and give the reply back: what `Handlers` are told to call."""
+        """Run the handler on a request and give the reply back; passed to `Handlers.call`."""
         raise NotImplementedError
 
     def _measure(self, channel: WorkerRegistration) -> Measure:
-        """What may be sent for one request."""
+        """Make the check of what may be sent for one request."""
         return Measure(self._config.max_reply, joined=channel.joins_parts)
 
     def _failed(self, channel: WorkerRegistration, job: Job, error: BaseException) -> Frames:
-        """The error reply for what a handler has raised. There is always one: without it the worker would never be free
-        again."""
+        """Make the error reply for an exception of a handler. It always returns one: without a reply the worker would
+        never be free again."""
         if isinstance(error, RemoteError):
             try:
                 # Without the parts before it, whatever the version.
@@ -218,12 +217,12 @@ class WorkerBase:
 
 
 class WorkerRegistration(WorkerChannel):
-    """One registered worker: its session and its connection."""
+    """One registration with one broker, for one service: a session and its connection."""
 
     log: WorkerLog
-    """What says of it that it is there."""
+    """Logs whether it is registered."""
     delivery: Delivery | None = None
-    """What is in hand, or was last."""
+    """The present delivery, or the last one."""
 
     def __init__(
         self,
@@ -234,7 +233,7 @@ class WorkerRegistration(WorkerChannel):
         watch: bool,
         slots: JobSlots | None,
     ) -> None:
-        """`hand`: does its work, and that of others; None: it has its own turn."""
+        """`slots`: shared with other registrations; None: it has a slot of its own."""
         super().__init__(session, worker._connection(self, endpoints, watch=watch or len(endpoints) > 1))
         session.several = len(endpoints) > 1
         self.handler = handler
@@ -255,10 +254,10 @@ class WorkerRegistration(WorkerChannel):
             self._slots.done(self, time.monotonic())
 
     def progress(self, delivery: Delivery) -> None:
-        """The handler has said how far it is. Any thread may call this."""
-        self._worker._loop.call(self._tell, delivery)
+        """Send the handler's progress. Any thread may call this."""
+        self._worker._loop.call(self._send_progress, delivery)
 
-    def _tell(self, delivery: Delivery) -> None:
+    def _send_progress(self, delivery: Delivery) -> None:
         if (said := delivery.take_progress()) is not None:
             self.session.progress(delivery.number, said, time.monotonic())
             self._worker._loop.touch(self)
@@ -269,16 +268,16 @@ class WorkerRegistration(WorkerChannel):
 
     @property
     def joins_parts(self) -> bool:
-        """Whether all parts of a reply go out in one message. Any thread may ask."""
+        """Whether all parts of a reply go out in one message. Any thread may read it."""
         return not self.session.dialect.has(Command.PARTIAL)
 
     def leave(self, now: float) -> None:
-        """Finish what is in hand, and say good-bye."""
+        """Finish the request in hand and say good-bye."""
         self.session.leave(now)
         self._worker._loop.touch(self)
 
     def give_up(self, now: float) -> None:
-        """Say good-bye, also with a request in hand."""
+        """Say good-bye, even with a request in hand."""
         session = self.session
         self.leave(now)
         if session.state is SessionState.BUSY:
@@ -293,7 +292,7 @@ class WorkerRegistration(WorkerChannel):
             self._slots.take(self, job, time.monotonic())
 
     def work(self, job: Job) -> None:
-        """Have the handler called for a request."""
+        """Call the handler for a request."""
         worker = self._worker
         self.delivery = Delivery(job.context, self, job.number)
         if not worker._handlers.call(worker._handle, self, job):
@@ -325,23 +324,39 @@ class WorkerRegistration(WorkerChannel):
 
 @lru_cache(maxsize=1)
 def _process_name(pid: int) -> str:
-    """What the workers of this process have in common; another one after a fork. The part before the slash is shown."""
+    """Name this process for its workers, anew after a fork. The part before the slash is shown to users."""
     return f"{socket.gethostname()[:24]}:{pid}/{os.urandom(4).hex()}"
 
 
 def _any_registered(channels: Sequence[WorkerRegistration]) -> bool:
-    """Whether any is registered, or was and is only busy elsewhere."""
+    """Whether any is registered, or only away because the worker is busy elsewhere."""
     return any(channel.session.present for channel in channels)
 
 
 def _registered_at(channels: Sequence[WorkerRegistration]) -> str:
-    """Where they are registered."""
+    """List the endpoints where they are registered."""
     return " and ".join(dict.fromkeys(channel.server for channel in channels if channel.session.registered))
 
 
 class JobSlots(Channel):
-    """Does the requests of several registrations, as many at a time as it has arms. It lives in their loop, without a
-    socket."""
+    """Distributes the requests of several registrations among a few slots: of a worker with several brokers or
+    services.
+
+    MDP lets a broker send a request to any worker that is registered and free, and each registration knows only its own
+    requests. So more may arrive than there are slots, and some have to wait. Short requests are executed one after
+    another: one that waits here need not come over the wire later. When the requests in hand take longer than PATIENCE,
+    the worker leaves its other brokers and services (DISCONNECT): these give its waiting requests to other workers and
+    send nothing more. When a slot is free it returns with READY, with as many registrations for each as there are free
+    slots.
+
+                      request comes     PATIENCE is over                reply given
+        ------------  ----------------  ------------------------------  ------------------------------
+        a slot free   begin             –                               return
+        all busy      wait              leave the others, give back     begin a waiting request; else
+                                        what waits                      return
+
+    It is a channel of their loop, without a socket.
+    """
 
     rests = True
 
@@ -349,32 +364,32 @@ class JobSlots(Channel):
         self._loop = loop
         self._count = slots
         self._groups: dict[object, list[WorkerRegistration]] = {}
-        """Those that are alike: for the same service, at the same broker."""
+        """Registrations for the same service at the same brokers."""
         self._busy: set[WorkerRegistration] = set()
-        """Whose requests are being worked on."""
+        """Registrations whose requests are running."""
         self._waiting: dict[WorkerRegistration, Job] = {}
         self._leave_at: float | None = None
-        """When those that are not at work leave."""
+        """When the idle registrations leave."""
 
     def add(self, registration: WorkerRegistration, group: object) -> None:
-        """Work for one more. The same `group` is for those that are alike."""
+        """Add a registration. Those for the same service at the same brokers share a `group`."""
         self._groups.setdefault(group, []).append(registration)
 
     def take(self, registration: WorkerRegistration, job: Job, now: float) -> None:
-        """A request has come."""
+        """Begin a request, or have it wait."""
         if len(self._busy) < self._count:
             self._begin(registration, job, now)
         else:
             self._waiting[registration] = job
 
     def drop(self, registration: WorkerRegistration, now: float) -> None:
-        """The connection is gone: nobody wants the reply to what waits here."""
+        """Drop the waiting request of a lost connection."""
         if (job := self._waiting.pop(registration, None)) is not None:
             registration.session.final(job.number, [], now)
             self._loop.touch(registration)
 
     def done(self, registration: WorkerRegistration, now: float) -> None:
-        """What was begun is done."""
+        """Free a slot: begin a waiting request, or return to the brokers."""
         self._busy.discard(registration)
         self._leave_at = None
         if self._waiting:
@@ -389,7 +404,7 @@ class JobSlots(Channel):
                 self._loop.touch(other)
 
     def tick(self, now: float) -> None:
-        """It takes long: others are to do what waits, and what comes."""
+        """Leave the other brokers: the requests in hand take long, so other workers get what waits and what comes."""
         self._leave_at = None
         self._waiting.clear()
         for group in self._groups.values():

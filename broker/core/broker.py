@@ -81,7 +81,7 @@ class BrokerCore(Core):
         """Connections, of clients and workers; the shell counts them."""
         self.documents = mmi.Documents()
         self.guard: Guard | None = None
-        """Who may do what; None: everybody may do everything."""
+        """The permissions; None: every user may do everything."""
         self.draining = False
         self.is_cut_off = False
         """Whether other brokers serve what this one cannot at the moment."""
@@ -92,7 +92,7 @@ class BrokerCore(Core):
     def receive(self, peer: Peer, frames: Frames, now: float, user: User | None = None) -> None:
         """Take a message of a `user` (None: unchecked). One that is not MDP is counted and dropped."""
         worker = self.workers.get(peer)
-        if worker is not None and (parsed := worker.dialect.parse(frames)) is not None:  # most have not to be looked at
+        if worker is not None and (parsed := worker.dialect.parse(frames)) is not None:  # most need no further parsing
             self._worker_command(worker, parsed[0], parsed[1], now)
             return
         at, frame = 0, b""
@@ -118,7 +118,7 @@ class BrokerCore(Core):
         self._malformed(peer, now)
 
     def tick(self, now: float) -> None:
-        """Do what is due: heartbeats, silent workers, requests that waited too long."""
+        """Do what is due: send heartbeats, remove silent workers, expire requests."""
         if (due := self.next_deadline()) is not None and now > due + self.config.heartbeat_interval / 2:
             self.deaf(now)  # the workers were not silent, this process was: stopped, or busy
         for worker in self.registry.silent(now):
@@ -133,19 +133,19 @@ class BrokerCore(Core):
     def next_deadline(self) -> float | None:
         return earliest(self._heartbeats.wake_at, self.registry.silences.wake_at, self.waiting.sweep_at)
 
-    # -- more that a shell can tell it -----------------------------------------------------------------------
+    # -- more that a shell can report -----------------------------------------------------------------------
 
     def lost(self, peer: Peer, now: float, unsent: Sequence[bytes] = ()) -> None:
-        """The transport knows that the peer is gone: no need to wait for silence. `unsent`: a message that therefore
-        did not go out. A request that the worker never got did not kill it."""
+        """Note that the transport lost a peer: no need to wait for silence. `unsent`: a message that therefore did not
+        go out. A request that the worker never got did not kill it."""
         worker = self.workers.get(peer)
         if worker is not None:
             self.stats["workers_expired"] += 1
             self._forget(worker, now, died=worker.request is None or worker.request.token not in unsent)
 
     def too_large(self, peer: Peer, head: Frames, text: str) -> None:
-        """A message was thrown away that begins with `head`: the client that waits for an answer gets one, which says
-        what the message had (`text`). Then call `receive` without frames, as for any malformed message."""
+        """Answer the client of a discarded message that begins with `head`; `text` says what was wrong. Then call
+        `receive` without frames, as for any malformed message."""
         worker = self.workers.get(peer)
         if worker is not None:
             if (request := self._take_from(worker)) is not None:  # it fails, as if the worker had said so
@@ -154,14 +154,15 @@ class BrokerCore(Core):
             self._refuse(request, 413, f"the request has {text}")
 
     def deaf(self, now: float) -> None:
-        """The broker could not read. What workers sent meanwhile is still unread, so none of them counts as silent."""
+        """Note that the broker could not read: what workers sent meanwhile is still unread, so none of them counts as
+        silent."""
         for worker in self.workers.values():
             self._heard(worker, now)
 
     def shut_down(self, now: float) -> None:
-        """Say good-bye to all workers, so that they look for a broker again at once.
+        """Say good-bye to all workers, so that they look for a broker at once.
 
-        Requests in hand are dropped: their clients ask again, as after a broker was killed.
+        Requests in hand are dropped: their clients retry, as after a crash of the broker.
         """
         for process in self.registry.processes.values():
             process.alone = None  # nothing begins any more
@@ -170,7 +171,7 @@ class BrokerCore(Core):
             self._dismiss(worker, now)
 
     def drain(self, now: float) -> None:
-        """Take no more requests for workers, and send the workers elsewhere: at the end there are none left."""
+        """Refuse requests for workers and dismiss the workers as they become idle: in the end there are none left."""
         self.draining = True
         for request in self._take_unbegun(lambda request: True, now):
             self._refuse(request, 503, DRAINING)
@@ -182,16 +183,16 @@ class BrokerCore(Core):
             self._drop_unused(service)
 
     def cut_off(self, cut_off: bool, now: float) -> None:
-        """Whether other brokers serve what this one cannot: idle workers go there now. Workers that come are taken in
-        all the same: perhaps no other broker is any better."""
+        """Set whether other brokers serve what this one cannot: idle workers go there now. New workers are accepted all
+        the same: perhaps no other broker is better off."""
         if cut_off and not self.is_cut_off:
             for worker in [worker for worker in self.workers.values() if worker.request is None]:
                 self._dismiss(worker, now)
         self.is_cut_off = cut_off
 
     def send_on(self, most: int | None, now: float) -> None:
-        """Send idle workers to other brokers that have some to go to: so many at most, and not the last worker of a
-        service; None: all."""
+        """Dismiss idle workers that have other brokers: `most` of them, and never the last worker of a service; None:
+        all."""
         for worker in [worker for worker in self.workers.values() if worker.request is None and worker.several]:
             if most is None:
                 self._dismiss(worker, now)
@@ -200,7 +201,7 @@ class BrokerCore(Core):
                 most -= 1
 
     def revoke(self, review: Review, now: float) -> None:
-        """There are other users: workers and requests go that may not be here any more."""
+        """Dismiss workers and drop requests whose users lost their permission."""
         self.documents.forget()
         dismissed = review.dismissed(self.workers.values())
         self.registry.count_users()
@@ -216,8 +217,8 @@ class BrokerCore(Core):
             self._drop_unused(service)
 
     def withhold(self, client: Peer, now: float) -> None:
-        """A client may have nothing begun now. Its requests that wait, or are in the output on their way to a worker,
-        are answered with 499."""
+        """Answer with 499 the requests of a client that may have nothing begun now: those that wait, and those in the
+        output on their way to a worker."""
         for service in [service for service in self.services.values() if service.waiting]:
             for request in self.waiting.take_all_of(service.waiting, client):
                 self._answer_cancelled(request)
@@ -266,8 +267,8 @@ class BrokerCore(Core):
             self.waiting.push(service.waiting, request, now)
 
     def cancel(self, peer: Peer, name: bytes, mark: bytes, now: float, *, running: bool = False) -> bool:
-        """Take a request back, by its `mark`; it is answered with 499, as every request has an answer. If a worker has
-        it, it stays there, and no other gets it. `running`: that worker is told, if it knows CANCEL."""
+        """Withdraw a request by its `mark`; it is answered with 499. If a worker has it, it stays there, and no other
+        gets it. `running`: notify that worker, if it knows CANCEL."""
         service = self.services.get(name)
         request = self.waiting.remove(service.waiting, peer, mark) if service is not None else None
         if service is None or request is None:
@@ -394,18 +395,18 @@ class BrokerCore(Core):
         self._free(worker, now)
 
     def _progress(self, worker: WorkerPeer, rest: Frames, now: float) -> None:
-        """How far it is, in one small frame. What comes too fast is dropped: nobody waits for it."""
+        """Forward progress, in one small frame. What comes too fast is dropped."""
         request = worker.request
         if not worker.extended or request is None or rest[:2] != [request.token, b""]:
             self._malformed(worker.peer, now)
-        elif worker.may_tell(rest[2:], now):
+        elif worker.may_report(rest[2:], now):
             self._output += request.progress(rest[2])
 
     def _keep(self, worker: WorkerPeer, rest: Frames, now: float) -> None:
         self.registry.beat(worker, now)
 
     def _ignore(self, worker: WorkerPeer, rest: Frames, now: float) -> None:
-        """A good-bye of a worker that is not registered."""
+        """Ignore a good-bye of an unregistered worker."""
 
     def _remove(self, worker: WorkerPeer, rest: Frames, now: float) -> None:
         self.stats["workers_left"] += 1
@@ -418,14 +419,15 @@ class BrokerCore(Core):
             self._forget(worker, now, died=True)
 
     def _malformed(self, peer: Peer, now: float) -> None:
-        """Not MDP. A worker that sends this cannot be trusted with a request (RFC 18: invalid peer)."""
+        """Count a message that is not MDP. A worker that sends one cannot be trusted with a request (RFC 18: invalid
+        peer)."""
         self.stats["malformed"] += 1
         worker = self.workers.get(peer)
         if worker is not None:
             self._forget(worker, now, died=True)
 
     def _free(self, worker: WorkerPeer, now: float) -> None:
-        """A worker can take a request: give it the next one, or remember it."""
+        """Give an idle worker the next request, or remember it."""
         service = worker.service
         if worker.process.alone is not None:
             self._proceed(worker.process, now)
@@ -465,8 +467,8 @@ class BrokerCore(Core):
             self._heard(worker, now)
 
     def _proceed(self, process: WorkerProcess, now: float) -> None:
-        """Send the request that is to run alone, once its process has nothing else in hand; or, when that is over, free
-        the others. Those that are about to be forgotten have no entry in `silences` any more."""
+        """Send the request that must run alone, once its process has no other; or, when that is over, free the others.
+        Workers about to be forgotten have no entry in `silences` any more."""
         alone = process.alone
         if alone is None:
             return
@@ -498,7 +500,7 @@ class BrokerCore(Core):
             self._heartbeats.set(worker, now + worker.heartbeat.interval)
 
     def _dismiss(self, worker: WorkerPeer, now: float) -> None:
-        """Send a worker elsewhere that has no request."""
+        """Dismiss a worker without a request."""
         self._send_worker(worker, Command.DISCONNECT, (), now)
         self._forget(worker, now)
 
@@ -555,4 +557,4 @@ TRANSITIONS: dict[tuple[WorkerState, Command], Callable[[BrokerCore, WorkerPeer,
     (WorkerState.BUSY, Command.DISCONNECT): BrokerCore._remove,
     **{(state, word): BrokerCore._progress for state in WorkerState for word in (Command.PROGRESS, Command.CANCEL)},
 }
-"""What a worker may say when. A missing key is the protocol error: `refuse` in the table above."""
+"""The action for each state and command. A missing key is the protocol error: `refuse` in the table above."""

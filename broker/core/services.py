@@ -1,4 +1,4 @@
-"""The services of a broker and their workers: requests that wait, workers that are free, heartbeats and silence."""
+"""A broker's services and workers: waiting requests, idle workers, heartbeats and silence."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from broker.core.timers import Heartbeat, Timers
 
 
 class Inflow(Protocol):
-    """Whether something is coming in that is not a whole message yet."""
+    """Reports whether an incomplete message is coming in."""
 
     def goes_on(self, now: float, patience: float) -> bool:
-        """Whether bytes have come since the last call, `patience` seconds ago."""
+        """Return whether bytes have come since the last call, `patience` seconds ago."""
 
 
 MOST_PROGRESS = 1024
-"""Bytes of what a worker says about how far it is."""
+"""Bytes of a worker's progress message."""
 
 PROGRESS_EVERY = 0.05
-"""Seconds between two of these that are handed on. Workers of ours leave 0.2 s."""
+"""Seconds between two of these that are forwarded. Workers of this project leave 0.2 s."""
 
 
 class WorkerState(Enum):
-    """Where a peer stands as a worker."""
+    """The state of a peer as a worker."""
 
     NONE = "none"
     IDLE = "idle"
@@ -40,10 +40,10 @@ class WorkerState(Enum):
 
 
 class WorkerProcess:
-    """The registered workers of one process. They die together, and what one had in hand may have killed the others.
+    """The registered workers of one process. They die together, and the request of one may have killed the others.
 
-    A request that is to run alone (`Request.alone`) is given to a process that has nothing else in hand, and that is
-    given nothing else meanwhile.
+    A request that must run alone (`Request.alone`) goes to a process that has no other, and that gets no other
+    meanwhile.
     """
 
     __slots__ = ("alone", "begun", "in_hand", "workers")
@@ -51,14 +51,14 @@ class WorkerProcess:
     def __init__(self) -> None:
         self.workers: dict[WorkerPeer, None] = {}
         self.in_hand = 0
-        """How many of them have a request."""
+        """The number of workers with a request."""
         self.alone: WorkerPeer | None = None
-        """The one whose request runs alone, or is to as soon as the others have finished."""
+        """The worker whose request runs alone, or will when the others have finished."""
         self.begun = False
-        """Whether that request was sent to it."""
+        """Whether that request was sent."""
 
     def waits_for_others(self, worker: WorkerPeer) -> bool:
-        """Whether the request of a worker was not sent to it yet."""
+        """Return whether the request of a worker was not sent yet."""
         return self.alone is worker and not self.begun
 
 
@@ -70,46 +70,46 @@ class WorkerPeer:
     dialect: WorkerDialect
     service: Service
     heartbeat: Heartbeat = field(init=False)
-    """How often its heartbeats come, from READY on."""
+    """The rhythm of its heartbeats, from READY on."""
     inflow: Inflow | None = None
-    """What the transport knows of its connection."""
+    """What the transport knows about its connection."""
     extended: bool = False
     """Whether it knows EXTENSION: CANCEL and PROGRESS."""
     several: bool = False
-    """Whether it has other brokers to go to: it said ELSEWHERE."""
-    told_at: float = -math.inf
-    """When it said last how far it is."""
+    """Whether it can go to other brokers: it announced ELSEWHERE."""
+    progress_at: float = -math.inf
+    """When its last progress message was forwarded."""
     request: Request | None = None
-    """What it works on; None while it is free."""
+    """Its present request; None while it is idle."""
     process: WorkerProcess = field(default_factory=WorkerProcess)
-    """Its own, unless it has said in READY that it shares it with others."""
+    """Its own, unless READY names one that it shares."""
     process_key: tuple[str, bytes] = ("", b"")
-    """Its user, and what it has said."""
+    """Its user, and the process that READY named."""
     passes_on: bool = False
-    """Whether its requests are executed elsewhere, so that its death says nothing of them."""
+    """Whether its requests are executed elsewhere, so that its death does not concern them."""
     user: User | None = None
-    """Whose it is; None without access control."""
+    """Its user; None without access control."""
     beat_due: float = -math.inf
-    """With access control: when its next heartbeat is due, so that it is not counted."""
+    """With access control: when its next heartbeat is due and does not count as a message."""
 
     def is_given(self, frames: Frames, client: Peer) -> bool:
-        """Whether this message to it is the request of a client that it has now."""
+        """Return whether this message to it is its present request, from this client."""
         request, said = self.request, self.dialect.parse(frames)
         if request is None or request.peer != client or said is None:
             return False
         return said[0] is Command.REQUEST and said[1][0] == request.token
 
-    def may_tell(self, said: Frames, now: float) -> bool:
-        """Whether what it says about how far it is goes on to the client: one small frame, and not too often."""
-        if len(said) != 1 or len(said[0]) > MOST_PROGRESS or now < self.told_at + PROGRESS_EVERY:
+    def may_report(self, said: Frames, now: float) -> bool:
+        """Return whether its progress goes on to the client: one small frame, and not too often."""
+        if len(said) != 1 or len(said[0]) > MOST_PROGRESS or now < self.progress_at + PROGRESS_EVERY:
             return False
-        self.told_at = now
+        self.progress_at = now
         return True
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Service:
-    """One service name. Either requests wait or workers are free, never both."""
+    """A service. Either requests wait or workers are idle, never both."""
 
     name: bytes
     most: int
@@ -118,22 +118,22 @@ class Service:
     """An integrated service's requests until its handler takes them; None for a service of workers."""
     waiting: FairQueue = field(default_factory=FairQueue)
     idle: dict[WorkerPeer, None] = field(default_factory=dict)
-    """Free workers, the least recently used first: a dict keeps insertion order."""
+    """Idle workers, the least recently used first: a dict keeps insertion order."""
     workers: int = 0
-    """Registered workers, free and busy."""
+    """Registered workers, idle and busy."""
 
     @property
     def unused(self) -> bool:
-        """Whether nothing is left that the broker would have to remember it for."""
+        """Whether the broker can forget it."""
         return not self.workers and not self.waiting and self.batch is None
 
     def take_batch(self) -> list[Request]:
-        """The requests of an integrated service."""
+        """Take the requests of an integrated service."""
         batch, self.batch = self.batch or [], []
         return batch
 
     def take(self, unwanted: Callable[[Request], bool]) -> list[Request]:
-        """Take some of an integrated service's requests out, after a look at all."""
+        """Take out the unwanted requests of an integrated service; this checks all."""
         taken: list[Request] = []
         if self.batch:
             kept: list[Request] = []
@@ -143,15 +143,15 @@ class Service:
         return taken
 
     def take_idle(self, request: Request) -> WorkerPeer:
-        """Take a free worker, of which there must be one: that which has been free for longest, or, for a request that
-        is to run alone, one whose process has the least in hand."""
+        """Take an idle worker, of which there must be one: the one idle longest, or, for a request that must run alone,
+        one whose process has the fewest requests."""
         worker = min(self.idle, key=lambda one: one.process.in_hand) if request.alone else next(iter(self.idle))
         del self.idle[worker]
         return worker
 
 
 NO_SERVICE = Service(b"", 0)
-"""That of a worker that has not registered yet."""
+"""The service of a worker that has not registered yet."""
 
 
 class WorkerRegistry:
@@ -161,24 +161,24 @@ class WorkerRegistry:
         self._config = config
         self.workers: dict[Peer, WorkerPeer] = {}
         self.heartbeats: Timers[WorkerPeer] = Timers()
-        """When each is due to be sent one."""
+        """When each worker must be sent one."""
         self.silences: Timers[WorkerPeer] = Timers()
-        """When each is gone, unless something comes from it."""
+        """When each worker counts as gone, unless a message comes."""
         self.of_users: dict[str, int] = {}
-        """How many each user has, with access control."""
+        """The number of each user's workers, with access control."""
         self.delivered: dict[tuple[Peer, bytes], WorkerPeer] = {}
-        """Workers that have requests, by the marks of these."""
+        """Busy workers, by the marks of their requests."""
         self.processes: dict[tuple[str, bytes], WorkerProcess] = {}
-        """Those that workers have named, by the user and the name."""
+        """Processes that workers have named, by user and name."""
 
     def admits(self, name: bytes, service: Service | None) -> bool:
-        """Whether a worker may register for a service, or for this name, which is none yet."""
+        """Return whether a worker may register for a service, or for a name that is no service yet."""
         if service is None and (service_fault(name) is not None or name.startswith(b"mmi.")):
             return False
         return (service is None or service.batch is None) and len(self.workers) < self._config.max_workers
 
     def add(self, worker: WorkerPeer, service: Service, process: bytes, now: float) -> None:
-        """A worker has registered. `process`: the name of its process; empty: it did not say."""
+        """Add a worker. `process`: the name of its process; empty: none was given."""
         worker.service = service
         worker.passes_on = process == PROCESS
         process = b"" if worker.passes_on else process
@@ -192,7 +192,7 @@ class WorkerRegistry:
         worker.heartbeat = Heartbeat(self._config.heartbeat_interval, self._config.liveness, now)
 
     def remove(self, worker: WorkerPeer) -> None:
-        """A worker is gone."""
+        """Remove a worker."""
         del self.workers[worker.peer]
         if worker.user is not None:
             count = self.of_users.pop(worker.user.name)
@@ -207,14 +207,14 @@ class WorkerRegistry:
             self.processes.pop(worker.process_key, None)
 
     def count_users(self) -> None:
-        """Connections may belong to other users now: count the workers of each again."""
+        """Count the workers of each user again: connections may have changed users."""
         self.of_users.clear()
         for worker in self.workers.values():
             if worker.user is not None:
                 self.of_users[worker.user.name] = self.of_users.get(worker.user.name, 0) + 1
 
     def take_request(self, worker: WorkerPeer) -> Request | None:
-        """Take its request from a worker."""
+        """Take a worker's request from it."""
         request, worker.request = worker.request, None
         if request is not None:
             worker.process.in_hand -= 1
@@ -223,8 +223,8 @@ class WorkerRegistry:
         return request
 
     def unwant(self, peer: Peer, name: bytes, mark: bytes) -> WorkerPeer | None:
-        """A peer does not want a request for a service any more: no other worker gets it. The worker that has it; None:
-        there is none."""
+        """Mark a request as unwanted by its client, so that no other worker gets it. Return the worker that has it;
+        None: there is none."""
         worker = self.delivered.get((peer, mark))
         if worker is None or worker.request is None or worker.request.service != name:
             return None
@@ -232,12 +232,12 @@ class WorkerRegistry:
         return worker
 
     def heard(self, worker: WorkerPeer, now: float) -> None:
-        """Something came from a worker."""
+        """Note a message from a worker."""
         worker.heartbeat.messages += 1
         self._await(worker, now)
 
     def beat(self, worker: WorkerPeer, now: float) -> None:
-        """A heartbeat came, or READY: it tells how often the worker sends some."""
+        """Note a heartbeat or READY: it shows the rhythm of the worker."""
         heartbeat = worker.heartbeat
         before = heartbeat.interval
         heartbeat.beat(now)
@@ -246,14 +246,14 @@ class WorkerRegistry:
         self._await(worker, now)
 
     def due(self, now: float) -> Iterator[WorkerPeer]:
-        """The workers that are to be sent a heartbeat now."""
+        """Yield the workers that must be sent a heartbeat now."""
         for worker in self.heartbeats.due(now):
             worker.heartbeat.sent()
             self.heartbeats.set(worker, now + worker.heartbeat.interval)
             yield worker
 
     def silent(self, now: float) -> list[WorkerPeer]:
-        """The workers that are gone. One that is in the middle of a message gets more time."""
+        """Return the workers that count as gone. One in the middle of a message gets more time."""
         silent = [worker for worker in self.silences.due(now) if not self._sends(worker, now)]
         for worker in silent:  # all of them, so that none gets another's request
             worker.service.idle.pop(worker, None)

@@ -1,4 +1,5 @@
-"""Access control at the broker's sockets: who gets in, whose each connection is, and what is logged of refusals."""
+"""Access control at the broker's sockets: admission, the user of each connection, bounds of handshakes, and the log of
+refusals."""
 
 from __future__ import annotations
 
@@ -25,11 +26,11 @@ from broker.io.zap import ZapHandler, enforce, secure
 log = logging.getLogger("broker.access")
 
 MOST_SAID = 64 << 10
-"""Bytes in a handshake; one has less than a thousand."""
+"""Bytes of a handshake, at most; a real one has less than a thousand."""
 
 NOT_IN = 64 + 170 + 26
-"""Bytes that are said at most to somebody who is not let in: greeting, WELCOME, and what the system may count besides.
-READY has 60 at least."""
+"""Bytes sent at most to a peer that is not admitted: greeting, WELCOME, and what the system may count besides. READY
+has at least 60."""
 
 LOOK_EVERY = 0.25
 
@@ -43,25 +44,25 @@ MOST_KINDS = 1_000_000
 """More users and actions than an access file has."""
 
 SILENT_SHARE = 4
-"""One of so many file descriptors of the process may belong to a connection that has not said anything."""
+"""Share of the process's file descriptors for connections that have not sent anything: one in so many."""
 
 MOST_SILENT = 10_000
 
 RESERVED = 64
-"""File descriptors that users' connections leave for the process itself: its store, its log, health and metrics, and
-the connections of administrators."""
+"""File descriptors reserved for the process itself: its store, log, health checks and metrics, and the connections of
+administrators."""
 
 
 class AccessControl:
-    """The ZAP handler in a context of its own, and the connections that it let in."""
+    """The ZAP handler in a ZeroMQ context of its own, and the connections that it admitted."""
 
     def __init__(self, guard: Guard, keys: Keys | None, settle: Callable[[], None]) -> None:
         """`settle`: see `UserConnections`."""
         self.guard = guard
         self.context: zmq.Context[Socket] = zmq.Context()
         self._keys = keys
-        self.connections = UserConnections(guard, settle, *_places())
-        self.zap = ZapHandler(self.context, guard.access, self._stranger, self.connections.asked)
+        self.connections = UserConnections(guard, settle, *_connection_limits())
+        self.zap = ZapHandler(self.context, guard.access, self._refuse_unknown, self.connections.asked)
         self.handshakes = Handshakes(self.connections)
         self.log = AccessLog(guard)
 
@@ -71,26 +72,26 @@ class AccessControl:
         secure(socket, endpoint, self.guard.access, self._keys)
 
     def bound(self, endpoint: str, real: str) -> None:
-        """The socket listens there now; `real` has the real port."""
+        """Note that the socket listens; `real` has the real port."""
         self.connections.bound(real, keyed=full(endpoint) not in self.guard.access.endpoints)
 
     def swap(self, access: Access) -> None:
-        """From now on this holds; who is not known any more is disconnected."""
+        """Apply another access file. Disconnect users that it does not have."""
         self.guard.swap(access)
         self.zap.swap(access)
         self.connections.swap()
 
     def close(self) -> None:
-        """Close the handler and the context, behind the other sockets. What was sent may still go out for a moment."""
+        """Close the handler and the context, after the other sockets. What was sent may still go out for a moment."""
         self.zap.close()
         self.context.term()
 
-    def _stranger(self, address: str, key: str) -> None:
+    def _refuse_unknown(self, address: str, key: str) -> None:
         self.guard.refused(NOBODY, "connect", b"", address, f"no user has the public key {key}" if key else "")
 
 
-def _places() -> tuple[int, int]:
-    """How many connections may be open that have said nothing, and how many that have."""
+def _connection_limits() -> tuple[int, int]:
+    """Return how many silent connections may be open, and how many others."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         soft = 1 << 20
@@ -99,7 +100,13 @@ def _places() -> tuple[int, int]:
 
 
 class Handshakes(Channel):
-    """Looks at the connections that are not let in yet."""
+    """Ends handshakes that are too large.
+
+    ZeroMQ reads a whole frame before it checks it, and one option limits all frames, those of handshakes too: a peer
+    without a key could occupy as much memory as the largest message, for each connection. The system counts the bytes
+    of a TCP connection both ways. A peer to which ZeroMQ has not sent READY, which is more than greeting and WELCOME,
+    is not admitted yet.
+    """
 
     def __init__(self, connections: UserConnections) -> None:
         self._connections = connections
@@ -121,7 +128,7 @@ class Handshakes(Channel):
 
 
 def _figures(descriptor: int) -> tuple[int, int]:
-    """The bytes that a TCP connection has taken from us, and given us; of any other, more than a handshake."""
+    """Return the bytes that a TCP peer has received and sent; for any other connection, more than a handshake has."""
     connection = None
     info = b""
     with suppress(OSError):  # it is gone
@@ -136,14 +143,18 @@ def _figures(descriptor: int) -> tuple[int, int]:
 
 
 class AccessLog(Channel):
-    """Logs what a guard refused."""
+    """Logs refusals: user, action, address and reason, never a body.
+
+    For each user and action one line goes out. Those that follow within a second are counted in another, with the last
+    of them.
+    """
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
         self._throttle: Throttle[tuple[str, str], Refusal] = Throttle(lines=1, window=LINE_EVERY, most=MOST_KINDS)
 
     def flush(self, now: float) -> None:
-        self._tell(now)
+        self._log_counts(now)
         for report in self._guard.take_reports():
             kind = (report.first.user, report.first.action)
             _, held = self._throttle.take(kind, report.first, now)
@@ -153,15 +164,15 @@ class AccessLog(Channel):
                 self._throttle.take(kind, report.last, now, report.count - 1)
 
     def next_deadline(self) -> float | None:
-        """When the next count is due."""
+        """Return when the next count is due."""
         return self._throttle.next_end
 
     def close(self) -> None:
-        """Nothing follows: log all counts."""
+        """Log all counts; nothing follows."""
         self.flush(time.monotonic())
-        self._tell(math.inf)
+        self._log_counts(math.inf)
 
-    def _tell(self, now: float) -> None:
+    def _log_counts(self, now: float) -> None:
         """Log the counts whose second is over."""
         for _, more, last in self._throttle.ended(now):
             self._write(last, f" (the last of {more} more within {LINE_EVERY:g} s)")

@@ -1,5 +1,4 @@
-"""Channels of a loop: a core with a loop and a thread of its own, and a session, which speaks to one server at a time,
-on its `Dealer`."""
+"""Channels of a loop: a core that runs in a loop and a thread of its own, and a session on its connection."""
 
 from __future__ import annotations
 
@@ -21,12 +20,12 @@ Session = TypeVar("Session", bound=ClientSession | WorkerSession)
 
 
 class CoreRunner(Channel, Generic[AnyCore]):
-    """A core with a loop of its own. As a context manager it is started and stopped."""
+    """Runs a core in a loop of its own. As a context manager it is started and stopped."""
 
     _thread_name = "loop"
 
     def __init__(self, core: AnyCore, loop: Loop | None = None) -> None:
-        """`loop`: of another shell, which runs and stops it."""
+        """`loop`: of another runner, which runs and stops it."""
         self.core = core
         self.loop = loop or Loop()
         self._thread: threading.Thread | None = None
@@ -43,19 +42,19 @@ class CoreRunner(Channel, Generic[AnyCore]):
         return self
 
     def stop(self) -> None:
-        """End `run`; after `start`, wait for the thread. One that never ran is closed. Any thread may ask."""
+        """End `run`; after `start`, wait for the thread. A loop that never ran is closed. Any thread may call this."""
         self._end()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
             self._thread = None
 
     def _end(self) -> None:
-        """Have the loop end."""
+        """End the loop."""
         self.loop.stop()
 
     @property
     def alive(self) -> bool:
-        """Whether the thread that `start` made is running."""
+        """Whether the thread of `start` is running."""
         return self._thread is not None and self._thread.is_alive()
 
     def __enter__(self) -> Self:
@@ -72,7 +71,7 @@ class CoreRunner(Channel, Generic[AnyCore]):
 
 
 class SessionChannel(Channel, Generic[Session]):
-    """A client's or worker's session. Subclasses say what else a loss or a shortage of sockets means for them."""
+    """A client's or worker's session on its connection. Subclasses define what a loss or a lack of sockets means."""
 
     def __init__(self, session: Session, dealer: Dealer) -> None:
         self.session = session
@@ -90,7 +89,7 @@ class SessionChannel(Channel, Generic[Session]):
         return self._dealer.server
 
     def key_probe(self, when: float) -> KeyProbe:
-        """To find out, from then on, whether the servers refuse the key."""
+        """Make a probe that finds out, from then on, whether the servers refuse the key."""
         return self._dealer.key_probe(when)
 
     def drain(self, now: float) -> bool:
@@ -116,20 +115,20 @@ class SessionChannel(Channel, Generic[Session]):
         self._dealer.close()
 
     def _lost(self, now: float) -> None:
-        """The connection broke."""
+        """Handle a broken connection."""
         self.session.lost(now)
 
     def _starved(self, error: OutOfSockets, now: float) -> None:
-        """There was no socket for a connection; by default it is as lost as any other."""
+        """Handle a lack of sockets; by default as a broken connection."""
         self.session.lost(now)
 
 
 class WorkerChannel(SessionChannel[WorkerSession]):
-    """One registered worker. It rests until something comes or is due, or its loop is told to `touch` it."""
+    """One registered worker. It rests until there is input, a deadline comes, or `Loop.touch` is called."""
 
     rests = True
     _present = False
-    """Whether its session was present after its last turn."""
+    """Whether its session was present after the last turn."""
 
     def drain(self, now: float) -> bool:
         # One message: it is rare that there is another, and to find none costs as much as to take one.
@@ -170,8 +169,8 @@ class WorkerChannel(SessionChannel[WorkerSession]):
             self._stopped()
 
     def _go_on(self, output: Sequence[Output], now: float) -> None:
-        """A connection was given up: try the next endpoint at once, until all were tried. Then wait for the back-off,
-        and try them all again."""
+        """Try the next endpoint at once after a connection was given up. When all were tried, wait for the back-off and
+        begin again."""
         if any(frames is None for _, frames in output):
             if self._dealer.hopeful:
                 self.session.hurry(now)
@@ -179,20 +178,20 @@ class WorkerChannel(SessionChannel[WorkerSession]):
                 self._dealer.servers.forgive()
 
     def _begin(self, job: Job) -> None:
-        """A request has come."""
+        """Handle a request."""
         raise NotImplementedError
 
     def _cancel(self, number: int) -> None:
-        """Nobody wants the reply to this job any more."""
+        """Handle the cancellation of a job."""
 
     def _refused(self, now: float) -> None:
-        """The broker has sent the worker away."""
+        """Handle a dismissal by the broker."""
 
     def _stranded(self, now: float) -> None:
-        """The connection is gone by which the request in hand came."""
+        """Handle the loss of the connection that the request in hand came by."""
 
     def _presence_changed(self) -> None:
-        """Its session is present now (`WorkerSession.present`), or is not any more."""
+        """Handle a change of `WorkerSession.present`."""
 
     def _stopped(self) -> None:
-        """The worker has said good-bye."""
+        """Handle the end: the worker has said good-bye."""

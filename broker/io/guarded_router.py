@@ -1,7 +1,7 @@
-"""The ROUTER of a pattern's server, for whoever has one of some keys; without keys, for this machine only.
+"""The ROUTER of a pattern's server: for peers with one of some keys, or, without keys, for this machine only.
 
-Patterns have keys and no users: who has a key may do everything. What a broker has for its users is taken for one user
-with all the keys: the ZAP handler, the bounds of handshakes, the refusal of peers that name themselves, the log.
+Patterns have keys but no users: every key may do everything. The broker's access control is used with one user that has
+all keys: the ZAP handler, the bounds of handshakes, the refusal of peers that name themselves, the log.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from broker.io.sockets import protect
 
 
 class ServerKeys(NamedTuple):
-    """The key of a pattern's server, and the public keys that it lets in; or that there are none."""
+    """The key of a pattern's server and the public keys that it admits; or neither."""
 
     own: Keys | None
     allowed: frozenset[str]
@@ -31,16 +31,16 @@ class ServerKeys(NamedTuple):
     """Whether other machines may connect without keys."""
 
     def protect(self, endpoint: str) -> None:
-        """Called before something listens there. Raises Unprotected when other machines could reach it, there are no
-        keys, and it is not meant to be open."""
+        """Check an endpoint before the server listens there. Raises Unprotected if other machines could reach it, there
+        are no keys, and it is not meant to be open."""
         if self.own is None:
             protect(endpoint, open=self.open, by=Means.KEYS)
 
     @property
     def access(self) -> Access:
-        """Those who are let in."""
-        anybody = User("known")
-        return Access([anybody], dict.fromkeys(self.allowed, anybody))
+        """The keys, as an access file with one user."""
+        known = User("known")
+        return Access([known], dict.fromkeys(self.allowed, known))
 
 
 ServerKey = str | Path | ServerKeys | None
@@ -48,10 +48,10 @@ ServerKey = str | Path | ServerKeys | None
 
 
 def server_keys(key: ServerKey, allow: Iterable[str | Path] = (), *, open: bool = False) -> ServerKeys:
-    """The keys of a server: `key` is its secret key file, `allow` the public keys that it lets in, in files or in Z85.
-    `ServerKeys` are taken as they are.
+    """Load the keys of a server: its secret key file and the public keys that it admits, as files or in Z85.
+    `ServerKeys` are returned as they are.
 
-    Raises UsageError for one without the other, and for files that hold no such key.
+    Raises UsageError for one without the other, and for files without such a key.
     """
     if isinstance(key, ServerKeys):
         return key
@@ -70,8 +70,8 @@ def server_keys(key: ServerKey, allow: Iterable[str | Path] = (), *, open: bool 
 
 
 class GuardedRouter(Channel):
-    """Adds itself to a loop, which closes it. What its `router` receives may be no frames: of somebody whose messages
-    are not read."""
+    """A ROUTER with keys. It adds itself to a loop, which closes it. Its `router` may receive an empty message: of a
+    peer whose messages are not read."""
 
     def __init__(self, loop: Loop, keys: ServerKeys) -> None:
         self._keys = keys
@@ -111,9 +111,9 @@ class GuardedRouter(Channel):
             self._access.close()
 
     def _connected(self, peers: int) -> None:
-        """How many there are is told nobody."""
+        """Ignore the number of connections."""
 
     def _settle(self) -> None:
-        """Learn of all connections that have ended."""
+        """Process the ends of connections."""
         while self._peers is not None and self._peers.drain(0.0):
             pass

@@ -1,10 +1,10 @@
-"""The one poll loop: it runs any number of channels in one thread and sleeps exactly to the next deadline.
+"""The poll loop: it runs any number of channels in one thread and sleeps until the next deadline.
 
-A channel is a core with its socket or sockets. The loop asks nothing of it but what `Channel` says. Other
-threads reach the loop's thread with `call`; that and `stop` are the only methods they may use.
+The loop uses only the methods of `Channel`. Other threads reach the loop's thread with `call`; that and `stop` are the
+only methods that they may use.
 
-It may also live in another loop, which waits in its place: that one calls `turn` when `descriptor` is readable, and
-when the time is over that `turn` has told.
+It can also run inside another loop, which waits in its place and calls `turn` when `descriptor` is readable, or after
+the time that `turn` returned.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _POLLIN = int(zmq.POLLIN)
 _POLLOUT = int(zmq.POLLOUT)
 
 TURNS = 4
-"""How often channels have their turn in one round, because of what others of them did, before the sockets are looked at
+"""How often channels get a turn in one round, because of what other channels did, before the sockets are polled
 again."""
 
 BEHIND = 16
@@ -44,35 +44,35 @@ BEHIND = 16
 
 
 class Channel:
-    """A core and the sockets it speaks through. By default it has none, and never anything to do.
+    """A core and the sockets it speaks through. By default it has none, and nothing to do.
 
-    Each is flushed in every round, and ticked and flushed again when it is due. Of the many that are alike, a worker's
-    connections for example, most have nothing to do most of the time: those have `rests = True` and are left alone
-    until there is input, their deadline comes, or `Loop.touch` says that something was done to them.
+    Each is flushed in every round, and ticked and flushed again when it is due. Of many channels that are alike, a
+    worker's connections for example, most are idle most of the time: these have `rests = True` and are skipped until
+    there is input, their deadline comes, or `Loop.touch` is called.
     """
 
     rests = False
 
     def sockets(self) -> Iterable[Socket]:
-        """What to poll for input. The loop asks again after `changed` was true."""
+        """The sockets to poll for input. The loop asks again when `changed` is true."""
         return ()
 
     def changed(self) -> bool:
-        """Whether `sockets` would return something else than when it was last called."""
+        """Return whether `sockets` would return others than at the last call."""
         return False
 
     def drain(self, now: float) -> bool:
-        """Take in what has arrived; whether there may be more."""
+        """Take in what has arrived. Return whether there may be more."""
         return False
 
     def tick(self, now: float) -> None:
         """Let the core do what is due."""
 
     def flush(self, now: float) -> None:
-        """Send what the core has to say, and hand on what it found out."""
+        """Send the core's output, and pass on its events."""
 
     def next_deadline(self) -> float | None:
-        """When `tick` is wanted; None: not before something else happens."""
+        """Return when `tick` is due; None: at no time."""
         return None
 
     def close(self) -> None:
@@ -80,32 +80,32 @@ class Channel:
 
 
 class Poller(Generic[Owner]):
-    """Which of many sockets have input. Each has an owner; the owner of a plain file is None.
+    """Finds which of many sockets have input. Each has an owner; the owner of a plain file is None.
 
-    `zmq_poll` looks at every socket whenever it is called: 130 µs for three hundred, which a Titanic apart from its
-    broker has. Here the kernel is asked (epoll), and only those are looked at of which it tells: 0.3 µs, however many
-    there are. The price is a rule of ZMQ_FD that is easily broken: it becomes readable when something arrives at a
-    socket that had nothing, and whatever is done with the socket may take that in. So look at each socket with
-    `has_input` after it was used, before you wait for it again.
+    `zmq_poll` checks every socket at every call: 130 µs for three hundred, as a Titanic apart from its broker has. Here
+    the kernel is asked (epoll), and only the sockets that it reports are checked: 0.3 µs, however many there are. The
+    price is a rule of ZMQ_FD that is easily broken: it becomes readable when something arrives at a socket that had
+    nothing, and any use of the socket may consume that. So check each socket with `has_input` after it was used, before
+    you wait for it again.
     """
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self.descriptor = self._epoll.fileno()
-        """It is readable while some socket may have input: for whoever waits for more than that."""
+        """Readable while some socket may have input: for a loop that waits for more than that."""
         self._owners: dict[int, Owner | None] = {}
         self._sockets: dict[Owner, dict[Socket, int]] = {}
-        """With their file descriptors: those of closed sockets can't be asked for any more."""
+        """With their file descriptors: a closed socket cannot report its own."""
         self._events: dict[Socket, int] = {}
-        """What was last seen of each."""
+        """The last events of each."""
 
     def add_file(self, descriptor: int) -> None:
-        """Wait for this file, too."""
+        """Wait for a file as well."""
         self._owners[descriptor] = None
         self._epoll.register(descriptor, select.EPOLLIN)
 
     def set(self, owner: Owner, sockets: Iterable[Socket]) -> None:
-        """The owner has these sockets now, and no others. Ask `has_input`, as after any use of them."""
+        """Set the sockets of an owner. Call `has_input` next, as after any use of them."""
         before, now = self._sockets.get(owner, {}), list(sockets)
         for socket in [socket for socket in before if socket not in now]:
             descriptor = before.pop(socket)
@@ -124,8 +124,8 @@ class Poller(Generic[Owner]):
         self._sockets[owner] = before
 
     def has_input(self, owner: Owner) -> bool:
-        """Whether there is a message at one of its sockets, or one can be written to now, or cannot any more: its
-        connection has come or gone. If not, `wait` will tell when that happens."""
+        """Return whether one of its sockets has a message, or has become writable or unwritable: its connection came or
+        went. If not, `wait` reports when that happens."""
         for socket in self._sockets.get(owner, ()):
             events = _get(socket, _EVENTS)
             if events & _POLLIN:
@@ -138,12 +138,12 @@ class Poller(Generic[Owner]):
         return False
 
     def wait(self, seconds: float | None) -> list[Owner | None]:
-        """Owners that may have input now, or None for a file, after so many seconds at most (None: any time)."""
+        """Wait `seconds` at most (None: without limit) for owners that may have input, or None for a file."""
         owners = self._owners
         return [owners[descriptor] for descriptor, _ in self._epoll.poll(seconds) if descriptor in owners]
 
     def close(self) -> None:
-        """Forget all of them."""
+        """Forget all sockets."""
         self._epoll.close()
 
 
@@ -153,16 +153,16 @@ class Loop:
     def __init__(self) -> None:
         self._channels: list[Channel] = []
         self._restless: dict[Channel, float | None] = {}
-        """With their deadlines as they were after the last round."""
+        """With their deadlines after the last round."""
         self._touched: dict[Channel, None] = {}
         self._resting: Timers[Any] = Timers()
         """Their deadlines."""
         self._changed: dict[Channel, None] = {}
         """Channels whose `sockets` have changed."""
         self._served: dict[Channel, None] = {}
-        """Channels that rest and had their turn in this round."""
+        """Resting channels that had a turn in this round."""
         self._unread: dict[Channel, None] = {}
-        """Channels with input that no poll tells of."""
+        """Channels with input that no poll reports."""
         self._poller: Poller[Channel] = Poller()
         self._calls: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -193,11 +193,11 @@ class Loop:
         channel.close()
 
     def touch(self, channel: Channel) -> None:
-        """Something was done to a channel that rests. Call this in the loop's thread."""
+        """Give a resting channel a turn: something was done to it. Call this in the loop's thread."""
         self._touched[channel] = None
 
     def call(self, function: Callable[..., None], *args: Any) -> None:
-        """Have a function called in the loop's thread, soon. Any thread may ask. An exception is logged, and the loop
+        """Call a function in the loop's thread, soon. Any thread may use this. An exception is logged, and the loop
         goes on."""
         self._calls.append((function, args))
         if self.is_here:
@@ -219,16 +219,16 @@ class Loop:
 
     @property
     def behind(self) -> bool:
-        """Whether many calls wait for the loop's thread, which is busy. Any thread may ask."""
+        """Whether many calls wait for the loop's thread, which is busy. Any thread may read this."""
         return len(self._calls) > BEHIND
 
     def stop(self) -> None:
-        """End `run` after the present round, or close what never ran. Any thread may ask."""
+        """End `run` after the present round, or close a loop that never ran. Any thread may call this."""
         self.call(self._set_stopping)
         self.close_unless_running()
 
     def close_unless_running(self) -> None:
-        """Close the channels of a loop that was never run; a later `run` returns at once."""
+        """Close the channels of a loop that never ran; a later `run` returns at once."""
         if self.begin():
             self.close()  # without the guard: a channel may wait for a thread of its own, which may be in `call`
 
@@ -257,13 +257,14 @@ class Loop:
         return self._poller.descriptor
 
     def begin(self) -> bool:
-        """Whether this is the first to run or close the loop: nobody else may any more."""
+        """Claim the loop, to run or close it. Return False if it was claimed before."""
         with self._guard:
             before, self._running = self._running, True
             return not before
 
     def turn(self) -> float | None:
-        """Do what can be done now; seconds after which there is more to do, though nothing comes. None: at no time."""
+        """Do what can be done now. Return the seconds until there is more to do, even without input; None: at no
+        time."""
         self._thread = get_ident()
         try:
             self._round(waits=False)
@@ -321,13 +322,13 @@ class Loop:
                 break
         served, self._served = self._served, {}
         for channel in served:
-            self._look(channel)
+            self._check(channel)
         for channel in self._restless:
-            self._look(channel)
+            self._check(channel)
 
     def _take_turns(self, now: float) -> None:
-        """Do what was asked for with `call`, then let the channels have their turn: first those that rest. What those
-        say to the others goes out at once."""
+        """Run the functions of `call`, then give the channels a turn, resting ones first: what they make others send
+        goes out at once."""
         for _ in range(len(self._calls)):
             function, args = self._calls.popleft()
             try:
@@ -346,8 +347,8 @@ class Loop:
             if channel in self._restless:
                 self._restless[channel] = self._serve(channel, now)
 
-    def _look(self, channel: Channel) -> None:
-        """See what no poll would tell, after a channel had its turn."""
+    def _check(self, channel: Channel) -> None:
+        """Check for input that no poll would report, after a channel had a turn."""
         if channel.changed():
             self._changed[channel] = None
         elif channel not in self._unread and self._poller.has_input(channel):
@@ -355,7 +356,7 @@ class Loop:
 
     @staticmethod
     def _serve(channel: Channel, now: float) -> float | None:
-        """Let a channel send, and do what is due; its next deadline comes back."""
+        """Flush a channel and do what is due. Return its next deadline."""
         channel.flush(now)
         deadline = channel.next_deadline()
         if deadline is not None and deadline <= now:
@@ -365,7 +366,7 @@ class Loop:
         return deadline
 
     def _timeout(self) -> float | None:
-        """Seconds to the next deadline. The kernel waits a little longer, for whole milliseconds."""
+        """Return the seconds to the next deadline. The kernel waits a little longer, for whole milliseconds."""
         first = self._resting.wake_at
         for when in self._restless.values():
             if when is not None and (first is None or when < first):

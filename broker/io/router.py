@@ -1,8 +1,8 @@
-"""The broker's ROUTER socket: many peers, none of which may fill the memory or hold up the others; its connections.
+"""The broker's ROUTER socket: many peers, none of which may exhaust the memory or delay the others; its connections.
 
-ZeroMQ bounds what is queued for a peer by the number of messages only, and gives out a message only as a whole. So
-this adds what is missing: an account of the bytes of large messages (`Outbox`), and a message of millions of frames
-is taken off bit by bit, so that heartbeats and answers go out in between.
+ZeroMQ limits the queue of a peer by the number of messages only, and delivers only whole messages. This module adds the
+rest: it counts the bytes of large messages (`Outbox`), and discards a message of millions of frames bit by bit, so that
+heartbeats and answers go out in between.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from broker.io.loop import Channel
 from broker.io.sockets import DRAIN_LIMIT, LINGER, MOST_FRAMES, Socket, bind, monitored_event, receive, seed_names, skip
 
 SKIP_FRAMES = 100_000
-"""Frames of a message that is too large that are thrown away in one go: a twentieth of a second's work."""
+"""Frames of an oversized message that are discarded at once: a twentieth of a second's work."""
 
 HEAD = 32
-"""Frames by which it can be told what a message was to be: addresses, header, command, service."""
+"""Frames that identify a message: addresses, header, command, service."""
 
 LARGE = 16 << 10
-"""Bytes from which a message is counted. It is not copied then either, which makes up for the counting."""
+"""Bytes from which a message is counted. It is not copied then, which makes up for the counting."""
 
 _MANY = LARGE // 64
 """Frames from which a message is counted."""
 
 UNREAD_SECONDS = 120
-"""A peer that reads nothing of what is queued for it for this long has its connection closed by the system."""
+"""Seconds after which the system closes the connection of a peer that reads nothing of its queue."""
 
 BACKLOG = 4096
-"""Connections that wait to be accepted, if the system allows as many. ZeroMQ has 100: of a thousand clients that come
-back at once, or beside a flood, the others would try again a second later."""
+"""Connections waiting to be accepted, if the system allows as many. ZeroMQ has 100: of a thousand clients that
+reconnect at once, or beside a flood, the others would only retry a second later."""
 
 ENOUGH = 16 << 20
-"""Bytes queued for one peer from which it has enough to read."""
+"""Queued bytes from which a peer has enough to read."""
 
 _SWEEP_EVERY = 256
-"""Messages after which peers with nothing queued are forgotten."""
+"""Messages after which peers with an empty queue are forgotten."""
 
 _backend: Any = zmq.backend.Socket
 _get = _backend.get
@@ -58,20 +58,20 @@ _MORE = _DONTWAIT | _SNDMORE
 
 
 class Leaving(Protocol):
-    """A message on its way out."""
+    """A message that ZeroMQ is sending."""
 
     @property
     def done(self) -> bool:
-        """Whether ZeroMQ has let go of it."""
+        """Whether ZeroMQ has released it."""
 
 
 class Outbox:
-    """The bytes of large messages that ZeroMQ has and has not sent yet, for each peer.
+    """Counts the bytes of large messages that ZeroMQ has not sent yet, for each peer.
 
-    ZeroMQ tells when it no longer needs a message that was handed over without a copy: the message was sent, or its
-    peer is gone. When a peer's last message has left, all before it have.
+    ZeroMQ reports when it releases a message that was passed without a copy: it was sent, or its peer is gone. When a
+    peer's last message is released, all before it are.
 
-    Any thread may ask; large messages are few, so a lock costs nothing.
+    Any thread may use this; large messages are few, so a lock costs nothing.
     """
 
     def __init__(self, most: int) -> None:
@@ -84,11 +84,12 @@ class Outbox:
         self._added = 0
 
     def __len__(self) -> int:
-        """For how many peers something is queued, as far as we know."""
+        """The number of peers with something queued, as far as known."""
         return len(self._queued)
 
     def admits(self, peer: Peer, size: int) -> bool:
-        """Whether a message may be queued for a peer: the first always; then as much as it leaves for the others."""
+        """Return whether a message may be queued for a peer: the first always, then as much as it leaves for the
+        others."""
         with self._lock:
             if self._fits(peer, size):
                 return True
@@ -96,7 +97,7 @@ class Outbox:
             return self._fits(peer, size)
 
     def add(self, peer: Peer, size: int, tracker: Leaving) -> None:
-        """A message was handed to ZeroMQ."""
+        """Count a message that was passed to ZeroMQ."""
         with self._lock:
             self._queued.setdefault(peer, deque()).append((size, tracker))
             self._sizes[peer] = self._sizes.get(peer, 0) + size
@@ -106,7 +107,7 @@ class Outbox:
                 self._sweep()
 
     def full(self, peer: Peer) -> bool:
-        """Whether a peer has enough to read."""
+        """Return whether a peer has enough to read."""
         if peer not in self._sizes:
             return False
         with self._lock:
@@ -119,7 +120,7 @@ class Outbox:
         return not queued or queued + size <= self._most - self.total
 
     def _settle(self, peer: Peer) -> None:
-        """Take off the account what has left."""
+        """Subtract released messages."""
         queue = self._queued.get(peer)
         if queue is None:
             return
@@ -136,7 +137,7 @@ class Outbox:
 
 
 class Router:
-    """A ROUTER that says when a peer is gone or does not read (`zmq.ZMQError`) instead of dropping silently."""
+    """A ROUTER that raises `zmq.ZMQError` when a peer is gone or does not read, instead of dropping silently."""
 
     def __init__(
         self,
@@ -149,20 +150,20 @@ class Router:
         look: Callable[[bytes, Any], bool] | None = None,
         distrust: bool = False,
     ) -> None:
-        """`most_bytes`: of a message that comes in, and of one of its frames. `too_large` is called with the first
-        HEAD frames of each message that has more, its sender in front; `look` with a sender that has given itself
-        its name, and a frame of the message: it says whether the message is to be read. `distrust`: `look` at every
-        sender, and let none take the name of another that is still connected."""
+        """`most_bytes`: of a received message and of each of its frames. `too_large` is called with the first HEAD
+        frames of each message that has more, its sender in front. `look` is called with a sender that has named itself
+        and a frame of the message, and returns whether to read the message. `distrust`: `look` at every sender, and let
+        none take the name of another that is still connected."""
         self.outbox = Outbox(send_bytes)
         self.skipping = False
-        """Whether a message is being thrown away, with more to come. Nothing else can be received meanwhile."""
+        """Whether a message is being discarded, with more to come. Nothing else can be received meanwhile."""
         self.last_frame: Any = None
         """The last frame of the last message, which knows the connection it came by; None if the message was large."""
         self._most_bytes = most_bytes
         self._too_large = too_large
         self._look = look
         self._trusted = -1 if distrust else 0
-        """How names begin of those who are not looked at: names of the ROUTER's own making begin with 0."""
+        """First byte of the names that `look` does not check: the ROUTER's own names begin with 0."""
         seed_names()
         socket = self.socket = context.socket(zmq.ROUTER)
         socket.linger = LINGER
@@ -182,17 +183,17 @@ class Router:
         socket.tcp_maxrt = UNREAD_SECONDS * 1000
 
     def bind(self, endpoint: str) -> str:
-        """Listen; the endpoint with the real port comes back. EndpointError says why not."""
+        """Listen on an endpoint and return it with its real port. Raises EndpointError."""
         return bind(self.socket, endpoint)
 
     @property
     def readable(self) -> bool:
-        """Whether there is another message. To ask costs a third of a `receive` that finds none."""
+        """Whether there is another message. This costs a third of a `receive` that finds none."""
         return bool(_get(self.socket, _EVENTS) & _POLLIN)
 
     def receive(self) -> Frames | None:
-        """One message with its sender in front, or None when there is none (while `skipping`: yet). Of a message that
-        is too large only the sender is returned, and nothing of one that is not to be read."""
+        """Receive a message with its sender in front; None when there is none (while `skipping`: yet). Of an oversized
+        message only the sender is returned, and an empty list for one that is not to be read."""
         if self.skipping:
             self.skipping = skip(self.socket, SKIP_FRAMES)
             if self.skipping:
@@ -225,7 +226,8 @@ class Router:
         return frames
 
     def send(self, peer: bytes, frames: Frames) -> None:
-        """One message, all or nothing, without waiting. ZMQError when the peer is gone, or its queue is full."""
+        """Send a message, all or nothing, without waiting. Raises ZMQError when the peer is gone, or its queue is
+        full."""
         if len(frames) > _MANY or sum(map(len, frames)) > LARGE:
             self._send_large(peer, frames)
             return
@@ -253,10 +255,10 @@ class Router:
 
 
 class NamedConnections:
-    """The connections of peers that have given themselves a name (ZMQ_ROUTING_ID), by their file descriptors.
+    """The connections of peers that have named themselves (ZMQ_ROUTING_ID), by their file descriptors.
 
-    A peer that connects with a name in use takes it over: the socket does not tell, and what it held for the former
-    peer is gone. The others have names of the ROUTER's making, which are never used again.
+    A peer that connects with a name in use takes it over: the socket does not report it, and drops what it held for the
+    former peer. All other names are the ROUTER's own and are never reused.
     """
 
     def __init__(self) -> None:
@@ -267,8 +269,8 @@ class NamedConnections:
         return len(self._names)
 
     def new(self, name: bytes, frame: Any) -> int | None:
-        """The connection by which a message came, of which this is a frame; None when the name had it before. It is
-        to be `opened`, after what was there by that number is `closed`: descriptors are used again."""
+        """Return the connection that a message came by, of which this is a frame; None if the name had it before. It is
+        to be `opened`, after the former connection of that number is `closed`: descriptors are reused."""
         try:
             connection: int = frame.get(zmq.SRCFD)
         except zmq.ZMQError:  # inproc
@@ -276,7 +278,7 @@ class NamedConnections:
         return None if self._connections.get(name) == connection else connection
 
     def opened(self, name: bytes, connection: int) -> bool:
-        """A name has a new connection; whether it was taken over from another one, which is still there."""
+        """Note a name's new connection. Return whether the name was taken over from another that is still connected."""
         before = self._connections.get(name)
         if before is not None:
             del self._names[before]
@@ -285,7 +287,7 @@ class NamedConnections:
         return before is not None
 
     def closed(self, connection: int) -> bytes | None:
-        """A connection is gone: the name that it had, if that was its last one."""
+        """Forget a connection. Return its name, if that has no other."""
         name = self._names.pop(connection, None)
         if name is not None:
             del self._connections[name]
@@ -293,12 +295,12 @@ class NamedConnections:
 
 
 class ConnectionCount(Channel):
-    """A channel that counts connections by TCP and IPC, from the moment that they are accepted.
+    """A channel that counts connections by TCP and IPC from the moment they are accepted.
 
-    To be made before the socket is bound, and closed before it.
+    Make it before the socket is bound, and close it before the socket.
 
-    It does not listen for handshakes that fail: if somebody does, ZeroMQ forgets to end a connection whose messages it
-    cannot decrypt (telling changes the errno that it looks at next; libzmq 4.3.5), and it stays until its keepalive.
+    It does not monitor failed handshakes: if it did, ZeroMQ would not end a connection whose messages it cannot decrypt
+    (reporting changes the errno that it checks next; libzmq 4.3.5), and it would stay until its keepalive.
     """
 
     rests = True
@@ -306,13 +308,13 @@ class ConnectionCount(Channel):
     def __init__(
         self,
         socket: Socket,
-        tell: Callable[[int], None],
+        report: Callable[[int], None],
         closed: Callable[[int], None],
         accepted: Callable[[int], None] | None = None,
     ) -> None:
-        """`tell` gets the count when it changes, `closed` and `accepted` the file descriptor of a connection."""
+        """`report` gets the count when it changes, `closed` and `accepted` the file descriptor of a connection."""
         self._watched = socket
-        self._tell = tell
+        self._report = report
         self._closed = closed
         self._accepted = accepted
         self._count = 0
@@ -327,7 +329,7 @@ class ConnectionCount(Channel):
         return [] if self._monitor is None else [self._monitor]
 
     def drain(self, now: float) -> bool:
-        """Count what has happened, up to a limit."""
+        """Count events, up to a limit."""
         if self._monitor is None:
             return False
         before = self._count
@@ -343,7 +345,7 @@ class ConnectionCount(Channel):
                 self._count -= 1
                 self._closed(connection)
         if self._count != before:
-            self._tell(self._count)
+            self._report(self._count)
         return not left
 
     def close(self) -> None:

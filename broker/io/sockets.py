@@ -1,7 +1,7 @@
-"""What all sockets need: the fast way to move frames through them, and to bind and connect them.
+"""What all sockets share: fast ways to move frames, binding and connecting, and which endpoints others can reach.
 
-`zmq.Socket.recv_multipart` and `send_multipart` cost 5.4 and 5.3 µs for five frames; the backend's own methods,
-used as here, 2.8 and 3.3: an echo ROUTER does 98,000 round trips a second instead of 39,000.
+`zmq.Socket.recv_multipart` and `send_multipart` cost 5.4 and 5.3 µs for five frames; the backend's own methods, used as
+here, 2.8 and 3.3: an echo ROUTER does 98,000 round trips a second instead of 39,000.
 """
 
 from __future__ import annotations
@@ -25,26 +25,25 @@ from broker.errors import EndpointError, Means, Unprotected, UsageError
 Socket = zmq.Socket[bytes]
 
 DRAIN_LIMIT = 1000
-"""Messages taken from a socket before anything else gets its turn."""
+"""Messages taken from a socket before others get their turn."""
 
 MOST_FRAMES = 100_000
 """Frames of a message."""
 
 ENVELOPE_FRAMES = 100
-"""Frames for what goes around a body: addresses, header, command, and whatever is added by a service that passes it
-on."""
+"""Frames around a body: addresses, header, command, and what a service adds that passes it on."""
 
 MOST_BODY_FRAMES = MOST_FRAMES - ENVELOPE_FRAMES
 """Frames of a body."""
 
 LINGER = 2000
-"""Milliseconds that a closed socket may still take to send a good-bye."""
+"""Milliseconds that a closed socket may take to send a good-bye."""
 
 MOST_SOCKETS = 65_535
-"""What libzmq can have in a process."""
+"""libzmq's limit for a process."""
 
 SPARE_FILES = 32
-"""Kept for whatever else a program opens, when its connections are counted."""
+"""File descriptors left for other uses when connections are counted."""
 
 LOOPBACK_CARD = "lo"
 
@@ -59,8 +58,8 @@ _SNDMORE = int(zmq.SNDMORE)
 
 
 def allow_sockets() -> None:
-    """Let the process have as many sockets as it may have files. libzmq allows 1,023 otherwise, and sees this only
-    before the first one."""
+    """Allow the process as many sockets as files. libzmq allows 1,023 otherwise, and reads this only before the first
+    one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_SOCKETS if hard == resource.RLIM_INFINITY else min(hard, MOST_SOCKETS)
     zmq.Context.instance().max_sockets = most
@@ -70,8 +69,8 @@ allow_sockets()
 
 
 def require_connections(count: int, what: str, *, watched: bool) -> None:
-    """Have the system allow so many more connections. Raises UsageError when it does not: those that find no room later
-    would be missing without a word. `watched`: by a monitor."""
+    """Raise the system's limit for so many more connections. Raises UsageError if that is impossible: connections that
+    find no room later would be missing silently. `watched`: by a monitor."""
     allow_sockets()  # after a fork there is another context
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     open_now = sum(1 for _ in Path("/proc/self/fd").iterdir()) if Path("/proc/self/fd").is_dir() else SPARE_FILES
@@ -86,10 +85,10 @@ def require_connections(count: int, what: str, *, watched: bool) -> None:
 
 
 def seed_names() -> None:
-    """Have a ROUTER that is made next begin to count its names at random.
+    """Make the next ROUTER count its names from a random number.
 
-    libzmq takes a number for it from `rand`, which nobody seeds in pyzmq's wheel: each process would begin with the
-    same. Who knows the next name can take it, and libzmq ends the process when it is to give it to another.
+    libzmq takes the first one from `rand`, which pyzmq's wheel never seeds: each process would begin with the same. A
+    peer that knows the next name can take it, and libzmq ends the process when it assigns that name again.
     """
     import ctypes  # a client does without
 
@@ -97,10 +96,11 @@ def seed_names() -> None:
 
 
 def receive(socket: Socket, look: Callable[[Any], None] | None = None) -> Frames | None:
-    """One message, or None when there is none; `look` is called with its first frame. ZMQError when the socket is gone.
+    """Receive a message; None when there is none. `look` is called with its first frame. Raises ZMQError when the
+    socket is gone.
 
-    Of a message with more frames than a broker passes on only the first frame is returned: what is left of it makes no
-    sense, and does not fill the memory. `skip` it before anything else is received.
+    Of a message with more frames than a broker passes on, only the first frame is returned: the rest makes no sense
+    without the others, and does not fill the memory. `skip` it before the next `receive`.
     """
     try:
         frame = _recv(socket, _DONTWAIT, False)
@@ -118,7 +118,7 @@ def receive(socket: Socket, look: Callable[[Any], None] | None = None) -> Frames
 
 
 def skip(socket: Socket, most: int = 1 << 62) -> bool:
-    """Throw away what is left of a message, but not more than `most` frames; whether there is still more."""
+    """Discard the rest of a message, at most `most` frames. Return whether there is still more."""
     if not socket.rcvmore:
         return False
     while most and _recv(socket, 0, False).more:
@@ -127,7 +127,7 @@ def skip(socket: Socket, most: int = 1 << 62) -> bool:
 
 
 def send(socket: Socket, frames: Frames) -> None:
-    """One message, all or nothing, without waiting. Raises zmq.Again when the peer's queue is full."""
+    """Send a message, all or nothing, without waiting. Raises zmq.Again when the peer's queue is full."""
     last = len(frames) - 1
     for frame in frames[:last]:
         _send(socket, frame, _DONTWAIT | _SNDMORE)
@@ -135,9 +135,9 @@ def send(socket: Socket, frames: Frames) -> None:
 
 
 def full(endpoint: str) -> str:
-    """An endpoint with its protocol: `localhost:5555` is short for `tcp://localhost:5555`.
+    """Return an endpoint with its protocol: `localhost:5555` is short for `tcp://localhost:5555`.
 
-    Raises EndpointError for a TCP port that cannot be: libzmq would take it modulo 65536.
+    Raises EndpointError for an impossible TCP port: libzmq would take it modulo 65536.
     """
     bare = re.fullmatch(r"([^:/\s]+|\[[^\]\s]+\]):(\d+|\*)", endpoint)
     whole = f"tcp://{endpoint}" if bare else endpoint
@@ -148,7 +148,7 @@ def full(endpoint: str) -> str:
 
 
 def is_exposed(endpoint: str) -> bool:
-    """Whether other machines may reach what listens there. What cannot be told counts as exposed."""
+    """Return whether other machines may reach an endpoint. One that cannot be resolved counts as exposed."""
     protocol, _, rest = full(endpoint).partition("://")
     if protocol != "tcp":
         return protocol in OTHER_NETWORKS
@@ -157,7 +157,7 @@ def is_exposed(endpoint: str) -> bool:
 
 
 def protect(endpoint: str, *, open: bool, by: Means = Means.USERS) -> None:
-    """Called before something listens at an endpoint without access control. Raises Unprotected when other machines may
+    """Check an endpoint before something listens there without access control. Raises Unprotected if other machines may
     reach it and it is not `open`; an open one is logged. `by`: what would protect it."""
     if is_exposed(endpoint):
         if not open:
@@ -187,9 +187,9 @@ def _is_loopback(host: str) -> bool:
 
 
 def unreachable(endpoints: Iterable[str], patience: float = 0.5) -> str:
-    """Why nobody can be connected to at any of these endpoints just now; empty when somebody may be there.
+    """Return why none of these endpoints can be reached just now; empty when one may be.
 
-    Asks the system, for `patience` seconds each at most; ZeroMQ would only go on trying.
+    This asks the system, for `patience` seconds each; ZeroMQ would only keep trying.
     """
     reasons: dict[str, list[str]] = {}
     for endpoint in endpoints:
@@ -215,7 +215,7 @@ def _refusal(endpoint: str, patience: float) -> str:
 
 
 def connection_to(endpoint: str, patience: float) -> stream.socket | None:
-    """A connection past ZeroMQ, made in so many seconds; None: this kind of endpoint has none."""
+    """Connect past ZeroMQ, within `patience` seconds; None: impossible for this kind of endpoint."""
     tcp = re.fullmatch(r"tcp://(?:[^;]*;)?\[?([^;\]]+)\]?:(\d+)", endpoint)
     if tcp is not None:
         return stream.create_connection((tcp[1], int(tcp[2])), patience)
@@ -232,7 +232,7 @@ def connection_to(endpoint: str, patience: float) -> stream.socket | None:
 
 
 def bind(socket: Socket, endpoint: str) -> str:
-    """Bind and return the endpoint with the real port; EndpointError says why not."""
+    """Bind a socket and return the endpoint with its real port. Raises EndpointError."""
     try:
         socket.bind(full(endpoint))
     except zmq.ZMQError as error:
@@ -241,7 +241,7 @@ def bind(socket: Socket, endpoint: str) -> str:
 
 
 def connect(socket: Socket, endpoint: str) -> None:
-    """Connect; EndpointError says why not."""
+    """Connect a socket. Raises EndpointError."""
     try:
         socket.connect(full(endpoint))
     except zmq.ZMQError as error:
@@ -263,9 +263,9 @@ def _advice(error: zmq.ZMQError) -> str:
 
 
 def monitored_event(frames: Frames | None) -> int:
-    """The event in a monitor's message, 0 if there is none.
+    """Return the event in a monitor's message, 0 if there is none.
 
     Its first frame is a u16 event and a u32 value, in the machine's order. (`zmq.utils.monitor` does the same, but
-    brings asyncio with it: 34 ms of every command's start.)
+    loads asyncio: 34 ms of every command's start.)
     """
     return int.from_bytes(frames[0][:2], sys.byteorder) if frames else 0

@@ -1,4 +1,4 @@
-"""Which user each connection belongs to, as its messages tell; connections that are not allowed are closed."""
+"""The user of each connection, by its messages; connections that are not allowed are closed."""
 
 from __future__ import annotations
 
@@ -24,22 +24,23 @@ _NO_ENDS: Ends = ("", "")
 
 @dataclass(slots=True, eq=False)
 class UserConnection:
-    """A connection that has said something: a peer of the core. Who takes its name over is another one."""
+    """A connection that has sent a message: a peer of the core. A connection that takes its name over is another
+    one."""
 
     sender: bytes
     user_id: str
-    """What the ZAP handler said."""
+    """As the ZAP handler set it."""
     user: User
     descriptor: int
     ends: Ends
     there: bool
-    """Whether something can be sent to it."""
+    """Whether messages can be sent to it."""
     admitted: bool = True
-    """Whether what it says is read."""
+    """Whether its messages are read."""
 
     @property
     def address(self) -> str:
-        """Where it comes from; for ipc, where it has come to."""
+        """Return the remote address; for ipc, the local one."""
         peer = self.ends[1] or self.ends[0]
         return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
 
@@ -47,31 +48,32 @@ class UserConnection:
 class UserConnections:
     """Connections by the names of their senders and by their file descriptors.
 
-    ZeroMQ tells of a message whose connection it came by. That is asked for every message, for names are not to be
-    trusted: a peer may call itself what the ROUTER has called another. Who gives himself a name is not admitted. One
-    that begins with a zero byte, as the ROUTER's do, cannot be told from those; so who has the name of a connection
-    that is gone is another peer, and gets nothing that was meant for that one.
+    ZeroMQ reports the connection that a message came by. This is checked for every message, since names cannot be
+    trusted: a peer may give itself the name that the ROUTER has given to another. A peer that names itself is not
+    admitted. A name that begins with a zero byte, as the ROUTER's do, cannot be distinguished from those; so a
+    connection that has the name of an earlier one is another peer, and gets nothing that was meant for the earlier one.
     """
 
     def __init__(self, guard: Guard, settle: Callable[[], None], most_silent: int, places: int) -> None:
-        """`settle` is called for a new connection: it tells of all that have `ended`, for one of them may have had the
-        descriptor. `most_silent`: connections that have not said anything. `places`: for those that have; one user may
-        have a share of them, unless the access file has another limit, and those of administrators do not count."""
+        """`settle` is called for a new connection: it reports all that have `ended`, since one of them may have had the
+        descriptor. `most_silent`: connections that have not sent a message. `places`: for those that have; a user may
+        have a share of them, unless the access file sets another limit. Connections of administrators do not count."""
         self.speaker = UserConnection(b"", "", NOBODY, -1, _NO_ENDS, there=False, admitted=False)
-        """By which the message came that was looked at last."""
+        """The connection of the last message passed to `look`."""
         self._guard = guard
         self._settle = settle
         self._most_silent = most_silent
         self._places = places
         self._silent: dict[int, None] = {}
         self.unfinished: dict[int, None] = {}
-        """Those of them that may not have been let in yet."""
+        """Silent connections whose handshake may not be complete."""
         self._asked = 0
-        """How many of those had a handshake that came as far as to the ZAP handler."""
+        """How many silent connections have a handshake that reached the ZAP handler."""
         self._ended: dict[int, bool] = {}
-        """Gone; but what was said on them may not be read yet. Whether `forget_ended` was called since."""
+        """Connections that ended, with messages perhaps unread. Whether `forget_ended` was called since."""
         self._reused: dict[int, bool] = {}
-        """The same of descriptors that new connections have by now: a message by such a number may be of either."""
+        """The same for descriptors that new connections have reused: a message by such a number may belong to
+        either."""
         self._by_sender: dict[bytes, UserConnection] = {}
         self._by_descriptor: dict[int, UserConnection] = {}
         self._counts: dict[str, int] = {}
@@ -80,13 +82,13 @@ class UserConnections:
         """Connections of all users but administrators."""
         self._ports: set[Any] = set()
         self._keyed: set[int] = set()
-        """TCP ports where a key is wanted."""
+        """TCP ports that require a key."""
 
     def __len__(self) -> int:
         return len(self._by_sender)
 
     def look(self, sender: bytes, frame: Any) -> bool:
-        """Whether a message may be read of which this is a frame; `speaker` is who sent it."""
+        """Return whether a message may be read, by one of its frames. Its connection becomes `speaker`."""
         user_id = _user_id(frame)
         connection = self._by_sender.get(sender)
         if connection is None or connection.user_id != user_id:
@@ -95,7 +97,7 @@ class UserConnections:
         return connection.admitted
 
     def bound(self, endpoint: str, *, keyed: bool = True) -> None:
-        """The broker listens there. `keyed`: who connects needs a key."""
+        """Note an endpoint that the broker listens on. `keyed`: connections need a key."""
         protocol, _, address = endpoint.partition("://")
         port = int(address.rpartition(":")[2]) if protocol == "tcp" else address
         self._ports.add(port)
@@ -103,7 +105,7 @@ class UserConnections:
             self._keyed.add(port)
 
     def accepted(self, descriptor: int) -> None:
-        """There is a new connection. If too many have not said anything, the one that was first ends."""
+        """Note a new connection. If too many are silent, end the oldest of them."""
         if descriptor in self._ended:
             self._reused[descriptor] = False
         self._close(descriptor)
@@ -115,7 +117,7 @@ class UserConnections:
             self._shut(oldest, None)
 
     def end_handshake(self, descriptor: int) -> None:
-        """One that was not let in yet has said more than a handshake has. Where no key is wanted, that is a message."""
+        """End a connection whose handshake is too large. Where no key is required, that may be an ordinary message."""
         here, there = self._ends(descriptor)
         if isinstance(here, tuple) and here[1] in self._keyed:
             self._guard.refused(NOBODY, "handshake", b"", f"{there[0]}:{there[1]}")
@@ -124,22 +126,23 @@ class UserConnections:
             self._leaves_silent(descriptor)
 
     def ended(self, descriptor: int) -> None:
-        """A connection is gone."""
+        """Note the end of a connection."""
         if self._leaves_silent(descriptor):  # from where, nobody knows; and it may only have looked if we are there
             self._guard.count(NOBODY, "handshake")
         self._ended[descriptor] = False
 
     def asked(self) -> None:
-        """The ZAP handler was asked whether a new connection may be."""
+        """Note that the ZAP handler was asked about a new connection."""
         self._asked += 1
 
     @property
     def ends(self) -> bool:
-        """Whether there are connections that have ended, and are to be forgotten."""
+        """Whether `forget_ended` has something to forget."""
         return bool(self._ended or self._reused)
 
     def forget_ended(self) -> None:
-        """There is nothing to read now. What has just ended may still bring something: it is told before that is."""
+        """Forget ended connections; call this when there is nothing to read. One that has just ended may still have a
+        message, which the end precedes: it is kept until the next call."""
         for descriptor, before in [*self._ended.items()]:
             if before:
                 self._close(descriptor)
@@ -148,8 +151,8 @@ class UserConnections:
         self._reused = {descriptor: True for descriptor, before in self._reused.items() if not before}
 
     def swap(self) -> None:
-        """The guard has other users: who is none any more is disconnected, and of who has more connections than he may
-        those that spoke last."""
+        """Apply the guard's new users: disconnect removed users, and the newest connections of users over their
+        limit."""
         access = self._guard.access
         self._counts.clear()
         self._taken = 0
@@ -181,7 +184,7 @@ class UserConnections:
         return connection
 
     def _admit(self, connection: UserConnection) -> None:
-        """End a connection whose user is none, or has enough of them, or which would be one too many."""
+        """End a connection of no user, of a user at its limit, or beyond the limit of all."""
         user = connection.user
         if user is NOBODY:
             self._refuse(connection, "connect")
@@ -189,7 +192,7 @@ class UserConnections:
             self._refuse(connection, "connections", why)
 
     def _too_many(self, user: User) -> str:
-        """Why a user may not have one connection more; empty: it may."""
+        """Return why a user may not have another connection; empty: it may."""
         count, most = self._counts.get(user.name, 0), user.limits.connections
         if most and count >= most:
             return f"{user} has limits.connections = {most} already"
@@ -203,7 +206,7 @@ class UserConnections:
         return ""
 
     def _close(self, descriptor: int) -> None:
-        """Forget what is known of a connection by this number."""
+        """Forget the connection of a descriptor."""
         self._leaves_silent(descriptor)
         self._ended.pop(descriptor, None)
         connection = self._by_descriptor.pop(descriptor, None)
@@ -213,9 +216,9 @@ class UserConnections:
             self._count(connection, -1)
 
     def _leaves_silent(self, descriptor: int) -> bool:
-        """A connection speaks, or ends. Whether it has said nothing, and the ZAP handler was not asked about it: then
-        its handshake failed. Which ones it was asked about is not known, only how many; so that may be told of another
-        one, but the sum is right."""
+        """Note that a connection sends a message or ends. Return whether it was silent and the ZAP handler was not
+        asked about it: then its handshake failed. Only the number of such questions is known, not their connections; a
+        failure may be attributed to the wrong one, but the sum is right."""
         if descriptor not in self._silent:
             return False
         del self._silent[descriptor]
@@ -242,7 +245,7 @@ class UserConnections:
                 del self._counts[name]
 
     def _shut(self, descriptor: int, ends: Ends | None) -> None:
-        """End a connection to here, if it has these ends still: its number may be another's by now."""
+        """End a connection if it still has these ends: its descriptor may belong to another by now."""
         try:
             with stream.socket(fileno=os.dup(descriptor)) as connection:
                 found = connection.getsockname(), connection.getpeername()
@@ -252,7 +255,7 @@ class UserConnections:
             return
 
     def _ends(self, descriptor: int) -> Ends:
-        """The ends of a connection to here; _NO_ENDS when it is gone."""
+        """Return the ends of a connection to the broker; _NO_ENDS when it is gone."""
         try:
             with stream.socket(fileno=os.dup(descriptor)) as connection:
                 ends = connection.getsockname(), connection.getpeername()
@@ -268,15 +271,15 @@ class UserConnections:
 
 
 def _why(connection: UserConnection, action: str) -> str:
-    """Why a connection is refused, in words."""
+    """Describe why a connection is refused."""
     if action == "name":
         return "it gives itself a name, which access control does not allow"
     return "" if " " in connection.user_id else f"no user has the public key {connection.user_id} any more"
 
 
 def _is_named(sender: bytes, frame: Any) -> bool:
-    """Whether a peer has given itself a name. Of two that it gives, ZeroMQ takes the last and tells of the first: so
-    the name that it got is looked at as well. The ROUTER makes names of a 0 and four bytes."""
+    """Return whether a peer has named itself. Of two names ZeroMQ uses the last and reports the first, so the name in
+    use is checked as well. The ROUTER's own names are a zero byte and four more."""
     if len(sender) != 5 or sender[0] != 0:
         return True
     try:

@@ -1,13 +1,12 @@
-"""Says whom ZeroMQ lets in: its authentication protocol, ZAP (https://rfc.zeromq.org/spec/27/), as a channel of the
-broker's loop.
+"""Decides which peers ZeroMQ admits: its authentication protocol, ZAP (https://rfc.zeromq.org/spec/27/), as a channel.
 
-ZeroMQ asks at inproc://zeromq.zap.01 of the socket's own context before it takes a connection. A key is let in when
-some user has it, and the connection's user id is that key. Who connects to an endpoint that the access file names is
-let in without a key, from there and with a user id of the system as the file says, and the connection's user id is
-that one, a space, and the endpoint. Nobody else gets in, nor does anybody while there is no handler
-(ZAP_ENFORCE_DOMAIN). Neither kind of user id names the user: whose a connection is can change (`user_of`).
+ZeroMQ asks at inproc://zeromq.zap.01 of the socket's own context before it accepts a connection. A key is admitted if a
+user has it; the key becomes the connection's user id. A connection to an endpoint that the access file names is
+admitted without a key, if its address and system user are as the file says; its user id is that system user, a space,
+and the endpoint. All others are refused, and everything is while there is no handler (ZAP_ENFORCE_DOMAIN). Neither kind
+of user id names the user, since the user of a connection can change (`user_of`).
 
-Each socket option counts for the endpoints that are bound after it was set: so each has security of its own.
+A socket option applies to endpoints that are bound after it was set: so each endpoint has its own security.
 """
 
 from __future__ import annotations
@@ -28,26 +27,26 @@ ADDRESS = "inproc://zeromq.zap.01"
 VERSION = b"1.0"
 
 AT_ONCE = 50
-"""Questions that are answered before anything else gets its turn: half a millisecond's work, at every poll."""
+"""Questions answered before other channels get their turn: half a millisecond's work, at every poll."""
 
 HANDSHAKE = 10_000
-"""Milliseconds that a connection may take until it is let in."""
+"""Milliseconds that a handshake may take."""
 
 _ID, _DOMAIN, _FROM, _MECHANISM, _KEY = 3, 4, 5, 7, 8
-"""Where things are in a question, behind the address and an empty frame."""
+"""Positions in a question, behind the address and an empty frame."""
 
 KEY_SIZE = 32
 """Bytes of a public key."""
 
 
 def enforce(socket: Socket) -> None:
-    """Have ZeroMQ ask, whatever is bound to a socket."""
+    """Make ZeroMQ ask, whatever is bound to a socket."""
     socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
     socket.handshake_ivl = HANDSHAKE
 
 
 def secure(socket: Socket, endpoint: str, access: Access, keys: Keys | None) -> None:
-    """Set security for what is bound next: encrypted, or, as the access file says, as a user that is known by the
+    """Set security for the endpoint bound next: encrypted, or, as the access file says, for a user known by the
     endpoint. Raises EndpointError, UsageError."""
     whole = full(endpoint)
     if not whole.startswith(("tcp://", "ipc://")):
@@ -64,7 +63,7 @@ def secure(socket: Socket, endpoint: str, access: Access, keys: Keys | None) -> 
 
 
 class ZapHandler(Channel):
-    """Answers what ZeroMQ asks: who may come in."""
+    """Answers ZeroMQ's questions about new connections."""
 
     rests = True
 
@@ -75,8 +74,8 @@ class ZapHandler(Channel):
         refused: Callable[[str, str], None],
         asked: Callable[[], None],
     ) -> None:
-        """`refused` is called with the address of somebody who did not get in, and the public key in Z85, if there is
-        one; `asked` for each connection of which ZeroMQ asks."""
+        """`refused` is called with the address of a refused peer and its public key in Z85, if it has one; `asked` for
+        each connection that ZeroMQ asks about."""
         self._refused = refused
         self._asked = asked
         self._keys: dict[bytes, bytes] = {}
@@ -87,7 +86,7 @@ class ZapHandler(Channel):
         self._socket.bind(ADDRESS)
 
     def swap(self, access: Access) -> None:
-        """From now on these are let in."""
+        """Admit these users from now on."""
         self._keys = {z85.decode(key): key.encode() for key in access.keys}
         self._endpoints = {
             endpoint.encode(): frozenset(b"%d" % uid for uid in access.uids[endpoint])
@@ -100,7 +99,7 @@ class ZapHandler(Channel):
         return [] if self._socket is None else [self._socket]
 
     def drain(self, now: float) -> bool:
-        """Answer, up to a limit: failed handshakes by the thousand leave time for everything else."""
+        """Answer, up to a limit: thousands of failed handshakes leave time for everything else."""
         if self._socket is None:
             return False
         for _ in range(AT_ONCE):
@@ -114,7 +113,7 @@ class ZapHandler(Channel):
         return True
 
     def answer(self, frames: Frames) -> Frames | None:
-        """The answer to a question; None for what is none, and cannot be answered."""
+        """Answer a question; None if it is malformed and cannot be answered."""
         if len(frames) <= _ID or frames[1]:
             return None
         self._asked()
@@ -128,7 +127,7 @@ class ZapHandler(Channel):
         return [*frames[:2], VERSION, frames[_ID], b"200", b"", name, b""]
 
     def _name(self, frames: Frames) -> bytes | None:
-        """The user id of a connection that is let in."""
+        """Return the user id of an admitted connection."""
         if frames[2] != VERSION or len(frames) <= _MECHANISM:
             return None
         if frames[_MECHANISM] == b"CURVE" and len(frames) == _KEY + 1:
@@ -146,7 +145,7 @@ class ZapHandler(Channel):
 
 
 def user_of(user_id: str, access: Access) -> User:
-    """Whose a connection is by now that was let in with this user id; NOBODY: it may not be there any more."""
+    """Return the present user of a connection that was admitted with this user id; NOBODY: it is no longer allowed."""
     uid, space, endpoint = user_id.partition(" ")
     if not space:
         return access.keys.get(user_id, NOBODY)
@@ -155,7 +154,6 @@ def user_of(user_id: str, access: Access) -> User:
 
 
 def _uid(address: bytes) -> bytes:
-    """The user id of who connects to an ipc:// endpoint: ZeroMQ puts the system's word for it, `:uid:gid:pid`, behind
-    the address."""
+    """Return the system user of a connection by ipc://: ZeroMQ appends `:uid:gid:pid` to the address."""
     fields = address.rsplit(b":", 3)
     return fields[1] if len(fields) == 4 and fields[1].isdigit() else b""

@@ -493,7 +493,7 @@ def test_a_lowered_limit_ends_the_newest_connections(broker: Broker, echo: Calla
 
 def test_a_user_s_share_of_the_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     chief, pair = user("chief", admin=True), new_pair()
-    monkeypatch.setattr(access_control, "_places", lambda: (16, 4))
+    monkeypatch.setattr(access_control, "_connection_limits", lambda: (16, 4))
     with secured_broker(access({**OTHERS, chief: pair})) as broker, ExitStack() as stack:
 
         def comes(keys: Keys) -> Callable[[], bool]:
