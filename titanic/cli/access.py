@@ -12,18 +12,20 @@ from pathlib import Path
 
 import click
 
-from broker import AccessError, AccessFile, Permission, UsageError, decide
+from broker import AccessError, AccessFile, UsageError, decide
 from titanic.cli.options import FILE, command, json_flag, option
 from titanic.cli.printing import print_json
 from titanic.cli.running import EXIT_FAILED, EXIT_USAGE, is_about_missing
+from titanic.protocol.permissions import MEANINGS
 from titanic.util.text import counted, printable
 
-ACTIONS = tuple(permission.value for permission in Permission)
+ACTIONS = tuple(permission.value for permission in MEANINGS)
+ACTION_HELP = "\n    ".join(f"  {permission.value:9}{meaning}" for permission, meaning in MEANINGS.items())
 
 
 @click.group("access")
 def access() -> None:
-    """Check an access file; tell what it allows; turn access control on. No server is contacted.
+    """Check access files, explain permissions, turn access control on. No server is contacted.
 
     \b
     Example:
@@ -86,11 +88,14 @@ def check(path: Path, as_json: bool) -> None:
     help="The access file.",
 )
 def test(user: str, action: str, service: str, path: Path, as_json: bool) -> None:
-    """Tell whether a user may do something, and why.
+    """Explain whether an access file permits an action.
 
-    Prints the line of the access file that decides. Exits with 0 if USER may do ACTION, else with 1. SERVICE is needed
-    for submit, work and call; the other actions are the same for all services. When nothing allows it, prints the line
-    of the user's table, and what would have to be added there.
+    Prints the line of the access file that decides. Exits with 0 if USER may do ACTION, else with 1. If nothing permits
+    it, prints the line of the user's table and what to add there. submit, work and call need a SERVICE.
+
+    \b
+    Actions:
+    ACTION_HELP
 
     --json prints {allowed, file, line, text, reason}; line is 0 when the file does not have the user.
 
@@ -164,6 +169,7 @@ def enable(settings: Path, path: Path) -> None:
     click.echo(f"{settings}: access control is on from the next start on")
 
 
+test.help = (test.help or "").replace("ACTION_HELP", ACTION_HELP)
 access.add_command(check)
 access.add_command(enable)
 access.add_command(test)

@@ -11,6 +11,7 @@ from titanic.cli.endpoint import Reach
 from titanic.cli.printing import say
 from titanic.client.client import Client
 from titanic.errors import TimedOut
+from titanic.util.text import duration
 
 LOOK = 1.0
 """Seconds that a command which changes nothing waits for a server: a restart takes as long."""
@@ -32,7 +33,7 @@ def connect_to_look(reach: Reach, advice: str = "", *, retries: int | None = Non
     while reason := unreachable(reach.endpoint):
         if time.monotonic() >= until:
             raise TimedOut(
-                reason, f"tried for {seconds:g} s", f"is a server running, and is this its endpoint?{advice}"
+                reason, f"tried for {duration(seconds)}", f"is a server running, and is this its endpoint?{advice}"
             )
         time.sleep(AGAIN)
     return Client(reach.endpoint, timeout=reach.timeout, retries=retries, version=reach.mdp, key=reach.curve)
@@ -41,7 +42,7 @@ def connect_to_look(reach: Reach, advice: str = "", *, retries: int | None = Non
 def tell(endpoint: tuple[str, ...], seconds: float) -> None:
     """Say that no server is there, and how long the command waits for one."""
     if reason := unreachable(endpoint):
-        say(f"{reason}; waiting up to {seconds:g} s for a server there")
+        say(f"{reason}; waiting up to {duration(seconds)} for a server there")
 
 
 def name_version(error: Exception, reach: Reach) -> None:

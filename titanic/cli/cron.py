@@ -52,7 +52,9 @@ def cron(words: Words, once: bool, as_json: bool, log_level: str, log_format: st
       tz = "Europe/Berlin"       # of cron; without it, UTC
       [nightly]                  # its NAME
       service = "backup"
-      cron = "30 2 * * *"        # or every = "5m": from 1970, in UTC
+      cron = "30 2 * * *"        # minute, hour, day, month, weekday; with
+                                 # six fields, seconds first
+                                 # or every = "5m": from 1970, in UTC
       missed = "once"            # of ticks that passed while nobody could
                                  # submit them, the last; "all": up to 100;
                                  # "skip", the default: none

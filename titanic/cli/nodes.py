@@ -20,6 +20,7 @@ from titanic.cli.store_files import Files, look, lookable
 from titanic.client.client import Client
 from titanic.errors import InvalidRequest, TimedOut
 from titanic.protocol.documents import NodeInfo
+from titanic.util.text import duration
 
 LOOK_EVERY = 0.5
 """Seconds between looks whether nodes have ended."""
@@ -109,7 +110,7 @@ def drain(node: str | None, wait: float | None, reach: Reach) -> None:
         ends = client.drain(node)
     say(f"draining {ends['name']}")
     if wait != 0 and not _has_ended(ends, reach, math.inf if wait is None else wait):
-        say(f"{ends['name']} has not ended after {wait:g} s; it goes on draining")
+        say(f"{ends['name']} has not ended after {duration(wait or 0)}; it goes on draining")
         sys.exit(EXIT_PENDING)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from titanic.errors import TitanicError
-from titanic.util.text import how_to_install, printable
+from titanic.util.text import duration, how_to_install, printable
 
 
 def say(message: object, detail: Sequence[bytes] = (), program: str = "") -> None:
@@ -104,14 +104,6 @@ def age(microseconds: int) -> str:
 def until(microseconds: int) -> str:
     """How soon a time since the epoch will be."""
     return duration(max(0.0, microseconds / 1e6 - time.time()))
-
-
-def duration(seconds: float) -> str:
-    """A time span, short: 250ms, 12s, 5m, 3h, 2d."""
-    for limit, factor, unit in ((1, 1000, "ms"), (120, 1, "s"), (7200, 1 / 60, "m"), (172_800, 1 / 3600, "h")):
-        if seconds < limit:
-            return f"{seconds * factor:.0f}{unit}"
-    return f"{seconds / 86400:.0f}d"
 
 
 def size(count: float) -> str:

@@ -15,12 +15,12 @@ import broker
 from titanic.cli.connect import connect_to_look
 from titanic.cli.endpoint import Reach
 from titanic.cli.options import GroupedCommand, command, json_flag, option, reaching, seconds
-from titanic.cli.printing import duration, print_json, print_table, say, size
+from titanic.cli.printing import print_json, print_table, say, size
 from titanic.cli.store_files import Files, look, lookable
 from titanic.client.client import Client
 from titanic.errors import RequestError, TimedOut, TitanicError
 from titanic.store import PINS_MUCH
-from titanic.util.text import counted, is_url, printable
+from titanic.util.text import counted, duration, is_url, printable
 
 RATES = ("accepted", "dispatched", "succeeded", "failed", "closed")
 

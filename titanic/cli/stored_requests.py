@@ -18,7 +18,6 @@ from titanic.cli.printing import (
     Bar,
     age,
     as_text,
-    duration,
     moment,
     print_json,
     print_json_list,
@@ -36,7 +35,7 @@ from titanic.errors import RequestFailed, UnknownRequest
 from titanic.protocol.answers import RequestInfo
 from titanic.protocol.submit_options import DEFAULT_PRIORITY
 from titanic.protocol.tsp import Frames
-from titanic.util.text import counted, printable
+from titanic.util.text import counted, duration, printable
 
 PAGE = 1000
 """Requests on one page of the listing."""

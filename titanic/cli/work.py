@@ -34,6 +34,7 @@ from titanic.cli.running import StopSignal, say
 from titanic.jobs.context import Failed, RequestContext, current_or_none
 from titanic.protocol.tsp import Frames
 from titanic.util.sd_notify import VARIABLES, Notifier
+from titanic.util.text import duration
 
 log = logging.getLogger("titanic.work")
 
@@ -103,7 +104,9 @@ class CommandHandler:
             try:
                 output, errors = process.communicate(b"".join(body), timeout=self._limit)
             except subprocess.TimeoutExpired:
-                raise self._failure(f"the command took longer than {self._limit:g} s", self._end(process)) from None
+                raise self._failure(
+                    f"the command took longer than {duration(self._limit or 0)}", self._end(process)
+                ) from None
             finally:
                 cancelling.over()
                 self._running.discard(process)

@@ -21,6 +21,7 @@ from titanic.protocol import tsp
 from titanic.protocol.answers import Ended, check, read_outcomes, read_uuids
 from titanic.protocol.submit_options import MOST_TOGETHER, encode
 from titanic.util import ids
+from titanic.util.text import duration
 
 Item = TypeVar("Item")
 
@@ -125,7 +126,7 @@ async def look_for(
         await calls.wire.sleep(max(0.0, pause if timeout is None else min(pause, timeout)))
     if silence is not None:
         raise silence
-    raise TimedOut(f"{len(pending)} replies are still pending", f"waited {timeout:g} s", "ask again later")
+    raise TimedOut(f"{len(pending)} replies are still pending", f"waited {duration(timeout or 0)}", "ask again later")
 
 
 async def _look(

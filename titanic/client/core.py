@@ -32,6 +32,7 @@ from titanic.protocol.documents import ArchiveInfo, NodeInfo, Stats
 from titanic.protocol.submit_options import MOST_UUIDS, Span, SubmitOptions, encode, seconds
 from titanic.protocol.tsp import Frames, Progress
 from titanic.util import ids
+from titanic.util.text import duration
 
 LOOK = 1.0
 """Seconds between two looks."""
@@ -124,7 +125,7 @@ class Rfc9Queue:
             left = RFC9_POLL_MOST if until is None else until - time.monotonic()
             if pending and left <= 0:
                 text = f"no reply to {pending[0]} yet" if len(pending) == 1 else f"{len(pending)} replies are pending"
-                raise TimedOut(text, f"waited {timeout:g} s", "ask again later: the requests live on")
+                raise TimedOut(text, f"waited {duration(timeout or 0)}", "ask again later: the requests live on")
             if pending:
                 await self._calls.wire.sleep(min(pause, left))
                 pause = min(2 * pause, RFC9_POLL_MOST)
@@ -242,7 +243,7 @@ class ClientCore:
                     return ended
             if answered and watch is not None:
                 await watch.look()
-        fact = f"waited {timeout:g} s" + (await self._standing(plain) if answered else "")
+        fact = f"waited {duration(timeout or 0)}" + (await self._standing(plain) if answered else "")
         raise TimedOut(f"no reply to {uuid} yet", fact, "ask again later: the request lives on")
 
     async def _standing(self, uuid: str) -> str:

@@ -36,6 +36,7 @@ from titanic.jobs.context import RequestContext, current
 from titanic.pool.core import ChildConfig
 from titanic.schedules import Scheduler
 from titanic.tasks import Tasks
+from titanic.util.text import duration
 
 log = logging.getLogger("titanic.pool")
 
@@ -100,7 +101,7 @@ class Jobs:
         for service, request in list(self._running.values()):
             late = now - (request.deadline or now)
             if late > self._config.overdue:
-                self._reports.say(stuck=f"works on {request.uuid} of {service}, {late:.0f} s beyond its limit")
+                self._reports.say(stuck=f"works on {request.uuid} of {service}, {duration(late)} beyond its limit")
 
     def _tell_registered(self) -> None:
         if not self._registered:

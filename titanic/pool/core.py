@@ -21,6 +21,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
+from titanic.util.text import duration
+
 
 @dataclass(frozen=True, slots=True)
 class ChildConfig:
@@ -174,7 +176,7 @@ class PoolCore:
         bad_start = not child.registered and now - child.started < self.config.short
         self._pause = self._longer() if bad_start else 0.0
         self._start_at = now + self._pause
-        when = f" in {self._pause:g} s" if self._pause else ""
+        when = f" in {duration(self._pause)}" if self._pause else ""
         self._say("error", f"process {number} {how}; another takes its place{when}")
 
     def changed(self, what: str, now: float) -> None:
@@ -207,7 +209,9 @@ class PoolCore:
                 self._say("warning", f"process {child.number} is killed: its jobs were not done in time")
                 self._actions.append(Send(child.number, signal.SIGKILL))
             elif child.ready and not child.leaving and now >= child.heard + self.config.silence:
-                self._say("error", f"process {child.number} has said nothing for {self.config.silence:g} s; killing it")
+                self._say(
+                    "error", f"process {child.number} has said nothing for {duration(self.config.silence)}; killing it"
+                )
                 child.leaving, child.kill_at = True, now + LAST_WORDS
                 self._actions.append(Send(child.number, signal.SIGABRT))
         while self._start_at is not None and now >= self._start_at and len(self._staying()) < self.config.processes:
@@ -255,7 +259,7 @@ class PoolCore:
         elif self._served:
             self._pause = self._longer()
             self._start_at = now + self._pause
-            self._say("error", f"{fault}; trying again in {self._pause:g} s")
+            self._say("error", f"{fault}; trying again in {duration(self._pause)}")
         elif not self.fault:
             self.fault, self._start_at = fault, None
             for child in self._staying():

@@ -21,7 +21,7 @@ from titanic.errors import (
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames, Progress
 from titanic.util import ids
-from titanic.util.text import counted, one_line
+from titanic.util.text import counted, duration, one_line
 
 
 class RequestInfo(TypedDict):
@@ -123,7 +123,7 @@ def _silence(service: bytes, endpoint: str, waited: float, reason: str = "", *, 
     arrived = "the request may have arrived all the same" if sent else "the request did not arrive"
     return TimedOut(
         f"nobody answered at {endpoint}",
-        f"waited {waited:.3g} s" + (f", {reason}" if reason else ""),
+        f"waited {duration(waited)}" + (f", {reason}" if reason else ""),
         "is it running, and is this its endpoint?" + ("" if service in LOOKS else f" {arrived}"),
     )
 

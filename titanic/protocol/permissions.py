@@ -1,4 +1,4 @@
-"""Which permission each of Titanic's services needs, and what who lacks it is told.
+"""The permissions: what each allows, which one each service of Titanic needs, and the refusal without it.
 
     service                          needs                              without it
     -------------------------------  ---------------------------------  ------------------------------------
@@ -15,9 +15,11 @@
     titanic.admin drain              admin                              403
     titanic.admin set                admin                              403
 
-`RULES` is for a broker, which asks before it hands a request on. A rule refuses what needs no look into the store. What
-it lets pass is not allowed by that: the services look again, at what they have read from the body. So a body that a
-rule cannot read is none that a service takes.
+A broker applies `RULES` before it passes a request on. A rule refuses what can be decided without the store. A request
+that passes is not permitted yet: the services check again with what they read from the body. A body that a rule cannot
+read is refused by every service.
+
+`MEANINGS` and `NEEDS` are the one table: services, `titanic access` and the users page read it.
 """
 
 from __future__ import annotations
@@ -28,50 +30,59 @@ from broker import Permission, Reach, Rule, User
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
 
+MEANINGS: Mapping[Permission, str] = {
+    Permission.SUBMIT: "store requests for a service",
+    Permission.WORK: "register as a worker of a service",
+    Permission.CALL: "send plain requests to a service",
+    Permission.READ: "see requests and replies: own or all",
+    Permission.CLOSE: "close and purge requests that the user may read",
+    Permission.METRICS: "see statistics",
+    Permission.ARCHIVE: "manage the archive",
+    Permission.ADMIN: 'pause services, drain nodes; implies read = "all", close, metrics and archive',
+}
+"""What each permission of the access file allows."""
+
+NEEDS: Mapping[str, tuple[str, str]] = {
+    "read": ("read requests", 'read = "own" or "all"'),
+    "stats": ("see figures", "metrics = true"),
+    "close": ("close requests", 'close = true and read = "own" or "all"'),
+    "archive": ("manage the archive", "archive = true"),
+    "drain": ("drain nodes", "admin = true"),
+    "set": ("change services", "admin = true"),
+}
+"""For each action: what it is, and what the access file must contain for it."""
+
+
+def granted_flags(user: User) -> list[str]:
+    """The permissions of a user that are not given for services, by name, without `read`."""
+    flags = (Permission.ADMIN, Permission.ARCHIVE, Permission.CLOSE, Permission.METRICS)
+    return [flag.value for flag in flags if getattr(user, flag.value)]
+
 
 def lacks_submit(user: User, service: bytes) -> str | None:
-    """Why a user may not submit requests for a service; None: he may."""
+    """Return why a user may not submit requests for a service; None: permitted."""
     if user.may(Permission.SUBMIT, service):
         return None
     name = service.decode(errors="replace")
     return f"{user} may not submit to '{name}'; it needs submit = [\"{name}\"]"
 
 
-def lacks_read(user: User) -> str | None:
-    """Why a user may read nothing, nor retry anything."""
-    if user.admin or user.read is not Reach.NONE:
+def lacks(user: User, action: str) -> str | None:
+    """Return why a user may not do one of NEEDS; None: permitted."""
+    if user.admin or _permits(user, action):
         return None
-    return f'{user} may not read requests; it needs read = "own" or "all"'
+    what, need = NEEDS[action]
+    return f"{user} may not {what}; it needs {need}"
 
 
-def lacks_stats(user: User) -> str | None:
-    """Why a user may not ask for figures. Who may serve titanic.stats himself, a queue apart, finds out about others
-    with it."""
-    if user.metrics or user.reads_all or user.may(Permission.WORK, tsp.STATS):
-        return None
-    return f"{user} may not see figures; it needs metrics = true"
-
-
-def lacks_close(user: User) -> str | None:
-    """Why a user may close nothing, nor purge. Who took a 200 for it would rely on a request that is not closed."""
-    if user.admin or (user.close and user.read is not Reach.NONE):
-        return None
-    return f'{user} may not close requests; it needs close = true and read = "own" or "all"'
-
-
-def lacks_archive(user: User) -> str | None:
-    """Why a user may not say what an archive has."""
-    return None if user.admin or user.archive else f"{user} may not manage the archive; it needs archive = true"
-
-
-def lacks_drain(user: User) -> str | None:
-    """Why a user may not have nodes end."""
-    return None if user.admin else f"{user} may not drain nodes; it needs admin = true"
-
-
-def lacks_set(user: User) -> str | None:
-    """Why a user may not set anything for a service."""
-    return None if user.admin else f"{user} may not change services; it needs admin = true"
+def _permits(user: User, action: str) -> bool:
+    if action == "read":
+        return user.read is not Reach.NONE
+    if action == "close":  # a 200 for a request that stays open would mislead
+        return user.close and user.read is not Reach.NONE
+    if action == "stats":  # a queue on its own serves titanic.stats, and learns about others by it
+        return user.metrics or user.reads_all or user.may(Permission.WORK, tsp.STATS)
+    return action == "archive" and user.archive
 
 
 def _request(user: User, body: Frames) -> str | None:
@@ -87,12 +98,12 @@ def _submit(user: User, body: Frames) -> str | None:
 _LACKS: Mapping[bytes, Callable[[User, Frames], str | None]] = {
     tsp.REQUEST: _request,
     tsp.SUBMIT: _submit,
-    tsp.REPLY: lambda user, body: lacks_read(user),
-    tsp.WAIT: lambda user, body: lacks_read(user),
-    tsp.CLOSE: lambda user, body: lacks_close(user),
-    tsp.LIST: lambda user, body: lacks_read(user),
-    tsp.STATS: lambda user, body: lacks_stats(user),
-    tsp.ADMIN: lambda user, body: None if user.archive else lacks_read(user),
+    tsp.REPLY: lambda user, body: lacks(user, "read"),
+    tsp.WAIT: lambda user, body: lacks(user, "read"),
+    tsp.CLOSE: lambda user, body: lacks(user, "close"),
+    tsp.LIST: lambda user, body: lacks(user, "read"),
+    tsp.STATS: lambda user, body: lacks(user, "stats"),
+    tsp.ADMIN: lambda user, body: None if user.archive else lacks(user, "read"),
 }
 
 

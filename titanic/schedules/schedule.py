@@ -99,9 +99,9 @@ def cron_ticks(expression: str, tz: str) -> CronTicks:
     try:
         ticks.after(0)
     except StopIteration:
-        raise InvalidSchedule(f"cron is {quoted(expression)}", "no day is ever like that") from None
+        raise InvalidSchedule(f"cron is {quoted(expression)}", "it never matches a day") from None
     except _cronsim().CronSimError as error:
-        advice = "write minute, hour, day, month and weekday, as in '30 2 * * *'"
+        advice = "write minute, hour, day, month and weekday, as in '30 2 * * *', or six fields with seconds first"
         raise InvalidSchedule(f"cron is {quoted(expression)}", _lower(str(error)), advice) from None
     return ticks
 

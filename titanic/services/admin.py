@@ -18,7 +18,7 @@ from titanic.commit.writer import halves
 from titanic.errors import Forbidden, InvalidArchive, InvalidRequest, StoreError, StoreFull
 from titanic.protocol import tsp
 from titanic.protocol.messages import Admin, Archive, Drain, Purge, Retry, Set, read_admin
-from titanic.protocol.permissions import lacks_archive, lacks_close, lacks_drain, lacks_read, lacks_set, lacks_submit
+from titanic.protocol.permissions import lacks, lacks_submit
 from titanic.protocol.submit_options import MOST_UUIDS
 from titanic.protocol.tsp import Frames
 from titanic.services import nodes, set_service
@@ -196,12 +196,12 @@ class AdminWrite:
 
 def _check(user: User, options: Admin) -> None:
     """Raise Forbidden for what the user may do with no request."""
-    fault = _LACKS[type(options)](user)
+    fault = lacks(user, _ACTIONS[type(options)])
     if fault is not None:
         raise Forbidden(fault)
 
 
-_LACKS = {Retry: lacks_read, Purge: lacks_close, Archive: lacks_archive, Drain: lacks_drain, Set: lacks_set}
+_ACTIONS = {Retry: "read", Purge: "close", Archive: "archive", Drain: "drain", Set: "set"}
 
 
 def _states(options: Retry | Purge) -> tuple[State, ...]:

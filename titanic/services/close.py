@@ -16,7 +16,7 @@ from broker import User
 from titanic.commit.writer import LIGHT_ITEMS, halves
 from titanic.errors import StoreError, StoreFull
 from titanic.protocol import tsp
-from titanic.protocol.permissions import lacks_close
+from titanic.protocol.permissions import lacks
 from titanic.protocol.tsp import Frames
 from titanic.services.ask import Ask, ServiceContext, not_done
 from titanic.services.ownership import is_kept, not_his
@@ -122,7 +122,7 @@ class CloseWrite:
         items = []
         for ask in self._asks:
             uuids = tsp.read_uuids(ask.body)
-            fault = None if ask.user is None else lacks_close(ask.user)
+            fault = None if ask.user is None else lacks(ask.user, "close")
             if ask.user is not None and fault is not None:
                 self._context.refusals.add(ask.user, tsp.CLOSE, fault)
                 self._answers.append((ask, tsp.forbidden(tsp.CLOSE, fault)))

@@ -19,7 +19,7 @@ from titanic.commit.writer import Writer
 from titanic.errors import Forbidden
 from titanic.protocol import tsp
 from titanic.protocol.messages import read_stats
-from titanic.protocol.permissions import lacks_stats
+from titanic.protocol.permissions import lacks
 from titanic.protocol.tsp import Frames
 from titanic.services import list_requests, nodes, service_stats, set_service
 from titanic.services.admin import AdminWrite
@@ -88,7 +88,7 @@ class ServiceHandler:
         )
 
     def _read_stats(self, transaction: ReadTransaction, ask: Ask) -> Frames:
-        if ask.user is not None and (fault := lacks_stats(ask.user)) is not None:
+        if ask.user is not None and (fault := lacks(ask.user, "stats")) is not None:
             raise Forbidden(fault)
         incarnation = self._context.incarnation
         me = None if incarnation is None else incarnation()

@@ -10,7 +10,7 @@ from broker import User
 from titanic.errors import Forbidden, RecordCorrupt
 from titanic.protocol import tsp
 from titanic.protocol.messages import List, read
-from titanic.protocol.permissions import lacks_read
+from titanic.protocol.permissions import lacks
 from titanic.protocol.submit_options import read_policy
 from titanic.protocol.tsp import Frames, Progress
 from titanic.services.ownership import is_hidden, place_behind
@@ -52,7 +52,7 @@ def answer(
     read; None: all. Raises Forbidden when that is nothing. `now_us`: the time, for those who ask for it. `progress`:
     how far the workers are; None: nobody knows. `paused`: the services that are. `since`: when requests that run were
     sent, as far as is known here. `worker_of`: the process that has one."""
-    if user is not None and (fault := lacks_read(user)) is not None:
+    if user is not None and (fault := lacks(user, "read")) is not None:
         raise Forbidden(fault)
     try:
         options = read(List, b"".join(body[:1]) or b"{}")

@@ -19,7 +19,7 @@ from broker import MOST_BODY_FRAMES, User
 from titanic.commit.writer import BatchThread
 from titanic.errors import Forbidden, RecordCorrupt, StoreError
 from titanic.protocol import tsp
-from titanic.protocol.permissions import lacks_read
+from titanic.protocol.permissions import lacks
 from titanic.protocol.tsp import Frames
 from titanic.services.ask import Answers, Ask, SendAnswers, not_done
 from titanic.services.ownership import Refusals, is_hidden, not_his
@@ -92,7 +92,7 @@ class Reader:
         return self._read_replies(transaction, tsp.WAIT, ask.body[1:], ask.user)
 
     def _read_replies(self, transaction: ReadTransaction, name: bytes, body: Frames, user: User | None) -> Frames:
-        if user is not None and (fault := lacks_read(user)) is not None:
+        if user is not None and (fault := lacks(user, "read")) is not None:
             raise Forbidden(fault)
         hides = None if user is None else partial(self._hides, transaction, name, user)
         frames, found = read_replies(transaction, body, hides)

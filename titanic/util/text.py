@@ -25,6 +25,19 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def duration(seconds: float) -> str:
+    """A duration for people: 250 ms, 1.5 s, 90 s, 5 min, 3 h, 2 days."""
+    if 0 < seconds < 0.001:
+        return "< 1 ms"
+    if seconds == 0:
+        return "0 s"
+    for limit, factor, unit in ((1, 1000, "ms"), (120, 1, "s"), (7200, 1 / 60, "min"), (172_800, 1 / 3600, "h")):
+        if seconds < limit:
+            number = f"{seconds * factor:.1f}" if unit == "s" and seconds < 10 else f"{seconds * factor:.0f}"
+            return f"{number.removesuffix('.0')} {unit}"
+    return f"{seconds / 86_400:,.0f} days"
+
+
 _repr = Repr()
 _repr.maxstring = _repr.maxother = _repr.maxlong = 100
 

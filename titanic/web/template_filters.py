@@ -9,7 +9,7 @@ from urllib.parse import quote, urlencode
 
 from markupsafe import Markup
 
-from titanic.util.text import one_line, printable
+from titanic.util.text import duration, one_line, printable
 
 NONE = "–"
 
@@ -31,15 +31,8 @@ def rate(value: float | None) -> str:
 
 
 def span(seconds: float | None) -> str:
-    """A time span: 250 ms, 12 s, 5 min, 3 h, 2 days."""
-    if seconds is None:
-        return NONE
-    if 0 < seconds < 0.001:
-        return "< 1 ms"
-    for limit, factor, unit in ((1, 1000, "ms"), (10, 1, "s"), (120, 1, "s"), (7200, 1 / 60, "min")):
-        if seconds < limit:
-            return f"{seconds * factor:.1f} {unit}" if limit == 10 else f"{seconds * factor:.0f} {unit}"
-    return f"{seconds / 3600:.0f} h" if seconds < 172_800 else f"{seconds / 86_400:,.0f} days"
+    """A duration; a dash if it is unknown."""
+    return NONE if seconds is None else duration(seconds)
 
 
 def size(count: float | None) -> str:

@@ -112,7 +112,7 @@ async def test_a_coroutine_that_is_cancelled_leaves_the_request(
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
                 await client.wait(uuid, 60)
-        with pytest.raises(TimedOut, match=rf"no reply to {uuid} yet; waited 0\.05 s"):
+        with pytest.raises(TimedOut, match=rf"no reply to {uuid} yet; waited 50 ms"):
             await client.wait(uuid, 0.05)
         waits[0].cancel()
         assert (await client.show(uuid))["state"] == "waiting"

@@ -31,11 +31,11 @@ def test_nobody_at_any() -> None:
     refused = f"connection refused at {NOBODY} and tcp://127.0.0.1:10; "
     done = here("status", *nobody)
     assert done.code == 3
-    assert done.err.startswith(f"titanic: {refused}tried for 0.05 s; is a server running, and is this its endpoint? ")
+    assert done.err.startswith(f"titanic: {refused}tried for 50 ms; is a server running, and is this its endpoint? ")
     done = here("submit", "s", "x", *nobody)
     assert done.code == 3
     first, last = done.err.splitlines()
-    assert first == f"titanic: {refused}waiting up to 0.05 s for a server there"
+    assert first == f"titanic: {refused}waiting up to 50 ms for a server there"
     assert last.startswith(f"titanic: nobody answered at {NOBODY} or tcp://127.0.0.1:10; waited ")
 
 

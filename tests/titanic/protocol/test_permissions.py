@@ -9,7 +9,7 @@ import pytest
 
 from broker import NOBODY, Permission, Reach, User
 from titanic.protocol import tsp
-from titanic.protocol.permissions import RULES, lacks_archive, lacks_close
+from titanic.protocol.permissions import MEANINGS, RULES, lacks
 from titanic.services.request_submit import PARSERS
 
 SENDER = User("shop", {Permission.SUBMIT: ("mail.*",)}, Reach.OWN, close=True)
@@ -36,6 +36,10 @@ ASKS: dict[str, tuple[bytes, list[bytes], set[User]]] = {
 }
 
 
+def test_each_permission_has_a_meaning() -> None:
+    assert MEANINGS.keys() == {*Permission}
+
+
 def test_each_service_has_its_rule() -> None:
     assert RULES.keys() == {*tsp.SERVICES}
 
@@ -60,8 +64,8 @@ def test_the_refusal_names_what_is_missing() -> None:
 
 
 def test_the_archive_is_for_archivers_and_purging_for_who_may_close() -> None:
-    assert [user for user in EVERYBODY if lacks_archive(user) is None] == [ARCHIVER, ADMIN]
-    assert [user for user in EVERYBODY if lacks_close(user) is None] == [SENDER, ADMIN]
+    assert [user for user in EVERYBODY if lacks(user, "archive") is None] == [ARCHIVER, ADMIN]
+    assert [user for user in EVERYBODY if lacks(user, "close") is None] == [SENDER, ADMIN]
 
 
 @pytest.mark.parametrize(

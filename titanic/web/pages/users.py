@@ -16,6 +16,7 @@ from starlette.routing import Route
 from broker import Access, AccessError, User, load_access
 from titanic.aio import Client
 from titanic.protocol.documents import Refusal
+from titanic.protocol.permissions import granted_flags
 from titanic.web.gateway import gateway_of, visitor_of
 from titanic.web.pages import forms
 from titanic.web.pages.forms import NotPermitted, unless_forbidden
@@ -57,7 +58,6 @@ class Denials(NamedTuple):
 def row_of(user: User, access: Access) -> UserRow:
     """What the access file says about a user, without keys, tokens and hashes."""
     services = [(one.value, ", ".join(patterns)) for one, patterns in user.services.items() if patterns]
-    also = [name for name in ("admin", "archive", "close", "metrics") if getattr(user, name)]
     limits = user.limits
     texts = [
         f"{number(limits.waiting)} waiting" if limits.waiting else "",
@@ -73,7 +73,8 @@ def row_of(user: User, access: Access) -> UserRow:
     }
     credentials = [kind for kind, users in known.items() if any(one.name == user.name for one in users.values())]
     reads = READS["all" if user.admin else user.read.value]
-    return UserRow(user.name, services, reads, ", ".join(also), ", ".join(filter(None, texts)), ", ".join(credentials))
+    also = ", ".join(granted_flags(user))
+    return UserRow(user.name, services, reads, also, ", ".join(filter(None, texts)), ", ".join(credentials))
 
 
 async def users(request: Request) -> Response:

@@ -241,7 +241,7 @@ def test_the_timeline_of_a_done_request() -> None:
     assert [(one.what, one.more) for one in found] == [
         ("Submitted", ""),
         ("Dispatched", "after 500 ms"),
-        ("Done", "ran for 2.0 s"),
+        ("Done", "ran for 2 s"),
     ]
 
 

@@ -1,0 +1,47 @@
+"""The table of log events: code, table and handbook agree."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from titanic.logs.events import handbook_table, names
+
+ROOT = Path(__file__).parents[3]
+UNNAMED = {
+    "failed",
+    "expired",
+    "other-lease",
+    "store-too-new",
+    "hooks-user",
+    "database-away",
+    "database-back",
+    "missing",
+}
+"""Events that are named by a variable."""
+STATUS_LINES = {"missing", "metrics"}
+"""Lines about the command itself, which never reach the log."""
+
+
+def logged() -> set[str]:
+    calls = r'(?:\bevent\(|"event": |\bline\([^"\n]*"[^"]*", )"([a-z-]+)"|\bsay\([^\n]*, "([a-z-]+)"\)'
+    found = set[str]()
+    for package in ("titanic", "broker"):
+        for path in (ROOT / package).rglob("*.py"):
+            for pair in re.findall(calls, path.read_text()):
+                found.update(filter(None, pair))
+    return found
+
+
+def test_the_table_has_every_event_once() -> None:
+    listed = list(names())
+    assert len(listed) == len({*listed})
+    assert logged() - {*listed} - STATUS_LINES == set()
+
+
+def test_the_table_has_no_event_that_is_never_logged() -> None:
+    assert {*names()} - logged() - UNNAMED == set()
+
+
+def test_the_handbook_has_the_table() -> None:
+    assert handbook_table() in (ROOT / "deploy/README.md").read_text()
