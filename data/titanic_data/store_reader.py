@@ -68,9 +68,9 @@ def closed_range(path: str | Path) -> tuple[int, int]:
     store must have, too, or it would give out the number again."""
     store = store_at(path)
     with store.read() as transaction:
-        found = transaction.closed_range()
+        found = transaction.archive()
     store.sync()
-    return found
+    return found.first, found.last
 
 
 def identity(path: str | Path) -> str:
@@ -110,14 +110,14 @@ def read_closed(
     while number <= last:
         with store.read() as transaction:
             bulk = transaction.closed_bulk(number, min(last, number + batch - 1))
-            oldest, newest = (0, 0) if bulk.starts else transaction.closed_range()
-        if bulk.starts:
+            ring = None if bulk.starts else transaction.archive()
+        if ring is None:
             yield closed_batch(bulk, columns)
             number += len(bulk.starts)
-        elif number > newest or fail_on_loss:
-            raise lost(path, number, last, oldest, newest, instead)
+        elif number > ring.last or fail_on_loss:
+            raise lost(path, number, last, ring.first, ring.last, instead)
         else:
-            number = skip(path, number, last, oldest)
+            number = skip(path, number, last, ring.first)
 
 
 def lost(path: str | Path, first: int, last: int, oldest: int, newest: int, instead: str = "") -> DataLoss:

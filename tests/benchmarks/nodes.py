@@ -21,6 +21,7 @@ from tempfile import TemporaryDirectory
 import click
 from benchmarks.processor import processor_seconds
 from support.postgres import PostgresServer
+from support.store_facts import accept_all
 
 from titanic.store import LeaseConfig, NewRequest, NodeFacts, Status
 from titanic.store.postgres.store import PostgresStore
@@ -49,7 +50,7 @@ def work(job: str, number: str, url: str, seconds: str) -> None:
         while time.monotonic() < end:
             with store.write() as tx:
                 tx.optimistic()
-                uuids = tx.accept_many([NewRequest(service, BODY)] * batch, time.time_ns() // 1000)
+                uuids = accept_all(tx, [NewRequest(service, BODY)] * batch, time.time_ns() // 1000)
             if job == "life":
                 _live(store, me, service, uuids)
             done += batch

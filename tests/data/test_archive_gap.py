@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 from support.archiving import Crash, crash_at, in_ring, rows, run
 from support.cli_data import titanic_data
 from support.ring import fill, ring, wait_for_room
+from support.store_facts import closed_range as range_of
 
 from titanic.store import open_store
 from titanic_data.archive import Archive, Engine, Entry, PyArrowEngine, Queue, SparkEngine, verify
@@ -62,7 +63,7 @@ def test_a_gap(tmp_path: Path) -> None:
     with open_store(store) as opened:
         wait_for_room(opened, 310)
         with opened.read() as txn:
-            first, last = txn.closed_range()
+            first, last = range_of(txn)
     with pytest.raises(ArchiveGap, match=f"closed requests 301 to {first - 1} are not in the archive"):
         run(store, tmp_path / "archive")
     assert run(store, tmp_path / "archive", allow_gap=True).rows == last - first + 1
@@ -77,7 +78,7 @@ def test_a_new_archive_of_an_old_ring(tmp_path: Path) -> None:
     with open_store(store) as opened:
         wait_for_room(opened, 100)
         with opened.read() as txn:
-            first, last = txn.closed_range()
+            first, last = range_of(txn)
     assert run(store, tmp_path / "archive").rows == last - first + 1
     entries = Archive.open(tmp_path / "archive").entries
     assert (entries[0].gap, entries[0].first, entries[0].last) == (True, 1, first - 1)

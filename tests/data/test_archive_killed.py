@@ -20,6 +20,7 @@ from support.cli_titanic import serving
 from support.processes import PYTHONPATH, SUPPORT
 from support.ring import ring
 from support.spark import LONGEST
+from support.store_facts import closed_range
 from support.waiting import until
 
 from titanic import Client, Refused
@@ -94,7 +95,7 @@ def start(folder: Path, endpoint: str, engine: str, point: str, count: int) -> s
 def let_go_of(folder: Path) -> tuple[int, int]:
     """The last number that the ring has let go of, and the last that the manifest has."""
     with open_read_only(folder / "store") as store, store.read() as txn:
-        first = txn.closed_range()[0]
+        first = closed_range(txn)[0]
     archive = folder / "archive" / "archive.json"
     return first - 1, Archive.open(archive.parent).head if archive.exists() else 0
 

@@ -11,6 +11,7 @@ import lmdb
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from support.ring import BEGIN, ring, wait_for_room
+from support.store_facts import accept_all, closed_range
 
 from pyspark_titanic.batch import ClosedReader
 from titanic.store import ClosedRequest, NewRequest, Status, open_read_only, open_store
@@ -136,7 +137,7 @@ def test_what_waits(spark: SparkSession, tmp_path: Path) -> None:
             requests = [NewRequest(b"later", [b"%d" % n], key=b"k%d" % n, key_until=BEGIN * 2) for n in range(250)]
             times = {"not_before": BEGIN * 2, "expires_at": BEGIN * 3}
             requests.append(NewRequest(b"delayed", [b"a", b"b"], owner=b"shop", **times))
-            uuids = txn.accept_many(requests, BEGIN)
+            uuids = accept_all(txn, requests, BEGIN)
             txn.finish(uuids[7], Status.DONE, [b"done"], attempts=1, dispatched_at=BEGIN, finished_at=BEGIN)
             txn.close(uuids[8], BEGIN)
         found = load(spark, tmp_path / "store", table="waiting", rowsPerPartition=100)
@@ -177,7 +178,7 @@ def test_a_ring_that_let_go_meanwhile(spark: SparkSession, tmp_path: Path, caplo
     with open_store(path, capacity=16 << 20) as store:
         wait_for_room(store, 50)
         with store.read() as txn:
-            first, _ = txn.closed_range()
+            first, _ = closed_range(txn)
     with pytest.raises(DataLoss, match=f"closed requests 1 to 100 are not in .*; the ring now begins at {first};"):
         list(parts[0].read(planned[0][0]))
     found = [number for batch in parts[1].read(planned[1][0]) for number in batch["seq"].to_pylist()]

@@ -12,6 +12,7 @@ from pyspark.sql.functions import col, concat, lit
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from support.ring import fill, ring, wait_for_room
 from support.serving import serving
+from support.store_facts import closed_range
 
 from pyspark_titanic.stream import ClosedStream
 from titanic import Client
@@ -71,7 +72,7 @@ def test_a_ring_that_did_not_wait(spark: SparkSession, tmp_path: Path) -> None:
     with open_store(store, capacity=16 << 20) as opened:
         wait_for_room(opened, 150)
         with opened.read() as txn:
-            first, last = txn.closed_range()
+            first, last = closed_range(txn)
     fault = f"titanic: closed requests 101 to .* are not in the store .*; the ring now begins at {first}"
     with pytest.raises(Exception, match=fault):
         drain(stream(spark, store, maxOffsetsPerTrigger=10_000), tmp_path)

@@ -8,6 +8,7 @@ from collections import deque
 from typing import Any, NamedTuple
 
 from psycopg import Connection
+from support.store_facts import accept_all
 
 from titanic.store import LeaseConfig, NewRequest, NodeFacts, Retention, Status
 from titanic.store.postgres.store import PostgresStore
@@ -115,7 +116,7 @@ class Churn:
         ]
         begin = time.perf_counter()
         with self._store.write() as transaction:
-            transaction.accept_many(new, self.now)
+            accept_all(transaction, new, self.now)
         self._accepts.append(time.perf_counter() - begin)
 
     def _execute(self) -> None:

@@ -6,6 +6,7 @@ from collections import defaultdict
 
 from psycopg import Connection
 from support.store_dict import DictStore, size_of
+from support.store_facts import closed_range
 
 SHARDS = 2
 """Counters are spread over so many nodes."""
@@ -29,10 +30,10 @@ def mirror(store: DictStore, connection: Connection) -> None:
     for number, one in tables.closed.items():
         _put_closed(number, one, connection)
     with store.read() as read:
-        counts, (first, last) = read.counts(), read.closed_range()
+        counts, (first, last) = read.counts(), closed_range(read)
         for owner in {row.new.owner for row in tables.requests.values()} | {owner for owner, _ in tables.keys}:
             if owner:
-                loads["o", owner][:2] = read.owner_load(owner)
+                loads["o", owner][:2] = read.load(owner=owner)
     for (kind, name), load in loads.items():
         for shard in range(SHARDS):
             parts = [n // SHARDS + (n % SHARDS) * (shard == 0) for n in load]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
+from support.store_facts import accept_all, closed_range
+
 from titanic.errors import StoreFull
 from titanic.store import NewRequest, Status, Store, open_store
 
@@ -34,7 +36,7 @@ def fill(store: Store, count: int, *, at: int = 0, step_us: int = 60_000_000) ->
                 )
                 for n in numbers
             ]
-            accepted = txn.accept_many(new, BEGIN + begin * step_us)
+            accepted = accept_all(txn, new, BEGIN + begin * step_us)
         with store.write() as txn:
             for n, uuid in zip(numbers, accepted, strict=True):
                 now = BEGIN + n * step_us
@@ -71,8 +73,8 @@ def wait_for_room(store: Store, count: int) -> None:
         assert refused < 20, f"it begins at {first} and is full"
         with store.write() as txn, suppress(StoreFull):  # freed pages can be used some transactions later
             refused += 1
-            for uuid in txn.accept_many([NewRequest(b"filler", [b"f" * 50_000])] * 4, BEGIN):
+            for uuid in accept_all(txn, [NewRequest(b"filler", [b"f" * 50_000])] * 4, BEGIN):
                 txn.close(uuid, BEGIN)
             refused = 0
         with store.read() as reader:
-            first = reader.closed_range()[0]
+            first = closed_range(reader)[0]

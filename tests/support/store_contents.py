@@ -6,6 +6,8 @@ from enum import Enum
 from hashlib import sha256
 from typing import Any
 
+from support.store_facts import accept_all, closed_range, state_of
+
 from titanic.store import (
     Archivist,
     NewRequest,
@@ -48,10 +50,10 @@ def fill(store: Store) -> None:
     together = [NewRequest(b"a", [b"1"], key=b"three", key_until=START + 3600 * SECOND, together=3, owner=b"eve")]
     together += [NewRequest(b"a", [b"n"], owner=b"eve")] * 2
     with store.write() as tx:
-        uuids = tx.accept_many(new, START)
-        tx.accept_many(together, START)
+        uuids = accept_all(tx, new, START)
+        accept_all(tx, together, START)
     with store.write() as tx:
-        waiting = [uuid for uuid in uuids if tx.state(uuid) is State.WAITING]
+        waiting = [uuid for uuid in uuids if state_of(tx, uuid) is State.WAITING]
         for n, uuid in enumerate(waiting[:60]):
             if n % 6 == 0:
                 tx.postpone(uuid, due=START + n * SECOND, attempts=2, dispatched_at=START + 1, reason="not yet")
@@ -66,9 +68,9 @@ def fill(store: Store) -> None:
             tx.close(uuid, START + 40 * SECOND)
         tx.trim(START + 60 * SECOND, Retention(closed_retention=20 * SECOND), limit=7)  # the ring begins later
         tx.trim(START + 60 * SECOND, Retention(reply_retention=50 * SECOND), limit=3)
-        tx.register_archive(archivist)
+        tx.update_archive(archivist, register=True)
         tx.set_service(b"mail", ServiceSetting(True, "größe".encode()))
-        tx.acknowledge_archive(tx.closed_range()[0] + 2, archivist=archivist)
+        tx.update_archive(archivist, upto=closed_range(tx)[0] + 2)
 
 
 def contents(place: str) -> dict[str, Any]:

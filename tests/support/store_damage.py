@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import lmdb
+from support.store_facts import accept_all
 
 from titanic.store import NewRequest, Status
 from titanic.store.lmdb.schema import Databases
@@ -24,11 +25,11 @@ def make(path: Path) -> list[bytes]:
     """
     with LmdbStore.open(path) as store:
         with store.write() as txn:
-            past = txn.accept_many([NewRequest(b"echo", [bytes(size)]) for size in (10, 10_000, 20)], NOW)
+            past = accept_all(txn, [NewRequest(b"echo", [bytes(size)]) for size in (10, 10_000, 20)], NOW)
             for uuid in past:
                 assert txn.close(uuid, NOW + 1)
             keyed = NewRequest(b"echo", [BODY, b"0"], expires_at=NOW + 50, key=b"key", key_until=NOW + 99)
-            uuids = txn.accept_many([keyed, *[NewRequest(b"echo", [BODY, b"%d" % n]) for n in (1, 2)]], NOW)
+            uuids = accept_all(txn, [keyed, *[NewRequest(b"echo", [BODY, b"%d" % n]) for n in (1, 2)]], NOW)
             txn.postpone(uuids[1], due=NOW + 1, attempts=1, dispatched_at=NOW, reason="it broke")
             reply = [b"the reply", bytes(9000)]
             txn.finish(uuids[2], Status.DONE, reply, attempts=1, dispatched_at=NOW, finished_at=NOW)

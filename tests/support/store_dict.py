@@ -164,10 +164,6 @@ class Read:
 
     # -- one request -----------------------------------------------------------------------------------------
 
-    def state(self, uuid):
-        row = self.tables.requests.get(uuid)
-        return row and row.state
-
     def request(self, uuid):
         row = self.tables.requests.get(uuid)
         return row and made(interface.StoredRequest, row, row.new, body=list(row.new.body))
@@ -266,13 +262,13 @@ class Read:
                 page.append(found)
         return page
 
-    def load(self, service):
+    def load(self, service=b"", *, owner=b""):
+        if owner:
+            return self._owner_load(owner)
         sizes = [row.size for row in self.rows(*UNENDED) if row.new.service == service]
         return interface.Load(len(sizes), sum(sizes))
 
-    def owner_load(self, owner):
-        if not owner:
-            return interface.Load(0, 0)
+    def _owner_load(self, owner):
         rows = [row for row in self.tables.requests.values() if row.new.owner == owner]
         size = sum(row.size for row in rows)
         size += sum(len(outcome_record.encode(row.uuid, row.outcome)) for row in rows if row.outcome)
@@ -291,14 +287,11 @@ class Read:
         closed = {"closed": len(self.tables.closed)}
         return interface.Counts(*numbers, used=self.used(), capacity=self.store.capacity, **closed)
 
-    def full(self):
-        return self.used() >= self.store.capacity
+    def space(self):
+        return interface.Space(self.used() >= self.store.capacity, False)
 
     def room_left(self):
         return max(0, self.store.capacity - self.used())
-
-    def disk_full(self):
-        return False
 
     def identity(self):
         return id(self.store).to_bytes(16)
@@ -374,9 +367,6 @@ class Read:
         found = [(self.describe(row.uuid), list(row.new.body)) for row in rows if row.outcome is None]
         return found, uuids[limit] if len(uuids) > limit else None
 
-    def list(self, *, state=None, **options):
-        return self.select(None if state is None else (state,), **options)
-
 
 class Write(Read):
     """Changes of the store: all of them, or none."""
@@ -435,9 +425,6 @@ class Write(Read):
         return sum(sum(row.size for row in rows[: n + 1]) <= free for n in range(len(rows)))
 
     def optimistic(self, alone=False): ...
-
-    def accept_many(self, requests, now_us):
-        return [one.uuid for one in self.accept(requests, now_us)]
 
     def fresh(self, requests, now_us, ahead_us=0):
         _, known = self.look_up(requests, [b""] * len(requests), now_us, now_us - ahead_us)
@@ -598,7 +585,16 @@ class Write(Read):
         if known is not None and (archivist is None or archivist.id != known.id):
             raise InvalidArchive("another archive is registered", f"{known.name} (id {known.id.hex()})")
 
-    def register_archive(self, archivist=None):
+    def update_archive(self, archivist=None, *, register=None, upto=None, uuid=None):
+        if register:
+            self._register(archivist)
+        elif register is not None:
+            self.tables.registered = False
+        if upto is not None:
+            self._acknowledge(upto, uuid, archivist)
+        return self.archive()
+
+    def _register(self, archivist):
         tables, first = self.tables, self.closed_range()[0]
         if tables.registered:
             self.expect(archivist)
@@ -608,13 +604,8 @@ class Write(Read):
             tables.archivist = archivist
         if not tables.registered:
             tables.registered, tables.archived_upto = True, max(tables.archived_upto, first - 1)
-        return self.archive()
 
-    def unregister_archive(self):
-        self.tables.registered = False
-        return self.archive()
-
-    def acknowledge_archive(self, upto, uuid=None, archivist=None):
+    def _acknowledge(self, upto, uuid, archivist):
         tables = self.tables
         if not tables.registered:
             raise InvalidArchive("nothing can be acknowledged", "no archive is registered", "register it first")
@@ -623,4 +614,3 @@ class Write(Read):
         if upto > tables.sequence or (upto > tables.archived_upto and uuid and one and one.uuid != uuid):
             raise InvalidArchive(f"closed requests up to {upto} can't be acknowledged", "it is another store")
         tables.archived_upto = max(tables.archived_upto, upto)
-        return self.archive()

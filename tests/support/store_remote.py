@@ -10,6 +10,7 @@ from threading import Event, RLock, get_ident
 from typing import Any
 
 from support.store_dict import DictStore, Read, Write
+from support.store_facts import state_of
 
 from titanic.errors import OutcomeUnknown, RecordCorrupt, StoreError, StoreFailed
 from titanic.store import (
@@ -170,7 +171,9 @@ class RemoteRead(Read):
         return set(uuids) & self.store.claimed
 
     def list_running(self, *, limit: int, **options: Any) -> Page:
-        rows = [row for row in self.list(state=State.WAITING, limit=1 << 20, **options) if self.running([row.uuid])]
+        rows = [
+            row for row in self.select(states=(State.WAITING,), limit=1 << 20, **options) if self.running([row.uuid])
+        ]
         page = Page(rows[:limit])
         page.next = page[-1].uuid if len(rows) > limit else None
         return page
@@ -246,7 +249,7 @@ class RemoteWrite(RemoteRead, Write):
 
     def change(self, row: Any, **fields: Any) -> None:
         super().change(row, **fields)
-        if self.state(row.uuid) is not State.WAITING:
+        if state_of(self, row.uuid) is not State.WAITING:
             self.unclaim(row.uuid)  # the claim goes with its place in the queue
 
     def close(self, uuid: bytes, *args: Any, **options: Any) -> Closed | None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from support.faults import Lost
+from support.store_facts import accept_all, closed_range, state_of
 
 from titanic.errors import StoreError
 from titanic.store import NewRequest, Outcome, Retention, Status
@@ -117,7 +118,7 @@ class Workload:
         made: list[bytes] = []
 
         def change(txn: Any) -> list[str]:
-            made.extend(txn.accept_many(requests, self.now))
+            made.extend(accept_all(txn, requests, self.now))
             return [uuid.hex() for uuid in made[:count]]
 
         uuids = self.step(step, "accept", {"numbers": numbers, "keyed": keyed}, change)
@@ -184,8 +185,8 @@ class Workload:
             expired = {uuid.hex() for uuid, _ in txn.expire(self.now, 5)}
             promoted = sum(count for _, count in txn.promote(self.now, 5))
             trimmed = txn.trim(self.now, POLICY, 5)
-            left = [uuid for uuid in self.ended if txn.state(bytes.fromhex(uuid)) is not None]
-            moved = [uuid for uuid in self.waiting if uuid in expired and txn.state(bytes.fromhex(uuid)) is not None]
+            left = [uuid for uuid in self.ended if state_of(txn, bytes.fromhex(uuid)) is not None]
+            moved = [uuid for uuid in self.waiting if uuid in expired and state_of(txn, bytes.fromhex(uuid))]
             self._next = ([uuid for uuid in self.waiting if uuid not in expired], left + moved)
             happened = {"expired": expired, "promoted": promoted, "trimmed": trimmed.replies + trimmed.dead}
             return ["tidied", *(name for name, some in happened.items() if some)]
@@ -243,7 +244,7 @@ def verify(path: Path, lines: list[dict[str, Any]]) -> int:
         assert problems == [], problems
         happened = set()
         with store.read() as txn:
-            first, _ = txn.closed_range()
+            first, _ = closed_range(txn)
             assert first == 1, "nothing was dropped"
             lives = txn.closed(0, 100_000, 1 << 40)
             ring = {life.uuid.hex(): life for life in lives}
@@ -274,7 +275,7 @@ def verify(path: Path, lines: list[dict[str, Any]]) -> int:
                 if uuid in in_doubt and doubt is not None:
                     after = uuid in ring if doubt["act"] == "close" else isinstance(reply, Outcome) or uuid in ring
                     happened.add(after)
-            strangers = [row.uuid.hex() for row in txn.list(limit=100_000) if row.uuid.hex() not in known]
+            strangers = [row.uuid.hex() for row in txn.select(limit=100_000) if row.uuid.hex() not in known]
         if doubt and doubt["act"] in ("finish", "close") and not tidied:
             assert len(happened) <= 1, "a step happens wholly or not at all"
         wanted = len(doubt["numbers"]) if doubt and doubt["act"] == "accept" else 0
@@ -282,7 +283,7 @@ def verify(path: Path, lines: list[dict[str, Any]]) -> int:
         with store.write() as txn:  # the store goes on
             again = [NewRequest(b"s", [], key=key(n), key_until=2 * START, owner=owner(n)) for n in keys]
             assert [one.uuid.hex() for one in txn.accept(again, START)] == list(keys.values()), "keys are remembered"
-            txn.accept_many([NewRequest(b"s", [b"one more"])], START)
+            accept_all(txn, [NewRequest(b"s", [b"one more"])], START)
         assert check(store) == []
     assert faults(path / "data.mdb") == []
     return len(known)

@@ -22,6 +22,7 @@ from support.cast import Cast
 from support.journal import Journal
 from support.lives import Life, Seen, World, summary, violations
 from support.random_client import ABSENT, RandomClient
+from support.store_facts import closed_range
 from support.torture import SEED, figures, tally
 from support.waiting import until
 
@@ -206,7 +207,7 @@ class Episode:
     def _ring(self) -> None:
         """Each request that was closed is remembered once, as long as there was room."""
         with open_store(self.cast.store) as store, store.read() as transaction:
-            first, last = transaction.closed_range()
+            first, last = closed_range(transaction)
             uuids = [closed.uuid.hex() for closed in transaction.closed(first - 1, last, 1 << 30)]
         assert len(uuids) == len({*uuids})
         if first == 1:

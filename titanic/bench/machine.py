@@ -40,7 +40,7 @@ def store(folder: Path, count: int, url: str | None = None) -> float:
         start = time.perf_counter()
         for _ in range(max(1, count // GROUP)):
             with store.write() as transaction:
-                transaction.accept_many(requests, time.time_ns() // 1000)
+                transaction.accept(requests, time.time_ns() // 1000)
         return max(1, count // GROUP) * GROUP / (time.perf_counter() - start)
 
 
@@ -53,7 +53,7 @@ def commit(folder: Path, count: int, durability: Durability = "synced", url: str
         start = time.perf_counter()
         for _ in range(count):
             with store.write() as transaction:
-                transaction.accept_many([NewRequest(b"absent", _BODY)], time.time_ns() // 1000)
+                transaction.accept([NewRequest(b"absent", _BODY)], time.time_ns() // 1000)
         return count / (time.perf_counter() - start)
 
 

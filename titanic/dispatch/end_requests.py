@@ -50,7 +50,7 @@ class CompletionEvents:
         stored = Stored()
         try:
             if new:
-                transaction.accept_many(new, now_us)
+                transaction.accept(new, now_us)
             stored.services = dict.fromkeys((one.service for one in new), DEFAULT_PRIORITY)
         except (StoreFull, InvalidRequest) as error:
             if len(new) == 1:

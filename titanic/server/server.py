@@ -270,8 +270,9 @@ class Server:
             running, skip = self.dispatcher.in_flight(), self.dispatcher.running()
             services = service_snapshots(transaction, running, elsewhere, skip, workers, self.store.now_us())
             store_id = (transaction.identity() or b"").hex()
+            space = transaction.space()
             full_in = self._context.fill_rate.full_in(time.monotonic(), transaction.room_left)
-            counts, full, disk_full = transaction.counts(), transaction.full(), transaction.disk_full()
+            counts = transaction.counts()
             about_node = None if node is None else self._node_snapshot(node, transaction)
         return ServerSnapshot(
             counted={**self._services.counts, **self.dispatcher.core.counts},
@@ -283,9 +284,9 @@ class Server:
             durability=self.store.durability,
             store_id=store_id,
             usable=self.store.usable,
-            full=full,
+            full=space.full,
             full_in=full_in,
-            disk_full=disk_full,
+            disk_full=space.disk_full,
             readers=self.store.readers(),
             waiting_clients=len(self.dispatcher.waiters),
             commit_seconds=self.writer.seconds,
@@ -329,12 +330,13 @@ class Server:
         away ("database"). Any thread may ask."""
         try:
             with self.store.read() as transaction:
-                found = {"store": transaction.full(), "disk": transaction.disk_full()}
+                space = transaction.space()
                 self._context.fill_rate.full_in(time.monotonic(), transaction.room_left)
         except StoreFailed as error:
             if not self.store.remote:
                 raise
             return {"database": str(error)}
+        found = {"store": space.full, "disk": space.disk_full}
         return {name: SHORTAGES[name] for name in found if found[name]}
 
     def reload(self, config: ServerConfig) -> None:

@@ -145,7 +145,7 @@ class AdminWrite:
         if row is not None and user is not None and (fault := lacks_submit(user, row.service)) is not None:
             return self._keep(user, uuid, fault)
         if row is not None and user is not None and row.owner == user.owner and row.state in DEAD:
-            load, whose = transaction.owner_load(user.owner), f"user '{user.name}'"
+            load, whose = transaction.load(owner=user.owner), f"user '{user.name}'"
             waiting = UserLimits(waiting=user.limits.waiting)  # its bytes count already
             if (fault := over_limit(load, waiting, 1, 0, whose)) is not None:
                 raise _UserFull(fault)
@@ -214,13 +214,9 @@ def _archive(transaction: WriteTransaction, options: Archive) -> dict[str, Any]:
         fact = f"its id is {identity.hex() if identity else 'not there yet'}, meant is {options.store}"
         raise InvalidArchive("this server has another store", fact, "ask the server that has the store")
     archivist = None if options.archive is None else Archivist(bytes.fromhex(options.archive), options.name)
-    if options.register is not None:
-        if options.register:
-            transaction.register_archive(archivist)
-        else:
-            transaction.unregister_archive()
-    if options.upto is not None:
-        transaction.acknowledge_archive(options.upto, bytes.fromhex(options.uuid or ""), archivist)
+    if options.register is not None or options.upto is not None:
+        uuid = bytes.fromhex(options.uuid or "")
+        transaction.update_archive(archivist, register=options.register, upto=options.upto, uuid=uuid)
     known = transaction.archivist()
     return {
         **transaction.archive()._asdict(),

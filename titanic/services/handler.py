@@ -95,7 +95,7 @@ class ServiceHandler:
         asked = read_stats(b"".join(ask.body[:1]))
         if incarnation is not None and asked.nodes:
             return [tsp.OK, json.dumps(nodes.listed(transaction, me)).encode()]
-        disk_full = transaction.disk_full()
+        space = transaction.space()
         rows = () if incarnation is None else nodes.rows_of(transaction)
         elsewhere = nodes.running_elsewhere(rows, me)
         running = Counter(self._context.figures().running) + Counter(elsewhere)
@@ -111,8 +111,8 @@ class ServiceHandler:
                 for name, count in transaction.waiting().items()
             },
             "durability": self._store.durability,
-            "accepting": not (disk_full or transaction.full()),
-            "disk_full": disk_full,
+            "accepting": not (space.disk_full or space.full),
+            "disk_full": space.disk_full,
             "full_in": self._context.fill_rate.full_in(now, transaction.room_left),
             "refuses_for_room": lately and transaction.room_left() < counts.capacity * LITTLE_ROOM,
             "since_start": {**self.counts, "commits": self._writer.commits},

@@ -102,7 +102,7 @@ def _answer(
             page = cast(SharedReadTransaction, transaction).list_running(owner=owner, **chosen)
             now_running = {row.uuid for row in page}
         else:
-            page = transaction.list(state=state, owner=owner, **chosen)
+            page = transaction.select(None if state is None else (state,), owner=owner, **chosen)
         rows, following = page, place_behind(page, user, newest=options.newest)
     if now_running is None:
         waiting = [row.uuid for row in rows if row.state is State.WAITING]

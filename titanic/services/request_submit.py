@@ -149,7 +149,7 @@ class AcceptWrite:
             self._refuse(ask, "service_full", tsp.failure(f"service full: {fault}"))
         elif user is not None and (
             fault := over_limit(
-                transaction.owner_load(user.owner), user.limits, len(requests), _kept(requests), f"user '{user.name}'"
+                transaction.load(owner=user.owner), user.limits, len(requests), _kept(requests), f"user '{user.name}'"
             )
         ):
             self._refuse(ask, "user_full", tsp.failure(f"user full: {fault}"))
@@ -214,7 +214,7 @@ def _all_fit(transaction: WriteTransaction, asks: Sequence[_Parsed]) -> bool:
         if ask.user is not None:
             count, size = more.get(ask.user.owner, (0, 0))
             more[ask.user.owner] = (count + len(requests), size + _kept(requests))
-    loads = {owner: transaction.owner_load(owner) for owner in more}
+    loads = {owner: transaction.load(owner=owner) for owner in more}
     users = {ask.user for ask, _ in asks if ask.user is not None}
     return not any(over_limit(loads[user.owner], user.limits, *more[user.owner], "") for user in users)
 

@@ -57,6 +57,7 @@ from titanic.store.records import Pending as Pending
 from titanic.store.records import QueueFigures as QueueFigures
 from titanic.store.records import ReadyRow as ReadyRow
 from titanic.store.records import Retention as Retention
+from titanic.store.records import Space as Space
 from titanic.store.records import StoredRequest as StoredRequest
 from titanic.store.records import StoreReader as StoreReader
 from titanic.store.records import Trimmed as Trimmed

@@ -49,6 +49,7 @@ from titanic.store.records import (
     QueueFigures,
     ReadyRow,
     Retention,
+    Space,
     StoredRequest,
     StoreReader,
     Trimmed,
@@ -133,9 +134,6 @@ class ReadTransaction(Protocol):
 
     # -- one request -----------------------------------------------------------------------------------------
 
-    def state(self, uuid: bytes) -> State | None:
-        """Where the request is; None when it is unknown. Never RUNNING: the store does not know who runs."""
-
     def request(self, uuid: bytes) -> StoredRequest | None:
         """The request as it was accepted; None when it is unknown."""
 
@@ -204,26 +202,23 @@ class ReadTransaction(Protocol):
         go on.
         """
 
-    def load(self, service: bytes) -> Load:
-        """What the service has to do, without counting."""
+    def load(self, service: bytes = b"", *, owner: bytes = b"") -> Load:
+        """The requests of a service, or of an owner, that have not ended, without counting.
 
-    def owner_load(self, owner: bytes) -> Load:
-        """How many requests of an owner have not ended, and the bytes of all that is kept for him: requests and replies
-        until they are closed, idempotency keys until they are forgotten. In LMDB, what is closed while an archive is
-        registered counts until the archive has it. Nothing is counted for the empty owner."""
+        The bytes of an owner are those of all that is kept for it: requests and replies until they are closed,
+        idempotency keys until they are forgotten. In LMDB, what is closed while an archive is registered counts until
+        the archive has it. Without access control, there is no owner and nothing is counted.
+        """
 
     def counts(self) -> Counts:
         """Totals, without counting."""
 
-    def full(self) -> bool:
-        """Whether there is no room for a small request, even after dropping all closed requests that may be dropped."""
+    def space(self) -> Space:
+        """Whether there is room for new requests. It asks the disk each time."""
 
     def room_left(self) -> int:
         """About how many bytes new requests may still take, once all closed requests that may be dropped have made
         way."""
-
-    def disk_full(self) -> bool:
-        """Whether the disk has no room for what the store is to write next. Asks the disk each time."""
 
     def identity(self) -> bytes | None:
         """Which store this is: 16 bytes that copies have, too. None: it was damaged, and repaired since."""
@@ -234,11 +229,9 @@ class ReadTransaction(Protocol):
         """The closed requests with numbers above `after_seq`, in order. Ends at `limit` of them or when their frames
         come to `max_bytes`; one is returned however large it is."""
 
-    def closed_range(self) -> tuple[int, int]:
-        """The first and the last number that can be read; the first is one above the last when there are none."""
-
     def archive(self) -> ArchiveState:
-        """Whether an archive is registered, what it has, and what there is."""
+        """Whether an archive is registered, what it has, and the first and last closed request that can be read. The
+        first is one above the last when there are none."""
 
     def archivist(self) -> Archivist | None:
         """The owner of the archive that is registered, or was last; None when it is unknown."""
@@ -251,7 +244,7 @@ class ReadTransaction(Protocol):
     def closed_bulk(self, first: int, last: int, max_bytes: int = 16 << 20) -> ClosedBulk:
         """The closed requests number `first` to `last`, or those of them that come to `max_bytes`; one however large.
 
-        Empty when `first` cannot be read (any more): see `closed_range`. Raises RecordCorrupt when a record is damaged,
+        Empty when `first` cannot be read (any more): see `archive`. Raises RecordCorrupt when a record is damaged,
         or missing although it is newer than the first.
         """
 
@@ -269,19 +262,6 @@ class ReadTransaction(Protocol):
     ) -> tuple[list[tuple[Description, list[bytes]]], bytes | None]:
         """The requests with ids from `begin` up to `end` (not included; None: all) that wait or are delayed, with their
         bodies, and where to go on; None at the end. Looks at `limit` requests at most."""
-
-    def list(
-        self,
-        *,
-        service: bytes | None = None,
-        state: State | None = None,
-        owner: bytes | None = None,
-        after: bytes | None = None,
-        limit: int = 100,
-        newest: bool = False,
-        text: str | None = None,
-    ) -> Page:
-        """`select` of one state, or of all."""
 
 
 class WriteTransaction(ReadTransaction, Protocol):
@@ -302,9 +282,6 @@ class WriteTransaction(ReadTransaction, Protocol):
 
         A request whose key is taken gets the id of the first, and is not `new`. So do those that share a key.
         """
-
-    def accept_many(self, requests: Sequence[NewRequest], now_us: int) -> list[bytes]:
-        """`accept`, for those who need nothing but the ids."""
 
     def fresh(self, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> list[NewRequest]:
         """Those that `accept` would store: their key is not taken."""
@@ -390,25 +367,24 @@ class WriteTransaction(ReadTransaction, Protocol):
 
     # -- the archive -----------------------------------------------------------------------------------------
 
-    def register_archive(self, archivist: Archivist | None = None) -> ArchiveState:
-        """From now on keep all closed requests until they are acknowledged. Registering again changes nothing.
-
-        Only one archive can be registered: another `archivist` raises InvalidArchive until it is unregistered. What was
-        registered without one becomes that of the first who comes.
-
-        An archive that comes back after it was unregistered finds `archived_upto` as it left it, unless closed requests
-        behind it have gone meanwhile: then it begins with the first that is there. So does another archive.
-        """
-
-    def unregister_archive(self) -> ArchiveState:
-        """Closed requests need not be kept for the archive any more, whoever owns it."""
-
-    def acknowledge_archive(
-        self, upto: int, uuid: bytes | None = None, archivist: Archivist | None = None
+    def update_archive(
+        self,
+        archivist: Archivist | None = None,
+        *,
+        register: bool | None = None,
+        upto: int | None = None,
+        uuid: bytes | None = None,
     ) -> ArchiveState:
-        """The archive has everything up to number `upto`, and safely. A number below an earlier one changes nothing.
+        """Change the agreement with the archive, and return it.
 
-        `uuid` is the id of the request that has this number in the archive: a store where another one has it is not the
-        one that was archived. Raises InvalidArchive then, when no archive or another one is registered, or the number
-        was never given out.
+        `register=True`: keep all closed requests until they are acknowledged. Registering again changes nothing. Only
+        one archive can be registered: another `archivist` raises InvalidArchive. A registration without an archivist
+        becomes that of the first one. An archive that was unregistered finds `archived_upto` as it left it, unless
+        closed requests behind it are gone: then it begins with the first that is there, as a new archive does.
+
+        `register=False`: closed requests need not be kept for the archive any more, whoever owns it.
+
+        `upto`: the archive has everything up to this number, on disk. A number below an earlier one changes nothing.
+        `uuid` is the id of the request that has this number in the archive. Raises InvalidArchive when another request
+        has the number here, or it was never given out, or no archive or another one is registered.
         """

@@ -193,6 +193,17 @@ class Counts(NamedTuple):
     lost: int = 0
 
 
+class Space(NamedTuple):
+    """The room for new requests.
+
+    `full`: there is none for a small request, even after dropping all closed requests that may be dropped. `disk_full`:
+    the disk has no room for what the store is to write next.
+    """
+
+    full: bool
+    disk_full: bool
+
+
 PINS_MUCH = 0.1
 """Of the capacity; a reader that keeps more from being used again is a warning."""
 

@@ -316,19 +316,19 @@ class Queue:
             advice = "go on with that one; or, to have this one instead, run titanic-data unregister first"
             raise ArchiveError(what, f"it is {known.name} (id {known.id.hex()})", advice)
         said = {"archive": archivist.id.hex(), "name": archivist.name}
-        self._tell(lambda transaction: transaction.register_archive(archivist), register=True, **said)
+        self._tell(lambda transaction: transaction.update_archive(archivist, register=True), register=True, **said)
 
     def unregister(self) -> None:
         """Have the ring wait for no archive."""
         if self.progress().registered:
-            self._tell(lambda transaction: transaction.unregister_archive(), register=False)
+            self._tell(lambda transaction: transaction.update_archive(register=False), register=False)
 
     def acknowledge(self, upto: int, uuid: str, archivist: Archivist) -> None:
         """Tell the queue that the archive has everything up to a number, which is the request `uuid`."""
         if self.progress().archived_upto < upto:
             key = bytes.fromhex(uuid)
             self._tell(
-                lambda transaction: transaction.acknowledge_archive(upto, key, archivist),
+                lambda transaction: transaction.update_archive(archivist, upto=upto, uuid=key),
                 upto=upto,
                 uuid=uuid,
                 archive=archivist.id.hex(),

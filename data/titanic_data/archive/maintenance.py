@@ -131,11 +131,11 @@ def restore_range(archive: Archive, store: Path, first: int, last: int) -> Entry
                 f"{first} to {last} is no range of the archive", "", "titanic-data verify says which are"
             )
         with store_at(store).read() as transaction:
-            oldest, newest = transaction.closed_range()
-            found = transaction.closed(last - 1, 1, 1) if oldest <= first and last <= newest else []
+            ring = transaction.archive()
+            found = transaction.closed(last - 1, 1, 1) if ring.first <= first and last <= ring.last else []
         if not found:
             what = f"the store {store} does not have closed requests {first} to {last}"
-            raise ArchiveError(what, f"it has {oldest} to {newest}", "name a backup of that time with --store")
+            raise ArchiveError(what, f"it has {ring.first} to {ring.last}", "name a backup of that time with --store")
         if entry.last_id and found[0].uuid.hex() != entry.last_id:
             raise ArchiveError(f"{store} is another store", f"another request has number {last} there")
         archive.clear_staging()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from support.store_facts import accept_all
+
 from titanic.store import NewRequest, Status, open_store
 
 BEGIN = 1_780_000_000_000_000
@@ -17,7 +19,7 @@ def filled(path: Path, count: int) -> Path:
             numbers = range(begin, min(begin + PORTION, count))
             with store.write() as txn:
                 new = [NewRequest(b"service %d" % (n % 7), [b"x" * 100]) for n in numbers]
-                for n, uuid in zip(numbers, txn.accept_many(new, BEGIN + begin), strict=True):
+                for n, uuid in zip(numbers, accept_all(txn, new, BEGIN + begin), strict=True):
                     now = BEGIN + n * 1000
                     txn.finish(uuid, Status.DONE, [b"y" * 30], attempts=1, dispatched_at=now, finished_at=now + 5000)
                     txn.close(uuid, now + 10_000)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.cli_titanic import CLEAN, Ended
+from support.store_facts import accept_all
 from support.waiting import PATIENCE
 
 from titanic.store import NewRequest, open_store
@@ -23,7 +24,7 @@ def store(tmp_path: Path) -> Iterator[Path]:
     """A store with a request."""
     path = tmp_path / "store"
     with open_store(path) as store, store.write() as transaction:
-        transaction.accept_many([NewRequest(b"s", [b"x"])], 1)
+        accept_all(transaction, [NewRequest(b"s", [b"x"])], 1)
     yield path
     path.chmod(0o755)
 

@@ -8,6 +8,7 @@ import psycopg
 import pytest
 from support.cli_titanic import here
 from support.postgres import needs_postgres, shared_server
+from support.store_facts import accept_all
 
 from titanic.store import NewRequest, open_store
 
@@ -19,7 +20,7 @@ def url() -> Iterator[str]:
     server = shared_server()
     name = server.new_database()
     with open_store(server.url(name)) as store, store.write() as transaction:
-        transaction.accept_many([NewRequest(b"echo", [b"hello"])] * 3, 1000)
+        accept_all(transaction, [NewRequest(b"echo", [b"hello"])] * 3, 1000)
     yield server.url(name)
     server.drop_database(name)
 

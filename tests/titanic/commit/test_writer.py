@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.shortages import broken_disk
+from support.store_facts import accept_all
 from support.store_remote import RemoteStore
 from support.waiting import until
 
@@ -33,7 +34,7 @@ class Put:
         self.heard: list[object] = []
 
     def apply(self, transaction: LmdbWriteTransaction, now_us: int) -> None:
-        (self.uuid,) = transaction.accept_many([NewRequest(b"echo", [bytes(self.size)])], now_us)
+        (self.uuid,) = accept_all(transaction, [NewRequest(b"echo", [bytes(self.size)])], now_us)
         if self.error is not None:
             raise self.error
 

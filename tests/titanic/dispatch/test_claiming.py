@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
+from support.store_facts import accept_all, state_of
 from support.store_remote import OVER, RemoteStore
 from support.waiting import until
 
@@ -99,7 +100,7 @@ class Node:
 
     def submit(self, *bodies: bytes, service: bytes = b"echo", priority: int = 4) -> list[bytes]:
         with self.store.write() as txn:
-            uuids = txn.accept_many([NewRequest(service, [body], priority) for body in bodies], wall_us())
+            uuids = accept_all(txn, [NewRequest(service, [body], priority) for body in bodies], wall_us())
         self.dispatcher.arrived({service: priority}, None)
         return uuids
 
@@ -142,7 +143,7 @@ def test_as_many_are_claimed_as_can_be_sent_and_the_next_when_a_reply_is_on_disk
 def test_what_was_stored_before_the_start_is_sent() -> None:
     node = Node()
     with node.store.write() as txn:
-        txn.accept_many([NewRequest(b"echo", [b"old"])], wall_us())
+        accept_all(txn, [NewRequest(b"echo", [b"old"])], wall_us())
     node.start()
     node.workers(1)
     until(lambda: node.sent == [b"old"])
@@ -153,7 +154,7 @@ def test_a_store_that_is_away_at_the_start_is_asked_again(monkeypatch: pytest.Mo
     monkeypatch.setattr(node_module, "LOOK_AGAIN", 0.01)
     node = Node()
     with node.store.write() as txn:
-        txn.accept_many([NewRequest(b"echo", [b"old"])], wall_us())
+        accept_all(txn, [NewRequest(b"echo", [b"old"])], wall_us())
     node.store.away = True
     node.start()
     node.settle()
@@ -170,7 +171,7 @@ def test_what_nobody_can_take_any_more_is_given_back(node: Node) -> None:
     node.workers(1)
     until(lambda: node.sent == [b"0"])
     with node.store.write() as txn:
-        txn.accept_many([NewRequest(b"echo", [b"%d" % n]) for n in range(1, 5)], wall_us())
+        accept_all(txn, [NewRequest(b"echo", [b"%d" % n]) for n in range(1, 5)], wall_us())
     with node.store.stalled():
         node.dispatcher.arrived({b"echo": 4}, None)
         node.workers(4)
@@ -377,8 +378,8 @@ def test_a_node_that_others_have_ended_begins_anew_and_keeps_what_nobody_has_tak
     until(lambda: not node.core.flights)
     with node.store.read() as txn:
         assert isinstance(txn.reply(first), Outcome), "the work is done"
-        assert txn.state(second) is State.WAITING, "a failure counts under an own claim only"
-        assert txn.state(third) is State.DELAYED
+        assert state_of(txn, second) is State.WAITING, "a failure counts under an own claim only"
+        assert state_of(txn, third) is State.DELAYED
     assert node.store.claimed == {second}
     node.store.leave([7])
     node.dispatcher.returned([b"echo"])
@@ -438,7 +439,7 @@ def test_the_loop_goes_on_while_the_network_is_silent(node: Node) -> None:
     node.workers(2)
     until(lambda: node.sent == [b"1"])
     with node.store.write() as txn:
-        txn.accept_many([NewRequest(b"echo", [b"2"])], wall_us())
+        accept_all(txn, [NewRequest(b"echo", [b"2"])], wall_us())
     with node.store.stalled():
         node.dispatcher.arrived({b"echo": 4}, wall_us())
         node.dispatcher.returned([b"echo"])

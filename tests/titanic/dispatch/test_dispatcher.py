@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 import pytest
+from support.store_facts import accept_all
 
 from broker import Loop
 from titanic import ServerConfig
@@ -64,7 +65,7 @@ class Rounds:
 
     def submit(self, service: bytes, *bodies: bytes, priority: int = 4) -> None:
         with self.store.write() as txn:
-            txn.accept_many([NewRequest(service, [body], priority) for body in bodies], wall_us())
+            accept_all(txn, [NewRequest(service, [body], priority) for body in bodies], wall_us())
         self.dispatcher.core.arrived({service: priority}, 0.0)
 
     def next(self) -> list[bytes]:
@@ -141,8 +142,8 @@ def test_what_is_due_and_cannot_be_done_is_not_insisted_on(store: Store, monkeyp
     """A reply that nobody fetched, which there is no room to close before the archive has caught up."""
     dispatcher = Rounds(store, {}, b"").dispatcher
     with store.write() as txn:
-        txn.register_archive()
-        (uuid,) = txn.accept_many([NewRequest(b"echo", [b"x"])], wall_us())
+        txn.update_archive(register=True)
+        (uuid,) = accept_all(txn, [NewRequest(b"echo", [b"x"])], wall_us())
         assert txn.finish(uuid, Status.DONE, [], attempts=1, dispatched_at=1, finished_at=1)
 
     def keep() -> float | None:

@@ -159,7 +159,7 @@ def test_with_access_control_each_endpoint_submits_as_its_user(
         send(b"a", b"b")
         until(lambda: server.gathered == {"stored": 2, "dropped": 2, "waiting": 0})
         with server.store.read() as transaction:
-            found = {(one.service, one.owner) for one in transaction.list()}
+            found = {(one.service, one.owner) for one in transaction.select()}
         assert found == {(b"a", b"a"), (b"b", b"b")}
         files.write(users + named[0].replace('user = "a"', 'user = "b"'))
         server.reload(server.config)

@@ -19,6 +19,7 @@ from support.postgres import PostgresServer, needs_postgres, new_server, shared_
 from support.processes import SUPPORT, Process
 from support.raw_mdp import raw_client, raw_worker
 from support.serving import QUICK
+from support.store_facts import accept_all
 from support.waiting import until
 
 from broker import RemoteError, Worker
@@ -569,7 +570,7 @@ def test_a_commit_of_which_nobody_was_told_is_found_when_it_was_kept(
     monkeypatch.setattr(PostgresWriteTransaction, "exchange", lossy)
     for _ in range(2):
         with suppress(OutcomeUnknown), cluster.look.write() as transaction:
-            uuids = transaction.accept_many([NewRequest(b"x", [body]) for body in numbered(10)], wall_us())
+            uuids = accept_all(transaction, [NewRequest(b"x", [body]) for body in numbered(10)], wall_us())
         assert sorted(cluster.replies([uuid.hex() for uuid in uuids])) == numbered(10)
     assert commits[True]
 

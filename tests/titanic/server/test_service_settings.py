@@ -14,6 +14,7 @@ import pytest
 from support.nodes import cluster, deafen, heard_of_each_other
 from support.postgres import needs_postgres, shared_server
 from support.serving import QUICK, config, serving
+from support.store_facts import state_of
 from support.waiting import until
 
 from broker import Worker
@@ -285,7 +286,7 @@ known = KnownSettings()
 known.know({b"shout": ServiceSetting(on_end=b"told")})
 ends = CompletionEvents(known, lambda services, due: None)
 with store.write() as transaction:
-    (uuid,) = transaction.accept_many([NewRequest(b"shout", [b"x"])], store.now_us())
+    (uuid,) = accept_all(transaction, [NewRequest(b"shout", [b"x"])], store.now_us())
 print(uuid.hex(), flush=True)
 with store.write() as transaction:
     transaction.finish(uuid, Status.DONE, [b"R"], attempts=1, dispatched_at=1, finished_at=2)
@@ -307,8 +308,8 @@ def test_whoever_is_killed_has_stored_both_or_none(tmp_path: Path, settings: dic
     uuid = bytes.fromhex(done.stdout.decode())
     with open_store(place, capacity=64 << 20) as store:
         with store.read() as transaction:
-            told = transaction.list(service=b"told")
-            ended = transaction.state(uuid) is State.DONE
+            told = transaction.select(service=b"told")
+            ended = state_of(transaction, uuid) is State.DONE
         assert (ended, len(told)) == ((True, 1) if when == "after it" else (False, 0))
         known = KnownSettings()
         known.know({b"shout": ServiceSetting(on_end=b"told")})
@@ -320,8 +321,8 @@ def test_whoever_is_killed_has_stored_both_or_none(tmp_path: Path, settings: dic
                 write.apply(transaction, store.now_us())
             write.committed()
         with store.read() as transaction:
-            assert transaction.state(uuid) is State.DONE
-            assert len(transaction.list(service=b"told")) == 1
+            assert state_of(transaction, uuid) is State.DONE
+            assert len(transaction.select(service=b"told")) == 1
 
 
 def nobody_hears(*args: Any) -> None:

@@ -233,7 +233,7 @@ def test_what_an_archive_does_not_have_yet_is_not_looked_at_again_and_again(tmp_
     brief = Retention(reply_retention=0, dead_retention=0, closed_retention=1000)
     with serving(tmp_path, retention=brief) as server, Client(server.endpoints[0]) as client:
         with server.store.write() as transaction:
-            transaction.register_archive()
+            transaction.update_archive(register=True)
         client.close(client.submit("absent", "x"))
         turns: list[None] = []
         keep = server.writer.enqueue

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.store_facts import accept_all
 
 from titanic.services import list_requests
 from titanic.store import MIN_CAPACITY, NewRequest, Status, Store
@@ -24,7 +25,7 @@ def store(tmp_path: Path, engine: Callable[..., Store]) -> Iterator[Store]:
 
 def fill(store: Store, *services: str) -> list[bytes]:
     with store.write() as transaction:
-        return transaction.accept_many([NewRequest(name.encode(), [b"body"]) for name in services], NOW)
+        return accept_all(transaction, [NewRequest(name.encode(), [b"body"]) for name in services], NOW)
 
 
 def page(store: Store, running: tuple[bytes, ...] = (), **options: Any) -> tuple[list[dict[str, Any]], str | None]:
@@ -106,7 +107,7 @@ def test_newest_first(store: Store) -> None:
 
 def test_a_request_comes_with_the_beginning_of_body_and_reply(store: Store) -> None:
     with store.write() as transaction:
-        one, many = transaction.accept_many([NewRequest(b"a", [b"0123"]), NewRequest(b"a", [b"x"] * 1500)], NOW)
+        one, many = accept_all(transaction, [NewRequest(b"a", [b"0123"]), NewRequest(b"a", [b"x"] * 1500)], NOW)
         transaction.finish(one, Status.DONE, [b"abc", b"", b"defg"], attempts=1, dispatched_at=NOW, finished_at=NOW)
 
     def look(uuid: bytes, most: int) -> tuple[dict[str, Any], list[bytes]]:
@@ -159,8 +160,8 @@ def test_expired_ones_keys_and_options(store: Store) -> None:
     options = b'{"limit": 5, "retry_first": 0.5}'
     with store.write() as transaction:
         request = NewRequest(b"a", [b"x"], 9, 0, NOW + 5, 3, options, "größe".encode(), NOW * 2)
-        (uuid,) = transaction.accept_many([request], NOW)
-        transaction.accept_many([NewRequest(b"a", [b"x"], options=b"[")], NOW)
+        (uuid,) = accept_all(transaction, [request], NOW)
+        accept_all(transaction, [NewRequest(b"a", [b"x"], options=b"[")], NOW)
         assert transaction.expire(NOW + 5) == [(uuid, b"a")]
     ((row,), _) = page(store, state="expired")
     assert (row["uuid"], row["state"], row["priority"]) == (uuid.hex(), "expired", 9)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from support.store_facts import accept_all
 
 from titanic.errors import NotAStore, StoreCorrupt, StoreReadOnly, StoreUnwritable
 from titanic.store import NewRequest, Status
@@ -18,7 +19,7 @@ NOW = 1_795_258_520_106_479
 def store(tmp_path):
     with LmdbStore.open(tmp_path / "store", capacity=64 << 20) as store:
         with store.write() as txn:
-            uuids = txn.accept_many([NewRequest(b"echo", [bytes(n * 100)]) for n in range(200)], NOW)
+            uuids = accept_all(txn, [NewRequest(b"echo", [bytes(n * 100)]) for n in range(200)], NOW)
             txn.finish(uuids[0], Status.DONE, [bytes(9000)], attempts=1, dispatched_at=NOW, finished_at=NOW)
             txn.postpone(uuids[1], due=NOW + 5, attempts=1, dispatched_at=NOW, reason="it broke")
             for uuid in uuids[2:20]:
@@ -29,7 +30,7 @@ def store(tmp_path):
 
 def contents(store):
     with store.read() as txn:
-        return [(row, txn.request(row.uuid), txn.reply(row.uuid)) for row in txn.list(limit=1000)], txn.closed(
+        return [(row, txn.request(row.uuid), txn.reply(row.uuid)) for row in txn.select(limit=1000)], txn.closed(
             0, 1000, 1 << 30
         )
 
@@ -48,7 +49,7 @@ def test_a_backup_is_a_store_with_all_that_was_there(store, tmp_path):
     assert [what for what, *_ in calls if what != "copying"], "the check, too"
     before = contents(store)
     with store.write() as txn:
-        txn.accept_many([NewRequest(b"echo", [b"later"])], NOW)
+        accept_all(txn, [NewRequest(b"echo", [b"later"])], NOW)
     with LmdbStore.open(tmp_path / "copy") as copy:
         assert copy.capacity == store.capacity
         assert contents(copy) == before
@@ -57,7 +58,7 @@ def test_a_backup_is_a_store_with_all_that_was_there(store, tmp_path):
 
 def test_a_backup_has_no_free_pages(store, tmp_path):
     with store.write() as txn:
-        for row in txn.list(limit=1000):
+        for row in txn.select(limit=1000):
             txn.close(row.uuid, NOW)
     backup(store, tmp_path / "copy")
     assert (tmp_path / "copy" / "data.mdb").stat().st_size < (store.path / "data.mdb").stat().st_size
@@ -107,7 +108,7 @@ def test_a_restored_store_is_as_it_was(store, tmp_path):
         assert contents(again) == contents(store)
         assert check(again) == []
         with again.write() as txn:
-            assert txn.accept_many([NewRequest(b"echo", [])], NOW + 1)
+            assert accept_all(txn, [NewRequest(b"echo", [])], NOW + 1)
 
 
 def test_restoring_replaces_no_store_and_trusts_none(store, tmp_path):
@@ -154,7 +155,7 @@ def test_another_process_reads_checks_and_backs_up_while_the_server_works(store,
         assert reader.stdout.readline() == "open\n"
         for _ in range(20):  # the file grows beyond what it had when the reader opened it
             with store.write() as txn:
-                txn.accept_many([NewRequest(b"echo", [bytes(100_000)])], NOW)
+                accept_all(txn, [NewRequest(b"echo", [bytes(100_000)])], NOW)
         print(file=reader.stdin, flush=True)
         assert reader.stdout.readline() == f"202 {64 << 20}\n"
     assert reader.returncode == 0
@@ -164,7 +165,7 @@ def test_another_process_reads_checks_and_backs_up_while_the_server_works(store,
 
 def test_who_only_reads_cannot_write(tmp_path):
     with LmdbStore.open(tmp_path) as store, store.write() as txn:
-        txn.accept_many([NewRequest(b"echo", [])], NOW)
+        accept_all(txn, [NewRequest(b"echo", [])], NOW)
     with LmdbStore.open_read_only(tmp_path) as store:
         assert store.read_only
         with pytest.raises(StoreReadOnly, match="opened for reading"):

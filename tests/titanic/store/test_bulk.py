@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.store_facts import accept_all
 
 from titanic.errors import InvalidArchive, RecordCorrupt
 from titanic.store import CLOSED_LAYOUT, NewRequest, Status, Store
@@ -23,7 +24,7 @@ def store(engine: Callable[..., Store], tmp_path: Path) -> Iterator[Store]:
         for number, body in enumerate(BODIES):
             with store.write() as txn:
                 new = NewRequest(b"service %d" % number, body, key=b"%d %d" % (turn, number), key_until=1 << 60)
-                (uuid,) = txn.accept_many([new._replace(owner=turn * b"shop")], 1000)
+                (uuid,) = accept_all(txn, [new._replace(owner=turn * b"shop")], 1000)
             with store.write() as txn:
                 if number != 1:
                     txn.finish(uuid, Status.DONE, body[::-1], attempts=1, dispatched_at=2000, finished_at=3000)
@@ -91,7 +92,7 @@ def test_damage_is_named(store: LmdbStore) -> None:
 def test_requests_that_have_not_ended(engine: Callable[..., Store], tmp_path: Path) -> None:
     with engine(tmp_path / "store") as store:
         with store.write() as txn:
-            uuids = txn.accept_many([NewRequest(b"s", [b"%d" % n]) for n in range(10)], 1000)
+            uuids = accept_all(txn, [NewRequest(b"s", [b"%d" % n]) for n in range(10)], 1000)
             txn.finish(uuids[3], Status.DONE, [], attempts=1, dispatched_at=2000, finished_at=3000)
         with store.read() as txn:
             assert txn.request_ids(4) == uuids[::4]
@@ -108,7 +109,7 @@ def test_requests_that_have_not_ended(engine: Callable[..., Store], tmp_path: Pa
 def test_an_acknowledgement_for_another_store(store: Store) -> None:
     with store.write() as txn:
         (entry,) = txn.closed(4, 1, 1 << 20)
-        txn.register_archive()
+        txn.update_archive(register=True)
         with pytest.raises(InvalidArchive, match="another request has that number"):
-            txn.acknowledge_archive(5, bytes(16))
-        assert txn.acknowledge_archive(5, entry.uuid).archived_upto == 5
+            txn.update_archive(upto=5, uuid=bytes(16))
+        assert txn.update_archive(upto=5, uuid=entry.uuid).archived_upto == 5

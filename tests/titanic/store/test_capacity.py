@@ -2,6 +2,7 @@
 
 import pytest
 from support.serving import serving
+from support.store_facts import accept_all, closed_range
 
 from titanic import Client, Refused
 from titanic.errors import StoreFull
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.settings(capacity=CAPACITY, closed_body_limit=1 << 20)
 
 def accept(store, *sizes):
     with store.write() as txn:
-        return txn.accept_many([NewRequest(b"echo", [bytes(size)]) for size in sizes], NOW)
+        return accept_all(txn, [NewRequest(b"echo", [bytes(size)]) for size in sizes], NOW)
 
 
 def fill(store, *sizes):
@@ -42,7 +43,7 @@ def close(store, uuids):
 
 def full(store):
     with store.read() as txn:
-        return txn.full()
+        return txn.space().full
 
 
 def remembered(store):
@@ -80,11 +81,11 @@ def test_closed_requests_that_may_make_way_are_room(store):
     for _ in range(20):
         close(store, accept(store, *[60_000] * 20))
     with store.write() as txn:
-        txn.register_archive()
+        txn.update_archive(register=True)
     uuids = fill(store)
     assert full(store)
     with store.write() as txn:
-        txn.acknowledge_archive(txn.closed_range()[1])
+        txn.update_archive(upto=closed_range(txn)[1])
     assert not full(store)
     accept(store, 10)
     uuids += fill(store)
@@ -123,8 +124,8 @@ def test_a_batch_that_is_refused_pushes_no_closed_request_out(store, size, count
     for _ in range(3):
         with store.write() as txn:  # others have their part in it
             with pytest.raises(StoreFull):
-                txn.accept_many([NewRequest(b"echo", [bytes(100_000)])] * 80, NOW)
-            txn.accept_many([NewRequest(b"echo", [b"x"])], NOW)
+                accept_all(txn, [NewRequest(b"echo", [bytes(100_000)])] * 80, NOW)
+            accept_all(txn, [NewRequest(b"echo", [b"x"])], NOW)
         assert remembered(store) == before
     close(store, waiting[:1])
     assert remembered(store) == before + 1

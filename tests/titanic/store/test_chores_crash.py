@@ -15,6 +15,7 @@ import lmdb
 import pytest
 from support.store_chores import CANNOT
 from support.store_contents import contents, difference
+from support.store_facts import accept_all, state_of
 from support.store_formats import synthetic_step, unpack
 from support.store_strace import INJECTED, KILLED, RECORDING, power_cut, read_record, trace
 from support.torture import LONG, SEED, part, tally
@@ -41,7 +42,8 @@ pytestmark = [
 def fill(path, now=NOW, ahead=1):
     """A store with requests in every place; their ids. What has a time has it a few times `ahead` µs after `now`."""
     with LmdbStore.open(path, capacity=CAPACITY) as store, store.write() as txn:
-        uuids = txn.accept_many(
+        uuids = accept_all(
+            txn,
             [NewRequest(b"s", [bytes(n * 300)], expires_at=now + 9 * ahead, owner=OWNERS[n % 2]) for n in range(60)],
             now,
         )
@@ -60,10 +62,10 @@ def expect(path, uuids):
             assert all(txn.request(uuid).body == [bytes(n * 300)] for n, uuid in enumerate(uuids))
             assert all(txn.owner(uuid) == OWNERS[n % 2] for n, uuid in enumerate(uuids))
             assert all(txn.reply(uuid).frames == [uuid] for uuid in uuids[:20])
-            assert all(txn.state(uuid) is State.DELAYED for uuid in uuids[20:30])
-            assert all(txn.state(uuid) is State.WAITING for uuid in uuids[30:])
+            assert all(state_of(txn, uuid) is State.DELAYED for uuid in uuids[20:30])
+            assert all(state_of(txn, uuid) is State.WAITING for uuid in uuids[30:])
         with store.write() as txn:
-            assert txn.accept_many([NewRequest(b"s", [])], NOW)
+            assert accept_all(txn, [NewRequest(b"s", [])], NOW)
     tally["acknowledged requests checked"] += len(uuids)
 
 

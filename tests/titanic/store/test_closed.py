@@ -5,6 +5,7 @@ from contextlib import suppress
 import pytest
 from support.dropping import drop
 from support.store_engines import is_sound
+from support.store_facts import accept_all, closed_range, state_of
 
 from titanic.errors import InvalidArchive, RecordCorrupt, StoreFull
 from titanic.store import NewRequest, Retention, State, Status
@@ -20,7 +21,7 @@ pytestmark = [pytest.mark.usefixtures("engine"), pytest.mark.settings(capacity=C
 
 def accept(store, *requests):
     with store.write() as txn:
-        return txn.accept_many(requests, NOW)
+        return accept_all(txn, requests, NOW)
 
 
 def finish(store, uuid, status=Status.DONE, frames=(b"reply",), reason=""):
@@ -40,7 +41,7 @@ def closed(store, after=0, limit=1000, max_bytes=1 << 30):
 
 def sequence_range(store):
     with store.read() as txn:
-        return txn.closed_range()
+        return closed_range(txn)
 
 
 def archive(store):
@@ -219,8 +220,8 @@ def test_the_oldest_make_way_for_requests(store):
 @pytest.mark.lasting
 def test_an_archive_is_not_overtaken(store):
     with store.write() as txn:
-        assert txn.register_archive() == (True, 0, 1, 0, 0)
-        assert txn.register_archive().registered
+        assert txn.update_archive(register=True) == (True, 0, 1, 0, 0)
+        assert txn.update_archive(register=True).registered
     refused_at = None
     for n in range(50):
         try:
@@ -233,7 +234,7 @@ def test_an_archive_is_not_overtaken(store):
     assert first == 1
     assert archive(store) == (True, 0, 1, last, 0)
     with store.write() as txn:
-        assert txn.acknowledge_archive(last // 2).archived_upto == last // 2
+        assert txn.update_archive(upto=last // 2).archived_upto == last // 2
     pass_through(store, 100, size=4000)
     assert 1 < sequence_range(store)[0] <= last // 2 + 1
 
@@ -242,7 +243,7 @@ def test_an_archive_is_not_overtaken(store):
 def test_what_an_archive_missed_is_counted_when_that_is_the_setting(engine, tmp_path):
     with engine(tmp_path, capacity=CAPACITY, drop_unarchived=True) as store:
         with store.write() as txn:
-            txn.register_archive()
+            txn.update_archive(register=True)
         pass_through(store, 6000, size=4000)
         found = archive(store)
         assert found.last == 6000
@@ -253,7 +254,7 @@ def test_what_an_archive_missed_is_counted_when_that_is_the_setting(engine, tmp_
 @pytest.mark.lmdb
 def test_requests_are_closed_while_an_archive_is_behind_at_last_without_their_frames(store):
     with store.write() as txn:
-        txn.register_archive()
+        txn.update_archive(register=True)
     some = fill(store, 1500)[::2]
     for at in range(0, len(some), store.batch):
         close(store, *some[at : at + store.batch])
@@ -284,7 +285,7 @@ def fill_to_the_brim(store):
 @pytest.mark.lmdb
 def test_full_to_the_brim_it_closes_nothing_that_an_archive_would_miss(store):
     with store.write() as txn:
-        txn.register_archive()
+        txn.update_archive(register=True)
     pass_through(store, 300, size=3000)
     one, other, *_ = fill_to_the_brim(store)
     for act in ("close", "trim"):
@@ -297,10 +298,10 @@ def test_full_to_the_brim_it_closes_nothing_that_an_archive_would_miss(store):
                 assert txn.trim(NOW + 100, Retention(reply_retention=1)).replies == 0
     assert archive(store) == (True, 0, 1, 300, 0)
     with store.read() as txn:
-        assert (txn.state(one), txn.state(other)) == (State.DONE, State.DELAYED)
+        assert (state_of(txn, one), state_of(txn, other)) == (State.DONE, State.DELAYED)
 
     with store.write() as txn:
-        txn.acknowledge_archive(300)
+        txn.update_archive(upto=300)
     for _ in range(5):  # the room of what the archive has is made free bit by bit
         with store.write():
             pass
@@ -323,27 +324,27 @@ def test_acknowledging_goes_forward_only_and_not_beyond_the_end(store):
     pass_through(store, 100)
     with store.write() as txn:
         with pytest.raises(InvalidArchive, match="no archive is registered"):
-            txn.acknowledge_archive(1)
-        txn.register_archive()
-        assert txn.acknowledge_archive(50).archived_upto == 50
-        assert txn.acknowledge_archive(20).archived_upto == 50
+            txn.update_archive(upto=1)
+        txn.update_archive(register=True)
+        assert txn.update_archive(upto=50).archived_upto == 50
+        assert txn.update_archive(upto=20).archived_upto == 50
         with pytest.raises(InvalidArchive, match="up to 101 can't be acknowledged; the last is 100"):
-            txn.acknowledge_archive(101)
-        assert txn.acknowledge_archive(100).archived_upto == 100
+            txn.update_archive(upto=101)
+        assert txn.update_archive(upto=100).archived_upto == 100
 
 
 def test_an_archive_comes_back_to_where_it_was(store):
     pass_through(store, 100)
     with store.write() as txn:
-        txn.register_archive()
-        txn.acknowledge_archive(30)
-        assert txn.unregister_archive() == (False, 30, 1, 100, 0)
-        assert txn.unregister_archive().archived_upto == 30
+        txn.update_archive(register=True)
+        txn.update_archive(upto=30)
+        assert txn.update_archive(register=False) == (False, 30, 1, 100, 0)
+        assert txn.update_archive(register=False).archived_upto == 30
     with store.write() as txn:
-        assert txn.register_archive() == (True, 30, 1, 100, 0)
-        txn.unregister_archive()
+        assert txn.update_archive(register=True) == (True, 30, 1, 100, 0)
+        txn.update_archive(register=False)
         txn.trim(NOW + 10, Retention(closed_retention=1), limit=60)
-        assert txn.register_archive() == (True, 60, 61, 100, 0)
+        assert txn.update_archive(register=True) == (True, 60, 61, 100, 0)
 
 
 def test_their_time_over_they_go_but_not_before_the_archive_has_them(store):
@@ -352,14 +353,14 @@ def test_their_time_over_they_go_but_not_before_the_archive_has_them(store):
         close(store, *accept(store, NewRequest(b"echo", [])), now=NOW + n)
     with store.write() as txn:
         assert txn.next_due(policy) == NOW + 100
-        txn.register_archive()
+        txn.update_archive(register=True)
         assert txn.next_due(policy) is None
         assert txn.trim(NOW + 500, policy).closed == 0
-        txn.acknowledge_archive(3)
+        txn.update_archive(upto=3)
         assert txn.trim(NOW + 101, policy).closed == 2
-        assert txn.closed_range() == (3, 4)
+        assert closed_range(txn) == (3, 4)
         assert txn.next_due(policy) == NOW + 102
         assert txn.trim(NOW + 500, policy).closed == 1
-        txn.unregister_archive()
+        txn.update_archive(register=False)
         assert txn.trim(NOW + 500, policy, limit=1) == (0, 0, 1, 0, True)
-        assert txn.closed_range() == (5, 4)
+        assert closed_range(txn) == (5, 4)

@@ -2,6 +2,7 @@
 
 import pytest
 from support.store_damage import BODY, NOW, edit, make
+from support.store_facts import accept_all, closed_range, state_of
 
 from titanic.errors import RecordCorrupt
 from titanic.store import NewRequest, Outcome, Retention, State, Status
@@ -126,15 +127,15 @@ def test_a_damaged_closed_request_does_not_stay_longer_than_others(path):
     damage(path, "closed", closed_key(1))
     policy = Retention(0, 0, closed_retention=10)
     with LmdbStore.open(path) as store, store.write() as txn:
-        assert txn.closed_range() == (1, 3)
+        assert closed_range(txn) == (1, 3)
         assert txn.next_due(policy) == 10, "when it was closed can't be read: long ago"
         assert txn.trim(NOW, policy).closed == 1
-        assert txn.closed_range() == (2, 3)
+        assert closed_range(txn) == (2, 3)
 
 
 def test_the_rows_before_a_damaged_one_are_served(path):
     with LmdbStore.open(path) as store, store.write() as txn:
-        uuids = txn.accept_many([NewRequest(b"echo", [b"%d" % n]) for n in range(3)], NOW)
+        uuids = accept_all(txn, [NewRequest(b"echo", [b"%d" % n]) for n in range(3)], NOW)
     damage(path, "requests", uuids[1])
     with LmdbStore.open(path) as store, store.read() as txn:
         rows = txn.next_ready(b"echo", None, 10, 1 << 20)
@@ -393,9 +394,9 @@ def test_repair_puts_right_and_loses_nobody(path, change):
         assert repair(store, NOW + 6) == []
         with store.read() as txn:
             for uuid in uuids:
-                assert txn.state(uuid) is not None
+                assert state_of(txn, uuid) is not None
                 assert txn.request(uuid) is not None
-            assert txn.closed_range() == (1, 3)
+            assert closed_range(txn) == (1, 3)
             assert [entry.sequence for entry in txn.closed(0, 9, 1 << 20)] == [1, 2, 3]
         drain(store)
 
@@ -412,7 +413,7 @@ def repaired(path, change):
 def test_a_damaged_request_fails_with_a_reason_and_is_kept_aside(path):
     store, uuids = repaired(path, lambda txn, db, uuids: txn.put(uuids[0], b"\xff" * 60, db=db["requests"]))
     with store, store.read() as txn:
-        (row,) = txn.list(state=State.FAILED)
+        (row,) = txn.select(states=(State.FAILED,))
         assert (row.uuid, row.service, row.reason) == (uuids[0], b"echo", "the request was damaged")
         assert row.finished_at == NOW + 5
         ((key, value),) = txn.raw.cursor(txn.db.aside).iternext()

@@ -10,6 +10,7 @@ from support.serving import serving
 from support.small_disk import small_disk
 from support.store_contents import contents, difference
 from support.store_damage import edit
+from support.store_facts import accept_all
 from support.store_formats import synthetic_step, unpack
 from support.torture import LONG, tally
 
@@ -37,7 +38,7 @@ def disk(request, tmp_path):
 
 def accept(store, n=10):
     with store.write() as txn:
-        return txn.accept_many([NewRequest(b"echo", [BODY])] * n, NOW)
+        return accept_all(txn, [NewRequest(b"echo", [BODY])] * n, NOW)
 
 
 def fill(store):
@@ -133,7 +134,7 @@ def test_a_disk_smaller_than_the_capacity_is_a_smaller_capacity(tmp_path, keep_c
 
 def short(store):
     with store.read() as txn:
-        return txn.disk_full()
+        return txn.space().disk_full
 
 
 def test_a_full_disk_is_seen_without_a_write_and_so_is_its_end(disk):

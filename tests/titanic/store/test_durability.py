@@ -9,6 +9,7 @@ import pytest
 from support.cli_titanic import here, titanic
 from support.serving import serving
 from support.small_disk import small_disk
+from support.store_facts import accept_all
 from support.waiting import until
 
 from titanic import Client, ServerConfig
@@ -47,7 +48,7 @@ def syncs(monkeypatch):
 
 def accept(store, body=b"x"):
     with store.write() as txn:
-        return txn.accept_many([NewRequest(b"s", [body])], NOW)
+        return accept_all(txn, [NewRequest(b"s", [body])], NOW)
 
 
 def expect(store, uuids):

@@ -15,6 +15,7 @@ import pytest
 from support.cli_titanic import titanic
 from support.postgres import needs_postgres, shared_server
 from support.store_contents import contents, difference
+from support.store_facts import accept_all
 from support.store_formats import STORES, synthetic_step, unpack, unpack_tables
 
 from titanic.errors import NotAStore, StoreTooNew, StoreTooOld
@@ -66,7 +67,7 @@ def test_a_packed_store_is_opened_and_has_all_of_it(tmp_path: Path, number: int)
     with LmdbStore.open(tmp_path) as store, store.write() as txn:
         for row in txn.select(limit=1000):
             assert txn.close(row.uuid, NOW)
-        assert txn.accept_many([NewRequest(b"x", [b"body"])], NOW)
+        assert accept_all(txn, [NewRequest(b"x", [b"body"])], NOW)
 
 
 @needs_postgres
@@ -77,7 +78,7 @@ def test_packed_tables_are_opened_and_have_all_of_it(tmp_path: Path, url: str, n
     assert difference(expected, contents(url)) == []
     there = sql(url, _CATALOG)
     with open_store(url) as store, store.write() as txn:
-        (uuid,) = txn.accept_many([NewRequest(b"x", [b"body"])], NOW)
+        (uuid,) = accept_all(txn, [NewRequest(b"x", [b"body"])], NOW)
         assert txn.request(uuid).body == [b"body"]
     sql(url, "DROP SCHEMA titanic CASCADE")
     open_store(url).close()
@@ -156,7 +157,7 @@ def test_tables_of_an_earlier_format_are_upgraded(url: str, monkeypatch: pytest.
 @needs_postgres
 def test_a_later_format_is_served_if_it_says_so(url: str) -> None:
     with open_store(url) as store, store.write() as txn:
-        (uuid,) = txn.accept_many([NewRequest(b"x", [b"body"])], NOW)
+        (uuid,) = accept_all(txn, [NewRequest(b"x", [b"body"])], NOW)
     sql(url, f"UPDATE titanic.meta SET store_format = 99, oldest = {POSTGRES_FORMAT}")
     with open_store(url) as store, store.read() as txn:
         assert txn.request(uuid).body == [b"body"]

@@ -6,6 +6,7 @@ import sys
 
 import lmdb
 import pytest
+from support.store_facts import accept_all, closed_range, state_of
 from support.torture import SEED, tally
 
 from titanic.errors import CapacityTooSmall, StoreFailed, StoreFull
@@ -29,7 +30,7 @@ def store(tmp_path):
 
 def accept(store, *requests):
     with store.write() as txn:
-        return txn.accept_many(requests, NOW)
+        return accept_all(txn, requests, NOW)
 
 
 def fill(store, size=100_000, batch=1):
@@ -63,7 +64,7 @@ def test_a_long_reason_is_cut_where_there_is_no_room_for_it(store):
             for uuid in uuids[at : at + 500]:
                 assert txn.postpone(uuid, due=NOW + 9, attempts=1, dispatched_at=NOW, reason=reason)
     with store.write() as txn:
-        kept = [len(row.reason) for row in txn.list(limit=len(uuids))]
+        kept = [len(row.reason) for row in txn.select(limit=len(uuids))]
     assert kept[0] == 500, "as ever, while there is room"
     assert 20 < kept[-1] < 60
     for at in range(0, len(uuids), 500):
@@ -73,7 +74,7 @@ def test_a_long_reason_is_cut_where_there_is_no_room_for_it(store):
                     uuid, Status.FAILED, [], attempts=2, dispatched_at=NOW, finished_at=NOW, reason=reason
                 )
     with store.read() as txn:
-        ends = [row.reason for row in txn.list(limit=len(uuids))]
+        ends = [row.reason for row in txn.select(limit=len(uuids))]
     assert all(end == reason[:500] or (reason.startswith(end.rstrip("…")) and len(end) > 20) for end in ends)
     assert counts(store).replies == len(uuids)
 
@@ -103,12 +104,12 @@ def test_nothing_of_a_batch_is_stored_when_it_does_not_fit(store):
     batch = [NewRequest(b"echo", [bytes(100_000)])] * 200
     with store.write() as txn:
         with pytest.raises(StoreFull) as raised:
-            txn.accept_many(batch, NOW)
+            accept_all(txn, batch, NOW)
         assert txn.counts().requests == 0
         fitting = raised.value.fitting
-        assert len(txn.accept_many(batch[:fitting], NOW)) == fitting > 70
+        assert len(accept_all(txn, batch[:fitting], NOW)) == fitting > 70
         with pytest.raises(StoreFull):
-            txn.accept_many(batch[:fitting], NOW)
+            accept_all(txn, batch[:fitting], NOW)
     assert counts(store).requests == fitting
 
 
@@ -132,7 +133,7 @@ def test_a_full_store_finishes_expires_postpones_promotes_retries_and_closes(sto
     close(store, second)
     with store.read() as txn:
         assert txn.reply(first).frames == [bytes(500_000)]
-        assert txn.closed_range()[1] == 1
+        assert closed_range(txn)[1] == 1
 
 
 @pytest.mark.parametrize("size", [0, 200, 3000])
@@ -159,7 +160,7 @@ def test_replies_are_refused_before_they_take_the_room_of_ends(store):
             with store.write() as txn:
                 with pytest.raises(StoreFull):
                     txn.finish(uuid, Status.DONE, [bytes(60_000)], attempts=1, dispatched_at=NOW, finished_at=NOW)
-                assert txn.state(uuid) is State.WAITING
+                assert state_of(txn, uuid) is State.WAITING
                 assert txn.finish(
                     uuid, Status.FAILED, [], attempts=1, dispatched_at=NOW, finished_at=NOW, reason="no room"
                 )
@@ -338,7 +339,7 @@ def test_one_old_request_pins_only_its_own_space(store):
         close(store, *accept(store, *[NewRequest(b"echo", [bytes(1000)])] * 500))
     with store.read() as txn:
         assert txn.request(old).body == [b"old"]
-        first, last = txn.closed_range()
+        first, last = closed_range(txn)
     assert last == 30_000
     assert first > 15_000, "the oldest made way"
 
@@ -411,17 +412,17 @@ from titanic.store.lmdb.tools import check
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 store = LmdbStore.open(sys.argv[1])
 with store.write() as txn:
-    txn.accept_many([NewRequest(b"echo", [bytes(100)])], 1)
+    accept_all(txn, [NewRequest(b"echo", [bytes(100)])], 1)
 resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))
 try:
     with store.write() as txn:
-        txn.accept_many([NewRequest(b"echo", [bytes(1000)])] * 1000, 2)
+        accept_all(txn, [NewRequest(b"echo", [bytes(1000)])] * 1000, 2)
 except StoreFailed as error:
     print(error)
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 assert check(store) == []
 with store.write() as txn:
-    txn.accept_many([NewRequest(b"echo", [bytes(1000)])] * 1000, 3)
+    accept_all(txn, [NewRequest(b"echo", [bytes(1000)])] * 1000, 3)
 store.close()
 """
 
@@ -434,7 +435,7 @@ def test_a_disk_that_fails_loses_nothing_and_is_forgiven(tmp_path):
     with LmdbStore.open(tmp_path) as store:
         assert check(store) == []
         with store.read() as txn:
-            assert [row.submitted_at for row in txn.list(limit=5000)] == [1] + [3] * 1000
+            assert [row.submitted_at for row in txn.select(limit=5000)] == [1] + [3] * 1000
 
 
 def test_an_error_of_lmdb_is_never_seen(store):

@@ -3,6 +3,7 @@
 import pytest
 from support.dropping import drop
 from support.store_engines import is_sound
+from support.store_facts import accept_all
 
 from titanic.errors import InvalidRequest, StoreFull
 from titanic.protocol.submit_options import MOST_TOGETHER
@@ -72,9 +73,9 @@ def test_also_within_one_batch(store):
 
 def test_accept_many_gives_the_first_id_too(store):
     with store.write() as txn:
-        first, again = txn.accept_many([keyed(b"k"), keyed(b"k")], NOW)
+        first, again = accept_all(txn, [keyed(b"k"), keyed(b"k")], NOW)
         assert first == again
-        assert txn.accept_many([keyed(b"k")], NOW) == [first]
+        assert accept_all(txn, [keyed(b"k")], NOW) == [first]
     assert requests(store) == 1
 
 

@@ -4,6 +4,7 @@ import threading
 from contextlib import suppress
 
 import pytest
+from support.store_facts import accept_all, state_of
 
 from titanic.errors import InvalidRequest, StoreFailed
 from titanic.store import NOTHING_SET, NewRequest, Outcome, Pending, ServiceSetting, State, Status, service_settings
@@ -21,7 +22,7 @@ FAR = NOW + 10**12
 
 def accept(store, *requests, now=NOW):
     with store.write() as txn:
-        return txn.accept_many(requests, now)
+        return accept_all(txn, requests, now)
 
 
 def finish(store, uuid, status=Status.DONE, frames=(b"reply",), reason=""):
@@ -46,7 +47,7 @@ def close(store, uuid):
 
 def state(store, uuid):
     with store.read() as txn:
-        return txn.state(uuid)
+        return state_of(txn, uuid)
 
 
 def reply(store, uuid):
@@ -168,15 +169,15 @@ def test_deliveries_that_were_no_attempts_are_kept_until_the_end(store):
 def test_a_bad_request_in_a_batch_leaves_the_transaction_good(store):
     with store.write() as txn:
         with pytest.raises(InvalidRequest):
-            txn.accept_many([NewRequest(b"echo", []), NewRequest(b"", [])], NOW)
-        (uuid,) = txn.accept_many([NewRequest(b"echo", [])], NOW)
+            accept_all(txn, [NewRequest(b"echo", []), NewRequest(b"", [])], NOW)
+        (uuid,) = accept_all(txn, [NewRequest(b"echo", [])], NOW)
     assert [row.uuid for row in queue(store)] == [uuid]
 
 
 def test_an_exception_drops_all_that_the_transaction_did(store):
     def break_off():
         with store.write() as txn:
-            txn.accept_many([NewRequest(b"echo", [b"lost"])], NOW)
+            accept_all(txn, [NewRequest(b"echo", [b"lost"])], NOW)
             txn.close(kept[0])
             raise ZeroDivisionError
 
@@ -189,7 +190,7 @@ def test_an_exception_drops_all_that_the_transaction_did(store):
 
 def test_a_write_transaction_sees_its_own_changes(store):
     with store.write() as txn:
-        one, two = txn.accept_many([NewRequest(b"echo", []), NewRequest(b"echo", [])], NOW)
+        one, two = accept_all(txn, [NewRequest(b"echo", []), NewRequest(b"echo", [])], NOW)
         assert txn.waiting() == {b"echo": 2}
         txn.close(one)
         assert txn.waiting() == {b"echo": 1}
@@ -402,27 +403,29 @@ def test_a_listing_is_read_page_by_page(store):
     uuids = accept(store, *[NewRequest(b"s%d" % (n % 2), []) for n in range(10)])
     finish(store, uuids[3])
     with store.read() as txn:
-        page = txn.list(limit=4)
+        page = txn.select(limit=4)
         assert [row.uuid for row in page] == uuids[:4]
-        assert [row.uuid for row in txn.list(after=page.next)] == uuids[4:]
-        assert [row.uuid for row in txn.list(service=b"s1", state=State.WAITING)] == [uuids[n] for n in (1, 5, 7, 9)]
-        assert [row.uuid for row in txn.list(state=State.DONE)] == [uuids[3]]
-        assert txn.list(limit=10).next is None
-        assert txn.list(service=b"nobody") == []
+        assert [row.uuid for row in txn.select(after=page.next)] == uuids[4:]
+        assert [row.uuid for row in txn.select(service=b"s1", states=(State.WAITING,))] == [
+            uuids[n] for n in (1, 5, 7, 9)
+        ]
+        assert [row.uuid for row in txn.select(states=(State.DONE,))] == [uuids[3]]
+        assert txn.select(limit=10).next is None
+        assert txn.select(service=b"nobody") == []
 
 
 def test_a_listing_newest_first_is_read_page_by_page(store):
     uuids = accept(store, *[NewRequest(b"s%d" % (n % 2), []) for n in range(10)])
     finish(store, uuids[3])
     with store.read() as txn:
-        page = txn.list(limit=4, newest=True)
+        page = txn.select(limit=4, newest=True)
         assert [row.uuid for row in page] == uuids[:5:-1]
-        assert [row.uuid for row in txn.list(after=page.next, newest=True)] == uuids[5::-1]
-        waiting = txn.list(service=b"s1", state=State.WAITING, newest=True)
+        assert [row.uuid for row in txn.select(after=page.next, newest=True)] == uuids[5::-1]
+        waiting = txn.select(service=b"s1", states=(State.WAITING,), newest=True)
         assert [row.uuid for row in waiting] == [uuids[n] for n in (9, 7, 5, 1)]
-        assert [row.uuid for row in txn.list(state=State.DONE, newest=True)] == [uuids[3]]
-        assert txn.list(state=State.DONE, after=uuids[3], newest=True) == []
-        assert txn.list(limit=10, newest=True).next is None
+        assert [row.uuid for row in txn.select(states=(State.DONE,), newest=True)] == [uuids[3]]
+        assert txn.select(states=(State.DONE,), after=uuids[3], newest=True) == []
+        assert txn.select(limit=10, newest=True).next is None
 
 
 def test_a_listing_finds_text_in_reasons_and_keys(store):
@@ -433,13 +436,13 @@ def test_a_listing_finds_text_in_reasons_and_keys(store):
     with store.read() as txn:
 
         def listed(text, **more):
-            return [uuids.index(row.uuid) for row in txn.list(text=text, **more)]
+            return [uuids.index(row.uuid) for row in txn.select(text=text, **more)]
 
         assert [listed(text) for text in ("shop", "öß", "% l", "broke", "_")] == [[0], [2], [0], [1], []]
         assert [listed(text) for text in ("Shop", "LOST", "\\303", "303o")] == [[0], [0], [], []]
         assert [listed(text) for text in ("GRöß", "IT B")] == [[2], [1]]
         assert listed("o", newest=True) == [1, 0]
-        assert listed("o", state=State.FAILED) == [1]
+        assert listed("o", states=(State.FAILED,)) == [1]
 
 
 @pytest.mark.parametrize("newest", [False, True])
@@ -453,11 +456,11 @@ def test_a_listing_of_a_service_does_not_look_at_what_waits_for_others(store, mo
     finish(store, uuids[2], Status.DONE)
     postpone(store, uuids[3], NOW + 7)
     with store.read() as txn:
-        page = txn.list(service=b"mine", newest=newest)
+        page = txn.select(service=b"mine", newest=newest)
         assert [row.uuid for row in page] == (uuids[::-1] if newest else uuids)
         assert page.next is None
-        page = txn.list(service=b"mine", newest=newest, limit=3)
-        rest = txn.list(service=b"mine", newest=newest, after=page.next)
+        page = txn.select(service=b"mine", newest=newest, limit=3)
+        rest = txn.select(service=b"mine", newest=newest, after=page.next)
         assert [row.uuid for row in page + rest] == (uuids[::-1] if newest else uuids)
 
 
@@ -471,8 +474,8 @@ def test_a_listing_looks_at_no_more_than_it_lists(store, monkeypatch, newest):
     describe = listing.describe
     monkeypatch.setattr(listing, "describe", lambda tx, uuid: described.append(uuid) or describe(tx, uuid))
     with store.read() as txn:
-        for state in (None, State.FAILED, State.WAITING):
-            assert len(txn.list(service=b"s", state=state, newest=newest, limit=3)) == 3
+        for states in (None, (State.FAILED,), (State.WAITING,)):
+            assert len(txn.select(states, service=b"s", newest=newest, limit=3)) == 3
     assert len(described) == 9
 
 
@@ -483,9 +486,9 @@ def test_a_listing_looks_at_a_bounded_number_of_requests(store, monkeypatch):
     for uuid in uuids:
         finish(store, uuid)
     with store.read() as txn:
-        pages = [txn.list(service=b"one")]
+        pages = [txn.select(service=b"one")]
         while pages[-1].next:
-            pages.append(txn.list(service=b"one", after=pages[-1].next))
+            pages.append(txn.select(service=b"one", after=pages[-1].next))
     assert [[row.uuid for row in page] for page in pages] == [[], [], [uuids[9]]]
 
 
@@ -499,20 +502,20 @@ def test_a_listing_of_one_state_does_not_look_at_the_others(store, monkeypatch):
     with store.read() as txn:
 
         def listed(**what):
-            page = txn.list(**what)
+            page = txn.select(**what)
             uuids = [row.uuid for row in page]
             while page.next:
-                page = txn.list(after=page.next, **what)
+                page = txn.select(after=page.next, **what)
                 assert page, "it looked at others"
                 uuids += [row.uuid for row in page]
             return uuids
 
         for limit in (1, 2, 3):
-            assert listed(state=State.DONE, limit=limit) == [some[n] for n in (4, 11, 17)]
-            assert listed(state=State.DELAYED, limit=limit) == late
+            assert listed(states=(State.DONE,), limit=limit) == [some[n] for n in (4, 11, 17)]
+            assert listed(states=(State.DELAYED,), limit=limit) == late
             waiting = [some[n] for n in range(1, 20, 2) if n not in (11, 17)]
-            assert listed(state=State.WAITING, service=b"s1", limit=limit) == waiting
-        assert txn.list(state=State.WAITING, service=b"s") == []
+            assert listed(states=(State.WAITING,), service=b"s1", limit=limit) == waiting
+        assert txn.select(states=(State.WAITING,), service=b"s") == []
 
 
 def test_threads_write_one_after_the_other(store):
@@ -538,5 +541,5 @@ def test_a_reader_sees_the_store_as_it_was_when_it_began(store):
         thread = threading.Thread(target=close, args=(store, uuids[0]))
         thread.start()
         thread.join()
-        assert txn.state(uuids[0]) is State.WAITING
+        assert state_of(txn, uuids[0]) is State.WAITING
     assert state(store, uuids[0]) is None

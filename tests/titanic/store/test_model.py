@@ -13,6 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from support.postgres import needs_postgres
 from support.store_dict import DictStore
 from support.store_engines import forget_databases, is_sound, open_postgres
+from support.store_facts import closed_range, state_of
 from support.torture import LONG, MOST_SECONDS, SEED, tally
 
 from titanic.errors import StoreFull
@@ -75,7 +76,7 @@ class Given:
 
 def not_closed(txn, owner):
     """What is kept for an owner, without the closed requests that wait for the archive: those a check counts."""
-    load = txn.owner_load(owner)
+    load = txn.load(owner=owner)
     since = closed_ring.charged_since(txn) if owner and isinstance(txn, LmdbReadTransaction) else None
     if since is None:
         return load
@@ -211,21 +212,21 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(share=st.floats(0, 1))
     def archive(self, share):
         with self.store.write() as txn:
-            registered = txn.register_archive()
+            registered = txn.update_archive(register=True)
             upto = registered.archived_upto + int(share * (registered.last - registered.archived_upto))
-            acknowledged = txn.acknowledge_archive(upto)
+            acknowledged = txn.update_archive(upto=upto)
         with self.model.write() as txn:
-            expected = txn.register_archive()
+            expected = txn.update_archive(register=True)
             assert (registered.registered, registered.last) == (expected.registered, expected.last)
             assert registered.archived_upto >= expected.archived_upto, "what was dropped for its room is not missed"
-            assert acknowledged.archived_upto == txn.acknowledge_archive(upto).archived_upto
+            assert acknowledged.archived_upto == txn.update_archive(upto=upto).archived_upto
 
     @precondition(lambda self: self.model.tables.registered)
     @rule()
     def give_the_archive_up(self):
         def give_up(txn):
-            txn.acknowledge_archive(txn.closed_range()[1])
-            return txn.unregister_archive().archived_upto
+            txn.update_archive(upto=closed_range(txn)[1])
+            return txn.update_archive(register=False).archived_upto
 
         self.both(give_up)
 
@@ -272,7 +273,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert txn.request(uuid) == expected.request(uuid)
             assert txn.reply(uuid) == expected.reply(uuid)
             assert txn.describe(uuid) == expected.describe(uuid)
-            assert txn.state(uuid) == expected.state(uuid)
+            assert state_of(txn, uuid) == expected.state(uuid)
             assert txn.owner(uuid) == expected.owner(uuid)
 
     @invariant()
@@ -281,11 +282,11 @@ class StoreMachine(RuleBasedStateMachine):
             rows = {service: txn.next_ready(service, None, 1000, 1 << 30) for service in SERVICES}
             loads = {service: txn.load(service) for service in SERVICES}
             pages = [txn.select(states, limit=1000) for states in (None, DEAD, [State.DELAYED], [State.WAITING])]
-            pages += [txn.list(service=service, limit=1000) for service in SERVICES]
-            pages += [txn.list(service=service, newest=True, limit=1000) for service in SERVICES]
-            pages += [txn.list(state=state, newest=True, text="1", limit=1000) for state in (None, State.FAILED)]
+            pages += [txn.select(service=service, limit=1000) for service in SERVICES]
+            pages += [txn.select(service=service, newest=True, limit=1000) for service in SERVICES]
+            pages += [txn.select(states, newest=True, text="1", limit=1000) for states in (None, (State.FAILED,))]
             pages += [txn.select(DEAD, owner=owner, limit=1000) for owner in OWNERS]
-            pages += [txn.list(owner=owner, limit=1000) for owner in [*OWNERS, b"ev"]]
+            pages += [txn.select(owner=owner, limit=1000) for owner in [*OWNERS, b"ev"]]
             holders = [txn.holder(key, owner) for key in (b"k", b"l", b"all") for owner in OWNERS]
             owned = [not_closed(txn, owner) for owner in OWNERS]
             return (
@@ -307,7 +308,7 @@ class StoreMachine(RuleBasedStateMachine):
     def the_ring_is_right(self):
         tables = self.model.tables
         with self.store.read() as txn:
-            first, last = txn.closed_range()
+            first, last = closed_range(txn)
             found = txn.closed(0, 10_000, 1 << 30)
         before = min(tables.closed, default=tables.sequence + 1)
         assert last == tables.sequence

@@ -16,6 +16,7 @@ from support.postgres import needs_postgres
 from support.processes import ROOT
 from support.store_contents import SECOND, START, fill
 from support.store_engines import forget_databases, is_sound, place_of
+from support.store_facts import accept_all, closed_range
 
 from titanic.errors import NotAStore, RecordCorrupt, StoreCorrupt, StoreError, StoreLocked
 from titanic.store import (
@@ -61,14 +62,14 @@ def seen(store: Store) -> dict[str, Any]:
             "requests": [tx.request(row.uuid) for row in rows],
             "replies": [tx.reply(row.uuid) for row in rows],
             "queues": [tx.next_ready(service, None, 1000, 1 << 30) for service in services],
-            "loads": [tx.load(service) for service in services] + [tx.owner_load(owner) for owner in owners],
+            "loads": [tx.load(service) for service in services] + [tx.load(owner=owner) for owner in owners],
             "waiting": tx.waiting(),
             "counts": tx.counts()[:4],
             "due": [tx.next_due(), tx.next_due(Retention())],
             "keys": [tx.holder(b"key %d" % n, owner) for n in range(120) for owner in [b"", *owners]],
             "three": tx.holder(b"three", b"eve"),
             "closed": tx.closed(0, 10_000, 1 << 30),
-            "bulk": len(tx.closed_bulk(*tx.closed_range()).starts),
+            "bulk": len(tx.closed_bulk(*closed_range(tx)).starts),
             "archive": [tx.archive(), tx.archivist()],
             "settings": tx.service_settings(),
         }
@@ -96,7 +97,7 @@ def test_everything_moves_and_goes_on(places: Places, one: str, other: str) -> N
         with store.write() as tx:
             (again,) = tx.accept([NewRequest(b"a", [b"x"], key=b"key 5", key_until=START + 1, owner=b"evelyn")], START)
             assert not again.new
-            (new,) = tx.accept_many([NewRequest(b"a", [bytes(9000)])], START)
+            (new,) = accept_all(tx, [NewRequest(b"a", [bytes(9000)])], START)
             assert new > max(row.uuid for row in before["rows"])
         with store.write() as tx:
             tx.promote(START + 10_000 * SECOND)
@@ -104,8 +105,8 @@ def test_everything_moves_and_goes_on(places: Places, one: str, other: str) -> N
             for row in tx.select(limit=1000):
                 assert tx.close(row.uuid, START)
         with store.read() as tx:
-            assert tx.closed_range()[1] == before["archive"][0].last + len(before["rows"]) + 1
-            assert tx.owner_load(b"eve").waiting == tx.load(b"a").waiting == tx.load(b"a").bytes == 0
+            assert closed_range(tx)[1] == before["archive"][0].last + len(before["rows"]) + 1
+            assert tx.load(owner=b"eve").waiting == tx.load(b"a").waiting == tx.load(b"a").bytes == 0
         assert is_sound(store)
 
 
@@ -187,7 +188,7 @@ def test_who_uses_the_source_goes_first(places: Places, monkeypatch: pytest.Monk
     monkeypatch.setattr(moving, "_PATIENCE", 0.1)
     with open_store(places(kind, "source")) as store:
         with store.write() as tx:
-            tx.accept_many([NewRequest(b"a", [b"x"])], START)
+            accept_all(tx, [NewRequest(b"a", [b"x"])], START)
         with pytest.raises(StoreLocked, match="in use"):
             migrate(places(kind, "source"), places("lmdb", "target"))
     migrate(places(kind, "source"), places("lmdb", "target"))
@@ -215,7 +216,7 @@ def test_nobody_else_makes_the_same_store_meanwhile(places: Places, kind: str) -
 def test_damage_does_not_move(places: Places) -> None:
     source, target = places("lmdb", "source"), places("lmdb", "target")
     with open_store(source) as store, store.write() as tx:
-        (uuid,) = tx.accept_many([NewRequest(b"a", [b"x"])], START)
+        (uuid,) = accept_all(tx, [NewRequest(b"a", [b"x"])], START)
         record = bytearray(tx.raw.get(uuid, db=tx.db.requests))
         record[-1] ^= 1
         tx.raw.put(uuid, bytes(record), db=tx.db.requests)
@@ -279,12 +280,12 @@ def test_what_is_lost_on_the_way_is_noticed(places: Places) -> None:
 
 def test_a_store_that_was_too_small_gets_the_room_that_it_needs(places: Places) -> None:
     with open_store(places("lmdb", "source"), capacity=64 << 20) as store, store.write() as tx:
-        tx.accept_many([NewRequest(b"a", [bytes(1 << 20)])] * 40, START)
+        accept_all(tx, [NewRequest(b"a", [bytes(1 << 20)])] * 40, START)
     with open_store(places("lmdb", "source"), capacity=16 << 20) as store, store.read() as tx:
-        assert tx.full()
+        assert tx.space().full
     migrate(places("lmdb", "source"), places("lmdb", "target"))
     with open_store(places("lmdb", "target")) as store, store.read() as tx:
-        assert not tx.full()
+        assert not tx.space().full
         assert tx.counts().requests == 40
 
 
@@ -293,7 +294,7 @@ def test_times_that_a_database_has_no_room_for_are_the_latest_there_are(places: 
     far = 2**64 - 1
     with open_store(places("lmdb", "source")) as store, store.write() as tx:
         new = NewRequest(b"a", [], not_before=far, expires_at=far, key=b"k", key_until=far)
-        uuid, ended, _ = tx.accept_many([new, NewRequest(b"a", []), NewRequest(b"a", [])], START)
+        uuid, ended, _ = accept_all(tx, [new, NewRequest(b"a", []), NewRequest(b"a", [])], START)
         tx.finish(ended, Status.DONE, [], attempts=1, dispatched_at=far, finished_at=far)
     migrate(places("lmdb", "source"), places("postgres", "target"))
     with open_store(places("postgres", "target")) as store, store.read() as tx:

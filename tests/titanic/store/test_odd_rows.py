@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.store_damage import NOW, edit, make
+from support.store_facts import accept_all, closed_range, state_of
 
 from titanic.errors import StoreCorrupt, StoreError
 from titanic.store import NewRequest, Retention, Status
@@ -64,7 +65,7 @@ def path(tmp_path: Path) -> Path:
 
 
 READING: list[Callable[..., object]] = [
-    lambda txn, uuids: [(txn.state(uuid), txn.reply(uuid), txn.request(uuid)) for uuid in uuids],
+    lambda txn, uuids: [(state_of(txn, uuid), txn.reply(uuid), txn.request(uuid)) for uuid in uuids],
     lambda txn, uuids: txn.next_ready(b"echo", None, 9, 1 << 20),
     lambda txn, uuids: txn.next_due(Retention(closed_retention=1)),
     lambda txn, uuids: txn.waiting(),
@@ -72,19 +73,19 @@ READING: list[Callable[..., object]] = [
     lambda txn, uuids: txn.counts(),
     lambda txn, uuids: txn.archive(),
     lambda txn, uuids: (txn.archivist(), txn.identity(), txn.service_settings()),
-    lambda txn, uuids: txn.list(),
+    lambda txn, uuids: txn.select(),
     lambda txn, uuids: txn.closed(0, 9, 1 << 20),
 ]
 WRITING: list[Callable[..., object]] = [
-    lambda txn, uuids: txn.accept_many([NewRequest(b"echo", [b"x"], expires_at=NOW + 99)], NOW),
-    lambda txn, uuids: txn.accept_many([NewRequest(b"echo", [bytes(9000)])], NOW),
+    lambda txn, uuids: accept_all(txn, [NewRequest(b"echo", [b"x"], expires_at=NOW + 99)], NOW),
+    lambda txn, uuids: accept_all(txn, [NewRequest(b"echo", [bytes(9000)])], NOW),
     lambda txn, uuids: txn.promote(NOW + 2),
     lambda txn, uuids: txn.expire(NOW + 3),
     lambda txn, uuids: txn.finish(uuids[0], Status.DONE, [b""], attempts=1, dispatched_at=NOW, finished_at=NOW),
-    lambda txn, uuids: txn.close(txn.accept_many([NewRequest(b"echo", [bytes(9000)])], NOW)[0], NOW + 3),
+    lambda txn, uuids: txn.close(accept_all(txn, [NewRequest(b"echo", [bytes(9000)])], NOW)[0], NOW + 3),
     lambda txn, uuids: txn.clamp_timers(NOW),
     lambda txn, uuids: txn.trim(NOW + 3, Retention(closed_retention=1)),
-    lambda txn, uuids: txn.register_archive(),
+    lambda txn, uuids: txn.update_archive(register=True),
 ]
 """All that a server does to a store."""
 
@@ -115,7 +116,7 @@ def test_an_odd_row_is_found_and_repaired(path: Path, name: str) -> None:
         assert check(store) == []
     with LmdbStore.open(path) as store:
         with store.read() as txn:
-            assert None not in [txn.state(uuid) for uuid in uuids]
+            assert None not in [state_of(txn, uuid) for uuid in uuids]
         assert use(store, uuids) == []
         assert check(store) == []
 
@@ -130,7 +131,7 @@ def test_an_odd_row_is_damage_and_no_fault_of_the_program(path: Path, name: str)
         repair(store, NOW + 5)
         assert check(store) == []
         with store.read() as txn:
-            assert None not in [txn.state(uuid) for uuid in uuids]
+            assert None not in [state_of(txn, uuid) for uuid in uuids]
 
 
 def test_the_error_names_the_row_and_says_what_to_do(path: Path) -> None:
@@ -183,7 +184,7 @@ def ring(path: Path) -> tuple[int, int, list[str], int]:
         assert check(store) == []
         assert repair(store, NOW + 6) == []
         with store.read() as txn:
-            numbers = txn.closed_range()
+            numbers = closed_range(txn)
             entries = txn.closed(0, 99, 1 << 20)
             assert [entry.sequence for entry in entries] == list(range(numbers[0], numbers[1] + 1))
             return *numbers, [entry.error for entry in entries], txn.archive().archived_upto
@@ -275,7 +276,7 @@ def test_an_entry_far_before_the_others_is_set_aside(path: Path) -> None:
     edit(path, lambda txn, db: [txn.delete(number.to_bytes(8), db=db["closed"]) for number in (1, 2, 3)])
     edit(path, sequence(start))
     with LmdbStore.open(path) as store, store.write() as txn:
-        for uuid in txn.accept_many([NewRequest(b"echo", [b"x"])] * 3, NOW):
+        for uuid in accept_all(txn, [NewRequest(b"echo", [b"x"])] * 3, NOW):
             assert txn.close(uuid, NOW)
 
     def move(txn, db):

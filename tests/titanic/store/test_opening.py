@@ -7,6 +7,7 @@ import sys
 
 import lmdb
 import pytest
+from support.store_facts import accept_all, closed_range
 
 from titanic.errors import NotAStore, StoreCorrupt, StoreLocked, StoreTooNew, StoreUnwritable
 from titanic.store import NewRequest
@@ -22,7 +23,7 @@ def make(path, n=1, size=10):
     """A store with `n` requests, closed again."""
     with LmdbStore.open(path) as store:
         with store.write() as txn:
-            uuids = txn.accept_many([NewRequest(b"echo", [bytes(size)])] * n, NOW)
+            uuids = accept_all(txn, [NewRequest(b"echo", [bytes(size)])] * n, NOW)
         assert check(store) == []
     return uuids
 
@@ -133,7 +134,7 @@ def test_a_later_format_is_left_alone(tmp_path):
 def keep(store):
     """Leave something of each kind, and nothing that waits."""
     with store.write() as txn:
-        (uuid,) = txn.accept_many([NewRequest(b"echo", [])], NOW)
+        (uuid,) = accept_all(txn, [NewRequest(b"echo", [])], NOW)
         txn.close(uuid)
 
 
@@ -150,7 +151,7 @@ def test_a_new_store_is_discarded_unless_something_was_in_it(tmp_path, act, stay
     assert (tmp_path / "a").exists() == stays
     if stays:
         with LmdbStore.open_read_only(tmp_path / "a" / "store") as store, store.read() as txn:
-            assert txn.closed_range() == (1, 1)
+            assert closed_range(txn) == (1, 1)
 
 
 def test_only_what_the_opening_made_is_discarded(tmp_path):
@@ -164,7 +165,7 @@ def test_only_what_the_opening_made_is_discarded(tmp_path):
 def test_a_store_with_an_archive_is_not_discarded(tmp_path):
     store = LmdbStore.open(tmp_path)
     with store.write() as txn:
-        txn.register_archive()
+        txn.update_archive(register=True)
     store.discard()
     assert "data.mdb" in names(tmp_path)
 

@@ -2,6 +2,7 @@
 
 import pytest
 from support.dropping import drop
+from support.store_facts import state_of
 
 from titanic.errors import InvalidRequest
 from titanic.store import Accepted, NewRequest, Retention, State, Status
@@ -34,8 +35,8 @@ def ids(store, *requests):
 def loads(store):
     """How many requests of each owner have not ended."""
     with store.read() as txn:
-        found = {owner: txn.owner_load(owner) for owner in OWNERS}
-        has = {owner: bool(owner and txn.list(owner=owner)) for owner in OWNERS}
+        found = {owner: txn.load(owner=owner) for owner in OWNERS}
+        has = {owner: bool(owner and txn.select(owner=owner)) for owner in OWNERS}
     assert all(bool(found[owner].bytes) == has[owner] for owner in OWNERS)
     return [found[owner].waiting for owner in OWNERS]
 
@@ -43,7 +44,7 @@ def loads(store):
 def sizes(store):
     """The bytes that are kept for each owner."""
     with store.read() as txn:
-        return [txn.owner_load(owner).bytes for owner in OWNERS]
+        return [txn.load(owner=owner).bytes for owner in OWNERS]
 
 
 def finish(store, uuid, status=Status.DONE):
@@ -156,15 +157,15 @@ def test_who_waits_is_counted_by_owner_through_every_state(store):
     with store.write() as txn:
         assert txn.postpone(other, due=NOW + 9, attempts=1, dispatched_at=NOW, reason="no")
         assert txn.promote(NOW + 50) == [(b"echo", 2)]
-        assert txn.owner_load(EVE).waiting == 2
+        assert txn.load(owner=EVE).waiting == 2
         assert txn.expire(NOW + 60) == [(mortal, b"echo")]
-        assert txn.owner_load(EVE).waiting == 1, "a transaction sees what it has changed"
+        assert txn.load(owner=EVE).waiting == 1, "a transaction sees what it has changed"
     assert loads(store) == [1, 1, 0]
     with store.write() as txn:
-        before = txn.owner_load(EVE).bytes
+        before = txn.load(owner=EVE).bytes
         assert txn.retry(two, NOW + 70)
         assert txn.retry(mortal, NOW + 70)
-        assert 5000 < txn.owner_load(EVE).bytes < before, "two outcomes less"
+        assert 5000 < txn.load(owner=EVE).bytes < before, "two outcomes less"
     assert loads(store) == [3, 1, 0]
     close(store, one, two)
     assert loads(store) == [2, 1, 0]
@@ -185,7 +186,7 @@ def test_what_is_closed_by_time_was_counted_before(store):
 def test_what_was_dropped_or_is_known_is_not_counted(store):
     accept(store, owned(EVE, key=b"k"), owned(EVE, key=b"k"))
     accept(store, owned(EVE, key=b"k"))
-    drop(store, lambda txn: txn.accept([owned(EVE)], NOW) and txn.owner_load(EVE))
+    drop(store, lambda txn: txn.accept([owned(EVE)], NOW) and txn.load(owner=EVE))
     assert loads(store) == [1, 0, 0]
 
 
@@ -216,7 +217,7 @@ def test_a_key_counts_until_it_is_forgotten(store):
         store, owned(EVE, key=b"k" * 200), owned(EVE, key=b"l" * 200, together=2), owned(EVE), owned(NOBODY, key=b"k")
     )
     with store.write() as txn:
-        for row in txn.list():
+        for row in txn.select():
             txn.close(row.uuid, NOW)
     both = sizes(store)[0]
     assert 400 < both < 600
@@ -225,9 +226,9 @@ def test_a_key_counts_until_it_is_forgotten(store):
     with store.write() as txn:
         assert txn.clamp_timers(NOW - 5000)[0] > 0
         txn.forget([b"k" * 200, b"never given"], EVE)
-        assert 200 < txn.owner_load(EVE).bytes < both - 200
+        assert 200 < txn.load(owner=EVE).bytes < both - 200
         assert txn.trim(LATER).keys == 2
-        assert txn.owner_load(EVE) == (0, 0)
+        assert txn.load(owner=EVE) == (0, 0)
     accept(store, owned(EVE, key=b"k"))
     once = sizes(store)
     accept(store, owned(EVE, key=b"k"), now=LATER)  # its time is over: the row is written anew
@@ -238,7 +239,7 @@ def test_a_key_counts_until_it_is_forgotten(store):
 
 def listed(store):
     with store.read() as txn:
-        return txn.list()
+        return txn.select()
 
 
 # -- listing -------------------------------------------------------------------------------------------------
@@ -250,16 +251,16 @@ def test_requests_are_listed_by_owner(store):
         finish(store, uuid)
     with store.read() as txn:
         for n, owner in enumerate(OWNERS):
-            assert [row.uuid for row in txn.list(owner=owner)] == uuids[n::3]
-            assert [row.uuid for row in txn.list(owner=owner, state=State.DONE)] == uuids[6 + n :: 3]
-            waiting = txn.list(owner=owner, state=State.WAITING, service=b"echo")
+            assert [row.uuid for row in txn.select(owner=owner)] == uuids[n::3]
+            assert [row.uuid for row in txn.select(owner=owner, states=(State.DONE,))] == uuids[6 + n :: 3]
+            waiting = txn.select(owner=owner, states=(State.WAITING,), service=b"echo")
             assert [(row.uuid, row.owner) for row in waiting] == [(uuid, owner) for uuid in uuids[n:6:3]]
             page = txn.select(owner=owner, limit=1)
             assert [row.uuid for row in txn.select(owner=owner, after=page.next)] == uuids[3 + n :: 3]
-        assert [row.uuid for row in txn.list()] == uuids
+        assert [row.uuid for row in txn.select()] == uuids
         assert [txn.owner(uuid) for uuid in uuids] == OWNERS * 4
         assert txn.owner(bytes(16)) is None
-        assert txn.list(owner=b"ev") == txn.list(owner=b"even") == []
+        assert txn.select(owner=b"ev") == txn.select(owner=b"even") == []
 
 
 @pytest.mark.lmdb
@@ -268,9 +269,9 @@ def test_a_listing_looks_at_a_bounded_number_of_others_requests(store):
     accept(store, *[owned(BOB, b"")] * others)
     (mine,) = ids(store, owned(EVE))
     with store.read() as txn:
-        page = txn.list(owner=EVE)
+        page = txn.select(owner=EVE)
         assert (page, page.next is not None) == ([], True)
-        assert [row.uuid for row in txn.list(owner=EVE, after=page.next)] == [mine]
+        assert [row.uuid for row in txn.select(owner=EVE, after=page.next)] == [mine]
 
 
 # -- damage --------------------------------------------------------------------------------------------------
@@ -293,7 +294,7 @@ def problems(store):
 def test_a_wrong_count_is_found_and_mended(store, row):
     accept(store, owned(EVE), owned(EVE), owned(BOB))
     with store.read() as txn:
-        right = txn.owner_load(EVE)
+        right = txn.load(owner=EVE)
     with store.write() as txn:
         txn.raw.put(OWNER_PREFIX + b"gone", bytes(16), db=txn.db.meta)
         if row is None:
@@ -304,7 +305,7 @@ def test_a_wrong_count_is_found_and_mended(store, row):
     assert len(check(store)) == 2
     repair(store, NOW)
     with store.read() as txn:
-        assert (txn.owner_load(EVE), txn.owner_load(b"gone").waiting) == (right, 0)
+        assert (txn.load(owner=EVE), txn.load(owner=b"gone").waiting) == (right, 0)
 
 
 @pytest.mark.lmdb
@@ -313,8 +314,8 @@ def test_a_damaged_request_stays_its_owners_where_that_can_be_told(store):
     change(store, spoilt, lambda record: record.__setitem__(-1, record[-1] ^ 1))
     repair(store, NOW)
     with store.read() as txn:
-        assert (txn.owner(spoilt), txn.state(spoilt)) == (EVE, State.FAILED)
-        assert [row.uuid for row in txn.list(owner=EVE)] == [whole, spoilt]
+        assert (txn.owner(spoilt), state_of(txn, spoilt)) == (EVE, State.FAILED)
+        assert [row.uuid for row in txn.select(owner=EVE)] == [whole, spoilt]
         assert txn.holder(b"k", EVE) == spoilt
     assert loads(store) == [1, 0, 0]
 
@@ -325,11 +326,11 @@ def test_what_cannot_be_told_belongs_to_nobody_and_hinders_no_owner(store):
     change(store, spoilt, lambda record: record.__setitem__(slice(None), b"\xff" * len(record)))
     with store.read() as txn:
         assert txn.owner(spoilt) == NOBODY
-        assert [row.uuid for row in txn.list(owner=EVE)] == [mine]
+        assert [row.uuid for row in txn.select(owner=EVE)] == [mine]
     repair(store, NOW)
     with store.read() as txn:
         assert (txn.owner(spoilt), txn.request(spoilt).service) == (NOBODY, b"echo")
-        assert [row.uuid for row in txn.list(owner=EVE)] == [mine]
+        assert [row.uuid for row in txn.select(owner=EVE)] == [mine]
     assert loads(store) == [1, 0, 0]
 
 
@@ -366,7 +367,7 @@ def close_all(store, owner, *bodies):
 
 def archived(store, upto):
     with store.write() as txn:
-        txn.acknowledge_archive(upto)
+        txn.update_archive(upto=upto)
 
 
 def settle(store):
@@ -383,7 +384,7 @@ def test_what_waits_for_the_archive_counts_for_its_owner(store):
     close_all(store, EVE, bytes(1000))
     assert sizes(store) == [0, 0, 0], "nothing waits for an archive"
     with store.write() as txn:
-        txn.register_archive()
+        txn.update_archive(register=True)
     close_all(store, EVE, *[bytes(60_000)] * 5, b"small")
     close_all(store, BOB, *[bytes(100)] * 300)
     close_all(store, NOBODY, b"x")
@@ -411,10 +412,10 @@ def test_what_waits_for_the_archive_counts_for_its_owner(store):
 @pytest.mark.lmdb
 def test_without_an_archive_any_more_nothing_waits(store):
     with store.write() as txn:
-        txn.register_archive()
+        txn.update_archive(register=True)
     close_all(store, EVE, *[bytes(100)] * 100)
     with store.write() as txn:
-        txn.unregister_archive()
+        txn.update_archive(register=False)
     close_all(store, EVE, bytes(100))
     settle(store)
     assert sizes(store) == [0, 0, 0]
@@ -427,7 +428,7 @@ def test_without_an_archive_any_more_nothing_waits(store):
 @pytest.mark.settings(capacity=16 << 20, drop_unarchived=True)
 def test_what_makes_way_before_the_archive_has_it_counts_no_longer(store):
     with store.write() as txn:
-        txn.register_archive()
+        txn.update_archive(register=True)
     for _ in range(30):
         close_all(store, EVE, *[bytes(50_000)] * 20)
     with store.read() as txn:

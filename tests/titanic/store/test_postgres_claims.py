@@ -11,6 +11,7 @@ from itertools import count as count_up
 import psycopg
 import pytest
 from support.postgres import needs_postgres, shared_server
+from support.store_facts import accept_all
 from support.waiting import until
 
 from titanic.errors import RecordCorrupt, StoreFailed, StoreTooNew
@@ -51,7 +52,7 @@ class Node:
 
     def accept(self, *services, size=10, **options):
         with self.store.write() as txn:
-            return txn.accept_many([NewRequest(service, [bytes(size)], **options) for service in services], NOW)
+            return accept_all(txn, [NewRequest(service, [bytes(size)], **options) for service in services], NOW)
 
     def claim_all(self, *wants, most=MUCH, **bounds):
         with self.store.write() as txn:
@@ -119,7 +120,7 @@ def test_a_claim_has_what_a_worker_gets(nodes):
     one, _ = nodes
     with one.store.write() as txn:
         new = NewRequest(b"x", [b"a", b"", b"c"], 3, 0, NOW + 10, 7, b"{}")
-        (uuid,) = txn.accept_many([new], NOW)
+        (uuid,) = accept_all(txn, [new], NOW)
         expected = txn.next_ready(b"x", None, 1, MUCH)
         assert txn.claim(one.me, {b"x": 1}, MUCH, {}).rows == {b"x": expected}
     assert expected[0].uuid == uuid

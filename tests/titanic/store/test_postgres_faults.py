@@ -17,6 +17,7 @@ from support.postgres import PASSWORD, USER, PostgresServer, needs_postgres, new
 from support.postgres_pair import new_pair
 from support.relay import relay
 from support.small_disk import small_disk
+from support.store_facts import accept_all
 from support.waiting import until
 
 from titanic.errors import DiskFull, StoreFailed
@@ -82,7 +83,7 @@ def request(key: bytes = b"", body: bytes = b"x") -> NewRequest:
 
 def accept(store: Store, *requests: NewRequest) -> list[bytes]:
     with store.write() as tx:
-        return tx.accept_many(requests, NOW)
+        return accept_all(tx, requests, NOW)
 
 
 def again(change: Callable[[], object]) -> object:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from support.postgres import needs_postgres, shared_server
+from support.store_facts import accept_all
 
 from titanic.errors import CapacityTooSmall, NotAStore, StoreFailed, StoreReadOnly, StoreTooNew, StoreUnwritable
 from titanic.store import MIN_CAPACITY, NewRequest, open_read_only, open_store
@@ -27,7 +28,7 @@ def url() -> Iterator[str]:
 
 def test_what_was_stored_is_there_when_it_is_opened_again(url):
     with open_store(url, capacity=MIN_CAPACITY) as store, store.write() as txn:
-        (uuid,) = txn.accept_many([NewRequest(b"x", [b"body", b""])], NOW)
+        (uuid,) = accept_all(txn, [NewRequest(b"x", [b"body", b""])], NOW)
         identity = txn.identity()
     with open_store(url) as store, store.read() as txn:
         assert store.capacity == MIN_CAPACITY
@@ -36,7 +37,7 @@ def test_what_was_stored_is_there_when_it_is_opened_again(url):
         assert txn.counts().requests == 1
     with open_store(url, capacity=2 * MIN_CAPACITY) as store, store.write() as txn:
         assert store.capacity == txn.counts().capacity == 2 * MIN_CAPACITY
-        (later,) = txn.accept_many([NewRequest(b"x", [])], NOW - 10**12)
+        (later,) = accept_all(txn, [NewRequest(b"x", [])], NOW - 10**12)
         assert later > uuid, "the clock was set back"
 
 
@@ -57,7 +58,7 @@ def test_room_is_not_taken_beforehand(url):
 def test_who_reads_changes_nothing_and_sees_what_others_commit(url):
     with open_store(url) as store, open_read_only(url) as reader:
         with store.write() as txn:
-            (uuid,) = txn.accept_many([NewRequest(b"x", [b"body"])], NOW)
+            (uuid,) = accept_all(txn, [NewRequest(b"x", [b"body"])], NOW)
         with reader.read() as txn:
             assert txn.request(uuid).body == [b"body"]
             with pytest.raises(StoreFailed, match="read-only"):

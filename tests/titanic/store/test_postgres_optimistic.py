@@ -9,6 +9,7 @@ import psycopg
 import pytest
 from support.desk import Desk
 from support.postgres import needs_postgres, shared_server
+from support.store_facts import accept_all, state_of
 from support.waiting import until
 
 from titanic.errors import StoreFailed, WriteConflict
@@ -68,15 +69,15 @@ def test_new_keys_and_old_ones_cost_no_round_trip(nodes, trips):
     assert submit(one, new(b"a"), new(b"a", b"eve"), new(b"b", together=2), new()) == [True] * 4
     assert submit(one, new(b"c"), forget=[b"a", b"unknown"]) == [True]
     with one.read() as txn:
-        before = txn.owner_load(b"eve").bytes
+        before = txn.load(owner=b"eve").bytes
     del trips[2:]
     assert submit(one, new(b"d", b"eve"), forget=[b"a"], owner=b"eve") == [True]
     assert trips == [1, 1, 1]
     with other.read() as txn:
         assert [txn.holder(key) is not None for key in (b"a", b"b", b"c")] == [False, True, True]
         assert txn.holder(b"a", b"eve") is None
-        assert txn.owner_load(b"eve").waiting == 2
-        assert txn.owner_load(b"eve").bytes > before
+        assert txn.load(owner=b"eve").waiting == 2
+        assert txn.load(owner=b"eve").bytes > before
 
 
 def test_all_that_is_submitted_in_a_commit_is_one_statement(nodes, trips):
@@ -122,7 +123,7 @@ def test_a_client_is_not_told_that_a_node_was_outrun(nodes):
     submission = [b'{"key": "k"}', b"x", b"body"]
     try:
         with other.write() as txn:
-            (first,) = txn.accept_many([new(b"k")._replace(key_until=2**62)], NOW)
+            (first,) = accept_all(txn, [new(b"k")._replace(key_until=2**62)], NOW)
         assert desk.ask(tsp.SUBMIT, submission) == [[b"200", first.hex().encode()]]
     finally:
         desk.writer.stop()
@@ -132,9 +133,9 @@ def test_an_archive_and_what_is_closed_do_not_wait_for_each_other(nodes, url):
     """Whoever has the row of `meta` waits for nothing else."""
     one, other = nodes
     with one.write() as txn:
-        a, b = txn.accept_many([new(), new()], NOW)
+        a, b = accept_all(txn, [new(), new()], NOW)
         txn.close(a, NOW)
-        txn.register_archive()
+        txn.update_archive(register=True)
 
     def close() -> None:
         with other.write() as txn:
@@ -142,12 +143,12 @@ def test_an_archive_and_what_is_closed_do_not_wait_for_each_other(nodes, url):
 
     thread = Thread(target=close)
     with psycopg.connect(url) as watcher, one.write() as txn:
-        txn.acknowledge_archive(1)
+        txn.update_archive(upto=1)
         assert txn.archive().archived_upto == 1
         thread.start()
         thread.join(60)
         assert not thread.is_alive(), "it waits for the archive"
-        assert txn.state(b) is None
+        assert state_of(txn, b) is None
         until(lambda: watcher.execute("SELECT closed_last FROM titanic.meta").fetchone() == (2,))
     with other.read() as txn:
         assert txn.archive()[:4] == (True, 1, 1, 2)
@@ -156,9 +157,9 @@ def test_an_archive_and_what_is_closed_do_not_wait_for_each_other(nodes, url):
 def test_two_who_change_the_agreement_at_once_do_not_overwrite_each_other(nodes):
     one, other = nodes
     with pytest.raises(StoreFailed, match="another node"), one.write() as txn:  # noqa: PT012
-        txn.register_archive(Archivist(b"a" * 16, "first"))
+        txn.update_archive(Archivist(b"a" * 16, "first"), register=True)
         with other.write() as second:
-            second.register_archive(Archivist(b"b" * 16, "second"))
+            second.update_archive(Archivist(b"b" * 16, "second"), register=True)
     with one.read() as txn:
         assert txn.archivist() == Archivist(b"b" * 16, "second")
 
@@ -166,7 +167,7 @@ def test_two_who_change_the_agreement_at_once_do_not_overwrite_each_other(nodes)
 def test_reading_what_was_foreseen_is_one_round_trip(nodes, trips):
     one, other = nodes
     with one.write() as txn:
-        a, b = txn.accept_many([new(), new()], NOW)
+        a, b = accept_all(txn, [new(), new()], NOW)
     del trips[:]
     with one.read() as txn:
         txn.prefetch([a, b], replies=True)
@@ -188,7 +189,7 @@ ENDED = {"attempts": 1, "dispatched_at": NOW, "finished_at": NOW}
 def claimed(store, n, **options):
     """Requests that a node has claimed, alone in its transaction."""
     with store.write() as txn:
-        uuids = txn.accept_many([new(**options)] * n, NOW)
+        uuids = accept_all(txn, [new(**options)] * n, NOW)
     store.join(ME, None, (), NodeFacts("one", "", [], {}), LeaseConfig())
     with store.write() as txn:
         txn.optimistic(alone=True)
@@ -219,7 +220,7 @@ def test_what_a_node_has_claimed_ends_and_closes_in_one_round_trip_each(nodes, t
     assert finish(one, *uuids) == [True] * n
     with other.read() as txn:
         assert [txn.reply(uuid).frames for uuid in uuids] == [[b"reply"]] * n
-        assert txn.owner_load(b"eve").waiting == txn.counts().waiting == 0
+        assert txn.load(owner=b"eve").waiting == txn.counts().waiting == 0
     trips.clear()
     assert [one.state for one in close(one, *uuids)] == [State.DONE] * n
     assert trips == [1]
@@ -235,7 +236,7 @@ def test_what_another_node_has_closed_meanwhile_does_not_end(nodes):
     with pytest.raises(WriteConflict):
         finish(one, a, b)
     with one.read() as txn:
-        assert txn.state(b) is State.WAITING, "nothing was kept"
+        assert state_of(txn, b) is State.WAITING, "nothing was kept"
     assert finish(one, a, b) == [False, True]
 
 
@@ -274,7 +275,7 @@ def test_what_is_relied_on_is_never_why_something_is_refused(nodes):
         txn.optimistic()
         txn.prefetch([a])
         assert txn.owner(a) == b""
-        assert txn.state(a) is State.DONE
+        assert state_of(txn, a) is State.DONE
         assert txn.reply(a).frames == [b"reply"]
         assert txn.close(a, NOW) == Closed(b"x", State.DONE)
 
@@ -288,7 +289,7 @@ def test_what_is_due_again_was_not_where_it_was(nodes):
         assert txn.postpone(a, due=NOW + 1, attempts=1, dispatched_at=NOW, reason="no")
         assert txn.finish(a, Status.DONE, [], **ENDED), "twice in a transaction"
     with one.write() as txn:
-        (b,) = txn.accept_many([new()], NOW)
+        (b,) = accept_all(txn, [new()], NOW)
         txn.claim(ME, {b"x": 1}, 1 << 20, {})
     with one.write() as txn:
         txn.optimistic()

@@ -13,6 +13,7 @@ from psycopg import errors
 from support.postgres import PASSWORD, needs_postgres, new_server, shared_server
 from support.postgres_pair import new_pair
 from support.relay import relay
+from support.store_facts import accept_all
 from support.waiting import until
 
 from titanic.errors import DiskFull, NotInMemory, OutcomeUnknown, StoreFailed, StoreTooNew, StoreUnwritable
@@ -44,7 +45,7 @@ def store(name) -> Iterator[PostgresStore]:
 
 def accept(store, n=1):
     with store.write() as txn:
-        return txn.accept_many([NewRequest(b"x", [b"body"])] * n, NOW)
+        return accept_all(txn, [NewRequest(b"x", [b"body"])] * n, NOW)
 
 
 def requests(store):
@@ -115,7 +116,7 @@ def test_a_restart_between_transactions_is_not_noticed(store, name):
 def interrupt(store, name, then):
     """A transaction that has begun loses its connection, and goes on with `then`."""
     with store.write() as txn:
-        txn.accept_many([NewRequest(b"x", [])], NOW)
+        accept_all(txn, [NewRequest(b"x", [])], NOW)
         txn.counts()
         shared_server().cut_connections(name)
         then(txn)
@@ -125,7 +126,7 @@ def test_a_transaction_that_has_lost_its_connection_is_over(store, name):
     def go_on(txn):
         assert failure(txn.counts)
         assert failure(txn.counts)
-        assert failure(txn.accept_many, [NewRequest(b"y", [], key=b"k", key_until=NOW + 1)], NOW)
+        assert failure(txn.accept, [NewRequest(b"y", [], key=b"k", key_until=NOW + 1)], NOW)
 
     with pytest.raises(StoreFailed, match="can't be reached"):
         interrupt(store, name, go_on)
@@ -134,7 +135,7 @@ def test_a_transaction_that_has_lost_its_connection_is_over(store, name):
 
 def test_who_loses_the_connection_in_a_commit_says_that_it_is_not_known(store, name):
     def change(txn):
-        txn.accept_many([NewRequest(b"x", [])], NOW)
+        accept_all(txn, [NewRequest(b"x", [])], NOW)
 
     with pytest.raises(StoreFailed, match=r"in a commit; .*; it is not known whether"):
         interrupt(store, name, change)
@@ -323,7 +324,7 @@ def raising(state: str, name: str, times: int = 1000) -> None:
 
 def accept_with_key(store, key):
     with store.write() as txn:
-        txn.accept_many([NewRequest(b"x", [b"body"], key=key, key_until=NOW + 1)], NOW)
+        accept_all(txn, [NewRequest(b"x", [b"body"], key=key, key_until=NOW + 1)], NOW)
 
 
 def test_a_full_disk_is_told_by_its_name(store, name):

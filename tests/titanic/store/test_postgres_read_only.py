@@ -9,6 +9,7 @@ import psycopg
 import pytest
 from support.postgres import needs_postgres, shared_server
 from support.postgres_pair import new_pair
+from support.store_facts import accept_all, state_of
 from support.waiting import until
 
 from titanic.errors import NotAStore, StoreError, StoreReadOnly, StoreTooNew, StoreTooOld, StoreUnwritable
@@ -27,14 +28,14 @@ def url() -> Iterator[str]:
 
 def accept(url: str) -> bytes:
     with open_store(url) as store, store.write() as transaction:
-        return transaction.accept_many([NewRequest(b"echo", [b"hello"])], 1000)[0]
+        return accept_all(transaction, [NewRequest(b"echo", [b"hello"])], 1000)[0]
 
 
 def test_it_is_read_and_not_written(url: str) -> None:
     uuid = accept(url)
     with open_read_only(url) as store:
         with store.read() as transaction:
-            assert transaction.state(uuid) is State.WAITING
+            assert state_of(transaction, uuid) is State.WAITING
             assert transaction.counts().capacity == store.capacity
         with pytest.raises(StoreReadOnly):
             store.write()
@@ -70,7 +71,7 @@ def test_a_standby_will_do() -> None:
 
         def is_there() -> bool:
             with suppress(StoreError), open_read_only(here) as store, store.read() as transaction:
-                return transaction.state(uuid) is State.WAITING
+                return state_of(transaction, uuid) is State.WAITING
             return False
 
         until(is_there)

@@ -10,6 +10,7 @@ import pytest
 from support.postgres import needs_postgres, shared_server
 from support.postgres_mirror import mirror
 from support.store_dict import DictStore
+from support.store_facts import accept_all, closed_range, state_of
 from support.store_lives import NOW, OWNERS, SERVICES, live
 
 from titanic.errors import RecordCorrupt
@@ -61,7 +62,7 @@ def parts(transaction, limit, max_bytes):
 
 
 def all_that_is_read(transaction, uuids: list[bytes], chance: random.Random) -> dict[object, object]:
-    looks = ("state", "owner", "describe", "reply", "request")
+    looks = ("owner", "describe", "reply", "request")
     seen: dict[object, object] = {look: [getattr(transaction, look)(uuid) for uuid in uuids] for look in looks}
     for service in SERVICES:
         rows = seen["rows", service] = transaction.next_ready(service, None, 1000, 1 << 30)
@@ -74,7 +75,7 @@ def all_that_is_read(transaction, uuids: list[bytes], chance: random.Random) -> 
         transaction.waiting(),
         transaction.queues(),
         transaction.counts(),
-        [transaction.owner_load(owner) for owner in OWNERS],
+        [transaction.load(owner=owner) for owner in OWNERS],
     )
     for policy in (None, Retention(), Retention(5, 0, 7)):
         for skip in (set(), set(uuids[::2])):
@@ -93,11 +94,11 @@ def all_that_is_read(transaction, uuids: list[bytes], chance: random.Random) -> 
         ):
             seen["newest", str(states), str(chosen)] = pages(transaction, states=states, limit=9, newest=True, **chosen)
         seen["text", str(states)] = pages(transaction, states=states, limit=9, text="ate")
-    seen["list"] = list(transaction.list(limit=5))
+    seen["first"] = list(transaction.select(limit=5))
     keys = [b"", b"x" * 999, *(b"k%d" % n for n in range(50))]
     seen["holders"] = [transaction.holder(key, owner) for key in keys for owner in OWNERS]
     seen["closed"] = transaction.closed(0, 10_000, 1 << 30), transaction.closed(5, 3, 1 << 30)
-    seen["ring"] = transaction.closed_range(), transaction.archive(), transaction.archivist()
+    seen["ring"] = closed_range(transaction), transaction.archive(), transaction.archivist()
     seen["ids"] = transaction.request_ids(7), transaction.request_ids(1)
     seen["unended"] = parts(transaction, 5, 1 << 30), parts(transaction, 1000, 1 << 30)
     seen["part"] = transaction.unended(uuids[5], uuids[20], 9)
@@ -111,8 +112,8 @@ def test_all_that_is_read(seed: int, database: str, postgres: PostgresStore, mon
     uuids = live(model, random.Random(seed), 90)
     if seed == 2:
         with model.write() as transaction:
-            transaction.register_archive()
-            transaction.acknowledge_archive(transaction.closed_range()[1] // 2)
+            transaction.update_archive(register=True)
+            transaction.update_archive(upto=closed_range(transaction)[1] // 2)
     copy(model, database)
     for prefetched, replies in ((False, False), (True, False), (True, True)):
         with model.read() as expected, postgres.read() as transaction:
@@ -126,7 +127,7 @@ def test_all_that_is_read(seed: int, database: str, postgres: PostgresStore, mon
 def test_what_is_no_id_is_unknown(postgres: PostgresStore) -> None:
     with postgres.read() as transaction:
         transaction.prefetch([b"", b"short", bytes(17)])
-        assert transaction.state(b"short") is transaction.reply(b"") is transaction.request(bytes(17)) is None
+        assert state_of(transaction, b"short") is transaction.reply(b"") is transaction.request(bytes(17)) is None
 
 
 def test_what_was_foreseen_is_not_read_again(database: str, postgres: PostgresStore) -> None:
@@ -137,15 +138,15 @@ def test_what_was_foreseen_is_not_read_again(database: str, postgres: PostgresSt
         transaction.prefetch([*uuids, bytes(16)], replies=True)
         copy(DictStore(), database)
         assert [transaction.reply(uuid) for uuid in uuids] == [expected.reply(uuid) for uuid in uuids]
-        assert transaction.state(bytes(16)) is None
+        assert state_of(transaction, bytes(16)) is None
     with postgres.read() as transaction:
-        assert transaction.state(uuids[0]) is None
+        assert state_of(transaction, uuids[0]) is None
 
 
 def test_large_replies_are_read_when_they_are_asked_for(database: str, postgres: PostgresStore) -> None:
     model = DictStore()
     with model.write() as transaction:
-        uuids = transaction.accept_many([NewRequest(b"a", [])] * 3, NOW)
+        uuids = accept_all(transaction, [NewRequest(b"a", [])] * 3, NOW)
         for uuid in uuids:
             transaction.finish(uuid, Status.DONE, [b"x"], attempts=1, dispatched_at=1, finished_at=NOW)
     copy(model, database)
@@ -165,7 +166,7 @@ def test_bulk_is_laid_out_as_in_lmdb(database: str, postgres: PostgresStore, mon
     model = DictStore()
     live(model, random.Random(4))
     with model.write() as transaction:
-        (uuid,) = transaction.accept_many([NewRequest(b"a", [bytes(70_000)], owner=b"eve")], NOW)
+        (uuid,) = accept_all(transaction, [NewRequest(b"a", [bytes(70_000)], owner=b"eve")], NOW)
         transaction.close(uuid, NOW)
     copy(model, database)
     with postgres.read() as transaction, model.read() as expected:
@@ -199,11 +200,11 @@ def test_damage_is_named(database: str, postgres: PostgresStore) -> None:
     live(model, random.Random(2), 100)
     with model.write() as transaction:
         new = NewRequest(b"a", [b"body"], expires_at=0)
-        one, other, *rest = transaction.accept_many([new] * 12, NOW)
+        one, other, *rest = accept_all(transaction, [new] * 12, NOW)
         transaction.finish(other, Status.DONE, [b"reply"], attempts=1, dispatched_at=1, finished_at=NOW)
         for uuid in rest:
             transaction.close(uuid, NOW)
-        last = transaction.closed_range()[1]
+        last = closed_range(transaction)[1]
     copy(model, database)
     with psycopg.connect(database) as connection:
         connection.execute("UPDATE titanic.request SET body_bytes = 3 WHERE uuid = %s", [one.hex()])
@@ -214,7 +215,7 @@ def test_damage_is_named(database: str, postgres: PostgresStore) -> None:
         for read, uuid in ((transaction.request, one), (transaction.reply, other)):
             with pytest.raises(RecordCorrupt, match=uuid.hex()):
                 read(uuid)
-        assert transaction.state(one) is State.WAITING
+        assert state_of(transaction, one) is State.WAITING
         assert transaction.describe(one).body_bytes == 3
         assert transaction.request(other).body == [b"body"]
         assert len(transaction.closed(last - 6, 9, 1 << 30)) == 2

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from support.postgres import needs_postgres, shared_server
+from support.store_facts import accept_all, closed_range
 
 from titanic.store import NewRequest, Status
 from titanic.store.postgres.store import PostgresStore
@@ -42,7 +43,7 @@ def trips(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def accept(store, n, **options):
     with store.write() as txn:
-        return txn.accept_many([NewRequest(b"x", [b"body"], **options)] * n, NOW)
+        return accept_all(txn, [NewRequest(b"x", [b"body"], **options)] * n, NOW)
 
 
 @pytest.mark.parametrize("n", [1, 100, 1000])
@@ -87,19 +88,19 @@ def test_writes_that_are_committed_together_look_once_each(store, trips):
         txn.finish(first, Status.DONE, [], **FINISHED)
         txn.prefetch([second])
         txn.close(second, NOW)
-        txn.accept_many([NewRequest(b"x", [])], NOW)
+        accept_all(txn, [NewRequest(b"x", [])], NOW)
     assert trips == [2, 2, 2]
 
 
 def test_what_a_transaction_reads_it_writes_before(store, trips):
     with store.write() as txn:
-        (uuid,) = txn.accept_many([NewRequest(b"x", [b"body"])], NOW)
+        (uuid,) = accept_all(txn, [NewRequest(b"x", [b"body"])], NOW)
         assert txn.request(uuid).body == [b"body"]
         assert txn.finish(uuid, Status.DONE, [b"reply"], **FINISHED)
         assert txn.reply(uuid).frames == [b"reply"]
         assert txn.close(uuid, NOW).state == Status.DONE
         assert txn.request(uuid) is None
-        assert txn.closed_range() == (1, 1)
+        assert closed_range(txn) == (1, 1)
 
 
 def test_a_transaction_that_does_nothing_asks_nothing(store, trips):

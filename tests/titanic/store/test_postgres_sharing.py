@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from support.postgres import needs_postgres, shared_server
+from support.store_facts import accept_all
 
 from titanic.store import LeaseConfig, NewRequest, NodeFacts, Place, Recall, State, Status, StatusQuery
 from titanic.store.postgres.store import PostgresStore
@@ -38,7 +39,7 @@ def join(store, incarnation, before=None, held=()):
 
 def accept(store, *services, **options):
     with store.write() as txn:
-        return txn.accept_many([NewRequest(service, [b"body"], **options) for service in services], NOW)
+        return accept_all(txn, [NewRequest(service, [b"body"], **options) for service in services], NOW)
 
 
 def claim(store, incarnation, service, count):

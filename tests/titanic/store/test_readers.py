@@ -10,6 +10,7 @@ import pytest
 from support.cli_titanic import titanic
 from support.processes import PYTHONPATH, SUPPORT
 from support.serving import serving
+from support.store_facts import accept_all, closed_range
 from support.torture import tally
 from support.waiting import until
 
@@ -114,7 +115,7 @@ def long_reader(tmp_path):
 def live(store, count=20, size=20_000):
     """The life of some requests. Returns them when they could not be accepted, or not be ended."""
     with store.write() as txn:
-        uuids = txn.accept_many([NewRequest(b"echo", [bytes(size)])] * count, NOW)
+        uuids = accept_all(txn, [NewRequest(b"echo", [bytes(size)])] * count, NOW)
     finish(store, uuids)
 
 
@@ -140,7 +141,7 @@ def finish(store, uuids):
 def test_a_reader_that_stands_still_stops_accepting_and_neither_closing_nor_replies(tmp_path, long_reader, keep_closed):
     with LmdbStore.open(tmp_path / "store", capacity=CAPACITY, keep_closed=keep_closed) as store:
         with store.write() as txn:
-            waiting = txn.accept_many([NewRequest(b"echo", [bytes(1000)])] * 1000, NOW)
+            waiting = accept_all(txn, [NewRequest(b"echo", [bytes(1000)])] * 1000, NOW)
         reader = long_reader()
         for count in (20, 1):
             with pytest.raises(StoreFull):  # noqa: PT012
@@ -150,7 +151,7 @@ def test_a_reader_that_stands_still_stops_accepting_and_neither_closing_nor_repl
         assert (row.pid, "long_reader" in row.command) == (reader.pid, True)
         assert row.pinned > CAPACITY // 10
         with store.read() as txn:
-            assert txn.full()
+            assert txn.space().full
         for at in range(0, len(waiting), 100):
             finish(store, waiting[at : at + 100])
         reader.kill()
@@ -234,10 +235,10 @@ def test_a_backup_that_hangs_does_not_stop_the_queue(tmp_path, monkeypatch):
 def lively(store, n):
     """Something of everything happens."""
     with store.write() as txn:
-        txn.register_archive()
+        txn.update_archive(register=True)
         sizes = (10, 3000, 20_000)
         new = [NewRequest(b"s%d" % i, [bytes(sizes[i % 3])], owner=b"eve" if i % 2 else b"") for i in range(12)]
-        uuids = txn.accept_many(new, NOW + n)
+        uuids = accept_all(txn, new, NOW + n)
     with store.write() as txn:
         for uuid in uuids[:6]:
             frames = [bytes(sizes[uuid[-1] % 3])]
@@ -246,7 +247,7 @@ def lively(store, n):
     with store.write() as txn:
         for uuid in uuids[2:10]:
             txn.close(uuid, NOW + n)
-        txn.acknowledge_archive(max(0, txn.closed_range()[1] - 40))
+        txn.update_archive(upto=max(0, uuid=closed_range(txn)[1] - 40))
         txn.trim(NOW + n, Retention(closed_retention=1), limit=5)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.cli_titanic import here, titanic
 from support.store_damage import NOW, edit
+from support.store_facts import accept_all, state_of
 
 from titanic.errors import StoreCorrupt, StoreError, StoreLocked
 from titanic.store import NewRequest, Status
@@ -29,14 +30,14 @@ def sound(tmp_path_factory) -> tuple[Path, list[bytes]]:
     path = tmp_path_factory.mktemp("sound") / "store"
     with LmdbStore.open(path, capacity=16 << 20) as store:
         with store.write() as txn:
-            for uuid in txn.accept_many([NewRequest(b"echo", [bytes(size)]) for size in range(400, 440)], NOW):
+            for uuid in accept_all(txn, [NewRequest(b"echo", [bytes(size)]) for size in range(400, 440)], NOW):
                 assert txn.close(uuid, NOW + 1)
         with store.write() as txn:
             new = [
                 NewRequest(b"echo", [b"%d" % n, bytes(300)], key=b"key %d" % n, key_until=NOW, owner=OWNERS[n % 2])
                 for n in range(COUNT)
             ]
-            uuids = txn.accept_many([*new, NewRequest(b"echo", [bytes(9000)], expires_at=NOW + 50)], NOW)
+            uuids = accept_all(txn, [*new, NewRequest(b"echo", [bytes(9000)], expires_at=NOW + 50)], NOW)
         with store.write() as txn:
             for uuid in uuids[: COUNT // 3]:
                 txn.finish(uuid, Status.DONE, [bytes(500)], attempts=1, dispatched_at=NOW, finished_at=NOW)
@@ -109,14 +110,14 @@ def mend(path: Path, uuids: list[bytes]) -> tuple[int, int]:
         assert check(store) == []
     with LmdbStore.open(path) as store:
         with store.read() as txn:
-            states = [txn.state(uuid) for uuid in uuids]
+            states = [state_of(txn, uuid) for uuid in uuids]
             assert None not in states
             requests = [txn.request(uuid) for uuid in uuids]
             whole = [(n, one) for n, one in enumerate(requests[:COUNT]) if one and one.body]
             assert all(one.owner == OWNERS[n % 2] for n, one in whole)
             replies = [txn.reply(uuid) for uuid in uuids[: COUNT // 3]]
         with store.write() as txn:
-            (new,) = txn.accept_many([NewRequest(b"echo", [bytes(9000)])], NOW)
+            (new,) = accept_all(txn, [NewRequest(b"echo", [bytes(9000)])], NOW)
             assert txn.close(new, NOW)
         assert check(store) == []
     return sum(bool(one and one.body) for one in requests), sum(getattr(one, "frames", None) != [] for one in replies)
@@ -203,7 +204,7 @@ def test_without_the_main_tree_it_is_the_transaction_before(damaged):
         repair(store, NOW)
         assert check(store) == []
         with store.read() as txn:
-            assert all(txn.state(uuid) for uuid in uuids)
+            assert all(state_of(txn, uuid) for uuid in uuids)
 
 
 def test_where_nothing_can_be_read_all_stays_as_it_was(damaged):
@@ -249,7 +250,7 @@ def test_check_says_it_and_repair_saves(damaged):
     assert mended.err == f"titanic: {kept} is the file as it was\n"
     assert here("check", "--store", path).code == 0
     with LmdbStore.open(path) as store, store.read() as txn:
-        assert all(txn.state(uuid) for uuid in uuids)
+        assert all(state_of(txn, uuid) for uuid in uuids)
 
 
 def test_a_check_beside_a_server_survives_what_ends_lmdb(damaged):

@@ -4,6 +4,7 @@ import random
 import time
 
 import pytest
+from support.store_facts import accept_all, closed_range
 from support.torture import SEED, figures, tally
 
 from titanic.store import NewRequest
@@ -33,12 +34,12 @@ def test_fifty_turns_in_random_order(tmp_path):
             batch = [NewRequest(b"s%d" % rng.randrange(3), [content[: rng.randrange(9000)]]) for _ in range(BATCH)]
             begin = time.perf_counter()
             with store.write() as txn:
-                live += txn.accept_many(batch, NOW)  # StoreFull would end the test
+                live += accept_all(txn, batch, NOW)  # StoreFull would end the test
             took = time.perf_counter() - begin
             tally["operations modelled"] += 1
             passed += sum(len(new.body[0]) for new in batch)
             with store.read() as txn:
-                first, _ = txn.closed_range()
+                first, _ = closed_range(txn)
             (calm if first == 1 else trimming).append(took)
             if first > 1:
                 sizes.append(data.stat().st_size)

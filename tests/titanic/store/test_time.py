@@ -2,6 +2,7 @@
 
 import pytest
 from support.store_engines import is_sound
+from support.store_facts import accept_all, state_of
 
 from titanic.store import DAY, NewRequest, Retention, State, Status
 
@@ -13,7 +14,7 @@ POLICY = Retention(reply_retention=100, dead_retention=300)
 
 def accept(store, *requests):
     with store.write() as txn:
-        return txn.accept_many(requests, NOW)
+        return accept_all(txn, requests, NOW)
 
 
 def mortal(expires_at, service=b"echo", **more):
@@ -48,7 +49,7 @@ def next_due(store, policy=None, skip=()):
 
 def state(store, uuid):
     with store.read() as txn:
-        return txn.state(uuid)
+        return state_of(txn, uuid)
 
 
 def load(store, service=b"echo"):

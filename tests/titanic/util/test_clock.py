@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from support.cli_titanic import running
 from support.serving import QUICK, serving
+from support.store_facts import accept_all
 from support.waiting import until
 
 from broker import RemoteError, Worker
@@ -106,17 +107,18 @@ def test_a_clock_that_was_set_ahead_and_back_is_doubted_for_the_rest(back, ahead
 
 def due(store):
     with store.read() as txn:
-        return {row.uuid: row.due for row in txn.list(limit=1000)}
+        return {row.uuid: row.due for row in txn.select(limit=1000)}
 
 
 def test_what_was_put_off_by_a_clock_that_was_ahead_keeps_its_delay(store):
     with store.write() as txn:
-        right, late = txn.accept_many(
+        right, late = accept_all(
+            txn,
             [NewRequest(b"s", []), NewRequest(b"s", [], not_before=NOW + 50 * YEAR)],
             NOW,
         )
-        delayed, failed = txn.accept_many(
-            [NewRequest(b"s", [], not_before=AHEAD_30 + 7 * SECOND), NewRequest(b"s", [])], AHEAD_30
+        delayed, failed = accept_all(
+            txn, [NewRequest(b"s", [], not_before=AHEAD_30 + 7 * SECOND), NewRequest(b"s", [])], AHEAD_30
         )
         for uuid, now in ((right, NOW), (failed, AHEAD_30)):
             assert txn.postpone(uuid, due=now + 5 * SECOND, attempts=1, dispatched_at=now - SECOND, reason="no")
@@ -139,8 +141,8 @@ def test_what_was_put_off_by_a_clock_that_was_ahead_keeps_its_delay(store):
 def test_the_same_of_one_that_was_ahead_for_less_than_the_delay(store):
     ahead = NOW + 20 * SECOND
     with store.write() as txn:
-        (delayed, failed) = txn.accept_many(
-            [NewRequest(b"s", [], not_before=ahead + 60 * SECOND), NewRequest(b"s", [])], ahead
+        (delayed, failed) = accept_all(
+            txn, [NewRequest(b"s", [], not_before=ahead + 60 * SECOND), NewRequest(b"s", [])], ahead
         )
         assert txn.postpone(failed, due=ahead + 60 * SECOND, attempts=1, dispatched_at=ahead, reason="no")
     for now in (NOW, NOW + SECOND, NOW + 19 * SECOND, NOW + 30 * SECOND):  # again at each start
@@ -152,8 +154,8 @@ def test_the_same_of_one_that_was_ahead_for_less_than_the_delay(store):
 def test_a_time_to_live_that_was_given_by_a_clock_that_was_ahead_keeps_its_length(store):
     mortal = NewRequest(b"s", [], expires_at=AHEAD_30 + 60 * SECOND)
     with store.write() as txn:
-        right, early = txn.accept_many([mortal._replace(expires_at=NOW + 60 * SECOND), mortal], NOW)
-        waiting, delayed, failed, closed, retried = txn.accept_many([mortal] * 5, AHEAD_30)
+        right, early = accept_all(txn, [mortal._replace(expires_at=NOW + 60 * SECOND), mortal], NOW)
+        waiting, delayed, failed, closed, retried = accept_all(txn, [mortal] * 5, AHEAD_30)
         txn.postpone(delayed, due=AHEAD_30 + SECOND, attempts=1, dispatched_at=AHEAD_30, reason="no")
         for uuid in (failed, retried):
             txn.finish(uuid, Status.FAILED, [], attempts=1, dispatched_at=NOW, finished_at=NOW)
@@ -161,7 +163,7 @@ def test_a_time_to_live_that_was_given_by_a_clock_that_was_ahead_keeps_its_lengt
     for now in (NOW, NOW + SECOND):
         with store.write() as txn:
             assert txn.clamp_timers(now) == (5 if now == NOW else 0, None)
-            found = {row.uuid: row.expires_at for row in txn.list(limit=1000)}
+            found = {row.uuid: row.expires_at for row in txn.select(limit=1000)}
             assert txn.next_ready(b"s", None, 1, 1)[0].expires_at == found[right]
         capped = dict.fromkeys((waiting, delayed, closed, retried), NOW + 60 * SECOND)
         assert found == {right: NOW + 60 * SECOND, early: mortal.expires_at, failed: mortal.expires_at, **capped}
@@ -200,8 +202,10 @@ def test_it_is_done_in_steps(store):
     with store.write() as txn:
         for now in (NOW, AHEAD_30):
             rows = [(now + n, b"%d %d" % (now, n)) for n in range(1, 101)]
-            txn.accept_many(
-                [NewRequest(b"s", [], not_before=at, expires_at=at, key=key, key_until=at) for at, key in rows], now
+            accept_all(
+                txn,
+                [NewRequest(b"s", [], not_before=at, expires_at=at, key=key, key_until=at) for at, key in rows],
+                now,
             )
     changed, after, steps = 0, b"", 0
     while after is not None:

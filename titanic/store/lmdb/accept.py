@@ -64,14 +64,16 @@ def optimistic(tx: Writing, alone: bool = False) -> None:
     """Nothing: to ask costs nothing."""
 
 
-def accept_many(tx: Writing, requests: Sequence[NewRequest], now_us: int) -> list[bytes]:
-    """Store the requests and return their ids, in order. `now_us` is the wall clock in µs since the epoch."""
-    return _accept(tx, requests, now_us)[0]
-
-
 def accept(tx: Writing, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> list[Accepted]:
-    """Accept requests as `accept_many` does, and tell which of them are new. Keys count `ahead_us` longer."""
-    uuids, taken = _accept(tx, requests, now_us, ahead_us)
+    """Store the requests and return their ids, in order, and which are new. Keys count `ahead_us` longer."""
+    uuids = tx.environment.ids.make(len(requests), now_us)
+    keys = _look_up_keys(tx, requests, uuids, now_us, now_us - ahead_us)
+    plan = _plan(tx, requests, uuids, now_us, keys)
+    _make_room(tx, plan.sizes, plan.extras)
+    _write(tx, plan)
+    for key, holder in keys.holders.items():
+        _hold(tx, key, holder)
+    taken = keys.taken
     return [Accepted(uuid, n not in taken) for n, uuid in enumerate(uuids)]
 
 
@@ -99,20 +101,6 @@ def forget(tx: Writing, keys: Sequence[bytes], owner: bytes = b"") -> None:
         if (holder := tx.key_holder(key)) is not None:
             tx.delete(tx.db.timers, timer_key(KEY, holder.until, key))
             tx.delete_key(key)
-
-
-def _accept(
-    tx: Writing, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0
-) -> tuple[list[bytes], set[int]]:
-    """The ids of the requests, and which of them, by their place, were there before."""
-    uuids = tx.environment.ids.make(len(requests), now_us)
-    keys = _look_up_keys(tx, requests, uuids, now_us, now_us - ahead_us)
-    plan = _plan(tx, requests, uuids, now_us, keys)
-    _make_room(tx, plan.sizes, plan.extras)
-    _write(tx, plan)
-    for key, holder in keys.holders.items():
-        _hold(tx, key, holder)
-    return uuids, keys.taken
 
 
 def _look_up_keys(tx: Writing, requests: Sequence[NewRequest], uuids: list[bytes], now_us: int, sure_us: int) -> _Keys:

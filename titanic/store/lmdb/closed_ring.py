@@ -239,8 +239,25 @@ def end_charges(tx: Writing, limit: int) -> None:
         tx.raw.delete(CHARGED_KEY, db=tx.db.meta)
 
 
-def register_archive(tx: Writing, archivist: Archivist | None = None) -> ArchiveState:
-    """From now on keep all closed requests until they are acknowledged. Registering again changes nothing."""
+def update_archive(
+    tx: Writing,
+    archivist: Archivist | None = None,
+    *,
+    register: bool | None = None,
+    upto: int | None = None,
+    uuid: bytes | None = None,
+) -> ArchiveState:
+    """Change the agreement with the archive, and return it."""
+    if register:
+        _register(tx, archivist)
+    elif register is not None and (agreed := tx.archived())[0]:
+        _note_archive(tx, False, agreed[1])
+    if upto is not None:
+        _acknowledge(tx, upto, uuid, archivist)
+    return archive(tx)
+
+
+def _register(tx: Writing, archivist: Archivist | None) -> None:
     registered, upto = tx.archived()
     if registered:
         _expect_archivist(tx, archivist)
@@ -252,21 +269,9 @@ def register_archive(tx: Writing, archivist: Archivist | None = None) -> Archive
         tx.raw.put(ARCHIVIST_KEY, row, db=tx.db.meta)
     if not registered:
         _note_archive(tx, True, max(upto, first - 1))
-    return archive(tx)
 
 
-def unregister_archive(tx: Writing) -> ArchiveState:
-    """End the registration of any archive: closed requests are no longer kept for it."""
-    registered, upto = tx.archived()
-    if registered:
-        _note_archive(tx, False, upto)
-    return archive(tx)
-
-
-def acknowledge_archive(
-    tx: Writing, upto: int, uuid: bytes | None = None, archivist: Archivist | None = None
-) -> ArchiveState:
-    """The archive has everything up to number `upto`, and safely. A number below an earlier one changes nothing."""
+def _acknowledge(tx: Writing, upto: int, uuid: bytes | None, archivist: Archivist | None) -> None:
     registered, before = tx.archived()
     last = tx.last_sequence()
     if not registered:
@@ -286,7 +291,6 @@ def acknowledge_archive(
             )
     if upto > before:
         _note_archive(tx, True, upto)
-    return archive(tx)
 
 
 def _expect_archivist(tx: Writing, archivist: Archivist | None) -> None:

@@ -55,22 +55,6 @@ def describe(tx: Reading, uuid: bytes) -> Description | None:
     )
 
 
-def list_requests(
-    tx: Reading,
-    *,
-    service: bytes | None = None,
-    state: State | None = None,
-    owner: bytes | None = None,
-    after: bytes | None = None,
-    limit: int = 100,
-    newest: bool = False,
-    text: str | None = None,
-) -> Page:
-    """`select` of one state, or of all."""
-    states = None if state is None else (state,)
-    return select(tx, states, service=service, owner=owner, after=after, limit=limit, newest=newest, text=text)
-
-
 def select(
     tx: Reading,
     states: Collection[State] | None = None,

@@ -17,7 +17,17 @@ from titanic.store.lmdb.record import verify
 from titanic.store.lmdb.retry_record import expiry
 from titanic.store.lmdb.schema import PAGE, due_of, odd_row, unpack, uuid_of
 from titanic.store.lmdb.transaction import Reading
-from titanic.store.records import Counts, Load, Outcome, Pending, QueueFigures, ReadyRow, Retention, StoredRequest
+from titanic.store.records import (
+    Counts,
+    Load,
+    Outcome,
+    Pending,
+    QueueFigures,
+    ReadyRow,
+    Retention,
+    Space,
+    StoredRequest,
+)
 from titanic.store.states import State
 from titanic.util.ids import SIZE, time_of
 
@@ -163,17 +173,12 @@ def queues(tx: Reading, skip: Container[bytes] = ()) -> dict[bytes, QueueFigures
     }
 
 
-def load(tx: Reading, service: bytes) -> Load:
-    """What the service has to do, without counting."""
+def load(tx: Reading, service: bytes = b"", *, owner: bytes = b"") -> Load:
+    """The requests of a service, or of an owner, that have not ended, without counting."""
     tx.put_counters()
+    if owner:
+        return Load(*(tx.meta_row(schema.OWNER_PREFIX + owner, schema.OWNER_LOAD) or (0, 0)))
     _, waiting, size = tx.meta_row(schema.LOAD_PREFIX + service, schema.LOAD) or (0, 0, 0)
-    return Load(waiting, size)
-
-
-def owner_load(tx: Reading, owner: bytes) -> Load:
-    """What is to be done for an owner, and the bytes of all that is his, without counting."""
-    tx.put_counters()
-    waiting, size = tx.meta_row(schema.OWNER_PREFIX + owner, schema.OWNER_LOAD) or (0, 0)
     return Load(waiting, size)
 
 
@@ -193,9 +198,9 @@ def counts(tx: Reading) -> Counts:
     )
 
 
-def full(tx: Reading) -> bool:
-    """Whether there is no room for a small request, of a page, also when all makes way that may."""
-    return _is_full(tx, tx.environment.room)
+def space(tx: Reading) -> Space:
+    """Whether there is room for new requests."""
+    return Space(_is_full(tx, tx.environment.room), _is_disk_full(tx))
 
 
 def room_left(tx: Reading) -> int:
@@ -203,7 +208,7 @@ def room_left(tx: Reading) -> int:
     return max(0, tx.environment.room.accept - tx.used() - tx.charges() + droppable(tx))
 
 
-def disk_full(tx: Reading) -> bool:
+def _is_disk_full(tx: Reading) -> bool:
     """Whether the disk has no room for a small request, or refused what was written last."""
     directory, refused = Path(tx.environment.env.path()), tx.environment.pace.disk_refused
     if refused is not None:

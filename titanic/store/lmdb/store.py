@@ -77,7 +77,6 @@ class LmdbReadTransaction(Reading):
     """
 
     prefetch = method(read.prefetch)
-    state = method(read.state)
     reply = method(read.reply)
     request = method(read.request)
     owner = method(read.owner)
@@ -88,17 +87,13 @@ class LmdbReadTransaction(Reading):
     oldest = method(read.oldest)
     queues = method(read.queues)
     load = method(read.load)
-    owner_load = method(read.owner_load)
     counts = method(read.counts)
-    full = method(read.full)
+    space = method(read.space)
     room_left = method(read.room_left)
-    disk_full = method(read.disk_full)
     identity = method(read.identity)
     describe = method(listing.describe)
-    list = method(listing.list_requests)
     select = method(listing.select)
     closed = method(closed_ring.closed)
-    closed_range = method(closed_ring.closed_range)
     archive = method(closed_ring.archive)
     archivist = method(closed_ring.known_archivist)
     service_settings = method(service_rows.settings)
@@ -117,7 +112,6 @@ class LmdbWriteTransaction(LmdbReadTransaction, Writing):
 
     optimistic = method(accepting.optimistic)
     accept = method(accepting.accept)
-    accept_many = method(accepting.accept_many)
     fresh = method(accepting.fresh)
     forget = method(accepting.forget)
     finish = method(lifecycle.finish)
@@ -128,9 +122,7 @@ class LmdbWriteTransaction(LmdbReadTransaction, Writing):
     close = method(closing.close)
     trim = method(timers.trim)
     clamp_timers = method(timers.clamp_timers)
-    register_archive = method(closed_ring.register_archive)
-    unregister_archive = method(closed_ring.unregister_archive)
-    acknowledge_archive = method(closed_ring.acknowledge_archive)
+    update_archive = method(closed_ring.update_archive)
     set_service = method(service_rows.set_service)
 
     def __init__(self, environment: Environment, *, prepared: bool = False) -> None:

@@ -150,11 +150,6 @@ class _Keys(NamedTuple):
     known: dict[int, bytes]
 
 
-def accept_many(tx: Writing, requests: Sequence[NewRequest], now_us: int) -> list[bytes]:
-    """`accept`, for those who need nothing but the ids."""
-    return [one.uuid for one in accept(tx, requests, now_us)]
-
-
 def accept(tx: Writing, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> list[Accepted]:
     """Store the requests and return their ids, in order, with which of them are new."""
     uuids = tx.writer.ids.make(len(requests), now_us)

@@ -277,8 +277,26 @@ def current_archivist(tx: Writing) -> Archivist | None:
     return _known(tx)[1].archivist
 
 
-def register_archive(tx: Writing, archivist: Archivist | None = None) -> ArchiveState:
-    """From now on keep all closed requests until they are acknowledged. Registering again changes nothing."""
+def update_archive(
+    tx: Writing,
+    archivist: Archivist | None = None,
+    *,
+    register: bool | None = None,
+    upto: int | None = None,
+    uuid: bytes | None = None,
+) -> ArchiveState:
+    """Change the agreement with the archive, and return it."""
+    if register:
+        _register(tx, archivist)
+    elif register is not None:
+        agreed = _known(tx)[1]
+        _agree(tx, agreed, agreed._replace(registered=False))
+    if upto is not None:
+        _acknowledge(tx, upto, uuid, archivist)
+    return current_archive(tx)
+
+
+def _register(tx: Writing, archivist: Archivist | None) -> None:
     found, agreed = _known(tx)
     registered, upto, known = agreed
     if registered:
@@ -290,19 +308,10 @@ def register_archive(tx: Writing, archivist: Archivist | None = None) -> Archive
         known = Archivist(archivist.id, name)
     if not registered:
         upto = max(upto, found.first - 1)
-    return _agree(tx, found, agreed, Agreement(True, upto, known))
+    _agree(tx, agreed, Agreement(True, upto, known))
 
 
-def unregister_archive(tx: Writing) -> ArchiveState:
-    """End the registration of any archive: closed requests are no longer kept for it."""
-    found, agreed = _known(tx)
-    return _agree(tx, found, agreed, agreed._replace(registered=False))
-
-
-def acknowledge_archive(
-    tx: Writing, upto: int, uuid: bytes | None = None, archivist: Archivist | None = None
-) -> ArchiveState:
-    """The archive has everything up to number `upto`, and safely. A number below an earlier one changes nothing."""
+def _acknowledge(tx: Writing, upto: int, uuid: bytes | None, archivist: Archivist | None) -> None:
     found, agreed = _known(tx)
     if not found.registered:
         raise InvalidArchive("nothing can be acknowledged", "no archive is registered", "register it first")
@@ -311,10 +320,10 @@ def acknowledge_archive(
     if upto > found.last:
         raise InvalidArchive(what, f"the last is {found.last}", "look for another store")
     if upto <= found.archived_upto:
-        return found
+        return
     if uuid is not None and (row := tx.fetch_apart(_ID_OF, upto)) and row[0][0] != uuid:
         raise InvalidArchive(what, "another request has that number here", "look for another store")
-    return _agree(tx, found, agreed, agreed._replace(upto=upto))
+    _agree(tx, agreed, agreed._replace(upto=upto))
 
 
 def _known(tx: Writing) -> tuple[ArchiveState, Agreement]:
@@ -329,11 +338,10 @@ def _known(tx: Writing) -> tuple[ArchiveState, Agreement]:
     return state, agreed
 
 
-def _agree(tx: Writing, found: ArchiveState, before: Agreement, now: Agreement) -> ArchiveState:
+def _agree(tx: Writing, before: Agreement, now: Agreement) -> None:
     if now != before:
         first = tx.changes.agreement
         tx.changes.agreement = (before if first is None else first[0], now)
-    return found._replace(registered=now.registered, archived_upto=now.upto)
 
 
 def _expect(known: Archivist | None, who: Archivist | None) -> None:

@@ -29,6 +29,7 @@ from titanic.store.records import (
     QueueFigures,
     ReadyRow,
     Retention,
+    Space,
     StoredRequest,
     StoreReader,
 )
@@ -38,12 +39,6 @@ from titanic.util.ids import SIZE, time_of
 _BODY = "SELECT body FROM titanic.request WHERE uuid = %s::uuid"
 _FRAMES = "SELECT frames FROM titanic.reply WHERE uuid = %s::uuid"
 _HOLDER = "SELECT uuids[1] FROM titanic.key WHERE owner = %s AND key = %s"
-
-
-def state(tx: SnapshotReader, uuid: bytes) -> State | None:
-    """Where the request is; None when it is unknown. Never RUNNING: the store can't tell."""
-    one = tx.look(uuid)
-    return None if one is None else one.state
 
 
 def owner(tx: SnapshotReader, uuid: bytes) -> bytes | None:
@@ -321,22 +316,6 @@ _UNENDED = f"""
     ) one ORDER BY 1"""
 
 
-def list_requests(
-    tx: SnapshotReader,
-    *,
-    service: bytes | None = None,
-    state: State | None = None,
-    owner: bytes | None = None,
-    after: bytes | None = None,
-    limit: int = 100,
-    newest: bool = False,
-    text: str | None = None,
-) -> Page:
-    """`select` of one state, or of all."""
-    states = None if state is None else (state,)
-    return select(tx, states, service=service, owner=owner, after=after, limit=limit, newest=newest, text=text)
-
-
 def select(
     tx: SnapshotReader,
     states: Collection[State] | None = None,
@@ -367,7 +346,7 @@ def list_running(
     newest: bool = False,
     text: str | None = None,
 ) -> Page:
-    """`list_requests` of those that a node has claimed."""
+    """`select` of those that a node has claimed."""
     order = _NEWEST_FIRST if newest else _OLDEST_FIRST
     candidates = _candidates((State.WAITING,), service, owner, after, order)
     query = _select(candidates, (State.WAITING,), service, None, owner, text, order, limit + 1, CLAIMED)
@@ -564,40 +543,14 @@ _DROPPABLE = """
 """The same of all, by what the first ones cost."""
 
 
-def load(tx: SnapshotReader, service: bytes) -> Load:
-    """What the service has to do, without counting."""
-    return Load(
-        *tx.fetch_row(
-            _SERVICE_LOAD,
-            service,
-        )
-    )
-
-
-def owner_load(tx: SnapshotReader, owner: bytes) -> Load:
-    """What is to be done for an owner, and the bytes of all that is his, without counting."""
-    return Load(
-        *tx.fetch_row(
-            _OWNER_LOAD,
-            owner,
-        )
-    )
+def load(tx: SnapshotReader, service: bytes = b"", *, owner: bytes = b"") -> Load:
+    """The requests of a service, or of an owner, that have not ended, without counting."""
+    return Load(*(tx.fetch_row(_OWNER_LOAD, owner) if owner else tx.fetch_row(_SERVICE_LOAD, service)))
 
 
 def counts(tx: SnapshotReader) -> Counts:
     """Totals, without counting."""
     return Counts(*tx.fetch_row(_COUNTS))
-
-
-def room_left(tx: SnapshotReader) -> int:
-    """About how many bytes new requests may still take, once all has made way that may."""
-    (size,) = tx.fetch_row(_DROPPABLE, tx.settings.drop_unarchived)
-    return max(0, divide(tx.settings.capacity).accept - int(tx.fetch_row(_USED)[0]) + int(size))
-
-
-def disk_full(tx: SnapshotReader) -> bool:
-    """Never: the server's disk cannot be seen from here. What it has no room for, it refuses."""
-    return False
 
 
 def identity(tx: SnapshotReader) -> bytes | None:
@@ -606,10 +559,16 @@ def identity(tx: SnapshotReader) -> bytes | None:
     return bytes(uuid)
 
 
-def full(tx: SnapshotReader) -> bool:
-    """Whether there is no room for a small request, also when all makes way that may."""
+def space(tx: SnapshotReader) -> Space:
+    """Whether there is room for new requests. The server's disk cannot be seen from here; when full, it refuses."""
     missing = tx.fetch_row(_USED)[0] + SMALL_REQUEST - divide(tx.settings.capacity).accept
     if missing <= 0:
-        return False
+        return Space(False, False)
     (size,) = tx.fetch_row(_CAN_MAKE_WAY, tx.settings.drop_unarchived, _MOST_LOOKED_AT)
-    return bool(size < missing)
+    return Space(bool(size < missing), False)
+
+
+def room_left(tx: SnapshotReader) -> int:
+    """About how many bytes new requests may still take, once all has made way that may."""
+    (size,) = tx.fetch_row(_DROPPABLE, tx.settings.drop_unarchived)
+    return max(0, divide(tx.settings.capacity).accept - int(tx.fetch_row(_USED)[0]) + int(size))

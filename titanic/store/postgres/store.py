@@ -167,7 +167,6 @@ class PostgresReadTransaction(SnapshotReader):
     """The store as it was at the first thing that was asked of it. What is deleted meanwhile keeps its room: keep it
     short."""
 
-    state = queries.state
     request = queries.request
     reply = queries.reply
     describe = queries.describe
@@ -179,7 +178,6 @@ class PostgresReadTransaction(SnapshotReader):
     oldest = queries.oldest
     queues = queries.queues
     select = queries.select
-    list = queries.list_requests
     request_ids = queries.request_ids
     unended = queries.unended
     list_running = queries.list_running
@@ -187,14 +185,11 @@ class PostgresReadTransaction(SnapshotReader):
     recalled = nodes_module.recalled
     look_around = nodes_module.look_around
     load = queries.load
-    owner_load = queries.owner_load
     counts = queries.counts
-    full = queries.full
+    space = queries.space
     room_left = queries.room_left
-    disk_full = queries.disk_full
     identity = queries.identity
     closed = closed_module.closed
-    closed_range = closed_module.closed_range
     closed_bulk = closed_module.closed_bulk
     cut_closed = closed_module.cut_closed
     archive = closed_module.archive
@@ -212,7 +207,6 @@ class PostgresWriteTransaction(Writing, PostgresReadTransaction):
     """All of the changes made in it, committed when the `with` block ends, or none. A process has one at a time."""
 
     accept = accept_module.accept
-    accept_many = accept_module.accept_many
     fresh = accept_module.fresh
     forget = accept_module.forget
     finish = lifecycle.finish
@@ -231,9 +225,7 @@ class PostgresWriteTransaction(Writing, PostgresReadTransaction):
     archive = closed.current_archive
     archivist = closed.current_archivist
     drain_nodes = nodes.drain_nodes
-    register_archive = closed.register_archive
-    unregister_archive = closed.unregister_archive
-    acknowledge_archive = closed.acknowledge_archive
+    update_archive = closed.update_archive
     set_service = nodes.set_service
     agree_limits = nodes.agree_limits
     change_limits = nodes.change_limits

@@ -1,0 +1,24 @@
+"""What many tests ask of a store's transaction, in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from titanic.store import NewRequest, ReadTransaction, State, WriteTransaction
+
+
+def accept_all(transaction: WriteTransaction, requests: Sequence[NewRequest], now_us: int) -> list[bytes]:
+    """Accept requests; their ids."""
+    return [accepted.uuid for accepted in transaction.accept(requests, now_us)]
+
+
+def state_of(transaction: ReadTransaction, uuid: bytes) -> State | None:
+    """The state of a request; None when it is unknown."""
+    found = transaction.describe(uuid)
+    return None if found is None else found.state
+
+
+def closed_range(transaction: ReadTransaction) -> tuple[int, int]:
+    """The first and the last number of closed requests; the first is one above the last when there are none."""
+    found = transaction.archive()
+    return found.first, found.last
