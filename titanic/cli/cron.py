@@ -27,7 +27,7 @@ Words = tuple[str, ...]
 
 @command()
 @click.argument("words", nargs=-1, required=True, metavar="[list|run|pause|resume] FILE|NAME...")
-@option("--once", is_flag=True, help="Submit what is due now, and end: for timers of systemd, and cron.")
+@option("--once", is_flag=True, help="Submit what is due now, and exit: for systemd timers and cron.")
 @json_flag
 @log_options
 @endpoint

@@ -247,7 +247,7 @@ ENDPOINTS = {
     "default": (DEFAULT_ENDPOINT,),
     "callback": separate,
 }
-BROKER_ENDPOINTS = "Where the broker is. Of several, a,b,c, one is chosen at random, and the next when it fails."
+BROKER_ENDPOINTS = "Where the broker is. With a list, a,b,c, one is picked at random; on failure the next is tried."
 
 
 def endpoint_option(group: str = "") -> Callable[[Function], Function]:
@@ -354,7 +354,7 @@ def _reaching(function: Function) -> Function:
     return cast("Function", asking)
 
 
-PATIENCE = "Wait for an answer this long; what gets none is sent again meanwhile."
+PATIENCE = "Maximum time to wait for an answer; requests without one are sent again meanwhile."
 
 endpoint = reaching(15.0, PATIENCE)
 

@@ -56,7 +56,7 @@ FIRST_ANSWER = 1.0
 def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: Any) -> None:
     """Run Titanic: the persistent queue, with its broker in the same process.
 
-    With --broker it uses the broker at that endpoint, and ends when another queue already serves that broker.
+    With --broker it uses the broker at that endpoint, and exits if another queue already serves that broker.
 
     Servers whose --store is the same database share it: each executes what its own workers can, and `titanic nodes`
     lists them.
@@ -65,9 +65,9 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
     signal ends it at once; nothing is lost then either. On SIGHUP it reads its configuration and the access file
     again; settings that need a restart are reported. A file with a mistake changes nothing.
 
-    Without --access whoever connects may do everything. So it binds only addresses that no other machine can reach,
-    unless --open allows others. With --access each connection by TCP takes a key and is encrypted; the file
-    may let others in by an ipc:// endpoint.
+    Without --access whoever connects may do everything, so it binds only addresses that no other machine can reach,
+    unless --open allows others. With --access each TCP connection needs a key and is encrypted; the file may admit
+    local users by an ipc:// endpoint.
 
     \b
     Example:
@@ -158,7 +158,7 @@ def broker(
     """Run a Majordomo broker alone: MDP 0.1 and 0.2; nothing is stored.
 
     `titanic serve --broker ENDPOINT` adds the persistent queue to it, from another process. With --access each
-    connection by TCP takes a key and is encrypted; without, it binds only addresses that no other machine can reach,
+    TCP connection needs a key and is encrypted; without, it binds only addresses that no other machine can reach,
     unless --open allows others.
 
     \b

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Set
+from functools import partial
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from types import FrameType
@@ -20,19 +21,17 @@ from titanic import logs
 from titanic.cli.options import (
     command,
     configured,
+    declared,
     endpoint_option,
     key_file_options,
     log_options,
-    option,
-    seconds,
-    size,
-    together,
 )
 from titanic.cli.running import StopSignal, say
 from titanic.errors import CallerError, Contradiction
 from titanic.util import files
 from titanic.util.sd_notify import Notifier
 from titanic.util.text import how_to_install
+from titanic.web.settings import WebSettings
 
 Network = IPv4Network | IPv6Network
 
@@ -51,32 +50,12 @@ class Bind(click.ParamType[tuple[str, int]]):
         return host, int(port)
 
 
-PEM = click.Path(dir_okay=False, path_type=Path)
+pem: dict[str, Any] = {"type": click.Path(dir_okay=False, path_type=Path), "metavar": "FILE"}
 
 YOUNG = 20_000
 """Objects that are made, and not gone yet, before the garbage collector looks at them."""
 
-tls_options = together(
-    option("--tls-certificate", type=PEM, metavar="FILE", default=None, help="Serve HTTPS with this certificate, PEM."),
-    option("--tls-key", type=PEM, metavar="FILE", default=None, help="The secret key of that, PEM."),
-    option(
-        "--client-ca",
-        type=PEM,
-        metavar="FILE",
-        default=None,
-        help="Users may come with certificates of these authorities, PEM; the access file says which is whose.",
-    ),
-    option(
-        "--behind-tls",
-        is_flag=True,
-        help="Browsers come by HTTPS only, through a proxy before this: cookies are sent to nothing else.",
-    ),
-    option(
-        "--open",
-        is_flag=True,
-        help="Serve plain HTTP where other machines can connect: who listens on the way has the tokens.",
-    ),
-)
+of_web = partial(declared, WebSettings)
 
 
 def networks(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[Network, ...]:
@@ -90,20 +69,6 @@ def network(value: str) -> Network:
         return ip_network(value)
     except ValueError as error:
         raise click.BadParameter(f"{value!r} is not a network ({error}); write it like 10.1.0.0/16") from error
-
-
-hooks_options = together(
-    option("--hooks", is_flag=True, help="Take and deliver web hooks."),
-    option("--hooks-user", metavar="NAME", default=None, help="As whom web hooks are delivered, with --access."),
-    option(
-        "--hooks-allow",
-        multiple=True,
-        callback=networks,
-        metavar="CIDR",
-        default=(),
-        help="An inner network that web hooks may speak to, beside the Internet; may be given repeatedly.",
-    ),
-)
 
 
 CHECKED = (
@@ -123,7 +88,6 @@ CHECKED = (
 def rule(values: Mapping[str, Any], own: Set[str]) -> Iterator[Contradiction]:
     """What contradicts itself in a file."""
     from titanic.cli.serve_options import access_faults
-    from titanic.web.settings import WebSettings
 
     try:
         WebSettings(endpoint=(), **{name: values[name] for name in CHECKED})
@@ -133,63 +97,36 @@ def rule(values: Mapping[str, Any], own: Set[str]) -> Iterator[Contradiction]:
 
 
 @command(rule=rule)
-@option("--bind", type=Bind(), metavar="HOST:PORT", default="127.0.0.1:8080", help="Where to listen.")
+@of_web("bind", type=Bind(), metavar="HOST:PORT")
 @endpoint_option()
 @key_file_options()
-@seconds("--timeout", least=0.001, default=15.0, help="Wait for an answer of the server; it is asked again meanwhile.")
-@option(
-    "--access",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    default=None,
-    help="The access file: who may log in.",
-)
-@option(
-    "--keys",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIR",
-    default=None,
-    help="The users' secret keys, each NAME.key_secret.",
-)
-@option(
-    "--session-secret",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    default=None,
-    show_default="none; under systemd, session-secret in the unit's state directory",
-    help="Sessions outlive a restart, and are shared by gateways with this secret; made if it is not there.",
-)
-@option(
-    "--host",
-    "hosts",
-    multiple=True,
-    metavar="NAME",
-    default=(),
-    help="A name that browsers reach it by, beside its address; may be given repeatedly.",
-)
-@tls_options
-@option(
-    "--max-connections",
-    "most_connections",
-    type=click.IntRange(16, 100_000),
-    metavar="N",
-    default=4096,
-    help="Connections at a time; those beyond are closed.",
-)
-@size("--max-body", default="64MiB", help="Bytes of a request's body, at most.")
-@hooks_options
+@of_web("timeout")
+@of_web("access", **pem)
+@of_web("keys", type=click.Path(file_okay=False, path_type=Path), metavar="DIR")
+@of_web("session_secret", **pem, show_default="none; under systemd, session-secret in the unit's state directory")
+@of_web("hosts", metavar="NAME")
+@of_web("tls_certificate", **pem)
+@of_web("tls_key", **pem)
+@of_web("client_ca", **pem)
+@of_web("behind_tls")
+@of_web("open")
+@of_web("most_connections")
+@of_web("max_body")
+@of_web("hooks")
+@of_web("hooks_user", metavar="NAME")
+@of_web("hooks_allow", metavar="CIDR", callback=networks)
 @log_options
 @configured
 def web(log_level: str, log_format: str, key_file: str | None, endpoint: tuple[str, ...], **settings: Any) -> None:
-    """Pages to look at a Titanic with, and HTTP for programs that do not speak ZeroMQ.
+    """Serve a web console, and an HTTP API for programs that do not speak ZeroMQ.
 
     It is a client of the server at --endpoint, in a process of its own. Without --access it listens on loopback
-    addresses only, and whoever reaches it may do everything. With --access users log in with a token, or with a
-    certificate; each acts with his own key from --keys, so the server decides what he may do. Other addresses than
-    loopback's then take TLS, or --open.
+    addresses only, and whoever reaches it may do everything. With --access users sign in with a token or a certificate.
+    Each acts with a key of its own from --keys, so the server decides what is allowed. Other addresses than loopback's
+    then need TLS, or --open.
 
-    Stops on SIGTERM or SIGINT: answers what was asked within three seconds, and exits with 0. On SIGHUP, and when it
-    has changed, it reads the access file again, and the certificate; a file with a mistake changes nothing.
+    Stops on SIGTERM or SIGINT: answers pending requests within three seconds, and exits with 0. The access file and the
+    certificate are read again on SIGHUP, and when they change; a file with a mistake changes nothing.
 
     \b
     Example:
@@ -198,7 +135,6 @@ def web(log_level: str, log_format: str, key_file: str | None, endpoint: tuple[s
     """
     try:
         from titanic.web.serving import WebServer
-        from titanic.web.settings import WebSettings
     except ImportError as error:
         what = f"titanic web needs {error.name}, which is not installed"
         raise click.UsageError(f"{what}; {how_to_install('web')}") from error

@@ -246,16 +246,16 @@ def _watch(worker: Worker) -> None:
     type=read_codes,
     metavar="CODES",
     default=None,
-    help="Exit codes with which a request has failed for good, as in 1,64-78; never 75, which asks for another try.",
+    help="Exit codes with which a request has failed for good, as in 1,64-78; never 75, which means: retry.",
 )
 @seconds(
     "--kill-after",
     least=0.0,
     default=10.0,
-    help="When a request is cancelled, its command gets SIGTERM, and SIGKILL so much later.",
+    help="When a request is cancelled, its command gets SIGTERM, and SIGKILL after this time.",
 )
 @option("--everywhere", is_flag=True, help="Register with every endpoint.")
-@option("--jobs", "-j", type=click.IntRange(1, 500), metavar="N", default=1, help="Requests to work on at a time.")
+@option("--jobs", "-j", type=click.IntRange(1, 500), metavar="N", default=1, help="Requests processed at once.")
 @log_options
 @configured
 def work(
@@ -277,20 +277,20 @@ def work(
 
     The request's body, its frames joined, is the command's standard input; its standard output becomes the reply. When
     the command does not exit with 0, is killed or takes longer than --time-limit, the attempt has failed: the end of
-    its standard error is kept with the request, which is tried again later. With an exit code of --fatal-exit it is not
-    tried again; --fatal-exit 64-78 takes those of sysexits.h, but for 75 (EX_TEMPFAIL), which is always tried again.
+    its standard error is stored with the request, which is retried later. With an exit code of --fatal-exit it is not
+    retried; --fatal-exit 64-78 means those of sysexits.h except 75 (EX_TEMPFAIL), which is always retried.
 
     A request that is closed, or whose attempt is beyond the --limit that it was submitted with, is cancelled: its
     command and all that it started get SIGTERM, and SIGKILL after --kill-after.
 
-    Of a request of Titanic the command has in its environment TITANIC_UUID, TITANIC_ATTEMPT (1 is the first),
-    TITANIC_ATTEMPTS (at most so many), TITANIC_DELIVERY (more than TITANIC_ATTEMPT if a worker had it and that was no
-    attempt), TITANIC_DEADLINE (seconds since 1970, if there is a limit), and TRACEPARENT and TITANIC_TYPE (the content
-    type) if it was submitted with them.
+    The command's environment contains, for a stored request, TITANIC_UUID, TITANIC_ATTEMPT (from 1), TITANIC_ATTEMPTS
+    (the maximum), TITANIC_DELIVERY (more than TITANIC_ATTEMPT after deliveries that did not count as an attempt),
+    TITANIC_DEADLINE (seconds since 1970, if there is a limit), and TRACEPARENT and TITANIC_TYPE (the content type) if
+    it was submitted with them.
 
-    Of several endpoints each job chooses one at random, and the next one when it fails. With --everywhere it is
-    registered at all of them, and does one request at a time: another that comes meanwhile waits for 0.2 s, then it is
-    given back, and the other brokers send no more until the job is done.
+    With several endpoints each job picks one at random; on failure it tries the next. With --everywhere it registers
+    with all of them, and does one request at a time: another that arrives meanwhile waits for 0.2 s, then it is
+    returned, and the other brokers send no more until the job is done.
 
     Stops on SIGTERM or SIGINT when the running commands are done. A second signal ends them and the worker at once;
     their requests are given to another worker.

@@ -27,20 +27,27 @@ from titanic.pool.pool import Pool
 @click.argument("app", metavar="MODULE:APP")
 @endpoint_option()
 @key_file_options()
-@option("--processes", "-p", type=click.IntRange(1, 500), metavar="N", default=1, help="Processes that work.")
-@option("--jobs", "-j", type=click.IntRange(1, 500), metavar="N", default=1, help="Requests at a time in each process.")
-@option("--reload", is_flag=True, help="Start again when a source file of the app has changed.")
+@option("--processes", "-p", type=click.IntRange(1, 500), metavar="N", default=1, help="Worker processes.")
+@option(
+    "--jobs",
+    "-j",
+    type=click.IntRange(1, 500),
+    metavar="N",
+    default=1,
+    help="Requests processed at once, per process.",
+)
+@option("--reload", is_flag=True, help="Restart when a source file of the app changes.")
 @option(
     "--max-requests",
     type=click.IntRange(0),
     metavar="N",
     default=0,
     show_default="any number",
-    help="Replace a process after so many requests.",
+    help="Replace a process after this many requests.",
 )
-@size("--memory", default=None, help="Replace a process that has more memory.")
-@seconds("--grace", least=0, default=60.0, help="How long running tasks may take when the worker is to stop.")
-@seconds("--watchdog", least=3, default=30.0, help="Replace a process that has been stuck for so long.")
+@size("--memory", default=None, help="Replace a process that uses more memory.")
+@seconds("--grace", least=0, default=60.0, help="On shutdown: maximum time for running tasks to finish.")
+@seconds("--watchdog", least=3, default=30.0, help="Replace a process that has been stuck for this long.")
 @log_options
 @configured
 @click.pass_context
@@ -63,15 +70,15 @@ def worker(
     """Execute the tasks of an app: MODULE:APP is a module that can be imported here, and the name of a
     titanic.tasks.Tasks in it (by default app).
 
-    Each process serves all tasks and services of the app, with --jobs requests at a time in all, and uses one
-    processor: for work that needs more, take more processes. One that dies, grows beyond --memory or has begun
-    --max-requests is replaced by another; it finishes what it has, if it can. So is one that is stuck for the time of
-    --watchdog: when its loop does not run, or a task is so long beyond its limit.
+    Each process serves all tasks and services of the app, with --jobs requests at the same time in all, and uses one
+    processor; work that needs more takes more processes. A process that dies, grows beyond --memory or has begun
+    --max-requests is replaced; it finishes what it has, if it can. So is a process that is stuck for the time of
+    --watchdog: its loop does not run, or a task exceeds its limit by as much.
 
-    Without --endpoint and --key-file, those of the app count.
+    Without --endpoint and --key-file, those of the app apply.
 
     Stops on SIGTERM or SIGINT when the running tasks are done, at the latest after --grace: then it exits with 1. A
-    second signal ends them at once; their requests are given to another worker.
+    second signal ends them at once; their requests go to another worker.
 
     \b
     Example:

@@ -6,6 +6,7 @@ import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
+from broker import setting
 from titanic.errors import Contradiction
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -15,46 +16,56 @@ DEFAULT_BIND = "127.0.0.1:8080"
 
 @dataclass(frozen=True, slots=True)
 class WebSettings:
-    """Where it listens, whom it asks, and who may ask it."""
+    """Where `titanic web` listens, which server it asks, and who may use it. Each setting is declared once."""
 
     endpoint: tuple[str, ...]
-    """Where the server is. Of several, one is chosen at random, and the next when it fails."""
-    bind: tuple[str, int] = ("127.0.0.1", 8080)
-    """Address and port that HTTP is taken at."""
-    timeout: float = 15.0
-    """Seconds to wait for an answer of the server."""
+    """Where the server is. With a list, one is picked at random; on failure the next is tried."""
+    bind: tuple[str, int] = setting(("127.0.0.1", 8080), "Where to listen.", written=DEFAULT_BIND)
+    timeout: float = setting(
+        15.0, "Maximum time to wait for an answer of the server; it is asked again meanwhile.", unit="s", least=0.001
+    )
     key: str | None = None
-    """The secret key file that it uses without an access file."""
+    """Without `access`: the file with the secret key of the user as whom everybody acts."""
     server_key: str | None = None
-    """The server's public key, or the file with it."""
-    access: Path | None = None
-    """The access file: who may ask. None: everybody on this machine, and nobody else."""
-    keys: Path | None = None
-    """The directory with the secret key of each user who may ask, as NAME.key_secret."""
-    session_secret: Path | None = None
-    """The file with the secret of sessions, which is made if it is not there. None: sessions end with the process."""
-    hosts: tuple[str, ...] = ()
-    """Names that it goes by, beside its address, as browsers send them in `Host`."""
-    max_body: int = 64 << 20
-    """Bytes of a request's body, at most."""
-    tls_certificate: Path | None = None
-    """Its certificate, and those of the authorities between it and one that browsers know. None: plain HTTP."""
-    tls_key: Path | None = None
-    """The secret key of that."""
-    client_ca: Path | None = None
-    """Certificates of the authorities whose word for a client counts."""
-    behind_tls: bool = False
-    """Whether browsers reach it by HTTPS only, through a proxy before it."""
-    open: bool = False
-    """Whether plain HTTP may be served where others can listen to it."""
-    most_connections: int = 4096
-    """Connections at a time."""
-    hooks: bool = False
-    """Whether web hooks are delivered."""
-    hooks_user: str | None = None
-    """The user who delivers them; None: without an access file."""
-    hooks_allow: tuple[Network, ...] = ()
-    """Inner networks that hooks may speak to."""
+    """The server's public key, in Z85 or in a file."""
+    access: Path | None = setting(
+        None, "The access file: who may sign in.", otherwise="everybody on this machine may do everything"
+    )
+    keys: Path | None = setting(
+        None, "Directory with the secret key of each user, as NAME.key_secret; needs `access`.", otherwise="none"
+    )
+    session_secret: Path | None = setting(
+        None,
+        "File with the secret of sessions, made if it does not exist. Sessions outlive a restart, and gateways with the"
+        " same secret share them.",
+    )
+    hosts: tuple[str, ...] = setting((), "Name by which browsers reach it, beside its address.", option="host")
+    max_body: int = setting(64 << 20, "Largest body of a request.", unit="B")
+    tls_certificate: Path | None = setting(
+        None, "Serve HTTPS with this certificate and its chain, PEM.", otherwise="plain HTTP"
+    )
+    tls_key: Path | None = setting(None, "The secret key of the certificate, PEM.", otherwise="none")
+    client_ca: Path | None = setting(
+        None,
+        "Users may sign in with certificates of these authorities, PEM; the access file assigns them to users.",
+        otherwise="users sign in with tokens",
+    )
+    behind_tls: bool = setting(
+        False, "Browsers connect by HTTPS only, through a proxy in front of this: cookies are sent by HTTPS only."
+    )
+    open: bool = setting(
+        False, "Serve plain HTTP where other machines can connect: whoever listens on the way gets the tokens."
+    )
+    most_connections: int = setting(
+        4096,
+        "Maximum number of connections; further ones are closed.",
+        least=16,
+        most=100_000,
+        option="max_connections",
+    )
+    hooks: bool = setting(False, "Register and deliver web hooks.")
+    hooks_user: str | None = setting(None, "The user who delivers web hooks, with `access`.", otherwise="none")
+    hooks_allow: tuple[Network, ...] = setting((), "Inner network that web hooks may reach, beside the Internet.")
 
     def __post_init__(self) -> None:
         """Raises Contradiction."""
