@@ -34,7 +34,7 @@ LISTED = 100
 PARTS = 30
 """Bars of a chart."""
 
-SPANS = {"hour": (3600, "the last hour"), "day": (86_400, "the last day"), "week": (604_800, "the last week")}
+SPANS = {"hour": (3600, "in the last hour"), "day": (86_400, "in the last day"), "week": (604_800, "in the last week")}
 
 
 class Failures(NamedTuple):

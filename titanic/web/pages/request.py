@@ -123,7 +123,7 @@ async def retry(request: Request) -> Response:
         if row["state"] in ("failed", "expired"):
             fact = f"you lack the permission submit for {row['service']}"
             raise Problem(403, f"the request was not retried: {fact}; ask the administrator")
-    message = "Queued again, with no attempts." if done else "Not retried: it has not failed or expired."
+    message = "Queued again with its attempts reset." if done else "Not retried: it has not failed or expired."
     return gateway_of(request).to(request, f"/requests/{uuid}", message)
 
 
