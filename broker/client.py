@@ -1,6 +1,6 @@
 """Clients: one request at a time (`Client`), or many in flight (`broker.pipeline.Pipeline`).
 
-Neither is thread-safe: use one per thread, they are cheap. Both send a request again when nobody answers, a
+Neither is thread-safe: use one per thread, they are cheap. Both retry a request without an answer, a
 number of times, and then raise `TimedOut`; an error reply raises `RemoteError`.
 
 Of several endpoints they choose one at random, and use it until it fails; then the next one (Freelance:
@@ -53,7 +53,7 @@ SHARED = "another thread is using this client; give each thread one of its own, 
 
 
 class Conversation:
-    """A session, its connection, and the calling thread's time to move messages between them."""
+    """A session and its connection; messages move in the calling thread's time."""
 
     hasty = True
     """Whether to leave a server as soon as the connection breaks, or cannot be made, or it says that it is about to
@@ -77,9 +77,10 @@ class Conversation:
         self._session = session
         self._closed = False
         self._looked: tuple[float, str, KeyProbe | None] = (float("-inf"), "", None)
-        """When it was last checked whether a broker can be reached, the reason if not, and what is known of the key."""
+        """When it was last checked whether a broker can be reached, the reason if not, and what is known about the
+        key."""
         self._probe: KeyProbe | None = None
-        """Looks whether the key is refused, while nothing has come."""
+        """Finds out whether the key is refused, while nothing has come."""
         self._turn = threading.Lock()
         """While one thread uses a client, no other may: a connection cannot be shared."""
         self._asker = 0
@@ -100,8 +101,8 @@ class Conversation:
                 self._turn.release()
 
     def _raise_closed(self) -> None:
-        """Somebody has closed it."""
-        self.close()  # whoever did it while another thread had its turn could not
+        """Raise the error for a closed client."""
+        self.close()  # `close` could not while another thread had its turn
         raise UsageError("the client is closed")
 
     @property
@@ -148,11 +149,11 @@ class Conversation:
         """The body of an event; raises for what is not a reply."""
         if event.kind is not EventKind.GAVE_UP:
             return reply_body(event, "")
-        finish(self._look_around(at_once))
+        finish(self._diagnose(at_once))
         raise self._silence(sent=event.sent)
 
-    async def _look_around(self, run: Callable[..., Awaitable[Any]]) -> None:
-        """Nobody answers: find out why. `run` calls functions that take up to half a second for each server."""
+    async def _diagnose(self, run: Callable[..., Awaitable[Any]]) -> None:
+        """Find out why no answer comes. `run` calls functions that take up to half a second for each server."""
         now = time.monotonic()
         if now < self._looked[0] + LOOK_AGAIN:
             return
@@ -163,7 +164,7 @@ class Conversation:
         self._looked = (now, reason, probe)
 
     def _silence(self, *, sent: bool) -> TimedOut | KeyRefused:
-        """What to raise for a request that nobody has answered."""
+        """Return what to raise for a request without an answer."""
         _, reason, probe = self._looked
         if probe is not None and probe.refused:
             return KeyRefused(probe.refused)
@@ -172,7 +173,7 @@ class Conversation:
         text = "; ".join(filter(None, (f"no answer from {self.endpoint}", reason, refusals, advice)))
         return TimedOut(text, reason, sent=sent)
 
-    def _look_at_probe(self, probe: KeyProbe, now: float) -> None:
+    def _check_probe(self, probe: KeyProbe, now: float) -> None:
         """Raise KeyRefused when it is certain."""
         if self._dealer.inflow is not None:
             self._end_probe()
@@ -183,13 +184,13 @@ class Conversation:
             raise KeyRefused(probe.refused)
 
     def _end_probe(self) -> None:
-        """Something has come, or the matter is settled."""
+        """Close the probe: something has come, or the matter is settled."""
         if self._probe is not None:
             self._probe.close()
             self._probe = None
 
     def _take_probe(self) -> KeyProbe | None:
-        """A request was given up: what finds out whether servers refuse the key. The caller closes it."""
+        """Return the probe for a request that was given up. The caller closes it."""
         if self._probe is None and self._dealer.curve is not None:  # it was let in; that may be over
             return self._dealer.key_probe(0.0)
         probe, self._probe = self._probe, None
@@ -218,12 +219,12 @@ class Conversation:
         return until is None or now < until
 
     def _deadline(self, now: float) -> float | None:
-        """When `_move` has something to do, whatever comes."""
+        """Return when `_move` has something to do, whatever comes."""
         first = self._session.next_deadline()
         if self._dealer.waits and len(self._session):
             first = earliest(first, now + LINK_EVERY)
         if self._dealer.inflow is None:  # nothing has come by this connection yet: the key may be refused
-            if self._probe is None:  # ZeroMQ does not tell
+            if self._probe is None:  # ZeroMQ does not report it
                 self._probe = self._dealer.key_probe(now + PROBE_AFTER)
             first = earliest(first, self._probe.due)
         return first if self._round_at is None else earliest(first, self._round_at)
@@ -235,10 +236,10 @@ class Conversation:
         while most and (frames := dealer.receive()) is not None:
             session.receive(dealer.number, frames, now)
             if not session.correlated and session.has_events:
-                break  # it is the answer: to look for more is a system call
+                break  # it is the answer: another read is a system call
             most -= 1
         if self._watched:
-            self._look_elsewhere(now)
+            self._fail_over(now)
         elif session.careful and dealer.broke():
             session.lost(now)
         session.tick(now)
@@ -247,14 +248,14 @@ class Conversation:
             session.link(not dealer.waits, now)
         if session.drops_marks:
             raise UsageError(
-                f"the broker at {dealer.server} is not of this project, and need not tell requests apart that are on"
-                " their way together; use a Client, or name the version if this broker keeps address stacks"
+                f"the broker at {dealer.server} is not of this project, and may not distinguish requests that are"
+                " in flight together; use a Client, or name the version if this broker keeps address stacks"
             )
         if self._probe is not None:
-            self._look_at_probe(self._probe, now)
+            self._check_probe(self._probe, now)
 
     def _flush(self) -> None:
-        """Send what there is to send."""
+        """Send the session's output."""
         self._dealer.hold = self._session.careful
         try:
             self._dealer.send(self._session.take_output())
@@ -262,8 +263,8 @@ class Conversation:
             self._session.asked_on = 0  # nothing was sent
             raise
 
-    def _look_elsewhere(self, now: float) -> None:
-        """Go to another server when this one is gone or sends us away."""
+    def _fail_over(self, now: float) -> None:
+        """Go to another server when this one is gone or sends its clients away."""
         session, dealer = self._session, self._dealer
         if dealer.broke():
             if dealer.inflow is not None:
@@ -314,7 +315,7 @@ class MdpClient(Conversation):
         session = ClientSession(ClientConfig(timeout, retries, version), correlated=self._correlated)
         super().__init__(endpoint, session, credentials(key, server_key))
         self._events: deque[ReplyEvent] = deque()
-        """What has come and was not told yet (only of a Pipeline)."""
+        """Events that were received but not reported yet (only of a Pipeline)."""
 
     def _start(self, service: Body, body: Iterable[Body], timeout: float | None, retries: int | None) -> int:
         return self._ask(service_name(service), body, timeout, retries)
@@ -374,7 +375,7 @@ class Client(MdpClient):
         return self.call("mmi.service", service) == [b"200"]
 
     def is_foreign(self, timeout: float) -> bool | None:
-        """Whether the broker is not one of this project; None: nobody said so within `timeout` seconds."""
+        """Return whether the broker is not of this project; None: no answer within `timeout` seconds."""
         session, until = self._session, time.monotonic() + timeout
         if session.foreign is None and session.asking:
             if self._closed:
@@ -394,7 +395,7 @@ class Client(MdpClient):
 
 
 def about_broker(answer: Frames) -> dict[str, Any]:
-    """What a broker says of itself, by its answer to `mmi.broker`; empty when it is not of this project."""
+    """Read a broker's description of itself, its answer to `mmi.broker`; empty when it is not of this project."""
     try:
         (frame,) = answer
         document = read_json(frame)
@@ -404,7 +405,7 @@ def about_broker(answer: Frames) -> dict[str, Any]:
 
 
 def service_name(service: Body) -> bytes:
-    """A service's name as a frame. UsageError when it cannot be one."""
+    """Encode a service's name. Raises UsageError for an invalid one."""
     name = _bytes(service)
     if fault := service_fault(name):
         raise UsageError(fault)
@@ -412,7 +413,7 @@ def service_name(service: Body) -> bytes:
 
 
 def body_frames(body: Iterable[Body]) -> Frames:
-    """A request's body as frames. UsageError when there is none, or when they are more than can be sent."""
+    """Encode a request's body. Raises UsageError for none, or for more frames than can be sent."""
     frames = [_bytes(frame) for frame in body]
     if not frames:
         raise UsageError("a request needs at least one body frame")
@@ -430,7 +431,7 @@ def _bytes(value: Body) -> bytes:
 
 
 def reply_body(event: ReplyEvent, silence: str) -> Frames:
-    """The body of an event; raises for what is not a reply. `silence`: what to say when there was none."""
+    """Return the body of an event; raise for what is not a reply. `silence`: the text when there was none."""
     if event.kind is EventKind.GAVE_UP:
         raise TimedOut(silence)
     error = read_error(event.body) if event.kind is EventKind.FINAL else None

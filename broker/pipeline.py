@@ -101,7 +101,7 @@ class Pipeline(MdpClient):
         """Send one request per body, at most `window` in flight, and yield the replies in the bodies' order.
 
         Raises TimedOut or RemoteError at the first request that has no reply; the later ones are cancelled then.
-        News of other requests is kept for `receive`.
+        Events of other requests are kept for `receive`.
         """
         if window < 1:
             raise UsageError(f"window is {window}; it must be 1 or more")
@@ -122,7 +122,7 @@ class Pipeline(MdpClient):
                 if not order:
                     return
                 if not (events := self.events()):
-                    raise UsageError("somebody else has received replies that belong to this map")
+                    raise UsageError("another caller has received replies that belong to this map")
                 for event in events:
                     if event.ticket not in parts:
                         others.append(event)

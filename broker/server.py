@@ -1,4 +1,4 @@
-"""The Majordomo broker as a running thing: a ROUTER socket, the core, and the loop around them."""
+"""The Majordomo broker with its ROUTER socket, its core and its loop."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class LocalPeer:
         lasts: Callable[[], bool] | None,
     ) -> None:
         self.lasts = lasts
-        """Whether workers may begin what it asks for; None: they always may."""
+        """Whether workers may begin its requests; None: always."""
         self.user = user
-        """As whom it speaks, with access control; None: it may do everything."""
+        """Its user, with access control; None: it may do everything."""
         self._broker = broker
         self._deliver = deliver
         self._inbox: list[Frames] = []
@@ -63,18 +63,18 @@ class LocalPeer:
             self._broker.loop.call(self._broker.receive_local, self, messages)
 
     def worker_of(self, mark: bytes) -> str:
-        """The process whose worker has a request of this peer, by its mark: HOST:PID; empty: none has it, or it does
-        not say. Any thread may ask."""
+        """Return the process whose worker has a request of this peer, by its mark: HOST:PID; empty: none has it, or it
+        is unknown. Any thread may call this."""
         worker = self._broker.core.registry.delivered.get((self, mark))
         said = b"" if worker is None else worker.process_key[1].removeprefix(PROCESS)
         return said.partition(b"/")[0].decode("ascii", "replace")
 
     def put(self, frames: Frames) -> None:
-        """Called by the broker: a message for this peer."""
+        """Take a message for this peer; called by the broker."""
         self._inbox.append(frames)
 
     def flush(self) -> None:
-        """Called by the broker at the end of a round: hand over what came, as one batch."""
+        """Deliver what came as one batch; called by the broker at the end of a round."""
         if self._inbox:
             inbox, self._inbox = self._inbox, []
             try:
@@ -109,9 +109,9 @@ class Broker(CoreRunner[BrokerCore]):
         rules: Mapping[bytes, Rule] = MappingProxyType({}),
         keys: broker.access.Keys | None = None,
     ) -> None:
-        """`open`: whether endpoints that other machines can reach are meant to be so without access control. `access`:
-        who may do what; without it everybody may do everything. `rules`: for services that need more than the
-        permission to call them. `keys`: the broker's own, for endpoints that are encrypted."""
+        """`open`: allow endpoints that other machines can reach without access control. `access`: the users'
+        permissions; without it every connection may do everything. `rules`: for services that need more than the
+        permission to call them. `keys`: the broker's own, for encrypted endpoints."""
         self._open = open
         self.config = config or BrokerConfig()
         about = About(version=version, instance=os.urandom(8).hex(), pid=os.getpid())
@@ -138,11 +138,11 @@ class Broker(CoreRunner[BrokerCore]):
         self._handlers: dict[bytes, BatchHandler] = {}
         self._locals: list[LocalPeer] = []
         self._leased: list[LocalPeer] = []
-        """Those of them that may have nothing begun at times."""
+        """Local peers that may not have requests begun at all times."""
         self.names = NamedConnections()
-        """Connections of peers that have given themselves a name."""
+        """Connections of peers that have named themselves."""
         self._ended: deque[int] = deque()
-        """Connections that have ended in this round: what was said on them is read first."""
+        """Connections that ended in this round: their last messages are read first."""
         self._peers = ConnectionCount(
             self._router.socket,
             self._connected,
@@ -180,16 +180,16 @@ class Broker(CoreRunner[BrokerCore]):
             self.loop.call(self._reply, answers)
 
     def congested(self, request: Request) -> bool:
-        """Whether whoever asked has enough to read on its way already, or the loop is behind: more answers of some
-        size would only fill the memory, and in the end be dropped. Any thread may ask."""
+        """Return whether the requester has enough to read already, or the loop is behind: more large answers would only
+        fill the memory, and in the end be dropped. Any thread may call this."""
         peer = request.peer
         if self._access is not None and isinstance(peer, broker.io.UserConnection):
             peer = peer.sender
         return self.loop.behind or self._router.outbox.full(peer)
 
     def reload(self, access: Access) -> None:
-        """From now on this holds, for connections that are open as well. Any thread may ask; only a broker that was
-        made with access control has it."""
+        """Apply another access file, to open connections too. Any thread may call this; only a broker that was made
+        with access control has it."""
         if self.core.guard is None:
             raise UsageError("this broker runs without access control; start it again with access=…")
         if self.loop.is_here:
@@ -219,36 +219,35 @@ class Broker(CoreRunner[BrokerCore]):
         return peer
 
     def _end(self) -> None:
-        """Have the loop end. Workers get a DISCONNECT."""
+        """End the loop. Workers get a DISCONNECT."""
         self.loop.call(self._shut_down)
         super()._end()
 
     def wind_down(self) -> None:
-        """Take no more requests for workers, and send workers elsewhere as they become free. Any thread may ask; what
-        it begins is over when `workers()` is empty."""
+        """Refuse requests for workers, and dismiss workers as they become idle. Any thread may call this; it is
+        complete when `workers()` is empty."""
         self.loop.call(self._wind_down)
 
     def cut_off(self, cut_off: bool) -> None:
-        """Whether other brokers serve what this one cannot at the moment: idle workers are sent there, and clients of
-        services that have no worker. Any thread may ask."""
+        """Set whether other brokers serve what this one cannot at the moment: idle workers are dismissed, and clients
+        of services without a worker. Any thread may call this."""
         self.loop.call(self._cut_off, cut_off)
 
     def send_on(self, most: int | None = None) -> None:
-        """Send idle workers to other brokers that have some to go to: so many at most, and not the last worker of a
-        service; by default all of them. Any thread may ask."""
+        """Dismiss idle workers that have other brokers: `most` of them, and never the last worker of a service; by
+        default all. Any thread may call this."""
         self.loop.call(self._send_on, most)
 
     def workers(self) -> dict[bytes, int]:
-        """How many workers each service has, of those that have any. Any thread may ask."""
+        """Return the number of workers of each service that has any. Any thread may call this."""
         return {name: service.workers for name, service in self.core.services.copy().items() if service.workers}
 
     def counters(self) -> dict[str, int]:
-        """What `mmi.stats` tells. Any thread may ask."""
+        """Return the values of `mmi.stats`. Any thread may call this."""
         return counters(self.core, 0.0)
 
     def refusals(self) -> dict[tuple[str, str], int]:
-        """How often each user was refused what, by his name and the action; the name is empty for those whom nobody
-        knows. Any thread may ask."""
+        """Return the refusals, by user and action; the name of unknown users is empty. Any thread may call this."""
         return {} if self.core.guard is None else self.core.guard.refusals.copy()
 
     # -- called in the loop's thread -------------------------------------------------------------------------
@@ -267,7 +266,7 @@ class Broker(CoreRunner[BrokerCore]):
             self.core.revoke(Review(self._access.guard, self._whose), time.monotonic())
 
     def _whose(self, peer: Peer) -> User | None:
-        """Who a peer is now, with access control; None: this process."""
+        """Return the present user of a peer, with access control; None: this process."""
         if isinstance(peer, LocalPeer):
             return peer.user
         return peer.user if isinstance(peer, broker.io.UserConnection) and peer.there and peer.admitted else NOBODY
@@ -296,7 +295,7 @@ class Broker(CoreRunner[BrokerCore]):
         return True
 
     def _settle(self) -> None:
-        """Learn of all connections that have ended."""
+        """Process the ends of connections."""
         now = time.monotonic()
         while self._peers.drain(now):
             pass

@@ -85,7 +85,7 @@ class Exchange(Conversation):
         """Whether `_run` will be called in the loop's next round."""
         self._alarm: asyncio.Handle | None = None
         self._alarm_at = 0.0  # uvloop does not say it of an alarm that is due at once
-        self._looking: asyncio.Task[None] | None = None
+        self._diagnosis: asyncio.Task[None] | None = None
         """Finds out why nobody answers."""
 
     def close(self) -> None:
@@ -126,9 +126,9 @@ class Exchange(Conversation):
 
     async def no_answer(self, *, sent: bool) -> BrokerError:
         """What to raise for a request that nobody has answered."""
-        if self._looking is None or self._looking.done():
-            self._looking = self._loop.create_task(self._look_around(asyncio.to_thread))
-        await asyncio.shield(self._looking)
+        if self._diagnosis is None or self._diagnosis.done():
+            self._diagnosis = self._loop.create_task(self._diagnose(asyncio.to_thread))
+        await asyncio.shield(self._diagnosis)
         return self._silence(sent=sent)
 
     def _begin(self, service: bytes, body: Iterable[Body], timeout: float | None, retries: int | None) -> Answers:

@@ -1,17 +1,17 @@
-"""A client's side of MDP without sockets: requests out, replies matched, sent again when nobody answers.
+"""A client's side of MDP without sockets: requests out, replies matched, sent again when no answer comes.
 
-This is the Guide's Lazy Pirate for any number of requests at once. Two ways to tell replies apart:
+This is the Guide's Lazy Pirate for any number of requests at once. Two ways to distinguish replies:
 
 - correlated: an address frame of our own and a `''` go in front of each request and come back with its reply
   (an envelope stack, which a broker must keep). Any number of requests may be in flight on one connection.
 - not correlated: for brokers that do not keep the stack. One request in flight, and a new connection after
   each one that failed, so that a late reply cannot be taken for another's.
 
-The correlation frame is the request's number and the try, so parts of an earlier try are told apart as well. An earlier
-try's reply is as good as the present one's; its error is not, as long as the present one has no answer.
-When a request had no answer in time: if nothing at all came on this connection since it was sent, the
-connection is given up and all that is unanswered is sent again on a new one; else only this one is sent again.
-A connection on which something waits for ever is kept: only `lost` tells that its answer cannot come any more.
+The correlation frame is the request's number and the try, so parts of an earlier try are distinguished as well. An
+earlier try's reply is as good as the present one's; its error is not, as long as the present one has no answer. When a
+request had no answer in time: if nothing at all came on this connection since it was sent, the connection is given up
+and all that is unanswered is sent again on a new one; else only this one is sent again. A connection on which a request
+waits for ever is kept: only `lost` reports that its answer can no longer come.
 
 A session that is given no version finds it out on each connection (`broker.core.protocol_detection`). What is asked for
 meanwhile is sent when the version is known. After a connection that was silent the shell makes a `careful` one.
@@ -66,11 +66,11 @@ class EventKind(Enum):
     FINAL = "final"
     GAVE_UP = "gave up"
     ANEW = "anew"
-    """Told to a queue: the parts so far don't count."""
+    """For a queue: the parts so far don't count."""
     PROGRESS = "progress"
-    """Told to a queue: how far the worker is. No part of the reply."""
+    """For a queue: the worker's progress, no part of the reply."""
     REFUSED = "refused"
-    """Told to a queue: an error of the broker. In other dialects it is a FINAL."""
+    """For a queue: an error of the broker. In other dialects it is a FINAL."""
 
 
 class ReplyEvent(NamedTuple):
@@ -180,7 +180,7 @@ class _SentRequest(Unanswered):
     sent_at: float = 0.0
     parts_told: int = 0
     parts_seen: dict[int, int] = field(default_factory=dict)
-    """By try: each starts over, and no part is told twice."""
+    """By try: each starts over, and no part is reported twice."""
     farewell: Frames | None = None
     """What a server answered that sent us away."""
 

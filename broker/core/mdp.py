@@ -9,7 +9,7 @@ Client side
     PARTIAL    b → c    (none)                         […] MDPC02 02 service body…      '' MDPC02 03 body…
     FINAL      b → c    […] '' MDPC01 service body…    […] MDPC02 03 service body…      '' MDPC02 04 body…
 
-Client side for a queue that keeps whole replies: 0.2 with a REQUEST of its own, and two more words of the broker
+Client side for a queue that keeps whole replies: 0.2 with a REQUEST of its own, and three more messages of the broker
     REQUEST    c → b    […] MDPC02 05 service body…
     PARTIAL, FINAL      as in 0.2: a worker's words
     ANEW       b → c    […] MDPC02 06 service          its worker is gone, another begins: no part so far counts
@@ -25,19 +25,20 @@ Worker side
     HEARTBEAT  both     '' MDPW01 04                   MDPW02 05                        '' MDPW02 05
     DISCONNECT both     '' MDPW01 05                   MDPW02 06                        '' MDPW02 06
 
-    behind the service in READY stand words, of which a broker ignores those that it does not know
+    behind the service in READY: words; a broker ignores those that it does not know
     EXTENSION           the worker knows CANCEL and PROGRESS
-    ELSEWHERE           it has other brokers to go to
+    ELSEWHERE           it has other brokers
     PROCESS + a name    workers of the same name are in one process, and die together
 
     between a broker and a worker that know EXTENSION
     CANCEL     b → w                                   MDPW02 07 client ''
     PROGRESS   w → b                                   MDPW02 08 client '' json
 
-titanic/PROTOCOL.md tells the same, and when what is said, to those who write clients and workers in other languages.
+titanic/PROTOCOL.md describes the same, and when each message is sent, for authors of clients and workers in other
+languages.
 
-The dialect is found in each message by itself: the header frame tells the version, the command 02 from a
-client (illegal in RFC 18) tells majortomo's client, 05 a queue, a `''` before MDPW02 tells majortomo's worker.
+The dialect is found in each message by itself: the header frame shows the version, the command 02 from a
+client (illegal in RFC 18) majortomo's client, 05 a queue, a `''` before MDPW02 majortomo's worker.
 """
 
 from __future__ import annotations
@@ -54,11 +55,11 @@ Peer = Hashable
 
 Frames = list[bytes]
 Output = tuple[Peer, Frames | None]
-"""What a core wants done: frames for a peer, or None to close the connection to it."""
+"""Output of a core: frames for a peer, or None to close the connection to it."""
 
 
 class Core:
-    """A state machine without sockets, threads or clocks: all that a shell needs to know of it.
+    """A state machine without sockets, threads or clocks, as a shell sees it.
 
     Time is an argument: `now` is monotonic seconds and never goes back. By default nothing is ever due.
     """
@@ -67,18 +68,18 @@ class Core:
         self._output: list[Output] = []
 
     def receive(self, peer: Peer, frames: Frames, now: float) -> None:
-        """Take one message. Whatever it holds, no exception comes out."""
+        """Take a message. Whatever it contains, no exception is raised."""
         raise NotImplementedError
 
     def tick(self, now: float) -> None:
         """Do what is due by now."""
 
     def next_deadline(self) -> float | None:
-        """When `tick` is wanted next; None: not before something else happens."""
+        """Return when `tick` is due; None: at no time."""
         return None
 
     def take_output(self) -> list[Output]:
-        """What is to be sent, in order; frames None means: close the connection to this peer."""
+        """Return what is to be sent, in order; frames None: close the connection to this peer."""
         output, self._output = self._output, []
         return output
 
@@ -100,7 +101,7 @@ MAX_SERVICE = 255
 
 
 class Command(Enum):
-    """What a worker and a broker say to each other, whatever number the dialect gives it."""
+    """The commands of workers and brokers, whatever number a dialect gives them."""
 
     READY = "ready"
     REQUEST = "request"
@@ -128,11 +129,11 @@ class ClientDialect:
     echoes_service: bool
     """Whether replies name the service."""
     anew: tuple[bytes, ...] | None = None
-    """None: no word for it, and parts that a client has are not sent again by the next worker."""
+    """None: there is no such message, and parts that a client has are not sent again by the next worker."""
     progress: tuple[bytes, ...] | None = None
-    """None: no word for it."""
+    """None: there is no such message."""
     refused: tuple[bytes, ...] | None = None
-    """None: what the broker refuses is a FINAL like that of a worker."""
+    """None: a refusal of the broker is a FINAL, like a worker's."""
 
     def encode_request(self, stack: Frames, service: bytes, body: Frames) -> Frames:
         """Frames of a REQUEST. `stack` is an address stack that ends with `''`, or empty."""
@@ -211,10 +212,10 @@ class WorkerDialect:
     __slots__ = ("_codes", "_head", "_length", "commands", "name", "silent_when_busy")
 
     heartbeats = True
-    """Whether its peers send any."""
+    """Whether its peers send heartbeats."""
 
     usual_interval = USUAL
-    """Seconds between them, until others are heard of."""
+    """Seconds between them, until the peer shows its own."""
 
     def __init__(
         self,
@@ -271,10 +272,10 @@ _CODES_02 = {
 }
 
 EXTENSION = b"titanic:1"
-"""CANCEL and PROGRESS: a broker tells in mmi.broker that it knows them, and a worker then tells it in READY."""
+"""CANCEL and PROGRESS: a broker announces in mmi.broker that it knows them, and a worker then announces it in READY."""
 
 ELSEWHERE = b"titanic:elsewhere"
-"""The worker has other brokers to go to: while it is idle, a DISCONNECT is no harm to it."""
+"""The worker has other brokers: a DISCONNECT while it is idle does no harm."""
 
 PROCESS = b"titanic:process="
 """Begins the word in READY that names a worker's process. Without a name: it only passes requests on, as a
@@ -284,11 +285,11 @@ MAX_PROCESS = 64
 """Bytes of that word."""
 
 KNOWN_WORDS = [EXTENSION.decode(), ELSEWHERE.decode(), PROCESS.decode().rstrip("=")]
-"""What a broker tells in mmi.broker of the words in READY that it knows."""
+"""The words in READY that a broker knows, as announced in mmi.broker."""
 
 LOST = 502
-"""The status of a queue's request whose worker died when others of the process had requests, too: nobody knows which of
-them was the cause."""
+"""The status of a queue's request whose worker died when others of its process had requests too: any of them may be the
+cause."""
 
 _EXTENDED_02 = {**_CODES_02, Command.CANCEL: b"\7", Command.PROGRESS: b"\10"}
 
@@ -314,7 +315,7 @@ def joined(parts: Frames, last: Frames) -> Frames:
 
 
 class ErrorReply(NamedTuple):
-    """What an error reply says: a status like HTTP's, a text for people, and whatever detail came with it."""
+    """An error reply: a status like HTTP's, a text for people, and details."""
 
     status: int
     text: str
@@ -327,11 +328,11 @@ def error_body(status: int, text: str, *detail: bytes) -> Frames:
 
 
 MALFORMED = "malformed error reply"
-"""Begins the text of the error that a body stands for which begins as an error reply and goes on as none."""
+"""Begins the text of the error for a malformed error reply."""
 
 
 def read_error(body: Sequence[bytes]) -> ErrorReply | None:
-    """The error that a body stands for; None when it is an ordinary body."""
+    """Read an error reply; None when the body is an ordinary one."""
     if not body or body[0] != ERROR:
         return None
     said = b"".join(body[1:2])
@@ -343,14 +344,14 @@ def read_error(body: Sequence[bytes]) -> ErrorReply | None:
 
 
 _DRAINING = b"503 draining"
-"""Begins the status frame of a node of Titanic that ends soon, and the text in the error reply of such a broker."""
+"""Begins the status frame of a Titanic node that is draining, and the text of such a broker's error reply."""
 
 _SENT_AWAY = (_DRAINING, b"500 shutting down")
 
 
 def is_sent_away(service: bytes, body: Sequence[bytes]) -> bool:
-    """Whether a reply says that its server is about to end, and that another one is to be asked. A worker's own reply
-    never does, whatever is in it."""
+    """Return whether a reply announces that its server ends soon, so that another one should be asked. A worker's own
+    reply never does, whatever it contains."""
     if not body:
         return False
     if body[0] == ERROR:
@@ -359,7 +360,7 @@ def is_sent_away(service: bytes, body: Sequence[bytes]) -> bool:
 
 
 def service_fault(name: bytes) -> str | None:
-    """What is wrong with a service name; None when it is fine: printable UTF-8 of 1 to 255 bytes."""
+    """Return what is wrong with a service name; None when it is valid: printable UTF-8 of 1 to 255 bytes."""
     if not name:
         return "service name is empty"
     if len(name) > MAX_SERVICE:

@@ -21,7 +21,7 @@ from broker.core.services import Service, WorkerPeer
 _ACTIONS = (b"mmi.service", b"mmi.cancel")
 
 RUNNING = b"running"
-"""The last frame of an mmi.cancel that is for the worker, too."""
+"""The last frame of an mmi.cancel that also notifies the worker."""
 
 COUNTERS = (
     "requests",
@@ -42,7 +42,7 @@ COUNTERS = (
 """The counters of `mmi.stats`."""
 
 GAUGES = ("waiting", "waiting_bytes", "workers", "workers_busy", "services", "peers")
-"""What else it tells: what is there now."""
+"""Its other values, which describe the present."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class About:
 
 
 class ManagedBroker(Protocol):
-    """The broker that is asked about."""
+    """The broker that the answers describe."""
 
     config: BrokerConfig
     about: About
@@ -71,29 +71,29 @@ class ManagedBroker(Protocol):
     guard: Guard | None
 
     def cancel(self, peer: Peer, name: bytes, mark: bytes, now: float, *, running: bool = False) -> bool:
-        """Take a request back that no worker has yet; whether that was possible. `running`: tell a worker that has it,
-        and knows such a word."""
+        """Withdraw a request that no worker has; return whether that was possible. `running`: notify a worker that has
+        it and knows CANCEL."""
 
 
 Document = Callable[[ManagedBroker, float, User | None], Any]
 
 SMALL = 1000
-"""Services and workers up to which a document is made anew for each question."""
+"""Services and workers up to which a document is made for each question."""
 
 FRESH_FOR = 1e-5
-"""Seconds that a larger one is good for, for each of them: a few times what it takes to make it, so that questions
-cannot keep the broker from its work, and a second where there are 100,000."""
+"""Seconds that a larger one is kept, for each of them: a few times what it takes to make it, so that questions cannot
+keep the broker from its work; a second for 100,000."""
 
 MOST_KEPT = 32
 """Large documents that are kept."""
 
 
 class Documents:
-    """The answers in JSON, the large ones kept for a while."""
+    """Makes the answers in JSON, and keeps large ones for a while."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[bytes, str | None], tuple[float, bytes]] = {}
-        """With their names, and who is told that; None: who is told everything."""
+        """By name and reader; None: a reader that may see everything."""
 
     def get(self, name: bytes, document: Document, core: ManagedBroker, now: float, user: User | None) -> bytes:
         entries = len(core.services) + len(core.workers)
@@ -111,13 +111,13 @@ class Documents:
         return text
 
     def forget(self) -> None:
-        """Everybody may see something else from now on."""
+        """Drop all: permissions have changed."""
         self._kept.clear()
 
 
 def answer(core: ManagedBroker, peer: Peer, name: bytes, body: Frames, now: float, user: User | None = None) -> Frames:
-    """The body of the reply to a peer's request for an `mmi.` service. `user`: who asks, with access control; he is
-    told of the services that he may use."""
+    """Answer a peer's request for an `mmi.` service. `user`: with access control; the answer covers the services that
+    it may use."""
     if name == b"mmi.service":
         return [_presence(core, body[0], user)]
     if name == b"mmi.cancel":
@@ -143,7 +143,7 @@ def _sees(core: ManagedBroker, user: User | None, name: bytes) -> bool:
 
 
 def _seen(core: ManagedBroker, user: User | None) -> Iterable[Service]:
-    """The services that somebody is told about."""
+    """Return the services that a user may see."""
     if user is None or core.guard is None or core.guard.sees_all(user):
         return core.services.values()
     sees = core.guard.visible_to(user)
@@ -172,7 +172,8 @@ def _workers(core: ManagedBroker, now: float, user: User | None) -> dict[str, in
 
 
 def counters(core: ManagedBroker, now: float, user: User | None = None) -> dict[str, int]:
-    """What was counted since the start (`COUNTERS`), and what is there now (`GAUGES`). Any thread may ask."""
+    """Return what was counted since the start (`COUNTERS`), and the present values (`GAUGES`). Any thread may call
+    this."""
     workers = core.workers.copy().values()
     return {
         **core.stats,

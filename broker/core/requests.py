@@ -84,19 +84,19 @@ class Request:
         self.body = body
         self.arrived = arrived
         self.user = user
-        """Who asks; None without access control, and for what this process itself asks. While it waits, nobody of
-        another name takes his place: it is counted among those of that name."""
+        """Its user; None without access control, and for requests of this process itself. While it waits, its user
+        cannot be replaced: it is counted under that name."""
         self.mark: tuple[Peer, bytes] | None = (peer, stack[-2]) if len(stack) > 1 else None
         """The client, and the last address frame of its request, which name the request when it is cancelled. None: it
         has no address frame."""
         self.size = 0
         """Its footprint, address stack included; set when it is to wait."""
         self.token = b""
-        """The worker's `client` frame; new at each delivery, so that a reply can be told from a stale one."""
+        """The worker's `client` frame; new at each delivery, so that stale replies can be distinguished."""
         self.deliveries = 0
-        """Those of workers that have it, or have died of it."""
+        """Deliveries to workers that have it, or died with it."""
         self.sent = 0
-        """Those of all workers that it was sent to."""
+        """Deliveries to all workers."""
         self.shared = False
         """Whether another worker of the same process has died, so that its worker may die of what that one had."""
         self.partials_sent = 0
@@ -108,12 +108,12 @@ class Request:
         self.answered = False
         """Whether an integrated service has answered it."""
         self.wanted = True
-        """Not any more when its client took it back while a worker had it: no second worker gets it."""
+        """False after its client withdrew it while a worker had it: no second worker gets it."""
 
     @property
     def context(self) -> bytes:
-        """What a queue says of it to its worker: a JSON object in front of the queue's own address frame, so it begins
-        with `{`. Empty: nothing. Titanic's own services are not told: there the broker says who asks."""
+        """What a queue tells its worker about the request: a JSON object in front of the queue's own address frame, so
+        it begins with `{`. Empty: nothing. Titanic's own services get none: there the broker sends the user."""
         stack = self.stack
         if self.dialect is not CLIENT_QUEUE or len(stack) < 3 or not stack[-3].startswith(b"{"):
             return b""
@@ -126,7 +126,7 @@ class Request:
         return self.dialect is CLIENT_QUEUE and ALONE in self.context
 
     def partial(self, body: Frames) -> Frames | None:
-        """The PARTIAL message for the client, or None when there is nothing to send (yet)."""
+        """Return the PARTIAL message for the client; None when there is nothing to send (yet)."""
         self.partials_seen += 1
         if self.partials_seen <= self.partials_sent:
             return None
@@ -141,7 +141,7 @@ class Request:
         return self._message(self.dialect.partial, body)
 
     def begin_anew(self) -> Frames | None:
-        """Its worker died, and the next one starts over: the message that tells the client, if its dialect has one.
+        """Start over with another worker. Return the message that announces it to the client, if its dialect has one.
 
         Parts that were not sent are dropped. A client without that message keeps the PARTIALs that it has: as many of
         the next worker's are skipped.
@@ -155,16 +155,17 @@ class Request:
         return None
 
     def progress(self, said: bytes) -> list[Output]:
-        """What tells the client how far the worker is; nothing if its dialect has no word for it."""
+        """Return the progress message for the client; none if its dialect has no such message."""
         dialect = self.dialect
         return [] if dialect.progress is None else [(self.peer, self._message(dialect.progress, [said]))]
 
     def refusal(self, error: Frames) -> Frames:
-        """The last message for the client, which is the broker's own."""
+        """Return the last message for the client: the broker's own."""
         return self._message(self.dialect.refused or self.dialect.final, error)
 
     def final(self, body: Frames) -> Frames:
-        """The last message for the client. An error goes without the parts: behind them it would not be told as one."""
+        """Return the last message for the client. An error goes without the collected parts: behind them it would not
+        be recognised."""
         body = body or EMPTY
         if self.collected and read_error(body) is None:
             body = as_workers(joined(self.collected, body))
@@ -177,7 +178,7 @@ class Request:
 
 
 def later_delivery(context: bytes, sent: int) -> bytes:
-    """The context of a request that was sent to so many workers before, since its queue has made it."""
+    """Return the context of a request that was sent to so many workers before."""
     try:
         said = read_json(context)
         said["delivery"] = int(said.get("delivery", said["attempt"])) + sent
@@ -187,15 +188,15 @@ def later_delivery(context: bytes, sent: int) -> bytes:
 
 
 def as_workers(body: Frames) -> Frames:
-    """A worker's reply. 499, 503 and 504 are the broker's words, they say that nobody is at it: a worker's become
-    500."""
+    """Return a worker's reply. The statuses 499, 503 and 504 are the broker's own and say that no worker has the
+    request: in a worker's reply they become 500."""
     if body and body[0] == ERROR and len(body) > 1 and body[1][:3] in (b"499", b"503", b"504"):
         return [ERROR, b"500" + body[1][3:], *body[2:]]
     return body
 
 
 def read_request(peer: Peer, head: Frames) -> Request | None:
-    """The request that begins with these frames, without its body; None when they do not begin one."""
+    """Read a request from its first frames, without its body; None when they do not begin one."""
     at = next((at for at, frame in enumerate(head[: MAX_STACK + 1]) if frame in HEADERS), len(head))
     for dialect in CLIENT_DIALECTS:
         begin = at + len(dialect.request)
@@ -212,7 +213,7 @@ DRAINING = "draining: this broker ends soon and takes no more requests; ask anot
 CUT_OFF = (
     "draining: this broker has sent its workers to others, as its queue cannot reach its database; ask another one"
 )
-"""The texts of a 503: clients that have several endpoints go by the first word."""
+"""Texts of a 503: clients with several endpoints recognise the first word."""
 
 
 class FairQueue:
@@ -234,7 +235,7 @@ class FairQueue:
         return self._length
 
     def push(self, request: Request) -> None:
-        """Put a request behind the others of its client."""
+        """Queue a request behind the others of its client."""
         queue = self._queues.get(request.peer)
         if queue is None:
             queue = self._queues[request.peer] = OrderedDict()
@@ -273,7 +274,7 @@ class FairQueue:
         return request
 
     def take_all_of(self, peer: Peer) -> list[Request]:
-        """Take out all requests of a peer, without a look at the others."""
+        """Take out all requests of a peer, without checking the others."""
         taken = [self._front.pop(key) for key, request in list(self._front.items()) if request.peer == peer]
         taken += self._queues.pop(peer, {}).values()
         self._length -= len(taken)
@@ -313,22 +314,22 @@ class FairQueue:
 
 
 class WaitingRequests:
-    """All that wait, in the queues of all services: how many, how large, and until when. One user may have no more than
-    half of what may wait, nor of what may wait for one service: the rest is for others. His own limit may be less."""
+    """Counts what waits in the queues of all services: number, size and expiry. A user may have at most half of what
+    may wait, in all and for one service; its own limit may be lower."""
 
     def __init__(self, config: BrokerConfig) -> None:
         self._config = config
         self.count = 0
         self.bytes = 0
         self.of_users: dict[str, tuple[int, int]] = {}
-        """How many are each user's, and their bytes, with access control."""
+        """The number and bytes of each user's requests, with access control."""
         self.sweep_at: float | None = None
-        """When to look for expired ones: ten times per expiry time. That is coarse, but costs nothing per request."""
+        """When to search for expired ones: ten times per expiry time. That is coarse, but costs nothing per request."""
         self._sweep_every = config.request_expiry / 10
 
     def full(self, queue: FairQueue | None, request: Request) -> str | None:
-        """Why a request may not wait as well, in this queue or a new one; None: it may. It is measured
-        here: ask before `push`."""
+        """Return why a request may not wait, in this queue or a new one; None: it may. This measures the request: call
+        it before `push`."""
         config, here = self._config, len(queue) if queue is not None else 0
         request.size = _size(request)
         if here >= config.max_waiting_per_service:
@@ -350,12 +351,12 @@ class WaitingRequests:
         return None
 
     def push(self, queue: FairQueue, request: Request, now: float) -> None:
-        """Have a request wait."""
+        """Queue a request."""
         queue.push(request)
         self._add(request, now)
 
     def push_front(self, queue: FairQueue, request: Request, now: float) -> None:
-        """Have a request wait that a worker had. Its expiry begins anew."""
+        """Queue a request that a worker had. Its expiry starts again."""
         request.arrived = now
         request.size = _size(request)
         queue.push_front(request)
@@ -398,7 +399,7 @@ class WaitingRequests:
             yield request
 
     def swept(self, now: float) -> None:
-        """All queues were looked through."""
+        """Note that all queues were searched."""
         self.sweep_at = now + self._sweep_every if self.count else None
 
     def _add(self, request: Request, now: float) -> None:

@@ -11,7 +11,7 @@ A worker that may speak several versions asks the broker first (`ProtocolDetecti
 version of the answer; without one it tries those that were not asked for, one with each connection. `refuse` and
 `reconnect` close the connection and open a new one after a back-off. The connections are numbered: what still comes
 from an old one is ignored. A handler that is at work when the connection goes is let finish, its reply is dropped (the
-broker gave the request to somebody else), and only then does the worker connect again: it does one thing at a time.
+broker gave the request to another worker), and only then does the worker connect again: it does one thing at a time.
 
 A busy worker ignores silence. Some brokers send no heartbeats to busy workers, and leaving would only lose the reply.
 Afterwards there is time to see whether the broker is still there.
@@ -51,8 +51,8 @@ REFUSED_MOST = 2.5
 at any time, and then the worker is to be back soon. It is no more for a broker than heartbeats are."""
 
 
-TELL_EVERY = 0.2
-"""Seconds between two messages about how far a request is."""
+PROGRESS_INTERVAL = 0.2
+"""Seconds between two progress messages."""
 
 
 STAY_MOST = 3
@@ -62,7 +62,7 @@ STAY_MOST = 3
 class Job(NamedTuple):
     """A request to be handled. `number` is needed to give the reply back.
 
-    `client` is the frame that says whose it is; a broker of this project gives each delivery one of its own.
+    `client` is the frame that identifies the client; a broker of this project sends a new one with each delivery.
     """
 
     number: int
@@ -71,7 +71,7 @@ class Job(NamedTuple):
 
     @property
     def context(self) -> bytes:
-        """What a queue has said of the request, behind the number of the delivery: a JSON object; empty: nothing."""
+        """What a queue says about the request, behind the number of the delivery: a JSON object; empty: nothing."""
         at = self.client.find(b"{")
         return self.client[at:] if at >= 0 else b""
 
@@ -84,7 +84,7 @@ class Job(NamedTuple):
 
 
 def _uuid_in(context: bytes) -> str:
-    """The UUID that a queue has given a request: its log is to be found by it."""
+    """Return the UUID that a queue has given a request, for the log."""
     try:
         uuid = str(read_json(context or b"{}").get("uuid", ""))
     except (ValueError, AttributeError):
@@ -93,7 +93,7 @@ def _uuid_in(context: bytes) -> str:
 
 
 class SessionState(Enum):
-    """Where a worker stands with its broker."""
+    """The state of a worker's registration."""
 
     AWAY = "away"
     ASKING = "asking"
@@ -102,7 +102,7 @@ class SessionState(Enum):
 
 
 REGISTERED = (SessionState.IDLE, SessionState.BUSY)
-"""READY was said."""
+"""READY was sent."""
 
 
 class WorkerSession(Core):
@@ -137,25 +137,25 @@ class WorkerSession(Core):
         self.stopped = False
         """Whether `leave` is complete: good-bye was said and nothing is in hand."""
         self.refused = False
-        """Whether the last thing that happened was that the broker sent us away when we had said READY."""
+        """Whether the last event was a dismissal by the broker after READY."""
         self.heartbeat = self._new_heartbeat(now)
         self.inflow: Inflow | None = None
-        """What the transport knows of the connection."""
+        """What the transport knows about the connection."""
         self.several = False
-        """Whether there are other brokers to go to."""
+        """Whether there are other brokers."""
         self.held = False
-        """Whether whoever runs it has it wait: while it is away, it does not connect."""
+        """Whether its runner makes it wait: while it is away, it does not connect."""
         self.aside = False
         """Whether it left its broker only for a while (`step_aside`), and has not lost it since."""
         self._detection = ProtocolDetection(versions)
         self._guessing = False
-        """Whether READY was said in a version of which the broker has not said anything."""
+        """Whether READY was sent in a version that the broker has not confirmed."""
         self._extended = False
-        """Whether the broker knows EXTENSION, as it said on the present connection."""
+        """Whether the broker knows EXTENSION, by its answer on this connection."""
         self._rebalances = self._tells_process = False
-        """Whether the broker knows ELSEWHERE, and PROCESS, as it said on the present connection."""
+        """Whether the broker knows ELSEWHERE and PROCESS, by its answer on this connection."""
         self._guarded = False
-        """Whether the broker has access control, as it said on the present connection."""
+        """Whether the broker has access control, by its answer on this connection."""
         self._linked = True
         self._version = 0
         self._heard_any = False
@@ -176,11 +176,11 @@ class WorkerSession(Core):
         """When it leaves in any case."""
         self._jobs: list[Job] = []
         self._cancelled = 0
-        """The job of which the broker has said that nobody wants its reply."""
+        """The job that the broker has cancelled."""
         self._untold: bytes | None = None
         """How far the request is, and the broker does not know yet."""
         self._tell_at = 0.0
-        """Not before then may it be told."""
+        """When the next progress message may be sent."""
 
     def receive(self, peer: Peer, frames: Frames, now: float) -> None:
         if peer != self.connection or self.state is SessionState.AWAY:
@@ -262,7 +262,7 @@ class WorkerSession(Core):
 
     @property
     def stranded(self) -> bool:
-        """Whether a request is still being handled whose connection is gone: its reply will be dropped."""
+        """Whether a request is still being handled although its connection is gone: its reply will be dropped."""
         return self._job_running and self.state is SessionState.AWAY
 
     # -- what a shell does with it ---------------------------------------------------------------------------
@@ -281,12 +281,13 @@ class WorkerSession(Core):
                 self._partials += body
 
     def take_cancelled(self) -> int:
-        """The number of the job that nobody wants any more; 0: there is none, or it was taken."""
+        """Return the number of a cancelled job; 0: there is none, or it was taken."""
         number, self._cancelled = self._cancelled, 0
         return number
 
     def progress(self, job: int, said: bytes, now: float) -> None:
-        """Tell the broker how far a job is, if it knows such a word. Of what is said too fast the last counts."""
+        """Report the progress of a job, if the broker knows PROGRESS. Of messages in quick succession only the last is
+        sent."""
         if job == self._job and self.state is SessionState.BUSY and self._extended:
             self._untold = said
             if now >= self._tell_at:
@@ -296,7 +297,7 @@ class WorkerSession(Core):
         said, self._untold = self._untold, None
         if said is not None and self.state is SessionState.BUSY:
             self._send(Command.PROGRESS, (*self._envelope, said), now)
-            self._tell_at = now + TELL_EVERY
+            self._tell_at = now + PROGRESS_INTERVAL
 
     def final(self, job: int, body: Frames, now: float) -> None:
         """Give the (rest of the) reply; the worker is free again."""
@@ -306,7 +307,7 @@ class WorkerSession(Core):
         self._untold = None
         if self.state is SessionState.BUSY:
             self._silent_at = now + self.heartbeat.patience
-            # An error is told by how a body begins: behind parts it would be taken for one more of them.
+            # An error is recognised by the beginning of the body: behind parts it would look like another part.
             body = joined(self._partials, body) if read_error(body) is None else body
             self._send(Command.FINAL, (*self._envelope, *body), now)
             self._partials = []
@@ -317,8 +318,8 @@ class WorkerSession(Core):
             self._say_goodbye(now)
 
     def link(self, there: bool, now: float) -> None:
-        """The transport tells whether there is a connection yet: until then, what is said waits, and nobody is silent.
-        A transport that never tells is always connected."""
+        """Note whether there is a connection. Until there is one, messages wait and silence does not count. A transport
+        that never reports it is always connected."""
         if there is not self._linked:
             self._linked = there
             asking = there and self.state is SessionState.ASKING
@@ -423,7 +424,7 @@ class WorkerSession(Core):
         """Close; come back on a new connection after a while."""
         self._output.append((self.connection, None))
         self.state = SessionState.AWAY
-        if self._jobs:  # nobody has begun to work on it
+        if self._jobs:  # no handler has begun it
             self._jobs.clear()
             self._job_running = False
         self.aside = False
@@ -445,7 +446,7 @@ class WorkerSession(Core):
         self._jobs.append(Job(self._job, body, self._envelope[0] if self._envelope else b""))
 
     def _cancel(self, rest: Frames, now: float) -> None:
-        """Nobody wants the reply to what is in hand; of what was in hand before, nobody wants to know."""
+        """Note a cancellation, if it is for the job in hand."""
         if not self._extended:
             self._reconnect(rest, now)
         elif self.state is SessionState.BUSY and rest == self._envelope:
@@ -455,7 +456,7 @@ class WorkerSession(Core):
         return Heartbeat(self.config.heartbeat_interval, self.config.liveness, now, usual=self.dialect.usual_interval)
 
     def _keep(self, rest: Frames, now: float) -> None:
-        """A heartbeat: it tells how often the broker sends some."""
+        """Note a heartbeat: it shows how often the broker sends some."""
         before = self.heartbeat.interval
         self.heartbeat.beat(now)
         self._silent_at = now + self.heartbeat.patience

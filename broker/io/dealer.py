@@ -1,7 +1,7 @@
 """A session's connections: one DEALER socket at a time, and what the system knows of what comes in on it.
 
 A program that was killed is known to be gone at once: the system closes its connections. A stopped program and a cut
-cable are not told of. Where there is another endpoint to go to, a connection has 3 seconds to be made and for ZeroMQ's
+cable are not reported. Where there is another endpoint to go to, a connection has 3 seconds to be made and for ZeroMQ's
 handshake. A client that waits for an answer then also wants to know that the program at the other end runs (`Pulse`):
 ZeroMQ's heartbeats go out each second, and are answered by a thread there that nothing else keeps busy. So a program
 that only takes long for its answer is not left.
@@ -56,12 +56,12 @@ class Dealer:
         curve: Curve | None = None,
         spread: bool = False,
     ) -> None:
-        """`watch`: learn from the transport when the connection breaks (`broke` tells); of several endpoints, also
+        """`watch`: learn from the transport when the connection breaks (`broke` reports it); of several endpoints, also
         that it cannot be made.
 
         `hold`: send nothing before the connection is made, and nothing to a peer that may have taken its place: what is
-        sent earlier waits here, and what is sent after the connection broke is dropped. This also makes `broke` tell,
-        without the sockets that watching takes, but not of a break that was mended before `broke` was called.
+        sent earlier waits here, and what is sent after the connection broke is dropped. This also makes `broke` report
+        it, without the sockets that watching takes, but not a break that was repaired before `broke` was called.
 
         `curve`: keys, for a server that wants some; of several endpoints all have the same one.
 
@@ -89,7 +89,7 @@ class Dealer:
         """What the system knows of the present connection, once something came by it."""
         self._monitor: Socket | None = None
         self._pulse: Pulse | None = None
-        """Whether the program at the other end of the present connection runs; None: that is not looked for."""
+        """Whether the program at the other end runs; None: this is not watched."""
         self._changed = False
 
     def send(self, output: Iterable[Output]) -> None:
@@ -128,7 +128,7 @@ class Dealer:
         return bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT)
 
     def _release(self) -> None:
-        """Send what was held, if somebody is there now."""
+        """Send held messages, if there is a connection now."""
         if self._writable:
             held, self._held, self.linked = self._held, [], True
             with suppress(zmq.Again):  # gone again
@@ -273,7 +273,7 @@ class Dealer:
         events = self._breaks
         if self.several:
             socket.connect_timeout = socket.handshake_ivl = int(SILENCE * 1000)
-            if not self.hold:  # who holds has heartbeats of its own
+            if not self.hold:  # a holding session has its own heartbeats
                 socket.heartbeat_ivl = int(BEAT * 1000)
                 events |= zmq.EVENT_CONNECTED
         self._monitor = socket.get_monitor_socket(events)

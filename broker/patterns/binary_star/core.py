@@ -1,11 +1,11 @@
 """Binary Star without sockets (Guide, chapter 4, "High-Availability Pair"): which of two servers answers clients.
 
-The two tell each other their state once a heartbeat, as one frame: the state's number as text. A peer that is silent
+The two send each other their state once a heartbeat, as one frame: the state's number as text. A peer that is silent
 for two heartbeats has expired. `TRANSITIONS` says what the peer's states and clients' requests do.
 
 `vote` makes the server active if its peer has expired, and refuses the request if not: it takes a silent peer *and* a
-client that comes here for it. After `fatal` somebody has to look: both were active, or both passive, or both started
-as the same. The server answers nobody any more, says so to its peer, which is to end too, for another four heartbeats,
+client that comes here for it. After `fatal` an operator must intervene: both were active, or both passive, or both
+started as the same. The server stops answering, says so to its peer, which is to end too, for another four heartbeats,
 four times in each, and ends: the two ways between them need not heal at the same moment. A peer that hears nothing goes
 on. A server that hears its own role from its peer has a twin, whatever the state: it ends, but an active one goes on,
 and tells the twin. So that this is heard, a server stays in the state that it was started in for another heartbeat and
@@ -14,9 +14,9 @@ a quarter after it first heard its peer, before it becomes passive.
 Pauses. A process that stood still (stopped, swapped out, its machine suspended) finds old messages of its peer and
 old requests of clients, in no order. Three rules keep it from answering beside a peer that took over meanwhile:
 
-- Time in which it could not listen is no silence of its peer: the two heartbeats begin anew.
+- Time in which it could not listen is no silence of its peer: the two heartbeats start again.
 - It settles first: for a quarter of a heartbeat it refuses clients, and of its peer's messages only the last counts.
-- An active server that told its peer nothing for two heartbeats may have been replaced. It goes back to the state that
+- An active server that sent its peer nothing for two heartbeats may have been replaced. It goes back to the state that
   it began with, as if it had been restarted. There a backup that has been active may vote like a primary (nobody else
   may be left); it is silent once its peer has expired, lest a primary that starts just then takes it for a fresh one.
 
@@ -34,7 +34,7 @@ from broker.core.mdp import Core, Frames, Peer
 
 
 class StarState(Enum):
-    """Where a server stands; the value is what it tells its peer."""
+    """The state of a server; the value is sent to its peer."""
 
     PRIMARY = b"1"
     BACKUP = b"2"
@@ -93,7 +93,7 @@ EXPIRY = 2
 """Heartbeats after which a silent peer has expired."""
 
 LAST_WORDS = 4
-"""Heartbeats during which the server tells its peer of a fault before it ends."""
+"""Heartbeats during which the server announces a fault to its peer before it ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,20 +123,20 @@ class BinaryStarCore(Core):
         self.role = role
         self.state = role
         self.fault: str | None = None
-        """What is wrong, after which nobody is answered any more."""
+        """The fault after which no client is answered."""
         self.over = False
-        """Whether the peer has been told of the fault, and the server is to end."""
+        """Whether the fault was announced to the peer, and the server must end."""
         self._end_at = float("inf")
         self._last_word: StarState | None = None
         self.malformed = 0
         self._served = False
         self.seen_at = now
-        """When it last looked at the time: a long pause means that it stood still."""
+        """The last time known: a long pause means that the process stood still."""
         self._peer_expires_at = now + self.config.expiry
-        self._told_at = float("-inf")
+        self._sent_at = float("-inf")
         self._tell_at = now
         self.settles_at = now
-        """Until then, what has come in may be old: it has just begun, or stood still."""
+        """Until then, received states may be old: the server has just started, or stood still."""
         self._latest: StarEvent | None = None
         self._introduced_at = float("inf")
         """When the peer will have heard as what this server was started."""
@@ -162,7 +162,7 @@ class BinaryStarCore(Core):
             self._tell(now)
 
     def tick(self, now: float) -> None:
-        """Settle, and tell the peer where we stand."""
+        """Settle, and send the state to the peer."""
         self._look(now)
         self._act_on_latest(now)
         self.over = now >= self._end_at
@@ -184,7 +184,7 @@ class BinaryStarCore(Core):
         step = TRANSITIONS[self.state, StarEvent.CLIENT_REQUEST]
         if step is StarStep.REFUSE and self._served:
             step = StarStep.VOTE
-        if step is StarStep.VOTE and now >= self._peer_expires_at and now >= self._told_at + self._quiet:
+        if step is StarStep.VOTE and now >= self._peer_expires_at and now >= self._sent_at + self._quiet:
             self._become(StarState.ACTIVE, now)
         return self.state is StarState.ACTIVE
 
@@ -207,7 +207,7 @@ class BinaryStarCore(Core):
         self._peer_expires_at = now + self.config.expiry
         self.settles_at = now + self.config.heartbeat / 4
         self._latest = None
-        if self.state is StarState.ACTIVE and now >= self._told_at + self.config.expiry:
+        if self.state is StarState.ACTIVE and now >= self._sent_at + self.config.expiry:
             self._served = True
             self._become(self.role, now)
         else:
@@ -250,4 +250,4 @@ class BinaryStarCore(Core):
         if self.state is StarState.BACKUP and self._served and now >= self._peer_expires_at:
             return
         self._output.append((None, [(self._last_word or self.state).value]))
-        self._told_at = now
+        self._sent_at = now

@@ -33,7 +33,7 @@ MOST_SAID = 4096
 
 
 class SplitBrain(BrokerError):
-    """Both servers were active, or both passive, or both were started as the same: an operator has to look."""
+    """Both servers were active, or both passive, or both were started in the same role: an operator must intervene."""
 
 
 class BinaryStar(CoreRunner[BinaryStarCore]):
@@ -130,14 +130,14 @@ class BinaryStar(CoreRunner[BinaryStarCore]):
         return self.core.state is StarState.ACTIVE and self.core.fault is None
 
     def run(self) -> None:
-        """Serve until `stop`. Raises SplitBrain; in a thread of its own (`start`) only `fault` tells."""
+        """Serve until `stop`. Raises SplitBrain; in a thread of its own (`start`) only `fault` shows it."""
         self.loop.run()
         if self.core.fault is not None:
             raise SplitBrain(self.core.fault)
 
     @property
     def fault(self) -> str | None:
-        """What ends it: it answers nobody any more, and tells the other server before it ends."""
+        """The fault that ends it: it stops answering, and announces the fault to the other server first."""
         return self.core.fault
 
     def _end(self) -> None:
@@ -156,7 +156,7 @@ class BinaryStar(CoreRunner[BinaryStarCore]):
         return False
 
     def flush(self, now: float) -> None:
-        """Tell the peer, call back, and end the loop after a fault of which the peer was told."""
+        """Send the state to the peer, call back, and end the loop after an announced fault."""
         for _, frames in self.core.take_output():
             assert frames is not None
             sockets.send(self._says, frames)
@@ -175,7 +175,7 @@ class BinaryStar(CoreRunner[BinaryStarCore]):
             self._access.close()
 
     def _settle(self) -> None:
-        """Nobody looks at connections here: nothing is read from them."""
+        """Do nothing: connections are not watched, and nothing is read from them."""
 
 
 class BinaryStarClient(LazyPirate):

@@ -65,23 +65,23 @@ def _measure(send: Callable[[], object], receive: Callable[[], int], synchronous
     """Wait for each reply, then keep WINDOW requests in flight. `receive` waits for replies and counts them."""
     send()
     receive()
-    begun = time.perf_counter()
+    began = time.perf_counter()
     for _ in range(synchronous):
         send()
         receive()
-    speed = synchronous / (time.perf_counter() - begun)
+    speed = synchronous / (time.perf_counter() - began)
     return speed, _measure_window(send, receive, asynchronous) if asynchronous else None
 
 
 def _measure_window(send: Callable[[], object], receive: Callable[[], int], calls: int) -> float:
     sent = done = 0
-    begun = time.perf_counter()
+    began = time.perf_counter()
     while done < calls:
         for _ in range(min(calls - sent, WINDOW - (sent - done))):
             send()
             sent += 1
         done += receive()
-    return calls / (time.perf_counter() - begun)
+    return calls / (time.perf_counter() - began)
 
 
 def _ask_socket(kind: int, endpoint: str, synchronous: int, asynchronous: int) -> Speeds:
@@ -140,7 +140,7 @@ def _ask_majordomo(endpoint: str, synchronous: int, asynchronous: int) -> Speeds
 
 
 Answerer = Callable[[str, Connection], None]
-"""Gets the endpoint of the one before it, and tells its own."""
+"""Gets the endpoint of the process before it, and sends its own."""
 
 
 @contextmanager
@@ -158,31 +158,31 @@ def _process(role: Answerer, endpoint: str) -> Iterator[str]:
         ours.close()
 
 
-def _echo_router(_: str, told: Connection) -> None:
+def _echo_router(_: str, endpoints: Connection) -> None:
     router = Router(zmq.Context.instance())
-    told.send(router.bind("tcp://127.0.0.1:*"))
+    endpoints.send(router.bind("tcp://127.0.0.1:*"))
     while True:
         router.socket.poll()
         while (frames := router.receive()) is not None:
             router.send(frames[0], frames[1:])
 
 
-def _echo_server(_: str, told: Connection) -> None:
+def _echo_server(_: str, endpoints: Connection) -> None:
     server = DraftSocket("SERVER")
-    told.send(server.bind("tcp://127.0.0.1:*"))
+    endpoints.send(server.bind("tcp://127.0.0.1:*"))
     while True:
         if (got := server.receive(None)) is not None:
             server.send(*got)
 
 
-def _broker(_: str, told: Connection) -> None:
+def _broker(_: str, endpoints: Connection) -> None:
     broker = Broker()
-    told.send(broker.bind("tcp://127.0.0.1:*"))
+    endpoints.send(broker.bind("tcp://127.0.0.1:*"))
     broker.run()
 
 
-def _worker(endpoint: str, told: Connection) -> None:
-    told.send(endpoint)
+def _worker(endpoint: str, endpoints: Connection) -> None:
+    endpoints.send(endpoint)
     Worker("echo", lambda frames: frames, endpoint, jobs=16).run()
 
 
