@@ -184,7 +184,7 @@ def test_a_server_loads_nothing_of_what_it_was_not_told_to_have(tmp_path: Path) 
     others = {"broker.access.access_file", "broker.access.decision", "broker.access.keys"}
     others |= {f"broker.io.{name}" for name in ("access_control", "user_connections", "zap")}
     others |= {"broker.io.guarded_router", "broker.worker", "broker.pipeline"}
-    others |= {f"titanic.dispatch.{name}" for name in ("node", "other_nodes", "claims", "lease", "claim_writes")}
+    others |= {f"titanic.cluster.{name}" for name in ("dispatcher", "node", "notifications", "claims", "settings")}
     others |= {f"titanic.server.{name}" for name in ("attached_front", "duplicate_queue", "gather", "mdp_worker")}
     others |= {
         "titanic.dispatch.transport_foreign",
@@ -315,7 +315,7 @@ def test_all_that_the_broker_exports_is_there() -> None:
         assert [name for name in package.__all__ if not hasattr(package, name)] == []
 
 
-LAZY = ("broker/access", "broker/io", "broker/patterns", "titanic/dispatch", "titanic/server", "titanic/store")
+LAZY = ("broker/access", "broker/io", "broker/patterns", "titanic/cluster", "titanic/server", "titanic/store")
 """Packages whose exports are loaded on first use, by modules of their own side."""
 
 

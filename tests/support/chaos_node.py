@@ -32,15 +32,15 @@ def wrong_clock(path: str) -> None:
 
 def short_lease(seconds: float) -> None:
     """The lease, and what a node waits for the database, in proportion."""
-    from titanic.dispatch import lease
+    from titanic.cluster import claims
     from titanic.store.postgres import connection, pool
 
     pool.AGAIN = 0.3
     connection.PATIENCE = max(2.0, seconds)
-    usual = lease.LeaseConfig()
+    usual = claims.LeaseConfig()
     part = seconds / usual.lease
     defaults = replace(usual, lease=seconds, renew=usual.renew * part, margin=usual.margin * part)
-    lease.LeaseConfig.__init__.__defaults__ = (defaults.lease, defaults.renew, defaults.margin)
+    claims.LeaseConfig.__init__.__defaults__ = (defaults.lease, defaults.renew, defaults.margin)
 
 
 if __name__ == "__main__":

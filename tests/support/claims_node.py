@@ -9,8 +9,7 @@ from typing import Any
 
 from support.claims_store import LEASE, Look, Outcome, Settle, Writes
 
-from titanic.dispatch.claim_steps import Claim, ClaimState, Release, Room, Writing
-from titanic.dispatch.lease import Join, LeaseState, Leave, Renew
+from titanic.cluster.claims import Claim, ClaimState, Join, LeaseState, Leave, Release, Renew, Room, Writing
 from titanic.store import Bound, ReadyRow
 
 SERVICES = (b"a", b"b")

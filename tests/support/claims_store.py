@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from titanic.dispatch.claim_steps import Claim, Release, Writing
-from titanic.dispatch.lease import Join, LeaseConfig, Leave, Renew
+from titanic.cluster.claims import Claim, Join, LeaseConfig, Leave, Release, Renew, Writing
 from titanic.store import Bound, Joined, Place, ReadyRow, Renewed, Silent
 
 OVER = -1

@@ -10,7 +10,7 @@ import sys
 from support.node_settings import node_config
 
 from titanic import Server
-from titanic.dispatch import node
+from titanic.cluster import node
 
 
 def main(endpoint: str, url: str, lease: str, ahead: str = "") -> None:

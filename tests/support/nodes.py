@@ -13,7 +13,7 @@ from support.serving import config
 from support.waiting import until
 
 from titanic import Client, Server
-from titanic.dispatch import other_nodes
+from titanic.cluster import notifications
 from titanic.store import Notification
 from titanic.store.postgres.notify import PostgresNotifications
 from titanic.store.postgres.tools import check
@@ -66,8 +66,8 @@ def heard_of_each_other(nodes: Nodes) -> None:
 
 def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes look at what others have done all the time."""
-    monkeypatch.setattr(other_nodes, "LOOK", 0.05)
-    monkeypatch.setattr(other_nodes, "SHARE", 1)
+    monkeypatch.setattr(notifications, "LOOK", 0.05)
+    monkeypatch.setattr(notifications, "SHARE", 1)
 
 
 def deafen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,16 +4,20 @@ after a back-off, or, after the last one, the end of the request.
 
 from __future__ import annotations
 
+import json
 import random
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
-from broker import TRACEBACK
-from titanic.dispatch.backlogs import HIGHEST, Backlog
+from broker import TRACEBACK, Timers, earliest
+from titanic.dispatch.backlogs import HIGHEST, OVERTAKE, Backlog
 from titanic.protocol.submit_options import Policy
 from titanic.protocol.tsp import LEAST_PAUSE, Frames, Progress, read_retry_hint
 from titanic.settings import ServerConfig
-from titanic.store import Status
+from titanic.store import ReadyRow, Status
+from titanic.util.ids import text
 
 
 @dataclass(slots=True, eq=False)
@@ -181,3 +185,109 @@ def without_room(outcome: AttemptOutcome, flight: Flight) -> AttemptOutcome:
     if outcome.status is not Status.DONE:
         reason = f"{outcome.reason} ({reason})"
     return outcome._replace(status=Status.FAILED, frames=[], reason=reason)
+
+
+class Recalls:
+    """Requests that the broker is asked to give back, because no worker is to begin them: their attempt is beyond its
+    limit, their time to live is over, they were closed, more urgent ones wait behind them, or the node gives them up.
+    `now` is monotonic seconds."""
+
+    def __init__(self, flights: Mapping[bytes, Flight]) -> None:
+        self._flights = flights
+        self._limits: Timers[bytes] = Timers()
+        """When the attempts pass their limits."""
+        self._lapses: Timers[bytes] = Timers()
+        """When the time to live of what was sent is over."""
+        self._due: list[bytes] = []
+
+    def limit(self, uuid: bytes, when: float) -> None:
+        """An attempt has begun that is beyond its limit then."""
+        self._limits.set(uuid, when)
+
+    def lapse(self, uuid: bytes, when: float) -> None:
+        """The time to live of a request that is sent is over then."""
+        self._lapses.set(uuid, when)
+
+    def ended(self, uuid: bytes, flight: Flight) -> None:
+        """An attempt has ended."""
+        if flight.policy.limit:
+            self._limits.cancel(uuid)
+        if flight.expires_at:
+            self._lapses.cancel(uuid)
+
+    def add(self, uuids: Iterable[bytes]) -> None:
+        """Have these back, as far as they are under way."""
+        flights = self._flights
+        self._due += [uuid for uuid in uuids if uuid in flights and not flights[uuid].settling]
+
+    def tick(self, now: float) -> None:
+        """Look at what is due. An attempt beyond its limit has failed if a worker has the request, whatever that worker
+        is still doing; whether one has it is asked now."""
+        for uuid in self._limits.due(now):
+            flight = self._flights.get(uuid)
+            if flight is not None and not flight.settling and not flight.closed:
+                flight.overdue = True
+                self._due.append(uuid)
+        for uuid in self._lapses.due(now):
+            flight = self._flights.get(uuid)
+            if flight is not None and not flight.settling and not flight.closed:
+                self._due.append(uuid)  # a worker that has not begun is not to begin
+
+    def overtake(self, backlog: Backlog, now: float) -> None:
+        """Take back what was sent ahead and is less urgent than what has arrived since."""
+        urgent, backlog.urgent = backlog.urgent, 0
+        behind = [
+            (uuid, flight)
+            for uuid, flight in self._flights.items()
+            if flight.backlog is backlog
+            and flight.priority < urgent
+            and flight.started <= now - OVERTAKE
+            and not (flight.settling or flight.closed or flight.recalled)
+        ]
+        # No worker has those yet that were sent last.
+        for uuid, flight in behind[-backlog.surplus :] if backlog.surplus else []:
+            flight.recalled = True
+            self._due.append(uuid)
+
+    def take(self) -> list[bytes]:
+        """Those that are due."""
+        due, self._due = self._due, []
+        return due
+
+    def next_deadline(self) -> float | None:
+        """When more are due."""
+        return earliest(self._limits.next(), self._lapses.next())
+
+
+_GENERATED = b"~"
+"""How the keys of clients begin whose callers have given none."""
+
+
+@lru_cache(maxsize=4096)
+def _numbers(attempt: int, most: int, priority: int) -> bytes:
+    """Most requests have these and nothing more, and most have the same."""
+    return b'","attempt":%d,"of":%d,"priority":%d}' % (attempt, most, priority)
+
+
+def context_of(row: ReadyRow, flight: Flight, wall_us: int, *, alone: bool = False) -> bytes:
+    """The context of an attempt that begins now. `wall_us`: the time of day. `alone`: its worker's process is to do
+    nothing else meanwhile; that is for the broker (`broker.core.requests`)."""
+    policy, key = flight.policy, row.idempotency_key
+    again = flight.deliveries > flight.attempts
+    said = b'{"uuid":"' + text(row.uuid) + _numbers(flight.attempts + 1, flight.max_attempts, flight.priority)
+    if not (again or alone or policy.limit or policy.trace or policy.type or (key and not key.startswith(_GENERATED))):
+        return said
+    said = said[:-1]
+    if again:
+        said += b',"delivery":%d' % (flight.deliveries + 1)
+    if alone:
+        said += b',"alone":true'
+    if policy.limit:
+        said += b',"deadline":%.3f' % (wall_us / 1e6 + policy.limit)
+    if policy.trace:
+        said += b',"trace":' + json.dumps(policy.trace).encode()
+    if policy.type:
+        said += b',"type":' + json.dumps(policy.type).encode()
+    if key and not key.startswith(_GENERATED):
+        said += b',"key":' + json.dumps(key.decode(errors="replace")).encode()
+    return said + b"}"

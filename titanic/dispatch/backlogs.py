@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from broker import Timers, earliest
-from titanic.dispatch.rates import Rates
 from titanic.protocol.submit_options import MAX_PRIORITY
 from titanic.protocol.tsp import SERVICES
 from titanic.settings import ServerConfig
@@ -44,6 +43,34 @@ class Fetch(NamedTuple):
     service: bytes
     after: bytes | None
     limit: int
+
+
+SPREAD = 0.1
+"""Seconds of its rate that a service may catch up at once."""
+
+
+class Rates:
+    """When the next request of each service with a rate may begin: evenly spread, and never more than that.
+
+    What a service did not use counts for SPREAD only: at 10 a second one begins each 100 ms, and two at once at most.
+    An attempt counts when it begins, however it ends. `now` is monotonic seconds, `rate` is per second."""
+
+    def __init__(self) -> None:
+        self._next_at: dict[bytes, float] = {}
+        self.due: Timers[bytes] = Timers()
+        """When services that have used up what they may are to be looked at again."""
+
+    def allowed(self, name: bytes, rate: float, now: float) -> int:
+        """How many may begin now. When there is none, it is `due` when there is one."""
+        next_at = max(self._next_at.get(name, 0.0), now - SPREAD)
+        if now < next_at:
+            self.due.set(name, next_at)
+            return 0
+        return int((now - next_at) * rate) + 1
+
+    def began(self, name: bytes, rate: float, now: float) -> None:
+        """One of them begins."""
+        self._next_at[name] = max(self._next_at.get(name, 0.0), now - SPREAD) + 1 / rate
 
 
 @dataclass(slots=True, eq=False)

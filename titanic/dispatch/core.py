@@ -32,12 +32,19 @@ import random
 from collections.abc import Collection, Container, Iterable, Sequence
 
 from broker import ErrorReply, earliest
-from titanic.dispatch.attempts import AttemptOutcome, Finish, Flight, Postpone, Send, after_failure, without_room
+from titanic.dispatch.attempts import (
+    AttemptOutcome,
+    Finish,
+    Flight,
+    Postpone,
+    Recalls,
+    Send,
+    after_failure,
+    context_of,
+    without_room,
+)
 from titanic.dispatch.backlogs import HIGHEST, Backlog, Backlogs, Fetch
-from titanic.dispatch.ended_counts import EndedCounts
-from titanic.dispatch.outcomes import OutcomeBuffer
-from titanic.dispatch.recalls import Recalls
-from titanic.dispatch.request_context import context_of
+from titanic.dispatch.outcomes import EndedCounts, OutcomeBuffer
 from titanic.protocol.submit_options import Policy, read_policy
 from titanic.protocol.tsp import Frames, read_progress
 from titanic.settings import ServerConfig

@@ -8,27 +8,23 @@ request has ended.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from broker import Channel, Loop, earliest
-from titanic import dispatch
-from titanic.commit.writer import LIGHT_BYTES, Writer
+from titanic.commit.writer import LIGHT_BYTES, Write, Writer
 from titanic.dispatch.attempts import Finish, Send
-from titanic.dispatch.close_doubts import PendingCloses
 from titanic.dispatch.core import DispatchCore
-from titanic.dispatch.ending import Shutdown
 from titanic.dispatch.fetching import Fetching, LocalFetch
-from titanic.dispatch.maintenance import Maintenance, RemoteMaintenance
-from titanic.dispatch.outcomes import Outcomes, OutcomeWrite
-from titanic.dispatch.progress import known_progress
-from titanic.dispatch.read_aside import BackgroundReader
+from titanic.dispatch.maintenance import Maintenance
+from titanic.dispatch.outcomes import CompletionEvents, Outcomes, OutcomeWrite
 from titanic.dispatch.service_log import FailureLog
-from titanic.dispatch.settings_here import ServiceSettingsCache
 from titanic.dispatch.transport import Transport
 from titanic.dispatch.waiters import MOST_WAITERS, Waiters
 from titanic.errors import StoreError
@@ -37,7 +33,7 @@ from titanic.protocol.tsp import WAIT, Progress
 from titanic.services.ask import Answers, Ask, CloseDoubt, SendAnswers
 from titanic.services.reader import Reader, ReadService
 from titanic.settings import ServerConfig
-from titanic.store import SharedStore, Status, Store
+from titanic.store import KnownSettings, ServiceSettings, Status, Store
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +46,73 @@ TELL_AGAIN = 1.0
 COUNT_EVERY = 5.0
 """Seconds between surveys of the workers at a broker elsewhere. They are for `workers` alone: services that have enough
 workers are not asked for otherwise."""
+
+
+DISMISS_MOST = 2.0
+"""Seconds that the reader has to look for the replies of clients that came last to wait."""
+
+GRACE_LOOK = 0.5
+"""Seconds between looks whether it still makes sense to wait for what is in flight."""
+
+
+class Shutdown:
+    """`settled`: nothing is in flight, nor on its way to the store. `dismissed`: all clients that waited have their
+    answers."""
+
+    def __init__(self) -> None:
+        self.settled = threading.Event()
+        self.dismissed = threading.Event()
+
+    def wait_settled(self, grace: float, sensible: Callable[[], bool]) -> None:
+        """Wait so many seconds at most, and only as long as it is `sensible`."""
+        until = time.monotonic() + grace
+        while sensible() and (left := until - time.monotonic()) > 0:
+            if self.settled.wait(min(left, GRACE_LOOK)):
+                return
+
+    def wait_dismissed(self) -> None:
+        """Wait for a while."""
+        self.dismissed.wait(DISMISS_MOST)
+
+    def over(self) -> None:
+        """Nothing more is to be waited for."""
+        self.settled.set()
+        self.dismissed.set()
+
+
+@dataclass(slots=True)
+class _Doubt:
+    """Closed requests that a worker may still get, and what to call when none can."""
+
+    left: set[bytes]
+    then: Callable[[], None]
+
+    def over(self, uuid: bytes) -> None:
+        self.left.discard(uuid)
+        if not self.left:
+            self.then()
+
+
+class PendingCloses:
+    """Those of this node's dispatcher. Methods are called in the loop's thread."""
+
+    def __init__(self, core: DispatchCore) -> None:
+        self._core = core
+        self._doubts: dict[bytes, list[_Doubt]] = {}
+
+    def add(self, closed: CloseDoubt) -> None:
+        """The core knows that these are closed. What is not in flight now never will be: the store has it no more."""
+        about, then = closed
+        doubt = _Doubt({uuid for uuid in about if self._core.in_doubt(uuid)}, then)
+        for uuid in doubt.left:
+            self._doubts.setdefault(uuid, []).append(doubt)
+        if not doubt.left:
+            then()
+
+    def over(self, uuid: bytes) -> None:
+        """No worker of this node can be given this one any more."""
+        for doubt in self._doubts.pop(uuid, ()):
+            doubt.over(uuid)
 
 
 class Dispatcher(Channel):
@@ -76,30 +139,10 @@ class Dispatcher(Channel):
         )
         self.failures = FailureLog()
         self._refusals = reader.refusals
-        self.maintenance: Maintenance
-        self.settings = ServiceSettingsCache(store, self.core, self.arrived, self.call)
-        self._fetching: Fetching
-        self._doubts = PendingCloses(self.core)
-        self.node: dispatch.ClaimingNode | None = None
-        """This process as one of those that share the store; None: it has the store to itself."""
-        self.others: dispatch.Cluster | None = None
-        """The others, if news go between them."""
-        if store.remote:
-            aside = BackgroundReader(store, reader.call, self.call)
-            self.maintenance = RemoteMaintenance(config, store, writer, self.core, self.call, self._expired, aside)
-            tell = self._send, self._written
-            node = dispatch.ClaimingNode(config, store, writer, self.core, *tell, aside, self.settings, self.call)
-            self._fetching = self.node = node
-            self.maintenance.returned = node.returned
-            if (line := cast(SharedStore, store).notifications) is not None:
-                parts = node, self.core, self.waiters, self._doubts
-                self.others = dispatch.Cluster(line, *parts, writer, aside, self.call)
-                self.settings.tell_others = self.others.settings_changed
-        else:
-            self.maintenance = Maintenance(config, store, writer, self.core, self.call, self._expired)
-            self._fetching = LocalFetch(store, self.core, self._send, self.settings.begin)
-        self.maintenance.ends = self.settings.ends
-        self.settings_changed = self.settings.changed
+        self.settings = KnownSettings()
+        """What is set for services, as this process goes by it."""
+        self.completions = CompletionEvents(self.settings, self.arrived)
+        self._pending_closes = PendingCloses(self.core)
         self._counts_workers = config.broker is not None
         self._count_at = 0.0
         self._fetch_at: float | None = None
@@ -110,17 +153,24 @@ class Dispatcher(Channel):
         """What requests travel by; None: no broker is known yet."""
         self._shutdown = Shutdown()
         self._started = self._ended = False
+        self._fetching = self._new_fetching(config, reader)
+        self.maintenance = self._new_maintenance(config)
         self._tell_again_at: float | None = None
         """When to tell how many requests were dispatched again."""
-        self.reconfigure = partial(self.call, self._reconfigure)
-        """Goes on with other settings. Any thread may call it."""
         self.loop.add(self)
+
+    def _new_fetching(self, config: ServerConfig, reader: Reader) -> Fetching:
+        """Make what reads the requests to be sent. Part of the construction, like the next."""
+        return LocalFetch(self._store, self.core, self.send)
+
+    def _new_maintenance(self, config: ServerConfig) -> Maintenance:
+        """Make what does what is due in the store."""
+        tell = self.call, self.expired, self.core.returned, self.completions
+        return Maintenance(config, self._store, self._writer, self.core, *tell)
 
     def start(self) -> None:
         """Begin with what the store holds."""
         self._started = True
-        if self.node is not None:
-            self.node.start()
         self.call(self._begin)
 
     def call(self, function: Callable[..., None], *args: Any) -> None:
@@ -172,6 +222,11 @@ class Dispatcher(Channel):
         return self.alive and self._store.usable
 
     @property
+    def lasts(self) -> Callable[[], bool] | None:
+        """Whether workers may begin what waits at the broker, as `Broker.connect_local` has it; None: always."""
+        return None
+
+    @property
     def alive(self) -> bool:
         """Whether it works."""
         return self._started and not self._ended and not self.loop.ended
@@ -182,14 +237,10 @@ class Dispatcher(Channel):
             self.call(self.waiters.dismiss)
             self._shutdown.wait_dismissed()
             self.call(self._end)
-        if self.node is not None:
-            self.node.stop()
 
     # -- what the services tell: see DispatcherInbox (any thread) ---------------------------------------------
 
     def arrived(self, services: Mapping[bytes, int], due_us: int | None) -> None:
-        if self.others is not None:
-            self.others.arrived(services)
         self.call(self._arrived, services, due_us)
 
     def returned(self, services: Collection[bytes]) -> None:
@@ -197,6 +248,14 @@ class Dispatcher(Channel):
 
     def closed(self, uuids: Sequence[bytes], services: Collection[bytes], doubts: Sequence[CloseDoubt]) -> None:
         self.call(self._closed, uuids, services, doubts)
+
+    def settings_changed(self, settings: ServiceSettings, then: Callable[[], None]) -> None:
+        self.settings.know(settings)  # for what is written from now on
+        self.call(self._settings_changed, then)
+
+    def reconfigure(self, config: ServerConfig) -> None:
+        """Go on with other settings. Any thread may call it."""
+        self.call(self._reconfigure, config)
 
     def wait_for_replies(self, asks: Sequence[Ask]) -> None:
         self.call(self._wait, asks)
@@ -210,7 +269,9 @@ class Dispatcher(Channel):
 
     def progress(self, uuids: Collection[bytes]) -> dict[bytes, Progress]:
         """How far those of these are that are running, as far as their workers have said. Any thread may ask."""
-        return known_progress(uuids, self.core.flights, None if self.others is None else self.others.progress)
+        flights = self.core.flights
+        found = ((uuid, flight.progress) for uuid in uuids if (flight := flights.get(uuid)) is not None)
+        return {uuid: progress for uuid, progress in found if progress is not None}
 
     def worker_of(self, uuid: bytes) -> str:
         """The process whose worker has a request, as HOST:PID; empty: it is not known. Any thread may ask."""
@@ -257,8 +318,6 @@ class Dispatcher(Channel):
             self._tell_again(now)
         self._refusals.tick(now)
         self.maintenance.tick(now)
-        if self.others is not None:
-            self.others.tick(now)
 
     def next_deadline(self) -> float | None:
         """At once, when requests were left unread; else when something is due."""
@@ -267,16 +326,12 @@ class Dispatcher(Channel):
         if self._fetch_at is not None and self._fetch_at <= 0.0:
             return 0.0
         due = self.core.next_deadline() if self.transport is not None else None
-        others = None if self.others is None else self.others.next_deadline()
-        turn_at = None if self.node is None else self.node.turn_at
         if self.core.again and self._tell_again_at is None:
             return 0.0
         times = (
             due,
             self._tell_again_at,
             self._fetch_at,
-            turn_at,
-            others,
             self.waiters.next_deadline(),
             self.maintenance.next_deadline(),
         )
@@ -284,19 +339,19 @@ class Dispatcher(Channel):
 
     def _flush(self, now: float) -> None:
         """One round: take in results, decide, send."""
-        core, transport, node = self.core, self.transport, self.node
-        if node is not None:
-            node.turn(now)
+        core, transport = self.core, self.transport
         if transport is not None:
             self._move(core, transport, now)
         for uuid in core.take_certain():
-            if node is not None:
-                node.forgotten(uuid)
-            self._doubts.over(uuid)
+            self._withdrawn_from_workers(uuid)
         if core.stopping and not core.flights and not self._fetching.busy:
             self._shutdown.settled.set()
         if self.waiters.dismissed:
             self._shutdown.dismissed.set()
+
+    def _withdrawn_from_workers(self, uuid: bytes) -> None:
+        """No worker can get this closed request any more."""
+        self._pending_closes.over(uuid)
 
     # -- inside ----------------------------------------------------------------------------------------------
 
@@ -316,13 +371,8 @@ class Dispatcher(Channel):
         self._fetch_at = self._fetching.fetch(now)
         for uuid in core.take_recalls():
             transport.recall_request(uuid, now)
-        if (node := self.node) is None:
-            told, ends = (partial(self.call, self._written), self._unwritten), self.settings.ends
-            for outcomes in core.take_outcomes(now, self.waiters):
-                self._writer.enqueue(OutcomeWrite(outcomes, *told, ends=ends))
-        else:
-            for outcomes in core.take_outcomes(now, self.waiters):
-                self._writer.enqueue(node.outcome_write(outcomes))
+        for outcomes in core.take_outcomes(now, self.waiters):
+            self._writer.enqueue(self._new_write(outcomes))
         transport.push(now)
 
     def _uncounted(self, now: float) -> bool:
@@ -331,15 +381,33 @@ class Dispatcher(Channel):
         self._count_at = now + COUNT_EVERY
         return True
 
-    def _send(self, sends: Sequence[Send], now: float) -> None:
+    def _new_write(self, outcomes: Outcomes) -> Write:
+        return OutcomeWrite(outcomes, partial(self.call, self.written), self._unwritten, ends=self.completions)
+
+    def send(self, sends: Sequence[Send], now: float) -> None:
+        """Give requests to the transport."""
         assert self.transport is not None  # nothing is fetched without, and what was there is only replaced
         self.transport.send_requests(sends, now)
 
     def _begin(self) -> None:
+        self._read_settings()
         self._fetching.begin()
         self.maintenance.look()
-        if self.others is not None:
-            self.others.begin()
+
+    def _read_settings(self) -> None:
+        with self._store.read() as transaction:
+            self.hold_settings(transaction.service_settings())
+
+    def hold_settings(self, settings: ServiceSettings) -> None:
+        """Go by what is set for services."""
+        if settings != self.settings.all:
+            self.settings.know(settings)
+        if self.settings.paused != self.core.backlogs.paused:
+            self.core.pause_services(self.settings.paused)
+
+    def _settings_changed(self, then: Callable[[], None]) -> None:
+        self.hold_settings(self.settings.all)
+        then()
 
     def _end(self) -> None:
         """Do nothing more, and let nobody wait for it."""
@@ -356,8 +424,6 @@ class Dispatcher(Channel):
 
     def _reconfigure(self, config: ServerConfig) -> None:
         self.maintenance.config = config
-        if self.node is not None:
-            self.node.reconfigure(config)
         self.core.reconfigure(config)
         self.maintenance.look()
 
@@ -379,8 +445,6 @@ class Dispatcher(Channel):
     def _arrived(self, services: Mapping[bytes, int], due_us: int | None) -> None:
         if services:
             self.core.arrived(services, time.monotonic())
-            if self.node is not None:
-                self.node.arrived(services)
         if due_us is not None:
             self.maintenance.hasten_alarm(due_us)
 
@@ -388,8 +452,6 @@ class Dispatcher(Channel):
         self.core.stopping = True
         self.core.recall(self.core.flights)
         self.core.outcomes.hurry(time.monotonic())
-        if self.node is not None:
-            self.node.claims.drain()
 
     def _returned(self, services: Collection[bytes]) -> None:
         self.maintenance.returned(services)
@@ -401,12 +463,12 @@ class Dispatcher(Channel):
         self.waiters.wake(uuids)
         if uuids:
             self.maintenance.look()  # they are remembered for a time, and large ones are removed bit by bit
-        if self.others is not None:
-            self.others.ended(uuids)
-            self.others.closed(doubts)
-        else:
-            for doubt in doubts:
-                self._doubts.add(doubt)
+        self._keep_pending(doubts)
+
+    def _keep_pending(self, closes: Sequence[CloseDoubt]) -> None:
+        """Answer these closes as soon as no worker can be given any of their requests."""
+        for close in closes:
+            self._pending_closes.add(close)
 
     def _withdrawn(self, services: Collection[bytes]) -> None:
         """Requests of these services have left the queue without having been sent. An absent service with nothing left
@@ -419,7 +481,8 @@ class Dispatcher(Channel):
         """Called by the writer, in its thread or in this one."""
         self.call(self.core.unsettled, outcomes, time.monotonic())
 
-    def _written(self, done: Outcomes, unchanged: Outcomes, without_room: Outcomes) -> None:
+    def written(self, done: Outcomes, unchanged: Outcomes, without_room: Outcomes) -> None:
+        """Outcomes are committed: see OutcomeWrite."""
         core = self.core
         unchanged_uuids = {outcome.uuid for outcome in unchanged}
         for outcome in done:
@@ -434,18 +497,15 @@ class Dispatcher(Channel):
                 self.waiters.succeeded(outcome.uuid, outcome.frames)
         uuids = [outcome.uuid for outcome in done]
         core.settled(uuids, unchanged)
-        if self.others is not None:
-            self.others.ended([outcome.uuid for outcome in done if isinstance(outcome, Finish)])
         if without_room:
             core.unsettled(without_room, time.monotonic(), full=True)
         self.waiters.wake(uuids)
         # Only now: requests that were put off are not in flight any more, and their time to live counts again.
         self.maintenance.look()
 
-    def _expired(self, expired: Sequence[tuple[bytes, bytes]]) -> None:
+    def expired(self, expired: Sequence[tuple[bytes, bytes]]) -> None:
+        """These have expired in the store: UUID and service of each."""
         self.waiters.wake([uuid for uuid, _ in expired])
-        if self.others is not None:
-            self.others.ended([uuid for uuid, _ in expired])
         self._withdrawn({service for _, service in expired})
         for uuid, service in expired:
             self.failures.tell(uuid, service, Status.EXPIRED, "not done in time")

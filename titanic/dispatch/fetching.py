@@ -49,10 +49,6 @@ class Fetching(Protocol):
         """Something has left the queues of these services: tell the core which are empty now."""
 
 
-def _nothing() -> None:
-    return
-
-
 class LocalFetch:
     """Reads in the loop's thread."""
 
@@ -63,10 +59,8 @@ class LocalFetch:
         store: Store,
         core: DispatchCore,
         send: Callable[[Sequence[Send], float], None],
-        read_settings: Callable[[], None] = _nothing,
     ) -> None:
-        """`send`: gives requests to the transport. `read_settings`: is called before anything is."""
-        self._read_settings = read_settings
+        """`send`: gives requests to the transport."""
         self._store = store
         self._core = core
         self._send = send
@@ -78,7 +72,6 @@ class LocalFetch:
         self._unread = Incident(log, "read what to dispatch")
 
     def begin(self) -> None:
-        self._read_settings()
         with self._store.read() as transaction:
             self._core.arrived(dict.fromkeys(transaction.waiting(), DEFAULT_PRIORITY), time.monotonic())
 

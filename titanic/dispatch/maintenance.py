@@ -11,8 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from titanic.commit.writer import Write, Writer
 from titanic.dispatch.core import DispatchCore
-from titanic.dispatch.end_requests import CompletionEvents, Stored
-from titanic.dispatch.read_aside import BackgroundReader
+from titanic.dispatch.outcomes import CompletionEvents, Stored
 from titanic.errors import RecordCorrupt, StoreCorrupt, StoreError
 from titanic.logs import Incident, event
 from titanic.settings import ServerConfig
@@ -35,12 +34,6 @@ LONGEST_ALARM = 30.0
 
 SYNC_EVERY = 1.0
 """Seconds after which commits are synced that did not wait for it: what a power cut may take."""
-
-LOOK_EVERY = 0.05
-"""Seconds between looks into a remote store for what is due: each takes time there."""
-
-APART_US = 1_000_000
-"""Nodes that share a store know its time to less than this. What another one has just given is not from the future."""
 
 READERS_EVERY = 1.0
 """Seconds between looks for readers: killed ones, which hold slots and pages that could be used again, and those that
@@ -67,17 +60,17 @@ class Maintenance:
         core: DispatchCore,
         call: Callable[..., None],
         expired: Callable[[Sequence[tuple[bytes, bytes]]], None],
+        returned: Callable[[Collection[bytes]], None],
+        completions: CompletionEvents,
     ) -> None:
-        """`call`: has a function called in the loop's thread. `expired`: is told of requests that have expired in
-        the store, UUID and service of each."""
+        """`call`: has a function called in the loop's thread. `expired`: takes requests that have expired in the store,
+        UUID and service of each; `returned`: services that have requests again."""
         self.config = config
         self.core = core
         self.call = call
         self.expired = expired
-        self.returned: Callable[[Collection[bytes]], None] = core.returned
-        """Is told which services have requests again."""
-        self.ends: CompletionEvents | None = None
-        """Stores what is wanted when requests have ended."""
+        self.returned = returned
+        self.completions = completions
         self.clock_jumps = writer.clock_jumps
         """The wall clock, as the writer sees it."""
         self._readers_at = 0.0
@@ -164,66 +157,6 @@ class Maintenance:
         return time.monotonic() + min(LONGEST_ALARM, max(SHORTEST_ALARM, (due_us - self.now_us()) / 1e6))
 
 
-class RemoteMaintenance(Maintenance):
-    """For a remote store: what is due is read in the reader's thread, and not after each commit. Its server does the
-    rest by itself."""
-
-    apart_us = APART_US
-
-    def __init__(
-        self,
-        config: ServerConfig,
-        store: Store,
-        writer: Writer,
-        core: DispatchCore,
-        call: Callable[..., None],
-        expired: Callable[[Sequence[tuple[bytes, bytes]]], None],
-        aside: BackgroundReader,
-    ) -> None:
-        super().__init__(config, store, writer, core, call, expired)
-        self._aside = aside
-        self._look_at: float | None = None
-        """When to look."""
-        self._looking = False
-        self._begun = 0.0
-        """When the last look began."""
-        self._stale = False
-        """Whether something may have become due since then of which it does not tell."""
-
-    def next_deadline(self) -> float | None:
-        return None if self._looking else self._look_at
-
-    def tick(self, now: float) -> None:
-        """Look, when that is due."""
-        if self._look_at is not None and now >= self._look_at and not self._looking:
-            self._look_at, self._begun = None, now
-            self._looking, self._stale = True, False
-            self._aside.read(self.next_due, self._looked, self._not_looked)
-
-    def look(self) -> None:
-        self._look_at = self._begun + LOOK_EVERY
-        self._stale = True
-
-    def hasten_alarm(self, due_us: int) -> None:
-        self._stale = True
-        super().hasten_alarm(due_us)
-
-    def _looked(self, due: int | None) -> None:
-        self._looking = False
-        self._due_incident.recovered()
-        if self.clock_jumps.unchecked is not None:
-            due = 0
-        if not self._stale:
-            self.set_alarm(due)
-        elif due is not None:
-            super().hasten_alarm(due)
-
-    def _not_looked(self, error: StoreError) -> None:
-        self._looking = False
-        self._due_incident.failed(error)
-        self.set_alarm(self.now_us() + pause_us(error))
-
-
 class MaintenanceWrite:
     """What is due, as one `Write`; at most `step` requests of each kind are moved."""
 
@@ -251,8 +184,8 @@ class MaintenanceWrite:
         self._services = [service for service, _ in transaction.promote(now_us, self._step)]
         self._expired = transaction.expire(now_us, self._step, maintenance.core.flights, ahead_us)
         self._stored = None
-        if maintenance.ends is not None and self._expired and maintenance.ends.settings.on_end:
-            self._stored = maintenance.ends.store(transaction, [uuid for uuid, _ in self._expired], now_us)
+        if self._expired and maintenance.completions.settings.on_end:
+            self._stored = maintenance.completions.store(transaction, [uuid for uuid, _ in self._expired], now_us)
         self._clamped, self._unchecked = 0, None
         trimmed = transaction.trim(now_us, maintenance.config.retention, self._step, ahead_us)
         if clock_jumps.unchecked is not None:
@@ -277,8 +210,8 @@ class MaintenanceWrite:
                 self._clamped,
             )
         self._maintenance.call(self.tell)
-        if self._maintenance.ends is not None and self._stored is not None:
-            self._maintenance.ends.committed(self._stored)
+        if self._stored is not None:
+            self._maintenance.completions.committed(self._stored)
 
     def failed(self, error: StoreError) -> None:
         self._maintenance.call(self._maintenance.set_alarm, self._maintenance.now_us() + pause_us(error))

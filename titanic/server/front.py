@@ -137,8 +137,7 @@ class IntegratedFront(Front):
         here = self._broker
         for name in tsp.SERVICES:
             here.integrate(name, partial(handle_batch, name), room=tsp.ROOM)
-        lasts = None if dispatcher.node is None else dispatcher.node.lasts
-        connect = partial(here.connect_local, lasts=lasts)
+        connect = partial(here.connect_local, lasts=dispatcher.lasts)
         dispatcher.connect(LocalTransport(dispatcher.core, connect, dispatcher.guard, here.config.max_message))
         here.start()
         if self._gathering is not None:

@@ -16,15 +16,13 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import astuple, replace
+from dataclasses import replace
 from typing import cast
 
-from titanic import dispatch
+from titanic import cluster
 from titanic.commit.writer import Writer
 from titanic.dispatch.dispatcher import Dispatcher
-from titanic.errors import OtherLimits, StoreFailed, TitanicError
-from titanic.logs import event
+from titanic.errors import StoreFailed, TitanicError
 from titanic.protocol import tsp
 from titanic.server.front import LAST, Front, IntegratedFront
 from titanic.server.server_access import ServerAccess
@@ -35,17 +33,14 @@ from titanic.services.handler import ServiceHandler
 from titanic.services.nodes import rows_of, running_elsewhere
 from titanic.services.ownership import Refusals
 from titanic.services.reader import Reader
-from titanic.settings import LIVE, ServerConfig, ServiceLimits
+from titanic.settings import LIVE, ServerConfig
 from titanic.store import (
-    Limits,
     NodeFacts,
     NodesReadTransaction,
     ReadTransaction,
     SharedStore,
-    SharedWriteTransaction,
     open_store,
 )
-from titanic.util.text import quoted
 from titanic.version import __version__
 
 log = logging.getLogger(__name__)
@@ -84,15 +79,15 @@ class Server:
             drop_unarchived=config.drop_unarchived,
             durability=config.durability,
         )
-        self._given_limits = config.limits
-        """As the options say it."""
-        self._shares_limits = isinstance(config.store, str) and cast(SharedStore, self.store).notifications is not None
-        if self._shares_limits:
+        self._limits: cluster.SharedLimits | None = None
+        """The limits of services, if servers that share the store have them in common."""
+        if isinstance(config.store, str) and cast(SharedStore, self.store).notifications is not None:
             try:
-                config = self.config = replace(config, limits=self._agree_limits())
+                self._limits = cluster.SharedLimits(self.store, config.limits)
             except BaseException:
                 self.store.discard()
                 raise
+            config = self.config = replace(config, limits=self._limits.held)
         self.writer = Writer(self.store)
         queue = os.urandom(8).hex() if self.store.remote else ""
         try:
@@ -110,42 +105,34 @@ class Server:
         """Where clients reach it, and where requests that want no answer are gathered, with real ports."""
         self._refusals = Refusals()
         self._reader = Reader(self.store, self.front.congested, self._refusals)
-        self.dispatcher = Dispatcher(
-            config,
-            self.store,
-            self.writer,
-            self._reader,
-            self.front.send_answers,
-            self.front.loop,
-            self.front.most_waiters,
-        )
+        front, store, writer, reader = self.front, self.store, self.writer, self._reader
+        parts = config, store, writer, reader, front.send_answers, front.loop, front.most_waiters
+        self._shared = cluster.ClusterDispatcher(*parts, host=self, limits=self._limits) if store.remote else None
+        self.node = None if self._shared is None else self._shared.node
+        """This server as one of those that share the store; None: it has the store to itself."""
+        self.dispatcher = self._shared or Dispatcher(*parts)
+        node = self.node
         self._context = ServiceContext(
-            self.front.send_answers,
+            front.send_answers,
             self.dispatcher,
-            self.writer.clock_jumps,
+            writer.clock_jumps,
             config.limits,
-            self.front.most_body,
+            front.most_body,
             config.wire.max_waiting_bytes,
             self._refusals,
-            settings=self.dispatcher.settings.known,
+            settings=self.dispatcher.settings,
             queue=queue,
+            figures=self._figures,
+            forbidden=self._forbidden,
+            incarnation=None if node is None else node.incarnation,
+            others=bool if node is None else node.others,
         )
-        self._context.figures, self._context.forbidden = self._figures, self._forbidden
-        if self._shares_limits:
-            self.dispatcher.settings.limits = _as_stored(config.limits)
-            self.dispatcher.settings.told_limits = self._hold_limits
+        if node is not None:
+            reader.others = node.others
         self._drains = False
         """Whether everybody is sent elsewhere because of that."""
         self.draining = False
         """Whether it is to end when it has nothing left to do."""
-        if (node := self.dispatcher.node) is not None:
-            self._context.incarnation = node.incarnation
-            self._context.others = self._reader.others = node.others
-            node.told_cut_off, node.send_workers_on = self._cut_off, self.front.send_on
-            if (others := self.dispatcher.others) is not None:
-                others.send_workers_on = self.front.send_on
-            node.facts = self._facts
-            node.told_to_drain = self.drain
         self._services = ServiceHandler(self.store, self.writer, self._reader, self._context)
         threads = {"writer": self.writer.call, "reader": self._reader.call}
         self.watchdog = Watchdog(threads | self.front.threads())
@@ -169,7 +156,7 @@ class Server:
         New requests are refused, so that clients go to another node; nothing more is claimed; requests that no worker
         has are given back; workers are sent elsewhere as they become free. What workers have may take its time.
         """
-        if not self.draining and self.dispatcher.node is not None:
+        if not self.draining and self.node is not None:
             self.draining = True
             threading.Thread(target=self._drain, name="drain", daemon=True).start()
 
@@ -178,7 +165,7 @@ class Server:
         self._turn_away()
 
     def _turn_away(self) -> None:
-        node, dispatcher = self.dispatcher.node, self.dispatcher
+        node, dispatcher = self.node, self.dispatcher
         if node is not None:
             self._drains = True
             self._refuse()
@@ -186,9 +173,9 @@ class Server:
             dispatcher.call(dispatcher.waiters.dismiss, DRAINING)
             self.front.wind_down()
 
-    def _cut_off(self) -> None:
-        """Whether this node is cut off has changed. Called in the loop's thread."""
-        node = self.dispatcher.node
+    def cut_off_changed(self) -> None:
+        """Send clients and idle workers to other nodes while this one is cut off. Called in the loop's thread."""
+        node = self.node
         if node is not None:
             self._refuse()
             if node.cut_off:
@@ -196,8 +183,7 @@ class Server:
             self.front.cut_off(node.cut_off)
 
     def _refuse(self) -> None:
-        node = self.dispatcher.node
-        cut_off = node is not None and node.cut_off
+        cut_off = self.node is not None and self.node.cut_off
         self._context.refusing = DRAINING if self._drains else CUT_OFF if cut_off else None
 
     @property
@@ -205,13 +191,13 @@ class Server:
         """Why clients and workers are sent to other nodes; empty: they are not. Any thread may ask."""
         if self.draining:
             return "draining"
-        node = self.dispatcher.node
+        node = self.node
         return "cut off: this node cannot reach the database" if node is not None and node.cut_off else ""
 
     @property
     def drained(self) -> bool:
         """Whether nothing is left to do since `drain`: it can be stopped."""
-        node = self.dispatcher.node
+        node = self.node
         return self._drains and self.draining and node is not None and node.has_left and self.front.wound_down
 
     def stop(self, *, begun: bool = True) -> None:
@@ -223,7 +209,7 @@ class Server:
         made for this server and is empty. A node that shares its store is drained first, as far as `grace` lasts.
         """
         self.front.stop_gathering(LAST if self.store.usable else 0.0)
-        if self.dispatcher.node is None:
+        if self.node is None:
             self._context.refusing = tsp.failure(ENDING)
         else:
             self._turn_away()
@@ -236,7 +222,7 @@ class Server:
     @property
     def problem(self) -> TitanicError | None:
         """Why it cannot serve, if that is found out after `start`. It is not `alive` then."""
-        node = self.dispatcher.node
+        node = self.node
         return self.front.problem or (node.problem if node is not None else None)
 
     @property
@@ -265,7 +251,7 @@ class Server:
         if workers is None and self.ready:
             workers = self.dispatcher.workers()
         with self.store.read() as transaction:
-            node = self.dispatcher.node
+            node = self.node
             elsewhere = {} if node is None else running_elsewhere(rows_of(transaction), node.incarnation())
             running, skip = self.dispatcher.in_flight(), self.dispatcher.running()
             services = service_snapshots(transaction, running, elsewhere, skip, workers, self.store.now_us())
@@ -279,7 +265,7 @@ class Server:
             refused=dict(self._context.refused),
             forbidden=self._forbidden(),
             services=services,
-            paused=sorted(name.decode(errors="replace") for name in self.dispatcher.settings.known.paused),
+            paused=sorted(name.decode(errors="replace") for name in self.dispatcher.settings.paused),
             store=counts,
             durability=self.store.durability,
             store_id=store_id,
@@ -296,10 +282,10 @@ class Server:
             node=about_node,
         )
 
-    def _node_snapshot(self, node: dispatch.ClaimingNode, transaction: ReadTransaction) -> NodeSnapshot:
+    def _node_snapshot(self, node: cluster.ClaimingNode, transaction: ReadTransaction) -> NodeSnapshot:
         rows = cast(NodesReadTransaction, transaction).nodes()
         draining = sum(row.draining for row in rows)
-        return NodeSnapshot(self._facts().name, len(rows), draining, node.lease_left, node.held, node.leases_lost)
+        return NodeSnapshot(self.facts().name, len(rows), draining, node.lease_left, node.held, node.leases_lost)
 
     def _figures(self) -> ServiceFigures:
         """What is known here of services."""
@@ -311,8 +297,8 @@ class Server:
         """What users lacked a permission for."""
         return refusals(self._refusals.counts, self.front.refusals())
 
-    def _facts(self) -> NodeFacts:
-        """What this node tells the others."""
+    def facts(self) -> NodeFacts:
+        """What other nodes see of this one. Any thread may ask."""
         workers, running = self.workers, self.dispatcher.in_flight()
         if workers is None:
             workers = {name: count or 0 for name, count in self.dispatcher.workers().items()}
@@ -344,8 +330,10 @@ class Server:
         they were. Raises broker.AccessError when that file has a fault, and StoreError when limits of services, which
         servers that share a store have in common, cannot be changed there: then nothing changes."""
         access = None if self.control is None else self.control.read_again()
-        if self._shares_limits:
-            config = replace(config, limits=self._change_limits(config.limits))
+        if self._limits is not None and self._shared is not None:
+            self._limits.change(config.limits)
+            self._shared.publish_settings()
+            config = replace(config, limits=self._limits.held)
         self.config = replace(self.config, **{name: getattr(config, name) for name in LIVE})
         self.dispatcher.reconfigure(self.config)
         self._context.limits = self.config.limits
@@ -357,43 +345,16 @@ class Server:
             self.front.loop.call(in_force.set)
             in_force.wait(RELOAD_SECONDS)
 
-    def _agree_limits(self) -> Mapping[bytes, ServiceLimits]:
-        """The limits that hold at all servers which share the store. Raises OtherLimits if they are not those given."""
-        given = _as_stored(self._given_limits)
-        with self.store.write() as transaction:
-            shared = cast(SharedWriteTransaction, transaction)
-            shared.agree_limits(given)
-            found = shared.service_limits()
-            for name, limits in given.items():
-                if found[name] != limits:
-                    what = f"the limits of {quoted(name.decode(errors='replace'))} are not those of the other nodes"
-                    fact = f"{_written(limits)} here, and {_written(found[name])} in the database"
-                    advice = "give all the same; to change them, change them at a node that runs, and reload it"
-                    raise OtherLimits(what, fact, advice)
-        return _as_held(found)
+    def send_workers_on(self, most: int | None = None) -> None:
+        """Send idle workers to other nodes: so many at most, by default all. Any thread may call it."""
+        self.front.send_on(most)
 
-    def _change_limits(self, given: Mapping[bytes, ServiceLimits]) -> Mapping[bytes, ServiceLimits]:
-        """Have all servers go by what is different from what was given before. Returns what holds then."""
-        before, now = _as_stored(self._given_limits), _as_stored(given)
-        changes = {name: now.get(name) for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
-        with self.store.write() as transaction:
-            shared = cast(SharedWriteTransaction, transaction)
-            shared.change_limits(changes)
-            found = shared.service_limits()
-        self._given_limits = given
-        self.dispatcher.settings.tell_others()
-        return _as_held(found)
-
-    def _hold_limits(self, found: Mapping[bytes, Limits]) -> None:
-        """Others hold from now on. Called in the loop's thread."""
-        given, before, now = _as_stored(self._given_limits), _as_stored(self.config.limits), dict(found)
-        for name in sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name)):
-            level = logging.WARNING if given.get(name) != now.get(name) else logging.INFO
-            facts = quoted(name.decode(errors="replace")), _written(now.get(name)), _written(before.get(name))
-            log.log(level, "limits of %s: %s instead of %s, as set at another node", *facts, extra=event("limits"))
-        self.config = replace(self.config, limits=_as_held(found))
-        self.dispatcher.reconfigure(self.config)
-        self._context.limits = self.config.limits
+    def limits_changed(self) -> None:
+        """Go by the shared limits, which another node has changed. Called in the loop's thread."""
+        if self._limits is not None:
+            self.config = replace(self.config, limits=self._limits.held)
+            self.dispatcher.reconfigure(self.config)
+            self._context.limits = self.config.limits
 
     def _end(self, *, begun: bool) -> None:
         """Close what is open, once the threads that use the store have ended, or never began."""
@@ -424,17 +385,3 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-
-def _as_stored(limits: Mapping[bytes, ServiceLimits]) -> dict[bytes, Limits]:
-    return {name: Limits(*astuple(one)) for name, one in limits.items()}
-
-
-def _as_held(limits: Mapping[bytes, Limits]) -> dict[bytes, ServiceLimits]:
-    return {name: ServiceLimits(*one) for name, one in limits.items()}
-
-
-def _written(limits: Limits | None) -> str:
-    """As the option has them."""
-    given = {name: value for name, value in (limits or Limits())._asdict().items() if value}
-    return ",".join(f"{name}={value:g}{'/s' if name == 'rate' else ''}" for name, value in given.items()) or "none"

@@ -12,7 +12,7 @@ ends the incarnation only if it is still that (`Silent`). `lease_until` grows wi
 Each method is one statement, given below for PostgreSQL at READ COMMITTED. Each may be executed long after its sender
 has given it up, and a repeated one may be executed before the first: none does harm then, because all of them name the
 incarnation, and a sender who does not know what became of one goes on under another incarnation
-(`titanic/dispatch/claims.py`).
+(`titanic/cluster/claims.py`).
 
 *Alive* is `EXISTS (SELECT FROM node WHERE incarnation = $me AND lease_until > '-infinity')`. *Free* is, of a row of
 `ready`, `incarnation IS NULL OR EXISTS (SELECT FROM node n WHERE n.incarnation = ready.incarnation AND n.lease_until =

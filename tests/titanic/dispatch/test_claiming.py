@@ -13,15 +13,15 @@ from support.waiting import until
 
 from broker import ErrorReply, Loop
 from titanic import ServerConfig
+from titanic.cluster import claims as claims_module
+from titanic.cluster import node as node_module
+from titanic.cluster.dispatcher import ClusterDispatcher
 from titanic.commit.writer import Writer
-from titanic.dispatch import claim_writes, outcomes
-from titanic.dispatch import claims as claims_module
-from titanic.dispatch import node as node_module
+from titanic.dispatch import outcomes
 from titanic.dispatch.attempts import Send
-from titanic.dispatch.dispatcher import Dispatcher
 from titanic.errors import StoreFailed, StoreTooNew
 from titanic.services.reader import Reader
-from titanic.store import LeaseConfig, NewRequest, Outcome, Pending, State, Status
+from titanic.store import LeaseConfig, NewRequest, NodeFacts, Outcome, Pending, State, Status
 from titanic.util.clock import elapsed, wall_us
 
 QUICK = LeaseConfig(lease=10.0, renew=0.1)
@@ -53,6 +53,25 @@ class Transport:
     def deliver_results(self, now: float) -> None: ...
 
 
+class Host:
+    """Of a node that runs; it only notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.drains = threading.Event()
+
+    def facts(self) -> NodeFacts:
+        return NodeFacts("test", "1")
+
+    def drain(self) -> None:
+        self.drains.set()
+
+    def cut_off_changed(self) -> None: ...
+
+    def send_workers_on(self, most: int | None = None) -> None: ...
+
+    def limits_changed(self) -> None: ...
+
+
 class Node:
     """A dispatcher that runs, with a store that nobody else uses."""
 
@@ -60,9 +79,9 @@ class Node:
         self.store = store or RemoteStore()
         self.writer, self.reader, self.loop = Writer(self.store), Reader(self.store), Loop()
         self.transport = Transport()
-        self.dispatcher = Dispatcher(
-            ServerConfig(lease=lease), self.store, self.writer, self.reader, lambda answers: None, self.loop
-        )
+        parts = ServerConfig(lease=lease), self.store, self.writer, self.reader
+        self.host = Host()
+        self.dispatcher = ClusterDispatcher(*parts, lambda answers: None, self.loop, host=self.host)
         self.core = self.dispatcher.core
         self.dispatcher.connect(self.transport)
         self._thread = threading.Thread(target=self.loop.run, daemon=True)
@@ -215,7 +234,7 @@ def test_a_claim_of_which_nobody_was_told_is_given_back_and_made_again(
 def test_a_service_for_which_the_bytes_did_not_suffice_is_not_taken_for_empty(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claim_writes, "CLAIM_BYTES", 100)
+    monkeypatch.setattr(node_module, "CLAIM_BYTES", 100)
     for service in (b"a", b"b", b"c"):
         node.submit(*[b"%b%d" % (service, n) + bytes(90) for n in range(3)], service=service)
     with node.store.stalled():

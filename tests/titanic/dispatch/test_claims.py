@@ -11,9 +11,7 @@ import pytest
 from support.claims_world import World
 from support.torture import LONG, SEED, figures, tally
 
-from titanic.dispatch.claim_steps import Room
-from titanic.dispatch.claims import ClaimsCore
-from titanic.dispatch.lease import Join, LeaseState, Leave, Renew
+from titanic.cluster.claims import ClaimsCore, Join, LeaseState, Leave, Renew, Room
 from titanic.store import Bound, Joined, ReadyRow, Renewed, Silent
 
 STEPS = 8_000

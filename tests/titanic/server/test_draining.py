@@ -22,7 +22,7 @@ from broker import Worker
 from broker.patterns import Scatter, pack
 from titanic import Client, InvalidRequest, Server
 from titanic.cli import status
-from titanic.dispatch import other_nodes
+from titanic.cluster import notifications
 from titanic.metrics.families import queue
 from titanic.store import LeaseConfig
 from titanic.version import __version__
@@ -104,8 +104,8 @@ def test_each_node_knows_all(servers: tuple[Server, Server]) -> None:
 def test_two_of_one_name_are_told_apart_and_say_so(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(other_nodes, "LOOK", 0.05)
-    monkeypatch.setattr(other_nodes, "NAMESAKES", 0.01)
+    monkeypatch.setattr(notifications, "LOOK", 0.05)
+    monkeypatch.setattr(notifications, "NAMESAKES", 0.01)
     settings = {"store": url, "node_name": "a", "lease": LEASE}
     with Server(config(tmp_path, **settings)) as one, Server(config(tmp_path, **settings)) as two:
         until(lambda: sum("--node-name" in line for line in caplog.messages) == 2)
@@ -284,7 +284,7 @@ def test_idle_workers_are_spread_again_after_a_restart(
 ) -> None:
     """A node that has come back gets some. The clients stay where they are, and the last worker of a service, too."""
     monkeypatch.setattr("broker.io.dealer.shuffled", list)
-    monkeypatch.setattr(other_nodes, "BALANCE_EVERY", 1.0)
+    monkeypatch.setattr(notifications, "BALANCE_EVERY", 1.0)
     lease = LeaseConfig(lease=30, renew=0.2, margin=0.5)
     with ExitStack() as stack:
         nodes = [stack.enter_context(Server(config(tmp_path, store=url, lease=lease))) for _ in range(3)]

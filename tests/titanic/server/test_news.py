@@ -21,7 +21,7 @@ from support.waiting import until
 
 from broker import RemoteError, Worker
 from titanic import Client, Refused, RequestFailed, Server, UnknownRequest, current
-from titanic.dispatch import other_nodes, progress
+from titanic.cluster import notifications, progress
 from titanic.settings import ServiceLimits
 from titanic.store import LeaseConfig, NodeFacts
 from titanic.store.postgres.store import PostgresStore
@@ -35,7 +35,7 @@ def nodes(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     with cluster(tmp_path, 3) as nodes:
         if request.param == "news":
             heard_of_each_other(nodes)
-            monkeypatch.setattr(other_nodes, "LOOK", 600.0)
+            monkeypatch.setattr(notifications, "LOOK", 600.0)
         yield nodes
 
 
@@ -293,7 +293,7 @@ def test_a_node_whose_connection_for_news_is_cut_hears_again(tmp_path: Path, mon
     look_often(monkeypatch)
     with cluster(tmp_path, 2) as nodes, Worker("echo", echo, nodes[1].endpoints[0], config=QUICK):
         heard_of_each_other(nodes)
-        monkeypatch.setattr(other_nodes, "LOOK", 600.0)
+        monkeypatch.setattr(notifications, "LOOK", 600.0)
         for _ in range(3):
             shared_server().cut_connections(nodes.url.partition("?")[0].rpartition("/")[2])
             for client in nodes.clients:
@@ -337,7 +337,7 @@ def test_a_close_of_what_a_dead_node_has_is_answered_when_its_lease_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look_often(monkeypatch)
-    monkeypatch.setattr(other_nodes, "PATIENCE", 0.1)
+    monkeypatch.setattr(notifications, "PATIENCE", 0.1)
     lease = LeaseConfig(5.0, 0.4, 0.1)
     with cluster(tmp_path, 1, lease=lease) as nodes:
         silent = PostgresStore.open(nodes.url)

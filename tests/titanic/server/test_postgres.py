@@ -16,9 +16,9 @@ from support.waiting import until
 
 from broker import Worker
 from titanic import Client, Refused, Server
-from titanic.dispatch import other_nodes
-from titanic.dispatch.node import ClaimingNode
-from titanic.dispatch.other_nodes import Cluster
+from titanic.cluster import notifications
+from titanic.cluster.node import ClaimingNode
+from titanic.cluster.notifications import Cluster
 from titanic.store import LeaseConfig
 from titanic.store.postgres import pool
 from titanic.store.postgres.tools import check
@@ -62,7 +62,7 @@ def test_an_outage_is_told_once_and_by_one(
     postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(pool, "AGAIN", 0.05)
-    monkeypatch.setattr(other_nodes, "LOOK", 0.05)
+    monkeypatch.setattr(notifications, "LOOK", 0.05)
     caplog.set_level(logging.INFO)
     failed: Counter[str] = Counter()
     for owner, name in ((ClaimingNode, "_unanswered"), (Cluster, "_not_seen")):

@@ -20,8 +20,7 @@ from support.waiting import until
 from broker import Worker
 from titanic import Client, InvalidRequest, Refused, Server
 from titanic.dispatch.attempts import Finish
-from titanic.dispatch.end_requests import CompletionEvents
-from titanic.dispatch.outcomes import OutcomeWrite
+from titanic.dispatch.outcomes import CompletionEvents, OutcomeWrite
 from titanic.store import MIN_CAPACITY, KnownSettings, LeaseConfig, ServiceSetting, State, Status, open_store
 from titanic.store.postgres.tools import check
 
@@ -194,7 +193,7 @@ def test_every_node_learns_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             heard_of_each_other(nodes)
         a, b = nodes.clients
         a.set_service("shout", paused=True, on_end="told")
-        until(lambda: nodes[1].dispatcher.settings.known.paused == {b"shout"})
+        until(lambda: nodes[1].dispatcher.settings.paused == {b"shout"})
         with Worker("shout", shout, nodes[1].endpoints[0], config=QUICK):
             until(lambda: b.call("shout", "x") == [b"X"])
             uuid = a.submit("shout", "a")
@@ -277,7 +276,7 @@ DIES = """
 import os
 import sys
 from pathlib import Path
-from titanic.dispatch.end_requests import CompletionEvents
+from titanic.dispatch.outcomes import CompletionEvents
 from titanic.store import KnownSettings, NewRequest, ServiceSetting, Status, open_store
 
 place, when = sys.argv[1:]

@@ -16,7 +16,7 @@ from support.waiting import until
 
 from broker import Broker, EndpointError, RemoteError, Worker
 from titanic import Client, Refused, RequestFailed, Server, ServerConfig, TimedOut, current
-from titanic.dispatch import ending
+from titanic.dispatch import dispatcher as dispatcher_module
 from titanic.errors import CallerError, StoreLocked
 from titanic.services import reader
 from titanic.store import ReadTransaction, open_read_only, open_store
@@ -278,7 +278,7 @@ def test_whoever_waits_at_the_end_is_told_what_the_store_says(tmp_path: Path, mo
         return answer(transaction, body, hides)
 
     monkeypatch.setattr(reader, "read_replies", slowly)
-    monkeypatch.setattr(ending, "DISMISS_MOST", 30)
+    monkeypatch.setattr(dispatcher_module, "DISMISS_MOST", 30)
     server = Server(config(tmp_path)).start()
     with raw_client(server.endpoints[0]) as raw:
         raw.send(b"titanic.wait", b"60", b"0" * 32)

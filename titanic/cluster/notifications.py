@@ -21,19 +21,22 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
+from json import dumps
 from typing import cast
 
+from titanic.cluster.background import BackgroundReader
+from titanic.cluster.node import ClaimingNode, Host
+from titanic.cluster.settings import ServiceSettingsCache
 from titanic.commit.writer import Write, Writer
-from titanic.dispatch.close_doubts import PendingCloses
+from titanic.dispatch.attempts import Flight
 from titanic.dispatch.core import DispatchCore
-from titanic.dispatch.node import ClaimingNode
-from titanic.dispatch.progress import ProgressElsewhere
-from titanic.dispatch.read_aside import BackgroundReader
+from titanic.dispatch.dispatcher import PendingCloses
 from titanic.dispatch.waiters import Waiters
 from titanic.errors import StoreError
 from titanic.logs import Incident, event
+from titanic.protocol.tsp import Progress, read_progress
 from titanic.services.ask import CloseDoubt
 from titanic.store import (
     ClusterView,
@@ -81,6 +84,57 @@ SENT_ON = 10
 SAME_NAME = "another node has this node's name: both are listed with their numbers; give each its own, as --node-name"
 
 
+TELL_EVERY = 1.0
+"""Seconds, at least, between two times that others are told."""
+
+MAX_REMEMBERED = 10_000
+"""Requests of others that are remembered; of more, the oldest are forgotten."""
+
+_OVER = b""
+
+
+class ProgressElsewhere:
+    """How far workers are with requests: each node publishes this of its own about once a second, and remembers what it
+    hears. Nothing is stored, and what is lost comes again. Methods are called in the loop's thread, `get` in any."""
+
+    def __init__(self, line: NotificationChannel, flights: Mapping[bytes, Flight]) -> None:
+        self._line = line
+        self._flights = flights
+        self._told: dict[bytes, Progress] = {}
+        self._tell_at = 0.0
+        self._heard: dict[bytes, Progress] = {}
+
+    def tell(self, now: float) -> None:
+        """Tell others what is new, if that is due."""
+        if now < self._tell_at or self._line.alone:
+            return
+        self._tell_at = now + TELL_EVERY
+        far = {uuid: one.progress for uuid, one in self._flights.items() if one.progress is not None}
+        news = {uuid: dumps(said).encode() for uuid, said in far.items() if self._told.get(uuid) is not said}
+        news |= {uuid: _OVER for uuid in self._told if uuid not in far}
+        self._told = far
+        if news:
+            self._line.publish(Notification(progress=news))
+
+    def heard(self, news: Mapping[bytes, bytes]) -> None:
+        """Another node tells."""
+        for uuid, text in news.items():
+            self._heard.pop(uuid, None)
+            if (progress := read_progress(text)) is not None:
+                self._heard[uuid] = progress
+        while len(self._heard) > MAX_REMEMBERED:
+            del self._heard[next(iter(self._heard))]
+
+    def ended(self, uuids: Collection[bytes]) -> None:
+        """These have ended."""
+        for uuid in uuids:
+            self._heard.pop(uuid, None)
+
+    def get(self, uuid: bytes) -> Progress | None:
+        """How far another node's worker is with this one, as far as was heard."""
+        return self._heard.get(uuid)
+
+
 class Cluster:
     """Methods are called in the loop's thread, `arrived` in any."""
 
@@ -90,9 +144,11 @@ class Cluster:
         node: ClaimingNode,
         core: DispatchCore,
         waiters: Waiters,
-        doubts: PendingCloses,
+        pending_closes: PendingCloses,
         writer: Writer,
-        aside: BackgroundReader,
+        background: BackgroundReader,
+        settings: ServiceSettingsCache,
+        host: Host,
         call: Callable[..., None],
     ) -> None:
         """`call`: has a function called in the loop's thread."""
@@ -100,9 +156,11 @@ class Cluster:
         self._node = node
         self._core = core
         self._waiters = waiters
-        self._doubts = doubts
+        self._pending_closes = pending_closes
         self._writer = writer
-        self._aside = aside
+        self._background = background
+        self._settings = settings
+        self._host = host
         self._call = call
         self.progress = ProgressElsewhere(line, core.flights)
         """How far workers at other nodes are."""
@@ -123,13 +181,9 @@ class Cluster:
         self._settled: list[tuple[bytes, int]] = []
         """Recalls that are to be removed."""
         self._balance_at = math.inf
-        self.send_workers_on: Callable[[int], None] = _nobody
-        """Sends idle workers to other nodes, so many at most."""
         self._namesakes_since: float | None = None
         """Since when others have this node's name; infinite when that was said."""
         self._incident = Incident(log, "look for what other nodes have done")
-        node.tell_others = self.arrived
-        node.others = lambda: not line.alone
 
     def begin(self) -> None:
         """Listen, and look."""
@@ -160,14 +214,16 @@ class Cluster:
         uuids = set[bytes]()
         for doubt in doubts:
             if not doubt[0]:
-                self._doubts.add(doubt)
+                self._pending_closes.add(doubt)
                 continue
-            expected = _Expected(set(doubt[0]), partial(self._doubts.add, doubt))
+            expected = _Expected(set(doubt[0]), partial(self._pending_closes.add, doubt))
             for uuid in expected.left:
                 self._expected.setdefault(uuid, []).append(expected)
             uuids |= expected.left
         if uuids:
-            self._aside.read(partial(_recalled, uuids), partial(self._found_recalled, uuids), self._incident.failed)
+            self._background.read(
+                partial(_recalled, uuids), partial(self._found_recalled, uuids), self._incident.failed
+            )
 
     # -- time --------------------------------------------------------------------------------------------------
 
@@ -180,7 +236,7 @@ class Cluster:
             return
         if now >= self._balance_at and not self._line.alone:
             self._balance_at = now + BALANCE_EVERY
-            self._aside.read(_nodes, self._balance, self._incident.failed)
+            self._background.read(_nodes, self._balance, self._incident.failed)
         self._looking, self._hurried, self._began = True, False, now
         self.progress.tell(now)
         self._know_own()
@@ -191,7 +247,7 @@ class Cluster:
             list(self._own),
             list(self._expected),
         )
-        self._aside.read(partial(_look_around, question), partial(self._seen, question), self._not_seen)
+        self._background.read(partial(_look_around, question), partial(self._seen, question), self._not_seen)
 
     def hurry(self) -> None:
         """There is something to see."""
@@ -215,7 +271,7 @@ class Cluster:
         for uuid in news.certain:
             self._over(uuid)
         if Topic.SETTINGS in news.look:
-            self._node.settings.look(self._aside)
+            self._settings.refresh()
         if news.look:
             self.hurry()
 
@@ -258,7 +314,7 @@ class Cluster:
             most = max(1, mine // SENT_ON)
             text = "this node has %d workers, its share is %.1f: up to %d idle ones are sent to other nodes"
             log.info(text, mine, share, most, extra=event("workers-sent-on"))
-            self.send_workers_on(most)
+            self._host.send_workers_on(most)
 
     def _not_seen(self, error: StoreError) -> None:
         self._done_looking()
@@ -306,7 +362,7 @@ class Cluster:
         self._core.closed(uuids)
         self._waiters.wake(uuids)
         for uuid, incarnation in recalls:
-            self._doubts.add(((uuid,), partial(self._settle, [(uuid, incarnation)])))
+            self._pending_closes.add(((uuid,), partial(self._settle, [(uuid, incarnation)])))
 
     def _settle(self, recalls: Sequence[tuple[bytes, int]]) -> None:
         """No worker can be given these."""
@@ -378,10 +434,6 @@ def _recalled(uuids: Collection[bytes], transaction: ReadTransaction) -> Sequenc
 
 def _nodes(transaction: ReadTransaction) -> Sequence[NodeRow]:
     return cast(NodesReadTransaction, transaction).nodes()
-
-
-def _nobody(count: int) -> None:
-    return
 
 
 def _look_around(question: StatusQuery, transaction: ReadTransaction) -> ClusterView:

@@ -26,18 +26,315 @@ the machine sleeps, and a process that stood still must not go by a time from be
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
 
 from broker import earliest
-from titanic.dispatch.claim_steps import TRANSITIONS, Claim, ClaimEvent, ClaimState, Hold, Release, Room, Writing
-from titanic.dispatch.lease import Join, Lease, LeaseCall, LeaseState, Leave, Renew
-from titanic.store import Bound, Joined, LeaseConfig, Place, ReadyRow, Renewed, priority_in
+from titanic.store import Bound, Joined, LeaseConfig, Place, ReadyRow, Renewed, Silent, priority_in
+
+
+class ClaimState(Enum):
+    """How far a request is that the node holds."""
+
+    CLAIMED = "claimed"
+    FLYING = "flying"
+    SETTLING = "settling"
+    RETURNING = "returning"
+
+
+class ClaimEvent(Enum):
+    """What the dispatcher tells of a request."""
+
+    SENT = "sent"
+    GIVEN_BACK = "given back"
+    ENDED = "ended"
+
+
+CLAIM_TRANSITIONS: dict[tuple[ClaimState, ClaimEvent], ClaimState] = {
+    (ClaimState.CLAIMED, ClaimEvent.SENT): ClaimState.FLYING,
+    (ClaimState.CLAIMED, ClaimEvent.GIVEN_BACK): ClaimState.RETURNING,
+    (ClaimState.CLAIMED, ClaimEvent.ENDED): ClaimState.SETTLING,  # its time to live was over
+    (ClaimState.FLYING, ClaimEvent.GIVEN_BACK): ClaimState.RETURNING,
+    (ClaimState.FLYING, ClaimEvent.ENDED): ClaimState.SETTLING,
+}
+"""What has no entry changes nothing."""
+
+
+class Claim(NamedTuple):
+    """Claim at most so many requests of each service: answer with `claimed` or `failed`."""
+
+    number: int
+    incarnation: int
+    wants: dict[bytes, int]
+    bounds: Mapping[bytes, Bound] = {}
+    """What holds for some of them over all nodes."""
+
+
+class Release(NamedTuple):
+    """Free these requests: answer with `released` or `failed`."""
+
+    number: int
+    incarnation: int
+    places: list[Place]
+
+
+class Writing(NamedTuple):
+    """Write the outcomes of these requests: answer with `written` or `failed`."""
+
+    number: int
+    incarnation: int
+    uuids: list[bytes]
+
+
+class Room(NamedTuple):
+    """How many requests of a service could begin now, and how many more could be sent ahead."""
+
+    idle: int
+    ahead: int = 0
+
+
+@dataclass(slots=True)
+class Hold:
+    """A request that the node holds."""
+
+    place: Place
+    state: ClaimState
+    since: int
+    """The number of the answer by which it was claimed, or claimed again: what was asked before is about an earlier
+    claim."""
+    bounded: bool = False
+    """Whether it counts for its service's bound, until the store is told that no worker is at it."""
+
 
 LOOK_AGAIN = 1.0
 """Seconds until a service that had too little to claim is asked for again, without being told of new requests."""
 
 CLAIM_MOST = 1000
 """Requests of a service in one claim, at most."""
+
+
+class LeaseState(Enum):
+    """Where a node stands with the store."""
+
+    OUTSIDE = "outside"
+    INSIDE = "inside"
+    DOUBTED = "doubted"
+    LEFT = "left"
+    REFUSED = "refused"
+
+
+class LeaseEvent(Enum):
+    """What a node hears of its incarnation."""
+
+    JOINED = "joined"
+    STILLBORN = "stillborn"  # the next one is over before the node knew that it had begun
+    OVER = "over"
+    UNKNOWN = "unknown"  # nobody knows what became of a claim, a release or outcomes
+    LEFT = "left"
+    TOO_OLD = "too old"
+
+
+LEASE_TRANSITIONS: dict[tuple[LeaseState, LeaseEvent], LeaseState] = {
+    (LeaseState.OUTSIDE, LeaseEvent.JOINED): LeaseState.INSIDE,
+    (LeaseState.OUTSIDE, LeaseEvent.LEFT): LeaseState.LEFT,
+    (LeaseState.OUTSIDE, LeaseEvent.TOO_OLD): LeaseState.REFUSED,
+    (LeaseState.INSIDE, LeaseEvent.OVER): LeaseState.OUTSIDE,
+    (LeaseState.INSIDE, LeaseEvent.UNKNOWN): LeaseState.DOUBTED,
+    (LeaseState.INSIDE, LeaseEvent.LEFT): LeaseState.LEFT,
+    (LeaseState.INSIDE, LeaseEvent.TOO_OLD): LeaseState.REFUSED,
+    (LeaseState.DOUBTED, LeaseEvent.JOINED): LeaseState.INSIDE,
+    (LeaseState.DOUBTED, LeaseEvent.STILLBORN): LeaseState.OUTSIDE,
+    (LeaseState.DOUBTED, LeaseEvent.OVER): LeaseState.OUTSIDE,
+    (LeaseState.DOUBTED, LeaseEvent.LEFT): LeaseState.LEFT,
+    (LeaseState.DOUBTED, LeaseEvent.TOO_OLD): LeaseState.REFUSED,
+}
+"""What has no entry changes nothing."""
+
+IN_FORCE = (LeaseState.INSIDE, LeaseState.DOUBTED)
+"""Where the lease counts."""
+OUT = (LeaseState.LEFT, LeaseState.REFUSED)
+
+
+class Join(NamedTuple):
+    """Begin `incarnation` in place of the one `before`: answer with `joined`, `failed` or `refused`."""
+
+    number: int
+    sent: float
+    incarnation: int
+    before: int | None
+    held: list[Place]
+
+
+class Renew(NamedTuple):
+    """Renew the lease, end the silent: answer with `renewed`, `failed` or `refused`."""
+
+    number: int
+    sent: float
+    incarnation: int
+    silent: list[Silent]
+
+
+class Leave(NamedTuple):
+    """End the node's incarnations: answer with `left`, `failed` or `refused`."""
+
+    number: int
+    incarnations: list[int]
+
+
+LeaseCall = Join | Renew | Leave
+
+
+class Lease:
+    """Decides; `now` is in seconds of a clock that cannot be set, and `draw` gives a number that nobody has had."""
+
+    def __init__(self, draw: Callable[[], int], config: LeaseConfig | None = None) -> None:
+        self.config = config or LeaseConfig()
+        self.state = LeaseState.OUTSIDE
+        self.incarnation: int | None = None
+        """The last one that was joined."""
+        self.until = -math.inf
+        """When the node has to stop dispatching."""
+        self.due_at = -math.inf
+        """When the store is to be asked next."""
+        self._draw = draw
+        self._number = 0
+        self.drawn: int | None = None
+        """The one that it is about to join."""
+        self.asked: LeaseCall | None = None
+        """What the store was asked and has not answered."""
+        self._seen: dict[int, tuple[int, float]] = {}
+        """The others' `lease_until`, and since when each is seen so."""
+        self._looked_at = -math.inf
+
+    def lasts(self, now: float) -> bool:
+        """Whether the node may dispatch what it holds."""
+        return now < self.until and self.state in IN_FORCE
+
+    def take_number(self) -> int:
+        """A number for what is asked or answered: later ones are higher."""
+        self._number += 1
+        return self._number
+
+    def next_deadline(self) -> float | None:
+        """When to ask the store."""
+        return self.due_at if self.asked is None and self.state not in OUT else None
+
+    # -- what is to be asked ---------------------------------------------------------------------------------
+
+    def is_due(self, now: float) -> bool:
+        """Whether one of the following is to be asked now. One is on its way at a time."""
+        return self.asked is None and now >= self.due_at and self.state not in OUT
+
+    def join(self, now: float, held: list[Place]) -> Join:
+        """Join the others: where it is not INSIDE. The number stays the same until there is an answer."""
+        if self.drawn is None:
+            self.drawn = self._draw()
+        self.asked = asked = Join(self.take_number(), now, self.drawn, self.incarnation, held)
+        self.due_at = now + self.config.renew
+        return asked
+
+    def renew(self, now: float) -> Renew:
+        """Renew the lease of an incarnation that is INSIDE."""
+        assert self.incarnation is not None
+        silent = [Silent(other, seen) for other, (seen, since) in self._seen.items() if self._is_silent(since, now)]
+        self.asked = asked = Renew(self.take_number(), now, self.incarnation, silent)
+        self.due_at = now + self.config.renew
+        return asked
+
+    def leave(self, now: float) -> Leave:
+        """Leave for good. The incarnation that it was about to join is not to begin after that."""
+        mine = [number for number in (self.incarnation, self.drawn) if number is not None]
+        self.asked = asked = Leave(self.take_number(), mine)
+        self.due_at = now + self.config.renew
+        return asked
+
+    # -- what came of it -------------------------------------------------------------------------------------
+
+    def joined(self, op: Join, answer: Joined, now: float) -> bool:
+        """Whether it is INSIDE now. Answers to what has `failed` come too late, here and below."""
+        if op != self.asked:
+            return False
+        self.asked = None
+        self.incarnation, self.drawn = op.incarnation, None
+        if not answer.alive:
+            self._stop(LeaseEvent.STILLBORN, now)
+            return False
+        self._change(LeaseEvent.JOINED)
+        self._extend(op)
+        self._look(answer.others, now)
+        return True
+
+    def renewed(self, op: Renew, answer: Renewed, now: float) -> None:
+        """An incarnation that is over has nothing any more, except what the next one takes over from it."""
+        if op != self.asked:
+            return
+        self.asked = None
+        if not answer.alive:
+            self.over(now)
+        elif self.state in IN_FORCE:
+            self._extend(op)
+            self._look(answer.others, now)
+
+    def left(self, op: Leave) -> None:
+        """Nothing can be claimed by it any more."""
+        if op == self.asked:
+            self._stop(LeaseEvent.LEFT, math.inf)
+
+    def refused(self) -> None:
+        """The store is in a format of a later version. Nothing is dispatched or written any more."""
+        self._stop(LeaseEvent.TOO_OLD, math.inf)
+
+    def over(self, now: float) -> None:
+        """Others have ended this incarnation: join again, at once."""
+        self._stop(LeaseEvent.OVER, now)
+
+    def doubt(self, now: float) -> None:
+        """Nobody knows what became of a statement under this incarnation: join again, at once."""
+        if self.state is LeaseState.INSIDE:
+            self._change(LeaseEvent.UNKNOWN)
+            self.hasten(now)
+
+    def hasten(self, now: float) -> None:
+        """Ask the store at once."""
+        self.due_at = min(self.due_at, now)
+
+    def failed(self, op: LeaseCall, now: float) -> None:
+        """The store gave no answer. Whatever became of it, the same may be asked again."""
+        if op == self.asked:
+            self.asked = None
+            self.due_at = now + self.config.renew / 4
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _change(self, event: LeaseEvent) -> None:
+        self.state = LEASE_TRANSITIONS.get((self.state, event), self.state)
+
+    def _stop(self, event: LeaseEvent, now: float) -> None:
+        self.until = -math.inf
+        self._change(event)
+        self.hasten(now)
+
+    def _extend(self, op: Join | Renew) -> None:
+        self.until = max(self.until, op.sent + self.config.lease - self.config.margin)
+
+    def _is_silent(self, since: float, now: float) -> bool:
+        return now - since >= self.config.lease
+
+    def _look(self, others: Sequence[Silent], now: float) -> None:
+        """Remember since when the others are seen as they are."""
+        if now - self._looked_at > self.config.lease / 2:
+            self._seen.clear()
+        self._looked_at = now
+        known, self._seen = self._seen, {}
+        for other in others:
+            seen = known.get(other.incarnation)
+            if seen is None or seen[0] != other.lease_until:
+                seen = (other.lease_until, now)
+            self._seen[other.incarnation] = seen
+
 
 NEVER: Mapping[bytes, float] = {}
 
@@ -336,7 +633,7 @@ class ClaimsCore:
 
     def _change(self, uuid: bytes, event: ClaimEvent) -> None:
         hold = self.holds.get(uuid)
-        if hold is not None and (state := TRANSITIONS.get((hold.state, event))) is not None:
+        if hold is not None and (state := CLAIM_TRANSITIONS.get((hold.state, event))) is not None:
             hold.state = state
             if state is ClaimState.RETURNING:
                 self._returning.add(uuid)

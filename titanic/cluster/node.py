@@ -15,24 +15,33 @@ from __future__ import annotations
 
 import logging
 import secrets
-import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import cast
+from typing import Protocol, cast
 
-from titanic.commit.writer import BatchThread, Writer
-from titanic.dispatch.attempts import Send
+from titanic.cluster.background import BackgroundReader
+from titanic.cluster.claims import (
+    LOOK_AGAIN,
+    OUT,
+    Claim,
+    ClaimsCore,
+    Join,
+    LeaseCall,
+    LeaseState,
+    Leave,
+    Release,
+    Renew,
+    Room,
+    Writing,
+)
+from titanic.cluster.settings import ServiceSettingsCache
+from titanic.commit.writer import BatchThread, Write, Writer
 from titanic.dispatch.backlogs import AHEAD_REMOTE
-from titanic.dispatch.claim_steps import Claim, Release, Room, Writing
-from titanic.dispatch.claim_writes import ClaimWrite, ReleaseWrite
-from titanic.dispatch.claims import LOOK_AGAIN, ClaimsCore
 from titanic.dispatch.core import DispatchCore
-from titanic.dispatch.lease import OUT, Join, LeaseCall, LeaseState, Leave, Renew
-from titanic.dispatch.outcomes import Outcomes, OutcomeWrite
-from titanic.dispatch.read_aside import BackgroundReader
-from titanic.dispatch.settings_here import ServiceSettingsCache
+from titanic.dispatch.dispatcher import Dispatcher
+from titanic.dispatch.outcomes import CompletionEvents, Outcomes, OutcomeWrite
 from titanic.errors import (
     OtherLease,
     OutcomeUnknown,
@@ -45,13 +54,114 @@ from titanic.errors import (
 )
 from titanic.logs import Incident, event
 from titanic.settings import ServerConfig
-from titanic.store import Bound, Claimed, ClaimingStore, Joined, NodeFacts, ReadTransaction, ReadyRow, Renewed, Store
+from titanic.store import (
+    Bound,
+    Claimed,
+    ClaimingStore,
+    Joined,
+    NodeFacts,
+    NodeTransaction,
+    Notification,
+    NotificationChannel,
+    Place,
+    ReadTransaction,
+    ReadyRow,
+    Renewed,
+    Store,
+    WriteTransaction,
+)
 from titanic.util.clock import ClockJumps, elapsed
-from titanic.version import __version__
 
 log = logging.getLogger(__name__)
 
 CUT_OFF = "cut off: clients and idle workers are sent to other nodes until this one reaches the database %s again"
+
+
+CLAIM_BYTES = 8 << 20
+"""Bytes of bodies that one claim takes for all services together, plus at most one body. Only other writes wait
+meanwhile."""
+
+
+class _OneWrite:
+    """What claims and releases have in common. `failed` is told why it was not committed."""
+
+    light = False
+
+    def __init__(self, failed: Callable[[StoreError], None]) -> None:
+        self.failed = failed
+
+    def uuids(self) -> Sequence[bytes]:
+        """None: what is claimed, nobody has seen here, and what is released, needs no look."""
+        return ()
+
+    def parts(self) -> list[Write]:
+        return []
+
+
+class ClaimWrite(_OneWrite):
+    """`claimed` is told what was found, once that is committed."""
+
+    def __init__(
+        self,
+        op: Claim,
+        claimed: Callable[[Claimed | None], None],
+        failed: Callable[[StoreError], None],
+    ) -> None:
+        super().__init__(failed)
+        self._op, self._claimed = op, claimed
+        self._found: Claimed | None = None
+
+    def apply(self, transaction: WriteTransaction, now_us: int) -> None:
+        op = self._op
+        self._found = cast(NodeTransaction, transaction).claim(op.incarnation, op.wants, CLAIM_BYTES, op.bounds)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._found.rows.values())) if self._found is not None else 0
+
+    def committed(self) -> None:
+        self._claimed(self._found)
+
+
+class ReleaseWrite(_OneWrite):
+    """`bounded`: those that count for bounds. `released` is called once it is committed."""
+
+    def __init__(
+        self, op: Release, bounded: Sequence[Place], released: Callable[[], None], failed: Callable[[StoreError], None]
+    ) -> None:
+        super().__init__(failed)
+        self._op, self._bounded, self._released = op, bounded, released
+
+    def apply(self, transaction: WriteTransaction, now_us: int) -> None:
+        shared = cast(NodeTransaction, transaction)
+        shared.release(self._op.incarnation, self._op.places)
+        if self._bounded:
+            shared.count_no_more(self._op.incarnation, self._bounded)
+
+    def __len__(self) -> int:
+        return len(self._op.places)
+
+    def committed(self) -> None:
+        self._released()
+
+
+class Host(Protocol):
+    """The server that a node is part of. Methods are called in the loop's thread."""
+
+    def facts(self) -> NodeFacts:
+        """What other nodes see of it, with each renewal of the lease."""
+
+    def drain(self) -> None:
+        """Drain: an operator has asked for it, or the store is not for this version any more."""
+
+    def cut_off_changed(self) -> None:
+        """Take note: the node's `cut_off` has changed."""
+
+    def send_workers_on(self, most: int | None = None) -> None:
+        """Send idle workers to other nodes: so many at most, by default all. While the node is cut off, this is called
+        now and then: workers may have come."""
+
+    def limits_changed(self) -> None:
+        """Go by the shared limits, which another node has changed."""
 
 
 class ClaimingNode:
@@ -63,42 +173,32 @@ class ClaimingNode:
         store: Store,
         writer: Writer,
         core: DispatchCore,
-        send: Callable[[Sequence[Send], float], None],
-        written: Callable[[Outcomes, Outcomes, Outcomes], None],
-        aside: BackgroundReader,
+        dispatcher: Dispatcher,
+        background: BackgroundReader,
         settings: ServiceSettingsCache,
-        call: Callable[..., None],
+        host: Host,
+        channel: NotificationChannel | None,
+        completions: CompletionEvents,
     ) -> None:
-        """`send`: gives requests to the transport. `written`: is told of outcomes that are committed, as OutcomeWrite
-        has it. `call`: has a function called in the loop's thread."""
+        """`channel`: to other nodes; None: they are not notified."""
         self.claims = ClaimsCore(_draw, config.lease)
         self.reconfigure(config)
-        self.facts: Callable[[], NodeFacts] = _facts
-        """What is told to others with each renewal."""
-        self.told_to_drain: Callable[[], None] = _nobody
-        """Called when an operator wants this node to end, or the store is not for this version any more."""
-        self.told_cut_off: Callable[[], None] = _nobody
-        """Called when `cut_off` has changed."""
-        self.send_workers_on: Callable[[], None] = _nobody
-        """Called now and then while it is cut off: workers may have come."""
-        self.others: Callable[[], bool] = bool
-        """Whether others were alive when this node could look last. Any thread may ask."""
         self.cut_off = False
         """Whether others serve what this node cannot. Any thread may read it."""
         self.leases_lost = 0
-        self.tell_others: Callable[[Collection[bytes]], None] = _tell_nobody
-        """Is told of services that have something more to be claimed."""
         self.problem: TitanicError | None = None
         """Why this node must not go on: the store is for later versions by now."""
         self._store = cast(ClaimingStore, store)
         self._writer = writer
         self._core = core
         core.backlogs.seconds_ahead = AHEAD_REMOTE
-        self._send = send
-        self._tell_written = written
-        self._aside = aside
-        self.settings = settings
-        self._call = call
+        self._dispatcher = dispatcher
+        self._call = dispatcher.call
+        self._background = background
+        self._settings = settings
+        self._host = host
+        self._channel = channel
+        self._completions = completions
         self._thread: BatchThread[None] = BatchThread("lease", _nothing)
         self._clock = ClockJumps()
         self._now_us = store.now_us
@@ -144,7 +244,7 @@ class ClaimingNode:
         if recalls := claims.take_recalls(clock):
             self._core.recall(recalls)
         if (op := claims.take_lease(clock)) is not None:
-            self._thread.call(partial(self._ask, op, self.facts()))
+            self._thread.call(partial(self._ask, op, self._host.facts()))
         self._core.outcomes.blocked = not claims.writes
         self._tell_state(clock)
         self._know_cut_off(clock)
@@ -155,6 +255,10 @@ class ClaimingNode:
         """Claim nothing more, give back what no worker has begun, and leave when nothing is left."""
         self.claims.drain()
         self._core.recall(self._core.flights)
+
+    def others(self) -> bool:
+        """Whether others were alive when this node could look last. Any thread may ask."""
+        return self._channel is not None and not self._channel.alone
 
     @property
     def has_left(self) -> bool:
@@ -199,9 +303,9 @@ class ClaimingNode:
             self.cut_off = cut_off
             if cut_off:
                 log.warning(CUT_OFF, self._store.place, extra=event("cut-off"))
-            self.told_cut_off()
+            self._host.cut_off_changed()
         elif cut_off and now >= self._send_on_at:
-            self.send_workers_on()
+            self._host.send_workers_on()
         else:
             return
         self._send_on_at = now + lease.config.lease
@@ -211,7 +315,7 @@ class ClaimingNode:
         store, config = self._store, self.claims.lease.config
         try:
             if isinstance(op, Join):
-                self.settings.read_first()
+                self._settings.read_first()
                 joined = store.join(op.incarnation, op.before, op.held, facts, config)
                 self._call(self._joined, op, joined)
             elif isinstance(op, Renew):
@@ -239,13 +343,13 @@ class ClaimingNode:
 
     def _renewed(self, op: Renew, answer: Renewed) -> None:
         self._reached()
-        self.settings.look(self._aside)
+        self._settings.refresh()
         drains = self.claims.draining
         self.claims.renewed(op, answer, elapsed())
         if self.claims.draining and not drains:
             log.info("an operator drains this node: it claims nothing more", extra=event("draining"))
             self.drain()
-            self.told_to_drain()
+            self._host.drain()
 
     def _left(self, op: Leave) -> None:
         self.claims.left(op)
@@ -256,7 +360,7 @@ class ClaimingNode:
         self.claims.refused()
         self._dispatched = False
         self.problem = error
-        self.told_to_drain()  # nothing is to be accepted either
+        self._host.drain()  # nothing is to be accepted either
 
     def _unanswered(self, op: LeaseCall, error: StoreError) -> None:
         self._unreached = True
@@ -283,7 +387,8 @@ class ClaimingNode:
     def returned(self, services: Collection[bytes]) -> None:
         """The same, anywhere in the queue."""
         self._look_again(services)
-        self.tell_others(services)
+        if services and self.others():
+            cast(NotificationChannel, self._channel).publish(Notification(arrived=set(services)))
 
     def arrived_elsewhere(self, services: Iterable[bytes]) -> None:
         """The same, as another node has told: those are looked at that have workers here."""
@@ -304,7 +409,7 @@ class ClaimingNode:
         if not core.backlogs.surveys and now >= self._look_at:
             self._look_at = now + LOOK_AGAIN
             absent = {name: backlog.news for name, backlog in core.backlogs.items() if not backlog.room}
-            self._aside.read(_waiting, partial(self._found_waiting, absent), self._unread.failed)
+            self._background.read(_waiting, partial(self._found_waiting, absent), self._unread.failed)
         if (workers := core.backlogs.workers) is not self._workers:
             self._workers = workers
             core.recall(self._beyond(workers or {}, now - LOOK_AGAIN))
@@ -365,7 +470,7 @@ class ClaimingNode:
                 if (damage := damaged.get(row.uuid)) is not None:
                     self._damage.failed(damage)
                     core.damaged(name, row.uuid, str(damage), now)
-        self._send(sends, now)
+        self._dispatcher.send(sends, now)
 
     def _unclaimed(self, op: Claim | Release, error: StoreError) -> None:
         self._unread.failed(error)
@@ -391,7 +496,7 @@ class ClaimingNode:
             self.claims.ended(uuid)
         op = self.claims.writing(uuids)
         written, unwritten = partial(self._call, self._written, op), partial(self._call, self._unwritten, op)
-        ends = self.settings.ends
+        ends = self._completions
         return OutcomeWrite(outcomes, written, unwritten, op.incarnation, self.claims.bounded(uuids), ends)
 
     def _written(self, op: Writing, done: Outcomes, unchanged: Outcomes, without_room: Outcomes) -> None:
@@ -404,29 +509,17 @@ class ClaimingNode:
             done = [outcome for outcome in done if outcome.uuid not in again]
             unchanged = [outcome for outcome in unchanged if outcome.uuid not in again]
         self.returned([name for name in services if name in self.config.limits])  # the bound may have been in the way
-        self._tell_written(done, unchanged, without_room)
+        self._dispatcher.written(done, unchanged, without_room)
 
     def _unwritten(self, op: Writing, outcomes: Outcomes, error: StoreError) -> None:
         self.claims.failed(op, elapsed(), unchanged=not isinstance(error, OutcomeUnknown))
         self._core.unsettled(outcomes, time.monotonic())
 
 
-def _nobody() -> None:
-    return
-
-
 def _draw() -> int:
     """A number that nobody has had: there are so many that chance will do. Programs that have no integers in JSON (jq,
     JavaScript) still read it as it is."""
     return secrets.randbits(52) + 1
-
-
-def _facts() -> NodeFacts:
-    return NodeFacts(socket.gethostname(), __version__)
-
-
-def _tell_nobody(services: Collection[bytes]) -> None:
-    return
 
 
 def _nothing(items: list[None]) -> None:

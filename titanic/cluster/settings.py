@@ -1,0 +1,150 @@
+"""What servers that share a store have in common: what is set for services, and the limits of services.
+
+The store has both. Each server reads them before it claims anything, with each renewal of its lease, and when another
+one reports that something was set.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import astuple
+from functools import partial
+from typing import cast
+
+from titanic.cluster.background import BackgroundReader
+from titanic.errors import OtherLimits
+from titanic.logs import Incident, event
+from titanic.settings import ServiceLimits
+from titanic.store import (
+    Limits,
+    ReadTransaction,
+    ServiceSettings,
+    SharedReadTransaction,
+    SharedWriteTransaction,
+    Store,
+)
+from titanic.util.text import quoted
+
+log = logging.getLogger(__name__)
+
+
+class SharedLimits:
+    """The limits of services that hold at all servers of a store."""
+
+    def __init__(self, store: Store, given: Mapping[bytes, ServiceLimits]) -> None:
+        """`given`: by the options of this server. Raises OtherLimits if others hold."""
+        self._store = store
+        self._given = _as_stored(given)
+        self._held = self._seen = self._agree()
+        """What this server goes by, and what was found last."""
+
+    @property
+    def held(self) -> dict[bytes, ServiceLimits]:
+        """What this server goes by."""
+        return {name: ServiceLimits(*limits) for name, limits in self._held.items()}
+
+    def change(self, given: Mapping[bytes, ServiceLimits]) -> None:
+        """Set at all servers what differs from what was given before. Raises StoreError; then nothing changes."""
+        before, now = self._given, _as_stored(given)
+        with self._store.write() as transaction:
+            shared = cast(SharedWriteTransaction, transaction)
+            shared.change_limits({name: now.get(name) for name in _different(before, now)})
+            self._held = dict(shared.service_limits())
+        self._given = now
+
+    def found(self, limits: Mapping[bytes, Limits]) -> bool:
+        """Go by the limits that the store has now. Returns whether they have changed since they were found last."""
+        if limits == self._seen:
+            return False
+        before, self._held = self._held, dict(limits)
+        self._seen = self._held
+        for name in sorted(_different(before, self._held)):
+            level = logging.WARNING if self._given.get(name) != limits.get(name) else logging.INFO
+            facts = quoted(name.decode(errors="replace")), _written(limits.get(name)), _written(before.get(name))
+            log.log(level, "limits of %s: %s instead of %s, as set at another node", *facts, extra=event("limits"))
+        return True
+
+    def _agree(self) -> dict[bytes, Limits]:
+        with self._store.write() as transaction:
+            shared = cast(SharedWriteTransaction, transaction)
+            shared.agree_limits(self._given)
+            found = dict(shared.service_limits())
+            for name, limits in self._given.items():
+                if found[name] != limits:
+                    what = f"the limits of {quoted(name.decode(errors='replace'))} are not those of the other nodes"
+                    fact = f"{_written(limits)} here, and {_written(found[name])} in the database"
+                    advice = "give all the same; to change them, change them at a node that runs, and reload it"
+                    raise OtherLimits(what, fact, advice)
+        return found
+
+
+class ServiceSettingsCache:
+    """Keeps what is set up to date. Methods are called in the loop's thread, unless they say otherwise."""
+
+    def __init__(
+        self,
+        store: Store,
+        background: BackgroundReader,
+        limits: SharedLimits | None,
+        hold: Callable[[ServiceSettings], None],
+        limits_changed: Callable[[], None],
+        call: Callable[..., None],
+    ) -> None:
+        """`limits`: None if they are not shared. `hold`: takes what is set for services. `call`: has a function called
+        in the loop's thread."""
+        self._store = store
+        self._background = background
+        self._limits = limits
+        self._hold = hold
+        self._limits_changed = limits_changed
+        self._call = call
+        self._changes = 0
+        """How often something was set by this server."""
+        self._unread = Incident(log, "read what is set for services")
+
+    def read_first(self) -> None:
+        """Read what is set for services before anything is claimed, in the thread of the lease. Raises StoreError."""
+        with self._store.read() as transaction:
+            self._call(self._hold, transaction.service_settings())
+
+    def refresh(self) -> None:
+        """Read everything: it may have changed."""
+        self._background.read(_settings, partial(self._found, self._changes), self._unread.failed)
+        if self._limits is not None:
+            self._background.read(_limits, partial(self._found_limits, self._limits), self._unread.failed)
+
+    def changed_here(self) -> None:
+        """Note that this server has set something. Any thread may call it."""
+        self._changes += 1
+
+    def _found(self, changes: int, settings: ServiceSettings) -> None:
+        self._unread.recovered()
+        if changes == self._changes:  # otherwise it may have been read before that
+            self._hold(settings)
+
+    def _found_limits(self, shared: SharedLimits, limits: Mapping[bytes, Limits]) -> None:
+        if shared.found(limits):
+            self._limits_changed()
+
+
+def _settings(transaction: ReadTransaction) -> ServiceSettings:
+    return transaction.service_settings()
+
+
+def _limits(transaction: ReadTransaction) -> Mapping[bytes, Limits]:
+    return cast(SharedReadTransaction, transaction).service_limits()
+
+
+def _as_stored(limits: Mapping[bytes, ServiceLimits]) -> dict[bytes, Limits]:
+    return {name: Limits(*astuple(one)) for name, one in limits.items()}
+
+
+def _different(before: Mapping[bytes, Limits], now: Mapping[bytes, Limits]) -> set[bytes]:
+    return {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
+
+
+def _written(limits: Limits | None) -> str:
+    """Limits as the option has them."""
+    given = {name: value for name, value in (limits or Limits())._asdict().items() if value}
+    return ",".join(f"{name}={value:g}{'/s' if name == 'rate' else ''}" for name, value in given.items()) or "none"
