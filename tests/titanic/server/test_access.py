@@ -13,7 +13,7 @@ from support.secured import curve_of, raw_socket, told
 from support.serving import QUICK, serving
 from support.waiting import until
 
-from broker import NOBODY, Access, AccessError, BrokerConfig, Kind, Reach, User, Worker, load_secret, new_keys
+from broker import NOBODY, Access, AccessError, BrokerConfig, BrokerKind, Reach, User, Worker, load_secret, new_keys
 from titanic import Client, Forbidden, Server, UnknownRequest
 from titanic.server import server_access
 from titanic.server.mdp_worker import user_in
@@ -178,20 +178,24 @@ def test_statuses_and_limits(house: House) -> None:
     assert house.raw("audit", b"titanic.admin", b'{"do": "archive"}')[0].startswith(b"403 forbidden: ")
 
 
-OURS, SECURED, FOREIGN = Kind("0.2", ours=True), Kind("0.2", ours=True, access=True), Kind("0.1", ours=False)
+OURS, SECURED, FOREIGN = (
+    BrokerKind("0.2", ours=True),
+    BrokerKind("0.2", ours=True, access=True),
+    BrokerKind("0.1", ours=False),
+)
 NUMBER = b"%016x" % 7
 SHOP = User("shop", read=Reach.OWN)
 
 
 @pytest.mark.parametrize("kind", [None, OURS, SECURED, FOREIGN])
-def test_the_broker_says_who_asks_before_it_is_known_which_one_is_there(kind: Kind | None) -> None:
+def test_the_broker_says_who_asks_before_it_is_known_which_one_is_there(kind: BrokerKind | None) -> None:
     found = user_in(NUMBER + b" " + SHOP.to_json(), kind)
     assert found is not None
     assert (found.name, found.read) == ("shop", Reach.OWN)
 
 
 @pytest.mark.parametrize("kind", [None, OURS, FOREIGN])
-def test_without_access_control_all_is_allowed(kind: Kind | None) -> None:
+def test_without_access_control_all_is_allowed(kind: BrokerKind | None) -> None:
     assert user_in(NUMBER, kind) is None
     assert user_in(b"", kind) is None
 

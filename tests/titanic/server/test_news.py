@@ -21,7 +21,7 @@ from support.waiting import until
 
 from broker import RemoteError, Worker
 from titanic import Client, Refused, RequestFailed, Server, UnknownRequest, current
-from titanic.cluster import notifications, progress
+from titanic.cluster import notifications
 from titanic.settings import ServiceLimits
 from titanic.store import LeaseConfig, NodeFacts
 from titanic.store.postgres.store import PostgresStore
@@ -409,7 +409,7 @@ def test_a_worker_of_another_node_is_heard_and_told(tmp_path: Path, monkeypatch:
         return "done"
 
     look_often(monkeypatch)
-    monkeypatch.setattr(progress, "TELL_EVERY", 0.0)
+    monkeypatch.setattr(notifications, "TELL_EVERY", 0.0)
     with cluster(tmp_path, 2) as nodes:
         heard_of_each_other(nodes)
         a, b = nodes.clients
