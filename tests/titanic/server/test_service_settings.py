@@ -285,7 +285,8 @@ known = KnownSettings()
 known.know({b"shout": ServiceSetting(on_end=b"told")})
 ends = CompletionEvents(known, lambda services, due: None)
 with store.write() as transaction:
-    (uuid,) = accept_all(transaction, [NewRequest(b"shout", [b"x"])], store.now_us())
+    (accepted,) = transaction.accept([NewRequest(b"shout", [b"x"])], store.now_us())
+    uuid = accepted.uuid
 print(uuid.hex(), flush=True)
 with store.write() as transaction:
     transaction.finish(uuid, Status.DONE, [b"R"], attempts=1, dispatched_at=1, finished_at=2)
