@@ -22,7 +22,7 @@ from support.postgres import new_server
 from support.store_contents import contents, fill
 
 from titanic.store import open_export, open_import, open_store
-from titanic.store.lmdb import schema, upgrade
+from titanic.store.lmdb import opening, schema
 from titanic.store.moving import move
 
 STORES = Path(__file__).parents[1] / "titanic" / "store" / "formats"
@@ -58,12 +58,12 @@ def synthetic_step() -> Iterator[None]:
     """Have a format after the present one. Its step writes an index anew, and a row for each request."""
     step = schema.FORMAT
     schema.FORMAT = step + 1
-    upgrade.STEPS[step] = _convert
+    opening.STEPS[step] = _convert
     try:
         yield
     finally:
         schema.FORMAT = step
-        del upgrade.STEPS[step]
+        del opening.STEPS[step]
 
 
 def _convert(env: lmdb.Environment, txn: lmdb.Transaction[memoryview]) -> None:

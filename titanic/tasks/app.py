@@ -20,8 +20,7 @@ from titanic.protocol.submit_options import Span
 from titanic.schedules import Missed, Schedule, Scheduler
 from titanic.tasks.flow import FlowHost, FlowReplies, FlowTicket, any_reply
 from titanic.tasks.flow_worker import FlowService, PlanFormat, Steps
-from titanic.tasks.memory import MemoryQueue, QueueSettings
-from titanic.tasks.memory_aio import AioMemory
+from titanic.tasks.memory import AioMemory, MemoryQueue, QueueSettings
 from titanic.tasks.task import (
     AnyAfter,
     AnyBefore,

@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_right, insort
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextvars import copy_context
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypedDict, Unpack, cast
 
@@ -27,11 +28,79 @@ from titanic.schedules.scheduler import submit_tick
 from titanic.services.list_requests import as_document
 from titanic.services.request_submit import parse_submit
 from titanic.settings import ServerConfig
-from titanic.store import ReadyRow, Status, rules
-from titanic.tasks.memory_row import Row
+from titanic.store import Description, NewRequest, ReadyRow, State, Status, rules
 from titanic.util import ids
 
 Body = bytes | str
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """A stored request. Times are µs since the epoch; `due`: 0: now."""
+
+    uuid: bytes
+    new: NewRequest
+    submitted_at: int
+    due: int
+    expires_at: int
+    attempts: int = 0
+    deliveries: int = 0
+    dispatched_at: int = 0
+    finished_at: int = 0
+    reason: str = ""
+    status: Status | None = None
+    frames: list[bytes] = field(default_factory=list)
+
+    @property
+    def place(self) -> bytes:
+        """Its place in the queue of its service, as of a ReadyRow."""
+        return b"%b\0%c%b" % (self.new.service, 9 - self.new.priority, self.uuid)
+
+    @property
+    def state(self) -> State:
+        if self.status is not None:
+            return State(self.status)
+        return State.DELAYED if self.due else State.WAITING
+
+    def ready(self) -> ReadyRow:
+        """What the dispatcher's core is given."""
+        new = self.new
+        return ReadyRow(
+            self.place,
+            self.uuid,
+            self.attempts,
+            [*new.body],
+            new.max_attempts,
+            self.expires_at,
+            new.options,
+            new.key,
+            self.deliveries,
+        )
+
+    def described(self) -> Description:
+        """All that is known of it."""
+        new = self.new
+        return Description(
+            self.uuid,
+            self.state,
+            new.service,
+            new.priority,
+            self.submitted_at,
+            new.not_before,
+            self.expires_at,
+            new.max_attempts,
+            new.options,
+            len(new.body),
+            sum(map(len, new.body)),
+            self.attempts,
+            self.due,
+            self.dispatched_at,
+            self.finished_at,
+            self.reason,
+            len(self.frames),
+            sum(map(len, self.frames)),
+            new.key,
+        )
 
 
 class QueueSettings(TypedDict, total=False):
@@ -353,3 +422,39 @@ class MemoryQueue:
         if row is None:
             raise unknown(uuid)
         return row
+
+
+class AioMemory:
+    """The queue for coroutines, as `titanic.aio.Client` is for a server. While one waits for a reply, the tasks that
+    are due are executed in its thread, and the clock goes on as far as that takes."""
+
+    def __init__(self, queue: MemoryQueue) -> None:
+        self._queue = queue
+
+    async def submit(self, service: str, *body: bytes, **options: Unpack[SubmitOptions]) -> str:
+        return self._queue.submit(service, *body, **options)
+
+    async def submit_many(
+        self,
+        service: str,
+        bodies: Iterable[bytes],
+        *,
+        keys: Iterable[str] | None = None,
+        **options: Unpack[SubmitOptions],
+    ) -> list[str]:
+        return self._queue.submit_many(service, bodies, keys=keys, **options)
+
+    async def wait(self, uuid: str, timeout: Span | None = None) -> list[bytes]:
+        return self._queue.wait(uuid, timeout)
+
+    async def replies(
+        self, uuids: Iterable[str], timeout: Span | None = None
+    ) -> AsyncGenerator[tuple[str, Ended], None]:
+        for found in self._queue.replies(uuids, timeout):
+            yield found
+
+    async def close(self, *uuids: str) -> None:
+        self._queue.close(*uuids)
+
+    async def close_many(self, uuids: Iterable[str]) -> None:
+        self._queue.close_many(uuids)

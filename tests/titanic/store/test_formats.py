@@ -20,7 +20,7 @@ from support.store_formats import STORES, synthetic_step, unpack, unpack_tables
 
 from titanic.errors import NotAStore, StoreTooNew, StoreTooOld
 from titanic.store import NewRequest, open_export, open_read_only, open_store
-from titanic.store.lmdb import closed_record, outcome_record, request_record, retry_record, schema, upgrade
+from titanic.store.lmdb import closed_record, opening, outcome_record, request_record, retry_record, schema
 from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import check, restore
 from titanic.store.postgres import schema as postgres_schema
@@ -99,7 +99,7 @@ def test_the_layout_is_that_of_its_format() -> None:
 
 
 def test_there_is_a_step_for_every_earlier_format() -> None:
-    assert sorted(upgrade.STEPS) == list(range(1, schema.FORMAT))
+    assert sorted(opening.STEPS) == list(range(1, schema.FORMAT))
     assert sorted(postgres_schema.UPGRADES) == list(range(1, POSTGRES_FORMAT))
 
 
@@ -122,14 +122,14 @@ def test_an_earlier_format_is_converted_when_it_is_opened(tmp_path: Path) -> Non
 DIE = """
 import os, sys
 from support.store_formats import synthetic_step
-from titanic.store.lmdb import upgrade
+from titanic.store.lmdb import opening
 from titanic.store.lmdb.store import LmdbStore
 with synthetic_step():
-    (number, step), = upgrade.STEPS.items()
+    (number, step), = opening.STEPS.items()
     def die(env, txn):
         step(env, txn)
         os._exit(9)
-    upgrade.STEPS[number] = die
+    opening.STEPS[number] = die
     LmdbStore.open(sys.argv[1])
 """
 

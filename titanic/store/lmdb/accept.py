@@ -8,16 +8,29 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from titanic.errors import InvalidRequest, StoreFailed
+from titanic.store import service_settings
 from titanic.store.lmdb import idempotency_key, request_record, retry_record
 from titanic.store.lmdb.blob import REF_SIZE, Ref, refer
 from titanic.store.lmdb.capacity import CHARGE
 from titanic.store.lmdb.free_space import could_fit, drop_oldest, fits, recount, refusal
 from titanic.store.lmdb.idempotency_key import Holder, row_key
+from titanic.store.lmdb.read import settings_of_services
 from titanic.store.lmdb.retry_record import Retry
-from titanic.store.lmdb.schema import EXPIRY, KEY, PAGE, cost, later_key, ready_prefix, service_of, timer_key
+from titanic.store.lmdb.schema import (
+    EXPIRY,
+    KEY,
+    PAGE,
+    SERVICES_KEY,
+    cost,
+    later_key,
+    ready_prefix,
+    service_of,
+    timer_key,
+)
 from titanic.store.lmdb.transaction import Writing
 from titanic.store.records import Accepted, NewRequest
 from titanic.store.rules import check_key, check_owner, check_together
+from titanic.store.service_settings import ServiceSetting, ServiceSettings
 from titanic.util.ids import SIZE
 
 _TIMER_COST = 45
@@ -101,6 +114,15 @@ def forget(tx: Writing, keys: Sequence[bytes], owner: bytes = b"") -> None:
         if (holder := tx.key_holder(key)) is not None:
             tx.delete(tx.db.timers, timer_key(KEY, holder.until, key))
             tx.delete_key(key)
+
+
+def set_service(tx: Writing, service: bytes, setting: ServiceSetting) -> ServiceSettings:
+    """Set that for a service, and return what is set for all. Raises InvalidRequest when there are too many."""
+    found = service_settings.changed(settings_of_services(tx), service, setting)
+    row = service_settings.encode(found)
+    tx.put(tx.db.meta, SERVICES_KEY, row)
+    tx.added += len(row) + PAGE
+    return found
 
 
 def _look_up_keys(tx: Writing, requests: Sequence[NewRequest], uuids: list[bytes], now_us: int, sure_us: int) -> _Keys:

@@ -20,6 +20,7 @@ import fcntl
 import os
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import lmdb
@@ -28,14 +29,12 @@ from titanic.errors import NotAStore, StoreCorrupt, StoreLocked, StoreTooNew, St
 from titanic.store.lmdb import schema
 from titanic.store.lmdb.capacity import divide, reserved
 from titanic.store.lmdb.closed_ring import archive, known_archivist
-from titanic.store.lmdb.durability import flags, settle
-from titanic.store.lmdb.lmdb_errors import disk_full, is_of_the_system
+from titanic.store.lmdb.disk import disk_full, flags, is_of_the_system, settle
 from titanic.store.lmdb.pages import SALVAGE, faults, release
 from titanic.store.lmdb.read import identity, waiting
 from titanic.store.lmdb.readers import Readers
 from titanic.store.lmdb.schema import PAGE, Databases
 from titanic.store.lmdb.transaction import Environment, Pace, Reading, Settings
-from titanic.store.lmdb.upgrade import upgrade
 from titanic.store.records import DEFAULT_CAPACITY, MIN_CAPACITY, Durability
 from titanic.store.rules import unreleased
 from titanic.util.ids import SIZE, IdMaker
@@ -391,3 +390,28 @@ def unwritable(directory: Path, error: Exception) -> StoreUnwritable:
 
 def _corrupt(data: Path, fact: str) -> StoreCorrupt:
     return StoreCorrupt(f"{data} is damaged", fact, SALVAGE)
+
+
+# -- upgrade --------------------------------------------------------------------------------
+
+# Each step changes indexes and counters; records are left as they are, since their codecs know the older ones. All
+# steps happen in one transaction, which changes the format number last: after a crash the store is the old one or the
+# new one. No other process may have it open.
+
+_SPARE = 64 << 20
+
+STEPS: dict[int, Callable[[lmdb.Environment, lmdb.Transaction[memoryview]], None]] = {}
+"""By the format that each begins with. There is none yet: format 1 is the first that was released."""
+
+
+def upgrade(directory: Path, found: int) -> None:
+    """Convert the store in a directory that is locked. When that fails, with lmdb.Error, it stays as it was."""
+    size = (directory / "data.mdb").stat().st_size
+    with (
+        lmdb.open(str(directory), map_size=2 * size + _SPARE, max_dbs=16, create=False) as env,
+        env.begin(write=True, buffers=True) as txn,
+    ):
+        for number in range(found, schema.FORMAT):
+            STEPS[number](env, txn)
+        meta = env.open_db(b"meta", txn=txn, create=False)
+        txn.put(schema.FORMAT_KEY, schema.U32.pack(schema.FORMAT), db=meta)

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from titanic.errors import RecordCorrupt
 from titanic.protocol.submit_options import MAX_KEY
+from titanic.store import service_settings
 from titanic.store.lmdb import outcome_record, request_record, schema
 from titanic.store.lmdb.capacity import Room
 from titanic.store.lmdb.closed_ring import charges_to_end, oldest_closing
+from titanic.store.lmdb.disk import ENOUGH, is_still_refused
 from titanic.store.lmdb.free_space import can_make_way, droppable
 from titanic.store.lmdb.idempotency_key import row_key
-from titanic.store.lmdb.lmdb_errors import ENOUGH, is_still_refused
 from titanic.store.lmdb.record import verify
 from titanic.store.lmdb.retry_record import expiry
 from titanic.store.lmdb.schema import PAGE, due_of, odd_row, unpack, uuid_of
@@ -28,6 +29,7 @@ from titanic.store.records import (
     Space,
     StoredRequest,
 )
+from titanic.store.service_settings import ServiceSettings
 from titanic.store.states import State
 from titanic.util.ids import SIZE, time_of
 
@@ -236,6 +238,17 @@ def identity(tx: Reading) -> bytes | None:
     if row is not None and len(row) != SIZE:
         raise odd_row("meta", schema.IDENTITY_KEY, row)
     return None if row is None else bytes(row)
+
+
+def settings_of_services(tx: Reading) -> ServiceSettings:
+    """What is set for services. Raises StoreCorrupt."""
+    row = tx.raw.get(schema.SERVICES_KEY, db=tx.db.meta)
+    if row is None:
+        return {}
+    try:
+        return service_settings.decode(bytes(row))
+    except ValueError:
+        raise odd_row("meta", schema.SERVICES_KEY, row) from None
 
 
 def is_untouched(tx: Reading) -> bool:

@@ -45,8 +45,8 @@ stored, and a limit per service or owner none either.
 
 To change a key or the meaning of a database (changes inside a record don't need it, see record.py):
     1. Raise FORMAT here, and write down the new keys above.
-    2. Add the step from N to N + 1 to upgrade.py. It runs in one transaction, at opening, after all steps before it:
-       a crash leaves the old store or the new one. Let it touch indexes and counters, not bodies.
+    2. Add the step from N to N + 1 to STEPS in opening.py. It runs at opening, after all steps before it, in one
+       transaction: a crash leaves the old store or the new one. Let it touch indexes and counters, not bodies.
     3. Pack a store of the new format: python -m support.store_formats, in tests/. The packed stores of earlier formats
        stay. test_formats.py opens each of them, checks it, and compares what is in it.
     4. Note the digest of the new layout in test_formats.py.

@@ -25,7 +25,7 @@ that any free page will do, and the file never exceeds its capacity (capacity.py
 
 LMDB writes to free pages only and switches to them when they are synced, by writing the one page that says where the
 trees begin. So a transaction is there as a whole or not at all, and it is there for good when `write` is left
-(durability.py says what less strict settings do). The cost of a transaction is the sync: put everything into one that
+(disk.py says what less strict settings do). The cost of a transaction is the sync: put everything into one that
 is waiting, and do not wait for more.
 """
 
@@ -43,10 +43,9 @@ import lmdb
 from titanic.errors import NotAStore, StoreError, StoreFailed, StoreReadOnly
 from titanic.store.lmdb import accept as accepting
 from titanic.store.lmdb import close as closing
-from titanic.store.lmdb import closed_ring, free_space, lifecycle, listing, opening, read, service_rows, timers
+from titanic.store.lmdb import closed_ring, free_space, lifecycle, listing, opening, read, timers
 from titanic.store.lmdb.capacity import divide
-from titanic.store.lmdb.durability import expect_memory, rewrite_meta_pages, sync_file
-from titanic.store.lmdb.lmdb_errors import translate
+from titanic.store.lmdb.disk import expect_memory, rewrite_meta_pages, sync_file, translate
 from titanic.store.lmdb.pages import expect_sound
 from titanic.store.lmdb.transaction import Environment, Reading, Settings, Writing
 from titanic.store.records import Durability, StoreReader
@@ -96,7 +95,7 @@ class LmdbReadTransaction(Reading):
     closed = method(closed_ring.closed)
     archive = method(closed_ring.archive)
     archivist = method(closed_ring.known_archivist)
-    service_settings = method(service_rows.settings)
+    service_settings = method(read.settings_of_services)
     closed_bulk = method(closed_ring.closed_bulk)
     cut_closed = method(closed_ring.cut_closed)
     request_ids = method(listing.request_ids)
@@ -123,7 +122,7 @@ class LmdbWriteTransaction(LmdbReadTransaction, Writing):
     trim = method(timers.trim)
     clamp_timers = method(timers.clamp_timers)
     update_archive = method(closed_ring.update_archive)
-    set_service = method(service_rows.set_service)
+    set_service = method(accepting.set_service)
 
     def __init__(self, environment: Environment, *, prepared: bool = False) -> None:
         super().__init__(environment)
@@ -151,7 +150,7 @@ class LmdbWriteTransaction(LmdbReadTransaction, Writing):
         return self
 
     def _make_up_for_the_failure(self) -> None:
-        """The disk failed. What is on it must be what LMDB thinks, before pages are used again (durability.py)."""
+        """The disk failed. What is on it must be what LMDB thinks, before pages are used again (disk.py)."""
         if self.environment.settings.durability == "relaxed":
             rewrite_meta_pages(self.environment.env)
         self.environment.pace.failed = False

@@ -20,8 +20,8 @@ from titanic.errors import DiskFull, StoreCorrupt, StoreError, StoreFailed
 from titanic.store.lmdb import blob, idempotency_key, retry_record, schema
 from titanic.store.lmdb.blob import Ref
 from titanic.store.lmdb.capacity import CHARGE, Room, divide_disk
+from titanic.store.lmdb.disk import largest_file, room_on_disk, translate
 from titanic.store.lmdb.idempotency_key import Holder
-from titanic.store.lmdb.lmdb_errors import largest_file, room_on_disk, translate
 from titanic.store.lmdb.readers import Readers
 from titanic.store.lmdb.retry_record import Retry
 from titanic.store.lmdb.schema import PAGE, U32, U64, Databases, timer_of, unpack

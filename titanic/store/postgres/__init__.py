@@ -1,15 +1,10 @@
 """The engine of the store on PostgreSQL. Start reading at store.py.
 
-    connections/   making, lending and ending them; the database's errors and clock; arrays as it takes them
-    tables/        the schema and its upgrades, the partitions of closed requests, the capacity
-    transactions/  how one works: reads a batch ahead, gathers changes, writes them in one round trip
-    nodes/         those that share the store: leases, recalls, news
-    reading/       single requests, queues, listings, totals
-    closed/        the ring of closed requests: reading it, dropping the oldest, the archive
-    requests/      accept, claim, finish, postpone, retry, close
-    tools/         check, and moving a store out and in
-
-A folder imports only from those above it; `tools/` imports from the files here, too. These open the store (store.py,
-read_only.py, opening.py), name what each folder does for a transaction (read_transaction.py, write_transaction.py), and
-keep the settings of services (service_rows.py) and the store's own thread (caretaker.py).
+connection, pool                       sessions: making, lending and ending them; the database's errors and clock
+tables, schema, partitions             the tables and their upgrades, partitions of closed requests, the capacity
+transaction, writing, changes          read a batch ahead, gather changes, write them in one round trip
+nodes, claims, notify                  nodes that share the store: leases, recalls, claims, notifications
+queries, closed                        requests, queues, listings, totals; the ring of closed requests, the archive
+accept, lifecycle                      accept, finish, postpone, retry, close, trim
+tools, moving                          check, and moving a store out and in
 """

@@ -16,7 +16,7 @@ from typing import Any
 import lmdb
 
 from titanic.errors import NotAStore, StoreCorrupt, StoreError, StoreUnwritable
-from titanic.store.lmdb.lmdb_errors import disk_full, is_of_the_system, translate
+from titanic.store.lmdb.disk import disk_full, is_of_the_system, translate
 from titanic.store.lmdb.opening import DATA, sync_directory
 from titanic.store.lmdb.pages import expect_sound
 from titanic.store.lmdb.readers import COPY
