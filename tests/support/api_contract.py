@@ -9,7 +9,7 @@ import schemathesis
 from hypothesis import strategies as st
 from schemathesis.cli import schemathesis as command
 
-from titanic.web.api.headers import MOST_WAIT, NUMBER
+from titanic.web.request_headers import MAX_WAIT, NUMBER
 
 CHARACTERS = st.characters(codec="utf-8", categories=("L", "N", "P", "S", "Zs")).filter(str.isprintable)
 SERVICES = st.text(CHARACTERS, min_size=1, max_size=60).filter(
@@ -30,7 +30,7 @@ PATIENCE = 0.05
 def before_call(context: schemathesis.HookContext, case: schemathesis.Case, kwargs: dict[str, Any]) -> None:
     """Let no call wait for long, and say what the document cannot."""
     wait = str((case.query or {}).get("wait"))  # which may be a number or the text of one
-    if NUMBER.fullmatch(wait) and PATIENCE < float(wait) <= MOST_WAIT:
+    if NUMBER.fullmatch(wait) and PATIENCE < float(wait) <= MAX_WAIT:
         case.query["wait"] = PATIENCE
     if "wait" in str((case.headers or {}).get("Prefer")):
         case.headers["Prefer"] = "wait=0"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
@@ -12,20 +13,73 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Mount
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+import broker
 from titanic.errors import TitanicError
-from titanic.web import api, probes, problems
-from titanic.web.answering import tell
-from titanic.web.auth.guard import STATUS, Guard
-from titanic.web.gateway import Gateway
+from titanic.web import problems
+from titanic.web.api.routes import find
+from titanic.web.app_state import AppState, app_state, problem_response
+from titanic.web.auth.clients import ANYBODY
+from titanic.web.auth.middleware import STATUS, AuthMiddleware
 from titanic.web.hooks.delivery import new_delivery
 from titanic.web.pages import ROUTES as PAGE_ROUTES
 from titanic.web.problems import Problem
 from titanic.web.settings import WebSettings
+
+READY_CACHED, READY_TIMEOUT = 1.0, 3.0
+"""Seconds for which an answer of the server counts, and for which it is waited for."""
+
+
+async def healthz(request: Request) -> Response:
+    """The loop answers."""
+    return PlainTextResponse("ok\n")
+
+
+class Readiness:
+    """Whether the server behind answers, asked once for all who want to know."""
+
+    def __init__(self) -> None:
+        self._asking = asyncio.Lock()
+        self._asked = 0.0
+        self._fault = ""
+
+    async def fault(self, gateway: AppState) -> str:
+        """Why it is not ready; empty: it is. With an access file it has no key of its own to ask with: that it serves
+        is all that it knows."""
+        if not gateway.identity.is_open:
+            return ""
+        async with self._asking:
+            if time.monotonic() - self._asked > READY_CACHED:
+                self._fault = await _asked(gateway)
+                self._asked = time.monotonic()
+            return self._fault
+
+
+async def _asked(gateway: AppState) -> str:
+    found = gateway.clients.acquire(ANYBODY)
+    try:
+        async with asyncio.timeout(READY_TIMEOUT):
+            await found.client.call("mmi.broker", "mmi.broker")
+    except (TitanicError, broker.RemoteError, TimeoutError):
+        return "the server does not answer"
+    finally:
+        gateway.clients.release(found)
+    return ""
+
+
+async def readyz(request: Request) -> Response:
+    """It serves, and as far as it can tell the server answers."""
+    readiness: Readiness = request.app.state.readiness
+    fault = await readiness.fault(app_state(request))
+    return PlainTextResponse(f"{fault or 'ok'}\n", 503 if fault else 200)
+
+
+ROUTES = [Route("/healthz", healthz), Route("/readyz", readyz)]
+
 
 LOOK = 0.5
 """Seconds between looks at the access file, the keys and the certificate."""
@@ -70,7 +124,7 @@ class Door:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            if (found := api.find(scope["raw_path"])) is not None:
+            if (found := find(scope["raw_path"])) is not None:
                 resource, scope["path_params"] = found
                 await resource.handle(scope, receive, send)
                 return
@@ -84,13 +138,13 @@ class _App(Starlette):
     """Puts `PAGES` or `DOCUMENTS` on every answer. What else stands around the handlers stands around Starlette's own
     layers, too: calls of programs never pass them."""
 
-    def __init__(self, gateway: Gateway, *arguments: Any, **named: Any) -> None:
+    def __init__(self, gateway: AppState, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.gateway = gateway
         https = gateway.settings.is_https
         self._pages, self._documents = _encoded(PAGES, https), _encoded(DOCUMENTS, https)
         inner = Door(self.build_middleware_stack())
-        self._guarded = Guard(inner, gateway.settings, gateway.identity, gateway.clients)
+        self._guarded = AuthMiddleware(inner, gateway.settings, gateway.identity, gateway.clients)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -116,7 +170,7 @@ class _App(Starlette):
 async def _told(request: Request, error: Exception) -> Response:
     """The answer to an error of a handler."""
     if isinstance(error, TitanicError):
-        return tell(request, problems.of(error))
+        return problem_response(request, problems.of(error))
     if isinstance(error, HTTPException):
         detail = error.detail
         if error.status_code == 404:
@@ -124,26 +178,26 @@ async def _told(request: Request, error: Exception) -> Response:
             detail = programs if problems.is_for_programs(request.scope) else ""
         elif error.status_code == 405:
             detail = f"this address does not take {request.method}; open the page, and use the forms there"
-        return tell(request, Problem(error.status_code, detail, headers=dict(error.headers or {})))
+        return problem_response(request, Problem(error.status_code, detail, headers=dict(error.headers or {})))
     assert isinstance(error, Problem)
-    return tell(request, error)
+    return problem_response(request, error)
 
 
 def new_app(settings: WebSettings) -> _App:
     """The application. It connects to the server when it is asked for something."""
-    gateway = Gateway(settings)
+    gateway = AppState(settings)
     app = _App(
         gateway,
-        routes=[*PAGE_ROUTES, *probes.ROUTES, Mount("/static", StaticFiles(directory=STATIC), name="static")],
+        routes=[*PAGE_ROUTES, *ROUTES, Mount("/static", StaticFiles(directory=STATIC), name="static")],
         exception_handlers={Problem: _told, TitanicError: _told, HTTPException: _told},
         lifespan=partial(_lifespan, gateway),
     )
-    app.state.readiness = probes.Readiness()
+    app.state.readiness = Readiness()
     return app
 
 
 @asynccontextmanager
-async def _lifespan(gateway: Gateway, app: Starlette) -> AsyncIterator[None]:
+async def _lifespan(gateway: AppState, app: Starlette) -> AsyncIterator[None]:
     looking = asyncio.create_task(_look(gateway))
     try:
         async with new_delivery(gateway.settings) if gateway.settings.hooks else nullcontext() as delivery:
@@ -157,7 +211,7 @@ async def _lifespan(gateway: Gateway, app: Starlette) -> AsyncIterator[None]:
         gateway.clients.close()
 
 
-async def _look(gateway: Gateway) -> None:
+async def _look(gateway: AppState) -> None:
     """Notice what has changed and whose time is over, for as long as it serves."""
     while True:
         await asyncio.sleep(LOOK)

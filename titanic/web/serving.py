@@ -17,7 +17,7 @@ import uvicorn
 
 from titanic.errors import CallerError
 from titanic.web.app import new_app
-from titanic.web.gateway import Gateway
+from titanic.web.app_state import AppState
 from titanic.web.protocol import GatewayProtocol
 from titanic.web.settings import WebSettings
 
@@ -180,7 +180,7 @@ class _Quiet(uvicorn.Server):
 
     ready: Callable[[], None] | None = None
 
-    def __init__(self, config: uvicorn.Config, gateway: Gateway) -> None:
+    def __init__(self, config: uvicorn.Config, gateway: AppState) -> None:
         super().__init__(config)
         self._gateway = gateway
 

@@ -17,7 +17,7 @@ from support.access_matrix import NEEDS
 from support.waiting import until
 from support.web_matrix import DONE, Scene, web_matrix
 
-from titanic.web.api import PATHS
+from titanic.web.api.routes import PATHS
 from titanic.web.pages import ROUTES as WINDOW
 
 TABLE = """

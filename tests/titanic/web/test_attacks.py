@@ -12,7 +12,7 @@ from starlette.routing import Mount
 from support.waiting import PATIENCE
 from support.web_secured import TOKENS, Secured, csrf_of, secured
 
-from titanic.web.api import ROUTES as DOOR
+from titanic.web.api.routes import ROUTES as DOOR
 from titanic.web.pages import ROUTES as WINDOW
 from titanic.web.pages.users import local_path
 

@@ -18,7 +18,7 @@ from support.waiting import PATIENCE, until
 from support.web_secured import TOKENS, secured
 
 from titanic import Server
-from titanic.web import gateway, protocol
+from titanic.web import app_state, protocol
 from titanic.web.serving import WebServer
 from titanic.web.settings import WebSettings
 
@@ -244,7 +244,7 @@ def ends_of(web: str, count: int, more: bytes = b"") -> list[list[int]]:
 
 
 def test_bodies_together_are_bounded(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway, "MOST_BODIES", 2 << 20)
+    monkeypatch.setattr(app_state, "MAX_BODIES", 2 << 20)
     settings = WebSettings(tuple(server.endpoints), bind=("127.0.0.1", 0), timeout=PATIENCE, max_body=1 << 20)
     with WebServer(settings) as web:
         for _ in range(3):  # what ended has given its room back
@@ -252,7 +252,7 @@ def test_bodies_together_are_bounded(server: Server, monkeypatch: pytest.MonkeyP
 
 
 def test_one_user_has_half_of_the_room_for_bodies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway, "MOST_BODIES", 2 << 20)
+    monkeypatch.setattr(app_state, "MAX_BODIES", 2 << 20)
     with secured(tmp_path / "access", max_body=1 << 20) as scene:
         assert ends_of(scene.url, 2, f"Authorization: Bearer {TOKENS['alice']}\r\n".encode()) == [[202], [429]]
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,19 +14,159 @@ from starlette.responses import Response
 from titanic.aio import Client
 from titanic.errors import Forbidden, TitanicError
 from titanic.protocol.submit_options import MOST_UUIDS
+from titanic.util.text import quoted
 from titanic.web import problems
-from titanic.web.api import answers, bodies, headers, items, requests
-from titanic.web.api.requests import read_service
-from titanic.web.api.resource import Resource
+from titanic.web.api.requests import check_digest, digest, read_service
+from titanic.web.api.resource import Resource, body_parts, body_too_large, max_body
+from titanic.web.api.responses import json_response
 from titanic.web.api.schemas import SERVICE, SUBMIT_HEADERS, UUID, answer, listed, record, wrong
-from titanic.web.auth.places import hold
-from titanic.web.gateway import visitor_of
+from titanic.web.app_state import visitor_of
+from titanic.web.auth.quota import hold_body
 from titanic.web.problems import Problem
+from titanic.web.request_headers import read_query, read_submit_options
 
-MOST_ITEMS = 100_000
+_MARK = re.compile(rb'["\[\]{},]')
+_IN_TEXT = re.compile(rb'["\\]')
+BLANK = b" \t\r\n"
+
+
+class Items(Protocol):
+    """Takes the parts of a body, and gives its items."""
+
+    @property
+    def held(self) -> int:
+        """Bytes that it has of an item that is not whole yet."""
+
+    def feed(self, part: bytes) -> Iterator[bytes]:
+        """The items that are whole now. Raises Problem."""
+
+    def end(self) -> Iterator[bytes]:
+        """The last one. Raises Problem when the body breaks off."""
+
+
+class Lines:
+    """One on each line; empty lines are none."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._held = 0
+
+    @property
+    def held(self) -> int:
+        return self._held
+
+    def feed(self, part: bytes) -> Iterator[bytes]:
+        *lines, rest = part.split(b"\n")
+        for line in lines:
+            self._parts.append(line)
+            yield from self.end()
+        self._parts.append(rest)
+        self._held += len(rest)
+
+    def end(self) -> Iterator[bytes]:
+        line = b"".join(self._parts).strip(BLANK)
+        self._parts.clear()
+        self._held = 0
+        if line:
+            yield line
+
+
+class Array:
+    """Between the commas of the outermost brackets."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._at = 0
+        """How far the buffer has been looked at."""
+        self._begun = self._ended = self._in_text = False
+        self._depth = 0
+        self._several = False
+
+    @property
+    def held(self) -> int:
+        return len(self._buffer)
+
+    def feed(self, part: bytes) -> Iterator[bytes]:
+        self._buffer += part
+        if not self._begun and not self._begin():
+            return
+        while not self._ended and (mark := self._next()):
+            if self._in_text:
+                self._in_text = mark != b'"'
+                self._at += mark == b"\\"  # what follows it is text
+            elif mark == b'"':
+                self._in_text = True
+            elif mark in b"[{":
+                self._depth += 1
+            elif self._depth:
+                self._depth -= mark in b"]}"
+            else:
+                yield from self._take(mark)
+        if self._ended and self._buffer.strip(BLANK):
+            raise Problem(400, "something follows the end of the array; send one array, or NDJSON")
+
+    def end(self) -> Iterator[bytes]:
+        if not self._ended:
+            raise Problem(400, "the body breaks off before the end of the array; send all of it")
+        yield from ()
+
+    def _begin(self) -> bool:
+        self._buffer = self._buffer.lstrip(BLANK)
+        if bytes(self._buffer[:1]) not in (b"", b"["):
+            raise Problem(400, "the body is not a JSON array; send one, or NDJSON as application/x-ndjson")
+        self._begun = bool(self._buffer)
+        del self._buffer[:1]
+        return self._begun
+
+    def _next(self) -> bytes:
+        found = (_IN_TEXT if self._in_text else _MARK).search(self._buffer, self._at)
+        self._at = found.end() if found else max(self._at, len(self._buffer))
+        return found[0] if found else b""
+
+    def _take(self, mark: bytes) -> Iterator[bytes]:
+        item = bytes(self._buffer[: self._at - 1]).strip(BLANK)
+        del self._buffer[: self._at]
+        self._at = 0
+        self._ended = mark == b"]"
+        if item or self._several or not self._ended:  # `[]` has none
+            yield item
+        self._several = True
+
+
+def check_json(item: bytes, number: int) -> None:
+    """Raise Problem for what is not JSON. `number`: which item it is, from 0."""
+    try:
+        _JSON.decode(item.decode())
+    except (ValueError, RecursionError) as error:
+        given = quoted(item.decode(errors="replace"))
+        raise Problem(400, f"item {number} is not JSON: {given}; {_fault(item, error)}") from None
+
+
+def _fault(item: bytes, error: ValueError | RecursionError) -> str:
+    """Where it goes wrong, and what to do."""
+    if not item:
+        return "there is nothing between two commas; leave one of them out"
+    if isinstance(error, UnicodeDecodeError):
+        return f"from byte {error.start} on it is not UTF-8; send UTF-8"
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply; send it as text, or submit it alone"
+    if isinstance(error, json.JSONDecodeError):
+        return f"it goes wrong at character {error.pos}, counted from 0; put texts and names into double quotes"
+    return f"{error}; send null, or a text"
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"JSON has no {name}")
+
+
+_JSON = json.JSONDecoder(parse_constant=_no_number, parse_int=len, parse_float=len)
+"""Of numbers it is only looked at how they are written: they may have any number of digits."""
+
+
+MAX_ITEMS = 100_000
 """Requests in one call."""
 
-MESSAGE = 1 << 20
+MESSAGE_BYTES = 1 << 20
 """Bytes of bodies in a message of several."""
 
 TYPE = "application/json"
@@ -51,13 +194,13 @@ class Batch:
     async def add(self, body: bytes) -> None:
         """Take a body. Raises Problem, or what submitting raises."""
         number = len(self.uuids) + len(self._bodies)
-        if number == MOST_ITEMS:
+        if number == MAX_ITEMS:
             raise Problem(
-                413, f"there are more than {MOST_ITEMS} items; no call may have more; send the rest in another"
+                413, f"there are more than {MAX_ITEMS} items; no call may have more; send the rest in another"
             )
         self.check_size(len(body))
-        items.check(body, number)
-        if self.held + len(body) > min(MESSAGE, self._most):
+        check_json(body, number)
+        if self.held + len(body) > min(MESSAGE_BYTES, self._most):
             await self.store()
         self._bodies.append(body)
         self.held += len(body)
@@ -67,7 +210,7 @@ class Batch:
     def check_size(self, size: int) -> None:
         """Raise Problem for an item of so many bytes, perhaps not whole yet, that is too large."""
         if size > self._most:
-            raise bodies.too_large(self._most)
+            raise body_too_large(self._most)
 
     async def store(self) -> None:
         """Have stored what has gathered."""
@@ -85,12 +228,12 @@ class Batch:
         none is stored."""
         client, first = self._client, len(self.uuids)
         keys = [f"{key}/{first + number}" for number in range(len(self._bodies))]
-        digest = requests.digest(self._service, TYPE, *self._bodies)
+        given = digest(self._service, TYPE, *self._bodies)
         with suppress(Forbidden):  # he may not read
             for uuid in (await client.find(keys[:1]))[0].values():
-                await requests.check_digest(client, uuid, digest)
-        uuids = await client.submit_batch(self._service, self._bodies, keys=keys, **self._options, digest=digest)
-        await requests.check_digest(client, uuids[0], digest)  # somebody may have been quicker
+                await check_digest(client, uuid, given)
+        uuids = await client.submit_batch(self._service, self._bodies, keys=keys, **self._options, digest=given)
+        await check_digest(client, uuids[0], given)  # somebody may have been quicker
         return uuids
 
     def failed(self, problem: Problem) -> Problem:
@@ -101,20 +244,18 @@ class Batch:
 
 async def post_batch(request: Request) -> Response:
     """Store a request for each item of an array, or for each line."""
-    headers.query(request, ())
+    read_query(request, ())
     service = read_service(request)
     found = _format(request)
     client = visitor_of(request).client
     await client.calls.limits.is_ours()  # then it is known how large a message may be
-    batch = Batch(
-        client, service, {**headers.submit_options(request), "type": TYPE}, await bodies.most_bytes(request, client)
-    )
+    batch = Batch(client, service, {**read_submit_options(request), "type": TYPE}, await max_body(request, client))
     try:
-        async for part in bodies.parts(request):
+        async for part in body_parts(request):
             for item in found.feed(part):
                 await batch.add(item)
             batch.check_size(found.held)
-            hold(request.scope, found.held + batch.held)
+            hold_body(request.scope, found.held + batch.held)
         for item in found.end():
             await batch.add(item)
         await batch.store()
@@ -122,15 +263,15 @@ async def post_batch(request: Request) -> Response:
         raise batch.failed(problem) from None
     except TitanicError as error:
         raise batch.failed(problems.of(error)) from error
-    return answers.document({"uuids": batch.uuids}, 202)
+    return json_response({"uuids": batch.uuids}, 202)
 
 
-def _format(request: Request) -> items.Items:
+def _format(request: Request) -> Items:
     type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if type in ARRAY:
-        return items.Array()
+        return Array()
     if type in LINES:
-        return items.Lines()
+        return Lines()
     what = "a batch is a JSON array (application/json) or lines of JSON (application/x-ndjson)"
     raise Problem(415, f"{what}; Content-Type is {type[:100] or 'missing'}")
 
@@ -148,7 +289,7 @@ PATHS = {
             "requestBody": {
                 "required": True,
                 "content": {
-                    "application/json": {"schema": {"type": "array", "maxItems": MOST_ITEMS}},
+                    "application/json": {"schema": {"type": "array", "maxItems": MAX_ITEMS}},
                     "application/x-ndjson": {"schema": {"type": "string"}},
                 },
             },

@@ -14,31 +14,38 @@ with it in `Last-Event-ID` is told what changed since. (`EventSource` does that 
 
 from __future__ import annotations
 
+import asyncio
+import json
+import time
+from collections.abc import Iterable
+
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from titanic.util import ids
 from titanic.web.api.resource import Resource
 from titanic.web.api.schemas import TEXT, parameter, wrong
-from titanic.web.gateway import gateway_of, visitor_of
+from titanic.web.app_state import app_state, visitor_of
+from titanic.web.auth.identity import Visitor
 from titanic.web.problems import Problem
-from titanic.web.streams.feed import ALL, MOST_FOLLOWED, EventStream
+from titanic.web.streams import End, Feed
 
 
 async def get_events(request: Request) -> Response:
     """A stream. `?service=`, repeatable: figures of these services, `*` of all. `?request=`, repeatable: the end of
     these. Without both: figures of all services."""
-    feed, visitor = gateway_of(request).feed, visitor_of(request)
+    feed, visitor = app_state(request).feed, visitor_of(request)
     services = frozenset(request.query_params.getlist("service"))
     uuids = {_uuid(one) for one in request.query_params.getlist("request")}
     if unknown := request.query_params.keys() - {"service", "request"}:
         raise Problem(400, f"unknown parameter {sorted(unknown)[0][:100]!r}; known: service, request")
-    if len(uuids) > MOST_FOLLOWED:
-        raise Problem(400, f"{len(uuids)} requests; one stream follows at most {MOST_FOLLOWED}; open several")
+    if len(uuids) > MAX_FOLLOWED:
+        raise Problem(400, f"{len(uuids)} requests; one stream follows at most {MAX_FOLLOWED}; open several")
     if not services and not uuids:
         services = frozenset([ALL])
     if services:
-        await feed.counts.look(visitor)
+        await feed.stats.look(visitor)
     return EventStream(feed, visitor, services, uuids, request.headers.get("last-event-id"))
 
 
@@ -47,6 +54,175 @@ def _uuid(text: str) -> str:
     if ids.parse(plain.encode()) is None:
         raise Problem(400, f"{text[:100]!r} is not a UUID; write its 32 hexadecimal digits")
     return plain
+
+
+KEEPALIVE_INTERVAL = 15.0
+"""Seconds of silence after which a comment is sent, so that nobody in between takes the connection for dead."""
+
+STREAM_LIFETIME = 3600.0
+"""Seconds after which a stream ends. Its reader comes again, and is asked again who he is."""
+
+RETRY_AFTER_MS = 2000
+"""Milliseconds after which a reader comes again."""
+
+
+MAX_FOLLOWED = 200
+"""Requests that one stream follows."""
+
+ALL = "*"
+"""As `service`: all of them."""
+
+
+class EventStream(Response):
+    """The events for one visitor. It sends what is new when it is woken, until its reader leaves, `end` is called or
+    its lifetime is over.
+
+    It has no queue. It remembers what it has sent, and when its reader has taken that, it looks what is new since. So a
+    slow reader gets fewer events, and one that reads nothing costs its place and no more.
+    """
+
+    media_type = "text/event-stream"
+    charset = "utf-8"
+
+    def __init__(
+        self, feed: Feed, visitor: Visitor, services: frozenset[str], uuids: Iterable[str], last: str | None
+    ) -> None:
+        """`services`: whose figures it tells; ALL: of every one. `last`: the id of the last event that was read."""
+        super().__init__(None, headers={"X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self.visitor = visitor
+        self._awake = asyncio.Event()
+        self._over = False
+        self._feed = feed
+        self._all = ALL in services
+        self._services = frozenset() if self._all else services
+        self._counting = bool(services)
+        self._following = {*uuids}
+        self._ends: dict[str, End] = {}
+        """Not told yet."""
+        self._places = len(self._following)
+        self._fault: Problem | None = None
+        known = None if last is None else feed.known(last, self._counting, bool(self._following))
+        self._resets = last is not None and known is None
+        self._told = self._counted = known or 0
+        """The last change of which it has told all; the same of figures alone."""
+        feed.quota.acquire(visitor.user)
+        try:
+            feed.requests.quota.acquire(visitor.user, self._places)
+        except Problem:
+            feed.quota.release(visitor.user)
+            raise
+
+    def begin(self) -> None:
+        feed = self._feed
+        feed.streams.add(self)
+        if feed.ending:
+            self.end()
+        if self._counting:
+            feed.stats.join(self)
+        for uuid in [*self._following]:
+            end = feed.requests.ends.get((self.visitor.user, uuid)) if self._told else None
+            if end is None:
+                feed.requests.follow(self, uuid)
+            elif end[0] <= self._told:
+                self._following.discard(uuid)
+            else:
+                self.ended(uuid, end[1])
+
+    def leave(self) -> None:
+        feed = self._feed
+        feed.streams.discard(self)
+        feed.stats.leave(self)
+        for uuid in self._following:
+            feed.requests.leave(self, uuid)
+        feed.requests.quota.release(self.visitor.user, self._places)
+        feed.quota.release(self.visitor.user)
+
+    def ended(self, uuid: str, end: End) -> None:
+        """A request that it follows has ended."""
+        self._following.discard(uuid)
+        self._ends[uuid] = end
+        self.wake()
+
+    def news(self) -> str:
+        events: list[tuple[str, str]] = []
+        if self._resets:
+            self._resets = False
+            events.append(("reset", json.dumps({"reason": "the event named in Last-Event-ID is not remembered"})))
+        if self._counting:
+            events += self._figures()
+        ends, self._ends = self._ends, {}
+        events += [("ended", json.dumps({"uuid": uuid, **end})) for uuid, end in ends.items()]
+        self._told = self._feed.numbers.last
+        # At the last one only: who loses the connection in the middle is told all of them again. And none while figures
+        # are missing.
+        number = "" if self._counting and self._counted < self._told else f"{self._feed.name}-{self._told}"
+        return "".join(server_sent_event(*one, number if one is events[-1] else "") for one in events)
+
+    def _figures(self) -> Iterable[tuple[str, str]]:
+        fault = self._feed.stats.fault(self.visitor.user)
+        if fault is not self._fault:
+            self._fault = fault
+            yield "problem", json.dumps(None if fault is None else fault.document())
+        if fault is None:
+            if text := self._feed.stats.text(self._counted, self._services):
+                yield "services", text
+            self._counted = self._feed.numbers.last
+
+    def wake(self) -> None:
+        """There may be news."""
+        self._awake.set()
+
+    def end(self) -> None:
+        """Have it end. Its reader may come again."""
+        self._over = True
+        self._awake.set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            if scope["method"] != "HEAD":
+                self.begin()
+                await self._send_all(receive, send)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            self.leave()
+
+    async def _send_all(self, receive: Receive, send: Send) -> None:
+        left = asyncio.create_task(_wait_until_left(receive))
+        left.add_done_callback(self._left)
+        until = time.monotonic() + STREAM_LIFETIME
+        try:
+            text = f"retry: {RETRY_AFTER_MS}\n\n{self.news()}"
+            while not self._over and time.monotonic() < until:
+                if text:
+                    await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+                text = await self._next()
+        finally:
+            left.cancel()
+
+    async def _next(self) -> str:
+        """What to send next, after a while at the latest."""
+        try:
+            async with asyncio.timeout(KEEPALIVE_INTERVAL):
+                await self._awake.wait()
+        except TimeoutError:
+            return ":\n\n"
+        self._awake.clear()
+        return "" if self._over else self.news()
+
+    def _left(self, _: asyncio.Task[None]) -> None:
+        self.end()
+
+
+async def _wait_until_left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def server_sent_event(name: str, data: str, number: str = "") -> str:
+    """An event; `data` is one line."""
+    return f"event: {name}\ndata: {data}\n" + (f"id: {number}\n\n" if number else "\n")
 
 
 PATHS = {

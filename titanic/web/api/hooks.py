@@ -15,19 +15,30 @@ from broker import read_json
 from titanic.aio import Client
 from titanic.errors import Forbidden, UnknownRequest
 from titanic.util.text import quoted
-from titanic.web.api import answers, bodies, headers
-from titanic.web.api.resource import Resource
+from titanic.web.api.resource import Resource, read_body
+from titanic.web.api.responses import json_response
 from titanic.web.api.schemas import PATH, SERVICE, TEXT, answer, header, listed, parameter, record, wrong
-from titanic.web.gateway import gateway_of, visitor_of
-from titanic.web.hooks.addresses import literal, may_reach, not_reached
-from titanic.web.hooks.hook import SECRET, STATES, URL, Hook, check, id_of, new_secret
-from titanic.web.hooks.registry import ENDED, MOST, MOST_SERVICES, NoPlace, Registry
-from titanic.web.hooks.silence import Settings, why_silent
+from titanic.web.app_state import app_state, visitor_of
+from titanic.web.hooks.hook import (
+    ENDED,
+    SECRET,
+    STATES,
+    URL,
+    Hook,
+    ServiceSettings,
+    check_hook,
+    hook_status,
+    id_of,
+    new_secret,
+)
+from titanic.web.hooks.post import literal_address, may_reach, not_reached
+from titanic.web.hooks.registry import MAX_HOOKS, MAX_SERVICES, NoPlace, Registry
 from titanic.web.problems import Problem
+from titanic.web.request_headers import read_query
 
 T = TypeVar("T")
 
-LARGEST = 8 << 10
+MAX_DOCUMENT = 8 << 10
 """Bytes of a document."""
 
 SEEN = 3
@@ -42,19 +53,19 @@ MEMBERS = ("service", "url", "states", "secret")
 async def put_hook(request: Request) -> Response:
     """Keep a hook, in place of the one for the same service and URL. A secret is made when none is given, and told
     this once."""
-    headers.query(request, ())
+    read_query(request, ())
     hooks, client = _registry(request), visitor_of(request).client
-    said = _read(await bodies.read(request, LARGEST))
+    said = _read(await read_body(request, MAX_DOCUMENT))
     service, url, states = said["service"], said["url"], tuple(said.get("states", STATES))
     hook = Hook(id_of(service, url), service, url, states, said["secret"] if "secret" in said else new_secret())
-    check(hook)
+    check_hook(hook)
     before = await _ask(hooks.find(hook.id))  # first: when the server is away, only looks are given up soon
     on_end = (await client.set_service(service))["on_end"]  # changes nothing, and tells who may not change it
     host = urlsplit(url).hostname or ""
-    if (address := literal(host)) and not may_reach(address, gateway_of(request).settings.hooks_allow):
+    if (address := literal_address(host)) and not may_reach(address, app_state(request).settings.hooks_allow):
         raise Problem(409, not_reached(host))
     settings = await _ask(hooks.settings()) | {service: {"on_end": on_end or ENDED}}
-    if silent := why_silent(settings, service):
+    if silent := hook_status(settings, service):
         raise Problem(409, silent)
     if before is not None and "secret" not in said:
         hook = replace(hook, secret=before.secret)
@@ -66,7 +77,7 @@ async def put_hook(request: Request) -> Response:
         raise Problem(409, str(error)) from error
     await client.set_service(service, on_end=ENDED)  # the last hook may have been deleted at the same moment
     told = _told(hook, settings) | ({"secret": hook.secret} if before is None and "secret" not in said else {})
-    return answers.document(told, 201 if before is None else 200, {"Location": f"/v1/hooks/{hook.id}"})
+    return json_response(told, 201 if before is None else 200, {"Location": f"/v1/hooks/{hook.id}"})
 
 
 def _read(body: bytes) -> dict[str, Any]:
@@ -97,24 +108,24 @@ def _is_text(text: str) -> bool:
 
 async def get_hooks(request: Request) -> Response:
     """All hooks, without their secrets; none for who may not see what others have submitted."""
-    headers.query(request, ())
+    read_query(request, ())
     hooks = _registry(request)
     known, settings = await _ask(hooks.all()), await _ask(hooks.settings())
     if not await _may_see(request, [hook.uuid for hook in known[:SEEN]]):
         known = []
-    return answers.document({"hooks": [_told(hook, settings) for hook in sorted(known, key=_order)]})
+    return json_response({"hooks": [_told(hook, settings) for hook in sorted(known, key=_order)]})
 
 
 async def get_hook(request: Request) -> Response:
     """One hook."""
-    headers.query(request, ())
+    read_query(request, ())
     hook = await _find(request)
-    return answers.document(_told(hook, await _ask(_registry(request).settings())))
+    return json_response(_told(hook, await _ask(_registry(request).settings())))
 
 
 async def delete_hook(request: Request) -> Response:
     """Have a hook told nothing more."""
-    headers.query(request, ())
+    read_query(request, ())
     hooks, client = _registry(request), visitor_of(request).client
     hook = await _find(request)
     await client.close(hook.uuid)
@@ -149,7 +160,7 @@ async def _may_see(request: Request, uuids: Sequence[str]) -> bool:
 
 
 def _registry(request: Request) -> Registry:
-    hooks = gateway_of(request).hooks
+    hooks = app_state(request).hooks
     if hooks is None:
         raise Problem(403, "web hooks are off; start titanic web with --hooks to have them delivered")
     return hooks
@@ -167,8 +178,8 @@ async def _ask(asking: Coroutine[Any, Any, T]) -> T:
         ) from error
 
 
-def _told(hook: Hook, settings: Settings) -> dict[str, Any]:
-    problem = why_silent(settings, hook.service) or None
+def _told(hook: Hook, settings: ServiceSettings) -> dict[str, Any]:
+    problem = hook_status(settings, hook.service) or None
     return {**hook.public(), "problem": problem, "links": {"self": f"/v1/hooks/{hook.id}"}}
 
 
@@ -201,7 +212,8 @@ PATHS: dict[str, dict[str, Any]] = {
         "put": {
             "operationId": "hook",
             "summary": "Have a URL told when requests of a service end",
-            "description": f"A service may have {MOST} hooks, and {MOST_SERVICES} services may have some: more is 409.",
+            "description": f"A service may have {MAX_HOOKS} hooks, and {MAX_SERVICES} services may have some: "
+            "more is 409.",
             "requestBody": {
                 "required": True,
                 "content": {

@@ -16,20 +16,28 @@ from titanic import Failed, Retry
 from titanic.protocol.submit_options import MOST_SECONDS
 from titanic.protocol.tsp import Frames
 from titanic.util.text import quoted
-from titanic.web.api import answers, bodies, headers, reply
-from titanic.web.api.requests import read_service
-from titanic.web.api.resource import Resource
+from titanic.web.api.requests import (
+    DECLARED,
+    REPLY_TYPE,
+    frames_response,
+    guess_type,
+    read_service,
+    unless_disconnected,
+)
+from titanic.web.api.resource import Resource, max_body, read_body
+from titanic.web.api.responses import json_response
 from titanic.web.api.schemas import ANY_ANSWER, ANY_BODY, SERVICE, TEXT, answer, header, parameter, record, wrong
-from titanic.web.gateway import gateway_of, visitor_of
-from titanic.web.leases.lease import Lease
+from titanic.web.app_state import app_state, visitor_of
+from titanic.web.leases import Lease
 from titanic.web.problems import Problem
+from titanic.web.request_headers import read_number, read_query
 
-MOST_WAIT = 60.0
-MOST_LEASE = 3600.0
-LEAST = 1.0
+MAX_TAKE_WAIT = 60.0
+MAX_LEASE = 3600.0
+MIN_LEASE = 1.0
 """Seconds that a lease lasts at least; nobody waits less for one: a connection to the server takes its time, too."""
 
-MOST_TEXT = 64 << 10
+MAX_TEXT = 64 << 10
 """Bytes that a worker may say of a failure."""
 
 FORM = "application/x-www-form-urlencoded"
@@ -38,13 +46,13 @@ FORM = "application/x-www-form-urlencoded"
 
 async def post_take(request: Request) -> Response:
     """A request, for the time of the lease; 204: none came in time."""
-    given = headers.query(request, ("wait", "lease"))
-    wait = max(LEAST, headers.number("wait", given.get("wait", "30"), 0, MOST_WAIT))
+    given = read_query(request, ("wait", "lease"))
+    wait = max(MIN_LEASE, read_number("wait", given.get("wait", "30"), 0, MAX_TAKE_WAIT))
     seconds = _lease_time(given)
     service = read_service(request)
-    leases, user = gateway_of(request).leases, visitor_of(request).user
-    await bodies.read(request, MOST_TEXT)  # nothing is expected in it
-    lease = await reply.unless_left(request.receive, leases.take(user, service, wait, seconds))
+    leases, user = app_state(request).leases, visitor_of(request).user
+    await read_body(request, MAX_TEXT)  # nothing is expected in it
+    lease = await unless_disconnected(request.receive, leases.take(user, service, wait, seconds))
     return Response(status_code=204) if lease is None else _leased(lease)
 
 
@@ -55,17 +63,17 @@ def _leased(lease: Lease) -> Response:
         more |= {"Titanic-Request": context.uuid, "Titanic-Attempt": str(context.attempt)}
     if context.trace:
         more["traceparent"] = context.trace
-    return reply.as_response(lease.body, more, type=context.type)
+    return frames_response(lease.body, more, type=context.type)
 
 
 async def post_done(request: Request) -> Response:
     """The body is the reply; 204: the server has it."""
-    headers.query(request, ())
-    visitor, leases = visitor_of(request), gateway_of(request).leases
+    read_query(request, ())
+    visitor, leases = visitor_of(request), app_state(request).leases
     if leases.is_done(visitor.user, _id(request)):
         return Response(status_code=204)
     leases.find(visitor.user, _id(request))  # before a large body is read
-    body = await bodies.read(request, await bodies.most_bytes(request, visitor.client))
+    body = await read_body(request, await max_body(request, visitor.client))
     await leases.done(leases.find(visitor.user, _id(request)), _reply(request, body))
     return Response(status_code=204)
 
@@ -73,10 +81,10 @@ async def post_done(request: Request) -> Response:
 def _reply(request: Request, body: bytes) -> Frames:
     """The frames of a reply. Its type stands before it only if it is not what anybody would take it for."""
     type = request.headers.get("content-type", FORM)
-    if type.partition(";")[0].strip().lower() == FORM or _plain(type) == _plain(reply.type_of(body)):
+    if type.partition(";")[0].strip().lower() == FORM or _plain(type) == _plain(guess_type(body)):
         return [body]
-    frame = reply.DECLARED + type.encode("latin-1")
-    if not reply.TYPE.fullmatch(frame.removeprefix(reply.DECLARED)):
+    frame = DECLARED + type.encode("latin-1")
+    if not REPLY_TYPE.fullmatch(frame.removeprefix(DECLARED)):
         raise Problem(400, f"Content-Type is {quoted(type)}; write it like image/png, or leave it out")
     return [frame, body]
 
@@ -87,15 +95,15 @@ def _plain(type: str) -> str:
 
 async def post_failed(request: Request) -> Response:
     """The body is text for people: the first line says why, more is kept as detail."""
-    given = headers.query(request, ("fatal", "retry-after"))
+    given = read_query(request, ("fatal", "retry-after"))
     fatal = given.get("fatal", "false")
     if fatal not in ("true", "false"):
         raise Problem(400, f"fatal is {quoted(fatal)}; write true or false")
-    after = headers.number("retry-after", given["retry-after"], 0, MOST_SECONDS) if "retry-after" in given else None
+    after = read_number("retry-after", given["retry-after"], 0, MOST_SECONDS) if "retry-after" in given else None
     if fatal == "true" and after is not None:
         raise Problem(400, "fatal and retry-after exclude each other; a fatal failure is not tried again")
-    leases, user = gateway_of(request).leases, visitor_of(request).user
-    text = (await bodies.read(request, MOST_TEXT)).decode(errors="replace").strip()
+    leases, user = app_state(request).leases, visitor_of(request).user
+    text = (await read_body(request, MAX_TEXT)).decode(errors="replace").strip()
     lease = leases.find(user, _id(request))
     first, _, rest = text.partition("\n")
     await leases.failed(lease, _failure(first.strip() or "failed", rest, after, fatal=fatal == "true"))
@@ -113,15 +121,15 @@ def _failure(text: str, rest: str, after: float | None, *, fatal: bool) -> Remot
 
 async def post_extend(request: Request) -> Response:
     """The lease lasts so long from now on."""
-    seconds = _lease_time(headers.query(request, ("lease",)))
-    lease = gateway_of(request).leases.find(visitor_of(request).user, _id(request))
+    seconds = _lease_time(read_query(request, ("lease",)))
+    lease = app_state(request).leases.find(visitor_of(request).user, _id(request))
     lease.extend(seconds)
     uuid = lease.context.uuid if lease.context else ""
-    return answers.document({"lease": lease.id, "request": uuid, "deadline": _time(lease.deadline)})
+    return json_response({"lease": lease.id, "request": uuid, "deadline": _time(lease.deadline)})
 
 
 def _lease_time(given: dict[str, str]) -> float:
-    return headers.number("lease", given.get("lease", "60"), LEAST, MOST_LEASE)
+    return read_number("lease", given.get("lease", "60"), MIN_LEASE, MAX_LEASE)
 
 
 def _id(request: Request) -> str:
@@ -139,7 +147,7 @@ def _seconds(name: str, text: str, most: float, least: float = 0) -> dict[str, A
 
 
 _LEASE = parameter("path", "lease", "What `Titanic-Lease` said.", {"type": "string", "minLength": 1})
-_LASTS = _seconds("lease", "Seconds that the lease lasts; 60 if you do not say.", MOST_LEASE, LEAST)
+_LASTS = _seconds("lease", "Seconds that the lease lasts; 60 if you do not say.", MAX_LEASE, MIN_LEASE)
 _TAKEN = {
     "Titanic-Lease": header("What its end is to be told with."),
     "Titanic-Deadline": header("When it ends (RFC 3339)."),
@@ -148,7 +156,7 @@ _TAKEN = {
     "traceparent": header("The trace that it belongs to.", required=False),
 }
 _WAIT = "Seconds to wait for one; 30 if you do not say. Less than one is taken as one: to connect takes its time."
-_TEXT: dict[str, Any] = {"content": {"text/plain": {"schema": {"type": "string", "maxLength": MOST_TEXT // 4}}}}
+_TEXT: dict[str, Any] = {"content": {"text/plain": {"schema": {"type": "string", "maxLength": MAX_TEXT // 4}}}}
 
 
 def _ending(name: str, summary: str, **more: Any) -> dict[str, Any]:
@@ -162,7 +170,7 @@ PATHS: dict[str, dict[str, Any]] = {
         "post": {
             "operationId": "take",
             "summary": "Take a request to work on, for the time of a lease",
-            "parameters": [_seconds("wait", _WAIT, MOST_WAIT), _LASTS],
+            "parameters": [_seconds("wait", _WAIT, MAX_TAKE_WAIT), _LASTS],
             "responses": {
                 "200": {
                     "description": "Its body, with the content type of its submission, or what it looks like.",

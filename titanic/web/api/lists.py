@@ -12,9 +12,9 @@ from starlette.responses import Response
 from titanic.protocol.answers import RequestInfo
 from titanic.protocol.submit_options import MOST_UUIDS
 from titanic.util.text import quoted
-from titanic.web.api import answers, headers
 from titanic.web.api.requests import described
 from titanic.web.api.resource import Resource
+from titanic.web.api.responses import json_response, query_uuid, timestamp
 from titanic.web.api.schemas import (
     COUNT,
     PATH,
@@ -28,10 +28,11 @@ from titanic.web.api.schemas import (
     ref,
     wrong,
 )
-from titanic.web.gateway import gateway_of, visitor_of
+from titanic.web.app_state import app_state, visitor_of
 from titanic.web.problems import Problem
+from titanic.web.request_headers import read_integer, read_query
 
-PATIENCE = 1.0
+PAGE_TIMEOUT = 1.0
 """Seconds for which a page looks for what is rare: the server looks at some thousands of requests at a time."""
 
 PAGE = 100
@@ -40,19 +41,19 @@ PAGE = 100
 
 def page_size(given: dict[str, str]) -> int:
     """How many rows are wanted. Raises Problem."""
-    return headers.whole("limit", given["limit"], 1, MOST_UUIDS) if "limit" in given else PAGE
+    return read_integer("limit", given["limit"], 1, MOST_UUIDS) if "limit" in given else PAGE
 
 
 def page(path: str, name: str, rows: list[Any], given: dict[str, str], after: str | None) -> Response:
     """A page. `given`: the query. `after`: what the next page begins behind, None: there is none."""
     following = None if after is None else f"{path}?{urlencode({**given, 'after': after}, quote_via=quote)}"
     said = None if following is None else {"Link": f'<{following}>; rel="next"'}
-    return answers.document({name: rows, "next": following}, headers=said)
+    return json_response({name: rows, "next": following}, headers=said)
 
 
 async def get_requests(request: Request) -> Response:
     """What is stored, oldest first, or newest first."""
-    given = headers.query(request, ("service", "state", "text", "newest", "after", "limit"))
+    given = read_query(request, ("service", "state", "text", "newest", "after", "limit"))
     limit = page_size(given)
     if (state := given.get("state")) is not None and state not in STATES:
         raise Problem(400, f"state is {quoted(state)}; it must be one of {', '.join(STATES)}")
@@ -61,8 +62,8 @@ async def get_requests(request: Request) -> Response:
     if (newest := given.get("newest", "false")) not in ("true", "false"):
         raise Problem(400, f"newest is {quoted(newest)}; it must be true or false")
     if (after := given.get("after")) is not None:
-        after = answers.given_uuid("after", after)
-    client, rows, until = visitor_of(request).client, list[RequestInfo](), time.monotonic() + PATIENCE
+        after = query_uuid("after", after)
+    client, rows, until = visitor_of(request).client, list[RequestInfo](), time.monotonic() + PAGE_TIMEOUT
     while True:
         found, after = await client.list(
             service=given.get("service"),
@@ -80,9 +81,9 @@ async def get_requests(request: Request) -> Response:
 
 async def get_services(request: Request) -> Response:
     """The services for which something is stored, by their names."""
-    given = headers.query(request, ("after", "limit"))
+    given = read_query(request, ("after", "limit"))
     limit = page_size(given)
-    stats = (await gateway_of(request).stats_poller.sample(visitor_of(request))).stats
+    stats = (await app_state(request).stats_poller.sample(visitor_of(request))).stats
     names = sorted(name for name in stats["services"] if name > given.get("after", ""))
     rows = [_service(name, stats["services"][name]) for name in names[:limit]]
     return page("/v1/services", "services", rows, given, names[limit - 1] if len(names) > limit else None)
@@ -99,11 +100,11 @@ def _service(name: str, figures: Any) -> dict[str, Any]:
 
 async def get_stats(request: Request) -> Response:
     """What is stored, what waits for each service, what is running, what was done since the start."""
-    headers.query(request, ())
-    stats = (await gateway_of(request).stats_poller.sample(visitor_of(request))).stats
+    read_query(request, ())
+    stats = (await app_state(request).stats_poller.sample(visitor_of(request))).stats
     rows = stats.get("by_service") or {}
-    told = {name: {**row, "oldest": answers.moment(row["oldest"])} for name, row in rows.items()}
-    return answers.document({**stats, "by_service": told})
+    told = {name: {**row, "oldest": timestamp(row["oldest"])} for name, row in rows.items()}
+    return json_response({**stats, "by_service": told})
 
 
 _LINK = {"Link": header("The next page, as `next` (RFC 8288).", required=False)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from urllib.parse import unquote_to_bytes
 
@@ -16,10 +16,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from titanic.aio import Client
+from titanic.client.calls import LARGE
 from titanic.web import problems
-from titanic.web.auth.places import let_go
-from titanic.web.fields import field
+from titanic.web.app_state import app_state
+from titanic.web.auth.quota import hold_body, release_body
 from titanic.web.problems import Problem
+from titanic.web.request_headers import header_of, headers_of
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -68,7 +71,7 @@ class Resource:
         """Answer a request; its scope has the parameters in `path_params`. The errors that a handler raises are the
         application's to tell."""
         try:
-            if (coding := field(scope, b"content-encoding", "identity").lower()) != "identity":
+            if (coding := header_of(scope, b"content-encoding", "identity").lower()) != "identity":
                 what, fact = f"the body has the Content-Encoding {coding[:100]!r}", "a worker could not know of it"
                 advice = "send it as it is, or say what it is in Content-Type"
                 raise Problem(415, f"{what}; {fact}; {advice}", headers={"Accept-Encoding": "identity"})
@@ -78,7 +81,7 @@ class Resource:
         except Problem as problem:
             if problem.status not in (413, 429, 503):
                 raise
-            let_go(scope)
+            release_body(scope)
             await _linger(problems.answer(problem), scope, receive, send)
             return
         await response(scope, receive, send)
@@ -112,3 +115,67 @@ async def _linger(response: Response, scope: Scope, receive: Receive, send: Send
         await send({"type": "http.response.body"})
 
     await response(scope, receive, sent)
+
+
+MAX_DIGITS = 18
+"""A length with more of them is too large for anything."""
+
+
+async def max_body(request: Request, client: Client) -> int:
+    """The bytes that a body may have: as many as this gateway and the broker behind it take, if that has been asked
+    already or the body is known to be large."""
+    most = app_state(request).settings.max_body
+    limits = client.calls.limits
+    known = limits.max_body
+    if not known and declared_length(request) > LARGE:
+        await limits.is_ours()
+        known = limits.max_body
+    return min(most, known or most)
+
+
+def declared_length(request: Request) -> int:
+    """The length that the body is said to have; 0: it is not said."""
+    length = headers_of(request.scope).get(b"content-length", b"")
+    if not length.isdigit():
+        return 0
+    return int(length) if len(length) <= MAX_DIGITS else 10**MAX_DIGITS
+
+
+async def read_body(request: Request, most: int) -> bytes:
+    """The body. Raises Problem as soon as it is known to be too large, and ClientDisconnect."""
+    if declared_length(request) > most:
+        raise body_too_large(most)
+    message = await request.receive()
+    if message["type"] == "http.request" and not message.get("more_body", False):
+        body: bytes = message.get("body", b"")
+        if len(body) > most:
+            raise body_too_large(most)
+        return body
+    gathered = bytearray()
+    while message["type"] == "http.request":
+        gathered += message.get("body", b"")
+        if len(gathered) > most:
+            raise body_too_large(most)
+        hold_body(request.scope, len(gathered))
+        if not message.get("more_body", False):
+            return bytes(gathered)
+        message = await request.receive()
+    raise ClientDisconnect
+
+
+async def body_parts(request: Request) -> AsyncGenerator[bytes, None]:
+    """The body as it comes in. Raises ClientDisconnect."""
+    while True:
+        message = await request.receive()
+        if message["type"] != "http.request":
+            raise ClientDisconnect
+        if message.get("body"):
+            yield message["body"]
+        if not message.get("more_body", False):
+            return
+
+
+def body_too_large(most: int) -> Problem:
+    """The answer to a body of more bytes."""
+    detail = f"the body has more than {most} bytes; no more are taken here; send it in parts, or have --max-body raised"
+    return Problem(413, detail, headers={"Connection": "close"})

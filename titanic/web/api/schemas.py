@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from titanic.protocol.submit_options import MAX_PRIORITY, MOST_SECONDS
-from titanic.web.api.headers import LEAST_SPAN, MOST_KEY
 from titanic.web.problems import PROBLEM_JSON, TITLES
+from titanic.web.request_headers import MAX_KEY, MIN_SPAN
 
 Part = dict[str, Any]
 """A part of an OpenAPI document."""
@@ -72,7 +72,7 @@ def wrong(*more: int) -> dict[str, Part]:
 
 EVERYWHERE = (400, 401, 403, 429, 503, 504)
 
-SPAN: Part = {"type": "number", "minimum": LEAST_SPAN, "maximum": MOST_SECONDS}
+SPAN: Part = {"type": "number", "minimum": MIN_SPAN, "maximum": MOST_SECONDS}
 DELAY: Part = {"type": "number", "minimum": 0, "maximum": MOST_SECONDS}
 
 SUBMIT_HEADERS = [
@@ -98,7 +98,7 @@ SUBMIT_HEADERS = [
         "Sent again with the same key, it is the same request. Text, or a string of structured fields in quotes.",
         {
             "type": "string",
-            "maxLength": MOST_KEY,
+            "maxLength": MAX_KEY,
             "pattern": r'^([!#-}]([ -~]*[!-~])?|"([!#-\[\]-}]|\\["\\])([ !#-\[\]-~]|\\["\\])*")$',
         },
     ),

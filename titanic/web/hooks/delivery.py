@@ -14,28 +14,89 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from broker import RemoteError, read_json
+from broker import Access, AccessError, Permission, RemoteError, User, load_access, load_secret, read_json
 from broker.aio import Worker
-from titanic import Failed, Retry, current
-from titanic.errors import TitanicError
+from titanic import Failed, Retry, current, logs
+from titanic.errors import Contradiction, TitanicError
 from titanic.logs import Incident, event
 from titanic.protocol.tsp import Frames
 from titanic.version import __version__
-from titanic.web.auth.presence import Presence, WatchedClient
-from titanic.web.hooks.addresses import Network, Unreachable
-from titanic.web.hooks.cloud_event import cloud_event
-from titanic.web.hooks.deliverer import EVENT
-from titanic.web.hooks.hook import Hook
-from titanic.web.hooks.post import Answer, post
-from titanic.web.hooks.registry import DELIVERY, ENDED, Registry
+from titanic.web.auth.clients import MonitoredClient, ServerMonitor
+from titanic.web.hooks.hook import DELIVERY, ENDED, KEPT, Hook, cloud_event
+from titanic.web.hooks.post import Answer, Network, Unreachable, post
+from titanic.web.hooks.registry import Registry
 from titanic.web.settings import WebSettings
+
+log = logging.getLogger("titanic.web.hooks")
+
+HOOKS_USER_EVENT = "hooks-user"
+
+
+def check_hooks_user(settings: WebSettings) -> None:
+    """Raises Contradiction when the access file does not let the user deliver hooks who is to, and broker.AccessError
+    for an access file or a key with a fault."""
+    if settings.access is None or settings.hooks_user is None or not settings.hooks:
+        return
+    access, name, path = load_access(settings.access), settings.hooks_user, settings.key_of(settings.hooks_user)
+    if fault := _fault(access, name):
+        raise Contradiction(("hooks_user", "access"), *fault)
+    holder = access.keys.get(load_secret(str(path)).public.decode())
+    if holder is None or holder.name != name:
+        what, fact = f"'{name}' is to deliver web hooks", f"the access file does not give him the key in {path}"
+        raise Contradiction(("hooks_user", "keys"), what, fact, "add its public half to his keys")
+
+
+class HooksUser:
+    """The user who delivers hooks, who may when this is made. Raises as `check_hooks_user`."""
+
+    def __init__(self, settings: WebSettings) -> None:
+        check_hooks_user(settings)
+        self._settings = settings
+        self._lacks = False
+
+    def look(self) -> None:
+        """The access file has changed: log what he lacks now, or that he may deliver again."""
+        try:
+            check_hooks_user(self._settings)
+        except (Contradiction, AccessError) as error:
+            self._lacks = True
+            log.error("web hooks are not delivered from now on: %s", error, extra=logs.event(HOOKS_USER_EVENT))
+            return
+        if self._lacks:
+            self._lacks = False
+            text = "web hooks are delivered again: '%s' may do what that takes"
+            log.info(text, self._settings.hooks_user, extra=logs.event(HOOKS_USER_EVENT))
+
+
+def _fault(access: Access, name: str) -> Sequence[str]:
+    """What, the fact, and what to do; empty: nothing."""
+    user = access.users.get(name)
+    if user is None:
+        return f"'{name}' is to deliver web hooks", "the access file has no such user", "name another --hooks-user"
+    if lacks := _lacks(user):
+        return f"{user} is to deliver web hooks", "he may not do what that takes", f"give him {', '.join(lacks)}"
+    return ()
+
+
+def _lacks(user: User) -> list[str]:
+    found = []
+    if not all(user.may(Permission.WORK, service.encode()) for service in (ENDED, DELIVERY)):
+        found.append('work = ["web.*"]')
+    if not all(user.may(Permission.SUBMIT, service.encode()) for service in (KEPT, DELIVERY)):
+        found.append('submit = ["web.*"]')
+    if not user.reads_all:
+        found.append('read = "all"')
+    if not user.admin and not user.close:
+        found.append("close = true")
+    return found
+
 
 log = logging.getLogger("titanic.web.hooks")
 
 JOBS = 16
 """POSTs at a time, in one gateway."""
 
-EACH = 4
+MAX_JOBS_EACH = 4
 """POSTs at a time to one hook: one that is slow does not take the others' places."""
 
 BUSY_PAUSE = 1.0
@@ -44,7 +105,7 @@ BUSY_PAUSE = 1.0
 RETRIES = {"max_attempts": 20, "retry_first": 5, "retry_most": 3600}
 """A receiver that is away for ten hours misses nothing."""
 
-MOST_RETRY_AFTER = 3600
+MAX_RETRY_AFTER = 3600
 
 KEY_FOR = 7 * 86400.0
 """Seconds for which an end makes no second delivery."""
@@ -65,7 +126,7 @@ class Delivery:
         """`allowed`: networks that hooks may speak to besides the Internet."""
         self._allowed = allowed
         more = {"timeout": timeout, "key": key, "server_key": server_key}
-        self._client = WatchedClient(Presence(endpoint), endpoint, **more)
+        self._client = MonitoredClient(ServerMonitor(endpoint), endpoint, **more)
         self.registry = Registry(self._client)
         self._running: Counter[str] = Counter()
         self._incident = Incident(log, "deliver web hooks")
@@ -108,8 +169,8 @@ class Delivery:
             raise Failed("this is no delivery")
         hook: Hook | None = await self._ask(self.registry.find(frames[1].decode(errors="replace")))
         if hook is not None:  # else it was deleted: nobody wants to know
-            if self._running[hook.id] >= EACH:
-                raise Retry(f"{hook.host} has {EACH} deliveries at the moment", after=BUSY_PAUSE, count=False)
+            if self._running[hook.id] >= MAX_JOBS_EACH:
+                raise Retry(f"{hook.host} has {MAX_JOBS_EACH} deliveries at the moment", after=BUSY_PAUSE, count=False)
             self._running[hook.id] += 1
             try:
                 await self._post(hook, frames[0])
@@ -137,10 +198,10 @@ class Delivery:
         """What the server answers. When it does not, the attempt is given back and does not count."""
         try:
             answer = await asking
-            self._incident.recovered(**event(EVENT))
+            self._incident.recovered(**event(HOOKS_USER_EVENT))
             return answer
         except TitanicError as error:
-            self._incident.failed(error, **event(EVENT))
+            self._incident.failed(error, **event(HOOKS_USER_EVENT))
             raise Retry(f"the server did not answer: {error}", after=BUSY_PAUSE, count=False) from error
 
     async def _close(self) -> bytes:
@@ -148,7 +209,7 @@ class Delivery:
         try:
             await self._client.close(current().uuid)
         except TitanicError as error:  # then its reply stays until it is deleted for its age
-            self._unclosed.failed(error, **event(EVENT))
+            self._unclosed.failed(error, **event(HOOKS_USER_EVENT))
         return b""
 
 
@@ -174,7 +235,7 @@ def _judge(hook: Hook, answer: Answer) -> None:
     if 300 <= answer.status < 400:
         raise RemoteError(500, f"{what}: redirects are not followed; give the hook the right URL")
     if answer.retry_after is not None:
-        raise Retry(what, answer.text, after=min(answer.retry_after, MOST_RETRY_AFTER))
+        raise Retry(what, answer.text, after=min(answer.retry_after, MAX_RETRY_AFTER))
     raise RemoteError(500, what, [answer.text.encode()] if answer.text else [])
 
 

@@ -8,15 +8,26 @@ import hmac
 import json
 import re
 import secrets
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from broker import read_json
 from titanic.errors import InvalidRequest
 from titanic.protocol.tsp import Frames, request_fault
 from titanic.util.text import quoted
+
+KEPT = "web.hook"
+"""The service of requests that stand for hooks."""
+
+ENDED = "web.ended"
+"""The service of requests that tell that one has ended."""
+
+DELIVERY = "web.delivery"
+"""The service of requests that tell it to one hook."""
 
 STATES = ("done", "failed", "expired")
 """How a request may end."""
@@ -113,13 +124,13 @@ def read_hook(frames: Frames, uuid: str) -> Hook | None:
     try:
         said, secret = read_json(frames[0]), frames[1].decode()
         hook = Hook(said["id"], said["service"], said["url"], tuple(said["states"]), secret, uuid)
-        check(hook)
+        check_hook(hook)
     except (ValueError, LookupError, TypeError, AttributeError, InvalidRequest):
         return None
     return hook
 
 
-def check(hook: Hook) -> None:
+def check_hook(hook: Hook) -> None:
     """Raises InvalidRequest."""
     if not is_id(hook.id):
         raise InvalidRequest("the id is none of a hook")
@@ -140,3 +151,58 @@ def check(hook: Hook) -> None:
     if not re.fullmatch(URL, hook.url):
         fact = "it must be like https://example.com/hook: a name or an IPv4 address, printable ASCII, no user, no #"
         raise InvalidRequest(f"the url is {quoted(hook.url)}", fact, "give another one")
+
+
+EVENT_TYPE = "titanic.request."
+"""How the types of events begin; the state follows."""
+
+TIMES = ("submitted_at", "finished_at")
+
+
+def cloud_event(id_: str, end: Mapping[str, Any]) -> dict[str, Any]:
+    """The event for the end of a request, as the server tells it. `id_`: no other event has it."""
+    told = {name: _timestamp(value) if name in TIMES else value for name, value in end.items()}
+    event = {
+        "specversion": "1.0",
+        "id": id_,
+        "type": EVENT_TYPE + end["state"],
+        "source": f"/v1/services/{quote(end['service'], safe='')}",
+        "subject": end["uuid"],
+        "datacontenttype": "application/json",
+        "data": told,
+    }
+    if told.get("finished_at"):
+        event["time"] = told["finished_at"]
+    return event
+
+
+def _timestamp(value: Any) -> str | None:
+    """Microseconds since 1970 as RFC 3339 has them; None for none."""
+    if not isinstance(value, int) or value <= 0:
+        return None
+    return datetime.fromtimestamp(value / 1e6, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+ServiceSettings = Mapping[str, Mapping[str, Any]]
+"""What is set for services, as `titanic.stats` tells it."""
+
+
+def sources(settings: ServiceSettings, service: str) -> list[str]:
+    """The services whose ends are told to this one. With any, its own are told to nobody, whatever is set: there are
+    no loops."""
+    return sorted(name for name, one in settings.items() if one["on_end"] == service)
+
+
+def hook_status(settings: ServiceSettings, service: str) -> str:
+    """Why the hooks of a service are told nothing, and what to do; empty: they are told."""
+    on_end = settings[service]["on_end"] if service in settings else None
+    if on_end is None:
+        what, fact = f"ends of '{service}' are told to nobody", f"its on_end was unset; hooks need it to be {ENDED}"
+        return f"{what}; {fact}; put one of its hooks again"
+    if on_end != ENDED:
+        what, fact = f"ends of '{service}' are told to another service, '{on_end}'", f"hooks need them told to {ENDED}"
+        return f"{what}; {fact}; have that one tell both, or unset its on_end and put one of its hooks again"
+    if others := sources(settings, service):
+        what, fact = f"ends of '{service}' are told to nobody", f"it is where the ends of '{others[0]}' are told"
+        return f"{what}; {fact}, and what is told there has no ends of its own; have them told to another service"
+    return ""

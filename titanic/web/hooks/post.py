@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import os
 import re
+import socket
 import ssl
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -13,19 +15,94 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from titanic.web.hooks.addresses import Address, Network, Unreachable, resolve
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-CONNECT = 5.0
-ANSWER = 20.0
+REFUSED: tuple[Network, ...] = tuple(
+    ipaddress.ip_network(network)
+    for network in (
+        "0.0.0.0/8",  # this host
+        "10.0.0.0/8",
+        "100.64.0.0/10",  # behind a provider's NAT; the metadata of some clouds
+        "127.0.0.0/8",
+        "169.254.0.0/16",  # link-local; the metadata of most clouds
+        "172.16.0.0/12",
+        "192.0.0.0/24",
+        "192.0.2.0/24",
+        "192.88.99.0/24",  # relays of 6to4
+        "192.168.0.0/16",
+        "198.18.0.0/15",
+        "198.51.100.0/24",
+        "203.0.113.0/24",
+        "224.0.0.0/4",  # multicast
+        "240.0.0.0/4",  # reserved, broadcast
+        "::/8",  # unspecified, loopback, IPv4 in IPv6 in several ways
+        "64:ff9b::/96",  # NAT64: there is an IPv4 address in it, which may be anything
+        "64:ff9b:1::/48",
+        "100::/64",
+        "2001::/23",  # Teredo, ORCHID and others
+        "2001:db8::/32",
+        "2002::/16",  # 6to4: an IPv4 address
+        "3fff::/20",
+        "5f00::/16",
+        "fc00::/7",  # private
+        "fe80::/9",  # link-local, site-local
+        "ff00::/8",  # multicast
+    )
+)
+"""What is not the Internet. What Python does not call global is refused, too."""
+
+
+class Unreachable(Exception):
+    """No connection can be made, or may be."""
+
+
+def may_reach(address: Address, allowed: Sequence[Network]) -> bool:
+    """Whether hooks may speak to this address."""
+    if any(address in network for network in allowed):
+        return True
+    return address.is_global and not any(address in network for network in REFUSED)
+
+
+def literal_address(host: str) -> Address | None:
+    """The address that a host is; None: it is a name. Resolvers also take IPv4 addresses in old forms: 127.1."""
+    try:
+        return ipaddress.IPv4Address(socket.inet_aton(host))
+    except (OSError, UnicodeError):
+        return None
+
+
+def not_reached(host: str) -> str:
+    """What is said of a host that hooks may not speak to. Its addresses are not: they would tell of the inner
+    network."""
+    what, fact = f"{host} is no address of the Internet", "hooks do not speak to inner networks"
+    return f"{what}; {fact}; start titanic web with --hooks-allow for that network"
+
+
+async def resolve(host: str, port: int, allowed: Sequence[Network]) -> list[Address]:
+    """The addresses that a host has and hooks may speak to. Raises Unreachable."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise Unreachable(f"{host} has no address: {error}") from error
+    addresses = [ipaddress.ip_address(str(one[4][0]).partition("%")[0]) for one in found]
+    good = [address for address in dict.fromkeys(addresses) if may_reach(address, allowed)]
+    if not good:
+        raise Unreachable(not_reached(host))
+    return good
+
+
+CONNECT_TIMEOUT = 5.0
+POST_TIMEOUT = 20.0
 """Seconds, for a connection, and for all of it."""
 
-TRIED = 3
+MAX_ADDRESSES = 3
 """Addresses of a host that are tried."""
 
-LARGEST_HEAD = 64 << 10
+MAX_HEAD = 64 << 10
 """Bytes of an answer in which its head is to end."""
 
-TOLD = 500
+KEPT_BYTES = 500
 """Bytes of an answer's body that are kept."""
 
 _SECONDS = re.compile(rb"[0-9]{1,6}")
@@ -61,7 +138,7 @@ class _Reader:
             self.status = 0
 
     def on_body(self, body: bytes) -> None:
-        self.text += body[: TOLD - len(self.text)]
+        self.text += body[: KEPT_BYTES - len(self.text)]
 
     def on_message_complete(self) -> None:
         self.over = bool(self.status)
@@ -70,10 +147,10 @@ class _Reader:
 async def post(url: str, headers: Mapping[str, str], body: bytes, allowed: Sequence[Network]) -> Answer:
     """POST a body; redirects are not followed. Raises Unreachable when there is no answer."""
     try:
-        async with asyncio.timeout(ANSWER):
+        async with asyncio.timeout(POST_TIMEOUT):
             return await _post(url, headers, body, allowed)
     except TimeoutError:
-        raise Unreachable(f"no answer in {ANSWER:g} s") from None
+        raise Unreachable(f"no answer in {POST_TIMEOUT:g} s") from None
     except (OSError, EOFError, httptools.HttpParserError) as error:
         raise Unreachable(f"the connection failed: {error or type(error).__name__}") from error
 
@@ -90,7 +167,7 @@ async def _post(url: str, headers: Mapping[str, str], body: bytes, allowed: Sequ
         writer.write(f"POST {target} HTTP/1.1\r\n{head}\r\n".encode() + body)
         with suppress(ConnectionError):  # it may have answered all the same
             await writer.drain()
-        return await _read(reader)
+        return await _read_answer(reader)
     finally:
         writer.transport.abort()  # whatever else it has to say
 
@@ -101,18 +178,18 @@ async def _connect(
     """A connection to one of these. `name`: whose certificate TLS wants to see; None: no TLS."""
     tls = None if name is None else await asyncio.to_thread(ssl.create_default_context)
     fault: Exception = Unreachable("there is no address")
-    for address in addresses[:TRIED]:
+    for address in addresses[:MAX_ADDRESSES]:
         try:
-            async with asyncio.timeout(CONNECT):
+            async with asyncio.timeout(CONNECT_TIMEOUT):
                 return await asyncio.open_connection(str(address), port, ssl=tls, server_hostname=name)
         except TimeoutError:
-            fault = Unreachable(f"no connection in {CONNECT:g} s")
+            fault = Unreachable(f"no connection in {CONNECT_TIMEOUT:g} s")
         except OSError as error:
-            fault = Unreachable(f"no connection: {_told(error)}")
+            fault = Unreachable(f"no connection: {_error_text(error)}")
     raise fault
 
 
-def _told(error: OSError) -> str:
+def _error_text(error: OSError) -> str:
     """What went wrong, without the address."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {error.verify_message}"
@@ -121,16 +198,16 @@ def _told(error: OSError) -> str:
     return os.strerror(error.errno) if error.errno else type(error).__name__
 
 
-async def _read(reader: asyncio.StreamReader) -> Answer:
+async def _read_answer(reader: asyncio.StreamReader) -> Answer:
     answer = _Reader()
     read = 0
-    while not answer.over and len(answer.text) < TOLD:
+    while not answer.over and len(answer.text) < KEPT_BYTES:
         data = await reader.read(1 << 14)
         read += len(data)
-        if not data or (read > LARGEST_HEAD and not answer.status):
+        if not data or (read > MAX_HEAD and not answer.status):
             break
         answer.parser.feed_data(data)
-        if answer.status // 100 == 2 or read > 2 * LARGEST_HEAD:
+        if answer.status // 100 == 2 or read > 2 * MAX_HEAD:
             break  # nobody wants to know more
     if not answer.status:
         raise EOFError("it ended before there was an answer")

@@ -28,21 +28,12 @@ from titanic.aio import Client
 from titanic.errors import UnknownRequest
 from titanic.protocol.answers import RequestInfo
 from titanic.protocol.submit_options import MOST_SECONDS, MOST_UUIDS
-from titanic.web.hooks.hook import Hook, is_id, mark_of, mark_of_service, read_hook
+from titanic.web.hooks.hook import ENDED, KEPT, Hook, is_id, mark_of, mark_of_service, read_hook
 
-KEPT = "web.hook"
-"""The service of requests that stand for hooks."""
-
-ENDED = "web.ended"
-"""The service of requests that tell that one has ended."""
-
-DELIVERY = "web.delivery"
-"""The service of requests that tell it to one hook."""
-
-MOST = 10
+MAX_HOOKS = 10
 """Hooks of one service."""
 
-MOST_SERVICES = 200
+MAX_SERVICES = 200
 """Services that have hooks."""
 
 PAGES = 100
@@ -58,7 +49,7 @@ RECENT = 60.0
 AT_ONCE = 20
 """Requests that are looked at at once."""
 
-LARGEST = 16 << 10
+MAX_HOOK_BYTES = 16 << 10
 """Bytes of a hook, at most."""
 
 _PLACE = re.compile(r"web:hook:([0-9a-f]{8}):[0-9]+")
@@ -100,7 +91,7 @@ class Registry:
     async def check_room(self, service: str) -> None:
         """Raises NoPlace when this service may have no hooks, because so many others have some."""
         services = await self._services()
-        if service not in services and len(services) >= MOST_SERVICES:
+        if service not in services and len(services) >= MAX_SERVICES:
             raise NoPlace(f"{len(services)} services have hooks, which is the most; delete those of one")
 
     async def put(self, hook: Hook) -> None:
@@ -206,14 +197,14 @@ class Registry:
         for at in range(0, len(new), AT_ONCE):
             some = new[at : at + AT_ONCE]
             known.update(zip(some, await asyncio.gather(*map(self._look, some)), strict=True))
-        if len(self._known) > 2 * MOST * MOST_SERVICES:
+        if len(self._known) > 2 * MAX_HOOKS * MAX_SERVICES:
             self._known.clear()
         self._known.update(known)
         return {key: hook for key, uuid in kept.items() if (hook := known[uuid]) is not None}
 
     async def _look(self, uuid: str) -> Hook | None:
         try:
-            look = await self._client.look(uuid, LARGEST)
+            look = await self._client.look(uuid, MAX_HOOK_BYTES)
         except UnknownRequest:
             return None
         return read_hook(look.body, uuid)
@@ -236,4 +227,4 @@ def _doubles(held: Mapping[str, Hook]) -> list[str]:
 
 def places(mark: str) -> list[str]:
     """The keys of the places of a service: `_PLACE` reads them."""
-    return [f"web:hook:{mark}:{place}" for place in range(MOST)]
+    return [f"web:hook:{mark}:{place}" for place in range(MAX_HOOKS)]

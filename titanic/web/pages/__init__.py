@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from titanic.web.gateway import gateway_of, visitor_of
+from titanic.web.app_state import app_state, visitor_of
 from titanic.web.pages import bulk, failures, overview, request, requests, schedules, services, users
 
 PAGE_TTL = 1.0
@@ -23,7 +23,7 @@ def _refreshing(route: Route) -> Route:
             answer: Response = await route.endpoint(request)
             return answer
         session = visitor_of(request).csrf
-        return await gateway_of(request).cache.get(request, session, route.endpoint, request, ttl=PAGE_TTL)
+        return await app_state(request).cache.get(request, session, route.endpoint, request, ttl=PAGE_TTL)
 
     return Route(route.path, page)
 

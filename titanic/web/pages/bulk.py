@@ -16,8 +16,8 @@ from titanic.aio import Client
 from titanic.errors import UnknownRequest
 from titanic.protocol.answers import RequestInfo
 from titanic.util import ids
+from titanic.web.app_state import app_state, visitor_of
 from titanic.web.bulk_jobs import BulkJob, in_batches
-from titanic.web.gateway import gateway_of, visitor_of
 from titanic.web.pages import forms
 from titanic.web.pages.requests import AGE_LABELS, RequestFilter, find_all, parse_filter
 from titanic.web.problems import Problem
@@ -49,7 +49,7 @@ def confirm(
 ) -> Response:
     """Ask for confirmation of these requests, a part of those that match. `title`: what they have in common; `back`:
     the page of their group, if they were found there."""
-    return gateway_of(request).page(
+    return app_state(request).page(
         request,
         "bulk.html",
         action=action,
@@ -69,7 +69,7 @@ async def confirm_all(request: Request) -> Response:
     _check(action, wanted)
     wanted = replace(wanted, before=min(wanted.before, int(time.time() * 1e6)), oldest=False)
     count = await _count(visitor_of(request).client, action, wanted)
-    return gateway_of(request).page(
+    return app_state(request).page(
         request,
         "bulk.html",
         action=action,
@@ -87,7 +87,7 @@ async def confirm_all(request: Request) -> Response:
 async def start(request: Request) -> Response:
     """Start a confirmed job."""
     form = await forms.read(request)
-    gateway, visitor = gateway_of(request), visitor_of(request)
+    gateway, visitor = app_state(request), visitor_of(request)
     action, wanted, count = _action(form), parse_filter(form), form.get("count", "")
     if "count" not in form or (count and (not count.isdecimal() or len(count) > 9)):
         raise Problem(400, "nothing was changed: the form has no number of requests; reload its page")
@@ -108,7 +108,7 @@ async def start(request: Request) -> Response:
 
 async def progress(request: Request) -> Response:
     """Show the progress of a job."""
-    gateway = gateway_of(request)
+    gateway = app_state(request)
     job = gateway.bulk_jobs.get(visitor_of(request).user, request.path_params["work"])
     return gateway.page(request, "bulk_job.html", job=job)
 
@@ -116,7 +116,7 @@ async def progress(request: Request) -> Response:
 async def stop(request: Request) -> Response:
     """Stop a job."""
     await forms.read(request)
-    job = gateway_of(request).bulk_jobs.get(visitor_of(request).user, request.path_params["work"])
+    job = app_state(request).bulk_jobs.get(visitor_of(request).user, request.path_params["work"])
     job.stopped = True
     return RedirectResponse(f"/works/{job.id}", 303)
 

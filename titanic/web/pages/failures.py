@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from titanic.aio import Client
 from titanic.protocol.answers import RequestInfo
-from titanic.web.gateway import gateway_of, visitor_of
+from titanic.web.app_state import app_state, visitor_of
 from titanic.web.pages.bulk import confirm
 from titanic.web.pages.charts import bars
 from titanic.web.pages.requests import RequestFilter
@@ -74,14 +74,14 @@ async def failures(request: Request) -> Response:
     """List the groups."""
     service, span = _query(request)
     client = visitor_of(request).client
-    found = await gateway_of(request).cache.get(request, "failures", _fetch, client, service or None, span)
+    found = await app_state(request).cache.get(request, "failures", _fetch, client, service or None, span)
     groups = group_failures(found.rows)
     ends = [row["finished_at"] for row in found.rows]
     now = int(time.time() * 1e6)
     since = now - SPANS[span][0] * 1_000_000 if span in SPANS else min(ends, default=now)
     until = now if span in SPANS else max(ends, default=now)
     charts = {one.id: bars(histogram(one.rows, since, until, PARTS), "Failures over time") for one in groups}
-    return gateway_of(request).page(
+    return app_state(request).page(
         request,
         "failures.html",
         groups=groups[:LISTED],
@@ -121,7 +121,7 @@ async def group_page(request: Request) -> Response:
     chosen = await _group(request)
     service, span = _query(request)
     chart = bars(histogram(chosen.rows, chosen.first, chosen.last, PARTS), "Failures over time", small=False)
-    return gateway_of(request).page(
+    return app_state(request).page(
         request,
         "failures_group.html",
         group=chosen,

@@ -18,8 +18,8 @@ from starlette.datastructures import ImmutableMultiDict
 from starlette.requests import Request
 
 from titanic.errors import Forbidden
-from titanic.web.auth.places import hold
-from titanic.web.gateway import visitor_of
+from titanic.web.app_state import visitor_of
+from titanic.web.auth.quota import hold_body
 from titanic.web.problems import Problem
 
 MAX_BYTES, MAX_FIELDS = 1 << 20, 20_000
@@ -81,7 +81,7 @@ async def read_body(request: Request, limit: int) -> bytes:
         body += chunk
         if len(body) > limit:
             raise Problem(413, f"the form is larger than {limit >> 10:,} KiB; send less")
-        hold(request.scope, len(body))
+        hold_body(request.scope, len(body))
     return bytes(body)
 
 

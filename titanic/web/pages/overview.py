@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from titanic.aio import Client
 from titanic.protocol.answers import RequestInfo
-from titanic.web.gateway import gateway_of, visitor_of
+from titanic.web.app_state import app_state, visitor_of
 from titanic.web.pages.charts import Line, chart, spark
 from titanic.web.pages.forms import NotPermitted, unless_forbidden
 from titanic.web.pages.services import ServiceRow, services_of
@@ -47,7 +47,7 @@ DURABILITY = {
 
 async def overview(request: Request) -> Response:
     """Show what waits, runs and fails now, and how that was in the last hour."""
-    gateway, visitor = gateway_of(request), visitor_of(request)
+    gateway, visitor = app_state(request), visitor_of(request)
     poller = gateway.stats_poller
     oldest = await unless_forbidden(
         "the oldest waiting request", gateway.cache.get(request, "oldest", _oldest, visitor.client)
@@ -181,7 +181,7 @@ def _waiting(service: ServiceRow) -> int:
 
 async def store(request: Request) -> Response:
     """Show the store's usage and durability, the archive's lag, the nodes, and how to make a backup."""
-    gateway, visitor = gateway_of(request), visitor_of(request)
+    gateway, visitor = app_state(request), visitor_of(request)
     sample, nodes, archive = await asyncio.gather(
         unless_forbidden("the store's usage", gateway.stats_poller.sample(visitor)),
         unless_forbidden("nodes", visitor.client.nodes()),

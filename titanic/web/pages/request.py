@@ -18,10 +18,10 @@ from titanic.errors import TitanicError, UnknownRequest
 from titanic.protocol.answers import RequestInfo
 from titanic.util import ids
 from titanic.util.text import counted, printable
-from titanic.web.api.answers import unknown
 from titanic.web.api.requests import described
-from titanic.web.gateway import gateway_of, visitor_of
-from titanic.web.hooks.registry import KEPT
+from titanic.web.api.responses import unknown_request
+from titanic.web.app_state import app_state, visitor_of
+from titanic.web.hooks.hook import KEPT
 from titanic.web.pages import forms
 from titanic.web.pages.sync_client import call_sync
 from titanic.web.problems import Problem
@@ -42,11 +42,11 @@ def _uuid(request: Request) -> str:
 
 async def request_page(request: Request) -> Response:
     """Show a request."""
-    uuid, gateway, visitor = _uuid(request), gateway_of(request), visitor_of(request)
+    uuid, gateway, visitor = _uuid(request), app_state(request), visitor_of(request)
     try:
         look = await visitor.client.look(uuid, MAX_BYTES)
     except UnknownRequest:
-        return gateway.page(request, "request_unknown.html", unknown(uuid).status, uuid=uuid)
+        return gateway.page(request, "request_unknown.html", unknown_request(uuid).status, uuid=uuid)
     row, document = look.info, described(look.info)
     details: list[FramePreview] = []
     frames = look.body[:1] + [HIDDEN_SECRET] * len(look.body[1:]) if row["service"] == KEPT else look.body
@@ -94,7 +94,7 @@ async def _tree(request: Request, row: RequestInfo) -> FlowTree | str | None:
 def _commands(request: Request, row: RequestInfo) -> list[tuple[str, str]]:
     """Commands that show the same, each with a description."""
     uuid, base = row["uuid"], str(request.base_url).rstrip("/")
-    at = "".join(f" --endpoint {shlex.quote(one)}" for one in gateway_of(request).settings.endpoint)
+    at = "".join(f" --endpoint {shlex.quote(one)}" for one in app_state(request).settings.endpoint)
     token = ' -H "Authorization: Bearer $TOKEN"' if visitor_of(request).user else ""
     found = [
         (f"titanic show {uuid}{at}", "the request"),
@@ -110,7 +110,7 @@ def _commands(request: Request, row: RequestInfo) -> list[tuple[str, str]]:
 async def close_page(request: Request) -> Response:
     """Ask for confirmation, because closing cannot be undone."""
     row = await visitor_of(request).client.show(_uuid(request))
-    return gateway_of(request).page(request, "request_close.html", row=row)
+    return app_state(request).page(request, "request_close.html", row=row)
 
 
 async def retry(request: Request) -> Response:
@@ -124,7 +124,7 @@ async def retry(request: Request) -> Response:
             fact = f"you lack the permission submit for {row['service']}"
             raise Problem(403, f"the request was not retried: {fact}; ask the administrator")
     message = "Queued again with its attempts reset." if done else "Not retried: it has not failed or expired."
-    return gateway_of(request).to(request, f"/requests/{uuid}", message)
+    return app_state(request).to(request, f"/requests/{uuid}", message)
 
 
 async def close(request: Request) -> Response:
@@ -132,7 +132,7 @@ async def close(request: Request) -> Response:
     await forms.read(request)
     uuid = _uuid(request)
     await visitor_of(request).client.close(uuid)
-    return gateway_of(request).to(request, f"/requests/{uuid}", "The request and its reply were deleted.")
+    return app_state(request).to(request, f"/requests/{uuid}", "The request and its reply were deleted.")
 
 
 async def find(request: Request) -> Response:
@@ -145,7 +145,7 @@ async def find(request: Request) -> Response:
         uuids, _ = await visitor_of(request).client.find([text[:255]])
         if text in uuids:
             return RedirectResponse(f"/requests/{uuids[text]}", 303)
-    return gateway_of(request).page(request, "request_find.html", 404 if text else 200, text=text)
+    return app_state(request).page(request, "request_find.html", 404 if text else 200, text=text)
 
 
 # -- timeline -----------------------------------------------------------------------------------------------------

@@ -17,8 +17,8 @@ from titanic.client.batching import KEY_PREFIX
 from titanic.errors import TitanicError, UnknownRequest
 from titanic.protocol.answers import RequestInfo
 from titanic.util import ids
+from titanic.web.app_state import app_state, visitor_of
 from titanic.web.bulk_jobs import BATCH
-from titanic.web.gateway import gateway_of, visitor_of
 from titanic.web.pages.forms import NotPermitted, unless_forbidden
 from titanic.web.pages.services import STATES, is_internal
 from titanic.web.problems import Problem
@@ -190,7 +190,7 @@ async def find_all(client: Client, wanted: RequestFilter) -> AsyncGenerator[list
 
 async def requests(request: Request) -> Response:
     """Show the list."""
-    gateway, visitor = gateway_of(request), visitor_of(request)
+    gateway, visitor = app_state(request), visitor_of(request)
     wanted = parse_filter(request.query_params)
     after = request.query_params.get("after")
     page = gateway.cache.get(request, "requests", find_page, visitor.client, wanted, after, PAGE)
@@ -216,7 +216,7 @@ async def requests(request: Request) -> Response:
 async def _service_names(request: Request) -> list[str]:
     """The service names to suggest; none for visitors who may not see them."""
     try:
-        sample = await gateway_of(request).stats_poller.sample(visitor_of(request))
+        sample = await app_state(request).stats_poller.sample(visitor_of(request))
     except TitanicError:
         return []
     names = {*sample.stats["services"], *(sample.workers or ())}

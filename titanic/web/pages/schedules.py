@@ -17,7 +17,7 @@ from titanic.aio import Client
 from titanic.protocol.answers import RequestInfo
 from titanic.schedules.schedule import NAME, check_name
 from titanic.schedules.scheduler import PAUSED, pause_schedule, resume_schedule
-from titanic.web.gateway import gateway_of, visitor_of
+from titanic.web.app_state import app_state, visitor_of
 from titanic.web.pages import forms
 from titanic.web.pages.sync_client import call_sync
 from titanic.web.problems import Problem
@@ -105,15 +105,15 @@ def by_schedule(rows: Iterable[RequestInfo]) -> list[KnownSchedule]:
 
 async def schedules(request: Request) -> Response:
     """List the schedules."""
-    found = await gateway_of(request).cache.get(request, "schedules", fetch, visitor_of(request).client)
-    return gateway_of(request).page(request, "schedules.html", found=found)
+    found = await app_state(request).cache.get(request, "schedules", fetch, visitor_of(request).client)
+    return app_state(request).page(request, "schedules.html", found=found)
 
 
 async def pause(request: Request) -> Response:
     """Pause a schedule, known or not."""
     name = await _name(request)
     await call_sync(visitor_of(request).client, pause_schedule, name)
-    return gateway_of(request).to(request, "/schedules", f"{name} is paused.")
+    return app_state(request).to(request, "/schedules", f"{name} is paused.")
 
 
 async def resume(request: Request) -> Response:
@@ -121,7 +121,7 @@ async def resume(request: Request) -> Response:
     name = await _name(request)
     resumed = await call_sync(visitor_of(request).client, resume_schedule, name)
     message = "resumes with its next tick." if resumed else "was not paused."
-    return gateway_of(request).to(request, "/schedules", f"{name} {message}")
+    return app_state(request).to(request, "/schedules", f"{name} {message}")
 
 
 async def _name(request: Request) -> str:

@@ -22,9 +22,8 @@ from titanic.aio import Client
 from titanic.errors import TitanicError
 from titanic.protocol.answers import RequestInfo
 from titanic.schedules.scheduler import PAUSED
-from titanic.web.gateway import Gateway, gateway_of, visitor_of
-from titanic.web.hooks.registry import KEPT
-from titanic.web.hooks.silence import Settings, sources, why_silent
+from titanic.web.app_state import AppState, app_state, visitor_of
+from titanic.web.hooks.hook import KEPT, ServiceSettings, hook_status, sources
 from titanic.web.pages import forms
 from titanic.web.pages.charts import Line, chart
 from titanic.web.pages.forms import NotPermitted, unless_forbidden
@@ -156,7 +155,7 @@ class Column(NamedTuple):
 
 async def services(request: Request) -> Response:
     """Show the list, sorted and filtered as the query says."""
-    gateway, query = gateway_of(request), request.query_params
+    gateway, query = app_state(request), request.query_params
     text, only = query.get("q", "").strip(), query.get("only", "")
     order, page = query.get("sort", "name"), query.get("page", "1")
     by = order.removeprefix("-")
@@ -212,7 +211,7 @@ def _columns(text: str, only: str, order: str) -> Sequence[Column]:
 
 async def service(request: Request) -> Response:
     """Show a service."""
-    gateway, visitor = gateway_of(request), visitor_of(request)
+    gateway, visitor = app_state(request), visitor_of(request)
     name = request.path_params["name"] or request.query_params.get("name", "")
     if not name:
         raise Problem(404, "no service is named; choose one from the list of services")
@@ -265,7 +264,7 @@ async def set_on_end(request: Request) -> Response:
 
 
 def _back(request: Request, name: str, message: str) -> Response:
-    gateway = gateway_of(request)
+    gateway = app_state(request)
     gateway.stats_poller.invalidate()
     return gateway.to(request, service_url(name), MESSAGES[message])
 
@@ -275,9 +274,9 @@ async def _failures(client: Client, name: str) -> list[RequestInfo]:
     return rows
 
 
-async def _silent_hooks(gateway: Gateway, settings: Settings, name: str) -> tuple[int, str] | None:
+async def _silent_hooks(gateway: AppState, settings: ServiceSettings, name: str) -> tuple[int, str] | None:
     """How many web hooks of a service get no events, and why; None: there are none, or that is unknown."""
-    why = why_silent(settings, name)
+    why = hook_status(settings, name)
     if gateway.hooks is None or not why:
         return None
     with suppress(TitanicError):  # the hooks user may lack the permission to list them

@@ -17,7 +17,7 @@ from broker import Access, AccessError, User, load_access
 from titanic.aio import Client
 from titanic.protocol.documents import Refusal
 from titanic.protocol.permissions import granted_flags
-from titanic.web.gateway import gateway_of, visitor_of
+from titanic.web.app_state import app_state, visitor_of
 from titanic.web.pages import forms
 from titanic.web.pages.forms import NotPermitted, unless_forbidden
 from titanic.web.problems import Problem
@@ -79,7 +79,7 @@ def row_of(user: User, access: Access) -> UserRow:
 
 async def users(request: Request) -> Response:
     """Show the visitor's permissions; to admins, those of all users."""
-    gateway, visitor = gateway_of(request), visitor_of(request)
+    gateway, visitor = app_state(request), visitor_of(request)
     path, fault, rows, own = gateway.settings.access, "", [], None
     denials: Denials | NotPermitted | None = None
     if path is not None:
@@ -109,7 +109,7 @@ async def _denials(client: Client) -> Denials:
 
 async def log_in(request: Request) -> Response:
     """GET: show the form. POST: start a session for the user of the token, then redirect to the page asked for."""
-    gateway = gateway_of(request)
+    gateway = app_state(request)
     if gateway.identity.is_open:
         return RedirectResponse("/", 303)
     if request.method != "POST":
@@ -132,7 +132,7 @@ async def log_out(request: Request) -> Response:
     """End the session."""
     await forms.read(request)
     answer = RedirectResponse("/login", 303)
-    gateway_of(request).identity.log_out(request, answer)
+    app_state(request).identity.log_out(request, answer)
     return answer
 
 

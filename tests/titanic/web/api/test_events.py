@@ -18,17 +18,17 @@ from support.waiting import PATIENCE, until
 
 from broker import Worker
 from titanic import Client, Server
-from titanic.web import stats
+from titanic.web import stats, streams
+from titanic.web.api import events
 from titanic.web.serving import WebServer
 from titanic.web.settings import WebSettings
-from titanic.web.streams import feed, stream
-from titanic.web.streams.changes import Changes, Numbers
+from titanic.web.streams import Changes, Numbers
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stats, "POLL_INTERVAL", 0.02)
-    monkeypatch.setattr("titanic.web.streams.counts.POLL_INTERVAL", 0.02)
+    monkeypatch.setattr("titanic.web.streams.POLL_INTERVAL", 0.02)
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def test_says_so_when_it_cannot_go_on(gateway: WebServer, client: Client, last: 
 
 
 def test_what_is_asked_wrongly_is_refused(gateway: WebServer) -> None:
-    for query in ({"request": "x"}, {"what": "1"}, {"request": [f"{n:032}" for n in range(feed.MOST_FOLLOWED + 1)]}):
+    for query in ({"request": "x"}, {"what": "1"}, {"request": [f"{n:032}" for n in range(events.MAX_FOLLOWED + 1)]}):
         answer = httpx.get(f"{gateway.url}/v1/events", params=query, timeout=PATIENCE)
         assert answer.status_code == 400, query
         assert answer.headers["content-type"] == "application/problem+json"
@@ -180,16 +180,16 @@ def test_nothing_is_left_when_the_readers_have_gone(gateway: WebServer, client: 
     with reading(gateway.url, request=uuid, service="*") as reader:
         reader.until("services")
         here = gateway.app.gateway.feed
-        assert len(here.following) == len(here.places) == len(here.streams) == 1
-    until(lambda: not here.streams and not here.following and not here.places)
-    assert not here.following.places
-    assert here.counts.idle
+        assert len(here.requests) == len(here.quota) == len(here.streams) == 1
+    until(lambda: not here.streams and not here.requests and not here.quota)
+    assert not here.requests.quota
+    assert here.stats.idle
 
 
 def test_a_comment_is_sent_when_there_is_nothing_else(
     gateway: WebServer, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "BEAT", 0.01)
+    monkeypatch.setattr(events, "KEEPALIVE_INTERVAL", 0.01)
     with reading(gateway.url, request=client.submit("later", b"")) as reader:
         assert ":" in reader.response.iter_lines()
 
@@ -230,8 +230,8 @@ def test_a_thousand_streams_that_hang_harm_nobody(gateway: WebServer, client: Cl
             sockets.append(stack.enter_context(socket.create_connection((where.hostname or "", where.port or 0))))
             sockets[-1].sendall(ask)
         first = [one.recv(20, socket.MSG_WAITALL).split()[1] for one in sockets]
-        assert first.count(b"200") == feed.MOST_EACH == len(here.streams)
-        assert first.count(b"429") == 1000 - feed.MOST_EACH
+        assert first.count(b"200") == streams.MAX_STREAMS_EACH == len(here.streams)
+        assert first.count(b"429") == 1000 - streams.MAX_STREAMS_EACH
         answer = httpx.get(f"{gateway.url}/v1/events", timeout=PATIENCE)
         assert answer.status_code == 429
         assert "too many event streams" in answer.json()["detail"]

@@ -26,7 +26,7 @@ from support.waiting import PATIENCE, until
 
 from broker import Worker
 from titanic import Client, RequestFailed, Server
-from titanic.web.leases.leases import Leases
+from titanic.web.leases import Leases
 from titanic.web.problems import Problem
 from titanic.web.serving import WebServer
 from titanic.web.settings import WebSettings
@@ -120,7 +120,7 @@ def test_what_is_taken_has_the_type_that_it_was_submitted_with(
 def test_there_is_nothing_to_take(http: httpx.Client, gateway: WebServer, client: Client) -> None:
     answer = http.post("/v1/services/upper:take?wait=0")
     assert (answer.status_code, answer.content) == (204, b"")
-    until(lambda: not held(gateway).places)
+    until(lambda: not held(gateway).quota)
     assert client.call("mmi.service", b"upper") == [b"404"]
 
 
@@ -153,7 +153,7 @@ def test_a_failed_attempt_is_tried_again_and_tells_why(http: httpx.Client, clien
 def test_a_lease_that_lapses_is_a_failed_attempt(
     http: httpx.Client, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("titanic.web.api.leases.LEAST", 0.05)
+    monkeypatch.setattr("titanic.web.api.leases.MIN_LEASE", 0.05)
     uuid = client.submit("upper", b"x", max_attempts=1)
     taken = take(http, lease=0.05)
     with pytest.raises(RequestFailed, match=r"the lease lapsed: its worker said nothing for 0\.05 s"):
@@ -164,7 +164,7 @@ def test_a_lease_that_lapses_is_a_failed_attempt(
 
 
 def test_a_lease_is_extended(http: httpx.Client, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("titanic.web.api.leases.LEAST", 0.05)
+    monkeypatch.setattr("titanic.web.api.leases.MIN_LEASE", 0.05)
     uuid = client.submit("upper", b"x", max_attempts=1)
     taken = take(http, lease=20)
     answer = end(http, taken, "extend", params={"lease": 60})
@@ -187,7 +187,7 @@ def test_whoever_leaves_while_he_waits_gets_nothing(gateway: WebServer, client: 
     with socket.create_connection((where.hostname or "", where.port or 0)) as leaving:
         leaving.sendall(f"POST /v1/services/upper:take HTTP/1.1\r\nHost: {where.netloc}\r\n\r\n".encode())
         until(lambda: client.call("mmi.service", b"upper") == [b"200"])
-    until(lambda: not held(gateway).places)
+    until(lambda: not held(gateway).quota)
     uuid = client.submit("upper", b"x")
     with Worker("upper", lambda frames: frames, gateway.app.gateway.settings.endpoint, config=QUICK):
         client.wait(uuid, 30)
@@ -216,7 +216,7 @@ def test_what_is_asked_wrongly_is_refused(http: httpx.Client, client: Client) ->
 def test_a_visitor_has_so_many_leases(
     http: httpx.Client, client: Client, gateway: WebServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held(gateway).places, "_each", 1)
+    monkeypatch.setattr(held(gateway).quota, "_each", 1)
     client.submit("upper", b"x")
     taken = take(http)
     answer = http.post("/v1/services/upper:take")

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from support import api_contract, torture
 
-from titanic.web.api import PATHS, ROUTES
+from titanic.web.api.routes import PATHS, ROUTES
 from titanic.web.problems import TITLES
 
 METHODS = {"get", "post", "put", "delete", "patch"}

@@ -15,7 +15,7 @@ from support.web_secured import TOKENS, Secured, csrf_of, secured
 from broker import hash_token
 from titanic import Server
 from titanic.errors import Contradiction
-from titanic.web.auth import refusals
+from titanic.web.auth import identity
 from titanic.web.serving import WebServer
 from titanic.web.settings import WebSettings
 
@@ -177,7 +177,7 @@ def test_log_ins_that_are_refused_all_look_alike(scene: Secured, caplog: pytest.
 
 
 def test_whoever_is_refused_too_often_has_to_wait(own: Secured, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refusals, "EVERY", 600.0)  # so that none of it is over before this test is
+    monkeypatch.setattr(identity, "REFUSED_INTERVAL", 600.0)  # so that none of it is over before this test is
     browser = own.browser()
     codes = [browser.post("/login", data={"token": "x"}).status_code for _ in range(10)]
     assert codes == [403] * 10

@@ -152,7 +152,7 @@ def test_a_receiver_that_is_slow_is_left_alone(
     hooks: Hooks, client: Client, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has so many deliveries at a time, and others have theirs."""
-    monkeypatch.setattr(delivery, "EACH", 1)
+    monkeypatch.setattr(delivery, "MAX_JOBS_EACH", 1)
     hooks.put(receiver.url)
     for _ in range(5):
         tell(client)

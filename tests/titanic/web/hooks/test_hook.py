@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from titanic.errors import InvalidRequest
-from titanic.web.hooks.addresses import Unreachable, may_reach, resolve
-from titanic.web.hooks.hook import Hook, check, id_of, new_secret, read_hook
+from titanic.web.hooks.hook import Hook, check_hook, id_of, new_secret, read_hook
+from titanic.web.hooks.post import Unreachable, may_reach, resolve
 
 HOOK = Hook(id_of("mail", "https://a.example/x"), "mail", "https://a.example/x", ("done",), "s" * 16, "u")
 
@@ -33,7 +33,7 @@ def test_the_signature_of_standard_webhooks() -> None:
         "webhook-timestamp": "1614265330",
         "webhook-signature": "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=",
     }
-    check(replace(HOOK, secret=new_secret()))
+    check_hook(replace(HOOK, secret=new_secret()))
     for secret in ("s" * 16, "whsec_s" * 3):
         signed = base64.b64encode(hmac.digest(secret.encode(), b"id.1.x", "sha256")).decode()
         assert replace(HOOK, secret=secret).standard("id", b"x", 1)["webhook-signature"] == f"v1,{signed}"
@@ -42,7 +42,7 @@ def test_the_signature_of_standard_webhooks() -> None:
 def test_a_secret_is_not_told() -> None:
     assert HOOK.secret not in repr(HOOK) + str(HOOK.public())
     with pytest.raises(InvalidRequest) as told:
-        check(replace(HOOK, secret="short and secret"))
+        check_hook(replace(HOOK, secret="short and secret"))
     assert "short and secret" not in str(told.value)
 
 
@@ -76,9 +76,9 @@ def test_a_secret_is_not_told() -> None:
     + [{"states": ("done", "done")}, {"secret": "x" * 15}, {"secret": "x" * 257}, {"secret": "ä" * 20}, {"id": "x"}],
 )
 def test_what_is_no_hook_is_refused(wrong: dict[str, Any]) -> None:
-    check(HOOK)
+    check_hook(HOOK)
     with pytest.raises(InvalidRequest):
-        check(replace(HOOK, **wrong))
+        check_hook(replace(HOOK, **wrong))
 
 
 REFUSED = [

@@ -16,8 +16,8 @@ from titanic.aio import Client
 from titanic.protocol.answers import Look
 from titanic.protocol.submit_options import MOST_SECONDS
 from titanic.web.hooks import registry
-from titanic.web.hooks.hook import Hook
-from titanic.web.hooks.registry import ENDED, KEPT, NoPlace, Registry, places
+from titanic.web.hooks.hook import ENDED, KEPT, Hook
+from titanic.web.hooks.registry import NoPlace, Registry, places
 
 
 class Counting(Client):
@@ -86,7 +86,7 @@ def test_all_are_found_wherever_ends_are_told(server: Server, monkeypatch: pytes
 def test_a_service_has_so_many(server: Server) -> None:
     async def check() -> None:
         async with looking(server) as (hooks, client):
-            every = [new_hook("mail", f"https://a.example/{n}") for n in range(registry.MOST + 1)]
+            every = [new_hook("mail", f"https://a.example/{n}") for n in range(registry.MAX_HOOKS + 1)]
             for hook in every[:-1]:
                 await hooks.put(hook)
             with pytest.raises(NoPlace, match="'mail' has 10 hooks, which is the most"):
@@ -98,7 +98,7 @@ def test_a_service_has_so_many(server: Server) -> None:
             await hooks.put(every[-1])
             found = {hook.id for hook in await hooks.of_service("mail")}
             assert found == {hook.id for hook in every[1:]}
-            assert len((await client.list(service=KEPT))[0]) == registry.MOST
+            assert len((await client.list(service=KEPT))[0]) == registry.MAX_HOOKS
 
     run(check)
 
@@ -106,12 +106,12 @@ def test_a_service_has_so_many(server: Server) -> None:
 def test_those_that_come_at_the_same_moment_all_stay(server: Server) -> None:
     async def check() -> None:
         async with looking(server) as (one, _), looking(server) as (other, client):
-            every = [new_hook("mail", f"https://a.example/{n}") for n in range(registry.MOST)]
+            every = [new_hook("mail", f"https://a.example/{n}") for n in range(registry.MAX_HOOKS)]
             for first, second in ((one, other), (one, one), (other, other)):
                 halves = (first, every[:5]), (second, every[5:])
                 await asyncio.gather(*(hooks.put(hook) for hooks, some in halves for hook in some))
                 assert {hook.id for hook in await one.of_service("mail")} == {hook.id for hook in every}
-                assert len((await client.list(service=KEPT))[0]) == registry.MOST
+                assert len((await client.list(service=KEPT))[0]) == registry.MAX_HOOKS
 
     run(check)
 
@@ -130,7 +130,7 @@ def test_what_is_at_a_place_and_is_no_hook_is_passed_over(server: Server) -> Non
 
 
 def test_who_comes_second_to_a_place_takes_another(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "MOST", 2)
+    monkeypatch.setattr(registry, "MAX_HOOKS", 2)
 
     async def check() -> None:
         async with looking(server) as (one, _), looking(server) as (other, _):
@@ -144,7 +144,7 @@ def test_who_comes_second_to_a_place_takes_another(server: Server, monkeypatch: 
 
 async def use_all_places(hooks: Registry, client: Client, service: str) -> None:
     """So that keys have to be forgotten."""
-    for n in range(registry.MOST):
+    for n in range(registry.MAX_HOOKS):
         await hooks.put(new_hook(service, f"https://used.example/{n}"))
     await client.close(*(hook.uuid for hook in await hooks.of_service(service)))
 
@@ -155,7 +155,7 @@ async def kept(client: Client) -> list[str]:
 
 def test_whoever_displaces_a_hook_puts_it_again(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A gateway looks, another puts a hook, and then the first one puts its own at the same place."""
-    monkeypatch.setattr(registry, "MOST", 2)
+    monkeypatch.setattr(registry, "MAX_HOOKS", 2)
 
     async def check() -> None:
         async with looking(server) as (one, _), looking(server) as (other, client):
@@ -173,7 +173,7 @@ def test_whoever_displaces_a_hook_puts_it_again(server: Server, monkeypatch: pyt
 
 
 def test_the_last_place_is_for_who_was_first(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "MOST", 1)
+    monkeypatch.setattr(registry, "MAX_HOOKS", 1)
 
     async def check() -> None:
         async with looking(server) as (one, _), looking(server) as (other, client):
@@ -207,20 +207,20 @@ def test_a_place_that_nobody_had_goes_first(server: Server) -> None:
 
     async def check() -> None:
         async with looking(server) as (hooks, client):
-            for n in range(1, registry.MOST + 3):
+            for n in range(1, registry.MAX_HOOKS + 3):
                 hook = new_hook("mail", f"https://a.example/{n}")
                 await hooks.put(hook)
                 (kept,) = await hooks.of_service("mail")
                 assert kept.id == hook.id
                 await client.close(kept.uuid)
-                assert len((await client.find(places(hook.id[:8])))[0]) == min(n, registry.MOST)
+                assert len((await client.find(places(hook.id[:8])))[0]) == min(n, registry.MAX_HOOKS)
 
     run(check)
 
 
 def test_a_hook_at_two_places_leaves_room_for_another(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two gateways that put the same hook have it at two places for a moment."""
-    monkeypatch.setattr(registry, "MOST", 2)
+    monkeypatch.setattr(registry, "MAX_HOOKS", 2)
 
     async def check() -> None:
         async with looking(server) as (hooks, client):

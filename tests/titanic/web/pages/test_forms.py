@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from titanic.web.auth.identity import Visitor
-from titanic.web.auth.places import Places
+from titanic.web.auth.quota import Quota
 from titanic.web.pages import forms
 from titanic.web.problems import Problem, answer
 
@@ -36,7 +36,7 @@ class Page:
     def post(self, *, content: str | bytes, headers: dict[str, str]) -> httpx.Response:
         async def sent() -> httpx.Response:
             app = Starlette(routes=[Route("/", _sent, methods=["POST"])])
-            app.gateway = SimpleNamespace(bodies=Places("bytes", 1 << 30, 1 << 30))  # type: ignore[attr-defined]
+            app.gateway = SimpleNamespace(bodies=Quota("bytes", 1 << 30, 1 << 30))  # type: ignore[attr-defined]
             transport = httpx.ASGITransport(app)
             async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
                 return await client.post("/", content=content, headers=headers)

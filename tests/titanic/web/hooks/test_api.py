@@ -99,10 +99,10 @@ def test_without_hooks_none_is_taken(http: httpx.Client) -> None:
 
 @WITH_HOOKS
 def test_there_are_so_many(http: httpx.Client, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "MOST_SERVICES", 2)
-    urls = [f"https://a.example/{n}" for n in range(registry.MOST + 1)]
+    monkeypatch.setattr(registry, "MAX_SERVICES", 2)
+    urls = [f"https://a.example/{n}" for n in range(registry.MAX_HOOKS + 1)]
     answers = [put(http, url=url) for url in urls]
-    assert [answer.status_code for answer in answers] == [201] * registry.MOST + [409]
+    assert [answer.status_code for answer in answers] == [201] * registry.MAX_HOOKS + [409]
     assert answers[-1].headers["content-type"] == "application/problem+json"
     assert "'echo' has 10 hooks, which is the most; delete some of them" in answers[-1].json()["detail"]
     assert put(http, service="other").status_code == 201
@@ -113,7 +113,7 @@ def test_there_are_so_many(http: httpx.Client, client: Client, monkeypatch: pyte
     assert put(http, url=urls[0], states=["done"]).status_code == 200
     assert http.delete(answers[1].headers["location"]).status_code == 204
     assert put(http, url=urls[-1]).status_code == 201
-    assert len(http.get("/v1/hooks").json()["hooks"]) == registry.MOST + 1
+    assert len(http.get("/v1/hooks").json()["hooks"]) == registry.MAX_HOOKS + 1
 
 
 @WITH_HOOKS
@@ -166,17 +166,17 @@ def test_hooks_that_are_told_nothing_say_so(
     hook = put(http).json()
     put(http, service="other")
     assert hook["problem"] is None
-    assert "is told nothing" not in page()
+    assert "no events. Ends" not in page()
     client.set_service(service, on_end=on_end)
     listed = http.get("/v1/hooks").json()["hooks"]
     assert [(one["service"], one["problem"] is None) for one in listed] == [("echo", False), ("other", True)]
     assert listed[0]["problem"].startswith(why)
     assert http.get(hook["links"]["self"]).json() == listed[0]
-    until(lambda: "1 web hook of this service is told nothing. Ends of 'echo' are told to" in page())
+    until(lambda: "1 web hook of this service gets no events. Ends of 'echo' are told to" in page())
     assert put(http).status_code == (200 if service == "echo" and not on_end else 409)
     client.set_service(service, on_end="" if service == "mail" else "web.ended")
     assert {one["problem"] for one in http.get("/v1/hooks").json()["hooks"]} == {None}
-    until(lambda: "is told nothing" not in page())
+    until(lambda: "no events. Ends" not in page())
 
 
 @WITH_HOOKS

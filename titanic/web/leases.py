@@ -9,26 +9,84 @@ what it had to others.
 from __future__ import annotations
 
 import asyncio
+import secrets
+import time
 from collections import OrderedDict
+from collections.abc import Callable, Coroutine
 
 from broker import RemoteError, UsageError, WorkerConfig
 from broker.aio import Worker
-from titanic import current
+from titanic import RequestContext, current
 from titanic.protocol.tsp import Frames
-from titanic.web.auth.places import Places
-from titanic.web.leases.lease import Lease
+from titanic.web.auth.quota import Quota
 from titanic.web.problems import Problem
 from titanic.web.settings import WebSettings
 
-MOST = 400
-MOST_EACH = 200
+
+class Lease:
+    """One attempt of one request. The worker of Majordomo that has it awaits `reply`."""
+
+    def __init__(self, user: str, context: RequestContext, body: Frames, seconds: float) -> None:
+        self.id = secrets.token_urlsafe(18)
+        self.user = user
+        self.context = context
+        self.body = body
+        self.over = ""
+        """Why it is over; "": it is not."""
+        self.reply: asyncio.Future[Frames] = asyncio.get_running_loop().create_future()
+        self.holds: Callable[[], bool]
+        """Whether the broker still has it that the request is here."""
+        self.told: Callable[[], Coroutine[None, None, bool]]
+        """Whether the broker was told of the end, as soon as that is known."""
+        self._until = 0.0
+        self._alarm: asyncio.TimerHandle | None = None
+        self._seconds = seconds
+        self.extend(seconds)
+
+    @property
+    def deadline(self) -> float:
+        """When the attempt is over if nothing is said, in seconds since 1970."""
+        until = time.time() + self._until - asyncio.get_running_loop().time()
+        return until if self.context.deadline is None else min(until, self.context.deadline)
+
+    def extend(self, seconds: float) -> None:
+        """It lasts so long from now on."""
+        loop = asyncio.get_running_loop()
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._seconds, self._until = seconds, loop.time() + seconds
+        self._alarm = loop.call_at(self._until, self._lapse)
+
+    def end(self, why: str, outcome: Frames | RemoteError | None) -> None:
+        """It is over: with a reply, with an error, or because the request is not here any more (None)."""
+        if self.over:
+            return
+        self.over = why
+        if self._alarm is not None:
+            self._alarm.cancel()
+        if self.reply.done():
+            return
+        if isinstance(outcome, RemoteError):
+            self.reply.set_exception(outcome)
+        elif outcome is not None:
+            self.reply.set_result(outcome)
+        else:
+            self.reply.cancel()
+
+    def _lapse(self) -> None:
+        what, fact = "the lease lapsed", f"its worker said nothing for {self._seconds:g} s"
+        self.end(what, RemoteError(500, f"{what}: {fact} (no :done, :failed or :extend)"))
+
+
+MAX_LEASES = 400
+MAX_LEASES_EACH = 200
 """Leases, and those who wait for one, at a time: of all users and of one. Each is a connection to the server, and
 ZeroMQ takes a thousand sockets."""
 
 REMEMBERED = 10_000
 """Leases that are over, of which it is known why."""
 
-LOOK = 0.05
+POLL_INTERVAL = 0.05
 """Seconds between looks at whether the server wants nobody to take."""
 
 CONFIG = WorkerConfig(reconnect_first=0.2, reconnect_most=2.0)
@@ -51,7 +109,7 @@ def _over(why: str) -> Problem:
     return Problem(410, f"this lease is over: {why}; take the next request", title="Lease over")
 
 
-def _ending() -> Problem:
+def _shutting_down() -> Problem:
     return Problem(503, "this gateway is about to end; try again, perhaps at another one", headers=_SOON)
 
 
@@ -64,8 +122,8 @@ class Leases:
         self._over: OrderedDict[str, str] = OrderedDict()
         """Why they are over."""
         self._takers: set[_Taker] = set()
-        self._ending = False
-        self.places = Places("leases, and calls that wait for one", MOST, MOST_EACH)
+        self._shutting_down = False
+        self.quota = Quota("leases, and calls that wait for one", MAX_LEASES, MAX_LEASES_EACH)
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -74,13 +132,13 @@ class Leases:
         """A request of this service, for so many seconds; None: there was none in time. Raises Problem."""
         if service.startswith(("titanic.", "mmi.")):
             raise Problem(403, f"'{service}' is a name of the server's own; nobody takes its requests")
-        if self._ending:
-            raise _ending()
-        self.places.take(user)
+        if self._shutting_down:
+            raise _shutting_down()
+        self.quota.acquire(user)
         try:
             taker = _Taker(self, user, service, seconds)
         except BaseException:
-            self.places.give_back(user)
+            self.quota.release(user)
             raise
         self._takers.add(taker)
         return await taker.take(wait)
@@ -109,7 +167,7 @@ class Leases:
 
     def end_waiting(self) -> None:
         """Let nobody wait any more: this process is about to end."""
-        self._ending = True
+        self._shutting_down = True
         for taker in self._takers:
             taker.send_away()
 
@@ -169,7 +227,7 @@ class _Taker:
         self._where = " or ".join(settings.endpoint)
         self._taken: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
         self._registered = False
-        self.worker.every(LOOK, self._look)
+        self.worker.every(POLL_INTERVAL, self._look)
         self.running = asyncio.create_task(self.worker.run())
 
     async def take(self, wait: float) -> Lease | None:
@@ -199,7 +257,7 @@ class _Taker:
     def send_away(self) -> None:
         """Let nobody wait here any more."""
         if not self._taken.done():
-            self._taken.set_exception(_ending())
+            self._taken.set_exception(_shutting_down())
 
     def _look(self) -> None:
         """Called now and then while the worker runs."""
@@ -238,6 +296,6 @@ class _Taker:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._leases._takers.discard(self)
-        self._leases.places.give_back(self._user)
+        self._leases.quota.release(self._user)
         if not task.cancelled() and (error := task.exception()) is not None and not self._taken.done():
             self._taken.set_exception(Problem(503, str(error), headers=_SOON))

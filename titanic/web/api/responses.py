@@ -15,14 +15,14 @@ from titanic.util import ids
 from titanic.util.text import quoted
 from titanic.web.problems import Problem
 
-AHEAD_US = 60_000_000
+CLOCK_TOLERANCE_US = 60_000_000
 """How far the clocks of server and gateway may differ."""
 
-MOST_DETAIL = 64 << 10
+MAX_DETAIL = 64 << 10
 """Bytes that are told of what a worker said of a failure."""
 
 
-def document(data: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def json_response(data: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """A JSON document."""
     return Response(json.dumps(data).encode(), status, headers, "application/json")
 
@@ -32,28 +32,28 @@ def links(uuid: str) -> dict[str, str]:
     return {"self": f"/v1/requests/{uuid}", "reply": f"/v1/requests/{uuid}/reply"}
 
 
-def moment(microseconds: int | None) -> str | None:
+def timestamp(microseconds: int | None) -> str | None:
     """A moment since 1970 as RFC 3339 has it; None for none."""
     if not microseconds:
         return None
     return (datetime(1970, 1, 1) + timedelta(microseconds=microseconds)).isoformat(timespec="microseconds") + "Z"
 
 
-def read_uuid(text: str) -> str:
+def path_uuid(text: str) -> str:
     """A UUID as the server knows it. Raises Problem when it is none."""
     if (uuid := ids.parse(ids.plain(text).encode())) is None:
         raise Problem(404, "the path has no valid UUID; a UUID is 32 hexadecimal digits, with or without dashes")
     return uuid.hex()
 
 
-def given_uuid(name: str, text: str) -> str:
+def query_uuid(name: str, text: str) -> str:
     """The same for a parameter."""
     if (uuid := ids.parse(ids.plain(text).encode())) is None:
         raise Problem(400, f"{name} is {quoted(text)}; a UUID is 32 hexadecimal digits, with or without dashes")
     return uuid.hex()
 
 
-def unknown(uuid: str) -> Problem:
+def unknown_request(uuid: str) -> Problem:
     """What is said of a request that the server does not know.
 
     It forgets what was closed, and cannot tell that from what never was. But a UUID tells when it was made: one that
@@ -62,12 +62,12 @@ def unknown(uuid: str) -> Problem:
     """
     raw = bytes.fromhex(uuid)
     fact = "it was closed, deleted after its time, or never accepted"
-    if raw[6] >> 4 == 7 and raw[8] >> 6 == 2 and not ids.may_be_after(raw, time.time_ns() // 1000 + AHEAD_US):
+    if raw[6] >> 4 == 7 and raw[8] >> 6 == 2 and not ids.may_be_after(raw, time.time_ns() // 1000 + CLOCK_TOLERANCE_US):
         return Problem(410, f"unknown UUID {uuid}; {fact}", type="unknown-request")
     return Problem(404, f"unknown UUID {uuid}; no server can have made it; check its digits", type="unknown-request")
 
 
-def failed(uuid: str, error: RequestFailed, headers: dict[str, str] | None = None) -> Problem:
+def failed_request(uuid: str, error: RequestFailed, headers: dict[str, str] | None = None) -> Problem:
     """What is said of a request that has ended without a reply."""
     more: dict[str, Any] = {"uuid": uuid, "state": error.state, "worker": _texts(error.detail)}
     title = {"expired": "Expired", "cancelled": "Cancelled"}.get(error.state, "")
@@ -78,7 +78,7 @@ def failed(uuid: str, error: RequestFailed, headers: dict[str, str] | None = Non
 def _texts(frames: list[bytes]) -> list[str]:
     """Frames as texts, as far as they are told."""
     texts: list[str] = []
-    left = MOST_DETAIL
+    left = MAX_DETAIL
     for frame in frames:
         if left <= 0:
             break

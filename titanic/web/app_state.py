@@ -1,4 +1,4 @@
-"""What all handlers share, and where they find it."""
+"""The state of a running `titanic web`, which all handlers share."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ import threading
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from titanic.version import __version__
-from titanic.web import template_filters
-from titanic.web.auth.clients import Clients
+from titanic.web import problems, template_filters
+from titanic.web.auth.clients import Clients, Submissions
 from titanic.web.auth.identity import Identity, Visitor
-from titanic.web.auth.places import Places
+from titanic.web.auth.quota import Quota
 from titanic.web.bulk_jobs import BulkJobs
-from titanic.web.hooks.deliverer import Deliverer
+from titanic.web.hooks.delivery import HooksUser
 from titanic.web.hooks.registry import Registry
-from titanic.web.leases.leases import Leases
+from titanic.web.leases import Leases
+from titanic.web.problems import Problem
 from titanic.web.settings import WebSettings
 from titanic.web.stats import StatsPoller, TtlCache
-from titanic.web.streams.feed import Feed
-from titanic.web.submissions import Submissions
+from titanic.web.streams import Feed
 from titanic.web.tls import Tls
 
-MOST_BODIES = 256 << 20
+MAX_BODIES = 256 << 20
 """Bytes of requests' bodies that are in memory at a time, or two of the largest. With access control, one user may have
 half of them."""
 
 
-class Gateway:
+class AppState:
     """The parts of a running `titanic web`."""
 
     def __init__(self, settings: WebSettings) -> None:
         self.settings = settings
         self.clients = Clients(settings)
         self.identity = Identity(settings)
-        self.deliverer = Deliverer(settings)
+        self.deliverer = HooksUser(settings)
         self.tls = Tls(settings) if settings.tls_certificate is not None else None
         self.stats_poller = StatsPoller()
         self.cache = TtlCache()
         self.feed = Feed(self.stats_poller)
         self.leases = Leases(settings)
         self.submissions = Submissions()
-        most = max(MOST_BODIES, 2 * settings.max_body)
-        self.bodies = Places("bytes of bodies", most, most if self.identity.is_open else most // 2)
+        most = max(MAX_BODIES, 2 * settings.max_body)
+        self.bodies = Quota("bytes of bodies", most, most if self.identity.is_open else most // 2)
         self.hooks: Registry | None = None
         """The web hooks, while they are delivered."""
         self.ending = asyncio.Event()
@@ -112,9 +112,9 @@ def _signed(visitor: Visitor, text: str) -> str:
     return hmac.digest(visitor.csrf.encode(), f"told:{text}".encode(errors="replace"), "sha256").hex()
 
 
-def gateway_of(request: Request) -> Gateway:
+def app_state(request: Request) -> AppState:
     """The gateway that a request came to."""
-    gateway: Gateway = request.scope["app"].gateway
+    gateway: AppState = request.scope["app"].gateway
     return gateway
 
 
@@ -122,3 +122,13 @@ def visitor_of(request: Request) -> Visitor:
     """Who asks."""
     visitor: Visitor = request.scope["state"]["visitor"]
     return visitor
+
+
+def problem_response(request: Request, problem: Problem) -> Response:
+    """The answer to who asked."""
+    if problems.is_for_programs(request.scope):
+        return problems.answer(problem)
+    again = f"?{request.url.query}" if request.method == "GET" else ""
+    page = app_state(request).page(request, "problem.html", problem.status, problem=problem, again=again)
+    page.headers.update(problem.headers)
+    return page

@@ -1,5 +1,6 @@
-"""What a request says in its headers and its query: options of a submission, preferences, pages. What is wrong is a
-400, and so is a header of ours that nobody knows: a misspelt option must not go unnoticed."""
+"""The headers and the query of a request. Errors are answered with 400, unknown `Titanic-` headers among them: a
+misspelt option must not go unnoticed.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +9,49 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from starlette.requests import Request
+from starlette.types import Scope
 
 from titanic.protocol.submit_options import MAX_PRIORITY, MOST_SECONDS, TRACEPARENT
 from titanic.util.text import quoted
-from titanic.web.fields import fields
 from titanic.web.problems import Problem
+
+HEADERS = "titanic.fields"
+"""Where a scope keeps them."""
+
+
+def headers_of(scope: Scope) -> dict[bytes, bytes]:
+    """The headers by name, in small letters as ASGI has them; of those that are there more than once, the first."""
+    found: dict[bytes, bytes] | None = scope.get(HEADERS)
+    if found is None:
+        given = scope["headers"]
+        found = dict(given)
+        if len(found) != len(given):
+            found = dict(reversed(given))
+        scope[HEADERS] = found
+    return found
+
+
+def header_of(scope: Scope, name: bytes, otherwise: str = "") -> str:
+    """The header of this name."""
+    value = headers_of(scope).get(name)
+    return otherwise if value is None else value.decode("latin-1")
+
+
+def is_repeated(scope: Scope, name: bytes) -> bool:
+    """Whether a header is there more than once."""
+    given = scope["headers"]
+    return len(headers_of(scope)) != len(given) and sum(name == one for one, _ in given) > 1
+
 
 PREFIX = "titanic-"
 
-MOST_WAIT = 300.0
+MAX_WAIT = 300.0
 """Seconds that a request may wait for a reply; more is taken as this."""
 
-LEAST_SPAN = 0.001
+MIN_SPAN = 0.001
 """Seconds that a time may be, unless it may be none."""
 
-MOST_KEY = 240
+MAX_KEY = 240
 """Characters of an idempotency key: a batch adds a number to it."""
 
 NUMBER = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?")
@@ -34,14 +63,14 @@ QUOTED_KEY = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])+)"')
 TYPE = re.compile("[!-~](?:[ -~]{0,125}[!-~])?")
 
 
-def number(name: str, text: str, least: float, most: float) -> float:
+def read_number(name: str, text: str, least: float, most: float) -> float:
     """A number, at least and at most that. Raises Problem."""
     if NUMBER.fullmatch(text) and least <= (value := float(text)) <= most:
         return value
     raise Problem(400, f"{name} is {quoted(text)}; it must be a number of seconds from {least:g} to {most:.0f}")
 
 
-def whole(name: str, text: str, least: int, most: int) -> int:
+def read_integer(name: str, text: str, least: int, most: int) -> int:
     """A whole number, at least and at most that. Raises Problem."""
     if WHOLE.fullmatch(text) and least <= (value := int(text)) <= most:
         return value
@@ -49,19 +78,19 @@ def whole(name: str, text: str, least: int, most: int) -> int:
 
 
 def _span(name: str, text: str) -> float:
-    return number(name, text, LEAST_SPAN, MOST_SECONDS)
+    return read_number(name, text, MIN_SPAN, MOST_SECONDS)
 
 
 def _delay(name: str, text: str) -> float:
-    return number(name, text, 0, MOST_SECONDS)
+    return read_number(name, text, 0, MOST_SECONDS)
 
 
 def _priority(name: str, text: str) -> int:
-    return whole(name, text, 0, MAX_PRIORITY)
+    return read_integer(name, text, 0, MAX_PRIORITY)
 
 
 def _attempts(name: str, text: str) -> int:
-    return whole(name, text, 1, 65535)
+    return read_integer(name, text, 1, 65535)
 
 
 OPTIONS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
@@ -74,7 +103,7 @@ OPTIONS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
 """The option of a submission that a header is, and what reads it."""
 
 
-def submit_options(request: Request) -> dict[str, Any]:
+def read_submit_options(request: Request) -> dict[str, Any]:
     """The options of a submission. Raises Problem."""
     options: dict[str, Any] = {}
     for raw, value in request.scope["headers"]:
@@ -103,15 +132,15 @@ def _title(name: str) -> str:
 def _key(text: str) -> str:
     found = QUOTED_KEY.fullmatch(text)
     key = re.sub(r"\\(.)", r"\1", found[1]) if found else text if KEY.fullmatch(text) else ""
-    if not key or len(text) > MOST_KEY or key.startswith("~"):
-        fact = f"it must be 1 to {MOST_KEY} printable ASCII characters, in quotes or not, and not begin with ~"
+    if not key or len(text) > MAX_KEY or key.startswith("~"):
+        fact = f"it must be 1 to {MAX_KEY} printable ASCII characters, in quotes or not, and not begin with ~"
         raise Problem(400, f"Idempotency-Key is {quoted(text)}; {fact}")
     return key
 
 
-def content_type(request: Request) -> str | None:
+def read_content_type(request: Request) -> str | None:
     """What the body is said to be. Raises Problem."""
-    if (value := fields(request.scope).get(b"content-type")) is None:
+    if (value := headers_of(request.scope).get(b"content-type")) is None:
         return None
     text = value.decode("latin-1")
     if TYPE.fullmatch(text):
@@ -119,21 +148,21 @@ def content_type(request: Request) -> str | None:
     raise Problem(400, f"Content-Type is {quoted(text)}; it must be 1 to 127 printable ASCII characters")
 
 
-def preferred_wait(request: Request) -> int | None:
+def read_preferred_wait(request: Request) -> int | None:
     """The seconds in `Prefer: wait=…` (RFC 7240), None without. Preferences that are not understood are ignored, as
     the RFC has it."""
-    if b"prefer" not in fields(request.scope):
+    if b"prefer" not in headers_of(request.scope):
         return None
     for header in request.headers.getlist("prefer"):
         for preference in header.split(","):
             name, _, value = preference.partition(";")[0].partition("=")
             value = value.strip().strip('"')
             if name.strip().lower() == "wait" and WHOLE.fullmatch(value):
-                return min(int(value), int(MOST_WAIT))
+                return min(int(value), int(MAX_WAIT))
     return None
 
 
-def query(request: Request, names: Collection[str]) -> dict[str, str]:
+def read_query(request: Request, names: Collection[str]) -> dict[str, str]:
     """The query, which may have these names, each once. Raises Problem."""
     found: dict[str, str] = {}
     if not request.scope["query_string"]:

@@ -17,8 +17,8 @@ from support.waiting import until
 
 from broker import unreachable
 from titanic.errors import Refused
-from titanic.web.auth import presence
-from titanic.web.auth.presence import Presence
+from titanic.web.auth import clients
+from titanic.web.auth.clients import ServerMonitor
 from titanic.web.serving import WebServer
 from titanic.web.settings import WebSettings
 
@@ -112,20 +112,20 @@ def silent() -> Iterator[str]:
 
 def test_all_places_are_looked_at_at_once(silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is silent does not keep it from seeing the other."""
-    monkeypatch.setattr(presence, "PATIENCE", 5.0)
+    monkeypatch.setattr(clients, "CONNECT_TIMEOUT", 5.0)
     with socket.create_server(("127.0.0.1", 0)) as there:
-        look = Presence([silent, f"tcp://127.0.0.1:{there.getsockname()[1]}"])
+        look = ServerMonitor([silent, f"tcp://127.0.0.1:{there.getsockname()[1]}"])
 
         async def check() -> float:
             began = time.monotonic()
             await look.check()
             return time.monotonic() - began
 
-        assert asyncio.run(check()) < presence.PATIENCE
+        assert asyncio.run(check()) < clients.CONNECT_TIMEOUT
 
 
 def test_each_place_is_told_of() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         gone = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
     with pytest.raises(Refused, match=f"refused at {gone}, no such file or directory at ipc:///nowhere; try again"):
-        asyncio.run(Presence([gone, "ipc:///nowhere"]).check())
+        asyncio.run(ServerMonitor([gone, "ipc:///nowhere"]).check())

@@ -2,7 +2,7 @@
 
 A name in `Host` that is none of ours is refused, so that no page of the Web can reach this one through a name of its
 own (DNS rebinding). A change that a page from elsewhere asks for is refused by what browsers say of where it comes
-from, and once more by the CSRF token: of forms in `window/forms.py`, of calls of /v1 by a session here.
+from, and once more by the CSRF token: of forms in `pages/forms.py`, of calls of /v1 by a session here.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from broker import AccessError
 from titanic import logs
-from titanic.web.answering import tell
+from titanic.web.app_state import problem_response
 from titanic.web.auth.clients import Clients
-from titanic.web.auth.grants import Grant, Kind
 from titanic.web.auth.identity import Identity, Visitor, unauthorized
-from titanic.web.auth.places import let_go
-from titanic.web.fields import field, fields, several
+from titanic.web.auth.quota import release_body
+from titanic.web.auth.sessions import Grant, Kind
 from titanic.web.problems import Problem, is_for_programs
+from titanic.web.request_headers import header_of, headers_of, is_repeated
 from titanic.web.settings import WebSettings, is_loopback
 
 log = logging.getLogger("titanic.web")
@@ -45,11 +45,11 @@ HOST = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:\d{1,5})?")
 STATUS = "titanic.status"
 """Where a scope has the status of its answer, once that has begun; `app.py` puts it there."""
 
-MOST_HOSTS = 100
+MAX_HOSTS = 100
 """Values of `Host` that are known to be ours."""
 
 
-class Guard:
+class AuthMiddleware:
     """Middleware for HTTP: gives each request its `visitor`, or refuses it."""
 
     def __init__(self, app: ASGIApp, settings: WebSettings, identity: Identity, clients: Clients) -> None:
@@ -74,14 +74,14 @@ class Guard:
                 _check_csrf(scope, grant)
             await self._serve(grant, scope, receive, send)
         except Problem as problem:
-            await tell(Request(scope), problem)(scope, receive, send)
+            await problem_response(Request(scope), problem)(scope, receive, send)
         except ClientDisconnect:
             return  # nobody is there to be answered
 
     async def _serve(self, grant: Grant, scope: Scope, receive: Receive, send: Send) -> None:
         """Have it handled, until the grant ends."""
         try:
-            taken = self._clients.take(grant.user)
+            taken = self._clients.acquire(grant.user)
         except AccessError as error:
             text = "user '%s' cannot come in: %s"
             log.warning(text, grant.user, error, extra=logs.event("no-key", user=grant.user))
@@ -104,21 +104,21 @@ class Guard:
                 return
             raise unauthorized("this log-in has ended; log in again") from None
         finally:
-            let_go(scope)
+            release_body(scope)
             grant.tasks.discard(task)
-            self._clients.give_back(taken)
+            self._clients.release(taken)
             if scope["method"] not in SAFE:
-                _tell_log(scope, visitor)
+                _log_action(scope, visitor)
 
     def _check_source(self, scope: Scope) -> None:
-        found = fields(scope)
-        host = b"" if several(scope, b"host") else found.get(b"host", b"")
+        found = headers_of(scope)
+        host = b"" if is_repeated(scope, b"host") else found.get(b"host", b"")
         if host not in self._hosts:
             self._check_host(host, scope)
         foreign = found.get(b"sec-fetch-site", b"none") not in OWN
         if scope["method"] in SAFE:
             _check_read(scope, foreign)
-        elif foreign or (b"origin" in found and urlsplit(field(scope, b"origin")).netloc != host.decode("latin-1")):
+        elif foreign or (b"origin" in found and urlsplit(header_of(scope, b"origin")).netloc != host.decode("latin-1")):
             raise Problem(403, "a page from elsewhere asks for a change; only its own pages may")
 
     def _check_host(self, given: bytes, scope: Scope) -> None:
@@ -132,7 +132,7 @@ class Guard:
         if not own and not (is_loopback(name) and is_loopback(settings.bind[0])):
             what = f"this gateway is not known as {host[:200]!r}"
             raise Problem(403, f"{what}; use its address, or start it with --host {name or 'NAME'}")
-        if len(self._hosts) < MOST_HOSTS:
+        if len(self._hosts) < MAX_HOSTS:
             self._hosts.add(given)
 
 
@@ -140,7 +140,7 @@ def _check_csrf(scope: Scope, grant: Grant) -> None:
     """Of calls by a session; forms are checked where they are read."""
     if scope["method"] in SAFE or not is_for_programs(scope):
         return
-    given = field(scope, b"x-csrf-token")
+    given = header_of(scope, b"x-csrf-token")
     if not hmac.compare_digest(given.encode(), grant.csrf.encode()):
         what, fact = "nothing was changed", "a call with a session needs its token in X-CSRF-Token"
         raise Problem(403, f"{what}: {fact}; send a bearer token instead, or call from a page")
@@ -148,21 +148,21 @@ def _check_csrf(scope: Scope, grant: Grant) -> None:
 
 def _check_read(scope: Scope, foreign: bool) -> None:
     """Raise Problem when a page from elsewhere reads behind its visitor's back. He may follow a link."""
-    if foreign and field(scope, b"sec-fetch-mode") != "navigate":
+    if foreign and header_of(scope, b"sec-fetch-mode") != "navigate":
         raise Problem(403, "a page from elsewhere asks for this; only its own pages may")
 
 
 def _challenge(request: Request) -> Response:
     """To who has shown nothing: a program is told how, a person gets the page to log in at."""
     if is_for_programs(request.scope):
-        return tell(request, unauthorized("log in; send: Authorization: Bearer TOKEN"))
+        return problem_response(request, unauthorized("log in; send: Authorization: Bearer TOKEN"))
     if request.method not in SAFE:
         return RedirectResponse("/login", 303)
     path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
     return RedirectResponse("/login" if path == "/" else f"/login?next={quote(path, safe='/')}", 303)
 
 
-def _tell_log(scope: Scope, visitor: Visitor) -> None:
+def _log_action(scope: Scope, visitor: Visitor) -> None:
     """Who did what to which request. Programs' calls, of which there may be thousands a second, at debug level."""
     path = scope["path"]
     level = logging.DEBUG if is_for_programs(scope) and not path.startswith("/v1/hooks") else logging.INFO

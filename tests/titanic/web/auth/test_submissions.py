@@ -11,7 +11,7 @@ import pytest
 from titanic import Client, Server, aio
 from titanic.errors import Refused, TitanicError
 from titanic.settings import ServiceLimits
-from titanic.web.submissions import SMALL, Submissions
+from titanic.web.auth.clients import SMALL_BODY, Submissions
 
 Submit = Callable[..., Awaitable[str]]
 
@@ -33,13 +33,13 @@ def together(server: Server, play: Callable[[Submit], Awaitable[Any]]) -> Any:
 
 def test_many_share_a_message(server: Server, client: Client) -> None:
     async def play(submit: Submit) -> list[str]:
-        others = submit(b"other", service="b"), submit(b"other", priority=7), submit(bytes(SMALL + 1))
+        others = submit(b"other", service="b"), submit(b"other", priority=7), submit(bytes(SMALL_BODY + 1))
         return await asyncio.gather(*(submit(b"%d" % number) for number in range(250)), *others)
 
     uuids = together(server, play)
     assert len(set(uuids)) == 253
     sizes = [client.show(uuid)["body_bytes"] for uuid in uuids]
-    assert sizes == [*(len(str(number)) for number in range(250)), 5, 5, SMALL + 1]
+    assert sizes == [*(len(str(number)) for number in range(250)), 5, 5, SMALL_BODY + 1]
     assert (client.show(uuids[250])["service"], client.show(uuids[251])["priority"]) == ("b", 7)
     keyed = [row for row in client.list(limit=1000)[0] if row["key"]]
     assert len(keyed) <= 10  # a message of ours has one

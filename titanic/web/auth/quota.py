@@ -1,4 +1,4 @@
-"""Bounds on what one visitor, and all of them together, may hold at a time."""
+"""Limits on what one user, and all users together, may hold at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.types import Scope
 from titanic.web.problems import Problem
 
 
-class Places:
+class Quota:
     """So many places in all, and so many for each user."""
 
     def __init__(self, what: str, most: int, each: int) -> None:
@@ -22,7 +22,7 @@ class Places:
         self._held: Counter[str] = Counter()
         self._all = 0
 
-    def take(self, user: str, count: int = 1) -> None:
+    def acquire(self, user: str, count: int = 1) -> None:
         """Raises Problem when there are not so many left: 429 for this user, 503 for all. What was taken is to be given
         back."""
         if self._all + count > self._most:
@@ -32,7 +32,7 @@ class Places:
         self._held[user] += count
         self._all += count
 
-    def give_back(self, user: str, count: int = 1) -> None:
+    def release(self, user: str, count: int = 1) -> None:
         """These are free again."""
         self._all -= count
         self._held[user] -= count
@@ -42,11 +42,11 @@ class Places:
     @contextmanager
     def held(self, user: str, count: int = 1) -> Iterator[None]:
         """With so many places."""
-        self.take(user, count)
+        self.acquire(user, count)
         try:
             yield
         finally:
-            self.give_back(user, count)
+            self.release(user, count)
 
     def __len__(self) -> int:
         return self._all
@@ -60,18 +60,18 @@ HELD = "titanic.held"
 """Where a scope has the bytes of its body that are counted."""
 
 
-SMALL = 64 << 10
+UNCOUNTED = 64 << 10
 """Bytes of a body that are not counted: as many may wait at each connection in any case."""
 
 
-def hold(scope: Scope, size: int) -> None:
+def hold_body(scope: Scope, size: int) -> None:
     """Count the bytes that a request holds of its body. Raises Problem when there is no room for more."""
-    if size > SMALL and (more := size - scope.get(HELD, 0)) > 0:
-        scope["app"].gateway.bodies.take(scope["state"]["visitor"].user, more)
+    if size > UNCOUNTED and (more := size - scope.get(HELD, 0)) > 0:
+        scope["app"].gateway.bodies.acquire(scope["state"]["visitor"].user, more)
         scope[HELD] = size
 
 
-def let_go(scope: Scope) -> None:
+def release_body(scope: Scope) -> None:
     """Of its body a request holds nothing any more."""
     if held := scope.pop(HELD, 0):
-        scope["app"].gateway.bodies.give_back(scope["state"]["visitor"].user, held)
+        scope["app"].gateway.bodies.release(scope["state"]["visitor"].user, held)

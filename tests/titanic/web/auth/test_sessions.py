@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from titanic.errors import CallerError
-from titanic.web.auth.grants import AHEAD, LONGEST, Kind, Sessions
-from titanic.web.auth.refusals import BURST, EVERY, MOST, Refusals
-from titanic.web.auth.session_secret import SessionSecret
+from titanic.web.auth.identity import MAX_ADDRESSES, REFUSED_BURST, REFUSED_INTERVAL, LoginThrottle
+from titanic.web.auth.sessions import CLOCK_TOLERANCE, SESSION_LIFETIME, Kind, Sessions, SessionSecret
 
 
 @pytest.fixture
@@ -37,9 +36,9 @@ def test_a_session_is_found_by_its_cookie_alone(sessions: Sessions) -> None:
 
 def test_sessions_end(sessions: Sessions) -> None:
     cookie = sessions.begin("ann", "", 0.0)
-    assert sessions.find(cookie, LONGEST) is not None
-    assert sessions.find(cookie, LONGEST + 1) is None
-    assert sessions.find(sessions.begin("ann", "", AHEAD + 1), 0.0) is None
+    assert sessions.find(cookie, SESSION_LIFETIME) is not None
+    assert sessions.find(cookie, SESSION_LIFETIME + 1) is None
+    assert sessions.find(sessions.begin("ann", "", CLOCK_TOLERANCE + 1), 0.0) is None
     other = sessions.begin("ann", "", 0.0)
     grant = sessions.find(other, 0.0)
     sessions.end(other, 0.0)
@@ -53,7 +52,7 @@ def test_what_is_known_of_sessions_is_bounded(sessions: Sessions) -> None:
     for _ in range(2):
         assert all(sessions.find(cookie, 0.0) for cookie in cookies)
     assert len(sessions) == 5
-    sessions.sweep(LONGEST + 1)
+    sessions.sweep(SESSION_LIFETIME + 1)
     assert len(sessions) == 0
 
 
@@ -71,8 +70,8 @@ def test_gateways_with_the_same_secret_share_sessions(tmp_path: Path) -> None:
         assert Sessions(ended).find(cookie, 3.0) is None
     assert other.look()
     assert Sessions(other).find(cookie, 3.0) is None
-    later = Sessions(other).begin("ann", "proof", LONGEST + 1)
-    Sessions(other).end(later, LONGEST + 2)
+    later = Sessions(other).begin("ann", "proof", SESSION_LIFETIME + 1)
+    Sessions(other).end(later, SESSION_LIFETIME + 2)
     assert cookie not in path.with_name("secret.ended").read_text()
     assert len(path.with_name("secret.ended").read_text().splitlines()) == 1, "what is over anyway is forgotten"
 
@@ -121,17 +120,17 @@ def test_a_secret_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
 
 
 def test_refusals_fill_a_bucket() -> None:
-    refusals = Refusals()
-    for _ in range(BURST):
+    refusals = LoginThrottle()
+    for _ in range(REFUSED_BURST):
         assert refusals.wait("10.0.0.1", 0.0) == 0
         refusals.note("10.0.0.1", 0.0)
-    assert refusals.wait("10.0.0.1", 0.0) == EVERY
+    assert refusals.wait("10.0.0.1", 0.0) == REFUSED_INTERVAL
     assert refusals.wait("10.0.0.2", 0.0) == 0
-    assert refusals.wait("10.0.0.1", EVERY) == 0
-    for _ in range(BURST):
+    assert refusals.wait("10.0.0.1", REFUSED_INTERVAL) == 0
+    for _ in range(REFUSED_BURST):
         refusals.note("2001:db8::1", 0.0)
     assert refusals.wait("2001:db8::ffff", 0.0) > 0
     assert refusals.wait("2001:db8:0:1::1", 0.0) == 0
-    for number in range(MOST + 10):
+    for number in range(MAX_ADDRESSES + 10):
         refusals.note(f"x{number}", 0.0)
-    assert len(refusals._filled) == MOST
+    assert len(refusals._filled) == MAX_ADDRESSES

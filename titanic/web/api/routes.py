@@ -1,0 +1,117 @@
+"""The routes of /v1, and the OpenAPI document that describes them.
+
+Each module has the routes of its calls in ROUTES, and in PATHS what the document says about them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from titanic.version import __version__
+from titanic.web.api import batch, events, hooks, leases, lists, requests, schemas
+from titanic.web.api.resource import Resource
+from titanic.web.api.schemas import TEXT, answer, record, wrong
+from titanic.web.app_state import visitor_of
+from titanic.web.request_headers import read_query
+
+DOCUMENT = "/v1/openapi.json"
+
+DESCRIPTION = """Requests that survive: submit one, go away, come back for the reply.
+
+Errors are problem documents (RFC 9457). Who may do what is decided by the server, for each call."""
+
+PATHS: dict[str, dict[str, Any]] = {
+    **requests.PATHS,
+    **batch.PATHS,
+    **lists.PATHS,
+    **events.PATHS,
+    **leases.PATHS,
+    **hooks.PATHS,
+    "/v1/session": {
+        "get": {
+            "operationId": "session",
+            "summary": "Who you are",
+            "responses": {
+                "200": answer(
+                    "`csrf` is what the header `X-CSRF-Token` must have when a call by cookie changes something; null: "
+                    "you need none.",
+                    record({"user": TEXT, "csrf": {"type": ["string", "null"]}}),
+                ),
+                **wrong(),
+            },
+        }
+    },
+    DOCUMENT: {
+        "get": {
+            "operationId": "openapi",
+            "summary": "This document",
+            "responses": {"200": answer("An OpenAPI document.", {"type": "object"}), **wrong()},
+        }
+    },
+}
+
+
+def document() -> dict[str, Any]:
+    """Make the OpenAPI document."""
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Titanic", "version": __version__, "description": DESCRIPTION, "license": {"name": "MIT"}},
+        "servers": [{"url": "/"}],
+        "paths": dict(sorted(PATHS.items())),
+        "components": {
+            "schemas": schemas.SCHEMAS,
+            "responses": schemas.RESPONSES,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"token": []}],
+    }
+
+
+_DOCUMENT = json.dumps(document()).encode()
+
+
+async def get_document(request: Request) -> Response:
+    """The OpenAPI document."""
+    read_query(request, ())
+    return Response(_DOCUMENT, media_type="application/json")
+
+
+async def get_session(request: Request) -> Response:
+    """{user, csrf}; `csrf` is null if none is needed."""
+    visitor = visitor_of(request)
+    return JSONResponse({"user": visitor.user, "csrf": visitor.csrf if visitor.needs_csrf else None})
+
+
+ROUTES = [
+    *requests.ROUTES,
+    *batch.ROUTES,
+    *lists.ROUTES,
+    *events.ROUTES,
+    *leases.ROUTES,
+    *hooks.ROUTES,
+    Resource("/v1/session", GET=get_session),
+    Resource(DOCUMENT, GET=get_document),
+]
+
+MAX_CACHED = 300
+"""Bytes of a path that is cached; paths of services are shorter."""
+
+
+def find(raw_path: bytes) -> tuple[Resource, Mapping[str, str]] | None:
+    """The resource at a path as it was sent, and the parameters in it; None: there is none. Raises Problem."""
+    return _found(raw_path) if len(raw_path) <= MAX_CACHED else _found.__wrapped__(raw_path)
+
+
+@lru_cache(maxsize=1000)
+def _found(raw_path: bytes) -> tuple[Resource, Mapping[str, str]] | None:
+    for resource in ROUTES:
+        if (parameters := resource.parameters(raw_path)) is not None:
+            return resource, MappingProxyType(parameters)
+    return None

@@ -1,1 +1,0 @@
-"""Server-sent events: what changed, who follows what, and the streams that tell it."""
