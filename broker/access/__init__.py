@@ -1,4 +1,4 @@
-"""Who may do what: users, their keys and permissions, and the file that says so.
+"""Access control: users, their keys and permissions, and the access file.
 
 The exports are loaded on first use: a broker without access control does not need them.
 """

@@ -20,11 +20,11 @@
     uids = [0, "www-data"]
 
 `allow_lockout = true`, above all tables, allows a file that has no user, and one that has no administrator where the
-one before had some: else a file that was emptied or cut off by mistake would shut everybody out.
+one before had some: else a file that was emptied or cut off by mistake would lock all users out.
 
-A key is a public one in Z85, or a file with one; relative paths begin where the access file is. A user has his own
-permissions and those of his roles: lists are added up, "all" beats "own", true beats false. A limit of his own beats
-those of his roles, and of theirs the lowest holds. A file is taken whole or not at all: whatever is not understood is
+A key is a public one in Z85, or a file with one; relative paths begin where the access file is. A user has the
+permissions of its table and of its roles: lists are added up, "all" beats "own", true beats false. A limit in its table
+beats those of its roles; of those the lowest holds. A file is taken whole or not at all: whatever is not understood is
 a fault, because a permission that is misspelt might be one that was to be taken away.
 """
 
@@ -78,7 +78,7 @@ CERTIFICATES = HashKind(
 
 
 def load_access(path: str | Path) -> Access:
-    """Who may do what, as a file says. Raises AccessError, with a line for each fault: FILE:LINE: what is wrong."""
+    """Read an access file. Raises AccessError, with a line for each mistake: FILE:LINE: what is wrong."""
     return AccessFile(path).access
 
 
@@ -96,7 +96,7 @@ class AccessFile:
         document = self._file.values
         self._unknown((), document, (*TABLES, LOCKOUT))
         self.allows_lockout = document.get(LOCKOUT, False)
-        """Whether the file says that it may leave nobody, or no administrator."""
+        """Whether the file allows itself to have no users, or no administrator."""
         if not isinstance(self.allows_lockout, bool):
             self._fault((LOCKOUT,), f"[{LOCKOUT}] is {_kind(self.allows_lockout)}; it must be true or false")
         self.roles = self._tables(document, "roles")
@@ -186,15 +186,15 @@ class AccessFile:
                 self._fault(where, f"{_shown(where)} is {_quoted(limit)}; it must be a whole number, 0 for no limit")
 
     def _texts(self, path: KeyPath, found: Any, example: str) -> list[tuple[int, str]]:
-        """The texts of a list with their places in it; all else is a fault."""
+        """The strings of a list with their indices; anything else is a mistake."""
         if not isinstance(found, list):
-            self._fault(path, f"{_shown(path)} is {_kind(found)}; it must be a list of texts, like {example}")
+            self._fault(path, f"{_shown(path)} is {_kind(found)}; it must be a list of strings, like {example}")
             return []
         for number, one in enumerate(found):
             if not isinstance(one, str):
                 self._fault(
                     (*path, number),
-                    f"{_shown(path)} has {_kind(one)} in it; it must be a list of texts, like {example}",
+                    f"{_shown(path)} has {_kind(one)} in it; it must be a list of strings, like {example}",
                 )
         return [(number, one) for number, one in enumerate(found) if isinstance(one, str)]
 
@@ -245,11 +245,11 @@ class AccessFile:
             self._fault(path, f"{_shown(path[:-1])}: {fact}; {advice}")
 
     def _endpoint(self, name: str, endpoint: Table) -> tuple[int, ...] | None:
-        """The numbers of the users of the machine who may connect to an endpoint; None: everybody."""
+        """The ids of the users of the machine that may connect to an endpoint; None: all."""
         path = ("endpoints", name)
         local = name.startswith("ipc://") and len(name) > len("ipc://")
         if not local and not _LOOPBACK.fullmatch(name):
-            fact = "who connects there needs no key, so it must be one that only this machine reaches"
+            fact = "clients need no key there, so it must be one that only this machine reaches"
             self._fault(path, f"{_shown(path)}: {fact}; write it like ipc:///run/titanic.sock or tcp://127.0.0.1:5555")
         self._unknown(path, endpoint, OF_ENDPOINTS)
         user = endpoint.get("user")
@@ -262,13 +262,13 @@ class AccessFile:
         if "uids" not in endpoint:
             if name.startswith("ipc://@"):
                 fact = "every process of this machine can connect to an abstract name, as no folder guards it"
-                self._fault(path, f'{_shown(path)}: {fact}; write who may: uids = [0, "www-data"]')
+                self._fault(path, f'{_shown(path)}: {fact}; write which users may: uids = [0, "www-data"]')
             return None
         where, uids = (*path, "uids"), endpoint["uids"]
         if not local:
-            self._fault(where, f"{_shown(where)}: only an ipc:// endpoint knows who connects; leave them out")
+            self._fault(where, f"{_shown(where)}: only an ipc:// endpoint knows the user that connects; leave them out")
         if not isinstance(uids, list) or not uids:
-            fact = "names nobody" if uids == [] else f"is {_kind(uids)}"
+            fact = "names no user" if uids == [] else f"is {_kind(uids)}"
             self._fault(where, f'{_shown(where)} {fact}; write it like uids = [0, "www-data"], or leave it out')
             return ()
         return tuple(self._uid((*where, number), uid) for number, uid in enumerate(uids))
@@ -287,7 +287,7 @@ class AccessFile:
         return MAX_UID
 
     def _user(self, name: str) -> User:
-        """A user with what his roles give him."""
+        """A user with the permissions of its roles."""
         own = self.users[name]
         given = [own, *(self.roles[role] for role in own.get("roles", []))]
         services = {
@@ -306,7 +306,7 @@ class AccessFile:
 
 
 def _limit(given: list[Table], key: str) -> int:
-    """The limit of a user: his own, else the lowest of his roles."""
+    """The limit of a user: its own, else the lowest of its roles."""
     own, *roles = (table.get("limits", {}) for table in given)
     if key in own:
         return int(own[key])
@@ -322,12 +322,12 @@ def _read(path: Path) -> bytes:
         fact = error.strerror if isinstance(error, OSError) else "no path has a NUL in it"
         raise AccessError(f"{path}: the access file cannot be read: {fact}; give one that can") from error
     if stat.S_ISREG(mode) and mode & stat.S_IWOTH:
-        fact = "everybody on this machine may change this file, and so may do anything"
+        fact = "every user of this machine may change this file, and so may do anything"
         raise AccessError(f"{path}: {fact}; run: chmod o-w {path}")
     for folder in {path.absolute().parent, path.resolve().parent}:
         rights = folder.stat().st_mode
         if rights & stat.S_IWOTH and not rights & stat.S_ISVTX:
-            fact = "everybody on this machine may put another file in its place, and so may do anything"
+            fact = "every user of this machine may put another file in its place, and so may do anything"
             raise AccessError(f"{path}: {fact}; run: chmod o-w {folder}")
     if len(content) > MAX_BYTES:
         raise AccessError(f"{path}: it is larger than {MAX_BYTES >> 20} MiB; give the access file")
@@ -357,7 +357,14 @@ def _shown(path: KeyPath) -> str:
 
 def _kind(value: Any) -> str:
     """What a value is; not the value: it may be a secret in the wrong place."""
-    kinds = {bool: "true or false", int: "a number", float: "a number", str: "a text", list: "a list", dict: "a table"}
+    kinds = {
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+        str: "a string",
+        list: "a list",
+        dict: "a table",
+    }
     return kinds.get(type(value), "a time")
 
 

@@ -48,7 +48,7 @@ def decide(path: str | Path, user: str, action: str, service: str = "") -> Decis
 
 
 class _Question:
-    """What one user wants to do."""
+    """An action of a user."""
 
     def __init__(self, file: AccessFile, user: User, permission: Permission, service: str) -> None:
         self._file = file
@@ -59,7 +59,7 @@ class _Question:
         self._tables: list[tuple[KeyPath, dict[str, object]]] = [
             (path, dict(getattr(file, path[0])[path[1]])) for path in tables
         ]
-        """His own table, then those of his roles."""
+        """The user's table, then those of its roles."""
 
     def answer(self) -> Decision:
         name, permission = self._user.name, self._permission
@@ -67,10 +67,10 @@ class _Question:
             return self._of_service()
         if permission is Permission.READ:
             if self._user.admin:
-                return self._yes(self._admin(), f"{name} is an admin, who reads everybody's requests")
+                return self._yes(self._admin(), f"{name} is an admin and reads all requests")
             if self._user.read is Reach.NONE:
                 return self._no('read = "own" or read = "all"')
-            whose = "everybody's requests" if self._user.reads_all else "his own requests"
+            whose = "all requests" if self._user.reads_all else "its own requests"
             return self._yes(self._first("read", self._user.read.value), f"{name} reads {whose}")
         if permission is Permission.CLOSE:
             return self._of_close()
@@ -78,7 +78,7 @@ class _Question:
             return self._yes(self._first(permission.value, True), f"{name} has {permission.value}")
         if self._user.admin:
             may = "sees all figures" if permission is Permission.METRICS else "manages the archive"
-            return self._yes(self._admin(), f"{name} is an admin, who {may}")
+            return self._yes(self._admin(), f"{name} is an admin, which {may}")
         return self._no(f"{permission.value} = true")
 
     def _of_service(self) -> Decision:
@@ -90,7 +90,7 @@ class _Question:
             for number, pattern in enumerate(patterns if isinstance(patterns, list) else ()):
                 if matches((pattern,), self._service.encode()):
                     return self._yes((*table, action, number), f"{pattern!r} matches {self._service}")
-        return self._yes(self._admin(), f"{self._user.name} is an admin, who may submit to every service")
+        return self._yes(self._admin(), f"{self._user.name} is an admin, which may submit to every service")
 
     def _reserved(self) -> str:
         """Why `*` does not match."""
@@ -100,29 +100,29 @@ class _Question:
     def _of_close(self) -> Decision:
         name = self._user.name
         if self._user.admin:
-            return self._yes(self._admin(), f"{name} is an admin, who closes everybody's requests")
+            return self._yes(self._admin(), f"{name} is an admin and closes all requests")
         if not self._user.close:
             return self._no("close = true")
         where = self._first("close", True)
         if self._user.read is Reach.NONE:
-            reason = f'{name} closes only what he reads, which is nothing; it takes read = "own" or read = "all"'
+            reason = f'{name} closes only what it reads, which is nothing; it needs read = "own" or read = "all"'
             return self._decision(False, where, reason)
-        whose = "everybody's requests" if self._user.reads_all else "his own requests"
+        whose = "all requests" if self._user.reads_all else "its own requests"
         return self._yes(where, f"{name} closes {whose}")
 
     def _admin(self) -> KeyPath:
         return self._first("admin", True)
 
     def _first(self, key: str, value: object) -> KeyPath:
-        """Where something is said first: by himself, else by a role."""
+        """The first place that says something: the user's table, else a role."""
         return next((*table, key) for table, content in self._tables if content.get(key) == value)
 
     def _yes(self, path: KeyPath, reason: str) -> Decision:
         return self._decision(True, path, reason)
 
     def _no(self, wanted: str, why: str = "") -> Decision:
-        whose = " or to one of his roles" if len(self._tables) > 1 else ""
-        reason = f"no line allows it{why}; add {wanted} here{whose}"
+        or_role = " or to one of its roles" if len(self._tables) > 1 else ""
+        reason = f"no line allows it{why}; add {wanted} here{or_role}"
         return self._decision(False, ("users", self._user.name), reason)
 
     def _decision(self, allowed: bool, path: KeyPath, reason: str) -> Decision:

@@ -152,7 +152,7 @@ def load_secret(path: str | Path) -> Keys:
         advice = f"give the file that ends with {SECRET_SUFFIX}"
         raise AccessError(f"{path}: it has only the public half of a pair, and the secret one is needed; {advice}")
     if mode & stat.S_IROTH:
-        fact = f"everybody on this machine may read this secret key (mode {mode:04o})"
+        fact = f"every user of this machine may read this secret key (mode {mode:04o})"
         advice = f"run: chmod 600 {path}, and make another pair if others were on this machine"
         raise AccessError(f"{path}: {fact}; {advice}")
     pair = Keys(found[b"public-key"], found[b"secret-key"])
@@ -199,7 +199,7 @@ def _read(path: str | Path) -> tuple[bytes, int]:
         fact = error.strerror if isinstance(error, OSError) else "no path has a NUL in it"
         raise AccessError(f"{path}: this key file cannot be read: {fact}; give yourself the right to") from error
     if stat.S_ISREG(mode) and mode & stat.S_IWOTH:
-        fact = f"everybody on this machine may change this key file (mode {stat.S_IMODE(mode):04o})"
+        fact = f"every user of this machine may change this key file (mode {stat.S_IMODE(mode):04o})"
         raise AccessError(f"{path}: {fact}; run: chmod o-w {path}, and see that the key is still the right one")
     return content, stat.S_IMODE(mode)
 

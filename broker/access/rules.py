@@ -5,17 +5,17 @@
     REQUEST for a service           call = [the service]        error reply, 403
     REQUEST for one with a rule     what its rule says          what its rule answers
     REQUEST for mmi.stats           metrics, admin              error reply, 403
-    other mmi. services             none                        they tell of the services that the user sees
+    other mmi. services             none                        they list the services that the user sees
     READY of a worker               work = [the service]        DISCONNECT
     any REQUEST                     fewer than limits.messages  error reply, 429; with a rule: 500 busy, as in RFC 9
     what a worker says              fewer than limits.messages  DISCONNECT
       but replies, heartbeats       none
 
-What a user's workers say is counted apart from his requests, so that neither keeps out the other: READY, and whatever
-is out of turn. Not counted are replies, and parts of them, to what a worker was given, a good-bye, and heartbeats as
-often as a good worker sends them.
+Messages of a user's workers are counted apart from its requests, so that neither blocks the other: READY, and
+messages out of turn. Not counted are replies and parts of them, good-byes, and heartbeats as often as a good worker
+sends them.
 
-A user sees the services that he may submit to, work for or call, and those with a rule; with metrics or admin, all.
+A user sees the services that it may submit to, work for or call, and those with a rule; with metrics or admin, all.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from broker.core.requests import Request
 from broker.core.services import NO_SERVICE, WorkerPeer
 
 Rule = Callable[[User, Frames], Frames | None]
-"""Whether a user may send a service this body: the body of the refusal, or None when he may."""
+"""Whether a user may send a service this body: the body of the refusal, or None if it may."""
 
 BEAT_EVERY = 0.25
 """Seconds in which one heartbeat of a worker is not counted, and so many may come at once after a longer while: they
@@ -46,15 +46,14 @@ _FREE = (Command.PARTIAL, Command.FINAL, Command.PROGRESS)
 """What is not counted of a worker that has a request."""
 
 _OF_A_QUEUE = b"titanic.request"
-"""Who may work for this is a queue."""
+"""A user that may work for this is a queue."""
 
 _QUEUE = b"titanic."
-"""How the names of services begin whose workers are told who asks."""
+"""Prefix of the services whose workers learn the user of each request."""
 
 
 class Refusal(NamedTuple):
-    """Something that somebody was not allowed to do. `user` is empty when nobody knows him, `why` when it says no more
-    than the action."""
+    """A refused action. `user` is empty for an unknown one, `why` if it would only repeat the action."""
 
     user: str
     action: str
@@ -102,7 +101,7 @@ class TokenBuckets:
 
 
 class Guard:
-    """Looks up what a user may do, and counts what was refused."""
+    """Checks permissions, and counts refusals."""
 
     def __init__(
         self, access: Access, rules: Mapping[bytes, Rule] = MappingProxyType({}), stats: dict[str, int] | None = None
@@ -127,18 +126,18 @@ class Guard:
         self.refusals = {key: count for key, count in self.refusals.items() if not key[0] or key[0] in access.users}
 
     def current(self, user: User) -> User:
-        """The user of the same name by what holds now; NOBODY when there is none any more."""
+        """The user of the same name in the current access file; NOBODY if it was removed."""
         return self.access.users.get(user.name, NOBODY)
 
     def refuses(self, request: Request, user: User, now: float) -> Frames | None:
-        """The answer to a request that its user may not send; None when he may."""
+        """The answer to a request that its user may not send; None if it may."""
         body = self._refusal(request, user) if self._buckets.take(user, now) else self._too_many(request, user)
         if body is None:
             return None
         return request.refusal(body) if body[0] == ERROR else request.final(body)
 
     def may_work(self, worker: WorkerPeer, service: bytes) -> bool:
-        """Whether somebody may be a worker of a service; if not, it is counted."""
+        """Whether a worker may serve a service; if not, the refusal is counted."""
         user = worker.user
         if user is None or user.may(Permission.WORK, service):
             return True
@@ -178,11 +177,11 @@ class Guard:
         return False
 
     def sees(self, user: User, service: bytes) -> bool:
-        """Whether a user is told about a service."""
+        """Whether a user sees a service."""
         return (service in self.rules and user is not NOBODY) or user.uses(service)
 
     def visible_to(self, user: User) -> Callable[[bytes], bool]:
-        """The same for many services: with one look at each, however many patterns he has."""
+        """The same for many services: each is checked once, however many patterns the user has."""
         patterns = {pattern for patterns in user.services.values() for pattern in patterns}
         begins = ["", *RESERVED]
         found = {begin: _compiled(pattern for pattern in patterns if pattern.startswith(begin)) for begin in begins}
@@ -198,7 +197,7 @@ class Guard:
         return sees
 
     def sees_all(self, user: User) -> bool:
-        """Whether a user is told about every service."""
+        """Whether a user sees every service."""
         return user.admin or user.metrics
 
     def _refusal(self, request: Request, user: User) -> Frames | None:
@@ -234,7 +233,7 @@ class Guard:
         return error_body(429, text)
 
     def who_asks(self, service: bytes, user: User) -> bytes:
-        """What a worker's `client` frame has behind the number, so that a queue apart from the broker knows who asks;
+        """What a worker's `client` frame has behind the number, so that a separate queue knows the user;
         nothing for other services."""
         if not service.startswith(_QUEUE):
             return b""
@@ -269,7 +268,7 @@ class Guard:
         self.refusals[key] = self.refusals.get(key, 0) + 1
 
     def take_reports(self) -> Iterable[Report]:
-        """The refusals since the last call: a report for each user and action, so that nobody's hide another's."""
+        """The refusals since the last call: a report for each user and action, so that no user's hide another's."""
         if not self._reports:
             return ()
         reports, self._reports = self._reports, {}
@@ -277,29 +276,29 @@ class Guard:
 
 
 class Review:
-    """Looks again at what was let in, after users have changed."""
+    """Checks again, after users have changed, what was admitted before."""
 
-    def __init__(self, guard: Guard, whose: Callable[[Peer], User | None]) -> None:
-        """`whose`: the user that a peer's connection belongs to now; None: it may do everything."""
+    def __init__(self, guard: Guard, user_of: Callable[[Peer], User | None]) -> None:
+        """`user_of`: the user that a peer's connection belongs to now; None: it may do everything."""
         self._guard = guard
-        self._whose = whose
+        self._user_of = user_of
 
     def dismissed(self, workers: Iterable[WorkerPeer]) -> list[WorkerPeer]:
-        """Those of the registered workers that have to go: they may not work any more, or they were told of who asks
-        what does not hold any more, and would answer by that. The next worker is told what holds."""
+        """The registered workers to disconnect: they may not work any more, or they have a request whose user has
+        changed, and would answer by outdated permissions. The next worker gets the current ones."""
         found = [worker for worker in workers if not self._keeps(worker)]
         for worker in found:  # all of them, so that none gets another's request
             worker.service.idle.pop(worker, None)
         return found
 
     def _keeps(self, worker: WorkerPeer) -> bool:
-        worker.user = self._whose(worker.peer)
-        # Whose connection is gone, or was just ended, was refused nothing here.
+        worker.user = self._user_of(worker.peer)
+        # A worker whose connection is gone, or was just ended, was refused nothing here.
         stays = worker.user is not NOBODY and self._guard.may_work(worker, worker.service.name)
         request = worker.request
         if request is None or request.user is None:
             return stays
-        name, user = request.user.name, self._whose(request.peer)
+        name, user = request.user.name, self._user_of(request.peer)
         request.user = user
         if user is None:
             return stays
@@ -308,8 +307,8 @@ class Review:
         return stays and request.token.endswith(self._guard.who_asks(request.service, user))
 
     def drops_request(self, request: Request) -> bool:
-        """Whether a request that waits is not of its connection's user any more, or he may not call the service."""
-        user = self._whose(request.peer)
+        """Whether a waiting request's connection has another user now, or the user may no longer call the service."""
+        user = self._user_of(request.peer)
         if user is None:
             return False
         if request.user is None or request.user.name != user.name or user is NOBODY:

@@ -4,12 +4,12 @@ Permissions, as the access file names them
 
     submit    patterns of services   store requests for them
     work      patterns of services   be a worker of them
-    call      patterns of services   send them plain requests, which nobody stores
-    read      "own" or "all"         see requests and replies: what the user submitted, or everybody's
+    call      patterns of services   send them plain requests, which are not stored
+    read      "own" or "all"         see requests and replies: what the user submitted, or all
     close     true                   close what may be read
     metrics   true                   see figures: titanic.stats, mmi.stats, the metrics listener
     archive   true                   register an archive, and report what it has (titanic-data archive)
-    admin     true                   everything of everybody, but work and call
+    admin     true                   everything for all users, except work and call
 
 What is not named is not allowed. A pattern is that of a shell (`mail.*`). Services that begin with `titanic.`, `mmi.`
 or `web.` are matched only by patterns that begin so, too: whoever may work for `*` cannot take the queue's own services
@@ -36,8 +36,8 @@ MAX_SERVICE = 255
 """Bytes of a service's name, as in MDP."""
 
 RESERVED = ("titanic.", "mmi.", "web.")
-"""How the names of services begin that no pattern matches by chance: those of this software. Who may submit to `web.`
-has signed events told to web hooks."""
+"""Prefixes of services that no pattern matches by chance: those of this software. Users that may submit to `web.`
+can send signed events to web hooks."""
 
 
 class Permission(Enum):
@@ -64,7 +64,7 @@ FLAGS = tuple(one.value for one in (Permission.CLOSE, Permission.METRICS, Permis
 
 
 class Reach(Enum):
-    """Whose requests a user may read."""
+    """Which requests a user may read."""
 
     NONE = "none"
     OWN = "own"
@@ -92,7 +92,7 @@ LIMITS = tuple(one.name for one in fields(UserLimits))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class User:
-    """Somebody who connects, and what he may do."""
+    """A user and its permissions."""
 
     name: str
     services: Mapping[Permission, Sequence[str]] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class User:
     limits: UserLimits = UserLimits()
     archive: bool = False
     owner: bytes = field(init=False)
-    """The name, as what he submits has it."""
+    """The name, as stored with the requests of the user."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "owner", self.name.encode())
@@ -113,7 +113,7 @@ class User:
         return f"user '{self.name}'" if self.name else "a connection without a user"
 
     def may(self, permission: Permission, service: bytes) -> bool:
-        """Whether he may submit to a service, work for it or call it."""
+        """Whether the user may submit to a service, work for it or call it."""
         if self.admin and permission is Permission.SUBMIT:
             return True
         patterns = self.services.get(permission, ())
@@ -121,21 +121,21 @@ class User:
         return bool(patterns) and len(service) <= MAX_SERVICE and matches(tuple(patterns), service)
 
     def uses(self, service: bytes) -> bool:
-        """Whether he has to do with a service: only those he is told about."""
+        """Whether the user sees a service."""
         return self.admin or self.metrics or any(self.may(permission, service) for permission in BY_SERVICE)
 
     def reads(self, owner: bytes) -> bool:
-        """Whether he may read what somebody submitted. `owner` is empty for what was stored before there were users:
-        that is nobody's own."""
+        """Whether the user may read a request of `owner`, which is empty for requests stored before there were
+        users."""
         return self.reads_all or (self.read is Reach.OWN and owner == self.owner and owner != b"")
 
     def closes(self, owner: bytes) -> bool:
-        """Whether he may close what somebody submitted."""
+        """Whether the user may close a request of `owner`."""
         return self.admin or (self.close and self.reads(owner))
 
     @property
     def reads_all(self) -> bool:
-        """Whether he may read everybody's."""
+        """Whether the user may read all requests."""
         return self.admin or self.read is Reach.ALL
 
     def to_json(self) -> bytes:
@@ -149,12 +149,12 @@ class User:
 
 
 NOBODY = User("")
-"""Who is not known: he may do nothing."""
+"""An unknown user, without any permission."""
 
 
 @lru_cache(maxsize=1024)
 def user_from_json(document: bytes) -> User:
-    """The user that `to_json` told of. ValueError when it did not."""
+    """The user that `to_json` encoded. Raises ValueError for anything else."""
     try:
         said = read_json(document)
         services = {permission: tuple(said[permission.value]) for permission in BY_SERVICE if permission.value in said}
@@ -181,7 +181,7 @@ def matches(patterns: tuple[str, ...], service: bytes) -> bool:
 
 
 class Access:
-    """Who may do what: the users, by what tells that a connection is theirs. Never changed; another one replaces it."""
+    """The users, by what identifies their connections. Immutable; a reload makes another one."""
 
     def __init__(
         self,
@@ -194,8 +194,8 @@ class Access:
         text: str = "",
     ) -> None:
         """`keys`: users by their public keys, in Z85. `tokens`: by the SHA-256 of a bearer token, in hexadecimal
-        digits. `endpoints`: who connects there is this user, without a key; `uids`: and who may connect to such an
-        `ipc://` endpoint, if not all. `certificates`: users by the SHA-256 of a client's certificate (of TLS, for
+        digits. `endpoints`: connections there belong to this user, without a key; `uids`: which users may connect to
+        such an `ipc://` endpoint, if not all. `certificates`: users by the SHA-256 of a client's TLS certificate (for
         `titanic web`), in hexadecimal digits. `text`: the access file that says all this."""
         self.text = text
         self.users = {user.name: user for user in users}

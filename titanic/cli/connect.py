@@ -13,7 +13,7 @@ from titanic.client.client import Client
 from titanic.errors import TimedOut
 from titanic.util.text import duration
 
-LOOK = 1.0
+READ_TIMEOUT = 1.0
 """Seconds that a command which changes nothing waits for a server: a restart takes as long."""
 
 AGAIN = 0.1
@@ -22,13 +22,13 @@ AGAIN = 0.1
 
 def connect(reach: Reach, *, wait: float | None = None) -> Client:
     """A client that waits for `wait` seconds, by default the time-out."""
-    tell(reach.endpoint, reach.timeout if wait is None else wait)
+    report_absence(reach.endpoint, reach.timeout if wait is None else wait)
     return Client(reach.endpoint, timeout=reach.timeout, version=reach.mdp, key=reach.curve)
 
 
 def connect_to_look(reach: Reach, advice: str = "", *, retries: int | None = None) -> Client:
-    """A client that changes nothing. Raises TimedOut when nobody can be connected to for a second."""
-    seconds = min(LOOK, reach.timeout)
+    """A client that changes nothing. Raises TimedOut when no server accepts a connection within a second."""
+    seconds = min(READ_TIMEOUT, reach.timeout)
     until = time.monotonic() + seconds
     while reason := unreachable(reach.endpoint):
         if time.monotonic() >= until:
@@ -39,7 +39,7 @@ def connect_to_look(reach: Reach, advice: str = "", *, retries: int | None = Non
     return Client(reach.endpoint, timeout=reach.timeout, retries=retries, version=reach.mdp, key=reach.curve)
 
 
-def tell(endpoint: tuple[str, ...], seconds: float) -> None:
+def report_absence(endpoint: tuple[str, ...], seconds: float) -> None:
     """Say that no server is there, and how long the command waits for one."""
     if reason := unreachable(endpoint):
         say(f"{reason}; waiting up to {duration(seconds)} for a server there")

@@ -54,7 +54,7 @@ class PeerType(EndpointType):
         return ",".join(self._known(one, param, ctx) for one in several)
 
     def _known(self, text: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The same; fails for one at a machine that nobody knows."""
+        """The same; fails for an unknown host name."""
         match = re.fullmatch(r"(?:tcp://)?([^:;/]+):\d+", text)
         name = match[1] if match else "127.0.0.1"
         try:

@@ -96,7 +96,7 @@ class GroupedCommand(click.Command):
                 formatter.write_dl(records)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """As click does, after a line about each variable that looks like an option's and is none."""
+        """As click does, after a line about each unknown TITANIC_ variable."""
         if self.name not in getattr(ctx.find_root().command, "reloadable", ()):  # those log it
             for text in config_file.strangers(ctx):
                 say(text)

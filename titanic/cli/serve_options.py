@@ -140,7 +140,7 @@ def rule(values: Mapping[str, Any], own: Set[str]) -> Iterator[Contradiction]:
 
 
 def access_faults(values: Mapping[str, Any], own: Set[str]) -> Iterator[Contradiction]:
-    """The faults of the access file that a file names, unless somebody looks who may not read it."""
+    """The mistakes in the access file that a settings file names, if the current user may read it."""
     access: Path | None = values["access"]
     if access is None or (access.exists() and not os.access(access, os.R_OK)):
         return

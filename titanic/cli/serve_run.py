@@ -39,7 +39,7 @@ from titanic.util.sd_notify import Notifier
 log = logging.getLogger("titanic")
 
 NOTICE = 0.5
-"""Seconds until a signal is noticed, at most."""
+"""Maximum seconds until a signal is noticed."""
 
 STARTING = 0.02
 """Seconds between checks whether it serves."""
@@ -62,13 +62,13 @@ UNREADY = ("disk", "database")
 
 
 class Subject(Protocol):
-    """What is run."""
+    """A server that `run` runs."""
 
     watchdog: Watchdog
     live: frozenset[str] = frozenset()
     """Parameters of the command that `reload` takes over."""
     control: ServerAccess | None = None
-    """Who may do what; None: everybody everything."""
+    """Access control; None: clients may do everything."""
 
     @property
     def problem(self) -> TitanicError | None:
@@ -224,7 +224,7 @@ def _run(subject: Subject, signals: Signals, notifier: Notifier) -> None:
         if now >= presence_at:
             presence_at = now + PRESENCE_EVERY
             presence.look(subject.workers())
-            shortages.look(subject.shortages())
+            shortages.update(subject.shortages())
         if notifier.wanted and ready and now >= status_at:
             status_at = now + STATUS_EVERY
             notifier.status(subject.status())
@@ -232,7 +232,7 @@ def _run(subject: Subject, signals: Signals, notifier: Notifier) -> None:
 
 
 class ShortageLog:
-    """What is short, in the log: when it begins, now and then while it lasts, and when it is over."""
+    """Logs shortages: when they begin, now and then while they last, and when they end."""
 
     def __init__(self) -> None:
         self._troubles = (
@@ -240,8 +240,8 @@ class ShortageLog:
             ("disk", Incident(log, "write"), logs.event("disk-full"), logs.event("disk-not-full")),
         )
 
-    def look(self, shortages: Mapping[str, str]) -> None:
-        """This is short now."""
+    def update(self, shortages: Mapping[str, str]) -> None:
+        """Log what has changed."""
         for name, trouble, begins, ends in self._troubles:
             if text := shortages.get(name):
                 trouble.failed(text, **begins)

@@ -15,7 +15,7 @@ from typing import IO, Any, BinaryIO
 import click
 
 import broker
-from titanic.cli.connect import answers, connect, tell
+from titanic.cli.connect import answers, connect, report_absence
 from titanic.cli.endpoint import Reach
 from titanic.cli.options import (
     CONNECTION,
@@ -399,7 +399,7 @@ def call(service: str, body: tuple[bytes, ...], from_stdin: bool, as_json: bool,
     """
     if body and from_stdin:
         raise click.UsageError("BODY and --stdin exclude each other")
-    tell(reach.endpoint, reach.timeout)
+    report_absence(reach.endpoint, reach.timeout)
     timeout, retries = tries_of(reach.timeout, None)
     with contextlib.closing(BlockingWire(reach.endpoint, timeout, retries, reach.mdp, reach.curve)) as wire:
         frames = body_frames(body, from_stdin) or (b"",)

@@ -53,7 +53,7 @@ class Bind(click.ParamType[tuple[str, int]]):
 pem: dict[str, Any] = {"type": click.Path(dir_okay=False, path_type=Path), "metavar": "FILE"}
 
 YOUNG = 20_000
-"""Objects that are made, and not gone yet, before the garbage collector looks at them."""
+"""Objects that are made, and not gone yet, before the garbage collector checks them."""
 
 of_web = partial(declared, WebSettings)
 

@@ -165,7 +165,7 @@ def signal_all(process: subprocess.Popen[bytes], number: int) -> None:
 
 
 class _Cancelling:
-    """The end of a command whose request nobody wants any more: SIGTERM, and after a while SIGKILL."""
+    """Ends the command of a cancelled request: SIGTERM, and after a while SIGKILL."""
 
     def __init__(self, process: subprocess.Popen[bytes], kill_after: float) -> None:
         self._process = process
@@ -215,8 +215,8 @@ def _environment(request: RequestContext | None) -> dict[str, str]:
 
 
 def _watch(worker: Worker) -> None:
-    """Tell the service manager that the worker's loop runs, if it wants to know. Commands may take any time: they run
-    in threads of their own."""
+    """Report to the service manager, if it asks for that, that the worker's loop runs. Commands may take any time:
+    they run in threads of their own."""
     notifier = Notifier()
     for name in VARIABLES:
         os.environ.pop(name, None)

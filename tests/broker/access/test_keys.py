@@ -155,7 +155,7 @@ def test_a_secret_that_is_none(tmp_path: Path, rights: int, fact: str) -> None:
     _, secret = new_keys(tmp_path, "shop")
     secret.chmod(rights)
     with pytest.raises(
-        AccessError, match=rf"everybody on this machine may {fact} key.*mode {rights:04o}.*run: chmod .* {secret}"
+        AccessError, match=rf"every user of this machine may {fact} key.*mode {rights:04o}.*run: chmod .* {secret}"
     ):
         load_secret(secret)
 
@@ -163,7 +163,7 @@ def test_a_secret_that_is_none(tmp_path: Path, rights: int, fact: str) -> None:
 def test_a_public_key_that_anybody_may_change(tmp_path: Path) -> None:
     public, _ = new_keys(tmp_path, "shop")
     public.chmod(0o646)
-    with pytest.raises(AccessError, match=rf"everybody on this machine may change .*run: chmod o-w {public}"):
+    with pytest.raises(AccessError, match=rf"every user of this machine may change .*run: chmod o-w {public}"):
         public_key(public)
 
 

@@ -59,13 +59,13 @@ def test_each_mistake_on_a_line(file: Path) -> None:
     ("question", "code", "answer"),
     [
         ("shop submit mail.x", 0, ['{file}:2: submit = ["mail.*"]', "allowed: 'mail.*' matches mail.x"]),
-        ("shop read", 0, ['{file}:3: read = "own"', "allowed: shop reads his own requests"]),
+        ("shop read", 0, ['{file}:3: read = "own"', "allowed: shop reads its own requests"]),
         (
             "shop work mail.x",
             1,
             [
                 "{file}:4: [users.shop]",
-                'not allowed: no line allows it; add work = ["mail.x"] here or to one of his roles',
+                'not allowed: no line allows it; add work = ["mail.x"] here or to one of its roles',
             ],
         ),
         ("shpo read", 1, ["{file}: no line", "not allowed: there is no user 'shpo'; did you mean shop?"]),
