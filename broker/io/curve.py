@@ -1,17 +1,17 @@
 """Keys of a connection (CURVE): how a socket gets them, and how a client finds out that they are refused.
 
-ZeroMQ does not tell. It tries again without end, or gives up: to a session either looks as if nobody were there. So
-when nothing was heard for a while, `KeyProbe` makes another connection and watches its handshake:
+ZeroMQ does not report it. It retries without end, or gives up: to a session both look like an absent server. So when
+nothing was heard for a while, `KeyProbe` makes another connection and watches its handshake:
 
     what the monitor says               the mechanism that the server's greeting names      it is
     ----------------------------------  --------------------------------------------------  -------------------------
-    HANDSHAKE_SUCCEEDED                 –                                                   fine, the answer is late
-    HANDSHAKE_FAILED_AUTH 400           –                                                   a key that nobody has
+    HANDSHAKE_SUCCEEDED                 –                                                   accepted; the answer is late
+    HANDSHAKE_FAILED_AUTH 400           –                                                   an unknown key
     any other HANDSHAKE_FAILED          CURVE, and so have we                               another server's key
                                         CURVE, and we have no key                           a missing key
                                         NULL, and we have a key                             a key that is not wanted
                                         none: it closes an ipc:// connection                a uid that is not wanted
-    nothing of these                    –                                                   nobody there, or slow
+    none of these                       –                                                   no server, or a slow one
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from broker.errors import EndpointError, UsageError
 from broker.io.sockets import Socket, connect, connection_to, full, receive
 
 PROBE_AFTER = 0.5
-"""Seconds without a word after which the handshake is looked at."""
+"""Seconds of silence after which the handshake is examined."""
 
 PATIENCE = 0.5
 """Seconds for a server's greeting."""
@@ -39,10 +39,10 @@ REFUSED_TWICE = 2
 """Handshakes that must fail before the server's key is blamed: one may fail because the server just stops."""
 
 MOST_FAILURES = 5
-"""Handshakes that may fail for no known reason before it is looked at no more."""
+"""Handshakes that may fail for an unknown reason before the probe gives up."""
 
 _REFUSED = 400
-"""What a ZAP handler says of a key that it does not know."""
+"""A ZAP handler's status for an unknown key."""
 
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | _FAILED
@@ -50,24 +50,24 @@ _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | _FAI
 _EVENT = struct.Struct("=HI")
 
 _GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00"
-"""How a greeting of ZMTP 3 begins; the server answers with its own."""
+"""The beginning of a greeting of ZMTP 3; the server answers with its own."""
 
 _GREETING_SIZE = 64
 _MECHANISM = slice(12, 32)
 
 
 class Curve(NamedTuple):
-    """What a client needs for an encrypted connection: its own pair of keys and the server's public one, in Z85."""
+    """A client's keys for an encrypted connection: its own pair and the server's public key, in Z85."""
 
     public: bytes
     secret: bytes
     server: bytes
 
     def __repr__(self) -> str:
-        return f"Curve(public={self.public!r}, server={self.server!r})"  # nobody wants the secret in a log
+        return f"Curve(public={self.public!r}, server={self.server!r})"  # the secret must not get into a log
 
     def apply(self, socket: Socket) -> None:
-        """Have a socket connect with these keys from now on."""
+        """Set these keys for a socket's next connections."""
         socket.curve_publickey, socket.curve_secretkey, socket.curve_serverkey = self
 
 
@@ -92,9 +92,9 @@ def credentials(key: Key, server_key: str | Path | None) -> Curve | None:
             " TITANIC_KEY, in Python key) and the server's public key (--server-key, TITANIC_SERVER_KEY, server_key),"
             " or neither"
         )
-    from broker.access.keys import PUBLIC_SUFFIX, SECRET_SUFFIX, load_secret, public_key  # who has no keys does without
+    from broker.access.keys import PUBLIC_SUFFIX, SECRET_SUFFIX, load_secret, public_key  # needed only with keys
 
-    if str(server_key).endswith(SECRET_SUFFIX):  # it would do, but nobody should have it here
+    if str(server_key).endswith(SECRET_SUFFIX):  # it would work, but the secret should not be here
         raise UsageError(
             f"{server_key}: this is the secret half of a pair, which stays with the server; give the public one as the"
             f" server key, {Path(server_key).with_suffix(PUBLIC_SUFFIX)}"
@@ -104,17 +104,17 @@ def credentials(key: Key, server_key: str | Path | None) -> Curve | None:
 
 
 class Handshake:
-    """A connection of its own to one endpoint, to learn how the handshake ends."""
+    """A separate connection to one endpoint, to see how the handshake ends."""
 
     def __init__(self, endpoint: str, curve: Curve | None) -> None:
-        """Raises zmq.ZMQError when there are no sockets, EndpointError when there can be no such endpoint."""
+        """Raises zmq.ZMQError without free sockets, EndpointError for an impossible endpoint."""
         self._endpoint = endpoint
         self._curve = curve
         self._failures = 0
         self.passed = False
-        """Whether the server let us in, or does not for another reason than keys."""
+        """Whether the server accepted the connection, or refuses it for a reason other than keys."""
         self.refusal = ""
-        """Why it did not, if it is certain that it does not."""
+        """Why the server refuses the key, once that is certain."""
         context: zmq.Context[Socket] = zmq.Context.instance()
         self._socket = context.socket(zmq.DEALER)
         self._socket.linger = 0
@@ -133,11 +133,11 @@ class Handshake:
 
     @property
     def known(self) -> bool:
-        """Whether it is known how it ended. Otherwise nobody is there, or not yet."""
+        """Whether its end is known. Otherwise the server is absent, or slow."""
         return self.passed or bool(self.refusal)
 
-    def look(self) -> None:
-        """Take in what the monitor has to say."""
+    def read_events(self) -> None:
+        """Read the monitor's events."""
         while not self.known and (frames := receive(self.monitor)) is not None:
             event, value = _EVENT.unpack_from(frames[0])
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
@@ -157,36 +157,36 @@ class Handshake:
 
 
 class KeyProbe:
-    """Finds out, for a session that hears nothing, whether its servers refuse the key. It makes a connection to each of
-    them. Nothing is known while nobody is there: then they are tried again and again."""
+    """Finds out, for a session that hears nothing, whether its servers refuse the key. It connects to each of them,
+    repeatedly while they are absent."""
 
     def __init__(self, endpoints: Sequence[str] = (), curve: Curve | None = None, begin: float = 0.0) -> None:
         """`begin`: when to make the connections."""
         self._endpoints = [endpoint for endpoint in dict.fromkeys(endpoints) if not endpoint.startswith("inproc:")]
         self._curve = curve
         self._handshakes: dict[str, Handshake] = {}
-        """Those of which nothing is known yet, by endpoint."""
+        """Handshakes without a known end, by endpoint."""
         self._refusals: dict[str, str] = {}
         self._changed = True
         self._begun = float("-inf")
         self.due: float | None = begin if self._endpoints else None
-        """When `tick` has something to do, whatever comes at `sockets`."""
+        """When `tick` is due, without input at `sockets`."""
 
     def sockets(self) -> list[Socket]:
-        """What to poll."""
+        """Return the sockets to poll."""
         self._changed = False
         return [handshake.monitor for handshake in self._handshakes.values()]
 
     def changed(self) -> bool:
-        """Whether `sockets` has changed since it was asked."""
+        """Return whether `sockets` has changed since its last call."""
         return self._changed
 
     def tick(self, now: float) -> None:
-        """Take in what is known by now."""
+        """Read what is known by now."""
         if self.due is not None and now >= self.due:
             self._begin()
         for endpoint, handshake in list(self._handshakes.items()):
-            handshake.look()
+            handshake.read_events()
             if handshake.passed:
                 self.close()
                 return
@@ -196,7 +196,7 @@ class KeyProbe:
                 self._changed = True
 
     def finish(self, patience: float) -> None:
-        """Find out now, if there was no time for it yet: that takes so many seconds at most."""
+        """Find out now, within so many seconds, if there was no time for it yet."""
         if self.due is not None:
             self._begin()
         until = self._begun + patience
@@ -206,16 +206,16 @@ class KeyProbe:
 
     @property
     def refusals(self) -> str:
-        """Why servers refuse the key: those that do."""
+        """Why servers refuse the key, for those that do."""
         return "; ".join(self._refusals.values())
 
     @property
     def refused(self) -> str:
-        """The same, if all of them do."""
+        """The same, if all servers refuse it."""
         return self.refusals if len(self._refusals) == len(self._endpoints) else ""
 
     def close(self) -> None:
-        """Close the connections, and look at nothing any more."""
+        """Close the connections and stop probing."""
         for handshake in self._handshakes.values():
             handshake.close()
         self._changed = self._changed or bool(self._handshakes)
@@ -226,7 +226,7 @@ class KeyProbe:
         try:
             for endpoint in self._endpoints:
                 self._handshakes[endpoint] = Handshake(endpoint, self._curve)
-        except (zmq.ZMQError, EndpointError):  # no sockets now, or no such endpoint; its own connection tells of it
+        except (zmq.ZMQError, EndpointError):  # no sockets now, or no such endpoint; its own connection reports it
             self.close()
         self._changed = True
 
@@ -249,7 +249,7 @@ def _unknown(endpoint: str, curve: Curve | None) -> str:
 
 
 def _mismatch(endpoint: str, curve: Curve | None, failures: int) -> str:
-    """Why the two could not even begin; empty: it is not known, or not about keys."""
+    """Return why the handshake could not even begin; empty: unknown, or not because of keys."""
     mechanism = _mechanism(endpoint)
     if curve is None and mechanism == b"CURVE":
         return (

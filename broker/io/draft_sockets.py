@@ -39,13 +39,13 @@ from broker.io.router import Leaving
 from broker.io.sockets import full
 
 QUEUE = 100_000
-"""Messages that a socket may hold in each direction, unless it is told otherwise."""
+"""Messages that a socket holds in each direction, by default."""
 
 MUTE = 1000
 """Milliseconds after which a socket that cannot send says so."""
 
 LOOK = 100
-"""Milliseconds after which a thread that waits looks whether it still should."""
+"""Milliseconds after which a waiting thread checks whether it still should."""
 
 STUCK = 1.0
 """Seconds beyond its linger that closing a socket may take."""
@@ -69,13 +69,13 @@ class Backend(NamedTuple):
     address: Callable[[Any, bytes, int], None]
     """How it sends to the peer with a routing id."""
     track: Callable[[Any, bytes, int], Leaving]
-    """The same with a large message, which tells when it has left."""
+    """The same with a large message; return a tracker that shows when it has left."""
     receive: Callable[[Any], Any]
     """The next message's frame; None for a message of several, which is to be discarded."""
     wakes: bool
     """Whether a thread that receives is woken when another one closes the socket."""
     watch: Callable[[Any], Callable[[], bool]] | None
-    """Makes for a socket what tells whether anybody is connected; None: IMMEDIATE does what it should."""
+    """Makes a monitor of a socket's connections; None: IMMEDIATE suffices."""
 
 
 def choose() -> Backend:
@@ -148,7 +148,7 @@ def omq() -> Backend:
 
 
 class _Held:
-    """A message that nobody else has referred to before it was sent."""
+    """A message without other references before it was sent."""
 
     __slots__ = ("_data",)
 
@@ -289,11 +289,11 @@ class DraftSocket:
 
     @property
     def tells_peers(self) -> bool:
-        """Whether it can be told who is connected."""
+        """Whether connections can be observed."""
         return self._anybody is not None
 
     def has_peers(self) -> bool:
-        """Whether anybody is connected, as far as can be told: True if not."""
+        """Whether a peer is connected; True if that is unknown."""
         return self._anybody is None or self._anybody()
 
     def _reach(self, what: str, endpoint: str) -> None:

@@ -18,11 +18,11 @@ from broker.io.draft_sockets import LOOK, DraftSocket, Unreachable
 from broker.io.sockets import protect
 
 QUEUE = 1000
-"""Messages that an end holds for each of the others, or from each, unless it is told otherwise."""
+"""Messages that an end holds for each of the others, or from each, by default."""
 
 
 class SharedSocket:
-    """What both ends share: a socket that any threads use until it is closed."""
+    """The base of both ends: a socket that any threads use until it is closed."""
 
     def __init__(self, socket: DraftSocket | ScatterSockets, *, open: bool) -> None:
         """`open`: whether it may listen where other machines can connect. These sockets have no keys."""
@@ -45,11 +45,12 @@ class SharedSocket:
         self._socket.connect(endpoint)
 
     def stop(self) -> None:
-        """Nobody waits any more; `close` it then. Any thread may ask, and signal handlers."""
+        """End all waiting; call `close` next. Any thread and signal handlers may call this."""
         self._stopped = True
 
     def close(self, linger: int = 0) -> None:
-        """Close it, also while other threads use it. What was sent may still go out, for `linger` milliseconds."""
+        """Close the socket, even while other threads use it. What was sent may still go out, for `linger`
+        milliseconds."""
         self.stop()
         self._closing = True
         with self._state:
@@ -59,7 +60,7 @@ class SharedSocket:
             self._fell_short()
 
     def _fell_short(self) -> None:
-        """Not all that was sent could go out."""
+        """Report that not all messages could go out."""
 
     def __enter__(self) -> Self:
         return self
@@ -68,15 +69,15 @@ class SharedSocket:
         self.close()
 
     @property
-    def _useless(self) -> bool:
-        """Whether nobody may use the socket any more."""
+    def _unusable(self) -> bool:
+        """Whether the socket may no longer be used."""
         return self._stopped
 
     def _enter(self) -> bool:
         with self._state:
-            useless = self._useless
-            self._users += not useless
-            return not useless
+            unusable = self._unusable
+            self._users += not unusable
+            return not unusable
 
     def _leave(self) -> None:
         with self._state:
@@ -85,7 +86,7 @@ class SharedSocket:
 
 
 def over(until: float | None) -> bool:
-    """Whether that time has come; None: it never does."""
+    """Return whether a time has come; None: never."""
     return until is not None and time.monotonic() >= until
 
 
@@ -128,9 +129,9 @@ class Gather(SharedSocket):
         self._stopped_at = self._came_at = float("-inf")
 
     def stop(self) -> None:
-        """Let `receive` give back what is still coming, and end then. Any thread may ask, and signal handlers.
+        """Let `receive` return what is still coming, and end then. Any thread and signal handlers may call this.
 
-        A scattering end cannot be told to wait: closing a connection, or only the endpoint, loses what is in it.
+        A scattering end cannot be paused: closing a connection, or only the endpoint, loses its content.
         """
         if not self._stopped:
             self._stopped_at = time.monotonic()
@@ -157,7 +158,7 @@ class Gather(SharedSocket):
             yield message
 
     @property
-    def _useless(self) -> bool:
+    def _unusable(self) -> bool:
         return self._closing
 
     def _patience(self, until: float | None) -> int:
@@ -266,7 +267,7 @@ class ScatterSockets:
         self._endpoints = 0
         """That were connected to."""
         self._held: deque[bytes] = deque()
-        """Messages that wait for somebody to be there."""
+        """Messages that wait for a peer."""
         self._lock = threading.Lock()
         self._carrier: threading.Thread | None = None
         """Sends what is held."""
@@ -316,7 +317,7 @@ class ScatterSockets:
             return True
 
     def _deserted(self) -> bool:
-        """Whether nobody is known to be there; libzmq does not say."""
+        """Whether no peer is known to be connected; libzmq does not say."""
         return not any(socket.tells_peers and socket.has_peers() for socket in self._sockets)
 
     def _carry(self) -> None:
