@@ -27,47 +27,47 @@ Words = tuple[str, ...]
 
 @command()
 @click.argument("words", nargs=-1, required=True, metavar="[list|run|pause|resume] FILE|NAME...")
-@option("--once", is_flag=True, help="Submit what is due now, and exit: for systemd timers and cron.")
+@option("--once", is_flag=True, help="Submit what is due now, then exit: for systemd timers and cron.")
 @json_flag
 @log_options
 @endpoint
 def cron(words: Words, once: bool, as_json: bool, log_level: str, log_format: str, reach: Reach) -> None:
-    """Submit requests by the schedules in FILE, again and again.
+    """Submit requests on the schedules in FILE.
 
     \b
     titanic cron FILE             run its schedules until SIGTERM or Ctrl-C
-    titanic cron list FILE        the last tick of each, and the next one
-    titanic cron run FILE NAME    submit a request now, beside the ticks
-    titanic cron pause NAME...    submit no ticks of these schedules
-    titanic cron resume NAME...   go on with the ticks that come from now on
+    titanic cron list FILE        list the last and the next tick of each
+    titanic cron run FILE NAME    submit a request now, besides the ticks
+    titanic cron pause NAME...    pause these schedules
+    titanic cron resume NAME...   resume them; ticks meanwhile were not missed
 
-    Any number of schedulers may run the same schedules, on any machines: each tick is one request, by its key,
-    `cron:NAME:` and its time in UTC. The server's clock counts, not those of the schedulers. Pauses hold for all
-    schedulers, and across restarts: the queue keeps them, as requests for the service `cron.paused`. With access
-    control all this holds among the schedulers of one user.
+    Any number of schedulers may run the same schedules, on any machines. Each tick becomes one request, by its key:
+    `cron:NAME:` and its time in UTC. The server's clock counts. Pauses apply to all schedulers and survive restarts:
+    the queue stores them as requests for the service `cron.paused`. With access control, all schedulers must be one
+    user.
 
-    Each table of FILE is a schedule; keys above the tables are for all:
+    Each table of FILE is a schedule. Keys above the tables apply to all of them:
 
     \b
-      tz = "Europe/Berlin"       # of cron; without it, UTC
+      tz = "Europe/Berlin"       # of cron; default UTC
       [nightly]                  # its NAME
       service = "backup"
       cron = "30 2 * * *"        # minute, hour, day, month, weekday; with
-                                 # six fields, seconds first
-                                 # or every = "5m": from 1970, in UTC
-      missed = "once"            # of ticks that passed while nobody could
-                                 # submit them, the last; "all": up to 100;
+                                 # six fields, seconds come first
+                                 # or every = "5m", counted from 1970 in UTC
+      missed = "once"            # of ticks missed while no scheduler ran,
+                                 # submit the last; "all": up to 100;
                                  # "skip", the default: none
       body = "all"               # or a list of frames, or body-file = "x"
       max-attempts = 3           # also ttl, delay, priority, limit,
                                  # retry-first, retry-most
 
-    A fixed time that daylight saving time leaves out comes when that hour is over; one that comes twice counts the
-    first time. Cron expressions need the extra `tasks`.
+    When daylight saving time skips a fixed time, its tick comes at the end of the gap; when the time occurs twice, its
+    tick comes the first time. Cron expressions need the extra `tasks`.
 
     --json prints, for list, a list of {name, when, service, missed, paused, next, last: null or {tick, uuid, state}},
-    times as text in UTC; for run {uuid}; for --once {uuids}; for pause and resume {names}. A state is `closed` also
-    when a reply was deleted for its age.
+    with times as text in UTC; for run {uuid}; for --once {uuids}; for pause and resume {names}. A state is also
+    `closed` when the reply was deleted because of its age.
 
     \b
     Example:
@@ -79,7 +79,7 @@ def cron(words: Words, once: bool, as_json: bool, log_level: str, log_format: st
     """
     verb, names = (words[0], words[1:]) if words[0] in ("list", "run", "pause", "resume") else ("", words)
     if once and verb:
-        raise click.UsageError(f"--once is for running schedules, not for {verb}")
+        raise click.UsageError(f"--once cannot be used with {verb}")
     if verb in ("pause", "resume"):
         _set_paused(verb, names, as_json, reach)
         return

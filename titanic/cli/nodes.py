@@ -30,18 +30,18 @@ LOOK_EVERY = 0.5
 @json_flag
 @lookable
 def nodes(as_json: bool, **where: Any) -> None:
-    """List the servers that share a store in PostgreSQL: any of them knows all, and so does the database.
+    """List the servers that share a store in PostgreSQL. Any of them, or the database, can be asked.
 
-    UP is for how long it has its lease without a gap. LEASE is in how many seconds a node is over unless it renews its
-    lease, which it does five times as often; "over" stands for one that was lost while it had requests, which others
-    take now. WORKERS and RUNNING are as it said when it renewed it. SHARD is the number under which it counts what it
-    stores. ACCESS is the beginning of the SHA-256 of its access file, which all should have alike; "open" stands for
-    none. Of two with one NODE the incarnation is told, too: give each a name of its own.
+    UP is how long the server has held its lease without a gap. LEASE is the time until it expires unless renewed, which
+    happens five times in that period; "over" means that it expired with requests in flight, which other servers now
+    take over. WORKERS and RUNNING are as of the last renewal. SHARD is the number of the counters that the server uses.
+    ACCESS is the start of the SHA-256 of its access file, which must be equal on all servers; "open" means none.
+    Servers with the same NODE are shown with their incarnation: give each its own name.
 
-    --json prints a list of {name, incarnation (a number that no other has, for `titanic drain`), version, endpoints,
-    started_at (in microseconds since 1970), lease (in seconds; null: it is over), services: {name: [workers, requests
-    in flight]}, workers, running, claims (requests that it has claimed), draining, shard, access (16 digits of that
-    hash, "open", or empty if the node does not say), asked (whether it is the node that was asked)}.
+    --json prints a list of {name, incarnation (unique, for `titanic drain`), version, endpoints, started_at
+    (microseconds since 1970), lease (seconds; null: expired), services: {name: [workers, requests in flight]}, workers,
+    running, claims (claimed requests), draining, shard, access (16 digits of that hash, "open", or empty if unknown),
+    asked (whether this server answered)}.
 
     \b
     Example:
@@ -89,15 +89,15 @@ def _line(row: NodeInfo, rows: Sequence[NodeInfo]) -> tuple[str, ...]:
 )
 @endpoint
 def drain(node: str | None, wait: float | None, reach: Reach) -> None:
-    """Have the server NODE end as soon as it has nothing left to do: by default the one that is asked.
+    """Drain the server NODE, then stop it. By default, drain the server that is asked.
 
-    NODE is a name or a number that `titanic nodes --json` tells, and must be given with several endpoints. Any of the
-    servers that share the store can be asked.
-    The node takes no new requests (clients go to the next of their endpoints), claims none, gives back what no worker
-    has, sends its workers elsewhere as they become free, and ends with exit code 0 when the last has brought its
-    reply, however long that takes. A service manager that restarts only what has failed leaves it alone.
+    NODE is a name, or an incarnation from `titanic nodes --json`; it is required with several endpoints. Any server
+    that shares the store can be asked. The drained server accepts no new requests (clients use their next endpoint),
+    claims none, returns those that no worker has yet, and sends workers elsewhere as they become free. It exits with 0
+    after the last reply, however long that takes. A service manager that restarts only failed services does not restart
+    it.
 
-    The command waits for its end. With --wait it exits with 3 when that takes longer; the node goes on draining.
+    The command waits for the server to stop. If that takes longer than --wait, it exits with 3; draining continues.
 
     \b
     Example:
@@ -138,12 +138,12 @@ def _has_ended(node: NodeInfo, reach: Reach, wait: float) -> bool:
 @json_flag
 @endpoint
 def pause(service: str, as_json: bool, reach: Reach) -> None:
-    """Give no stored request of SERVICE to a worker any more, until it is resumed. What workers have goes on.
+    """Pause a service: dispatch none of its stored requests until it is resumed. Running requests continue.
 
-    New requests are accepted, and the time to live of those that wait goes on. It holds for all servers that share the
-    store, and after a restart. Plain requests (`titanic call`) are the broker's, and go on.
+    New requests are accepted. The time to live of waiting requests keeps running. The pause applies to all servers that
+    share the store and survives restarts. Plain requests (`titanic call`) are not affected.
 
-    With access control it takes admin = true. --json prints {service, paused, on_end, done: 1 if that was a change}.
+    With access control, requires admin = true. --json prints {service, paused, on_end, done: 1 if that was a change}.
 
     \b
     Example:
@@ -162,9 +162,9 @@ def pause(service: str, as_json: bool, reach: Reach) -> None:
 @json_flag
 @endpoint
 def resume(service: str, as_json: bool, reach: Reach) -> None:
-    """Give the requests of SERVICE to workers again.
+    """Resume a service: dispatch its requests to workers again.
 
-    With access control it takes admin = true. --json prints {service, paused, on_end, done: 1 if that was a change}.
+    With access control, requires admin = true. --json prints {service, paused, on_end, done: 1 if that was a change}.
 
     \b
     Example:

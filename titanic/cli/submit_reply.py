@@ -67,7 +67,7 @@ def check_unread(body: Sequence[bytes]) -> None:
     """Refuse to submit an empty body when somebody most probably wants to submit what he has piped. What stays open
     and empty, such as the standard input of a command by ssh, is not waited for."""
     if not body and _waits(sys.stdin):
-        what, fact = "there is no BODY", "standard input, which has bytes, is not read without being told"
+        what, fact = "there is no BODY", "standard input has bytes, but is read only with -"
         raise click.UsageError(f"{what}; {fact}; add - to submit it, or '' for an empty body")
 
 
@@ -359,7 +359,7 @@ def _why_pending(row: RequestInfo) -> str:
 @json_flag
 @endpoint
 def close(uuid: tuple[str, ...], as_json: bool, reach: Reach) -> None:
-    """Close requests: nobody can fetch them any more. What is not dispatched yet is cancelled. Unknown UUIDs are no
+    """Close requests: cancel those not dispatched yet, and delete the others with their replies. Unknown UUIDs are no
     error.
 
     The server remembers closed requests, with bodies of up to 64 KiB and replies, in its store file until newer ones

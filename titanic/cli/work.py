@@ -273,27 +273,27 @@ def work(
     log_level: str,
     log_format: str,
 ) -> None:
-    """Serve SERVICE with a command: COMMAND is run for each request.
+    """Run COMMAND for each request of SERVICE.
 
-    The request's body, its frames joined, is the command's standard input; its standard output becomes the reply. When
-    the command does not exit with 0, is killed or takes longer than --time-limit, the attempt has failed: the end of
-    its standard error is stored with the request, which is retried later. With an exit code of --fatal-exit it is not
-    retried; --fatal-exit 64-78 means those of sysexits.h except 75 (EX_TEMPFAIL), which is always retried.
+    The frames of the request's body, joined, are the command's standard input; its standard output becomes the reply.
+    The attempt fails if the command exits with a code other than 0, is killed, or exceeds --time-limit. Then the end of
+    its standard error is stored with the request, which is retried later. Exit codes in --fatal-exit fail the request
+    for good; --fatal-exit 64-78 covers those of sysexits.h except 75 (EX_TEMPFAIL), which is always retried.
 
-    A request that is closed, or whose attempt is beyond the --limit that it was submitted with, is cancelled: its
-    command and all that it started get SIGTERM, and SIGKILL after --kill-after.
+    A request that is closed, or whose attempt exceeds the --limit it was submitted with, is cancelled: its command and
+    all processes that it started get SIGTERM, and SIGKILL after --kill-after.
 
-    The command's environment contains, for a stored request, TITANIC_UUID, TITANIC_ATTEMPT (from 1), TITANIC_ATTEMPTS
-    (the maximum), TITANIC_DELIVERY (more than TITANIC_ATTEMPT after deliveries that did not count as an attempt),
+    For a stored request, the command's environment contains TITANIC_UUID, TITANIC_ATTEMPT (from 1), TITANIC_ATTEMPTS
+    (the maximum), TITANIC_DELIVERY (more than TITANIC_ATTEMPT if some deliveries did not count as attempts),
     TITANIC_DEADLINE (seconds since 1970, if there is a limit), and TRACEPARENT and TITANIC_TYPE (the content type) if
     it was submitted with them.
 
-    With several endpoints each job picks one at random; on failure it tries the next. With --everywhere it registers
-    with all of them, and does one request at a time: another that arrives meanwhile waits for 0.2 s, then it is
-    returned, and the other brokers send no more until the job is done.
+    With several endpoints, each job picks one at random; on failure it tries the next. With --everywhere it registers
+    with every endpoint and runs one request at a time: another one that arrives waits 0.2 s, then it is returned, and
+    the other brokers send no more until the job is done.
 
-    Stops on SIGTERM or SIGINT when the running commands are done. A second signal ends them and the worker at once;
-    their requests are given to another worker.
+    Stops on SIGTERM or SIGINT when the running commands are done. A second signal stops the commands and the worker at
+    once; their requests go to other workers.
 
     \b
     Example:

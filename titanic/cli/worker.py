@@ -67,18 +67,17 @@ def worker(
     log_level: str,
     log_format: str,
 ) -> None:
-    """Execute the tasks of an app: MODULE:APP is a module that can be imported here, and the name of a
-    titanic.tasks.Tasks in it (by default app).
+    """Run the tasks of an app: MODULE:APP, an importable module and a titanic.tasks.Tasks in it, by default app.
 
-    Each process serves all tasks and services of the app, with --jobs requests at the same time in all, and uses one
-    processor; work that needs more takes more processes. A process that dies, grows beyond --memory or has begun
-    --max-requests is replaced; it finishes what it has, if it can. So is a process that is stuck for the time of
-    --watchdog: its loop does not run, or a task exceeds its limit by as much.
+    Each process serves all tasks and services of the app, with up to --jobs requests at a time, and uses one processor:
+    use more processes for more. A process that dies, exceeds --memory or has begun --max-requests is replaced; it
+    finishes its requests first, if it can. A process is also replaced when it is stuck for longer than --watchdog: its
+    loop does not run, or a task has exceeded its limit by that time.
 
-    Without --endpoint and --key-file, those of the app apply.
+    --endpoint and --key-file default to those of the app.
 
-    Stops on SIGTERM or SIGINT when the running tasks are done, at the latest after --grace: then it exits with 1. A
-    second signal ends them at once; their requests go to another worker.
+    Stops on SIGTERM or SIGINT when the running tasks are done. After --grace it stops them and exits with 1. A second
+    signal stops them at once. Stopped requests go to other workers.
 
     \b
     Example:

@@ -43,7 +43,7 @@ class Retry(RemoteError):
         if after is not None and (math.isnan(after) or not 0 <= after <= MOST_SECONDS):
             raise UsageError(f"after is {after}; it must be from 0 seconds to ten years")
         word = [] if after is None else [(RETRY if count else AGAIN) + b"%.3f" % after]
-        super().__init__(500, text or "to be tried again", [*word, *_frames(detail)])
+        super().__init__(500, text or "to be retried", [*word, *_frames(detail)])
 
 
 class Unready(RemoteError):

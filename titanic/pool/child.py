@@ -145,7 +145,7 @@ class Orders:
         end.daemon = True
         end.start()
         if not self._asked:
-            log.warning("the process that watches this one is gone; ending")
+            log.warning("the parent process is gone; exiting")
         self._worker.stop()
 
 
@@ -233,7 +233,7 @@ def load(target: str) -> Tasks:
     others = [name for name, value in vars(module).items() if isinstance(value, Tasks)]
     fact = "it is not there" if found is None else f"it is {type(found).__name__}"
     advice = f"did you mean {module_name}:{others[0]}?" if others else "make one: app = Tasks(name=…)"
-    raise CallerError(f"{module_name}:{name or 'app'} is no titanic.tasks.Tasks", fact, advice)
+    raise CallerError(f"{module_name}:{name or 'app'} is not a titanic.tasks.Tasks", fact, advice)
 
 
 def _fault(module: str, error: BaseException) -> CallerError:

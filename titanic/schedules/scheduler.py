@@ -317,7 +317,7 @@ class Scheduler:
         """Submit a tick; its UUID. Raises TimedOut when that was decided long ago: who stood still for longer than
         keys count would submit it a second time."""
         if self._elapsed() - asked > LATE:
-            raise TimedOut("this scheduler stood still", f"for more than {LATE:g} s", "looking again what is due")
+            raise TimedOut("this scheduler stood still", f"for more than {LATE:g} s", "it checks again what is due")
         uuid = submit_tick(self._client, schedule, tick)
         log.info("%s: tick %s is request %s", schedule.name, in_utc(tick), uuid)
         return uuid
@@ -335,6 +335,6 @@ class Scheduler:
         self._complaints[name] = text
         who = f"{name}: " if name else ""
         if text:
-            log.warning("%snothing was submitted, trying again: %s", who, text)
+            log.warning("%snothing was submitted, retrying: %s", who, text)
         else:
-            log.info("%sit works again", who)
+            log.info("%sworking again", who)

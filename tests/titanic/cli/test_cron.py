@@ -72,7 +72,7 @@ def test_once(server: Server, client: Client, file: Path) -> None:
         (["run", "FILE", "nigtly"], "no schedule is called nigtly; there are nightly, often"),
         (["pause"], "write titanic cron pause NAME"),
         (["FILE", "more"], "write titanic cron FILE"),
-        (["list", "FILE", "--once"], "--once is for running schedules, not for list"),
+        (["list", "FILE", "--once"], "--once cannot be used with list"),
         ([], "missing argument"),
     ],
 )

@@ -85,7 +85,7 @@ def test_standard_input_that_nobody_asked_for_is_no_empty_body(at: tuple[str, st
     command = [sys.executable, "-m", "titanic", "submit", "echo", "--wait", "20", *at]
     done = subprocess.run(command, stdin=reading, capture_output=True, env=CLEAN, check=False)
     assert (done.returncode, done.stdout) == (2, b"")
-    assert b"there is no BODY; standard input, which has bytes, is not read without being told; add - " in done.stderr
+    assert b"there is no BODY; standard input has bytes, but is read only with -; add - " in done.stderr
     done = subprocess.run([*command, ""], stdin=reading, capture_output=True, env=CLEAN, check=True)
     assert done.stdout == b""
     done = subprocess.run([*command, "-"], stdin=reading, capture_output=True, env=CLEAN, check=True)

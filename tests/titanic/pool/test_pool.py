@@ -189,7 +189,7 @@ def test_children_whose_pool_is_killed_finish_and_end(server: Server, client: Cl
         until(lambda: begun(tmp_path))
         worker.kill()
         (child,) = pids(worker)
-        until(lambda: "the process that watches this one is gone" in worker.log.read_text())
+        until(lambda: "the parent process is gone" in worker.log.read_text())
         assert alive(child)
         (tmp_path / "go").touch()
         assert client.wait(uuid, timeout=50) == [str(child).encode()]
