@@ -7,7 +7,7 @@ BrokerError
 │   ├── OutOfSockets    not now: the process has as many files or sockets open as it may have
 │   ├── Unprotected     other machines could reach it, and there is no access control
 │   └── KeyRefused      a server is there, and does not take the key, or wants one
-├── TimedOut            nobody answered, after all retries
+├── TimedOut            no answer came, after all retries
 └── RemoteError         the other side answered with an error reply (status, text, detail)
 """
 
@@ -86,8 +86,8 @@ class KeyRefused(EndpointError):
 class TimedOut(BrokerError, TimeoutError):
     """No answer came in time, after all retries.
 
-    `reason` says why nobody can be connected to, as in "connection refused at tcp://127.0.0.1:5555"; it is empty when
-    somebody is there. `sent` is False when there was no broker to send the request to: then it has not arrived.
+    `reason` says why no server can be reached, as in "connection refused at tcp://127.0.0.1:5555"; it is empty when one
+    is there. `sent` is False when there was no broker to send the request to: then it has not arrived.
     """
 
     def __init__(self, text: str, reason: str = "", *, sent: bool = True) -> None:

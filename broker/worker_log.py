@@ -1,5 +1,4 @@
-"""What a worker's log says of its broker: that it is there, that it is lost, that it refuses the key, and now and then
-that nobody answers."""
+"""A worker's log lines about its broker: registered, lost, key refused, and now and then that no answer comes."""
 
 from __future__ import annotations
 
@@ -13,24 +12,24 @@ from broker.io.loop import Channel
 from broker.io.sockets import Socket
 
 SILENCES = 2
-"""Heartbeat intervals after which nobody seems to be there. A broker that is there answers READY sooner."""
+"""Heartbeat intervals of silence after which the broker seems absent. A present one answers READY sooner."""
 
 PAUSE_MOST = 300.0
-"""Seconds between two such warnings; the pause doubles up to here."""
+"""Longest pause between two such warnings, in seconds; it doubles up to here."""
 
 _SENT_AWAY = (
     "the %s at %s takes no worker of %s: the name is reserved, it has all it may have, or the access file there"
     ' does not let its user work for it (work = ["%s"]); still trying'
 )
-"""MDP's DISCONNECT does not say which."""
+"""MDP's DISCONNECT gives no reason."""
 
 STARVED_EVERY = 60.0
-"""Seconds between two lines that say that there are no sockets."""
+"""Seconds between two lines about missing sockets."""
 
 
 class WorkerLog(Channel):
-    """Add it to the loop behind the channels that it reports on, and have the loop touch it when one of these has come
-    or gone, or was refused. It has sockets only while it looks whether the key is refused."""
+    """A channel that logs about other channels. Add it to the loop behind these, and `touch` it when one of them was
+    registered, lost or refused. It has sockets only while it finds out whether the key is refused."""
 
     rests = True
 
@@ -57,7 +56,7 @@ class WorkerLog(Channel):
         self._where = where
         self._new_probe = probe or (lambda when: KeyProbe())
         self._probe = KeyProbe()
-        """Whether the key is refused, while nobody answers."""
+        """Finds out whether the key is refused, while no answer comes."""
         self._kind = kind
         self._services = services or name
         self._registered = registered
@@ -74,7 +73,7 @@ class WorkerLog(Channel):
         self._over = True
 
     def starved(self, why: str, now: float) -> None:
-        """A connection got no socket. One line speaks for all of them."""
+        """Log that a connection got no socket. One line stands for all."""
         for _ in self._starved.ended(now):
             pass  # the others are not counted: one line speaks for all
         _, held = self._starved.take("", None, now)
@@ -82,7 +81,7 @@ class WorkerLog(Channel):
             self._log.warning("%s; still trying", why)
 
     def refused(self, now: float) -> None:
-        """The broker is there, and sent a connection away."""
+        """Note that the broker dismissed a connection."""
         if not self._refused and not self._there:
             self._refused = True
             self._warn_at = now
@@ -109,7 +108,7 @@ class WorkerLog(Channel):
         elif self._refused:
             self._log.warning(_SENT_AWAY, self._kind, where, self._name, self._services)
         else:
-            text = "nobody answers at %s for %.0f s; is a %s there? still trying"
+            text = "no answer from %s for %.0f s; is a %s there? still trying"
             self._log.warning(text, where, silence, self._kind)
         self._pause = min(PAUSE_MOST, 2 * self._pause)
         self._warn_at = now + self._pause
@@ -117,7 +116,7 @@ class WorkerLog(Channel):
             self._begin_probe(self._warn_at - PROBE_AFTER)  # it may be another reason by then
 
     def next_deadline(self) -> float | None:
-        """The next warning; at once before the first look, for which nothing else might wake the loop."""
+        """Return when the next warning is due; at once before the first turn, which nothing else might cause."""
         if self._over or self._there:
             return None
         if self._silent_since is None:
@@ -145,6 +144,6 @@ class WorkerLog(Channel):
         self._probe.close()
 
     def _begin_probe(self, when: float) -> None:
-        """Find out then whether the key is refused."""
+        """Find out from then on whether the key is refused."""
         self._probe.close()
         self._probe = self._new_probe(when)

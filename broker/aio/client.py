@@ -154,7 +154,7 @@ class Client:
         return await self.call("mmi.service", service) == [b"200"]
 
     async def is_foreign(self, timeout: float) -> bool | None:
-        """Whether the broker is not one of this project; None: nobody said so within `timeout` seconds."""
+        """Return whether the broker is not of this project; None: no answer within `timeout` seconds."""
         try:
             if self._ready() is None:
                 await self._detect(timeout, 0)
@@ -226,7 +226,7 @@ class Client:
         return self._exchange
 
     async def _is_ours(self, timeout: float) -> bool:
-        """Whether the broker is one of this project. Ends when somebody answers."""
+        """Return whether the broker is of this project, when it answers."""
         assert self._exchange is not None
         ask: Any = self._exchange.call
         while True:
@@ -234,7 +234,7 @@ class Client:
                 return bool(about_broker(await ask(b"mmi.broker", [b"mmi.broker"], timeout, 0)))
             except RemoteError:
                 return False
-            except TimedOut:  # nobody is there, or one who says nothing to that
+            except TimedOut:  # no broker is there, or it does not answer this
                 pass
             try:
                 await ask(b"mmi.service", [b"mmi.service"], timeout, 0)

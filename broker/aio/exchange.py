@@ -25,11 +25,11 @@ _EVENTS = int(zmq.EVENTS)
 _POLLIN = int(zmq.POLLIN)
 
 TURN = 100
-"""Messages that are taken in before others have their turn in the loop."""
+"""Messages taken in before other tasks of the loop get a turn."""
 
 
 class Answers:
-    """What has come of one request, for the one coroutine that waits for it."""
+    """The events of one request, for the coroutine that waits for it."""
 
     __slots__ = ("_arrival", "_events", "_fault", "ended", "ticket")
 
@@ -42,13 +42,13 @@ class Answers:
         self._arrival: asyncio.Future[None] | None = None
 
     def put(self, event: ReplyEvent) -> None:
-        """Something has come."""
+        """Add an event."""
         self.ended = event.kind is not EventKind.PARTIAL
         self._events.append(event)
         self._wake()
 
     def fail(self, fault: BrokerError) -> None:
-        """Nothing will come."""
+        """End with an error."""
         self._fault = fault
         self._wake()
 
@@ -80,16 +80,16 @@ class Exchange(Conversation):
         self._answers: dict[int, Answers] = {}
         self._readers = Readers(self._loop, self._run)
         self._watched_probe: KeyProbe | None = None
-        """Whose sockets are looked at."""
+        """The probe whose sockets are watched."""
         self._due = False
         """Whether `_run` will be called in the loop's next round."""
         self._alarm: asyncio.Handle | None = None
         self._alarm_at = 0.0  # uvloop does not say it of an alarm that is due at once
         self._diagnosis: asyncio.Task[None] | None = None
-        """Finds out why nobody answers."""
+        """Finds out why no answer comes."""
 
     def close(self) -> None:
-        """Close the connection. Call this in the loop. Who waits for an answer gets a UsageError."""
+        """Close the connection. Call this in the loop. Waiting coroutines get a UsageError."""
         super().close()
         self._fail(UsageError("the client is closed"))
         if self._alarm is not None:
@@ -125,7 +125,7 @@ class Exchange(Conversation):
             self._end(answers)
 
     async def no_answer(self, *, sent: bool) -> BrokerError:
-        """What to raise for a request that nobody has answered."""
+        """Return what to raise for a request without an answer."""
         if self._diagnosis is None or self._diagnosis.done():
             self._diagnosis = self._loop.create_task(self._diagnose(asyncio.to_thread))
         await asyncio.shield(self._diagnosis)
@@ -138,7 +138,7 @@ class Exchange(Conversation):
         return answers
 
     def _end(self, answers: Answers) -> None:
-        """The coroutine that asked wants nothing more."""
+        """Forget a request whose coroutine ended."""
         self._answers.pop(answers.ticket, None)
         if not answers.ended and not self._closed:
             self._session.cancel(answers.ticket)
@@ -153,7 +153,7 @@ class Exchange(Conversation):
         return self._body_of(event), event.kind is not EventKind.PARTIAL
 
     def _run(self) -> None:
-        """Something has come, or is due."""
+        """Take in what has come, and do what is due."""
         self._due = False
         if self._closed:
             return
@@ -172,7 +172,7 @@ class Exchange(Conversation):
         self._run()
 
     def _arrange(self) -> None:
-        """Have `_run` called when it has something to do."""
+        """Schedule `_run` for when it has something to do."""
         now = time.monotonic()
         first = self._deadline(now)
         if self._session.several and len(self._session):  # of a program that stands still nothing comes
@@ -194,7 +194,7 @@ class Exchange(Conversation):
                 self._alarm = self._loop.call_later(wait, self._ring)
 
     def _fail(self, fault: BrokerError) -> None:
-        """Nobody gets an answer."""
+        """End all requests with an error."""
         answers, self._answers = self._answers, {}
         for one in answers.values():
             one.ended = True
@@ -216,8 +216,8 @@ class Readers:
         """The sockets, and their descriptors: closed ones can't be asked for them any more."""
 
     def set(self, sockets: Iterable[Socket]) -> None:
-        """Look at these from now on, and at no others. Call this as soon as one was closed: its descriptor's number may
-        be another file's at any time."""
+        """Watch these sockets and no others. Call this as soon as one was closed: its descriptor's number may be
+        another file's at any time."""
         now = list(sockets)
         for socket in [socket for socket in self._files if socket not in now]:
             self._loop.remove_reader(self._files.pop(socket))
@@ -227,5 +227,5 @@ class Readers:
                 self._loop.add_reader(descriptor, self._call)
 
     def has_input(self) -> bool:
-        """Whether something has come of which the loop will not tell."""
+        """Return whether there is input that the loop will not report."""
         return any(_get(socket, _EVENTS) & _POLLIN for socket in self._files)

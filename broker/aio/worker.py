@@ -101,7 +101,7 @@ class Worker(WorkerBase):
             raise
 
     async def _handle(self, channel: WorkerRegistration, job: Job) -> None:
-        """Runs in a task of its own."""
+        """Execute a request in a task of its own."""
         delivery, task = channel.delivery, asyncio.current_task()
         assert delivery is not None
         assert task is not None
@@ -117,30 +117,30 @@ class Worker(WorkerBase):
         except KeyboardInterrupt:  # this program ends
             raise
         except BaseException as error:
-            told = (delivery.is_cancelled or self._ended) and isinstance(error, asyncio.CancelledError)
-            body = _CANCELLED if told else self._failed(channel, job, error)
+            cancelled = (delivery.is_cancelled or self._ended) and isinstance(error, asyncio.CancelledError)
+            body = _CANCELLED if cancelled else self._failed(channel, job, error)
         self._loop.call(channel.final, job, body)
 
 
 _CANCELLED = error_body(500, "cancelled")
-"""What becomes of a request that nobody wants: nobody reads it."""
+"""The reply to a cancelled request, which is not read."""
 
 
 class HandlerTasks:
-    """What `broker.handlers.HandlerThreads` are, in a loop: a task for each call."""
+    """Runs handlers as `broker.handlers.HandlerThreads` does, in a loop: a task for each call."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def call(self, function: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> bool:
-        """Have a coroutine run, from the loop's next round on."""
+        """Run a coroutine, from the loop's next round on."""
         task = asyncio.get_running_loop().create_task(function(*args))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return True
 
     def done(self) -> None:
-        """One of the calls is done: nothing has to be kept for the next one."""
+        """Note that a call is done: nothing to do here."""
 
     async def end(self) -> None:
         """Cancel what still runs, and wait for its end."""
@@ -151,7 +151,7 @@ class HandlerTasks:
 
 
 async def execute(handler: AsyncHandler, body: Frames, part: Callable[[Frames], object]) -> Frames:
-    """Await a handler: `part` gets each part of the reply that it yields; the last one, or the whole, comes back."""
+    """Await a handler. `part` gets each part of the reply that it yields; return the last one, or the whole."""
     result = handler(body)
     if not isinstance(result, AsyncGenerator):
         return as_frames(await result)
@@ -162,7 +162,7 @@ async def execute(handler: AsyncHandler, body: Frames, part: Callable[[Frames], 
 
 
 async def run_loop(loop: Loop, abandon: Callable[[], None]) -> None:
-    """Have a loop run within the asyncio loop until it is stopped; `abandon` stops it when this is cancelled."""
+    """Run a loop within the asyncio loop until it is stopped; `abandon` stops it when this is cancelled."""
     if loop.begin():
         rounds = _Rounds(loop)
         try:
@@ -208,7 +208,7 @@ class _Rounds:
             self._set_alarm(wait)
 
     def _set_alarm(self, wait: float) -> None:
-        """Have a turn then, or earlier."""
+        """Schedule a turn, then or earlier."""
         when = self._outer.time() + wait
         if self._alarm is not None:
             if self._alarm_at <= when:
@@ -227,5 +227,5 @@ def _cancel(task: asyncio.Task[Any]) -> None:
 
 
 def _is_async(handler: Any) -> bool:
-    """Whether it is an `async def`, or an object that is called as one."""
+    """Return whether a handler is an `async def`, or an object that is called as one."""
     return any(iscoroutinefunction(one) or isasyncgenfunction(one) for one in (handler, handler.__call__))

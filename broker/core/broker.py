@@ -236,17 +236,24 @@ class BrokerCore(Core):
     # -- clients ---------------------------------------------------------------------------------------------
 
     def _request(
-        self, peer: Peer, stack: Frames, dialect: ClientDialect, name: bytes, body: Frames, now: float, who: User | None
+        self,
+        peer: Peer,
+        stack: Frames,
+        dialect: ClientDialect,
+        name: bytes,
+        body: Frames,
+        now: float,
+        user: User | None,
     ) -> None:
         self.stats["requests"] += 1
         service = self.services.get(name)
-        request = Request(peer, stack, dialect, name, body, now, who)
-        if who is not None and self.guard is not None and (refusal := self.guard.refuses(request, who, now)):
+        request = Request(peer, stack, dialect, name, body, now, user)
+        if user is not None and self.guard is not None and (refusal := self.guard.refuses(request, user, now)):
             self._output.append((peer, refusal))
         elif not body:
             self._refuse(request, 400, "a request needs at least one body frame")
         elif service is None and name.startswith(b"mmi."):
-            self._output.append((peer, request.final(mmi.answer(self, peer, name, body, now, who))))
+            self._output.append((peer, request.final(mmi.answer(self, peer, name, body, now, user))))
         elif service is None and (fault := service_fault(name)):
             self._refuse(request, 400, fault)
         elif (size := sum(map(len, body))) > (most := self.config.max_body if service is None else service.most):

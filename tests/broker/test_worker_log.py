@@ -40,7 +40,7 @@ def world(caplog: pytest.LogCaptureFixture) -> World:
 
 def test_nobody_is_there(world: World) -> None:
     assert world.run(4.9) == []
-    assert world.run(0.2) == ["nobody answers at there for 5 s; is a broker there? still trying"]
+    assert world.run(0.2) == ["no answer from there for 5 s; is a broker there? still trying"]
     assert len(world.run(3600)) <= 6 + 3600 / PAUSE_MOST
     assert world.run(PAUSE_MOST) != [], "it does not fall silent"
 
@@ -55,7 +55,7 @@ def test_it_comes_goes_and_comes_back(world: World) -> None:
     world.registered = 3
     assert world.run(100) == ["upper is registered at there"]
     world.registered = 0
-    assert world.run(6)[1:] == ["nobody answers at there for 5 s; is a broker there? still trying"]
+    assert world.run(6)[1:] == ["no answer from there for 5 s; is a broker there? still trying"]
 
 
 def test_a_worker_that_leaves_has_not_lost_its_broker(world: World) -> None:

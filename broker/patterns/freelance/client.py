@@ -137,7 +137,7 @@ class Freelance(SharedClient[FreelanceAgent]):
         self._curve = credentials(key, server_key)
         super().__init__(FreelanceAgent(endpoints, config, now=time.monotonic()))
         self._probe = KeyProbe()
-        """Looks whether the key is refused, while requests wait and no server is known to live."""
+        """Finds out whether the key is refused, while requests wait and no server is known to live."""
         self._probing = False
         context: zmq.Context[sockets.Socket] = zmq.Context.instance()
         socket = self._socket = context.socket(zmq.ROUTER)
@@ -221,7 +221,7 @@ class Freelance(SharedClient[FreelanceAgent]):
             self._begin_probe(time.monotonic())
 
     def _begin_probe(self, now: float) -> None:
-        """A request waits: if no server is known to live, the key may be refused. ZeroMQ does not tell."""
+        """Note a waiting request: if no server is known to live, the key may be refused. ZeroMQ does not report it."""
         if self.core.servers.live() is None:
             self._probe, self._probing = KeyProbe(self.core.servers.names, self._curve, now + PROBE_AFTER), True
 

@@ -83,7 +83,7 @@ def _resolved(endpoint: str, keys: ServerKeys) -> str:
 
 
 def _private(endpoint: str) -> str:
-    """Why clients cannot connect to an endpoint; empty: as far as can be told they can."""
+    """Return why clients cannot connect to an endpoint; empty: they can, as far as is known."""
     if len(endpoint.encode()) > LONGEST:
         return f"is longer than {LONGEST} bytes"
     if re.fullmatch(r"(ipc|inproc)://[^*].*", endpoint):

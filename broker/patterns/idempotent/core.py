@@ -5,10 +5,10 @@
 Two frames in front of the body: the client's name, and its number of the request. Both are opaque and compared byte by
 byte. A client that sends a request again sends the same two frames, and gets the same reply.
 
-    request    nobody has asked     it is being executed                 it was executed
+    request    new to the worker    running                              executed
     ---------  -------------------  -----------------------------------  ---------------
     new        execute → running    –                                    –
-    running    –                    wait for the reply, the last only    –
+    running    –                    the latest waits for the reply       –
     replied    –                    –                                    the stored reply
 
 A request that failed is forgotten: the next one like it is executed again.

@@ -139,7 +139,7 @@ class PirateQueueCore(Core):
         self.malformed = 0
         """Messages that were no request, no reply and no signal."""
         self.dropped = 0
-        """Requests and replies that nobody got: no room, too late, or the other side is gone."""
+        """Requests and replies that were dropped: no room, too late, or the other side is gone."""
         self._workers: dict[bytes, PirateState] = {}
         self._ready: dict[bytes, None] = {}
         """In the order of their last use; a dictionary, as members leave from its middle too."""

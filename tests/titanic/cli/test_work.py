@@ -270,7 +270,7 @@ def test_a_signal_ends_a_worker_that_has_nothing_to_do(tmp_path: Path) -> None:
 def test_it_says_whether_a_broker_is_there(tmp_path: Path) -> None:
     bind = f"ipc://{tmp_path}/b"
     with running(tmp_path / "log", "work", "s", "--endpoint", bind, "--heartbeat", "0.1", "--", "cat") as worker:
-        worker.says(r"WARNING broker.worker: nobody answers at ipc:\S+ for \d+ s; is a broker there\?")
+        worker.says(r"WARNING broker.worker: no answer from ipc:\S+ for \d+ s; is a broker there\?")
         with running(tmp_path / "broker", "broker", "--bind", bind, "--heartbeat", "0.1") as broker:
             worker.says("INFO broker.worker: s is registered at ipc:")
             broker.kill()
