@@ -51,7 +51,7 @@ COMPILED_LEVEL ?= 0
 ON_COMPILED = PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/$(BUILT) $(BIN)/pytest -o pythonpath="$(BUILT) data tests"
 # Without those of the store that are about the disk under it, and take long.
 SLOW_STORE := %crash.py %damage.py %disk.py %durability.py %full.py %salvage.py %soak.py
-CORE_TESTS := tests/broker/core $(wildcard tests/broker/patterns/*/test_core.py) tests/titanic/protocol tests/titanic/dispatch \
+CORE_TESTS := tests/broker/core $(wildcard tests/broker/patterns/*/test_core.py) tests/titanic/protocol tests/titanic/dispatch tests/titanic/cluster \
   tests/titanic/services $(filter-out $(SLOW_STORE),$(wildcard tests/titanic/store/test_*.py))
 compiled: $(TOOLED)
 	MYPYC_OPT_LEVEL=$(COMPILED_LEVEL) $(BIN)/python hatch_build.py $(BUILT)

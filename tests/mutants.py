@@ -40,6 +40,7 @@ TESTS = {
     "titanic/store/**/*.py": "titanic/store/test_(?!.*(crash|disk|soak|readers))",
     "titanic/util/ids.py": "titanic/util/test_ids",
     "titanic/dispatch/*.py": "titanic/(dispatch/|server/test_(standalone|dispatch|jobs|attempt_limit|stop))",
+    "titanic/cluster/*.py": "titanic/(cluster/|server/test_(draining|news|service_settings))",
     "broker/core/*.py": "broker/((core|io)/test_(?!connection_count)|test_reply)",
 }
 """What is changed, and the tests that are to notice: quick ones of the same part."""
