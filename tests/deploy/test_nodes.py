@@ -104,7 +104,7 @@ PUT = """
 import sys
 from titanic.store import NewRequest, open_store
 with open_store(sys.argv[1]) as store, store.write() as transaction:
-    accept_all(transaction, [NewRequest(b"echo", [b"x"], key=sys.argv[2].encode(), key_until=2)], 1)
+    transaction.accept([NewRequest(b"echo", [b"x"], key=sys.argv[2].encode(), key_until=2)], 1)
 """
 
 
