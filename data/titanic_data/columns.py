@@ -8,14 +8,15 @@ objects it would cost ten.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from titanic.store import CLOSED_LAYOUT, UNCLAIMED, ClosedBulk, Description, Status
-from titanic_data.tables import CLOSED, SCHEMA_VERSION, TIME, WAITING
+from titanic.store import CLOSED_LAYOUT, CLOSED_TEXTS, UNCLAIMED, ClosedBulk, Description, Status
+from titanic_data.tables import CLOSED, SCHEMA_VERSION, TEXT_COLUMNS, TIME, WAITING
 
 _HEADER = np.dtype([(name, "V16" if code == "16s" else np.dtype(f"<{code}")) for name, code in CLOSED_LAYOUT])
 _DAY = 24 * 3600 * 1_000_000
@@ -46,26 +47,16 @@ class _Closed:
         self.status = self.header["kind"] & ~np.uint8(UNCLAIMED)
 
     @cached_property
-    def _ends(self) -> tuple[Any, Any, Any]:
-        """Where service, key and error end in the data."""
-        header = self.header
-        service = self._starts + _HEADER.itemsize + header["service_size"]
-        key = service + header["key_size"]
-        return service, key, key + header["error_size"]
+    def _bounds(self) -> list[Any]:
+        """Where each of CLOSED_TEXTS begins in the data, and where the last one ends."""
+        sizes = [self.header[f"{name}_size"] for name in CLOSED_TEXTS]
+        return [*accumulate(sizes, initial=self._starts + _HEADER.itemsize)]
 
-    def service(self) -> Any:
-        start = self._starts + _HEADER.itemsize
-        return self._text(start, self._ends[0])
-
-    def key(self) -> Any:
-        return self._text(self._ends[0], self._ends[1], self.header["key_size"] > 0)
-
-    def error(self) -> Any:
-        return self._text(self._ends[1], self._ends[2], self.header["error_size"] > 0)
-
-    def owner(self) -> Any:
-        size = self.header["owner_size"]
-        return self._text(self._ends[2], self._ends[2] + size, size > 0)
+    def text(self, name: str) -> Any:
+        """One of CLOSED_TEXTS; null where it is empty, unless it is the service."""
+        n = CLOSED_TEXTS.index(name)
+        there = None if name == "service" else self.header[f"{name}_size"] > 0
+        return self._text(self._bounds[n], self._bounds[n + 1], there)
 
     def uuid(self) -> Any:
         digits = self.header["uuid"].tobytes().hex().encode()
@@ -90,7 +81,7 @@ class _Closed:
         """The frames of `request` or `reply`, joined."""
         header = self.header
         frame = header[f"{part}_frames"] == 1
-        start = self._ends[2] + header["owner_size"] + 4 * frame
+        start = self._bounds[-1] + 4 * frame
         there = np.ones(self.count, bool)
         if part == "reply":
             start += header["request_size"]
@@ -141,20 +132,18 @@ class _Closed:
 _COLUMNS: dict[str, Callable[[_Closed], Any]] = {
     "seq": lambda rows: pa.array(np.arange(rows.first, rows.first + rows.count, dtype=np.int64)),
     "request_id": _Closed.uuid,
-    "service": _Closed.service,
-    "idempotency_key": _Closed.key,
     "status": lambda rows: _STATUS_NAMES.take(pa.array(rows.status)),
     "request": lambda rows: rows.body("request"),
     "reply": lambda rows: rows.body("reply"),
-    "error": _Closed.error,
     "unclaimed": lambda rows: pa.array(rows.header["kind"] >= UNCLAIMED),
     "request_bytes": lambda rows: rows.size("request"),
     "reply_bytes": lambda rows: rows.size("reply"),
     "request_sizes": lambda rows: rows.sizes("request"),
     "reply_sizes": lambda rows: rows.sizes("reply"),
-    "owner": _Closed.owner,
     "schema_version": lambda rows: pa.array(np.full(rows.count, SCHEMA_VERSION, np.int32)),
     "date": _Closed.date,
+    "error": lambda rows: rows.text("error"),
+    **{column: partial(_Closed.text, name=name) for name, column in TEXT_COLUMNS.items()},
 }
 """The columns that are more than a field of the header."""
 
@@ -165,10 +154,13 @@ def waiting_batch(rows: Iterable[tuple[Description, list[bytes]]], columns: Sequ
     return pa.RecordBatch.from_pylist(documents, schema=WAITING.part(columns))
 
 
+def _text_of(name: str, row: Description, body: list[bytes]) -> str | None:
+    value: bytes = getattr(row, name)
+    return value.decode(errors="backslashreplace") or None
+
+
 _WAITING: dict[str, Callable[[Description, list[bytes]], Any]] = {
     "request_id": lambda row, body: row.uuid.hex(),
-    "service": lambda row, body: row.service.decode(errors="backslashreplace"),
-    "idempotency_key": lambda row, body: row.key.decode(errors="backslashreplace") or None,
     "state": lambda row, body: row.state.name.lower(),
     "priority": lambda row, body: row.priority,
     "attempts": lambda row, body: row.attempts,
@@ -180,6 +172,6 @@ _WAITING: dict[str, Callable[[Description, list[bytes]], Any]] = {
     "request": lambda row, body: b"".join(body),
     "request_bytes": lambda row, body: row.body_bytes,
     "request_sizes": lambda row, body: None if len(body) == 1 else list(map(len, body)),
-    "owner": lambda row, body: row.owner.decode(errors="backslashreplace") or None,
     "schema_version": lambda row, body: SCHEMA_VERSION,
+    **{column: partial(_text_of, name) for name, column in TEXT_COLUMNS.items()},
 }

@@ -14,12 +14,16 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from titanic.store import LASTING_TEXTS
 from titanic_data.errors import InvalidOption, suggest
 
 SCHEMA_VERSION = 1
 """The version of the rows of `closed`. A column may be added before `date`; any other change takes a new number."""
 
-ADDED = ("owner",)
+TEXT_COLUMNS = {name: "idempotency_key" if name == "key" else name for name in LASTING_TEXTS}
+"""The columns of a request's texts, by the names that these have in the store."""
+
+ADDED = tuple(name for name in TEXT_COLUMNS.values() if name not in ("service", "idempotency_key"))
 """Columns of `closed` that came later: files of an earlier version have them not, and null stands for them."""
 
 TIME = pa.timestamp("us", tz="UTC")
@@ -90,7 +94,7 @@ CLOSED = Table(
             ("reply_bytes", pa.int64()),
             ("request_sizes", pa.list_(pa.int32())),  # bytes of each frame; null: one frame
             ("reply_sizes", pa.list_(pa.int32())),
-            ("owner", pa.string()),  # the user who submitted it; null: nobody, as without access control
+            *((name, pa.string()) for name in ADDED),  # null: empty
             ("schema_version", pa.int32()),
             ("date", pa.date32()),  # of closing, UTC
         ]
@@ -115,7 +119,7 @@ WAITING = Table(
             ("request", pa.binary()),
             ("request_bytes", pa.int64()),
             ("request_sizes", pa.list_(pa.int32())),
-            ("owner", pa.string()),
+            *((name, pa.string()) for name in ADDED),
             ("schema_version", pa.int32()),
         ]
     ),

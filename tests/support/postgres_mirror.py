@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from msgspec.structs import asdict
 from psycopg import Connection
 from support.store_dict import DictStore, size_of
 from support.store_facts import closed_range
@@ -87,7 +88,7 @@ def _put_request(row, connection: Connection) -> None:
 
 
 def _put_closed(number: int, one, connection: Connection) -> None:
-    fields = one._asdict()
+    fields = asdict(one)
     del fields["sequence"]
     for name in ("request", "reply"):
         left_out = fields.pop(f"{name}_left_out")

@@ -6,6 +6,8 @@ from enum import Enum
 from hashlib import sha256
 from typing import Any
 
+from msgspec import Struct
+from msgspec.structs import asdict
 from support.store_facts import accept_all, closed_range, state_of
 
 from titanic.store import (
@@ -92,6 +94,8 @@ def plain(value: Any) -> Any:
         return value.hex() if len(value) <= 64 else f"{len(value)} {sha256(value).hexdigest()}"
     if isinstance(value, dict):
         return {name.decode(): plain(one) for name, one in value.items()}
+    if isinstance(value, Struct):
+        return {name: plain(one) for name, one in asdict(value).items()}
     if hasattr(value, "_asdict"):
         return {name: plain(one) for name, one in value._asdict().items()}
     return [plain(one) for one in value] if isinstance(value, list | tuple) else value

@@ -14,6 +14,8 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
+from msgspec.structs import asdict
+
 from titanic import store as interface
 from titanic.errors import InvalidArchive, InvalidRequest, RecordCorrupt, StoreFull
 from titanic.store import (
@@ -42,9 +44,10 @@ HEADER = struct.Struct("<" + "".join(code for _, code in interface.CLOSED_LAYOUT
 
 def made(kind, *sources, **fields):
     """A record, with the fields of others that have the same name."""
+    names = kind._fields if issubclass(kind, tuple) else kind.__struct_fields__
     for source in reversed(sources):
-        fields = source._asdict() | fields
-    return kind(**{name: value for name, value in fields.items() if name in kind._fields})
+        fields = (source._asdict() if isinstance(source, tuple) else asdict(source)) | fields
+    return kind(**{name: value for name, value in fields.items() if name in names})
 
 
 def size_of(frames):
@@ -338,21 +341,10 @@ class Read:
             times = one.submitted_at, one.dispatched_at, one.replied_at, one.closed_at
             where = 2 * one.request_left_out, 2 * one.reply_left_out
             parts = len(one.request), one.request_bytes, len(one.reply), one.reply_bytes
-            texts = one.service, one.key, error
-            data += HEADER.pack(
-                1,
-                kind,
-                one.attempts,
-                0,
-                *times,
-                one.uuid,
-                *map(len, texts),
-                *where,
-                one.priority,
-                len(one.owner),
-                *parts,
-            )
-            data += b"".join([*texts, one.owner, *one.request, *one.reply])
+            texts = [error if name == "error" else getattr(one, name) for name in interface.CLOSED_TEXTS]
+            sizes = map(len, texts)
+            data += HEADER.pack(1, kind, one.attempts, 0, *times, one.uuid, *parts, *where, one.priority, *sizes)
+            data += b"".join([*texts, *one.request, *one.reply])
         return interface.ClosedBulk(first, data, starts, apart)
 
     def cut_closed(self, first, last, max_bytes):

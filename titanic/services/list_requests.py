@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, cast
 
+from msgspec.structs import asdict
+
 from broker import User
 from titanic.errors import Forbidden, RecordCorrupt
 from titanic.protocol import tsp
@@ -201,7 +203,7 @@ def as_document(
 ) -> dict[str, Any]:
     """What a listing says of a request. `running`: whether a worker may have it. `since`: when it was sent to one.
     `paused`: whether its service is."""
-    document = row._asdict()
+    document = asdict(row)
     document["uuid"] = row.uuid.hex()
     state = State.RUNNING if running and row.state is State.WAITING else row.state
     document["state"] = state.name.lower()

@@ -36,13 +36,9 @@ from titanic.store.records import (
     ArchiveState,
     Archivist,
     Closed,
-    ClosedBulk,
-    ClosedRequest,
     Counts,
-    Description,
     Durability,
     Load,
-    NewRequest,
     Outcome,
     Page,
     Pending,
@@ -50,10 +46,10 @@ from titanic.store.records import (
     ReadyRow,
     Retention,
     Space,
-    StoredRequest,
     StoreReader,
     Trimmed,
 )
+from titanic.store.request import ClosedBulk, ClosedRequest, Description, NewRequest, StoredRequest
 from titanic.store.service_settings import ServiceSetting, ServiceSettings
 from titanic.store.states import State, Status
 

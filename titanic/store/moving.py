@@ -16,8 +16,12 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self
 
+from msgspec import Struct
+from msgspec.structs import astuple
+
 from titanic.errors import StoreCorrupt
-from titanic.store.records import ArchiveState, Archivist, ClosedRequest, Outcome, StoredRequest
+from titanic.store.records import ArchiveState, Archivist, Outcome
+from titanic.store.request import ClosedRequest, StoredRequest
 from titanic.store.rules import LATEST
 from titanic.store.service_settings import ServiceSettings
 from titanic.store.states import State
@@ -267,6 +271,8 @@ def _add(update: Callable[[bytes], object], value: Any) -> None:
         _add(update, value.encode(errors="surrogatepass"))
     elif value is None:
         update(b"-")
+    elif isinstance(value, Struct):
+        _add(update, astuple(value))
     else:
         update(b"%d(" % len(value))
         for one in value:

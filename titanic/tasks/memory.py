@@ -32,6 +32,7 @@ from titanic.store import Description, NewRequest, ReadyRow, State, Status, rule
 from titanic.util import ids
 
 Body = bytes | str
+from titanic.store.request import COLUMNS
 
 
 @dataclass(slots=True, eq=False)
@@ -80,27 +81,24 @@ class Row:
     def described(self) -> Description:
         """All that is known of it."""
         new = self.new
-        return Description(
+        given = {name: getattr(new, name) for name in COLUMNS if name in new._fields}
+        found = Description(
             self.uuid,
-            self.state,
-            new.service,
-            new.priority,
             self.submitted_at,
-            new.not_before,
-            self.expires_at,
-            new.max_attempts,
-            new.options,
-            len(new.body),
-            sum(map(len, new.body)),
-            self.attempts,
-            self.due,
-            self.dispatched_at,
-            self.finished_at,
-            self.reason,
-            len(self.frames),
-            sum(map(len, self.frames)),
-            new.key,
+            **given,
+            state=self.state,
+            body_frames=len(new.body),
+            body_bytes=sum(map(len, new.body)),
+            attempts=self.attempts,
+            due=self.due,
+            dispatched_at=self.dispatched_at,
+            finished_at=self.finished_at,
+            reason=self.reason,
+            reply_frames=len(self.frames),
+            reply_bytes=sum(map(len, self.frames)),
         )
+        found.expires_at = self.expires_at
+        return found
 
 
 class QueueSettings(TypedDict, total=False):

@@ -10,7 +10,7 @@ import pytest
 from support.store_facts import accept_all
 
 from titanic.errors import InvalidArchive, RecordCorrupt
-from titanic.store import CLOSED_LAYOUT, NewRequest, Status, Store
+from titanic.store import CLOSED_LAYOUT, CLOSED_TEXTS, NewRequest, Status, Store
 from titanic.store.lmdb.store import LmdbStore
 
 BODIES: list[list[bytes]] = [[b"one"], [], [b"a", b"", b"ccc"], [b"x" * 5000], [b"y" * 70_000], [b""]]
@@ -50,7 +50,7 @@ def test_records_in_one_piece(store: Store) -> None:
         assert name == entry.service
         assert entry.owner == (b"shop" if number > 5 else b"")
         if number not in bulk.apart and entry.request:
-            texts = sum(int(header[f"{text}_size"]) for text in ("service", "key", "error", "owner"))
+            texts = sum(int(header[f"{text}_size"]) for text in CLOSED_TEXTS)
             at = start + dtype.itemsize + texts + 4
             assert bulk.data[at : at + entry.request_bytes] == entry.request[0]
         if number in bulk.apart:

@@ -71,7 +71,9 @@ def test_a_whole_life_is_remembered(store):
     finish(store, uuid, frames=[b"a", b"bc"])
     assert close(store, uuid) == [(b"echo", State.DONE)]
     (life,) = closed(store)
-    assert life[:10] == (1, uuid, b"echo", b"key", Status.DONE, 2, NOW, NOW + 1, NOW + 2, NOW + 3)
+    assert (life.sequence, life.uuid, life.service, life.key) == (1, uuid, b"echo", b"key")
+    assert (life.status, life.attempts) == (Status.DONE, 2)
+    assert (life.submitted_at, life.dispatched_at, life.replied_at, life.closed_at) == (NOW, NOW + 1, NOW + 2, NOW + 3)
     assert (life.request, life.request_bytes, life.request_left_out) == ([b"one", b"", b"two"], 6, False)
     assert (life.reply, life.reply_bytes, life.reply_left_out) == ([b"a", b"bc"], 3, False)
     assert (life.error, life.priority, life.unclaimed) == ("", 7, False)

@@ -4,6 +4,7 @@ import threading
 from contextlib import suppress
 
 import pytest
+from msgspec.structs import replace
 from support.store_facts import accept_all, state_of
 
 from titanic.errors import InvalidRequest, StoreFailed
@@ -11,6 +12,7 @@ from titanic.store import NOTHING_SET, NewRequest, Outcome, Pending, ServiceSett
 from titanic.store.lmdb import listing
 from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import check
+from titanic.store.request import COLUMNS
 from titanic.util.ids import IdMaker
 
 pytestmark = pytest.mark.usefixtures("engine")
@@ -87,7 +89,9 @@ def test_a_request_comes_back_as_it_was_accepted(store):
         found = txn.request(uuid)
     assert found.uuid == uuid
     assert found.submitted_at == NOW
-    assert found == (uuid, *new[:2], new.priority, NOW, *new[3:8], new.owner)
+    assert found.body == list(new.body)
+    for name in set(COLUMNS) - {"uuid", "submitted_at"}:
+        assert getattr(found, name) == getattr(new, name), name
 
 
 def test_ids_come_in_the_order_of_the_requests(store):
@@ -357,14 +361,17 @@ def test_a_description_follows_the_request(store):
     other = in_state(store, State.WAITING)
     with store.read() as txn:
         first = txn.describe(uuid)
-    assert first[:11] == (uuid, State.WAITING, b"echo", 6, NOW, 0, 0, 4, b"{}", 2, 5)
+    assert (first.uuid, first.state, first.service, first.priority) == (uuid, State.WAITING, b"echo", 6)
+    assert (first.submitted_at, first.not_before, first.expires_at) == (NOW, 0, 0)
+    assert (first.max_attempts, first.options, first.body_frames, first.body_bytes) == (4, b"{}", 2, 5)
     postpone(store, uuid, NOW + 7, attempts=3, reason="oh")
     with store.read() as txn:
         delayed = txn.describe(uuid)
-    assert delayed == first._replace(state=State.DELAYED, attempts=3, due=NOW + 7, dispatched_at=NOW + 1, reason="oh")
+    assert delayed == replace(first, state=State.DELAYED, attempts=3, due=NOW + 7, dispatched_at=NOW + 1, reason="oh")
     finish(store, uuid, Status.FAILED, [b"xyz", b""], "dead")
     with store.read() as txn:
-        assert txn.describe(uuid) == first._replace(
+        assert txn.describe(uuid) == replace(
+            first,
             state=State.FAILED,
             attempts=1,
             dispatched_at=NOW + 1,

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, precondition, rule
+from msgspec.structs import replace
 from support.postgres import needs_postgres
 from support.store_dict import DictStore
 from support.store_engines import forget_databases, is_sound, open_postgres
@@ -319,9 +320,9 @@ class StoreMachine(RuleBasedStateMachine):
         expected = list(tables.closed.values())
         for n, one in enumerate(found):  # there may have been no room for its frames
             if one.request_left_out:
-                expected[n] = expected[n]._replace(request=[], request_left_out=True)
+                expected[n] = replace(expected[n], request=[], request_left_out=True)
             if one.reply_left_out:
-                expected[n] = expected[n]._replace(reply=[], reply_left_out=True)
+                expected[n] = replace(expected[n], reply=[], reply_left_out=True)
         assert found == expected
 
     @invariant()

@@ -28,7 +28,8 @@ from titanic.store.lmdb.schema import (
     timer_key,
 )
 from titanic.store.lmdb.transaction import Writing
-from titanic.store.records import Accepted, NewRequest
+from titanic.store.records import Accepted
+from titanic.store.request import NewRequest
 from titanic.store.rules import check_key, check_owner, check_together
 from titanic.store.service_settings import ServiceSetting, ServiceSettings
 from titanic.util.ids import SIZE
@@ -176,7 +177,8 @@ def _plan(tx: Writing, requests: Sequence[NewRequest], uuids: list[bytes], now_u
             encode(uuid, new, now_us)
             sizes.append(0)
             continue
-        service, _, priority, not_before, expires_at, _, _, _, _, _, owner = new
+        service, priority, owner = new.service, new.priority, new.owner
+        not_before, expires_at = new.not_before, new.expires_at
         record = encode(uuid, new, now_us, put_blob)
         records.append((uuid, record))
         prefix = ready_prefix(service, priority)

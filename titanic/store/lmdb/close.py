@@ -19,6 +19,7 @@ from titanic.store.lmdb.retry_record import Retry
 from titanic.store.lmdb.schema import INLINE, PAGE, TIME_SIZE, closed_key, cost
 from titanic.store.lmdb.transaction import Writing
 from titanic.store.records import Closed
+from titanic.store.request import lasting_values
 from titanic.store.states import State, Status
 from titanic.util.clock import wall_us
 
@@ -26,7 +27,7 @@ Header = TypeVar("Header", RequestHeader, OutcomeHeader)
 
 _MOST_DROPPED = 20
 _DAMAGED = Part(Where.DAMAGED)
-_UNREADABLE = RequestHeader(b"", 0, 0, 0, 0, 0, b"", b"", b"", 0, 0, 0, None)
+_UNREADABLE = RequestHeader()
 _NEVER_TRIED = Retry(0, 0)
 
 
@@ -53,25 +54,20 @@ def close_request(tx: Writing, uuid: bytes, now_us: int, unclaimed: bool = False
         state = State(status)
     kept: list[Ref] = []
     if tx.environment.settings.keep_closed:
-        known = header or _UNREADABLE
         tried = end or (place and place.past) or _NEVER_TRIED
         closed = ClosedRecord(
+            *lasting_values(header or _UNREADABLE),
             status=status,
             unclaimed=unclaimed,
             attempts=tried.attempts,
-            submitted_at=known.submitted_at,
             dispatched_at=tried.dispatched_at,
             replied_at=end.finished_at if end else 0,
             closed_at=now_us,
-            uuid=uuid,
-            service=known.service,
-            key=known.key,
             error=tried.reason if header else "the request was damaged",
-            priority=known.priority,
             request=request_part,
             reply=reply_part,
-            owner=known.owner,
         )
+        closed.uuid = uuid
         kept = _remember(tx, closed)
     if place is not None:
         leave(tx, uuid, place)
@@ -126,12 +122,15 @@ def _remember(tx: Writing, closed: ClosedRecord) -> list[Ref]:
         ref = refer(tx.new_blob(), body)
         blobs.append((ref, body))
         part = part._replace(where=Where.BLOB, data=ref.pack())
-        closed = closed._replace(request=part) if in_request else closed._replace(reply=part)
+        if in_request:
+            closed.request = part
+        else:
+            closed.reply = part
         size = closed_record.size(closed)
     row = cost(TIME_SIZE, size)
     needed = row + sum(ref.pages * PAGE for ref, _ in blobs)
     if not make_room(tx, needed, room.reply, most=_MOST_DROPPED, at_once=4):
-        closed = closed._replace(request=_without_frames(closed.request), reply=_without_frames(closed.reply))
+        closed.request, closed.reply = _without_frames(closed.request), _without_frames(closed.reply)
         blobs = []
         row = needed = cost(TIME_SIZE, closed_record.size(closed))
     if not fits(tx, needed, room.least):

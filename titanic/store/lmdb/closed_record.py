@@ -7,7 +7,7 @@ order than they came.
 
     offset  size  field
          0     1  record format: 129 (record.py)
-         1     1  status (states.Status); + 128 = nobody closed it, its retention ended
+         1     1  status (states.Status); + 128 = no client closed it, its retention ended
          2     2  attempts made
          4     4  CRC-32 (record.py), over the number as the key
          8     8  submitted_at, µs since the epoch
@@ -15,29 +15,25 @@ order than they came.
         24     8  replied_at, µs since the epoch: when it ended; 0 = it was closed before
         32     8  closed_at, µs since the epoch
         40    16  id of the request
-        56     1  s: bytes of the service's name; 0 = unknown, the request was damaged
-        57     1  k: bytes of idempotency key
-        58     2  e: bytes of error
-        60     1  where the request's frames are (Where)
-        61     1  where the reply's frames are (Where)
-        62     1  priority
-        63     1  w: bytes of owner
-        64     4  number of the request's frames
-        68     4  bytes of the request's frames, with their lengths
-        72     4  number of the reply's frames
-        76     4  bytes of the reply's frames, with their lengths
-        80     s  service
-      80+s     k  idempotency key
-    80+s+k     e  error, UTF-8: why it failed or expired
-  80+s+k+e     w  owner: who submitted it
-80+s+k+e+w        the request's frames (record.py), a reference to them (blob.py), or nothing
+        56     4  number of the request's frames
+        60     4  bytes of the request's frames, with their lengths
+        64     4  number of the reply's frames
+        68     4  bytes of the reply's frames, with their lengths
+        72     1  where the request's frames are (Where)
+        73     1  where the reply's frames are (Where)
+        74     1  priority
+        75        for each text of CLOSED_TEXTS its size: 1 byte; for the error (why it failed or expired, UTF-8) 2
+                  the texts; a service of 0 bytes is unknown: the request was damaged
+                  the request's frames (record.py), a reference to them (blob.py), or nothing
                   the same of the reply
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from enum import IntEnum
+from operator import attrgetter
 from typing import NamedTuple
 
 from titanic.errors import RecordCorrupt
@@ -45,9 +41,16 @@ from titanic.store.lmdb import blob
 from titanic.store.lmdb.blob import Ref
 from titanic.store.lmdb.record import FetchBlob, cut, read_frames, refuse_blob, seal, verify
 from titanic.store.lmdb.schema import closed_key
-from titanic.store.records import CLOSED_FORMAT, CLOSED_LAYOUT, UNCLAIMED, ClosedRequest
+from titanic.store.request import (
+    CLOSED_FORMAT,
+    CLOSED_LAYOUT,
+    LASTING_TEXTS,
+    UNCLAIMED,
+    ClosedRequest,
+    LastingFields,
+    lasting_values,
+)
 from titanic.store.states import Status
-from titanic.util.ids import SIZE
 
 DATABASE = "closed"
 
@@ -60,7 +63,8 @@ def fields(*names: str) -> struct.Struct:
 _HEADER = fields(*dict(CLOSED_LAYOUT))
 _PARTS = fields("request_where", "reply_where", "request_size", "reply_size")
 _PREFIX = struct.Struct("<BBH")
-_REST = struct.Struct("<QQQQ16sBBHBBBBIIII")
+_REST = struct.Struct("<" + "".join(code for _, code in CLOSED_LAYOUT[4:]))
+_texts: Callable[[ClosedRecord], tuple[bytes, ...]] = attrgetter(*LASTING_TEXTS)
 _STATUS = {int(status): status for status in Status}
 
 
@@ -103,24 +107,18 @@ class Part(NamedTuple):
 NO_FRAMES = Part(Where.HERE)
 
 
-class ClosedRecord(NamedTuple):
-    """A record with its fields told apart. Times are µs since the epoch, 0 = none."""
+class ClosedRecord(LastingFields, kw_only=True):
+    """A record, decoded. Times are µs since the epoch, 0 = none."""
 
     status: Status
     unclaimed: bool = False
     attempts: int = 0
-    submitted_at: int = 0
     dispatched_at: int = 0
     replied_at: int = 0
     closed_at: int = 0
-    uuid: bytes = bytes(SIZE)
-    service: bytes = b""
-    key: bytes = b""
     error: str = ""
-    priority: int = 0
     request: Part = NO_FRAMES
     reply: Part = NO_FRAMES
-    owner: bytes = b""
 
     @property
     def refs(self) -> list[Ref]:
@@ -130,7 +128,7 @@ class ClosedRecord(NamedTuple):
 
 def encode(sequence: int, closed: ClosedRecord) -> bytes:
     """The record."""
-    error = cut(closed.error)
+    texts = (*_texts(closed), cut(closed.error))
     request, reply = closed.request, closed.reply
     kind = int(closed.status) | (UNCLAIMED if closed.unclaimed else 0)
     rest = _REST.pack(
@@ -139,26 +137,22 @@ def encode(sequence: int, closed: ClosedRecord) -> bytes:
         closed.replied_at,
         closed.closed_at,
         closed.uuid,
-        len(closed.service),
-        len(closed.key),
-        len(error),
-        request.where,
-        reply.where,
-        closed.priority,
-        len(closed.owner),
         request.frames,
         request.size,
         reply.frames,
         reply.size,
+        request.where,
+        reply.where,
+        closed.priority,
+        *map(len, texts),
     )
     prefix = _PREFIX.pack(CLOSED_FORMAT, kind, min(closed.attempts, 0xFFFF))
-    texts = (rest, closed.service, closed.key, error, closed.owner, request.data, reply.data)
-    return seal(closed_key(sequence), prefix, b"".join(texts))
+    return seal(closed_key(sequence), prefix, b"".join((rest, *texts, request.data, reply.data)))
 
 
 def size(closed: ClosedRecord) -> int:
     """Bytes of the record."""
-    texts = len(closed.service) + len(closed.key) + len(cut(closed.error)) + len(closed.owner)
+    texts = sum(map(len, _texts(closed))) + len(cut(closed.error))
     return _HEADER.size + texts + len(closed.request.data) + len(closed.reply.data)
 
 
@@ -166,7 +160,7 @@ def pages_elsewhere(record: memoryview | bytes) -> int:
     """Pages that an entry has in blobs, at most, without decoding it; 0 when it makes no sense."""
     if len(record) < _HEADER.size:
         return 0
-    request, reply, request_size, reply_size = _PARTS.unpack_from(record)
+    request_size, reply_size, request, reply = _PARTS.unpack_from(record)
     pages = Ref(0, request_size, 0).pages if request == _IN_BLOB else 0
     return pages + Ref(0, reply_size, 0).pages if reply == _IN_BLOB else pages
 
@@ -179,16 +173,16 @@ def decode_header(sequence: int, record: memoryview | bytes) -> ClosedRecord:
     key = closed_key(sequence)
     if len(record) < _HEADER.size:
         raise RecordCorrupt(key, DATABASE, f"it has {len(record)} bytes")
-    format_, kind, attempts, _, submitted_at, dispatched_at, replied_at, closed_at, uuid, *sizes = _HEADER.unpack_from(
+    format_, kind, attempts, _, submitted_at, dispatched_at, replied_at, closed_at, uuid, *rest = _HEADER.unpack_from(
         record
     )
-    where, other_where, priority, owner_size, frames, length, other_frames, other_length = sizes[3:]
+    frames, length, other_frames, other_length, where, other_where, priority, *sizes = rest
     if format_ != CLOSED_FORMAT:
         raise RecordCorrupt(key, DATABASE, f"record format {format_} is unknown")
     status = _STATUS.get(kind & ~UNCLAIMED)
     at = _HEADER.size
     texts = []
-    for text_size in (*sizes[:3], owner_size):
+    for text_size in sizes:
         texts.append(bytes(record[at : at + text_size]))
         at += text_size
     parts: list[Part] = []
@@ -202,22 +196,21 @@ def decode_header(sequence: int, record: memoryview | bytes) -> ClosedRecord:
         raise RecordCorrupt(key, DATABASE, "its header makes no sense") from fault
     if at != len(record) or status is None:
         raise RecordCorrupt(key, DATABASE, "its header makes no sense")
+    *texts, error = texts
     return ClosedRecord(
+        uuid,
+        submitted_at,
+        priority,
+        *texts,
         status=status,
         unclaimed=bool(kind & UNCLAIMED),
         attempts=attempts,
-        submitted_at=submitted_at,
         dispatched_at=dispatched_at,
         replied_at=replied_at,
         closed_at=closed_at,
-        uuid=uuid,
-        service=texts[0],
-        key=texts[1],
-        error=texts[2].decode(errors="replace"),
-        priority=priority,
+        error=error.decode(errors="replace"),
         request=parts[0],
         reply=parts[1],
-        owner=texts[3],
     )
 
 
@@ -230,26 +223,21 @@ def decode(sequence: int, record: memoryview | bytes, fetch: FetchBlob = refuse_
 def decode_rest(sequence: int, closed: ClosedRecord, fetch: FetchBlob) -> ClosedRequest:
     """The whole of it, when the header was decoded and the checksum verified before."""
     return ClosedRequest(
+        *lasting_values(closed),
         sequence=sequence,
-        uuid=closed.uuid,
-        service=closed.service,
-        key=closed.key,
         status=closed.status,
         attempts=closed.attempts,
-        submitted_at=closed.submitted_at,
         dispatched_at=closed.dispatched_at,
         replied_at=closed.replied_at,
         closed_at=closed.closed_at,
         request=_frames(sequence, closed.request, fetch),
         reply=_frames(sequence, closed.reply, fetch),
         error=closed.error,
-        priority=closed.priority,
         unclaimed=closed.unclaimed,
         request_bytes=closed.request.frame_bytes,
         reply_bytes=closed.reply.frame_bytes,
         request_left_out=closed.request.is_left_out,
         reply_left_out=closed.reply.is_left_out,
-        owner=closed.owner,
     )
 
 

@@ -34,7 +34,8 @@ from titanic.store.lmdb.schema import (
     sequence_of,
 )
 from titanic.store.lmdb.transaction import Reading, Writing
-from titanic.store.records import CLOSED_FORMAT, ArchiveState, Archivist, ClosedBulk, ClosedRequest
+from titanic.store.records import ArchiveState, Archivist
+from titanic.store.request import CLOSED_FORMAT, ClosedBulk, ClosedRequest
 from titanic.util.ids import SIZE
 
 _sizes = closed_record.fields("request_size", "reply_size")
@@ -153,7 +154,7 @@ def _plain(number: int, rows: list[bytes]) -> bool:
     """
     sums = map(crc32, map(_rest, rows), map(crc32, map(_head.pack, count(number), rows)))
     try:
-        for total, (format_, crc, request_where, reply_where, request_frames, reply_frames) in zip(
+        for total, (format_, crc, request_frames, reply_frames, request_where, reply_where) in zip(
             sums, map(_places.unpack_from, rows), strict=True
         ):
             if total != crc or format_ != CLOSED_FORMAT:

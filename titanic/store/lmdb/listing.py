@@ -12,7 +12,8 @@ from titanic.store.lmdb import outcome_record, read, request_record
 from titanic.store.lmdb.retry_record import expiry
 from titanic.store.lmdb.schema import ready_prefix
 from titanic.store.lmdb.transaction import Reading
-from titanic.store.records import Description, Page
+from titanic.store.records import Page
+from titanic.store.request import Description, values_of
 from titanic.store.states import ENDED, State
 from titanic.util.ids import SIZE
 
@@ -30,16 +31,9 @@ def describe(tx: Reading, uuid: bytes) -> Description | None:
     end = None if reply is None else outcome_record.decode_header(uuid, reply)
     past = tx.past(uuid) if end is None else None
     tried = end or past
-    return Description(
-        uuid=uuid,
+    found = Description(
+        *values_of(header),
         state=State(end.status) if end else State.DELAYED if past and past.due else State.WAITING,
-        service=header.service,
-        priority=header.priority,
-        submitted_at=header.submitted_at,
-        not_before=header.not_before,
-        expires_at=expiry(header.expires_at, past),
-        max_attempts=header.max_attempts,
-        options=header.options,
         body_frames=header.frame_count,
         body_bytes=header.body_size - 4 * header.frame_count,
         attempts=tried.attempts if tried else 0,
@@ -49,10 +43,10 @@ def describe(tx: Reading, uuid: bytes) -> Description | None:
         reason=tried.reason if tried else "",
         reply_frames=end.frame_count if end else 0,
         reply_bytes=end.body_size - 4 * end.frame_count if end else 0,
-        key=header.key,
-        owner=header.owner,
         deliveries=past.deliveries if past else 0,
     )
+    found.expires_at = expiry(header.expires_at, past)
+    return found
 
 
 def select(

@@ -18,17 +18,8 @@ from titanic.store.lmdb.record import verify
 from titanic.store.lmdb.retry_record import expiry
 from titanic.store.lmdb.schema import PAGE, due_of, odd_row, unpack, uuid_of
 from titanic.store.lmdb.transaction import Reading
-from titanic.store.records import (
-    Counts,
-    Load,
-    Outcome,
-    Pending,
-    QueueFigures,
-    ReadyRow,
-    Retention,
-    Space,
-    StoredRequest,
-)
+from titanic.store.records import Counts, Load, Outcome, Pending, QueueFigures, ReadyRow, Retention, Space
+from titanic.store.request import StoredRequest
 from titanic.store.service_settings import ServiceSettings
 from titanic.store.states import State
 from titanic.util.ids import SIZE, time_of

@@ -25,7 +25,6 @@ The record, little-endian, in database `requests` under the request's id. It is 
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
 
 from titanic.errors import InvalidRequest, RecordCorrupt
 from titanic.protocol.submit_options import MAX_PRIORITY
@@ -43,7 +42,7 @@ from titanic.store.lmdb.record import (
     verify,
 )
 from titanic.store.lmdb.schema import INLINE
-from titanic.store.records import NewRequest, StoredRequest
+from titanic.store.request import NewRequest, RequestFields, StoredRequest, values_of
 from titanic.store.rules import MAX_OPTIONS, MAX_OWNER, check_owner, check_service
 
 DATABASE = "requests"
@@ -58,22 +57,13 @@ _SERVICE_SIZE_AT = 34
 _pack_rest = _REST.pack
 
 
-class RequestHeader(NamedTuple):
+class RequestHeader(RequestFields, kw_only=True):
     """All of a stored request but its body, which is in the record from `body_at` on, or at `ref`."""
 
-    service: bytes
-    priority: int
-    submitted_at: int
-    not_before: int
-    expires_at: int
-    max_attempts: int
-    options: bytes
-    key: bytes
-    owner: bytes
-    frame_count: int
-    body_at: int
-    body_size: int  # with the frames' lengths
-    ref: Ref | None
+    frame_count: int = 0
+    body_at: int = 0
+    body_size: int = 0  # with the frames' lengths
+    ref: Ref | None = None
 
     @property
     def size(self) -> int:
@@ -144,19 +134,20 @@ def decode_header(uuid: bytes, record: memoryview | bytes) -> RequestHeader:
         raise RecordCorrupt(uuid, DATABASE, "its header makes no sense")
     ref = blob.unpack(record, body_at) if ref_size else None
     return RequestHeader(
-        bytes(record[_HEADER.size : key_at]),
-        priority,
+        uuid,
         submitted_at,
+        priority,
+        bytes(record[_HEADER.size : key_at]),
+        bytes(record[key_at:owner_at]) if key_size else b"",
+        bytes(record[owner_at:options_at]) if owner_size else b"",
         not_before,
         expires_at,
         max_attempts,
         bytes(record[options_at:body_at]) if options_size else b"",
-        bytes(record[key_at:owner_at]) if key_size else b"",
-        bytes(record[owner_at:options_at]) if owner_size else b"",
-        frame_count,
-        body_at,
-        ref.size if ref else len(record) - body_at,
-        ref,
+        frame_count=frame_count,
+        body_at=body_at,
+        body_size=ref.size if ref else len(record) - body_at,
+        ref=ref,
     )
 
 
@@ -164,19 +155,7 @@ def decode(uuid: bytes, record: memoryview | bytes, fetch: FetchBlob = refuse_bl
     """The whole request. Raises RecordCorrupt when a checksum is wrong."""
     verify(uuid, record, DATABASE)
     header = decode_header(uuid, record)
-    return StoredRequest(
-        uuid=uuid,
-        service=header.service,
-        body=decode_body(uuid, record, header, fetch),
-        priority=header.priority,
-        submitted_at=header.submitted_at,
-        not_before=header.not_before,
-        expires_at=header.expires_at,
-        max_attempts=header.max_attempts,
-        options=header.options,
-        key=header.key,
-        owner=header.owner,
-    )
+    return StoredRequest(*values_of(header), body=decode_body(uuid, record, header, fetch))
 
 
 def owner_in(record: memoryview | bytes) -> bytes:

@@ -18,9 +18,10 @@ from titanic.errors import InvalidRequest, StoreFull
 from titanic.store.postgres.changes import FORGET
 from titanic.store.postgres.closed import make_room
 from titanic.store.postgres.connection import ids, numbers, texts
-from titanic.store.postgres.tables import KEY, REQUEST, KeyRow, LaterRow, ReadyRow, RequestRow, check, key_size, sizes
+from titanic.store.postgres.tables import KEY, REQUEST, KeyRow, LaterRow, ReadyRow, check, key_size, request_row
 from titanic.store.postgres.writing import Writing
-from titanic.store.records import Accepted, NewRequest
+from titanic.store.records import Accepted
+from titanic.store.request import NewRequest
 from titanic.store.rules import LATEST, check_key, check_owner, check_together
 from titanic.util.ids import SIZE
 
@@ -252,25 +253,9 @@ def _note(
         if n in known:
             continue
         uuid, size = uuids[n], needs[n]
-        service, body, priority, not_before, expires_at, max_attempts, options, key, _, together, owner = new
-        not_before, expires_at = min(not_before, LATEST), min(expires_at, LATEST)
-        changes.requests.append(
-            RequestRow(
-                uuid,
-                service,
-                body,
-                sizes(body),
-                len(body),
-                priority,
-                now_us,
-                not_before,
-                expires_at,
-                max_attempts,
-                options,
-                b"" if together else key,
-                owner,
-            )
-        )
+        service, priority, owner = new.service, new.priority, new.owner
+        not_before, expires_at = min(new.not_before, LATEST), min(new.expires_at, LATEST)
+        changes.requests.append(request_row(uuid, now_us, new))
         delayed = int(not_before > now_us)
         if delayed:
             changes.later.append(LaterRow(uuid, not_before, 0, 0, expires_at, priority, service, b""))

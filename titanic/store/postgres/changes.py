@@ -14,6 +14,7 @@ from titanic.store.postgres.connection import Raw, ids, lists, numbers, texts
 from titanic.store.postgres.tables import (
     KEY,
     KEY_TIMES,
+    REQUEST_COLUMNS,
     Agreement,
     ClosedRow,
     KeyRow,
@@ -22,16 +23,20 @@ from titanic.store.postgres.tables import (
     ReplyRow,
     RequestRow,
     key_size,
+    listed,
 )
 from titanic.store.postgres.transaction import RequestSnapshot, Row, Statement, by_key
+from titanic.store.request import LASTING
 from titanic.store.states import State
 from titanic.util.ids import SIZE
 
-_INSERT_REQUEST = """
-INSERT INTO request (uuid, service, body, body_bytes, body_frames, priority, submitted_at, not_before, expires_at,
-    max_attempts, options, key, owner)
-SELECT * FROM unnest(%s::uuid[], %s::bytea[], %s::titanic.frames[], %s::bigint[], %s::bigint[], %s::bigint[],
-    %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bytea[], %s::bytea[], %s::bytea[])"""
+_REQUEST_ARRAYS = [
+    "titanic.frames" if type_ == "bytea[]" else type_ if type_ in ("uuid", "bytea") else "bigint"
+    for type_ in REQUEST_COLUMNS.values()
+]
+_INSERT_REQUEST = f"""
+INSERT INTO request ({listed(REQUEST_COLUMNS)})
+SELECT * FROM unnest({", ".join(f"%s::{type_}[]" for type_ in _REQUEST_ARRAYS)})"""
 
 _INSERT_READY = """
 INSERT INTO ready (uuid, service, rank, attempts, dispatched_at, expires_at, reason, deliveries)
@@ -97,11 +102,11 @@ RETURNING k.owner, length(k.key) AS length, cardinality(k.uuids) AS requests"""
 _GIVE_NUMBERS = "UPDATE meta SET closed_last = closed_last + %s RETURNING closed_last - %s AS before"
 
 _CLOSE = f"""
-INSERT INTO closed (seq, uuid, submitted_at, dispatched_at, replied_at, closed_at, request_bytes, reply_bytes, cost,
-    attempts, request_frames, reply_frames, status, priority, unclaimed, service, key, owner, error, request, reply)
-SELECT numbers.before + g.n, g.uuid, r.submitted_at, g.dispatched_at, g.replied_at, g.closed_at, r.body_bytes,
-    coalesce(p.frames_bytes, 0), g.cost, g.attempts, r.body_frames, coalesce(p.frames_count, 0), g.status, r.priority,
-    g.flags & 1 <> 0, r.service, r.key, r.owner, g.error, CASE WHEN g.flags & 2 <> 0 THEN r.body END,
+INSERT INTO closed (seq, {listed(LASTING)}, dispatched_at, replied_at, closed_at, request_bytes, reply_bytes, cost,
+    attempts, request_frames, reply_frames, status, unclaimed, error, request, reply)
+SELECT numbers.before + g.n, {listed(LASTING, "r")}, g.dispatched_at, g.replied_at, g.closed_at, r.body_bytes,
+    coalesce(p.frames_bytes, 0), g.cost, g.attempts, r.body_frames, coalesce(p.frames_count, 0), g.status,
+    g.flags & 1 <> 0, g.error, CASE WHEN g.flags & 2 <> 0 THEN r.body END,
     CASE WHEN g.flags & 4 <> 0 THEN coalesce(p.frames, '{{}}') END
 FROM numbers CROSS JOIN unnest(%s::uuid[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[],
     %s::bigint[], %s::bigint[], %s::bytea[]) WITH ORDINALITY
@@ -307,7 +312,9 @@ class Changes:
             uuids, rows = _key_rows(self.keys)
             given.append(ids(uuids))
             add("keys", _INSERT_KEYS, rows, (_T, _T, _N, _N, _N, _N))
-        add("requests", _INSERT_REQUEST, self.requests, (_I, _T, bodies, _N, _N, _N, _N, _N, _N, _N, _T, _T, _T))
+        if self.requests:
+            encoders: dict[str, _Encoder] = {"uuid": ids, "bytea": texts, "titanic.frames": bodies}
+            add("requests", _INSERT_REQUEST, self.requests, [encoders.get(one, numbers) for one in _REQUEST_ARRAYS])
         add("to_ready", _INSERT_READY, self.ready, _READY)
         add("to_later", _INSERT_LATER, self.later, _LATER)
         add("to_expiring", _INSERT_EXPIRING, self.expiring, _EXPIRING)

@@ -25,16 +25,20 @@ from titanic.store.claiming import Bound, Claimed, Place
 from titanic.store.postgres.connection import ids, numbers, texts
 from titanic.store.postgres.nodes import ALIVE, FREE, places_of
 from titanic.store.postgres.queries import READY_COLUMNS, damaged_row, ready_row
+from titanic.store.postgres.tables import listed
 from titanic.store.postgres.transaction import RequestSnapshot, Statement, by_key
 from titanic.store.postgres.writing import ScanStart, Writing
 from titanic.store.records import ReadyRow, priority_in
-from titanic.store.states import State
+from titanic.store.request import COLUMNS
 from titanic.util.ids import SIZE
 
-_SIZE_OF_MORE = 7
 _ALL = (bytes(SIZE),) * 10
-_MORE = "r.submitted_at, r.not_before, r.expires_at, r.key, r.owner, q.dispatched_at, q.reason"
-"""What this node relies on when the request ends."""
+_READ = ("uuid", "service", "priority", "max_attempts", "options")
+"""What READY_COLUMNS say of a request."""
+_OTHERS = [name for name in COLUMNS if name not in _READ]
+_MORE = f"{listed(_OTHERS, 'r')}, q.dispatched_at, q.reason"
+"""What else this node relies on when the request ends."""
+_SIZE_OF_MORE = len(_OTHERS) + 2
 _PLACE = itemgetter(0, 2 + _SIZE_OF_MORE, 3 + _SIZE_OF_MORE)
 """The service, the rank and the id of a row that is claimed."""
 
@@ -144,7 +148,7 @@ def claim(
         name = names[n - 1]
         more, columns = columns[:_SIZE_OF_MORE], columns[_SIZE_OF_MORE:]
         try:
-            row = ready_row(name, more[3], *columns)
+            row = ready_row(name, more[_OTHERS.index("key")], *columns)
         except RecordCorrupt as damage:
             row = damaged_row(name, *columns)
             damaged[row.uuid] = damage
@@ -177,12 +181,22 @@ def _note_scan(starts: dict[bytes, ScanStart], name: bytes, full_at: float) -> N
 
 def _seen(service: bytes, more: Sequence[Any], columns: Sequence[Any]) -> RequestSnapshot:
     """What is known of a request that is claimed."""
-    submitted_at, not_before, expires_at, key, owner, dispatched_at, reason = more
+    *given, dispatched_at, reason = more
     rank, uuid, attempts, _, max_attempts, ends_at, options, frames, size, deliveries = columns
-    asked = submitted_at, not_before, expires_at, max_attempts, options, key, owner, frames, size
-    tried = attempts, dispatched_at, reason
     return RequestSnapshot(
-        uuid, service, 9 - rank, *asked, State.WAITING, ends_at, 0, *tried, 0, 0, 0, deliveries, None
+        uuid,
+        service=service,
+        priority=9 - rank,
+        max_attempts=max_attempts,
+        options=options,
+        **dict(zip(_OTHERS, given, strict=True)),
+        body_frames=frames,
+        body_bytes=size,
+        ends_at=ends_at,
+        attempts=attempts,
+        dispatched_at=dispatched_at,
+        reason=reason,
+        deliveries=deliveries,
     )
 
 

@@ -15,31 +15,26 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import Any
+from typing import NamedTuple
 from zlib import crc32
 
 from titanic.errors import InvalidArchive, RecordCorrupt
 from titanic.store.postgres.queries import expect_frames
-from titanic.store.postgres.tables import Agreement
-from titanic.store.postgres.transaction import SnapshotReader
+from titanic.store.postgres.tables import CLOSED_COLUMNS, Agreement, listed
+from titanic.store.postgres.transaction import Row, SnapshotReader
 from titanic.store.postgres.writing import Writing
-from titanic.store.records import (
-    CLOSED_FORMAT,
-    CLOSED_LAYOUT,
-    UNCLAIMED,
-    ArchiveState,
-    Archivist,
-    ClosedBulk,
-    ClosedRequest,
-)
+from titanic.store.records import ArchiveState, Archivist
+from titanic.store.request import CLOSED_FORMAT, CLOSED_LAYOUT, CLOSED_TEXTS, UNCLAIMED, ClosedBulk, ClosedRequest
 from titanic.store.states import Status
 
 AT_ONCE = 5_000
 """Rows that one query returns to those who want many."""
 
-_CLOSED = """
-    SELECT seq, uuid, service, key, status, attempts, submitted_at, dispatched_at, replied_at, closed_at, request,
-        reply, error, priority, unclaimed, request_bytes, reply_bytes, owner, request_frames, reply_frames
+READ_COLUMNS = {name: type_ for name, type_ in CLOSED_COLUMNS.items() if name != "cost"}
+"""What `decoded` takes, before `request` and `reply`."""
+
+_CLOSED = f"""
+    SELECT {listed(READ_COLUMNS)}, request, reply
     FROM (
         SELECT *, sum(stored) OVER (ORDER BY seq) AS size FROM titanic.closed, LATERAL (
             SELECT CASE WHEN request IS NULL THEN 0 ELSE request_bytes END
@@ -67,12 +62,20 @@ _LENGTH = struct.Struct("<I")
 _STATUS = {int(status): status for status in Status}
 
 
+class DecodedRow(NamedTuple):
+    """A closed request, and how many frames it and its reply had, also if they were left out."""
+
+    request: ClosedRequest
+    request_frames: int
+    reply_frames: int
+
+
 def closed(tx: SnapshotReader, after_seq: int, limit: int, max_bytes: int) -> list[ClosedRequest]:
     """The entries whose numbers are above `after_seq`, in order."""
     rows = tx.fetch(_CLOSED, after_seq + 1, _LAST, limit, max_bytes)
     found: list[ClosedRequest] = []
     try:
-        found.extend(map(decoded, rows))
+        found.extend(decoded(row).request for row in rows)
     except RecordCorrupt:
         if not found:
             raise
@@ -108,9 +111,9 @@ def closed_bulk(tx: SnapshotReader, first: int, last: int, max_bytes: int = 16 <
                 raise RecordCorrupt(_NUMBER.pack(number), "closed", "it is missing")
             if at >= max_bytes:
                 break
-            one = decoded(row)
-            record = [_encode(one, *row[-2:])]
-            if one.request_left_out or one.reply_left_out or row[-2] > 1 or row[-1] > 1:
+            one, request_frames, reply_frames = decoded(row)
+            record = [_encode(one, request_frames, reply_frames)]
+            if one.request_left_out or one.reply_left_out or request_frames > 1 or reply_frames > 1:
                 apart[number - first] = one
                 record += [*one.request, *one.reply]
             starts.append(at)
@@ -131,72 +134,59 @@ def cut_closed(tx: SnapshotReader, first: int, last: int, max_bytes: int) -> int
     return number
 
 
-def _run(tx: SnapshotReader, first: int, last: int, max_bytes: int) -> Iterator[tuple[Any, ...]]:
+def _run(tx: SnapshotReader, first: int, last: int, max_bytes: int) -> Iterator[Row]:
     """The rows of these numbers, in order, a part at a time."""
     while rows := tx.fetch(_CLOSED, first, last, AT_ONCE, max_bytes):
         yield from rows
         first = rows[-1][0] + 1
 
 
-def decoded(row: tuple[Any, ...]) -> ClosedRequest:
-    number, uuid, service, key, status, attempts, submitted_at, dispatched_at, replied_at, closed_at = row[:10]
-    request, reply, error, priority, unclaimed, request_bytes, reply_bytes, owner, request_frames, reply_frames = row[
-        10:
-    ]
+def decoded(row: Row) -> DecodedRow:
+    """What a row with READ_COLUMNS, `request` and `reply` says."""
+    fields = dict(zip(READ_COLUMNS, row, strict=False))
+    *_, request, reply = row
+    number, counts = fields.pop("seq"), (fields.pop("request_frames"), fields.pop("reply_frames"))
     try:
-        if request is not None:
-            expect_frames(uuid, "closed", request, request_frames, request_bytes)
-        if reply is not None:
-            expect_frames(uuid, "closed", reply, reply_frames, reply_bytes)
-        known = _STATUS[status]
+        for frames, count, size in zip(
+            (request, reply), counts, (fields["request_bytes"], fields["reply_bytes"]), strict=True
+        ):
+            if frames is not None:
+                expect_frames(fields["uuid"], "closed", frames, count, size)
+        fields["status"] = _STATUS[fields["status"]]
     except (RecordCorrupt, KeyError) as fault:
         raise RecordCorrupt(_NUMBER.pack(number), "closed", f"it makes no sense: {fault}") from fault
-    return ClosedRequest(
-        number,
-        uuid,
-        service,
-        key,
-        known,
-        attempts,
-        submitted_at,
-        dispatched_at,
-        replied_at,
-        closed_at,
-        request or [],
-        reply or [],
-        error.decode(errors="replace"),
-        priority,
-        unclaimed,
-        request_bytes,
-        reply_bytes,
-        request is None,
-        reply is None,
-        owner,
+    fields["error"] = fields["error"].decode(errors="replace")
+    found = ClosedRequest(
+        **fields,
+        sequence=number,
+        request=request or [],
+        reply=reply or [],
+        request_left_out=request is None,
+        reply_left_out=reply is None,
     )
+    return DecodedRow(found, *counts)
 
 
 def _encode(one: ClosedRequest, request_frames: int, reply_frames: int) -> bytes:
     """Its record in CLOSED_LAYOUT, with the checksum that it would have on a disk."""
     error = one.error.encode()
+    texts = [error if name == "error" else getattr(one, name) for name in CLOSED_TEXTS]
     rest = _REST.pack(
         one.submitted_at,
         one.dispatched_at,
         one.replied_at,
         one.closed_at,
         one.uuid,
-        len(one.service),
-        len(one.key),
-        len(error),
-        _LEFT_OUT if one.request_left_out else _HERE,
-        _LEFT_OUT if one.reply_left_out else _HERE,
-        one.priority,
-        len(one.owner),
         request_frames,
         one.request_bytes + 4 * request_frames,
         reply_frames,
         one.reply_bytes + 4 * reply_frames,
+        _LEFT_OUT if one.request_left_out else _HERE,
+        _LEFT_OUT if one.reply_left_out else _HERE,
+        one.priority,
+        *map(len, texts),
     )
-    texts = [rest, one.service, one.key, error, one.owner]
+    texts.insert(0, rest)
     for frame in (*one.request, *one.reply):
         texts += (_LENGTH.pack(len(frame)), frame)
     body = b"".join(texts)

@@ -39,6 +39,7 @@ from titanic.store.postgres.tables import (
 from titanic.store.postgres.transaction import RequestSnapshot, reply_size
 from titanic.store.postgres.writing import Writing
 from titanic.store.records import Closed, Retention, Trimmed
+from titanic.store.request import LASTING_TEXTS
 from titanic.store.rules import LATEST, late, times_again
 from titanic.store.states import ENDING, Event, State, Status
 from titanic.util.clock import capped
@@ -241,7 +242,7 @@ def close_request(tx: Writing, uuid: bytes, now_us: int, unclaimed: bool = False
 def _remember(tx: Writing, one: RequestSnapshot, now_us: int, unclaimed: bool) -> None:
     most = tx.settings.closed_body_limit
     status = one.state if one.has_ended else Status.CANCELLED
-    cost = CLOSED + len(one.service) + len(one.key) + len(one.owner) + len(one.reason)
+    cost = CLOSED + sum(len(getattr(one, name)) for name in LASTING_TEXTS) + len(one.reason)
     flags = UNCLAIMED if unclaimed else 0
     if one.body_bytes <= most:
         flags |= WITH_REQUEST

@@ -32,15 +32,16 @@ from titanic.store.moving import (
     Totals,
     life_of,
 )
-from titanic.store.postgres.closed import decoded
+from titanic.store.postgres.closed import READ_COLUMNS, decoded
 from titanic.store.postgres.connection import Unsafe, advice, connect, parse, place_of, reason_of, translate
 from titanic.store.postgres.partitions import AHEAD, PARTITION, make_partition
 from titanic.store.postgres.queries import expect_frames
 from titanic.store.postgres.schema import META, TABLES, UNFINISHED, prepare
-from titanic.store.postgres.tables import CLOSED, divide
+from titanic.store.postgres.tables import CLOSED, CLOSED_COLUMNS, REQUEST_COLUMNS, binary_types, divide, listed
 from titanic.store.postgres.tools import LOADS, USAGE, look_through
 from titanic.store.postgres.transaction import REQUEST_SIZE, Row
-from titanic.store.records import ArchiveState, Archivist, Outcome, StoredRequest
+from titanic.store.records import ArchiveState, Archivist, Outcome
+from titanic.store.request import LASTING_TEXTS, ClosedRequest, StoredRequest, lasting_values, values_of
 from titanic.store.rules import LATEST
 from titanic.store.service_settings import ServiceSetting
 from titanic.store.states import Status
@@ -72,10 +73,10 @@ _TOTALS = """
     SELECT coalesce(sum(requests), 0)::bigint, (SELECT count(*) FROM titanic.key),
         (SELECT closed_last - closed_first + 1 FROM {meta})
     FROM titanic.usage"""
+_GIVEN = len(REQUEST_COLUMNS)
 _REQUESTS = (
-    """
-    SELECT r.uuid, r.service, r.body, r.priority, r.submitted_at, r.not_before, r.expires_at, r.max_attempts,
-        r.options, r.key, r.owner, r.body_frames, r.body_bytes, w.uuid IS NOT NULL, coalesce(l.due, 0),
+    f"""
+    SELECT {listed(REQUEST_COLUMNS, "r")}, w.uuid IS NOT NULL, coalesce(l.due, 0),
         coalesce(w.expires_at, l.expires_at, 0), coalesce(w.attempts, l.attempts, p.attempts, 0),
         coalesce(w.dispatched_at, l.dispatched_at, p.dispatched_at, 0), coalesce(w.reason, l.reason, p.reason, ''),
         p.status::integer, p.finished_at, coalesce(w.deliveries, l.deliveries, 0), p.frames, p.frames_count,
@@ -84,16 +85,14 @@ _REQUESTS = (
     LEFT JOIN titanic.ready w ON w.service = r.service AND w.rank = 9 - r.priority AND w.uuid = r.uuid
     LEFT JOIN titanic.later l ON l.uuid = r.uuid LEFT JOIN titanic.reply p ON p.uuid = r.uuid
     ORDER BY r.uuid""",
-    "uuid bytea bytea[] int2 int8 int8 int8 int4 bytea bytea bytea int4 int8 bool int8 int8 int4 int8 bytea int4 int8"
-    " int4 bytea[] int4 int8",
+    binary_types(REQUEST_COLUMNS) + " bool int8 int8 int4 int8 bytea int4 int8 int4 bytea[] int4 int8",
 )
 _KEYS = ("SELECT owner, key, until, given, uuids FROM titanic.key", "bytea bytea int8 int8 uuid[]")
 _CLOSED = (
-    """
-    SELECT seq, uuid, service, key, status, attempts, submitted_at, dispatched_at, replied_at, closed_at, request,
-        reply, error, priority, unclaimed, request_bytes, reply_bytes, owner, request_frames, reply_frames
-    FROM titanic.closed WHERE seq >= (SELECT closed_first FROM {meta}) ORDER BY seq""",
-    "int8 uuid bytea bytea int2 int4 int8 int8 int8 int8 bytea[] bytea[] bytea int2 bool int8 int8 bytea int4 int4",
+    f"""
+    SELECT {listed(READ_COLUMNS)}, request, reply
+    FROM titanic.closed WHERE seq >= (SELECT closed_first FROM {{meta}}) ORDER BY seq""",
+    binary_types(READ_COLUMNS) + " bytea[] bytea[]",
 )
 _STATUS = {int(status): status for status in Status}
 
@@ -172,7 +171,7 @@ class PostgresExport:
 
     def closed(self) -> Iterator[list[StoredClosing]]:
         """All closed requests in the order of their numbers."""
-        return ([StoredClosing(decoded(row), *row[-2:]) for row in rows] for rows in self._portions(*_CLOSED))
+        return ([StoredClosing(*decoded(row)) for row in rows] for rows in self._portions(*_CLOSED))
 
     def _row(self, query: str) -> Row:
         row: Row | None = self._connection.execute(query.format(meta=self._meta), binary=True).fetchone()
@@ -197,11 +196,11 @@ class PostgresExport:
             yield portion
 
     def _life(self, row: Row) -> StoredLife:
-        *given, frames, size = row[:13]
+        *given, body, frames, size = row[:_GIVEN]
         waits, due, expires_at, attempts, dispatched_at, reason, status, finished_at, deliveries, reply, *reply_size = (
-            row[13:]
+            row[_GIVEN:]
         )
-        request = StoredRequest._make(given)
+        request = StoredRequest(*given, body=body)
         uuid = request.uuid
         places = waits + bool(due) + (status is not None)
         if places != 1:
@@ -256,26 +255,23 @@ _LOCK = 0x7469_7461_6E69_6302
 """The advisory lock of who makes a store."""
 
 _TYPES = {
-    "request": "uuid bytea bytea[] int4 int8 int2 int8 int8 int8 int4 bytea bytea bytea",
+    "request": binary_types(REQUEST_COLUMNS),
     "ready": "bytea int2 uuid int4 int8 int8 bytea int4",
     "later": "uuid int8 int4 int8 int8 int2 bytea bytea int4",
     "expiring": "int8 uuid",
     "reply": "uuid int2 int4 int8 int8 int4 int8 bytea[] bytea bytea bytea",
     "key": "bytea bytea int8 int8 uuid[]",
-    "closed": "int8 uuid int8 int8 int8 int8 int8 int8 int8 int4 int4 int4 int2 int2 bool bytea bytea bytea bytea"
-    " bytea[] bytea[]",
+    "closed": binary_types(CLOSED_COLUMNS) + " bytea[] bytea[]",
 }
 _COLUMNS = {
-    "request": "uuid, service, body, body_frames, body_bytes, priority, submitted_at, not_before, expires_at,"
-    " max_attempts, options, key, owner",
+    "request": listed(REQUEST_COLUMNS),
     "ready": "service, rank, uuid, attempts, dispatched_at, expires_at, reason, deliveries",
     "later": "uuid, due, attempts, dispatched_at, expires_at, priority, service, reason, deliveries",
     "expiring": "expires_at, uuid",
     "reply": "uuid, status, attempts, dispatched_at, finished_at, frames_count, frames_bytes, frames, reason, service,"
     " owner",
     "key": "owner, key, until, given, uuids",
-    "closed": "seq, uuid, submitted_at, dispatched_at, replied_at, closed_at, request_bytes, reply_bytes, cost,"
-    " attempts, request_frames, reply_frames, status, priority, unclaimed, service, key, owner, error, request, reply",
+    "closed": f"{listed(CLOSED_COLUMNS)}, request, reply",
 }
 _COUNT_LOADS = f"""
     INSERT INTO titanic.load (kind, name, shard, waiting, bytes, ready)
@@ -387,24 +383,20 @@ class PostgresImport:
         rows: list[Row] = []
         for one, request_frames, reply_frames in closings:
             error = one.error.encode()
-            cost = CLOSED + sum(map(len, (one.service, one.key, one.owner, error)))
-            cost += sum(map(len, (*one.request, *one.reply)))
-            times = _times((one.submitted_at, one.dispatched_at, one.replied_at, one.closed_at))
-            sizes = one.request_bytes, one.reply_bytes, cost
-            how = one.attempts, request_frames, reply_frames, int(one.status), one.priority, one.unclaimed
-            texts = one.service, one.key, one.owner, error
+            times = _times((one.dispatched_at, one.replied_at, one.closed_at))
+            sizes = one.request_bytes, one.reply_bytes, _cost(one, error)
+            how = one.attempts, request_frames, reply_frames, int(one.status), one.unclaimed, error
             request = None if one.request_left_out else one.request
             reply = None if one.reply_left_out else one.reply
-            rows.append((one.sequence, UUID(bytes=one.uuid), *times, *sizes, *how, *texts, request, reply))
+            rows.append((one.sequence, *_values(lasting_values(one)), *times, *sizes, *how, request, reply))
         self._copy({"closed": rows})
 
     def _place(self, life: StoredLife, rows: dict[str, list[Row]]) -> None:
         """The rows of a request."""
         one, outcome = life.request, life.outcome
         uuid = UUID(bytes=one.uuid)
-        what = one.service, one.body, len(one.body), sum(map(len, one.body)), one.priority
-        when = _times((one.submitted_at, one.not_before, one.expires_at))
-        rows["request"].append((uuid, *what, *when, one.max_attempts, one.options, one.key, one.owner))
+        body = one.body, len(one.body), sum(map(len, one.body))
+        rows["request"].append((*_values(values_of(one)), *body))
         if outcome is not None:
             how = int(outcome.status), outcome.attempts, *_times((outcome.dispatched_at, outcome.finished_at))
             frames = len(outcome.frames), sum(map(len, outcome.frames)), outcome.frames
@@ -463,6 +455,18 @@ class PostgresImport:
 def _times(values: Sequence[int]) -> list[int]:
     """What a column has room for."""
     return [min(value, LATEST) for value in values]
+
+
+def _values(values: Sequence[Any]) -> list[Any]:
+    """The values of a request's fields, of which the id is the first, as COPY takes them."""
+    uuid, *others = values
+    return [UUID(bytes=uuid), *(min(one, LATEST) if isinstance(one, int) else one for one in others)]
+
+
+def _cost(one: ClosedRequest, error: bytes) -> int:
+    """Bytes that a closed request counts."""
+    texts = sum(len(getattr(one, name)) for name in LASTING_TEXTS)
+    return CLOSED + texts + len(error) + sum(map(len, (*one.request, *one.reply)))
 
 
 def _copy_rows(cursor: Any, table: str, rows: Iterable[Row]) -> None:

@@ -21,7 +21,6 @@ from titanic.store.postgres.tables import divide
 from titanic.store.postgres.transaction import PLACES, REASON, REQUEST_SIZE, SEEN, STATE, SnapshotReader, seen
 from titanic.store.records import (
     Counts,
-    Description,
     Load,
     Outcome,
     Page,
@@ -30,9 +29,9 @@ from titanic.store.records import (
     ReadyRow,
     Retention,
     Space,
-    StoredRequest,
     StoreReader,
 )
+from titanic.store.request import Description, StoredRequest, values_of
 from titanic.store.states import ENDED, State
 from titanic.util.ids import SIZE, time_of
 
@@ -65,19 +64,7 @@ def request(tx: SnapshotReader, uuid: bytes) -> StoredRequest | None:
         return None  # it was closed since it was prefetched
     ((body,),) = rows
     expect_frames(uuid, "request", body, one.body_frames, one.body_bytes)
-    return StoredRequest(
-        uuid=uuid,
-        service=one.service,
-        body=body,
-        priority=one.priority,
-        submitted_at=one.submitted_at,
-        not_before=one.not_before,
-        expires_at=one.expires_at,
-        max_attempts=one.max_attempts,
-        options=one.options,
-        key=one.key,
-        owner=one.owner,
-    )
+    return StoredRequest(*values_of(one), body=body)
 
 
 def reply(tx: SnapshotReader, uuid: bytes) -> Outcome | Pending | None:

@@ -20,6 +20,7 @@ from psycopg import Connection
 
 from titanic.errors import NotAStore, StoreTooNew, StoreTooOld
 from titanic.store.postgres.partitions import make_partitions
+from titanic.store.postgres.tables import CLOSED_COLUMNS, REQUEST_COLUMNS, declared
 from titanic.store.records import DEFAULT_CAPACITY
 from titanic.store.rules import unreleased
 
@@ -74,19 +75,8 @@ CREATE TABLE titanic.meta (
 COMMENT ON COLUMN titanic.meta.oldest IS 'Nodes that know an earlier format only must not touch the store';
 
 CREATE TABLE titanic.request (
-    uuid            uuid PRIMARY KEY,
-    service         bytea NOT NULL,
-    body            bytea[] NOT NULL,
-    body_frames     integer NOT NULL,
-    body_bytes      bigint NOT NULL,
-    priority        smallint NOT NULL,
-    submitted_at    bigint NOT NULL,
-    not_before      bigint NOT NULL,
-    expires_at      bigint NOT NULL,
-    max_attempts    integer NOT NULL,
-    options         bytea NOT NULL,
-    key             bytea NOT NULL,
-    owner           bytea NOT NULL
+{declared(REQUEST_COLUMNS)},
+    PRIMARY KEY (uuid)
 ) WITH ({_BUSY});
 
 CREATE INDEX request_owned ON titanic.request (owner, uuid) WHERE owner <> '';
@@ -146,27 +136,10 @@ CREATE INDEX reply_dead ON titanic.reply (finished_at, uuid) WHERE status IN (5,
 CREATE INDEX reply_dead_ids ON titanic.reply (uuid) WHERE status IN (5, 6);
 
 CREATE TABLE titanic.closed (
-    seq             bigint PRIMARY KEY,
-    uuid            uuid NOT NULL,
-    submitted_at    bigint NOT NULL,
-    dispatched_at   bigint NOT NULL,
-    replied_at      bigint NOT NULL,
-    closed_at       bigint NOT NULL,
-    request_bytes   bigint NOT NULL,
-    reply_bytes     bigint NOT NULL,
-    cost            bigint NOT NULL,
-    attempts        integer NOT NULL,
-    request_frames  integer NOT NULL,
-    reply_frames    integer NOT NULL,
-    status          smallint NOT NULL,
-    priority        smallint NOT NULL,
-    unclaimed       boolean NOT NULL,
-    service         bytea NOT NULL,
-    key             bytea NOT NULL,
-    owner           bytea NOT NULL,
-    error           bytea NOT NULL,
+{declared(CLOSED_COLUMNS)},
     request         bytea[],
-    reply           bytea[]
+    reply           bytea[],
+    PRIMARY KEY (seq)
 ) PARTITION BY RANGE (seq);
 COMMENT ON COLUMN titanic.closed.request IS 'NULL: it was left out';
 COMMENT ON COLUMN titanic.closed.cost IS 'Bytes that count as used';

@@ -18,14 +18,15 @@ load is the same in both.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from titanic.errors import CapacityTooSmall, InvalidRequest
 from titanic.protocol.submit_options import MAX_PRIORITY
-from titanic.store.postgres.transaction import request_size
-from titanic.store.records import MIN_CAPACITY, Archivist, NewRequest
-from titanic.store.rules import MAX_OPTIONS, check_owner, check_service
+from titanic.store.records import MIN_CAPACITY, Archivist
+from titanic.store.request import COLUMNS, LASTING, LASTING_TEXTS, NewRequest
+from titanic.store.rules import LATEST, MAX_OPTIONS, check_owner, check_service
 from titanic.util.ids import SIZE
 
 REQUEST = 512
@@ -60,23 +61,75 @@ def expect_large_enough(capacity: int) -> None:
         raise CapacityTooSmall("the capacity is too small", fact, advice)
 
 
+# -- the columns of requests -----------------------------------------------------------------------------------
+
+
+REQUEST_COLUMNS = COLUMNS | {"body": "bytea[]", "body_frames": "integer", "body_bytes": "bigint"}
+"""Those of `request`, with their types."""
+
+CLOSED_COLUMNS = {
+    "seq": "bigint",
+    **{name: COLUMNS[name] for name in LASTING},
+    "dispatched_at": "bigint",
+    "replied_at": "bigint",
+    "closed_at": "bigint",
+    "request_bytes": "bigint",
+    "reply_bytes": "bigint",
+    "cost": "bigint",
+    "attempts": "integer",
+    "request_frames": "integer",
+    "reply_frames": "integer",
+    "status": "smallint",
+    "unclaimed": "boolean",
+    "error": "bytea",
+}
+"""Those of `closed`, but `request` and `reply`."""
+
+_BINARY = {"smallint": "int2", "integer": "int4", "bigint": "int8", "boolean": "bool"}
+
+
+def listed(columns: Iterable[str], table: str = "") -> str:
+    """The names of columns, of a table if it is given, as a list in SQL."""
+    return ", ".join(f"{table}.{name}" if table else name for name in columns)
+
+
+def declared(columns: Mapping[str, str]) -> str:
+    """Columns as CREATE TABLE has them."""
+    return ",\n".join(f"    {name:<15} {type_} NOT NULL" for name, type_ in columns.items())
+
+
+def binary_types(columns: Mapping[str, str]) -> str:
+    """Their types as COPY has them."""
+    return " ".join(_BINARY.get(type_, type_) for type_ in columns.values())
+
+
 # -- changed rows ----------------------------------------------------------------------------------------------
 
 
-class RequestRow(NamedTuple):
-    uuid: bytes
-    service: bytes
-    body: Sequence[bytes]
-    body_bytes: int
-    body_frames: int
-    priority: int
-    submitted_at: int
-    not_before: int
-    expires_at: int
-    max_attempts: int
-    options: bytes
-    key: bytes
-    owner: bytes
+RequestRow = tuple[Any, ...]
+"""The values of REQUEST_COLUMNS."""
+
+_given: Callable[[NewRequest], tuple[Any, ...]] = attrgetter(*(name for name in COLUMNS if name in NewRequest._fields))
+
+
+_OTHER_TEXTS = [name for name in LASTING_TEXTS if name not in ("service", "key", "owner")]
+"""Those without a rule of their own."""
+
+MAX_TEXT = 255
+"""Bytes of each."""
+
+
+def request_row(uuid: bytes, submitted_at: int, new: NewRequest) -> RequestRow:
+    """The row of a request."""
+    body = new.body
+    if new.together or new.not_before > LATEST or new.expires_at > LATEST:
+        key = b"" if new.together else new.key
+        not_before, expires_at = min(new.not_before, LATEST), min(new.expires_at, LATEST)
+        new = new._replace(key=key, not_before=not_before, expires_at=expires_at)
+    return (uuid, submitted_at, *_given(new), body, len(body), sizes(body))
+
+
+assert [*COLUMNS][:2] == ["uuid", "submitted_at"]  # which the store adds
 
 
 class ReadyRow(NamedTuple):
@@ -177,23 +230,28 @@ def shortened(reason: str) -> bytes:
     return text[:MAX_REASON].decode(errors="ignore").encode() if len(text) > MAX_REASON else text
 
 
-def check(request: NewRequest) -> int:
+def check(new: NewRequest) -> int:
     """How many bytes the request counts. Raises InvalidRequest when it can't be stored."""
-    service, body, priority, not_before, expires_at, max_attempts, options, key, _, together, owner = request
-    check_service(service)
-    if not 0 <= priority <= MAX_PRIORITY:
-        raise InvalidRequest("no such priority", str(priority), "use 0 to 9")
+    body, options, not_before, expires_at = new.body, new.options, new.not_before, new.expires_at
+    check_service(new.service)
+    if not 0 <= new.priority <= MAX_PRIORITY:
+        raise InvalidRequest("no such priority", str(new.priority), "use 0 to 9")
     if options and len(options) > MAX_OPTIONS:
         raise InvalidRequest("the options are too long", f"{len(options)} bytes", f"use at most {MAX_OPTIONS}")
-    if owner:
-        check_owner(owner)
+    if new.owner:
+        check_owner(new.owner)
+    for name in _OTHER_TEXTS:
+        if len(getattr(new, name)) > MAX_TEXT:
+            raise InvalidRequest(
+                f"the {name} is too long", f"{len(getattr(new, name))} bytes", f"use at most {MAX_TEXT}"
+            )
     body_bytes = sum(map(len, body))
-    if not (0 <= not_before < 2**64 and 0 <= expires_at < 2**64 and 0 <= max_attempts < 2**16):
-        fact = f"not before {not_before}, expires at {expires_at}, {max_attempts} attempts"
+    if not (0 <= not_before < 2**64 and 0 <= expires_at < 2**64 and 0 <= new.max_attempts < 2**16):
+        fact = f"not before {not_before}, expires at {expires_at}, {new.max_attempts} attempts"
         raise InvalidRequest("a number or size in the request is out of range", fact, "use smaller ones")
     if body_bytes + 4 * len(body) >= _MAX_BODY:
         raise InvalidRequest("the body is too large for PostgreSQL", f"{body_bytes} bytes", "use less than 1 GiB")
-    return request_size(service, b"" if together else key, owner, options, len(body), body_bytes)
+    return new.size
 
 
 def sizes(frames: Sequence[bytes]) -> int:

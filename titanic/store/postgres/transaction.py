@@ -11,7 +11,6 @@ A transaction that remembers what it has read of requests.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -21,7 +20,17 @@ from psycopg import Cursor
 from titanic.errors import StoreError
 from titanic.store.postgres.connection import Session, ids, is_away, is_deadlock
 from titanic.store.postgres.pool import Pool
-from titanic.store.records import Description, Durability, Outcome, Pending
+from titanic.store.records import Durability, Outcome, Pending
+from titanic.store.request import (
+    COLUMNS,
+    FRAME_SIZE,
+    HEAD_SIZE,
+    TEXTS,
+    Description,
+    RequestFields,
+    fields_size,
+    values_of,
+)
 from titanic.store.states import State, Status
 from titanic.util.ids import SIZE
 
@@ -155,36 +164,25 @@ MOST_REPLIES = 16 << 20
 """Bytes of replies that are read ahead for a batch. The others are read when they are asked for."""
 
 
-@dataclass(slots=True)
-class RequestSnapshot:
+class RequestSnapshot(RequestFields):
     """A request without its body, and where it is. `frames` is None when the reply was not read, or there is none.
 
     `ends_at` is when it expires: 0 when it does not, or has ended. `size` is what it counts for its service.
     """
 
-    uuid: bytes
-    service: bytes
-    priority: int
-    submitted_at: int
-    not_before: int
-    expires_at: int
-    max_attempts: int
-    options: bytes
-    key: bytes
-    owner: bytes
-    body_frames: int
-    body_bytes: int
-    state: State
-    ends_at: int
-    due: int
-    attempts: int
-    dispatched_at: int
-    reason: bytes
-    finished_at: int
-    reply_frames: int
-    reply_bytes: int
-    deliveries: int
-    frames: list[bytes] | None
+    body_frames: int = 0
+    body_bytes: int = 0
+    state: State = State.WAITING
+    ends_at: int = 0
+    due: int = 0
+    attempts: int = 0
+    dispatched_at: int = 0
+    reason: bytes = b""
+    finished_at: int = 0
+    reply_frames: int = 0
+    reply_bytes: int = 0
+    deliveries: int = 0
+    frames: list[bytes] | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -192,20 +190,13 @@ class RequestSnapshot:
 
     @property
     def size(self) -> int:
-        return request_size(self.service, self.key, self.owner, self.options, self.body_frames, self.body_bytes)
+        return fields_size(self, self.body_frames, self.body_bytes)
 
     @property
     def description(self) -> Description:
-        return Description(
-            uuid=self.uuid,
+        found = Description(
+            *values_of(self),
             state=self.state,
-            service=self.service,
-            priority=self.priority,
-            submitted_at=self.submitted_at,
-            not_before=self.not_before,
-            expires_at=self.expires_at if self.has_ended else self.ends_at,
-            max_attempts=self.max_attempts,
-            options=self.options,
             body_frames=self.body_frames,
             body_bytes=self.body_bytes,
             attempts=self.attempts,
@@ -215,10 +206,11 @@ class RequestSnapshot:
             reason=self.reason.decode(errors="replace"),
             reply_frames=self.reply_frames,
             reply_bytes=self.reply_bytes,
-            key=self.key,
-            owner=self.owner,
             deliveries=self.deliveries,
         )
+        if not self.has_ended:
+            found.expires_at = self.ends_at
+        return found
 
     @property
     def answer(self) -> Outcome | Pending:
@@ -233,8 +225,7 @@ class RequestSnapshot:
 REASON = "coalesce(p.reason, l.reason, q.reason, '')"
 STATE = "(CASE WHEN p.uuid IS NOT NULL THEN p.status WHEN l.uuid IS NOT NULL THEN 2 ELSE 1 END)"
 _FIELDS = f"""
-    r.uuid, r.service, r.priority, r.submitted_at, r.not_before, r.expires_at, r.max_attempts, r.options, r.key,
-    r.owner, r.body_frames, r.body_bytes,
+    {", ".join(f"r.{name}" for name in COLUMNS)}, r.body_frames, r.body_bytes,
     {STATE},
     coalesce(l.expires_at, q.expires_at, 0), coalesce(l.due, 0), coalesce(p.attempts, l.attempts, q.attempts, 0),
     coalesce(p.dispatched_at, l.dispatched_at, q.dispatched_at, 0), {REASON},
@@ -313,14 +304,11 @@ def answered(row: tuple[Any, ...]) -> Answer:
 _WAITING, _DELAYED = Pending(State.WAITING), Pending(State.DELAYED)
 
 
-def request_size(service: bytes, key: bytes, owner: bytes, options: bytes, frames: int, body_bytes: int) -> int:
-    """Bytes of a request, for the loads of its service and its owner."""
-    return 44 + len(service) + len(key) + len(owner) + len(options) + 4 * frames + body_bytes
-
-
-REQUEST_SIZE = """(44 + octet_length(r.service) + octet_length(r.key) + octet_length(r.owner) + octet_length(r.options)
-    + 4 * r.body_frames + r.body_bytes)"""
-"""`request_size` of a request `r`."""
+REQUEST_SIZE = (
+    f"({HEAD_SIZE} + {' + '.join(f'octet_length(r.{name})' for name in TEXTS)}"
+    f" + {FRAME_SIZE} * r.body_frames + r.body_bytes)"
+)
+"""`fields_size` of a request `r`."""
 
 
 def reply_size(reason: bytes, frames: int, frames_bytes: int) -> int:

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
+from msgspec.structs import asdict, replace
+
 from titanic.errors import NotAStore, StoreCorrupt, StoreFailed
 from titanic.store import service_settings
 from titanic.store.lmdb import closed_record, idempotency_key, opening, outcome_record, request_record, retry_record
@@ -54,7 +56,8 @@ from titanic.store.moving import (
     Totals,
     life_of,
 )
-from titanic.store.records import MIN_CAPACITY, NewRequest, StoredRequest
+from titanic.store.records import MIN_CAPACITY
+from titanic.store.request import NewRequest, StoredRequest
 
 UNFINISHED = "unfinished-migration"
 _ROOMY = 1 << 40
@@ -307,8 +310,8 @@ def _put_life(tx: LmdbWriteTransaction, life: StoredLife) -> None:
 
 
 def _as_new(request: StoredRequest) -> NewRequest:
-    fields = request._asdict()
-    return NewRequest(**{name: fields[name] for name in NewRequest._fields if name in fields})
+    given = {name: value for name, value in asdict(request).items() if name in NewRequest._fields}
+    return NewRequest(**given)
 
 
 def _put_blob(tx: LmdbWriteTransaction, body: bytes) -> Ref:
@@ -319,18 +322,16 @@ def _put_blob(tx: LmdbWriteTransaction, body: bytes) -> Ref:
 
 def _put_closing(tx: LmdbWriteTransaction, closing: StoredClosing) -> None:
     one = closing.closed
-    fields = one._asdict() | {
+    parts = {
         "request": _part(one.request, one.request_left_out, closing.request_frames, one.request_bytes),
         "reply": _part(one.reply, one.reply_left_out, closing.reply_frames, one.reply_bytes),
     }
-    record = ClosedRecord(**{name: fields[name] for name in ClosedRecord._fields})
-    for name in sorted(
-        ("request", "reply"), key=lambda name: -len(fields[name].data)
-    ):  # the larger one makes way first
-        part = fields[name]
+    fields = asdict(one) | parts
+    record = ClosedRecord(**{name: fields[name] for name in ClosedRecord.__struct_fields__})
+    for name, part in sorted(parts.items(), key=lambda item: -len(item[1].data)):  # the larger one makes way first
         if closed_record.size(record) > INLINE and part.data:
             ref = _put_blob(tx, bytes(part.data))
-            record = record._replace(**{name: part._replace(where=Where.BLOB, data=ref.pack())})
+            record = replace(record, **{name: part._replace(where=Where.BLOB, data=ref.pack())})
     tx.raw.put(closed_key(one.sequence), closed_record.encode(one.sequence, record), db=tx.db.closed, append=True)
 
 

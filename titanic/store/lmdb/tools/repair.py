@@ -23,7 +23,8 @@ from titanic.store.lmdb.store import LmdbStore, LmdbWriteTransaction
 from titanic.store.lmdb.tools.check import look_through
 from titanic.store.lmdb.tools.findings import Problem, Progress, Remedy, Verb, Walk
 from titanic.store.lmdb.transaction import Writing
-from titanic.store.records import NewRequest, Outcome, priority_in
+from titanic.store.records import Outcome, priority_in
+from titanic.store.request import NewRequest
 from titanic.store.rules import check_owner, check_service
 from titanic.store.states import Status
 from titanic.util.clock import wall_us
@@ -144,9 +145,9 @@ class _Mender:
                 pass
         self._set_aside(remedy, database)
         closed = ClosedRecord(
-            Status.FAILED,
+            uuid,
+            status=Status.FAILED,
             closed_at=closed_at,
-            uuid=uuid,
             error="its record was damaged" if record is not None else "its record was missing",
             request=Part(Where.DAMAGED),
         )

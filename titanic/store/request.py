@@ -1,0 +1,216 @@
+"""A request as a store takes and returns it: each stored field is declared once, here.
+
+`RequestFields` has what a request is accepted with; `LastingFields` are those of them that are kept when it is closed,
+and that the archive has. Everything else follows from the declarations: the rows and statements of PostgreSQL, the
+record of a closed request, the columns of the archive. Written by hand is what has to be fast, the LMDB record of a
+request (lmdb/request_record.py), and what clients see, `RequestInfo` (titanic/protocol/documents.py); tests compare
+both with the declarations (tests/titanic/store/test_request.py).
+
+Times are µs since the epoch, 0 = none; sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
+
+from msgspec import Struct
+
+from titanic.protocol.submit_options import DEFAULT_PRIORITY
+from titanic.store.states import State, Status
+from titanic.util.ids import SIZE
+
+Id = Annotated[bytes, "uuid"]
+Text = Annotated[bytes, "bytea"]
+Time = Annotated[int, "bigint"]
+Priority = Annotated[int, "smallint"]
+Count = Annotated[int, "integer"]
+"""A field's type in Python, and in PostgreSQL."""
+
+
+class LastingFields(Struct):
+    """What is known of a request as long as it is known: from its acceptance until it leaves the closed requests."""
+
+    uuid: Id = bytes(SIZE)
+    submitted_at: Time = 0
+    priority: Priority = 0
+    service: Text = b""
+    key: Text = b""
+    """Its idempotency key."""
+    owner: Text = b""
+    """The user who submitted it; empty without access control."""
+
+
+class RequestFields(LastingFields):
+    """What is stored of a request when it is accepted, except its body. It never changes."""
+
+    not_before: Time = 0
+    expires_at: Time = 0
+    max_attempts: Count = 0
+    options: Text = b""
+
+
+def _columns(declaration: type[Struct]) -> dict[str, str]:
+    hints = get_type_hints(declaration, include_extras=True)
+    return {name: get_args(hints[name])[1] for name in declaration.__struct_fields__}
+
+
+COLUMNS = _columns(RequestFields)
+"""The fields of a request, with their types in PostgreSQL."""
+
+LASTING = LastingFields.__struct_fields__
+"""The first of them: those of `LastingFields`."""
+
+TEXTS = tuple(name for name, type_ in COLUMNS.items() if type_ == "bytea")
+LASTING_TEXTS = tuple(name for name in TEXTS if name in LASTING)
+"""Each has at most 255 bytes."""
+
+values_of: Callable[[Any], tuple[Any, ...]] = attrgetter(*COLUMNS)
+"""The values of a request's fields, in the order of `COLUMNS`."""
+lasting_values: Callable[[Any], tuple[Any, ...]] = attrgetter(*LASTING)
+_texts: Callable[[Any], tuple[bytes, ...]] = attrgetter(*TEXTS)
+
+HEAD_SIZE, FRAME_SIZE, _KEY_SIZE = 44, 4, 18
+"""Bytes that a store adds to a request, to each frame of its body, and to the row of its key."""
+
+
+class NewRequest(NamedTuple):
+    """A request to be accepted. Its first fields are those of `RequestFields`, but what the store adds.
+
+    Of requests with the same `key` and the same `owner`, one is accepted until `key_until`. With `together`, the key
+    stands for that many requests from this one on, and the others have none: all of them are accepted, or none.
+    """
+
+    service: bytes
+    body: Sequence[bytes]
+    priority: int = DEFAULT_PRIORITY
+    not_before: int = 0
+    expires_at: int = 0
+    max_attempts: int = 0
+    options: bytes = b""
+    key: bytes = b""
+    key_until: int = 0
+    together: int = 0
+    owner: bytes = b""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the request, for the loads of its service and its owner."""
+        return fields_size(self, len(self.body), sum(map(len, self.body))) - (len(self.key) if self.together else 0)
+
+    @property
+    def kept(self) -> int:
+        """Bytes that will be kept for its owner: the request, and its key."""
+        size = self.size
+        if self.key:
+            size += _KEY_SIZE + len(self.owner) + len(self.key) + SIZE * (self.together or 1)
+        return size
+
+
+def fields_size(request: NewRequest | RequestFields, frames: int, body_bytes: int) -> int:
+    """Bytes of a request whose body has that many frames and bytes."""
+    return HEAD_SIZE + sum(map(len, _texts(request))) + FRAME_SIZE * frames + body_bytes
+
+
+class StoredRequest(RequestFields, kw_only=True):
+    """A stored request."""
+
+    body: list[bytes]
+
+
+class Description(RequestFields, kw_only=True):
+    """A request without its frames. A running request is WAITING here: the store does not know which requests run.
+
+    `expires_at` is also 0 when the request was retried after it had expired.
+    """
+
+    state: State
+    body_frames: int
+    body_bytes: int
+    attempts: int = 0
+    due: int = 0
+    dispatched_at: int = 0
+    finished_at: int = 0
+    reason: str = ""
+    reply_frames: int = 0
+    reply_bytes: int = 0
+    deliveries: int = 0
+    """How often workers have had it, if that is known to be more often than `attempts`; 0 once it has ended."""
+
+    def mentions(self, text: str) -> bool:
+        """Whether its reason or its key contains a text, regardless of case."""
+        found = text.casefold()
+        return found in self.reason.casefold() or found in self.key.decode(errors="replace").casefold()
+
+
+# -- closed requests -------------------------------------------------------------------------------------------
+
+
+CLOSED_TEXTS = (*LASTING_TEXTS, "error")
+"""The texts of a closed request's record, in their order."""
+
+CLOSED_LAYOUT = (
+    ("format", "B"),
+    ("kind", "B"),
+    ("attempts", "H"),
+    ("crc", "I"),
+    ("submitted_at", "Q"),
+    ("dispatched_at", "Q"),
+    ("replied_at", "Q"),
+    ("closed_at", "Q"),
+    ("uuid", "16s"),
+    ("request_frames", "I"),
+    ("request_size", "I"),
+    ("reply_frames", "I"),
+    ("reply_size", "I"),
+    ("request_where", "B"),
+    ("reply_where", "B"),
+    ("priority", "B"),
+    *((f"{name}_size", "H" if name == "error" else "B") for name in CLOSED_TEXTS),
+)
+"""The header of a record in ClosedBulk: its fields, with their codes in `struct`, little-endian and without padding."""
+
+CLOSED_FORMAT = 0x81
+"""In `format`: 128 + 1."""
+
+UNCLAIMED = 0x80
+"""In `kind`: no client closed it."""
+
+
+class ClosedRequest(LastingFields, kw_only=True):
+    """A closed request as it is read back.
+
+    Frames that were `left_out` because they were larger than is kept (or found damaged) are an empty list; their
+    size is known all the same. `unclaimed`: no client closed it, its retention ended.
+    """
+
+    sequence: int
+    status: Status
+    attempts: int
+    dispatched_at: int
+    replied_at: int
+    closed_at: int
+    request: list[bytes]
+    reply: list[bytes]
+    error: str
+    unclaimed: bool
+    request_bytes: int
+    reply_bytes: int
+    request_left_out: bool
+    reply_left_out: bool
+
+
+class ClosedBulk(NamedTuple):
+    """The records of closed requests with the numbers from `first` on, without gaps.
+
+    `data` has them one after the other, each beginning where `starts` says. A record is the header of CLOSED_LAYOUT,
+    then CLOSED_TEXTS, then the request's frames and the reply's: at most one of each, as a u32 length and the bytes. Of
+    all others (several frames, or a body that is elsewhere) `apart` has the whole under their place in `starts`; their
+    frames follow the record, the request's and then the reply's, without lengths.
+    """
+
+    first: int
+    data: bytes
+    starts: list[int]
+    apart: dict[int, ClosedRequest]
