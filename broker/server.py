@@ -24,11 +24,14 @@ from broker.core.mmi import About, counters
 from broker.core.requests import Request
 from broker.errors import Means, UsageError
 from broker.io.channels import CoreRunner
-from broker.io.router import ConnectionCount, NamedConnections, Outbox, Router
+from broker.io.router import ConnectionCount, NamedConnections, Outbox, Router, peer_ip
 from broker.io.sockets import DRAIN_LIMIT, MOST_FRAMES, protect
 from broker.io.tcp_connection import TcpInflow
 
 log = logging.getLogger(__name__)
+
+MOST_SOURCES = 10_000
+"""Peers of which the IP address is remembered, at least."""
 
 BatchHandler = Callable[[list[Request]], None]
 """What an integrated service does with the requests that have come; it is called in the broker's thread."""
@@ -141,6 +144,9 @@ class Broker(CoreRunner[BrokerCore]):
         """Local peers that may not have requests begun at all times."""
         self.names = NamedConnections()
         """Connections of peers that have named themselves."""
+        self._sources: dict[Peer, bytes] = {}
+        """IP addresses of peers, without access control."""
+        self._former_sources: dict[Peer, bytes] = {}
         self._ended: deque[int] = deque()
         """Connections that ended in this round: their last messages are read first."""
         self._peers = ConnectionCount(
@@ -186,6 +192,13 @@ class Broker(CoreRunner[BrokerCore]):
         if self._access is not None and isinstance(peer, broker.io.UserConnection):
             peer = peer.sender
         return self.loop.behind or self._router.outbox.full(peer)
+
+    def source_of(self, request: Request) -> bytes:
+        """The IP address from which a request came; empty: it came by ipc, or from this process. Any thread may ask."""
+        peer = request.peer
+        if isinstance(peer, broker.io.UserConnection):
+            return peer.ip.encode()
+        return self._sources.get(peer, self._former_sources.get(peer, b""))
 
     def reload(self, access: Access) -> None:
         """Apply another access file, to open connections too. Any thread may call this; only a broker that was made
@@ -290,9 +303,19 @@ class Broker(CoreRunner[BrokerCore]):
             if connection in self._ended:
                 self._ended.remove(connection)
                 self._miss(connection, now)
+            self._sources.pop(peer, None)
+            self._former_sources.pop(peer, None)
             if self.names.opened(peer, connection):
                 self.core.lost(peer, now)
         return True
+
+    def _note_source(self, peer: Peer) -> None:
+        """Note the IP address of a peer at its first small message: ZeroMQ takes a microsecond to look it up."""
+        if (frame := self._router.last_frame) is None:
+            return
+        if len(self._sources) >= MOST_SOURCES:
+            self._former_sources, self._sources = self._sources, {}
+        self._sources[peer] = peer_ip(frame)
 
     def _settle(self) -> None:
         """Process the ends of connections."""
@@ -335,6 +358,8 @@ class Broker(CoreRunner[BrokerCore]):
             if access is not None:
                 sender = access.connections.speaker
                 user = sender.user
+            elif sender not in self._sources:  # one look-up a message
+                self._note_source(sender)
             try:
                 core.receive(sender, frames, now, user)
             except Exception:

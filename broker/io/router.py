@@ -254,6 +254,21 @@ class Router:
         self.socket.close()
 
 
+IPV4 = "::ffff:"
+"""How IPv4 addresses begin at a socket of IPv6."""
+
+
+def peer_ip(frame: Any) -> bytes:
+    """The IP address of the peer that sent a frame; empty for ipc and inproc."""
+    try:
+        address: str = frame.get("Peer-Address")
+    except (zmq.ZMQError, UnicodeDecodeError):
+        return b""
+    if address.startswith(("localhost:", ":")):  # of ipc: localhost:uid:gid:pid
+        return b""
+    return address.removeprefix(IPV4).encode()
+
+
 class NamedConnections:
     """The connections of peers that have named themselves (ZMQ_ROUTING_ID), by their file descriptors.
 

@@ -12,6 +12,7 @@ import zmq
 
 from broker.access.rules import Guard
 from broker.access.users import NOBODY, User
+from broker.io.router import IPV4
 from broker.io.zap import user_of
 
 _SRCFD = int(zmq.SRCFD)
@@ -37,6 +38,11 @@ class UserConnection:
     """Whether messages can be sent to it."""
     admitted: bool = True
     """Whether its messages are read."""
+
+    @property
+    def ip(self) -> str:
+        """The IP address it comes from; empty for ipc."""
+        return str(self.ends[1][0]).removeprefix(IPV4) if isinstance(self.ends[1], tuple) else ""
 
     @property
     def address(self) -> str:

@@ -32,7 +32,7 @@ from titanic.client.batching import KEY_PREFIX
 from titanic.client.client import Client
 from titanic.client.flows import SUFFIX, FlowTree, flow_tree
 from titanic.errors import RequestFailed, UnknownRequest
-from titanic.protocol.answers import RequestInfo
+from titanic.protocol.answers import ORIGIN, RequestInfo
 from titanic.protocol.submit_options import DEFAULT_PRIORITY
 from titanic.protocol.tsp import Frames
 from titanic.util.text import counted, duration, printable
@@ -134,7 +134,8 @@ def show(uuid: str, as_json: bool, **where: Any) -> None:
 
     \b
     uuid, service
-    owner                    the user who submitted it; absent without one
+    owner, source            the user who submitted it, and the IP address it
+                             came from; absent where not known
     state                    waiting, delayed, running, done, failed, expired
     paused                   true while its service is, and it is to run; absent
     key, priority, max_attempts, expires_at, not_before
@@ -182,8 +183,9 @@ def _lines(row: RequestInfo) -> Iterator[tuple[str, str]]:
     """What is shown of a request: names and values. What is not set, or has its default, is left out."""
     yield "uuid", row["uuid"]
     yield "service", printable(row["service"])
-    if owner := row.get("owner"):
-        yield "owner", printable(owner)
+    for name in ORIGIN:
+        if value := row.get(name):
+            yield name, printable(str(value))
     yield "state", row["state"] + ("; its service is paused" if row.get("paused") else "")
     if far := row.get("progress"):
         of = f" of {far['of']:g}" if far["of"] is not None else ""

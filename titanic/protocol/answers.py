@@ -67,7 +67,16 @@ class RequestInfo(TypedDict):
     paused: NotRequired[bool]
     """True while it waits, or is delayed, and its service is paused; otherwise absent."""
     owner: NotRequired[str]
-    """The user who submitted it; absent when that was nobody."""
+    """The user who submitted it; absent without access control."""
+    source: NotRequired[str]
+    """The IP address that it was submitted from; absent when it is not known."""
+
+
+ORIGIN = {
+    "owner": "The user who submitted it.",
+    "source": "The IP address that it was submitted from.",
+}
+"""Texts about the submitter, by their names in RequestInfo; each is absent when it is empty."""
 
 
 def standing(row: RequestInfo) -> str:

@@ -94,6 +94,10 @@ class Front(Protocol):
     def threads(self) -> dict[str, CallInThread]:
         """Its threads, and how to have a function called in each."""
 
+    def source_of(self, ask: Any) -> bytes:
+        """The IP address from which an ask came; empty: it is unknown. Any thread may ask."""
+        return b""
+
     def workers(self) -> dict[bytes, int] | None:
         """How many workers each service has; None: only the broker elsewhere knows."""
         return None
@@ -173,6 +177,9 @@ class IntegratedFront(Front):
     @property
     def alive(self) -> bool:
         return self._broker.alive and (self._gathering is None or self._gathering.alive)
+
+    def source_of(self, ask: Any) -> bytes:
+        return self._broker.source_of(ask)
 
     def workers(self) -> dict[bytes, int]:
         return self._broker.workers()

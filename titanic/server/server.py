@@ -121,6 +121,7 @@ class Server:
             config.wire.max_waiting_bytes,
             self._refusals,
             settings=self.dispatcher.settings,
+            source_of=front.source_of,
             queue=queue,
             figures=self._figures,
             forbidden=self._forbidden,

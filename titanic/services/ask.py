@@ -172,6 +172,8 @@ class ServiceContext:
     """What users lacked a permission for, by user and action, in the server and its broker."""
     figures: Callable[[], ServiceFigures] = ServiceFigures
     """What is known here of services."""
+    source_of: Callable[[Any], bytes] = lambda ask: b""
+    """The IP address from which an ask came; empty: it is unknown. Any thread may ask."""
     queue: str = ""
     """Which of the nodes that share the store this is; empty when there can be no others."""
     # What follows is counted in one thread each, because += is not atomic.

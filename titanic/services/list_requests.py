@@ -11,6 +11,7 @@ from msgspec.structs import asdict
 from broker import User
 from titanic.errors import Forbidden, RecordCorrupt
 from titanic.protocol import tsp
+from titanic.protocol.answers import ORIGIN
 from titanic.protocol.messages import List, read
 from titanic.protocol.permissions import lacks
 from titanic.protocol.submit_options import read_policy
@@ -216,8 +217,9 @@ def as_document(
         document["running_since"] = since
     if paused and state in (State.WAITING, State.DELAYED):
         document["paused"] = True
-    if not row.owner:
-        del document["owner"]
+    for name in ORIGIN:
+        if not document[name]:
+            del document[name]
     if row.deliveries <= row.attempts:
         del document["deliveries"]
     # A damaged record may have bytes anywhere.

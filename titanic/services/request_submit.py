@@ -22,8 +22,8 @@ from titanic.services.ask import Ask, ServiceContext, not_done
 from titanic.settings import ServiceLimits
 from titanic.store import Load, NewRequest, WriteTransaction
 
-Parse = Callable[[Frames, int, bytes], "Submission"]
-"""The requests of an owner in the body of an ask; ValueError says what is wrong with it."""
+Parse = Callable[[Frames, int, bytes, bytes], "Submission"]
+"""The requests of an owner, from a source, in the body of an ask; ValueError says what is wrong with it."""
 
 
 _Parsed = tuple[Ask, list[NewRequest]]
@@ -62,8 +62,9 @@ class AcceptWrite:
         for ask in self._asks:
             user = ask.user
             owner = b"" if user is None else user.owner
+            source = self._context.source_of(ask)
             try:
-                requests, forget = self._parse(ask.body, now_us, owner)
+                requests, forget = self._parse(ask.body, now_us, owner, source)
                 self._check_sizes(requests)
             except ValueError as error:
                 self._refuse(ask, "invalid", tsp.bad_request(str(error)))
@@ -238,14 +239,14 @@ class Submission(NamedTuple):
     forget: Sequence[bytes] = ()
 
 
-def parse_request(body: Frames, now_us: int, owner: bytes = b"") -> Submission:
+def parse_request(body: Frames, now_us: int, owner: bytes = b"", source: bytes = b"") -> Submission:
     """The request in the body of a titanic.request. ValueError says what is wrong."""
     if fault := tsp.request_fault(body):
         raise ValueError(fault)
-    return Submission([NewRequest(body[0], body[1:], owner=owner)])
+    return Submission([NewRequest(body[0], body[1:], owner=owner, source=source)])
 
 
-def parse_submit(body: Frames, now_us: int, owner: bytes = b"") -> Submission:
+def parse_submit(body: Frames, now_us: int, owner: bytes = b"", source: bytes = b"") -> Submission:
     """The requests of an owner in the body of a titanic.submit. ValueError says what is wrong."""
     if len(body) < 3:
         raise ValueError("a titanic.submit is options, a service name and at least one body frame")
@@ -265,7 +266,8 @@ def parse_submit(body: Frames, now_us: int, owner: bytes = b"") -> Submission:
     )
     key_until = _moment(options.key_for, now_us) if any(keys) else 0
     requests = [
-        NewRequest(service, frames, *shared, key, key_until, 0, owner) for frames, key in zip(bodies, keys, strict=True)
+        NewRequest(service, frames, *shared, key, key_until, 0, owner, source)
+        for frames, key in zip(bodies, keys, strict=True)
     ]
     if options.key and len(bodies) > 1:
         requests[0] = requests[0]._replace(together=len(bodies))

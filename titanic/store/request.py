@@ -40,6 +40,8 @@ class LastingFields(Struct):
     """Its idempotency key."""
     owner: Text = b""
     """The user who submitted it; empty without access control."""
+    source: Text = b""
+    """The IP address that it was submitted from; empty: unknown, as by `ipc://` and through a broker elsewhere."""
 
 
 class RequestFields(LastingFields):
@@ -93,6 +95,7 @@ class NewRequest(NamedTuple):
     key_until: int = 0
     together: int = 0
     owner: bytes = b""
+    source: bytes = b""
 
     @property
     def size(self) -> int:

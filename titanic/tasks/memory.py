@@ -29,10 +29,10 @@ from titanic.services.list_requests import as_document
 from titanic.services.request_submit import parse_submit
 from titanic.settings import ServerConfig
 from titanic.store import Description, NewRequest, ReadyRow, State, Status, rules
+from titanic.store.request import COLUMNS
 from titanic.util import ids
 
 Body = bytes | str
-from titanic.store.request import COLUMNS
 
 
 @dataclass(slots=True, eq=False)

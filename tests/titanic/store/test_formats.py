@@ -29,7 +29,7 @@ from titanic.store.postgres.schema import FORMAT as POSTGRES_FORMAT
 NOW = 1_795_258_520_106_479
 RELEASED = range(1, schema.FORMAT + 1)
 UNRELEASED = range(1, 7)
-LAYOUTS = {1: "0e649bfdc7dd849a"}
+LAYOUTS = {1: "8492515bb17478ed"}
 """The digest of the layout of each format."""
 
 _CATALOG = """

@@ -32,6 +32,7 @@ REQUESTS = st.builds(
     key_until=st.just(0),
     together=st.just(0),
     owner=st.sampled_from([b"", b"e", b"shop", b"x" * 32]),
+    source=st.sampled_from([b"", b"127.0.0.1", b"x" * 255]),
 )
 OUTCOMES = st.builds(
     Outcome,
@@ -65,6 +66,7 @@ LIVES = st.builds(
     error=st.text(max_size=30),
     priority=st.integers(0, 9),
     owner=st.sampled_from([b"", b"e", b"x" * 32]),
+    source=st.sampled_from([b"", b"::1"]),
 )
 
 

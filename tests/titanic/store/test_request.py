@@ -12,7 +12,7 @@ from titanic.store.lmdb import request_record
 from titanic.store.request import COLUMNS, HEAD_SIZE, LASTING, LASTING_TEXTS, TEXTS, RequestFields, fields_size
 
 UUID = bytes(range(16))
-EXAMPLE = NewRequest(b"echo", [b"body", b""], 7, 2, 3, 4, b"{}", **{name: name.encode() for name in ("key", "owner")})
+EXAMPLE = NewRequest(b"echo", [b"body", b""], 7, 2, 3, 4, b"{}", b"key", owner=b"owner", source=b"source")
 
 
 def test_a_new_request_has_all_fields_but_those_that_the_store_adds() -> None:

@@ -12,14 +12,16 @@ The record, little-endian, in database `requests` under the request's id. It is 
         16     8  not_before, µs since the epoch, 0 = none
         24     8  expires_at, µs since the epoch, 0 = never
         32     2  max_attempts, 0 = the server's default
-        34     2  s: bytes in the service's name, 1 … 255
+        34     1  s: bytes in the service's name, 1 … 255
+        35     1  a: bytes of source
         36     4  o: bytes of options, a JSON object or nothing
         40     4  number of frames
         44     s  service
       44+s     k  idempotency key, UTF-8
     44+s+k     w  owner: who submitted it
-  44+s+k+w     o  options
-44+s+k+w+o        body: frames (record.py), or a reference to them (blob.py)
+  44+s+k+w     a  source: the IP address that it was submitted from
+44+s+k+w+a     o  options
+  then            body: frames (record.py), or a reference to them (blob.py)
 """
 
 from __future__ import annotations
@@ -49,10 +51,9 @@ DATABASE = "requests"
 
 _IN_BLOB = 1
 _PREFIX = [bytes((FORMAT_1, 0, priority, 0)) for priority in range(MAX_PRIORITY + 1)]
-_HEADER = struct.Struct("<BBBBIQQQHHII")
-_REST = struct.Struct("<QQQHHII")  # the header from BODY on
+_HEADER = struct.Struct("<BBBBIQQQHBBII")
+_REST = struct.Struct("<QQQHBBII")  # the header from BODY on
 _MAX_REST = INLINE - BODY
-_SERVICE_SIZE = struct.Struct("<H")
 _SERVICE_SIZE_AT = 34
 _pack_rest = _REST.pack
 
@@ -76,7 +77,7 @@ def encode(uuid: bytes, request: NewRequest, submitted_at: int, put_blob: PutBlo
 
     A body that is too large for the row is given to `put_blob`.
     """
-    service, body, priority, not_before, expires_at, max_attempts, options, key, _, together, owner = request
+    service, body, priority, not_before, expires_at, max_attempts, options, key, _, together, owner, source = request
     if together:
         key = b""
     check_service(service)
@@ -86,17 +87,17 @@ def encode(uuid: bytes, request: NewRequest, submitted_at: int, put_blob: PutBlo
         raise InvalidRequest("the options are too long", f"{len(options)} bytes", f"use at most {MAX_OPTIONS}")
     prefix = _PREFIX[priority]
     try:
-        rest = _pack_rest(submitted_at, not_before, expires_at, max_attempts, len(service), len(options), len(body))
+        sizes = len(service), len(source), len(options), len(body)
+        rest = _pack_rest(submitted_at, not_before, expires_at, max_attempts, *sizes)
         if key:
             prefix = bytes((FORMAT_1, 0, priority, len(key)))
         if owner:
             check_owner(owner)
             prefix = bytes((FORMAT_1, len(owner) << 1, priority, len(key)))
-            key += owner  # which stands behind it
         frames = join_frames(body)
     except (struct.error, ValueError) as error:
         raise InvalidRequest("a number or size in the request is out of range", str(error)) from error
-    rest = b"".join((rest, service, key, options, frames))
+    rest = b"".join((rest, service, key, owner, source, options, frames))
     if len(rest) > _MAX_REST and put_blob is not None:
         rest = rest[: len(rest) - len(frames)] + put_blob(frames).pack()
         prefix = bytes((prefix[0], prefix[1] | _IN_BLOB)) + prefix[2:]
@@ -105,11 +106,8 @@ def encode(uuid: bytes, request: NewRequest, submitted_at: int, put_blob: PutBlo
 
 def is_of(record: memoryview | bytes, service: bytes) -> bool:
     """Whether it is a request of this service. Nothing else of the record is looked at."""
-    size = len(service)
-    return (
-        record[_SERVICE_SIZE_AT : _SERVICE_SIZE_AT + 2] == _SERVICE_SIZE.pack(size)
-        and record[_HEADER.size : _HEADER.size + size] == service
-    )
+    at, size = _HEADER.size, len(service)
+    return len(record) >= at and record[_SERVICE_SIZE_AT] == size and record[at : at + size] == service
 
 
 def decode_header(uuid: bytes, record: memoryview | bytes) -> RequestHeader:
@@ -121,11 +119,12 @@ def decode_header(uuid: bytes, record: memoryview | bytes) -> RequestHeader:
         raise RecordCorrupt(uuid, DATABASE, f"it has {len(record)} bytes")
     fields = _HEADER.unpack_from(record)
     format_, flags, priority, key_size, _, submitted_at, not_before, expires_at, max_attempts = fields[:9]
-    service_size, options_size, frame_count = fields[9:]
+    service_size, source_size, options_size, frame_count = fields[9:]
     key_at = _HEADER.size + service_size
     owner_at = key_at + key_size
     owner_size = flags >> 1
-    options_at = owner_at + owner_size
+    source_at = owner_at + owner_size
+    options_at = source_at + source_size
     body_at = options_at + options_size
     ref_size = blob.REF_SIZE if flags & _IN_BLOB else 0
     if format_ != FORMAT_1:
@@ -139,7 +138,8 @@ def decode_header(uuid: bytes, record: memoryview | bytes) -> RequestHeader:
         priority,
         bytes(record[_HEADER.size : key_at]),
         bytes(record[key_at:owner_at]) if key_size else b"",
-        bytes(record[owner_at:options_at]) if owner_size else b"",
+        bytes(record[owner_at:source_at]) if owner_size else b"",
+        bytes(record[source_at:options_at]) if source_size else b"",
         not_before,
         expires_at,
         max_attempts,
@@ -162,8 +162,7 @@ def owner_in(record: memoryview | bytes) -> bytes:
     """The owner, without looking at all else; empty when it cannot be told."""
     if len(record) < _HEADER.size or record[0] != FORMAT_1:
         return b""
-    (service_size,) = _SERVICE_SIZE.unpack_from(record, _SERVICE_SIZE_AT)
-    at = _HEADER.size + service_size + record[3]
+    at = _HEADER.size + record[_SERVICE_SIZE_AT] + record[3]
     size = record[1] >> 1
     return bytes(record[at : at + size]) if size <= MAX_OWNER and at + size <= len(record) else b""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from titanic.protocol.answers import ORIGIN
 from titanic.protocol.submit_options import MAX_PRIORITY, MOST_SECONDS
 from titanic.web.problems import PROBLEM_JSON, TITLES
 from titanic.web.request_headers import MAX_KEY, MIN_SPAN
@@ -156,7 +157,7 @@ _REQUEST = record(
         "running_since": MOMENT,
         "deliveries": {**COUNT, "description": "How often workers have had it, where that is more than `attempts`."},
         "trace": TEXT,
-        "owner": {"type": "string", "description": "The user who submitted it."},
+        **{name: {"type": "string", "description": text} for name, text in ORIGIN.items()},
         "type": {"type": "string", "description": "The content type of its body."},
         "digest": TEXT,
     },

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from titanic.client.flows import SUFFIX, FlowTree, flow_tree
 from titanic.errors import TitanicError, UnknownRequest
-from titanic.protocol.answers import RequestInfo
+from titanic.protocol.answers import ORIGIN, RequestInfo
 from titanic.util import ids
 from titanic.util.text import counted, printable
 from titanic.web.api.requests import described
@@ -59,6 +59,7 @@ async def request_page(request: Request) -> Response:
         "request.html",
         row=row,
         key=document["key"],
+        origin={name: row[name] for name in ORIGIN if name in row},  # type: ignore[literal-required]
         timeline=timeline(row),
         body=body,
         reply=reply,

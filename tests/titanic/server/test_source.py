@@ -1,0 +1,21 @@
+"""The server notes from which IP address a request was submitted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from support.serving import serving
+
+from titanic import Client
+
+
+def test_a_request_has_the_address_that_it_came_from(client: Client) -> None:
+    uuid = client.submit("echo", b"x")
+    assert client.show(uuid).get("source") == "127.0.0.1"
+    assert client.show(client.submit("echo", bytes(1 << 20))).get("source") == "127.0.0.1"
+
+
+def test_by_ipc_it_is_unknown(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/broker"
+    with serving(tmp_path, bind=(endpoint,)), Client(endpoint) as client:
+        assert "source" not in client.show(client.submit("echo", b"x"))
