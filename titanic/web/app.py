@@ -6,12 +6,11 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
@@ -21,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import broker
 from titanic.errors import TitanicError
 from titanic.web import problems
-from titanic.web.api.routes import find
+from titanic.web.api.routes import ROUTES as API_ROUTES
 from titanic.web.app_state import AppState, app_state, problem_response
 from titanic.web.auth.clients import ANYBODY
 from titanic.web.auth.middleware import STATUS, AuthMiddleware
@@ -78,9 +77,6 @@ async def readyz(request: Request) -> Response:
     return PlainTextResponse(f"{fault or 'ok'}\n", 503 if fault else 200)
 
 
-ROUTES = [Route("/healthz", healthz), Route("/readyz", readyz)]
-
-
 LOOK = 0.5
 """Seconds between looks at the access file, the keys and the certificate."""
 
@@ -115,42 +111,17 @@ def _encoded(headers: dict[str, str], https: bool) -> dict[bytes, bytes]:
     return {name.lower().encode(): value.encode() for name, value in said.items()}
 
 
-class Door:
-    """Middleware: HTTP for programs. In Starlette's table of routes each of their calls, of which there may be
-    thousands a second, would pass three more layers."""
+class SecurityHeaders:
+    """Middleware that adds `DOCUMENTS` to the API's answers, `PAGES` to others, and notes each status for the log."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, https: bool) -> None:
         self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            if (found := find(scope["raw_path"])) is not None:
-                resource, scope["path_params"] = found
-                await resource.handle(scope, receive, send)
-                return
-        except (Problem, TitanicError, HTTPException) as error:
-            await (await _told(Request(scope), error))(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
-
-
-class _App(Starlette):
-    """Puts `PAGES` or `DOCUMENTS` on every answer. What else stands around the handlers stands around Starlette's own
-    layers, too: calls of programs never pass them."""
-
-    def __init__(self, gateway: AppState, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self.gateway = gateway
-        https = gateway.settings.is_https
         self._pages, self._documents = _encoded(PAGES, https), _encoded(DOCUMENTS, https)
-        inner = Door(self.build_middleware_stack())
-        self._guarded = AuthMiddleware(inner, gateway.settings, gateway.identity, gateway.clients)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await super().__call__(scope, receive, send)
+            await self._app(scope, receive, send)
             return
-        scope["app"] = self
         headers = self._documents if problems.is_for_programs(scope) else self._pages
 
         async def hardened(message: Message) -> None:
@@ -158,13 +129,13 @@ class _App(Starlette):
                 scope[STATUS] = message["status"]
                 said = message.get("headers", ())
                 missing = headers
-                for name, _ in said:  # in small letters, as ASGI has them
+                for name, _ in said:  # in lower case, as in ASGI
                     if name in missing:
                         missing = {one: value for one, value in missing.items() if one != name}
                 message["headers"] = [*said, *missing.items()]
             await send(message)
 
-        await self._guarded(scope, receive, hardened)
+        await self._app(scope, receive, hardened)
 
 
 async def _told(request: Request, error: Exception) -> Response:
@@ -183,21 +154,43 @@ async def _told(request: Request, error: Exception) -> Response:
     return problem_response(request, error)
 
 
-def new_app(settings: WebSettings) -> _App:
-    """The application. It connects to the server when it is asked for something."""
-    gateway = AppState(settings)
-    app = _App(
-        gateway,
-        routes=[*PAGE_ROUTES, *ROUTES, Mount("/static", StaticFiles(directory=STATIC), name="static")],
-        exception_handlers={Problem: _told, TitanicError: _told, HTTPException: _told},
-        lifespan=partial(_lifespan, gateway),
+async def _internal_error(request: Request, error: Exception) -> Response:
+    """The answer to an unexpected error, which the server logs. `SecurityHeaders` does not see it."""
+    headers = DOCUMENTS if problems.is_for_programs(request.scope) else PAGES
+    return PlainTextResponse("Internal Server Error", 500, headers)
+
+
+def new_app(settings: WebSettings) -> Starlette:
+    """Make the application; its `state.titanic` is the AppState. It connects to the server on the first request."""
+    state = AppState(settings)
+    app = Starlette(
+        routes=[
+            *API_ROUTES,
+            *PAGE_ROUTES,
+            Route("/healthz", healthz),
+            Route("/readyz", readyz),
+            Mount("/static", StaticFiles(directory=STATIC), name="static"),
+        ],
+        middleware=[
+            Middleware(SecurityHeaders, settings.is_https),
+            Middleware(AuthMiddleware, settings, state.identity, state.clients),
+        ],
+        exception_handlers={
+            Problem: _told,
+            TitanicError: _told,
+            HTTPException: _told,
+            Exception: _internal_error,
+        },
+        lifespan=_lifespan,
     )
+    app.state.titanic = state
     app.state.readiness = Readiness()
     return app
 
 
 @asynccontextmanager
-async def _lifespan(gateway: AppState, app: Starlette) -> AsyncIterator[None]:
+async def _lifespan(app: Starlette) -> AsyncIterator[None]:
+    gateway: AppState = app.state.titanic
     looking = asyncio.create_task(_look(gateway))
     try:
         async with new_delivery(gateway.settings) if gateway.settings.hooks else nullcontext() as delivery:

@@ -114,7 +114,7 @@ def _signed(visitor: Visitor, text: str) -> str:
 
 def app_state(request: Request) -> AppState:
     """The gateway that a request came to."""
-    gateway: AppState = request.scope["app"].gateway
+    gateway: AppState = request.scope["app"].state.titanic
     return gateway
 
 

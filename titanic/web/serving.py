@@ -41,7 +41,7 @@ class WebServer:
         self._settings = settings
         host, port = settings.bind
         self.app = app = new_app(settings)
-        self._gateway = app.gateway
+        self._gateway: AppState = app.state.titanic
         tls = self._gateway.tls
 
         class Bounded(GatewayProtocol):
@@ -61,7 +61,7 @@ class WebServer:
             proxy_headers=False,
             timeout_graceful_shutdown=3,
         )
-        self._server = _Quiet(config, app.gateway)
+        self._server = _Quiet(config, self._gateway)
         self._thread: threading.Thread | None = None
 
     @property

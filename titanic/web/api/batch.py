@@ -17,7 +17,7 @@ from titanic.protocol.submit_options import MOST_UUIDS
 from titanic.util.text import quoted
 from titanic.web import problems
 from titanic.web.api.requests import check_digest, digest, read_service
-from titanic.web.api.resource import Resource, body_parts, body_too_large, max_body
+from titanic.web.api.resource import ApiRoute, body_parts, body_too_large, max_body
 from titanic.web.api.responses import json_response
 from titanic.web.api.schemas import SERVICE, SUBMIT_HEADERS, UUID, answer, listed, record, wrong
 from titanic.web.app_state import visitor_of
@@ -301,4 +301,4 @@ PATHS = {
     }
 }
 
-ROUTES = [Resource("/v1/services/{service}/requests:batch", POST=post_batch)]
+ROUTES = [ApiRoute("/v1/services/{service}/requests:batch", POST=post_batch)]

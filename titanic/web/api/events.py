@@ -24,7 +24,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from titanic.util import ids
-from titanic.web.api.resource import Resource
+from titanic.web.api.resource import ApiRoute
 from titanic.web.api.schemas import TEXT, parameter, wrong
 from titanic.web.app_state import app_state, visitor_of
 from titanic.web.auth.identity import Visitor
@@ -248,4 +248,4 @@ PATHS = {
     }
 }
 
-ROUTES = [Resource("/v1/events", GET=get_events)]
+ROUTES = [ApiRoute("/v1/events", GET=get_events)]

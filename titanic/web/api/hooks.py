@@ -15,7 +15,7 @@ from broker import read_json
 from titanic.aio import Client
 from titanic.errors import Forbidden, UnknownRequest
 from titanic.util.text import quoted
-from titanic.web.api.resource import Resource, read_body
+from titanic.web.api.resource import ApiRoute, read_body
 from titanic.web.api.responses import json_response
 from titanic.web.api.schemas import PATH, SERVICE, TEXT, answer, header, listed, parameter, record, wrong
 from titanic.web.app_state import app_state, visitor_of
@@ -254,6 +254,6 @@ PATHS: dict[str, dict[str, Any]] = {
 }
 
 ROUTES = [
-    Resource("/v1/hooks", GET=get_hooks, PUT=put_hook),
-    Resource("/v1/hooks/{hook}", GET=get_hook, DELETE=delete_hook),
+    ApiRoute("/v1/hooks", GET=get_hooks, PUT=put_hook),
+    ApiRoute("/v1/hooks/{hook}", GET=get_hook, DELETE=delete_hook),
 ]

@@ -24,7 +24,7 @@ from titanic.web.api.requests import (
     read_service,
     unless_disconnected,
 )
-from titanic.web.api.resource import Resource, max_body, read_body
+from titanic.web.api.resource import ApiRoute, max_body, read_body
 from titanic.web.api.responses import json_response
 from titanic.web.api.schemas import ANY_ANSWER, ANY_BODY, SERVICE, TEXT, answer, header, parameter, record, wrong
 from titanic.web.app_state import app_state, visitor_of
@@ -211,8 +211,8 @@ PATHS: dict[str, dict[str, Any]] = {
 }
 
 ROUTES = [
-    Resource("/v1/services/{service}:take", POST=post_take),
-    Resource("/v1/leases/{lease}:done", POST=post_done),
-    Resource("/v1/leases/{lease}:failed", POST=post_failed),
-    Resource("/v1/leases/{lease}:extend", POST=post_extend),
+    ApiRoute("/v1/services/{service}:take", POST=post_take),
+    ApiRoute("/v1/leases/{lease}:done", POST=post_done),
+    ApiRoute("/v1/leases/{lease}:failed", POST=post_failed),
+    ApiRoute("/v1/leases/{lease}:extend", POST=post_extend),
 ]

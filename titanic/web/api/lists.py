@@ -13,7 +13,7 @@ from titanic.protocol.answers import RequestInfo
 from titanic.protocol.submit_options import MOST_UUIDS
 from titanic.util.text import quoted
 from titanic.web.api.requests import described
-from titanic.web.api.resource import Resource
+from titanic.web.api.resource import ApiRoute
 from titanic.web.api.responses import json_response, query_uuid, timestamp
 from titanic.web.api.schemas import (
     COUNT,
@@ -160,7 +160,7 @@ PATHS: dict[str, dict[str, Any]] = {
 }
 
 ROUTES = [
-    Resource("/v1/requests", GET=get_requests),
-    Resource("/v1/services", GET=get_services),
-    Resource("/v1/stats", GET=get_stats),
+    ApiRoute("/v1/requests", GET=get_requests),
+    ApiRoute("/v1/services", GET=get_services),
+    ApiRoute("/v1/stats", GET=get_stats),
 ]

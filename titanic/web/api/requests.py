@@ -20,7 +20,7 @@ from titanic.errors import Forbidden, InvalidRequest, RequestFailed, TimedOut, T
 from titanic.protocol import tsp
 from titanic.protocol.answers import RequestInfo
 from titanic.protocol.tsp import Frames
-from titanic.web.api.resource import Resource, body_too_large, max_body, read_body
+from titanic.web.api.resource import ApiRoute, body_too_large, max_body, read_body
 from titanic.web.api.responses import failed_request, json_response, links, path_uuid, timestamp, unknown_request
 from titanic.web.api.schemas import (
     ANY_ANSWER,
@@ -443,9 +443,9 @@ PATHS = {
 }
 
 ROUTES = [
-    Resource("/v1/services/{service}/requests", POST=post_request),
-    Resource("/v1/requests/{uuid}:retry", POST=retry_request),
-    Resource("/v1/requests/{uuid}/body", GET=get_body),
-    Resource("/v1/requests/{uuid}", GET=get_request, DELETE=delete_request),
-    Resource("/v1/requests/{uuid}/reply", GET=get_reply),
+    ApiRoute("/v1/services/{service}/requests", POST=post_request),
+    ApiRoute("/v1/requests/{uuid}:retry", POST=retry_request),
+    ApiRoute("/v1/requests/{uuid}/body", GET=get_body),
+    ApiRoute("/v1/requests/{uuid}", GET=get_request, DELETE=delete_request),
+    ApiRoute("/v1/requests/{uuid}/reply", GET=get_reply),
 ]

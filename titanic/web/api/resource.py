@@ -1,7 +1,7 @@
-"""A path of the door and what its methods do.
+"""A route of the HTTP API, and how its handlers read bodies.
 
-Paths are matched as they were sent, not as they read when decoded: the name of a service may contain anything, also a
-slash, which is written %2F.
+Paths are matched as they were sent, not decoded: the name of a service may contain anything, also a slash, which is
+written %2F.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
+from typing import NoReturn
 from urllib.parse import unquote_to_bytes
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute, Match, NoMatchFound
 from starlette.types import Message, Receive, Scope, Send
 
 from titanic.aio import Client
@@ -34,7 +36,7 @@ _PATTERNS = {"uuid": b"[^/:]+"}
 """What a parameter may be, if not anything without a slash."""
 
 
-class Resource:
+class ApiRoute(BaseRoute):
     """A path such as `/v1/requests/{uuid}`, and the handler of each method. HEAD is answered as GET is.
 
     The parameters are in `request.path_params`, decoded.
@@ -66,6 +68,16 @@ class Resource:
             except UnicodeDecodeError:
                 raise Problem(400, f"the {name} in the path is not UTF-8; percent-encode its UTF-8 bytes") from None
         return parameters
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Match a request by its path; `handle` answers other methods with 405."""
+        if scope["type"] != "http" or (parameters := self.parameters(scope["raw_path"])) is None:
+            return Match.NONE, {}
+        return Match.FULL, {"path_params": parameters}
+
+    def url_path_for(self, name: str, /, **path_params: object) -> NoReturn:
+        """Routes of the API have no names."""
+        raise NoMatchFound(name, path_params)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; its scope has the parameters in `path_params`. The errors that a handler raises are the

@@ -6,9 +6,6 @@ Each module has the routes of its calls in ROUTES, and in PATHS what the documen
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from functools import lru_cache
-from types import MappingProxyType
 from typing import Any
 
 from starlette.requests import Request
@@ -16,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from titanic.version import __version__
 from titanic.web.api import batch, events, hooks, leases, lists, requests, schemas
-from titanic.web.api.resource import Resource
+from titanic.web.api.resource import ApiRoute
 from titanic.web.api.schemas import TEXT, answer, record, wrong
 from titanic.web.app_state import visitor_of
 from titanic.web.request_headers import read_query
@@ -96,22 +93,6 @@ ROUTES = [
     *events.ROUTES,
     *leases.ROUTES,
     *hooks.ROUTES,
-    Resource("/v1/session", GET=get_session),
-    Resource(DOCUMENT, GET=get_document),
+    ApiRoute("/v1/session", GET=get_session),
+    ApiRoute(DOCUMENT, GET=get_document),
 ]
-
-MAX_CACHED = 300
-"""Bytes of a path that is cached; paths of services are shorter."""
-
-
-def find(raw_path: bytes) -> tuple[Resource, Mapping[str, str]] | None:
-    """The resource at a path as it was sent, and the parameters in it; None: there is none. Raises Problem."""
-    return _found(raw_path) if len(raw_path) <= MAX_CACHED else _found.__wrapped__(raw_path)
-
-
-@lru_cache(maxsize=1000)
-def _found(raw_path: bytes) -> tuple[Resource, Mapping[str, str]] | None:
-    for resource in ROUTES:
-        if (parameters := resource.parameters(raw_path)) is not None:
-            return resource, MappingProxyType(parameters)
-    return None

@@ -60,6 +60,9 @@ class AuthMiddleware:
         self._hosts: set[bytes] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
         try:
             self._check_source(scope)
             path = scope["path"]
