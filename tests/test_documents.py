@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+from support.settings_documents import TOML, settings_file
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [
@@ -99,3 +100,7 @@ def test_every_room_has_its_line() -> None:
     assert packages <= set(rooms)
     assert [room for room in rooms if not (ROOT / room).is_dir()] == []
     assert len(rooms) == len(set(rooms))
+
+
+def test_the_settings_file_is_made_of_the_declarations() -> None:
+    assert TOML.read_text() == settings_file(), "run `python -m support.settings_documents` in tests/"

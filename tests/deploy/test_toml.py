@@ -11,7 +11,7 @@ from typing import Any
 import click
 import pytest
 from support.cli_titanic import here
-from support.settings_documents import README, TABLES, TOML, readme, settings_file, table_of
+from support.settings_documents import README, TABLES, TOML, readme, table_of
 
 from broker import BrokerConfig, ClientConfig, WorkerConfig, settings_of
 from titanic.cli import main
@@ -33,10 +33,6 @@ def commented() -> dict[str, Any]:
 def test_as_it_is_it_sets_nothing() -> None:
     assert tomllib.loads(FILE.read_text()) == {name: {} for name in TABLES}
     assert here("config", "check", FILE).code == 0
-
-
-def test_it_is_made_of_the_declarations() -> None:
-    assert FILE.read_text() == settings_file(), "run `python -m support.settings_documents` in tests/"
 
 
 def test_the_tables_of_the_brokers_settings_are_made_of_the_declarations() -> None:
