@@ -1,9 +1,9 @@
-"""What a store promises, in the words of the states (states.py). `lmdb/` is the engine that keeps these promises.
+"""The interface of a store, in terms of the states (states.py). `lmdb/` and `postgres/` implement it.
 
-*Atomicity.* A write transaction is there as a whole when its `with` block has ended without an error; otherwise nothing
-of it is. A process or a machine that dies leaves one or the other. There is one writer at a time: the next one waits.
-Readers wait for nobody and see one moment: that of their beginning or, in a `remote` store, of the first thing that
-they look at; what they `prefetch` before is of that moment.
+*Atomicity.* A write transaction is kept as a whole when its `with` block ends without an error; otherwise nothing of it
+is. A process or a machine that dies leaves one or the other. There is one writer at a time: the next one waits. Readers
+never wait. A reader sees the store at one moment: that of its beginning or, in a `remote` store, of its first read;
+prefetched requests are of the moment of the prefetch.
 
 *Durability.* What was committed survives the process. It survives a power cut, too, if the store is `synced`; `relaxed`
 stores may lose the last commit until they are synced, `memory` lasts as long as the machine runs (`Durability`).
@@ -12,11 +12,11 @@ stores may lose the last commit until they are synced, `memory` lasts as long as
 Closed requests are numbered without gaps in the order of their closing.
 
 *Time* is an argument, in µs since the epoch (0: none), and comes from `Store.now_us`. A wall clock may have been ahead:
-`ahead_us` says by how much, and what depends on time being over then waits so much longer.
+`ahead_us` says by how much, and timers then wait so much longer.
 
-*Damage.* What is damaged is never handed out: RecordCorrupt names the record, StoreCorrupt what is wrong with the rest.
-Where a list is asked for, it ends before a damaged record, which is raised when it comes first. A request that is
-damaged can be closed all the same.
+*Damage.* Damaged data is never returned: RecordCorrupt names the record, StoreCorrupt what is wrong with the rest. A
+list ends before a damaged record; if that record is the first, it is raised. A damaged request can be closed all the
+same.
 
 *Full stores.* The store keeps to its capacity. When it is full, `accept` raises StoreFull, and so does `finish` for a
 reply that finds no room. The transaction remains good in both cases. Everything else goes on: a request can always end
@@ -57,11 +57,11 @@ from titanic.store.states import State, Status
 class Store(Protocol):
     """An open store. Threads may share it; a transaction belongs to the thread that began it.
 
-    `place` tells people where it is, without a password. `remote`: transactions may wait for a network, so nobody may
-    begin one in a loop's thread; and nodes may share it, so they claim what they dispatch (claiming.py).
+    `place` is its location, for people, without a password. `remote`: transactions may wait for a network, so none may
+    begin in a loop's thread; and nodes may share it, so they claim what they dispatch (claiming.py).
     `capacity` is in bytes, `durability` is what its commits wait for. `batch` is how many requests one transaction can
-    change (but not accept) however full the store is, and however far apart they are in it. `now_us` tells the time of
-    day by which its times count, in µs since the epoch: all who share it have the same, whatever their own clocks show.
+    change (but not accept) however full the store is, and however far apart they are in it. `now_us` returns the
+    time by which its timers count, in µs since the epoch: the same for all nodes, whatever their own clocks show.
     """
 
     place: str
@@ -89,21 +89,21 @@ class Store(Protocol):
         """Whether transactions can begin. If not, the store must be opened again; nothing is lost by that."""
 
     def sync(self) -> None:
-        """Have all that was committed on the disk, where that is not so already; a store that was opened for reading
-        has what others committed there. Any thread may call it, outside of its transactions. Raises StoreFailed."""
+        """Sync all that was committed to the disk, unless it is there already; in a store that was opened for reading,
+        what other processes committed. Any thread may call it, outside of its transactions. Raises StoreFailed."""
 
     def reader_check(self) -> int:
-        """Free what readers hold that were killed, and return how many there were. It takes microseconds."""
+        """Free what killed readers hold, and return how many there were. It takes microseconds."""
 
     def readers(self) -> list[StoreReader]:
-        """The processes that have been reading for some time, the one that began first at the front. Any thread may
-        ask. Those of a `remote` store are transactions; `pinned` is then an estimate for all together."""
+        """The processes that have been reading for some time, the longest first. Any thread may call it. Those of a
+        `remote` store are transactions; `pinned` is then an estimate for all together."""
 
     def close(self) -> None:
         """Close the store; its transactions must have ended. Closing again does nothing."""
 
     def discard(self) -> None:
-        """Close the store. If this opening has made it, and nothing was ever kept in it, it goes."""
+        """Close the store, and delete it if this opening created it and nothing was ever stored in it."""
 
     def __enter__(self) -> Self: ...
 
@@ -134,46 +134,44 @@ class ReadTransaction(Protocol):
         """The request as it was accepted; None when it is unknown."""
 
     def reply(self, uuid: bytes) -> Outcome | Pending | None:
-        """How the request ended, that it has not ended yet, or None when it is unknown."""
+        """The outcome of the request, Pending if it has not ended, or None when it is unknown."""
 
     def describe(self, uuid: bytes) -> Description | None:
         """The request without its frames, which are not checked; None when it is unknown."""
 
     def owner(self, uuid: bytes) -> bytes | None:
-        """Who submitted the request; empty when it belongs to nobody: there was no access control, or its record is so
-        damaged that it cannot be told. None when it is unknown."""
+        """The owner of the request. Empty when it has none: there was no access control, or its record is too damaged
+        to read. None when the request is unknown."""
 
     def holder(self, key: bytes, owner: bytes = b"") -> bytes | None:
         """The id of the request that its owner submitted with this idempotency key, also when it is closed; None when
-        the key is unknown or forgotten. Each owner's keys are his own."""
+        the key is unknown or forgotten. Owners may use the same keys."""
 
     # -- queues ----------------------------------------------------------------------------------------------
 
     def next_ready(
         self, service: bytes, after: bytes | None, limit: int, max_bytes: int, skip: Container[bytes] = ()
     ) -> list[ReadyRow]:
-        """What the service is to do next: oldest first within a priority, higher priorities before.
+        """The next requests of a service: highest priority first, then oldest first.
 
         Begins behind the row whose key is `after`, or at the front. Ends at `limit` rows or when their records come to
         `max_bytes`; one row is returned however large it is. Requests in `skip` are passed over, and not read.
         """
 
     def next_due(self, policy: Retention | None = None, skip: Collection[bytes] = (), ahead_us: int = 0) -> int | None:
-        """When there is something to do next; None when nothing waits for its time.
-
-        That is promoting and expiring; requests in `skip` do not expire. With a `policy` it is trimming as well.
-        Promoting does not wait for `ahead_us`.
+        """When the next request is to be promoted or expire, or, with a `policy`, something is to be trimmed; None when
+        there is no timer. Requests in `skip` do not expire. Promoting does not wait for `ahead_us`.
         """
 
     def waiting(self) -> dict[bytes, int]:
-        """How many requests each service has in the queue, without counting. Those without any are absent."""
+        """The number of requests in each service's queue, from counters. Services without any are absent."""
 
     def queues(self, skip: Container[bytes] = ()) -> dict[bytes, QueueFigures]:
-        """What each service has to do, of those that have something. `skip`: see `oldest`."""
+        """The figures of each service that has requests. `skip`: see `oldest`."""
 
     def oldest(self, service: bytes, skip: Container[bytes] = ()) -> int | None:
-        """When the oldest request in the service's queue was submitted that is not in `skip`, nor, in a store that
-        nodes share, claimed by a node; None when there is none."""
+        """When the oldest request in the service's queue was submitted; None when there is none. Requests in `skip`
+        do not count, nor, in a store that nodes share, those that a node has claimed."""
 
     # -- listing and counts ----------------------------------------------------------------------------------
 
@@ -190,16 +188,15 @@ class ReadTransaction(Protocol):
         text: str | None = None,
     ) -> Page:
         """Up to `limit` requests in the order of their ids (oldest first), of these states, this service and this owner
-        if given (`owner` is empty for nobody's). `newest` turns the order round. `text`: only those whose reason or key
-        contains it.
+        if given (an empty `owner`: those without one). `newest`: newest first. `text`: only those with this text in
+        their reason or key.
 
         `older_than` leaves out those that ended at that time or later or, if they have not ended, were submitted then.
-        Begins behind the request `after`. Looks at a bounded number of requests; `next` of what it returns is where to
-        go on.
+        Begins behind the request `after`. Reads a bounded number of requests; `next` of the page is where to go on.
         """
 
     def load(self, service: bytes = b"", *, owner: bytes = b"") -> Load:
-        """The requests of a service, or of an owner, that have not ended, without counting.
+        """The requests of a service, or of an owner, that have not ended, from counters.
 
         The bytes of an owner are those of all that is kept for it: requests and replies until they are closed,
         idempotency keys until they are forgotten. In LMDB, what is closed while an archive is registered counts until
@@ -207,7 +204,7 @@ class ReadTransaction(Protocol):
         """
 
     def counts(self) -> Counts:
-        """Totals, without counting."""
+        """Totals, from counters."""
 
     def space(self) -> Space:
         """Whether there is room for new requests. It asks the disk each time."""
@@ -233,7 +230,7 @@ class ReadTransaction(Protocol):
         """The owner of the archive that is registered, or was last; None when it is unknown."""
 
     def service_settings(self) -> ServiceSettings:
-        """What operators have set for services, by their names."""
+        """The settings of services, by their names."""
 
     # -- reading in bulk -------------------------------------------------------------------------------------
 
@@ -247,7 +244,7 @@ class ReadTransaction(Protocol):
     def cut_closed(self, first: int, last: int, max_bytes: int) -> int:
         """The last number, at most `last`, so that the frames from number `first` on come to `max_bytes`; one at least.
 
-        For those who must know a range before they read it.
+        It gives readers a range before they read it.
         """
 
     def request_ids(self, every: int) -> list[bytes]:
@@ -286,7 +283,7 @@ class WriteTransaction(ReadTransaction, Protocol):
         """Forget these idempotency keys of an owner before their time; unknown ones are fine."""
 
     def set_service(self, service: bytes, setting: ServiceSetting) -> ServiceSettings:
-        """Set that for a service, and return what is set for all. Raises InvalidRequest when there are too many."""
+        """Set the settings of a service; return those of all. Raises InvalidRequest when too many have some."""
 
     # -- from state to state ---------------------------------------------------------------------------------
 
@@ -317,7 +314,7 @@ class WriteTransaction(ReadTransaction, Protocol):
         """
 
     def promote(self, now_us: int, limit: int = 1000) -> list[tuple[bytes, int]]:
-        """Put back into the queue what is due, the longest due first, at most `limit` requests.
+        """Put delayed requests that are due back into the queue, the longest due first, at most `limit`.
 
         Returns the services concerned and how many requests of each.
         """
@@ -325,7 +322,7 @@ class WriteTransaction(ReadTransaction, Protocol):
     def expire(
         self, now_us: int, limit: int = 1000, skip: Collection[bytes] = (), ahead_us: int = 0
     ) -> list[tuple[bytes, bytes]]:
-        """End requests whose time is over, at most `limit`, but not those in `skip`: they are running.
+        """Expire requests whose TTL is over, at most `limit`, but not those in `skip`: they are running.
 
         Returns their ids and services.
         """
@@ -333,14 +330,14 @@ class WriteTransaction(ReadTransaction, Protocol):
     def retry(self, uuid: bytes, now_us: int) -> bool:
         """Let a request that failed or expired wait again, as if it had never been tried. False for other requests.
 
-        One whose time is over has no end of its time any more. One that was never tried waits for what is left of its
-        delay. What is left of either is never more than the whole: the clock may have been set back.
+        An expired request loses its TTL. A request that was never tried waits for the rest of its delay. The rest of
+        either is never more than the whole: the clock may have been set back.
         """
 
     def close(self, uuid: bytes, now_us: int | None = None) -> Closed | None:
         """Delete the request and all that belongs to it, whatever its state and even if it is damaged.
 
-        Its life is kept among the closed requests; `now_us` (None: ask the clock) is when it was closed. Returns None
+        It is remembered among the closed requests; `now_us` (None: ask the clock) is when it was closed. Returns None
         when the request is unknown. Raises StoreFull, with the transaction still good, only when an archive is
         registered, has fallen far behind, and nothing may be lost before it has it.
         """
@@ -348,17 +345,17 @@ class WriteTransaction(ReadTransaction, Protocol):
     # -- time ------------------------------------------------------------------------------------------------
 
     def trim(self, now_us: int, policy: Retention | None = None, limit: int = 1000, ahead_us: int = 0) -> Trimmed:
-        """Close replies and dead requests that nobody closed in time, drop old closed ones, forget old keys.
+        """Close replies and dead requests whose retention is over, drop old closed ones, forget old keys.
 
         At most `limit` of all together. While an archive has fallen so far behind that nothing can be closed, nothing
         is closed.
         """
 
     def clamp_timers(self, now_us: int, after: bytes = b"", limit: int = 1000) -> tuple[int, bytes | None]:
-        """Let what was given a time by a clock that was ahead last for its own length, counted from now.
+        """Clamp timers that were set by a clock that was ahead: each lasts at most for its own length from now on.
 
-        Looks at `limit` delays, times to live and keys, from the place `after` on. Returns how many were changed, and
-        the place to go on from; None at the end.
+        Reads `limit` delays, times to live and keys, from the place `after` on. Returns how many were changed, and the
+        place to go on from; None at the end.
         """
 
     # -- the archive -----------------------------------------------------------------------------------------
