@@ -412,17 +412,17 @@ from titanic.store.lmdb.tools import check
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 store = LmdbStore.open(sys.argv[1])
 with store.write() as txn:
-    accept_all(txn, [NewRequest(b"echo", [bytes(100)])], 1)
+    txn.accept([NewRequest(b"echo", [bytes(100)])], 1)
 resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))
 try:
     with store.write() as txn:
-        accept_all(txn, [NewRequest(b"echo", [bytes(1000)])] * 1000, 2)
+        txn.accept([NewRequest(b"echo", [bytes(1000)])] * 1000, 2)
 except StoreFailed as error:
     print(error)
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 assert check(store) == []
 with store.write() as txn:
-    accept_all(txn, [NewRequest(b"echo", [bytes(1000)])] * 1000, 3)
+    txn.accept([NewRequest(b"echo", [bytes(1000)])] * 1000, 3)
 store.close()
 """
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from support.postgres import needs_postgres
 from support.store_dict import DictStore
 from support.store_engines import forget_databases, is_sound, open_postgres
-from support.store_facts import closed_range, state_of
+from support.store_facts import closed_range
 from support.torture import LONG, MOST_SECONDS, SEED, tally
 
 from titanic.errors import StoreFull
@@ -274,7 +274,6 @@ class StoreMachine(RuleBasedStateMachine):
             assert txn.request(uuid) == expected.request(uuid)
             assert txn.reply(uuid) == expected.reply(uuid)
             assert txn.describe(uuid) == expected.describe(uuid)
-            assert state_of(txn, uuid) == expected.state(uuid)
             assert txn.owner(uuid) == expected.owner(uuid)
 
     @invariant()
