@@ -33,7 +33,7 @@ GATHERS = "tcp://127.0.0.1:5557"
 
 @click.group()
 def generaldomo() -> None:
-    """Majordomo over CLIENT and SERVER sockets, which threads may share, beside the usual sockets.
+    """Majordomo over thread-safe CLIENT and SERVER sockets, in addition to the usual sockets.
 
     Needs draft sockets: pip install pyomq.
     """
@@ -41,8 +41,8 @@ def generaldomo() -> None:
 
 @role(
     generaldomo,
-    bind={"help": "Where to listen for clients and workers of Majordomo."},
-    bind_server={"metavar": "ENDPOINT", "help": "Where to listen for CLIENT sockets."},
+    bind={"help": "Endpoint to listen on for Majordomo clients and workers."},
+    bind_server={"metavar": "ENDPOINT", "help": "Endpoint to listen on for CLIENT sockets."},
 )
 def broker(bind: str, bind_server: str = SERVER, *, open: bool) -> None:
     """Run the broker.
@@ -69,9 +69,9 @@ def client(
         print_body(asking.call(service, *body))
 
 
-@role(generaldomo, endpoint={"type": str, "multiple": False, "help": "Where the broker listens for CLIENT sockets."})
+@role(generaldomo, endpoint={"type": str, "multiple": False, "help": "Endpoint of the broker for CLIENT sockets."})
 def worker(service: str, command: tuple[str, ...], *, endpoint: str = SERVER, jobs: int) -> None:
-    """Work on SERVICE: run COMMAND for each request.
+    """Run COMMAND for each request of SERVICE.
 
     \b
     Example:
@@ -83,7 +83,7 @@ def worker(service: str, command: tuple[str, ...], *, endpoint: str = SERVER, jo
 
 @click.group()
 def scatter_gather() -> None:
-    """Messages one way: each goes to one of the receivers, in turn. There are no replies.
+    """One-way messages: each goes to one of the receivers, in turn. There are no replies.
 
     Needs draft sockets: pip install pyomq.
     """
@@ -91,13 +91,13 @@ def scatter_gather() -> None:
 
 @role(
     scatter_gather,
-    endpoint={"help": "Where to connect to; may be given repeatedly."},
+    endpoint={"help": "Endpoint of a receiver; repeatable."},
     to_service={
         "names": ["--service", "to_service"],
         "metavar": "SERVICE",
-        "help": "Make each a request for `titanic serve --gather`.",
+        "help": "Send each as a request for this service, to `titanic serve --gather`.",
     },
-    timeout={"help": "Wait for a receiver that takes a message."},
+    timeout={"help": "Maximum time to wait for a receiver that accepts a message."},
 )
 def scatter(
     message: tuple[str, ...],
@@ -106,7 +106,8 @@ def scatter(
     to_service: str | None = None,
     timeout: float = 5.0,
 ) -> None:
-    """Send each MESSAGE. Exits with 3 when no receiver takes one, with 1 when not all could be sent before the end.
+    """Send each MESSAGE. Exits with 3 if no receiver accepts a message, with 1 if some could not be sent before the
+    exit.
 
     \b
     Example:
@@ -147,13 +148,13 @@ def _before(sending: Scatter, timeout: float) -> str:
 
 @role(
     scatter_gather,
-    bind={"multiple": True, "help": "Where to listen; may be given repeatedly."},
-    count={**COUNT, "help": "End after N messages."},
+    bind={"multiple": True, "help": "Endpoint to listen on; repeatable."},
+    count={**COUNT, "help": "Exit after N messages."},
 )
 def gather(bind: tuple[str, ...] = (GATHERS,), count: int | None = None, *, open: bool) -> None:
-    """Print messages, a line each, until a signal; then print what still arrives, until there is a pause.
+    """Print messages, one per line, until a signal; then print those that still arrive, until there is a pause.
 
-    Exits with 1 when there is no pause within five seconds: messages that are under way then are lost.
+    Exits with 1 if there is no pause within five seconds: messages still in transit are then lost.
 
     \b
     Example:
@@ -186,7 +187,7 @@ def tripping(kind: tuple[str, ...], synchronous: int, asynchronous: int) -> None
     """Measure round trips on this machine: waiting for each reply, and with many requests in flight.
 
     REQ, DEALER and CLIENT sockets are answered by an echo process; majordomo goes through a broker to a worker. CLIENT
-    is left out where draft sockets are missing.
+    is skipped if draft sockets are not available.
 
     \b
     Example:

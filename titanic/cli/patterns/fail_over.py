@@ -42,7 +42,7 @@ def freelance() -> None:
     """
 
 
-@role(freelance, model={**MODEL, "help": "How to find a server; the servers must be of the same model."})
+@role(freelance, model={**MODEL, "help": "How to find a server; the servers must use the same model."})
 def client(
     body: tuple[str, ...],
     endpoint: tuple[str, ...],
@@ -96,19 +96,20 @@ def server(
 
 @click.group()
 def binary_star() -> None:
-    """Two servers, one of which answers clients. The other takes over when the first is unreachable and a client asks.
+    """Two servers, one of which answers clients. The other takes over if the first is unreachable and a client sends a
+    request.
 
-    Fail-over is automatic. To go back, start the primary again, which stays passive; stop the backup when a short pause
-    does no harm, and the primary takes over; start the backup again.
+    Failover is automatic. To switch back, restart the primary, which stays passive; when a short interruption is
+    acceptable, stop the backup, so that the primary takes over; then restart the backup.
     """
 
 
 @role(
     binary_star,
-    bind={"metavar": "ENDPOINT", "help": "Where to listen for clients.", "show_default": "port 5001 or 5002"},
+    bind={"metavar": "ENDPOINT", "help": "Endpoint to listen on for clients.", "show_default": "port 5001 or 5002"},
     bind_state={
         "metavar": "ENDPOINT",
-        "help": "Where the other server receives the state of this one.",
+        "help": "Endpoint at which the other server receives the state of this one.",
         "show_default": "port 5003 or 5004",
     },
     peer={"metavar": "ENDPOINT", "help": "--bind-state of the other server.", "show_default": "port 5004 or 5003"},
@@ -126,9 +127,9 @@ def star_server(
 ) -> None:
     """Run one of the two: `server primary` or `server backup`. Requests are answered with the output of COMMAND.
 
-    Exits with 1 when both are active, both are passive, or both were started as the same one: then an operator must
-    intervene. Before it ends, it tells its peer for four heartbeats, so that the peer ends too. If they have a key, it
-    is the same for both.
+    Exits with 1 when both are active, both are passive, or both were started in the same role: an operator must then
+    intervene. Before it exits, it notifies its peer for four heartbeats, so that the peer exits too. If keys are used,
+    both servers must have the same key.
 
     \b
     Example:
@@ -150,8 +151,8 @@ def star_server(
 
 @role(
     binary_star,
-    primary={"metavar": "ENDPOINT", "help": "Where the primary listens for clients."},
-    backup={"metavar": "ENDPOINT", "help": "Where the backup listens for clients."},
+    primary={"metavar": "ENDPOINT", "help": "Endpoint of the primary for clients."},
+    backup={"metavar": "ENDPOINT", "help": "Endpoint of the backup for clients."},
 )
 def star_client(
     body: tuple[str, ...],
@@ -162,7 +163,8 @@ def star_client(
     heartbeat: float,
     retries: int = 5,
 ) -> None:
-    """Ask the primary, then the backup, and so on: each BODY is a frame. Prints the reply; exits with 3 without one.
+    """Send a request to the primary, then the backup, and so on: each BODY is a frame. Prints the reply; exits with 3
+    without one.
 
     \b
     Example:

@@ -15,7 +15,7 @@ from titanic.cli.printing import print_body
 
 @click.group()
 def majordomo_async() -> None:
-    """A Majordomo client that does not wait for one reply before it sends the next request.
+    """A Majordomo client that sends the next request without waiting for the last reply.
 
     The broker is `titanic broker`, the worker `titanic work`.
     """
@@ -23,7 +23,7 @@ def majordomo_async() -> None:
 
 @role(
     majordomo_async,
-    lines={"help": "A request for each line; - is standard input."},
+    lines={"help": "One request per line of FILE (- for stdin)."},
     window={**COUNT, "help": "Requests in flight at a time."},
 )
 def client(
@@ -55,9 +55,9 @@ def client(
 
 @click.group()
 def idempotent() -> None:
-    """A worker that executes no request twice: each begins with its client's name and a number.
+    """A worker that never executes a request twice: each is identified by the client's name and a number.
 
-    The first request with that name and number is executed and its reply is kept; the others get that reply.
+    The first request with a given name and number is executed and its reply is kept; repeats get that reply.
     """
 
 
@@ -77,7 +77,7 @@ def worker(
     keep_for: float = 86_400.0,
     jobs: int,
 ) -> None:
-    """Work on SERVICE of a Majordomo broker: run COMMAND for each request that is new.
+    """Run COMMAND for each new request of SERVICE, as a worker of a Majordomo broker.
 
     Replies are kept in the memory of this process: run one worker for a service, with any number of --jobs.
 
@@ -105,7 +105,7 @@ def idempotent_client(
     name: str | None = None,
     number: int = 1,
 ) -> None:
-    """Send a request to SERVICE: each BODY is a frame. The same name and number get the same reply again.
+    """Send a request to SERVICE: each BODY is a frame. Repeats with the same name and number get the same reply.
 
     \b
     Example:

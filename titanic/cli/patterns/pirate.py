@@ -21,15 +21,15 @@ from titanic.cli.printing import print_body
 WORKERS = "tcp://127.0.0.1:5556"
 
 QUEUE = {
-    "bind": {"help": "Where to listen for clients."},
-    "bind_workers": {"metavar": "ENDPOINT", "help": "Where to listen for workers."},
+    "bind": {"help": "Endpoint to listen on for clients."},
+    "bind_workers": {"metavar": "ENDPOINT", "help": "Endpoint to listen on for workers."},
 }
-WORKER = {"endpoint": {"type": str, "multiple": False, "help": "Where the queue listens for workers."}}
+WORKER = {"endpoint": {"type": str, "multiple": False, "help": "Endpoint of the queue for workers."}}
 
 
 @click.group()
 def lazy_pirate() -> None:
-    """A client that waits, tries again on a new connection, and gives up after some tries; a server for it.
+    """A client that retries on a new connection when no reply arrives, and finally gives up; a server for it.
 
     The server may be any REP socket, the client any REQ socket.
     """
@@ -83,7 +83,7 @@ def queue(bind: str, *, bind_workers: str = WORKERS, keys: ServerKeys) -> None:
 
 @role(simple_pirate, **WORKER)
 def worker(command: tuple[str, ...], *, endpoint: str = WORKERS, curve: Curve | None, jobs: int) -> None:
-    """Work for a queue: run COMMAND for each request.
+    """Run COMMAND for each request of a queue.
 
     \b
     Example:
@@ -94,16 +94,16 @@ def worker(command: tuple[str, ...], *, endpoint: str = WORKERS, curve: Curve | 
 
 @click.group()
 def paranoid_pirate() -> None:
-    """A queue that gives each request to the least recently used worker, with heartbeats both ways (RFC 6).
+    """A queue that gives each request to the least recently used worker, with heartbeats in both directions (RFC 6).
 
-    The queue forgets a worker that is silent. A worker whose queue is silent connects again, after longer and longer
-    pauses, 32 s at most. The client is `titanic pattern lazy-pirate client`, or any REQ socket.
+    The queue drops silent workers. A worker whose queue is silent reconnects, after increasing delays of up to 32 s.
+    The client is `titanic pattern lazy-pirate client`, or any REQ socket.
     """
 
 
 @role(paranoid_pirate, **QUEUE)
 def paranoid_queue(bind: str, *, bind_workers: str = WORKERS, keys: ServerKeys, heartbeat: float) -> None:
-    """Run the queue. It may be killed and started again at any time.
+    """Run the queue. It can be killed and restarted at any time.
 
     \b
     Example:
@@ -117,7 +117,7 @@ def paranoid_queue(bind: str, *, bind_workers: str = WORKERS, keys: ServerKeys, 
 def paranoid_worker(
     command: tuple[str, ...], *, endpoint: str = WORKERS, curve: Curve | None, heartbeat: float, jobs: int
 ) -> None:
-    """Work for a queue: run COMMAND for each request.
+    """Run COMMAND for each request of a queue.
 
     \b
     Example:

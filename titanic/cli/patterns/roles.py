@@ -45,34 +45,34 @@ COUNT: Settings = {"type": click.IntRange(1), "metavar": "N"}
 TIME: Settings = {"type": Duration(least=0.001), "metavar": "TIME"}
 
 OPTIONS: dict[str, Settings] = {
-    "bind": {"metavar": "ENDPOINT", "default": DEFAULT_ENDPOINT, "help": "Where to listen."},
-    "endpoint": {**ENDPOINTS, "help": "Where the server is; given repeatedly, each try goes to the next."},
-    "timeout": {**TIME, "help": "Wait for a reply, at each try."},
-    "retries": {"type": click.IntRange(0), "metavar": "N", "help": "How often to try again."},
+    "bind": {"metavar": "ENDPOINT", "default": DEFAULT_ENDPOINT, "help": "Endpoint to listen on."},
+    "endpoint": {**ENDPOINTS, "help": "Endpoint of the server; repeatable: each attempt goes to the next one."},
+    "timeout": {**TIME, "help": "Maximum time to wait for a reply, per attempt."},
+    "retries": {"type": click.IntRange(0), "metavar": "N", "help": "Number of retries."},
     "heartbeat": {
         "type": Duration(least=0.01),
         "metavar": "TIME",
         "default": 1.0,
-        "help": "Interval of heartbeats; the same at both ends.",
+        "help": "Heartbeat interval; must be the same at both ends.",
     },
     "jobs": {
         "names": ["--jobs", "-j"],
         "type": click.IntRange(1, 500),
         "metavar": "N",
         "default": 1,
-        "help": "Requests to work on at a time.",
+        "help": "Requests processed at once.",
     },
     "open": {
         "is_flag": True,
-        "help": "Listen where other machines can connect, without keys: whoever does may use it.",
+        "help": "Allow endpoints that other machines can reach, without keys: any client may connect.",
     },
     "allow": {
         "multiple": True,
         "metavar": "FILE|Z85",
         "default": (),
-        "help": "Public key of somebody who may connect then; may be given repeatedly.",
+        "help": "With --key-file: public key of a client or worker that may connect; repeatable.",
     },
-    "lines": {"type": click.File("rb"), "metavar": "FILE", "help": "A message for each line; - is standard input."},
+    "lines": {"type": click.File("rb"), "metavar": "FILE", "help": "One message per line of FILE (- for stdin)."},
 }
 
 
@@ -125,7 +125,7 @@ def _with_server_keys(function: Function) -> Function:
 KEYS: dict[str, Callable[[Function], Function]] = {
     "curve": key_options(),
     "keys": together(
-        key_option("This server's secret key file: who connects then needs a key that --allow names."),
+        key_option("Secret key file of this server; clients and workers then need a key given by --allow."),
         option("--allow", **OPTIONS["allow"]),
         option("--open", **OPTIONS["open"]),
         _with_server_keys,
