@@ -24,20 +24,20 @@ from titanic_data.cli.options import archive_option, command, endpoint_option, k
 
 @command()
 @json_flag
-@option("--allow-gap", is_flag=True, help="Go on when the archive lacks requests that the ring may no longer have.")
+@option("--allow-gap", is_flag=True, help="Continue if the archive lacks requests that the ring may no longer have.")
 @size_option(
     "--bytes-per-range",
     default=f"{BYTES >> 20}MiB",
-    help="Bytes of bodies archived at a time. This command takes 200 MiB of memory, and 2.5 times this.",
+    help="Bytes of bodies archived at a time. Memory use is 200 MiB plus 2.5 times this.",
 )
 @option(
     "--rows-per-range",
     type=click.IntRange(1),
     metavar="N",
     default=ROWS,
-    help="Most rows archived at a time.",
+    help="Maximum number of rows archived at a time.",
 )
-@option("--engine", type=click.Choice(ENGINES), default="pyarrow", help="What writes Parquet.")
+@option("--engine", type=click.Choice(ENGINES), default="pyarrow", help="Library that writes Parquet.")
 @endpoint_option
 @key_options
 @archive_option
@@ -53,12 +53,12 @@ def archive(
     allow_gap: bool,
     as_json: bool,
 ) -> None:
-    """Copy what was closed since the last run from the ring of a store to an archive, which is created if needed.
+    """Copy requests closed since the last run from the ring of a store to an archive, which is created if needed.
 
-    From the first run on, the ring keeps what the archive does not have yet: run this often, or end that with
-    `titanic-data unregister`. A ring has one archive: another is refused until then. You can kill this at any time and
-    run it again: nothing is lost, and nothing is archived twice. A server may run meanwhile; at --endpoint it is told
-    what the archive has.
+    The ring holds the closed requests. After the first run it keeps them until they are archived: run this often, or
+    detach the archive with `titanic-data unregister`. Until then a second archive is refused. The command can be killed
+    and rerun at any time: nothing is lost or archived twice. If the server is running, the command reports progress to
+    it at --endpoint.
 
     On one machine, pyarrow is faster than Spark and needs no Java.
 
@@ -114,11 +114,11 @@ def _engine(name: str) -> Engine:
 @json_flag
 @archive_option
 def verify(archive: Path, as_json: bool) -> None:
-    """Read all of an archive, and check it.
+    """Read and verify a whole archive.
 
-    An archive is whole when each file has the size, checksum and rows that its manifest says, and each number from 1 to
-    the last is there once. A fault is printed with the command that repairs it, and the exit code is 1. A gap that was
-    allowed is printed, too, and is not a fault.
+    An archive is whole if each file has the size, checksum and row count in its manifest, and each request number from
+    1 to the last occurs once. Faults are printed with the commands that repair them, and the exit code is 1. Allowed
+    gaps are printed too, but are not faults.
 
     --json prints {rows, files, gaps: [[first, last]], faults: [{where, what, range}]}.
 
@@ -155,14 +155,14 @@ def verify(archive: Path, as_json: bool) -> None:
 @json_flag
 @archive_option
 def compact(archive: Path, as_json: bool) -> None:
-    """Merge small files: ranges that follow each other become one, with a file for each day.
+    """Merge small files: consecutive ranges become one, with one file per day.
 
     Each run of `titanic-data archive` adds at least one file; queries are faster with fewer. A range gets up to a
-    million rows or 64 MiB. No row is changed. Readers that have begun go on with the old files, which stay until
-    `vacuum`. If a file is damaged, this names it and changes nothing. Bodies may be larger than the memory: this takes
-    half a gigabyte.
+    million rows or 64 MiB. No row is changed. Active readers continue with the old files, which stay until `vacuum`. If
+    a file is damaged, the command names it and changes nothing. Memory use is about 500 MB, whatever the size of the
+    bodies.
 
-    --json prints {made, files, ranges}: the ranges that were made, and what the archive has now.
+    --json prints {made, files, ranges}: the number of ranges created, and the archive's totals.
 
     \b
     Example:
@@ -184,12 +184,12 @@ def compact(archive: Path, as_json: bool) -> None:
 
 @command()
 @json_flag
-@seconds("--keep", least=0, default=KEEP, help="Keep younger files: somebody may be reading them.")
+@seconds("--keep", least=0, default=KEEP, help="Keep files newer than this, which may still be in use.")
 @archive_option
 def vacuum(archive: Path, keep: float, as_json: bool) -> None:
     """Delete files that are no longer part of the archive: compacted ones, and leftovers of crashes.
 
-    --json prints {files, bytes, kept_files, kept_bytes}: what was deleted, and what --keep has held back.
+    --json prints {files, bytes, kept_files, kept_bytes}: what was deleted, and what was kept because of --keep.
 
     \b
     Example:
@@ -210,9 +210,9 @@ def vacuum(archive: Path, keep: float, as_json: bool) -> None:
 @archive_option
 @store_option
 def restore_range(first: int, last: int, store: Path, archive: Path) -> None:
-    """Write the files of the numbers FIRST to LAST again, from a store that still has them, or from its backup.
+    """Rewrite the files of request numbers FIRST to LAST from a store that still has them, or from its backup.
 
-    The range must be one of the archive; `titanic-data verify` names the damaged ones.
+    The range must be one of the archive's; `titanic-data verify` names damaged ones.
 
     \b
     Example:
@@ -223,24 +223,23 @@ def restore_range(first: int, last: int, store: Path, archive: Path) -> None:
 
 
 @command("rebuild-manifest")
-@option("--allow-gap", is_flag=True, help="Record numbers that are in no whole file as a gap, and go on.")
+@option("--allow-gap", is_flag=True, help="Record numbers that are in no whole file as a gap, and continue.")
 @archive_option
 @option(
     "--store",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="The store that was archived: needed when archive.json is lost, whose ids it has.",
+    help="The archived store, which has the ids in archive.json; required if that file is lost.",
 )
 def rebuild_manifest(archive: Path, store: Path | None, allow_gap: bool) -> None:
-    """Make a lost manifest again from the files of the archive.
+    """Rebuild a lost manifest from the files of the archive.
 
-    All other commands refuse an archive with files beyond its manifest. A backup of the directory manifest is better
-    than this command, which reads the names and contents of the files: they cannot tell whether a byte has changed
-    meanwhile, nor which gaps were allowed. Entries that are left stay as they are. The files of all other ranges are
-    read, and a range gets an entry when each of its numbers is there once.
+    All other commands refuse an archive with files that are not in its manifest. Prefer a backup of the `manifest`
+    directory: the files alone do not show whether a byte has changed, nor which gaps were allowed. Existing entries are
+    kept. The files of all other ranges are read, and a range gets an entry if each of its numbers occurs once.
 
     No data file is changed. With --allow-gap, numbers that are in no whole file become a gap: `restore-range` can fill
-    it, and `vacuum` deletes what is left of their files.
+    it, and `vacuum` deletes the remains of their files.
 
     \b
     Example:
@@ -261,7 +260,7 @@ def rebuild_manifest(archive: Path, store: Path | None, allow_gap: bool) -> None
 @key_options
 @store_option
 def unregister(store: Path, endpoint: str, keys: dict[str, Any]) -> None:
-    """Let the ring of a store go on without an archive: closed requests may leave it before they are archived.
+    """Detach a store from its archive: closed requests may leave its ring before they are archived.
 
     \b
     Example:
@@ -275,7 +274,7 @@ def unregister(store: Path, endpoint: str, keys: dict[str, Any]) -> None:
 @json_flag
 @archive_option
 def files(archive: Path, as_json: bool) -> None:
-    """Print the paths of an archive's files, one per line: for duckdb, polars and others that read Parquet.
+    """Print the paths of an archive's files, one per line, for DuckDB, Polars and other readers of Parquet.
 
     Fails when a file is missing or has the wrong size; `titanic-data verify` also reads the files. --json prints a list
     of {path, rows, bytes}.

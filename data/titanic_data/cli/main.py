@@ -19,15 +19,15 @@ COMMANDS = {
     "verify": ("archive", "Check that an archive is whole."),
     "compact": ("archive", "Merge small files into larger ones."),
     "vacuum": ("archive", "Delete files that are no longer needed."),
-    "restore-range": ("archive", "Write damaged files again from a store."),
-    "rebuild-manifest": ("archive", "Make a lost manifest again from the files."),
-    "unregister": ("archive", "Let a store go on without an archive."),
-    "files": ("archive", "List the files of an archive, for other engines."),
-    "report": ("report", "Latency, throughput, backlog, failures and more."),
+    "restore-range": ("archive", "Rewrite damaged files from a store."),
+    "rebuild-manifest": ("archive", "Rebuild a lost manifest from the files."),
+    "unregister": ("archive", "Detach a store from its archive."),
+    "files": ("archive", "List the files of an archive, for other tools."),
+    "report": ("report", "Report latency, throughput, failures and more."),
     "submit": ("requests", "Submit the rows of a file as requests."),
     "collect": ("requests", "Write replies to a file."),
-    "replay": ("requests", "Submit archived requests again."),
-    "work": ("requests", "Serve a service with Spark."),
+    "replay": ("requests", "Resubmit archived requests."),
+    "work": ("requests", "Run a Spark worker for a service."),
 }
 """Each command's module, and its line in the help. The function is called like the command."""
 
@@ -56,22 +56,22 @@ class TitanicData(Titanic):
 @click.group(cls=TitanicData, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="titanic-data")
 def main() -> None:
-    """The data pipeline of Titanic: history and analytics of closed requests, and tables as requests.
+    """The data pipeline of Titanic: history and analytics of closed requests, and bulk submission of tables.
 
     \b
-    First steps, beside a `titanic serve --store S`:
+    Quick start, with a running `titanic serve --store S`:
       titanic-data archive --store S --archive A     copies closed requests to A
       titanic-data verify --archive A                checks A
       titanic-data report latency --archive A        shows how long requests took
 
-    Every option can also be given as an environment variable, TITANIC_ and its name in capitals, and in a TOML file
-    named by --config or TITANIC_CONFIG. That may be the server's file: settings of `titanic` are skipped. report,
-    submit, collect, replay, work, and archive with --engine spark, need Spark: the extra `spark`, and Java 17 or
-    newer. SPARK_MASTER says where Spark runs, by default on all processors of this machine.
+    Every option can also be set by an environment variable, TITANIC_ and its name in capitals, or in the TOML file
+    given by --config or TITANIC_CONFIG. This can be the server's file: settings of `titanic` are skipped. The commands
+    report, submit, collect, replay and work, and archive with --engine spark, require the extra `spark` and Java 17 or
+    newer. SPARK_MASTER sets where Spark runs; default: all CPU cores of this machine.
 
     \b
     Exit codes:
-      0  fine                               2  wrong usage
+      0  success                            2  wrong usage
       1  refused, failed, or damaged      130  interrupted
       3  collect: some replies are pending
     """

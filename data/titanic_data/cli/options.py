@@ -35,9 +35,7 @@ archive_option = option(
 store_option = option(
     "--store", type=FOLDER, metavar="DIR", default=ServerConfig().store, help="Directory of the store."
 )
-endpoint_option = option(
-    "--endpoint", metavar="ENDPOINT", default=DEFAULT_ENDPOINT, help="Endpoint of the queue, if its server runs."
-)
+endpoint_option = option("--endpoint", metavar="ENDPOINT", default=DEFAULT_ENDPOINT, help="Endpoint of the queue.")
 
 
 def key_options(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -30,20 +30,32 @@ OUT = click.Path(path_type=Path, dir_okay=False)
 @command()
 @click.argument("name", type=click.Choice(NAMES), metavar="NAME")
 @json_flag
-@option("--plot", type=OUT, metavar="FILE", help="Draw a picture: .png, .svg, .pdf.")
-@option("--parquet-out", type=OUT, metavar="FILE", help="Write the answer as Parquet.")
-@option("--sla", "levels", multiple=True, metavar="SERVICE<TIME", help="For breaches: a promise, such as 'resize<2s'.")
+@option("--plot", type=OUT, metavar="FILE", help="Save a plot, as .png, .svg or .pdf.")
+@option("--parquet-out", type=OUT, metavar="FILE", help="Write the report as Parquet.")
+@option(
+    "--sla",
+    "levels",
+    multiple=True,
+    metavar="SERVICE<TIME",
+    help="For breaches: the time limit of a service, such as 'resize<2s'; repeatable.",
+)
 @option(
     "--by",
     type=click.Choice([*TIMES]),
     default="hour",
     help="For latency, throughput and backlog: the period of a row.",
 )
-@option("--endpoint", metavar="ENDPOINT", default=None, help="For duplicates: ask this queue how many it avoided.")
+@option("--endpoint", metavar="ENDPOINT", default=None, help="For duplicates: also print how many this queue avoided.")
 @key_options
 @option("--where", metavar="SQL", default=None, help="Only requests for which this condition is true.")
-@option("--live", is_flag=True, help="Look at the ring of --store instead of an archive.")
-@option("--parquet", type=click.Path(path_type=Path), metavar="FILE", default=None, help="Look at such a file instead.")
+@option("--live", is_flag=True, help="Read the ring of --store instead of an archive.")
+@option(
+    "--parquet",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    default=None,
+    help="Read this Parquet file of closed requests instead.",
+)
 @store_option
 @archive_option
 def report(
@@ -61,20 +73,20 @@ def report(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Answer a question over an archive, or over the ring with --live. NAME is one of
+    """Print a report on an archive, or on the ring with --live. NAME is one of
 
     \b
-      latency      percentiles of waiting, running and until fetched, per service and hour
+      latency      percentiles of waiting, running and fetch times, per service and hour
       throughput   closed requests, per service, hour and status
-      backlog      requests submitted, ended and left, per service and hour
+      backlog      requests submitted, ended and remaining, per service and hour
       failures     reasons, the most frequent first
       retries      requests by number of attempts
-      breaches     requests that took longer than promised with --sla
-      duplicates   keys, and requests executed twice in spite of one
+      breaches     requests that took longer than the limits of --sla
+      duplicates   keys, and requests executed twice despite one
       bodies       the largest requests
 
-    The requests are those of --archive, --live or --parquet: give one. Spans are seconds, times are UTC. --json prints
-    a list of objects.
+    Give one source: --archive, --live or --parquet. Durations are in seconds, times in UTC. --json prints a list of
+    objects.
 
     \b
     Examples:

@@ -29,10 +29,10 @@ key_option = option("--key-column", metavar="NAME", default="key", help="The col
 
 @command()
 @file_argument
-@option("--window", type=click.IntRange(1, 100_000), metavar="N", default=256, help="Rows in flight, per task.")
+@option("--window", type=click.IntRange(1, 100_000), metavar="N", default=256, help="Rows in flight, per Spark task.")
 @option("--body-column", metavar="NAME", default="body", help="The column with the body.")
 @key_option
-@option("--service", metavar="SERVICE", default=None, help="The service of all rows. Default: the column `service`.")
+@option("--service", metavar="SERVICE", default=None, help="Service for all rows; default: the column `service`.")
 @endpoint_option
 @key_options
 def submit(
@@ -46,8 +46,8 @@ def submit(
 ) -> None:
     """Submit each row of FILE as a request: Parquet, CSV with a header, JSON lines, ORC, or a directory of them.
 
-    The key makes it one request, however often you run this. The columns ttl, delay, priority and max_attempts are
-    used if they are there; other columns are refused.
+    The key makes each row one request, however often you run this. The columns ttl, delay, priority and max_attempts
+    are used if present; other columns are refused.
 
     \b
     Example:
@@ -72,7 +72,7 @@ def submit(
 @file_argument
 @click.argument("out", type=click.Path(path_type=Path), metavar="OUT")
 @option("--close", "close_them", is_flag=True, help="Close the requests whose replies were written.")
-@seconds("--wait", least=0, default=0.0, help="How long to wait for pending replies.")
+@seconds("--wait", least=0, default=0.0, help="Maximum time to wait for pending replies.")
 @key_option
 @endpoint_option
 @key_options
@@ -81,8 +81,8 @@ def collect(
 ) -> None:
     """Write the replies to the requests with the keys in FILE to the new directory OUT, as Parquet.
 
-    Its columns are key, request_id, state (ok, failed, expired, pending, closed, unknown), reply, reply_sizes, error.
-    Exits with 3 when some are pending.
+    OUT has the columns key, request_id, state (ok, failed, expired, pending, closed, unknown), reply, reply_sizes,
+    error. Exits with 3 if some replies are pending.
 
     \b
     Example:
@@ -106,17 +106,22 @@ def collect(
 
 
 @command()
-@option("--name", metavar="NAME", default="replay", help="Under one name, a request is submitted once.")
-@option("--skip-missing", is_flag=True, help="Leave out requests whose bodies the ring did not keep.")
+@option("--name", metavar="NAME", default="replay", help="Name of this replay; a request is submitted once per name.")
+@option("--skip-missing", is_flag=True, help="Skip requests whose bodies the ring did not keep.")
 @option("--dry-run", is_flag=True, help="Only show what would be submitted.")
-@option("--where", metavar="SQL", required=True, help="Which requests: a condition on the columns of the archive.")
+@option(
+    "--where",
+    metavar="SQL",
+    required=True,
+    help="Only requests for which this condition on the archive's columns is true.",
+)
 @endpoint_option
 @key_options
 @archive_option
 def replay(
     archive: Path, endpoint: str, keys: dict[str, Any], where: str, dry_run: bool, skip_missing: bool, name: str
 ) -> None:
-    """Submit archived requests again. Keys make it one request each, also when you run this twice.
+    """Resubmit archived requests. Each becomes one request per --name, however often you run this.
 
     \b
     Examples:
@@ -154,7 +159,7 @@ def _read(spark: SparkSession, source: Path) -> DataFrame:
 @command()
 @click.argument("service")
 @click.argument("function", metavar="MODULE:FUNCTION")
-@option("--lanes", type=click.IntRange(1, 500), metavar="N", default=256, help="Most requests of a batch.")
+@option("--lanes", type=click.IntRange(1, 500), metavar="N", default=256, help="Maximum number of requests per batch.")
 @option("--arrow", is_flag=True, help="FUNCTION takes and returns an Arrow array of bodies, in Spark's tasks.")
 @endpoint_option
 @key_options
@@ -172,14 +177,14 @@ def work(
     """Serve SERVICE with Spark: FUNCTION takes a batch of requests as a DataFrame and returns the replies.
 
     The DataFrame has the columns id, body (binary) and frames. The returned one has id and reply (text, binary or an
-    array of binaries) and may have error: where that is not null, the attempt has failed. When a batch fails, the
-    attempt of each of its requests has failed, and the queue retries them.
+    array of binaries) and may have error: where it is not null, the attempt fails. If a batch fails, the attempts of
+    all its requests fail, and the queue retries them.
 
-    Stops on SIGTERM or SIGINT after the batch in hand; a second signal leaves that to another worker. When Spark itself
-    ends, the worker exits with 1; a supervisor should start it again.
+    On SIGTERM or SIGINT it stops after the current batch; on a second signal it stops at once, and the batch goes to
+    another worker. If Spark itself stops, the worker exits with 1; a supervisor should restart it.
 
     \b
-    Example, with a file upper.py here:
+    Example, with this file upper.py in the current directory:
       def transform(requests):
           return requests.selectExpr("id", "upper(CAST(body AS STRING)) AS reply")
 
