@@ -25,7 +25,7 @@ ACTION_HELP = "\n    ".join(f"  {permission.value:9}{meaning}" for permission, m
 
 @click.group("access")
 def access() -> None:
-    """Check access files, explain permissions, turn access control on. No server is contacted.
+    """Check access files, explain permissions, turn on access control. No server is contacted.
 
     \b
     Example:
@@ -40,12 +40,10 @@ def access() -> None:
 def check(path: Path, as_json: bool) -> None:
     """Check an access file, and the key files that it names.
 
-    Nothing is started or changed. Prints each mistake on a line of its own, with file and line number, and exits with
-    1 if there is any. A server starts only with a file without mistakes; when it reloads one with mistakes, it keeps
-    what it had.
+    Nothing is started or changed. Prints each error on its own line, with file and line number, and exits with 1 if
+    there are any. A server does not start with a faulty file; on reload, it keeps the old one.
 
-    --json prints {users, roles, keys, tokens, endpoints}, how many there are, and certificates if there are
-    any.
+    --json prints {users, roles, keys, tokens, endpoints}, the number of each, and certificates if there are any.
 
     \b
     Example:
@@ -133,11 +131,11 @@ def test(user: str, action: str, service: str, path: Path, as_json: bool) -> Non
     "--access", "path", type=FILE, metavar="FILE", default=Path("/etc/titanic/access.toml"), help="The access file."
 )
 def enable(settings: Path, path: Path) -> None:
-    """Turn access control on in a settings file.
+    """Turn on access control in a settings file.
 
-    For the server ([serve]), and for a broker alone ([broker]) if FILE has that table. The access file is checked
-    first. Adds `access` and `key` where they are not set, and changes nothing else. The key is the server's own, where
-    systemd hands it to the service. A server has access control from its next start on.
+    Applies to the server ([serve]), and to a separate broker ([broker]) if FILE has that table. The access file is
+    checked first. Adds `access` and `key` where they are not set, and changes nothing else. `key` is the file in which
+    systemd passes the server's key to the service. Takes effect when the server restarts.
 
     \b
     Example:

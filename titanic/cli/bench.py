@@ -23,7 +23,7 @@ from titanic.errors import TitanicError
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="DIR",
     default=None,
-    help="Where the stores go; the disk there is what is measured. Default: the temporary folder.",
+    help="Directory for the stores, on the disk to measure; default: the temporary directory.",
 )
 @option(
     "--database",
@@ -31,15 +31,22 @@ from titanic.errors import TitanicError
     type=DATABASE,
     metavar="URL",
     default=None,
-    help="Keep the stores in a database of PostgreSQL, postgresql://…, which must have none; it has none afterwards.",
+    help="Keep the stores in this PostgreSQL database, postgresql://…, which must not have one; they are removed"
+    " afterwards.",
 )
-@option("--requests", type=click.IntRange(10), metavar="N", default=20_000, help="Requests per figure, about.")
+@option(
+    "--requests",
+    type=click.IntRange(10),
+    metavar="N",
+    default=20_000,
+    help="Approximate number of requests per figure.",
+)
 @option(
     "--plot",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     default=None,
     metavar="FILE",
-    help="Draw the figures of `latency` and `curves` (both, if nothing is chosen). Needs the extra `bench`.",
+    help="Plot the figures of `latency` and `curves` (both by default). Needs the extra `bench`.",
 )
 @configured
 def bench(
@@ -52,12 +59,12 @@ def bench(
     everything: bool,
     listing: bool,
 ) -> None:
-    """Measure this machine and Titanic on it: submission, the full life of a request, plain echo.
+    """Measure Titanic on this machine: submission, the whole life cycle of a request, plain echo.
 
-    Without arguments it measures the most important figures, in less than a minute. FIGURE and GROUP choose others.
+    By default it measures the most important figures, in less than a minute. FIGURE and GROUP select others.
 
-    CPU is the processor time of a request in each process. Beside some figures stands what the server did for a
-    request: switches of its threads, commits to the store. --json prints a list of objects.
+    CPU is the processor time per request in each process. Some figures also show the server's thread switches and store
+    commits per request. --json prints a list of objects.
 
     \b
     Example:

@@ -29,16 +29,17 @@ from titanic.util.text import counted
 @place_option
 @configured
 def check(store: Path | str, repair: bool, as_json: bool) -> None:
-    """Check a store: every record, every reference, every count. A server may use the store meanwhile.
+    """Check every record, reference and count of a store, even while a server uses it.
 
-    Prints each problem, where it is, and what --repair would do about it. Exits with 1 when there is a problem, with
-    --repair when a problem is left.
+    Prints each problem, where it is, and what --repair would do about it. Exits with 1 if there is a problem; with
+    --repair, if a problem remains.
 
-    When pages of the file are damaged, --repair copies all that can be read into a new file. It needs room for that;
-    the damaged file stays beside the new one.
+    If pages of the file are damaged, --repair copies everything readable into a new file. This needs disk space; the
+    damaged file is kept next to the new one.
 
-    A store in PostgreSQL is checked by what its tables say about the same thing, also on a standby. --repair releases
-    requests claimed by a server that does not exist, also while servers use the store; else restore a backup.
+    For a store in PostgreSQL, the tables are checked against each other; this also works on a standby. --repair
+    releases requests claimed by a server that does not exist, even while servers use the store. For other problems,
+    restore a backup.
 
     --json prints {requests, replies, problems: [{where, what, repair}], left}.
 
@@ -81,10 +82,10 @@ def check(store: Path | str, repair: bool, as_json: bool) -> None:
 @store_option
 @configured
 def backup(dest: Path, store: Path, as_json: bool) -> None:
-    """Copy the store into the new directory DEST, also while a server uses it. The copy is the store at one moment,
-    compacted.
+    """Copy the store to the new directory DEST, even while a server uses it. The copy is a consistent, compacted
+    snapshot.
 
-    The copy is synced and checked before it gets its name: a directory with that name is a good backup.
+    The copy is synced and verified before it is renamed to DEST: if DEST exists, it is a good backup.
 
     --json prints {path, bytes}.
 
@@ -104,7 +105,7 @@ def backup(dest: Path, store: Path, as_json: bool) -> None:
 @store_option
 @configured
 def restore(source: Path, store: Path, as_json: bool) -> None:
-    """Make a store from the backup SOURCE. There must be no store yet; the backup stays as it is.
+    """Create a store from the backup SOURCE. There must be no store at --store yet; the backup is not changed.
 
     --json prints {path, bytes}.
 

@@ -32,7 +32,7 @@ _file_option = click.option(
 
 @click.group("config")
 def config() -> None:
-    """Show settings and where they come from; check a file.
+    """Show the effective settings and where they come from, or check a file.
 
     \b
     Example:
@@ -49,7 +49,7 @@ def config() -> None:
 def show(name: str, arguments: tuple[str, ...], path: str | None, as_json: bool) -> None:
     """Print the values that COMMAND (default: serve) would run with, and where each comes from.
 
-    TITANIC_ variables of the environment override a file, and options override both.
+    TITANIC_ environment variables override the file, and options override both.
 
     --json prints {option: {value, source}}.
 
@@ -118,10 +118,10 @@ def _shown(value: Any) -> str:
 @command("check")
 @click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
 def check(path: Path) -> None:
-    """Check a TOML file: every key and every value, for every command. Nothing is started or changed.
+    """Check every key and value in a TOML file, for all commands. Nothing is started or changed.
 
-    Prints each mistake on a line, with file and line number; exits with 1 then. The systemd units run this before they
-    reload.
+    Prints each error on its own line, with file and line number, and exits with 1 if there are any. The systemd units
+    run this before they reload.
 
     \b
     Example:

@@ -234,11 +234,11 @@ def _expected(sample: Sample) -> Frames:
 @command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path), default=".")
 def demo(folder: Path) -> None:
-    """Show what Titanic is for, in under a minute.
+    """Demonstrate Titanic in under a minute.
 
     Submits one request for each file below FOLDER (default: the current directory) to a service that has no worker,
-    kills the server, starts it again, starts workers, kills one of them, and checks every reply. Exits with 0 only when
-    all replies are right. Everything runs on this machine, in a temporary folder.
+    kills the server, starts it again, starts workers, kills one of them, and checks every reply. Exits with 0 only if
+    all replies are correct. Everything runs on this machine, in a temporary folder.
 
     \b
     Example:

@@ -20,11 +20,11 @@ _folder_option = option(
 
 @click.group("keys")
 def keys() -> None:
-    """Make the keys of users and of the server.
+    """Create keys for users and the server.
 
-    A key pair has a public half, NAME.key, to hand out, and a secret one, NAME.key_secret, which only its owner may
-    read. A server knows its users by their public keys, which its access file names; a user knows the server by the
-    server's public key. The files are those of pyzmq's zmq.auth, and of CZMQ.
+    A key pair is a public key file, NAME.key, to hand out, and a secret key file, NAME.key_secret, readable only by its
+    owner. The access file lists the users' public keys; users verify the server by the server's public key. The file
+    format is that of pyzmq's zmq.auth and of CZMQ.
 
     \b
     Example:
@@ -39,10 +39,10 @@ def keys() -> None:
 @json_flag
 @_folder_option
 def new(name: str, folder: Path, as_json: bool) -> None:
-    """Make the key pair of a user: NAME.key and NAME.key_secret.
+    """Create the key pair of a user: NAME.key and NAME.key_secret.
 
-    Give NAME.key, or the key that is printed, to whoever writes the access file; NAME.key_secret stays with the user.
-    Files that are there are not overwritten: the command fails.
+    Give NAME.key, or the printed key, to the maintainer of the access file; NAME.key_secret stays with the user.
+    Existing files are not overwritten: the command fails.
 
     --json prints {key, public_file, secret_file}; key is the public one.
 
@@ -59,12 +59,12 @@ def new(name: str, folder: Path, as_json: bool) -> None:
 @json_flag
 @_folder_option
 def server(folder: Path, as_json: bool) -> None:
-    """Make the server's own key pair, unless it is there.
+    """Create the server's key pair, unless it exists.
 
-    server.key is for all users, as their --server-key; server.key_secret is the server's, for `serve --key`. A pair
-    that is there is kept, so scripts may run this again; server.key is made again if it is missing.
+    Users give server.key as --server-key; the server gets server.key_secret as --key-file. An existing pair is kept, so
+    scripts can repeat the command; a missing server.key is recreated.
 
-    --json prints {key, public_file, secret_file, made}; key is the public one, made is false for a pair that was there.
+    --json prints {key, public_file, secret_file, made}; key is the public one, made is false for an existing pair.
 
     \b
     Example:
@@ -92,10 +92,10 @@ def _tell(public: Path, secret: Path, made: bool, as_json: bool, more: dict[str,
 @command("show")
 @click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
 def show(path: Path) -> None:
-    """Print the public key that a key file has.
+    """Print the public key in a key file.
 
-    It is 40 characters of Z85, as an access file has them. FILE may be the public or the secret file of a pair; the
-    secret key is never printed.
+    It is 40 characters of Z85, as in access files. FILE may be the public or the secret file of a pair; the secret key
+    is never printed.
 
     \b
     Example:
@@ -106,10 +106,10 @@ def show(path: Path) -> None:
 
 @command("token")
 def token() -> None:
-    """Make a bearer token, for metrics.
+    """Create a bearer token, for metrics and the web console.
 
-    Prints the token, which happens only this once, and below it the line for the user's table in the access file. The
-    server knows no more than that line: the token's hash.
+    Prints the token, which cannot be shown again, and below it the line for the user's table in the access file. That
+    line has only a hash of the token.
 
     \b
     Example:

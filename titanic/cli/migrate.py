@@ -22,16 +22,17 @@ _ENDED = tuple(State(status) for status in Status)
 @json_flag
 @configured
 def migrate(source: Path | str, target: Path | str, as_json: bool) -> None:
-    """Copy the store FROM into the new store TO. Each is a directory, or the URL of a database of PostgreSQL:
-    postgresql://USER@HOST/DATABASE. (The password belongs into ~/.pgpass: what is on the command line, others can see.)
+    """Copy the store FROM into the new store TO. Each is a directory, or the URL of a PostgreSQL database:
+    postgresql://USER@HOST/DATABASE. (Put the password in ~/.pgpass: other users can see the command line.)
 
-    Stop the server first. Everything moves: requests in all states with their UUIDs and times, replies, idempotency
-    keys, closed requests with their numbers, and what the archive has. FROM stays as it is; TO must be empty. At the
-    end all of TO is read again and compared with FROM.
+    Stop the server first. Everything is copied: requests in all states with their UUIDs and times, replies, idempotency
+    keys, closed requests with their numbers, and the position of the archive. FROM is not changed; TO must be empty. At
+    the end, all of TO is read back and compared with FROM.
 
-    If it is interrupted, no server starts on TO until you have run it again; it begins anew.
+    If it is interrupted, no server starts on TO until you run it again; it then starts over.
 
-    Then start the server with --store TO. Do not start one with FROM again: it would execute the same requests.
+    Then start the server with --store TO. Do not start one with FROM again: it would execute the same requests a second
+    time.
 
     --json prints {from, to, requests, waiting, delayed, ended, keys, closed, checksum}.
 
