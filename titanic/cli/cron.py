@@ -35,39 +35,39 @@ def cron(words: Words, once: bool, as_json: bool, log_level: str, log_format: st
     """Submit requests on the schedules in FILE.
 
     \b
-    titanic cron FILE             run its schedules until SIGTERM or Ctrl-C
-    titanic cron list FILE        list the last and the next tick of each
-    titanic cron run FILE NAME    submit a request now, besides the ticks
-    titanic cron pause NAME...    pause these schedules
-    titanic cron resume NAME...   resume them; ticks meanwhile were not missed
+    titanic cron FILE             run the schedules until SIGTERM or Ctrl-C
+    titanic cron list FILE        list the last and next tick of each schedule
+    titanic cron run FILE NAME    submit a request now, in addition to the ticks
+    titanic cron pause NAME...    pause schedules
+    titanic cron resume NAME...   resume schedules; skipped ticks do not count as missed
 
-    Any number of schedulers may run the same schedules, on any machines. Each tick becomes one request, by its key:
-    `cron:NAME:` and its time in UTC. The server's clock counts. Pauses apply to all schedulers and survive restarts:
-    the queue stores them as requests for the service `cron.paused`. With access control, all schedulers must be one
-    user.
+    Any number of schedulers may run the same schedules, on any machines. Each tick becomes one request: its idempotency
+    key is `cron:NAME:` and the tick's time in UTC. The server's clock is used. Pauses apply to all schedulers and
+    survive restarts: the queue stores them as requests for the service `cron.paused`. With access control, all
+    schedulers must run as the same user.
 
     Each table of FILE is a schedule. Keys above the tables apply to all of them:
 
     \b
-      tz = "Europe/Berlin"       # of cron; default UTC
+      tz = "Europe/Berlin"       # time zone of cron; default: UTC
       [nightly]                  # its NAME
       service = "backup"
-      cron = "30 2 * * *"        # minute, hour, day, month, weekday; with
-                                 # six fields, seconds come first
+      cron = "30 2 * * *"        # minute, hour, day, month, weekday; a
+                                 # sixth field in front is for seconds
                                  # or every = "5m", counted from 1970 in UTC
-      missed = "once"            # of ticks missed while no scheduler ran,
-                                 # submit the last; "all": up to 100;
-                                 # "skip", the default: none
+      missed = "once"            # if ticks were missed while no scheduler
+                                 # ran, submit the last one; "all": up to
+                                 # 100; "skip" (default): none
       body = "all"               # or a list of frames, or body-file = "x"
       max-attempts = 3           # also ttl, delay, priority, limit,
                                  # retry-first, retry-most
 
-    When daylight saving time skips a fixed time, its tick comes at the end of the gap; when the time occurs twice, its
-    tick comes the first time. Cron expressions need the extra `tasks`.
+    If daylight saving time skips a fixed time, the tick comes at the end of the gap; if a time occurs twice, the tick
+    comes the first time. Cron expressions need the extra `tasks`.
 
     --json prints, for list, a list of {name, when, service, missed, paused, next, last: null or {tick, uuid, state}},
-    with times as text in UTC; for run {uuid}; for --once {uuids}; for pause and resume {names}. A state is also
-    `closed` when the reply was deleted because of its age.
+    with times as text in UTC; for run {uuid}; for --once {uuids}; for pause and resume {names}. A reply that was
+    deleted because of its age also has the state `closed`.
 
     \b
     Example:

@@ -30,11 +30,11 @@ LOOK_EVERY = 0.5
 @json_flag
 @lookable
 def nodes(as_json: bool, **where: Any) -> None:
-    """List the servers that share a store in PostgreSQL. Any of them, or the database, can be asked.
+    """List the servers that share a store in PostgreSQL, from any of them or from the database.
 
     UP is how long the server has held its lease without a gap. LEASE is the time until it expires unless renewed, which
     happens five times in that period; "over" means that it expired with requests in flight, which other servers now
-    take over. WORKERS and RUNNING are as of the last renewal. SHARD is the number of the counters that the server uses.
+    take over. WORKERS and RUNNING are as of the last renewal. SHARD is the number of the server's set of counters.
     ACCESS is the start of the SHA-256 of its access file, which must be equal on all servers; "open" means none.
     Servers with the same NODE are shown with their incarnation: give each its own name.
 
@@ -85,17 +85,17 @@ def _line(row: NodeInfo, rows: Sequence[NodeInfo]) -> tuple[str, ...]:
     envvar="TITANIC_DRAIN_WAIT",  # TITANIC_WAIT is for replies
     least=0,
     default=None,
-    help="Wait so long for its end, at most; 0: not at all; default: as long as it takes.",
+    help="Maximum time to wait for it to stop; 0: do not wait; default: no limit.",
 )
 @endpoint
 def drain(node: str | None, wait: float | None, reach: Reach) -> None:
-    """Drain the server NODE, then stop it. By default, drain the server that is asked.
+    """Drain the server NODE, then stop it. By default, drain the server that answers.
 
     NODE is a name, or an incarnation from `titanic nodes --json`; it is required with several endpoints. Any server
-    that shares the store can be asked. The drained server accepts no new requests (clients use their next endpoint),
-    claims none, returns those that no worker has yet, and sends workers elsewhere as they become free. It exits with 0
-    after the last reply, however long that takes. A service manager that restarts only failed services does not restart
-    it.
+    that shares the store can take the command. The drained server accepts no new requests (clients use their next
+    endpoint), claims none, returns those that no worker has started, and sends workers elsewhere as they become free.
+    It exits with 0 after the last reply, however long that takes. A service manager that restarts only failed services
+    does not restart it.
 
     The command waits for the server to stop. If that takes longer than --wait, it exits with 3; draining continues.
 
@@ -143,7 +143,8 @@ def pause(service: str, as_json: bool, reach: Reach) -> None:
     New requests are accepted. The time to live of waiting requests keeps running. The pause applies to all servers that
     share the store and survives restarts. Plain requests (`titanic call`) are not affected.
 
-    With access control, requires admin = true. --json prints {service, paused, on_end, done: 1 if that was a change}.
+    With access control, requires admin = true. --json prints {service, paused, on_end, done: 1 if this changed
+    anything}.
 
     \b
     Example:
@@ -164,7 +165,8 @@ def pause(service: str, as_json: bool, reach: Reach) -> None:
 def resume(service: str, as_json: bool, reach: Reach) -> None:
     """Resume a service: dispatch its requests to workers again.
 
-    With access control, requires admin = true. --json prints {service, paused, on_end, done: 1 if that was a change}.
+    With access control, requires admin = true. --json prints {service, paused, on_end, done: 1 if this changed
+    anything}.
 
     \b
     Example:

@@ -37,47 +37,48 @@ RATES = ("accepted", "dispatched", "succeeded", "failed", "closed")
 )
 @lookable
 def status(as_json: bool, watch: float | None, **where: Any) -> None:
-    """Show the stored requests, the waiting requests and the workers of each service.
+    """Show the store, and the waiting requests and workers of each service.
 
-    --json prints one object, with --watch one on each line; with --offline only store, services and workers.
+    --json prints one object, with --watch one per line; with --offline only store, services and workers.
 
     \b
     store            {path, requests, waiting, delayed, replies, used,
                      capacity, closed, lost}: requests = waiting + running +
-                     delayed + replies (all that ended); used and capacity are bytes; closed counts the closed
-                     requests that are remembered, lost those that were
-                     forgotten before an archive had them
-    durability       "synced", "relaxed" or "memory": see serve --help
-    accepting        whether there is room for a small request
-    disk_full        whether the disk below the store is full
+                     delayed + replies (all that ended); used and
+                     capacity: bytes; closed: closed requests that are
+                     kept; lost: those dropped before they were archived
+    durability       "synced", "relaxed" or "memory": see titanic serve --help
+    accepting        whether there is space for a small request
+    disk_full        whether the store's disk is full
     full_in          seconds until the store is full at the rate of the
-                     last hour; null: it does not fill, or not known yet
-    refuses_for_room whether a request was refused for want of room within
+                     last hour; null: not filling, or not known yet
+    refuses_for_room whether a request was refused for lack of space in
                      the last minute
     readers          [{pid, command, age in seconds, pinned}] of processes
-                     that have been reading the store's files for long, or
-                     of transactions in its database (5 minutes);
-                     pinned are bytes that cannot be used again until then;
-                     absent without any
-    services         {name: requests that wait}
-    settings         {name: {paused, on_end}} of services for which an
-                     operator has set something; absent without any
-    workers          {name: count}; null when the broker does not
+                     that have long been reading the store's files, or of
+                     transactions open in its database for 5 minutes;
+                     pinned: bytes that cannot be reused until they end;
+                     absent if there are none
+    services         {name: number of waiting requests}
+    settings         {name: {paused, on_end}} of services with operator
+                     settings; absent if there are none
+    workers          {name: count}; null if the broker does not
                      report them
-    running          requests that workers have now
-    waiting_clients  clients that wait for a reply
+    running          number of requests being processed by workers
+    waiting_clients  number of clients waiting for a reply
     since_start      {accepted, refused, repeated (the key was known),
                      replies_given, closed, commits}
     dispatch         since the start: {dispatched, succeeded, failed (for
-                     good), expired, retried, returned (by the broker, not
+                     good), expired, retried, returned (by the broker; not
                      counted as attempts)}
 
     \b
-    Of servers that share a store in PostgreSQL (titanic nodes lists them),
-    store, services, workers and running are over all of them; the others
-    are what the one that was asked has done. And there is more:
+    If several servers share a store in PostgreSQL (titanic nodes lists
+    them), store, services, workers and running cover all of them; the
+    other keys cover the server that answers. Two keys are added:
     \b
-    node             that one: {name, incarnation, shard, draining, running}
+    node             this server: {name, incarnation, shard, draining,
+                     running}
     other_nodes      [{name, incarnation, draining, workers, running, access}]
     \b
     Example:
@@ -244,17 +245,17 @@ class Probe(GroupedCommand):
     type=click.IntRange(0),
     metavar="N",
     default=None,
-    help="Warn when more requests wait.",
+    help="Warn if more requests are waiting.",
 )
-@seconds("--max-age", least=0, default=None, help="Warn when a request has waited longer.")
-@reaching(2.0, "Wait for an answer, once; more than half of this is slow.")
+@seconds("--max-age", least=0, default=None, help="Warn if a request has waited longer.")
+@reaching(2.0, "Maximum time to wait for an answer; more than half of it is a warning.")
 def health(as_json: bool, max_waiting: int | None, max_age: float | None, reach: Reach) -> None:
-    """Report whether the queue is healthy: it answers, it accepts requests, and what waits is within the limits given.
+    """Check the health of the queue: it answers, it accepts requests, and waiting requests are within the given limits.
 
-    Prints one line, within two seconds, and exits as Nagios and others expect: 0 healthy, 1 warning (it is slow, it
-    will be full within a day at the present rate, more waits than the limits allow, a process that reads the store
-    keeps much of it from being used again, or nodes have different access files), 2 critical (no answer, the store
-    or its disk is full), 3 unknown (wrong usage or another error).
+    Prints one line within two seconds and exits with a Nagios code: 0 healthy; 1 warning (slow answer, store full
+    within a day at the current rate, a limit exceeded, a reader that keeps much of the store from being reused, or
+    servers with different access files); 2 critical (no answer, or the store or its disk is full); 3 unknown (usage
+    error or another error).
 
     --json prints {status: "healthy", "warning", "critical" or "unknown", problems: [text], waiting, oldest}; oldest is
     the age in seconds of the request that has waited longest, or null.

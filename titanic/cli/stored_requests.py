@@ -71,7 +71,7 @@ service_option = option("--service", metavar="SERVICE", default=None, help="Only
 def ls(service: str | None, state: str | None, most: int, as_json: bool, **where: Any) -> None:
     """List stored requests, oldest first.
 
-    Those that a broker has are running: a worker has them, or has them next.
+    A running request is being processed, or is queued in the broker for the next free worker.
 
     --json prints a list of what `titanic show --json` prints.
 
@@ -127,34 +127,35 @@ def _state(row: RequestInfo) -> str:
 @json_flag
 @lookable
 def show(uuid: str, as_json: bool, **where: Any) -> None:
-    """Show all that is known of one request, except its body and reply; of a flow, its steps as a tree.
+    """Show one request in full, except its body and reply; for a flow, its steps as a tree.
 
-    --json prints one object; what is not set, or left to the server's defaults, is null. Times are microseconds since
-    1970.
+    --json prints one object. Values that are not set, or left to the server's defaults, are null; keys marked "absent"
+    are left out otherwise. Times are microseconds since 1970.
 
     \b
     uuid, service
-    owner, source            the user who submitted it, and the IP address it
-                             came from; absent where not known
+    owner, source            user who submitted it, and the IP address it came
+                             from; absent if not known
     state                    waiting, delayed, running, done, failed, expired
-    paused                   true while its service is, and it is to run; absent
+    paused                   true while it waits or is delayed and its service
+                             is paused; absent
     key, priority, max_attempts, expires_at, not_before
-                             what it was submitted with
-    options                  {limit, retry_first, retry_most} as far as
+                             as submitted
+    options                  {limit, retry_first, retry_most} that were
                              given, in seconds
     submitted_at, finished_at
-    trace, type, digest      as submitted; absent without
+    trace, type, digest      as submitted; absent if not given
     body_frames, body_bytes, reply_frames, reply_bytes
-    progress                 {done, of, text} of a running one, if its
-                             worker says how far it is
-    attempts, dispatched_at  how often it was tried, and when last
-    deliveries               how often workers had it before, if that is more
-                             than attempts; absent
-    running_since, worker    while a worker of this server has it: since when,
-                             and its HOST:PID, if it is known; absent
-    due                      when it is tried next
-    reason                   why it failed, the last time or for good, with
-                             what the worker reported
+    progress                 {done, of, text} of a running request, if its
+                             worker reports progress
+    attempts, dispatched_at  number of attempts, and time of the last one
+    deliveries               number of deliveries to workers, if known to be
+                             more than attempts; absent
+    running_since, worker    while a worker of this server runs it: start
+                             time, and HOST:PID if known; absent
+    due                      time of the next attempt
+    reason                   why the last attempt or the request failed,
+                             with the error reported by the worker
     flow                     {steps: [{at, uuid, service, state, flow}],
                              more: {state: count}} if it is a flow
 
@@ -281,8 +282,8 @@ def retry(
 
     A request that expired before its --delay was over still waits for the end of the delay.
 
-    Name requests by UUID, or choose them by --service, --older-than or --all. When none of the UUIDs can be requeued,
-    it reports why, and exits with 4 if all are unknown, else with 1.
+    Give UUIDs, or select requests by --service, --older-than or --all. When none of the UUIDs can be requeued, it
+    reports why, and exits with 4 if all are unknown, else with 1.
 
     --json prints {retried}.
 
@@ -335,7 +336,7 @@ def purge(
 ) -> None:
     """Close all requests in a state, which deletes them and their replies. Prints their number.
 
-    Choose by --service and --older-than, or give --all.
+    Select by --service and --older-than, or give --all.
 
     --json prints {closed}.
 
