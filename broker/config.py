@@ -67,7 +67,7 @@ def check_heartbeats(interval: float, liveness: int) -> None:
     check(liveness > 1, f"liveness is {liveness}; it must be 2 or more, or each heartbeat comes too late")
 
 
-TRAFFIC = "The broker's traffic"
+TRAFFIC = "Broker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,7 @@ class BrokerConfig:
 
     heartbeat_interval: float = setting(
         2.5,
-        "Interval of heartbeats. A peer is considered dead after four intervals of silence (its own interval, if"
-        " longer).",
+        "Heartbeat interval. A peer is considered dead after four intervals of silence (its own interval, if longer).",
         unit="s",
         least=0.01,
         group=TRAFFIC,
@@ -85,48 +84,56 @@ class BrokerConfig:
     )
     liveness: int = setting(
         4,
-        "Intervals of silence after which a worker is considered dead. The longer interval of the two sides counts; a"
-        " worker's is taken for 2.5 s until it is known.",
+        "Intervals of silence after which a worker is considered dead. The longer interval of the two sides applies;"
+        " a worker's is assumed to be 2.5 s until it is known.",
     )
     silent_worker_timeout: float = setting(
         900.0,
-        "The same in seconds for a busy worker of a dialect without heartbeats during work (majortomo).",
+        "The same, in seconds, for a busy worker of a dialect that sends no heartbeats during work (majortomo).",
         unit="s",
     )
     request_expiry: float = setting(
         60.0,
-        "How long a plain MDP request waits for a worker before it gets an error reply; 0: for ever.",
+        "How long a plain MDP request waits for a worker before it gets an error reply; 0: forever.",
         unit="s",
         least=0,
         group=TRAFFIC,
     )
     max_deliveries: int = setting(
         3,
-        "Workers that may die while they have the same plain MDP request; then it gets an error reply. For a stored"
-        " request each death is a failed attempt.",
+        "Workers that may die while processing the same plain MDP request before it gets an error reply. For a stored"
+        " request, each death is a failed attempt.",
         group=TRAFFIC,
     )
-    max_waiting: int = setting(1_000_000, "Plain MDP requests that may wait in the broker's memory; more are refused.")
+    max_waiting: int = setting(
+        1_000_000, "Maximum number of plain MDP requests waiting in the broker's memory; further ones are refused."
+    )
     max_waiting_per_service: int = setting(
         100_000,
-        "Plain MDP requests that may wait for one service in the broker's memory; more are refused.",
+        "Maximum number of plain MDP requests waiting for one service in the broker's memory; further ones are"
+        " refused.",
         group=TRAFFIC,
         option="max_waiting",
     )
-    max_waiting_bytes: int = setting(1 << 30, "Approximate memory of all waiting requests; more are refused.", unit="B")
+    max_waiting_bytes: int = setting(
+        1 << 30, "Approximate memory of all waiting requests; further ones are refused.", unit="B"
+    )
     max_body: int = setting(
         64 << 20,
-        "Largest body of a request; larger ones are refused. A frame of twice that, and of more than 2 MiB, ends its"
-        " connection.",
+        "Largest body of a request; larger ones are refused. A frame of more than twice that, and of more than 2 MiB,"
+        " closes its connection.",
         unit="B",
         group=TRAFFIC,
     )
-    max_workers: int = setting(10_000, "Registered workers; more are disconnected.")
-    send_queue: int = setting(10_000, "Messages queued for one peer that does not read; more are dropped and counted.")
+    max_workers: int = setting(10_000, "Maximum number of registered workers; further ones are disconnected.")
+    send_queue: int = setting(
+        10_000,
+        "Maximum number of messages queued for one peer that does not read; further ones are dropped and counted.",
+    )
     send_queue_bytes: int = setting(
         1 << 30,
-        "Bytes of messages over 16 KiB queued for all peers. A peer that does not read may have as much as it leaves"
-        " for the others, and one message in any case; more are dropped and counted.",
+        "Maximum bytes of messages over 16 KiB queued for all peers. A peer that does not read may use as much as it"
+        " leaves for the others, and always one message; further ones are dropped and counted.",
         unit="B",
     )
 
@@ -145,33 +152,33 @@ class WorkerConfig:
     """How a worker keeps in touch with its broker."""
 
     heartbeat_interval: float = setting(
-        2.5, "Interval of heartbeats; the broker's, if that is shorter.", unit="s", least=0.01, option="heartbeat"
+        2.5, "Heartbeat interval; the broker's applies if it is shorter.", unit="s", least=0.01, option="heartbeat"
     )
     liveness: int = setting(
         4,
-        "Intervals of silence after which the broker is considered dead. The longer interval of the two sides counts;"
-        " the broker's is taken for 2.5 s until it is known.",
+        "Intervals of silence after which the broker is considered dead. The longer interval of the two sides"
+        " applies; the broker's is assumed to be 2.5 s until it is known.",
     )
     reconnect_first: float = setting(
         1.0,
-        "Wait before the first reconnection; doubles with each further one. With several endpoints all are tried"
+        "Delay before the first reconnection; doubles with each further one. With several endpoints, all are tried"
         " first.",
         unit="s",
     )
     reconnect_most: float = setting(
         32.0,
-        "Longest wait before a reconnection; 2.5 s if a broker with access control refuses the worker.",
+        "Maximum delay before a reconnection; 2.5 s if a broker with access control refuses the worker.",
         unit="s",
     )
     max_reply: int = setting(
         127 << 20,
-        "Largest reply, or part of a reply; a larger one becomes an error reply, 413. A broker ends the connection of a"
-        " worker that sends more than twice its `max_body`: by default 128 MiB, envelope included.",
+        "Largest reply, or part of a reply; a larger one becomes an error reply, 413. A broker closes the connection"
+        " of a worker that sends more than twice its `max_body`: by default 128 MiB, envelope included.",
         unit="B",
     )
     versions: tuple[str, ...] = setting(
         ("0.2", "0.1"),
-        'MDP versions that may be spoken, the preferred one first; "majortomo" for the broker of that package. If there'
+        'MDP versions to use, the preferred one first; "majortomo" for the broker of that package. If there'
         " are several, the worker asks the broker.",
     )
 
@@ -187,10 +194,10 @@ class ClientConfig:
     """How long a client waits and how often it tries (the Guide's Lazy Pirate)."""
 
     timeout: float | None = setting(
-        2.5, "Without any answer for this long, the request is sent again; None: wait for ever.", unit="s"
+        2.5, "How long to wait for an answer before resending the request; None: forever.", unit="s"
     )
-    retries: int = setting(3, "How often a request is sent again before the client gives up.")
-    version: str | None = setting("0.2", "MDP version to speak: 0.2, 0.1 or majortomo; None: the broker is asked.")
+    retries: int = setting(3, "How often to resend a request before giving up.")
+    version: str | None = setting("0.2", "MDP version: 0.2, 0.1 or majortomo; None: the client asks the broker.")
 
     def __post_init__(self) -> None:
         fault = f"version is {self.version!r}; known: {', '.join(MDP_VERSIONS)}"

@@ -20,7 +20,7 @@ from titanic.util.units import MAX_SECONDS
 MAX_LANES = 150
 """ZeroMQ allows 1023 sockets in a process."""
 
-KEPT, TRIED, TRAFFIC, OPERATION = "What is kept", "Attempts", "The broker's traffic", "Operation"
+KEPT, TRIED, TRAFFIC, OPERATION = "Retention", "Attempts", "Broker", "Monitoring"
 """Headings in the help and in files."""
 
 
@@ -56,31 +56,31 @@ class ServerConfig:
     )
     durability: Durability = setting(
         "synced",
-        "When a request is acknowledged. synced: it is on the disk. relaxed: faster; a power cut may take what was"
-        " acknowledged within the last second. memory: for tests and caches; the store is in RAM, so `store` must name"
-        " a directory there, like /dev/shm/titanic.",
+        "When a request is acknowledged. synced: once it is on disk. relaxed: sooner; a power failure may lose"
+        " requests acknowledged within the last second. memory: for tests and caches; the store is in RAM, and"
+        " `store` must be a directory there, such as /dev/shm/titanic.",
         choices=DURABILITIES,
     )
-    preallocate: bool = setting(False, "Take the whole capacity from the disk at the start.", group=KEPT)
+    preallocate: bool = setting(False, "Allocate the whole capacity on disk at startup.", group=KEPT)
     closed_body_limit: int = setting(
         64 << 10,
-        "Largest body that is kept with a closed request. Closed requests are remembered until their room is needed.",
+        "Largest body kept with a closed request. Closed requests are kept until their space is needed.",
         unit="B",
         least=0,
         group=KEPT,
     )
     drop_unarchived: bool = setting(
         False,
-        "When room is needed, forget closed requests that no archive has yet, and count the loss, instead of refusing"
-        " new requests.",
+        "When space runs out, drop closed requests that are not archived yet, and count them, instead of refusing new"
+        " requests.",
         group=KEPT,
     )
     retention: Retention = field(default_factory=Retention)
     """How long requests are kept that are not closed, and closed ones: `OperatorSettings`."""
     limits: Mapping[bytes, ServiceLimits] = setting(
         factory=dict,
-        help="Limits of a service: waiting=N requests, bytes=SIZE of them, running=N at once, rate=N/s (or /m, /h)"
-        " attempts that begin, evenly spread. Servers that share a store have them in common.",
+        help="Limits of a service: waiting=N unfinished requests, bytes=SIZE of their bodies, running=N at once,"
+        " rate=N/s (or /m, /h) attempts started, evenly spaced. Servers that share a store share these limits.",
         group=TRIED,
         is_live=True,
         option="service_limit",
@@ -88,27 +88,27 @@ class ServerConfig:
     bind: tuple[str, ...] = setting((DEFAULT_ENDPOINT,), "Endpoint of the integrated broker; * or 0 for any free port.")
     open: bool = setting(
         False,
-        "Listen where other machines can connect, without access control: whoever connects may submit, read, close and"
-        " work. Otherwise such endpoints are refused.",
+        "Allow endpoints that other machines can reach, without access control: any client may submit, read, close"
+        " and work. Otherwise such endpoints are refused.",
     )
     gather: tuple[str, ...] = setting(
         (), "Endpoint for requests that need no reply, from SCATTER sockets; with the integrated broker only."
     )
     access: Path | None = setting(
         None,
-        "The access file: which users exist, and what each may do. With the integrated broker only; needs `key`.",
-        otherwise="whoever connects may do everything",
+        "Access file: the users and their permissions. With the integrated broker only; requires `key`.",
+        otherwise="any client may do anything",
     )
     key: Path | None = setting(
         None,
-        "File with a secret key. With `access`: the key by which clients know this server. With `broker`: the key by"
-        " which that broker knows this server; needs `server_key`, too.",
+        "Secret key file. With `access`: the key that identifies this server to clients. With `broker`: the key that"
+        " identifies this server to that broker; requires `server_key`.",
         otherwise="none",
         option="key_file",
     )
     server_key: str | Path | None = setting(
         None,
-        "With `broker`, if that has access control: its public key, in Z85 or in a file.",
+        "With `broker`: public key of that broker, as Z85 or a file, if it has access control.",
         otherwise="none",
     )
     broker: str | None = setting(
@@ -118,25 +118,25 @@ class ServerConfig:
     )
     node_name: str = setting(
         "",
-        "With a store in PostgreSQL: the name of this server among those that share the store.",
-        otherwise="the name of the machine",
+        "With a store in PostgreSQL: unique name of this server among those that share the store.",
+        otherwise="the host name",
     )
     advertise: tuple[str, ...] = setting(
         (),
-        "With a store in PostgreSQL: where others reach this server, for `titanic nodes`.",
-        otherwise="where it listens",
+        "With a store in PostgreSQL: endpoint at which clients reach this server, shown by `titanic nodes`.",
+        otherwise="the endpoints that it binds",
     )
     lanes: int = setting(
         64,
-        "With `broker`: worker sockets for each of Titanic's services, and, if that broker does not report its workers,"
-        " the most requests in flight for one service.",
+        "With `broker`: number of worker sockets for each of Titanic's services. If that broker does not report its"
+        " workers, this is also the maximum number of requests in flight for one service.",
         least=1,
         most=MAX_LANES,
         group=TRAFFIC,
     )
     max_attempts: int = setting(
         10,
-        "Failed attempts after which a request has failed for good.",
+        "Failed attempts after which a request fails for good.",
         least=1,
         most=65535,
         group=TRIED,
@@ -144,17 +144,17 @@ class ServerConfig:
     )
     retry_first: float = setting(
         1.0,
-        "Back-off after the first failed attempt; doubles with each, give or take a tenth.",
+        "Delay before the first retry; doubles with each further one, plus or minus 10 %.",
         unit="s",
         least=0,
         group=TRIED,
         is_live=True,
     )
-    retry_most: float = setting(300.0, "Longest back-off.", unit="s", least=0, group=TRIED, is_live=True)
+    retry_most: float = setting(300.0, "Maximum delay before a retry.", unit="s", least=0, group=TRIED, is_live=True)
     unready_timeout: float = setting(
         3600.0,
-        "How long workers may return a request, because they do not know its task or an argument, or cannot import a"
-        " module, before it has failed. Each server counts since its own start.",
+        "How long to redispatch a request that workers return because they do not know its task or an argument, or"
+        " cannot import a module; it then fails. A restart of the server starts this time anew.",
         unit="s",
         least=0,
         group=TRIED,
@@ -162,20 +162,20 @@ class ServerConfig:
     )
     attempt_timeout: float = setting(
         600.0,
-        "With a `broker` of another project, which does not report that a worker died: an attempt without a reply for"
-        " this long has failed.",
+        "With a third-party `broker`, which does not report dead workers: an attempt fails if there is no reply"
+        " within this time.",
         unit="s",
         least=0.001,
         group=TRIED,
     )
     presence_first: float = setting(
         0.05,
-        "Wait before the broker is asked again for a service without workers; doubles up to `presence_most`.",
+        "Delay before the broker is polled again for a service without workers; doubles up to `presence_most`.",
         unit="s",
         least=0.001,  # 0 would be to ask without a pause
         most=3600,
     )
-    presence_most: float = setting(1.0, "Longest such wait.", unit="s", least=0.001, most=3600)
+    presence_most: float = setting(1.0, "Maximum such delay.", unit="s", least=0.001, most=3600)
     grace: float = setting(
         10.0, "On shutdown: maximum time for running requests to finish.", unit="s", least=0, is_live=True
     )
@@ -217,7 +217,7 @@ class OperatorSettings:
 
     keep_replies: float = setting(
         7 * 86_400.0,
-        "How long to keep replies that no client closes; 0: for ever.",
+        "How long to keep replies that no client closes; 0: forever.",
         unit="s",
         least=0,
         group=KEPT,
@@ -226,7 +226,7 @@ class OperatorSettings:
     )
     keep_dead: float = setting(
         30 * 86_400.0,
-        "How long to keep failed and expired requests; 0: for ever.",
+        "How long to keep failed and expired requests; 0: forever.",
         unit="s",
         least=0,
         group=KEPT,
@@ -235,7 +235,7 @@ class OperatorSettings:
     )
     keep_closed: float = setting(
         0,
-        "How long to remember closed requests; 0: while there is room.",
+        "How long to keep closed requests; 0: while there is space.",
         unit="s",
         least=0,
         group=KEPT,
@@ -244,15 +244,15 @@ class OperatorSettings:
     lease: float = setting(
         LeaseConfig().lease,
         "With a store in PostgreSQL: how long other servers wait before taking over from a dead server. Must be equal"
-        " on all servers; to change it, stop all first.",
+        " on all servers; stop all of them before changing it.",
         unit="s",
         least=3.0,  # a renewal is given up after a fifth of it
         most=3600.0,  # the requests of a dead server must not wait for a day
     )
     metrics: str | None = setting(
         None,
-        "Address for /metrics (Prometheus), /healthz and /readyz. :PORT listens at every address, port 0 takes any free"
-        " one.",
+        "Address for /metrics (Prometheus), /healthz and /readyz. :PORT listens on all addresses; port 0 picks a free"
+        " port.",
         group=OPERATION,
         otherwise="none",
     )

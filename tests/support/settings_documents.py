@@ -29,10 +29,10 @@ SHARED = {"store": "serve", "endpoint": "status", "timeout": "status", "mdp": "s
 
 TABLES = {
     "serve": "",
-    "broker": "A broker as a service of its own: titanic-broker.service.",
+    "broker": "A broker as a separate service: titanic-broker.service.",
     "work": "Workers that run a command: titanic-worker@.service.",
     "worker": "Tasks of a Python program: `titanic worker MODULE:app`.",
-    "cron": "Requests by schedules: `titanic cron FILE`.",
+    "cron": "Scheduled requests: `titanic cron FILE`.",
     "web": "Web console and HTTP API: titanic-web.service.",
 }
 
@@ -41,19 +41,19 @@ NOTES = {
     " /var/lib/titanic/store.",
     "serve.bind": 'For users of the group titanic: "ipc:///run/titanic/titanic.sock".',
     "serve.gather": "Needs the extra `drafts`.",
-    "serve.access": "`reload` reads it again.",
-    "serve.key": "systemd hands the service the key of /etc/titanic.",
-    "serve.metrics": "Other addresses than loopback's take `open`, or a user with `metrics = true` and a token.",
+    "serve.access": "`reload` applies changes to it.",
+    "serve.key": "systemd passes the key in /etc/titanic to the service.",
+    "serve.metrics": "Non-loopback addresses require `open`, or a user with `metrics = true` and a token.",
     "broker.metrics": "Use another port than the server's if both run on one machine.",
     "work.key": "DynamicUser=yes must be able to read it (LoadCredential).",
-    "worker.endpoint": "If it is not set, the app's holds.",
-    "worker.key": "If it is not set, the app's holds.",
-    "worker.server-key": "If it is not set, the app's holds.",
+    "worker.endpoint": "If it is not set, the app's value applies.",
+    "worker.key": "If it is not set, the app's value applies.",
+    "worker.server-key": "If it is not set, the app's value applies.",
     "web.hooks-user": 'That user needs work and submit = ["web.*"], read = "all" and close = true.',
-    "web.bind": "Other addresses than loopback's take `access`, and TLS or `open`.",
-    "web.key": "Without `access`: the key of the user as whom everybody acts.",
-    "web.access": "It is read again when it changes.",
-    "web.tls-certificate": "Certificate and key are read again when they change.",
+    "web.bind": "Non-loopback addresses require `access`, and TLS or `open`.",
+    "web.key": "Without `access`: the key of the user that makes all requests.",
+    "web.access": "It is reloaded when it changes.",
+    "web.tls-certificate": "Certificate and key are reloaded when they change.",
 }
 """What only operators have to know, by key, or by table and key."""
 
@@ -126,12 +126,12 @@ def entries(table: str, commands: Commands, explained: set[tuple[str, str]]) -> 
 def entry(place: str, key: str, option: click.Option, explained: set[tuple[str, str]]) -> Iterator[str]:
     """A key with its comment, which is omitted where a table above has the same."""
     text = re.sub(r"--([a-z][a-z-]*)", r"`\1`", option.help or "").replace("`key-file`", "`key`")
-    text = text.replace("; may be given repeatedly", "")
+    text = text.replace("; repeatable", "")
     text, _, otherwise = text.removesuffix(".").partition("; default: ")
     default: Any = option.get_default(click.Context(click.Command("")))
     if isinstance(option.show_default, str):
         otherwise = option.show_default
-    missing = f"No default{f': {otherwise}' if otherwise else ''}."
+    missing = f"No default{f': {otherwise}' if otherwise not in ('', 'none') else ''}."
     if otherwise and default is not None:
         text += f"; {'if empty' if default == () else default}: {otherwise}"
     if note := NOTES.get(place, ""):

@@ -33,35 +33,35 @@ BUILD = ", ".join(filter(None, ("compiled" if broker.is_compiled() else "pure Py
 
 COMMANDS = {
     "serve": ("serve", "Run the persistent queue."),
-    "broker": ("serve", "Run a Majordomo broker alone."),
+    "broker": ("serve", "Run a Majordomo broker without the queue."),
     "submit": ("submit_reply", "Store a request and print its UUID."),
     "reply": ("submit_reply", "Print the reply to a request."),
     "close": ("submit_reply", "Cancel requests, or delete them with their replies."),
-    "call": ("submit_reply", "Send a plain request; nothing is stored."),
+    "call": ("submit_reply", "Send a plain MDP request; nothing is stored."),
     "work": ("work", "Run a command as the worker of a service."),
     "worker": ("worker", "Run the tasks of a Python program."),
     "cron": ("cron", "Submit requests on a schedule."),
-    "web": ("web", "Web console and HTTP API."),
-    "status": ("status", "Show stored and waiting requests and workers."),
+    "web": ("web", "Serve the web console and HTTP API."),
+    "status": ("status", "Show the store, waiting requests and workers."),
     "nodes": ("nodes", "List the servers that share the store."),
     "drain": ("nodes", "Drain a server, then stop it."),
     "pause": ("nodes", "Pause a service."),
     "resume": ("nodes", "Resume a service."),
-    "health": ("status", "Report whether the queue is healthy, for scripts."),
+    "health": ("status", "Check the health of the queue, for monitoring."),
     "ls": ("stored_requests", "List stored requests."),
     "show": ("stored_requests", "Show one request in full."),
     "retry": ("stored_requests", "Retry failed or expired requests."),
     "purge": ("stored_requests", "Close all requests in a state."),
-    "check": ("check_backup", "Check a store, or repair it."),
-    "backup": ("check_backup", "Copy a store, even while a server uses it."),
+    "check": ("check_backup", "Check or repair a store."),
+    "backup": ("check_backup", "Back up a store, even while a server uses it."),
     "restore": ("check_backup", "Create a store from a backup."),
-    "migrate": ("migrate", "Copy a store into a new one, for example in PostgreSQL."),
+    "migrate": ("migrate", "Copy a store to a new directory or PostgreSQL database."),
     "keys": ("keys", "Create keys for users and the server."),
-    "access": ("access", "Check an access file; explain what it permits."),
-    "pattern": ("patterns", "Run another of the Guide's reliability patterns."),
-    "config": ("config_command", "Show settings and where they come from; check a file."),
-    "bench": ("bench", "Measure the speed of this machine."),
-    "demo": ("demo", "Watch Titanic work, in under a minute."),
+    "access": ("access", "Check access files and explain permissions."),
+    "pattern": ("patterns", "Run the other reliability patterns of the ZeroMQ Guide."),
+    "config": ("config_command", "Show the effective settings, or check a file."),
+    "bench": ("bench", "Measure the performance of Titanic on this machine."),
+    "demo": ("demo", "Demonstrate Titanic in under a minute."),
 }
 """Each command's module, and its line in the help. The function is called like the command."""
 
@@ -235,13 +235,13 @@ def main() -> None:
       titanic reply UUID --wait 5           prints HELLO
       titanic close UUID                    closes the request
 
-    Every option can also be given as an environment variable, TITANIC_ and its name in capitals, and in a TOML
-    file named by --config or TITANIC_CONFIG: keys at its top for all commands, tables like [serve] for one.
-    Times are seconds or have a unit: 90s, 5m, 1.5h, 30d. Sizes are bytes or have a unit: 64MiB, 1.5GB.
+    Every option can also be set by an environment variable, TITANIC_ and its name in capitals, or in the TOML file
+    given by --config or TITANIC_CONFIG: keys at the top apply to all commands, tables such as [serve] to one. Times are
+    in seconds unless they have a unit: 90s, 5m, 1.5h, 30d. Sizes are in bytes unless they have a unit: 64MiB, 1.5GB.
     `titanic config show` prints the effective values and where they come from.
 
     \b
-    Completion in this shell (zsh_source and fish_source do the same for theirs):
+    Shell completion for bash (zsh_source and fish_source for those shells):
       eval "$(_TITANIC_COMPLETE=bash_source titanic)"
 
     \b

@@ -225,7 +225,7 @@ def declared(config: Any, name: str, *, help: str = "", **settings: Any) -> Call
     given |= settings
     given["multiple"] = isinstance(given["default"], tuple)
     text = _option_names(help or fact.help)
-    text = text.removesuffix(".") + ("; may be given repeatedly." if given["multiple"] else ".")
+    text = text.removesuffix(".") + ("; repeatable." if given["multiple"] else ".")
     if fact.otherwise:
         text = f"{text.removesuffix('.')}; default: {fact.otherwise}."
     option_name = "--" + (fact.option or name).replace("_", "-")
@@ -247,7 +247,7 @@ ENDPOINTS = {
     "default": (DEFAULT_ENDPOINT,),
     "callback": separate,
 }
-BROKER_ENDPOINTS = "Where the broker is. With a list, a,b,c, one is picked at random; on failure the next is tried."
+BROKER_ENDPOINTS = "Endpoint of the broker. With a list, a,b,c, one is picked at random; on failure the next is tried."
 
 
 def endpoint_option(group: str = "") -> Callable[[Function], Function]:
@@ -292,7 +292,7 @@ def key_file_options(group: str = "", unlisted: Sequence[str] = ("--key",)) -> C
             metavar="FILE|Z85",
             default=None,
             group=group,
-            help="That server's public key.",
+            help="Public key of that server, as Z85 or a file.",
         ),
     )
 
@@ -313,7 +313,7 @@ def _with_keys(function: Function) -> Function:
     return cast("Function", with_keys)
 
 
-MDP_HELP = "Version of the Majordomo Protocol to speak; default: detected, by a question in MDP 0.1."
+MDP_HELP = "Majordomo Protocol version; default: detected by an MDP 0.1 request."
 
 
 def reaching(timeout: float, patience: str, keys: Callable[..., Any] | None = None) -> Callable[[Function], Function]:
@@ -354,7 +354,7 @@ def _reaching(function: Function) -> Function:
     return cast("Function", asking)
 
 
-PATIENCE = "Maximum time to wait for an answer; requests without one are sent again meanwhile."
+PATIENCE = "Maximum time to wait for an answer; unanswered requests are resent meanwhile."
 
 endpoint = reaching(15.0, PATIENCE)
 
@@ -437,14 +437,14 @@ log_options = together(
         default="info",
         group=LOGGING,
         is_live=True,
-        help="Least severe events to log.",
+        help="Minimum severity of events to log.",
     ),
     option(
         "--log-format",
         type=click.Choice(logs.FORMATS),
         default="auto",
         group=LOGGING,
-        help="Format of the log on stderr; auto: fields for the journal when stderr goes there, else text.",
+        help="Format of the log on stderr; auto: journal if stderr is the systemd journal, else text.",
     ),
 )
 """Options of commands that run until they are stopped."""

@@ -21,8 +21,8 @@ from titanic.cli.options import command, key_option
 from titanic.cli.running import say
 from titanic.cli.serve_options import (
     access_faults,
-    access_option,
-    bind_option,
+    broker_access_option,
+    broker_bind_option,
     open_option,
     queue_options,
     rule,
@@ -56,18 +56,19 @@ FIRST_ANSWER = 1.0
 def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: Any) -> None:
     """Run Titanic: the persistent queue, with its broker in the same process.
 
-    With --broker it uses the broker at that endpoint, and exits if another queue already serves that broker.
+    With --broker the server uses the broker at that endpoint, which then also has the access control. It exits if
+    another queue already serves that broker.
 
-    Servers whose --store is the same database share it: each executes what its own workers can, and `titanic nodes`
-    lists them.
+    Servers whose --store is the same database share it. Each dispatches requests to its own workers; `titanic nodes`
+    lists the servers.
 
-    Stops on SIGTERM or SIGINT: refuses new requests, finishes the running requests, exits with 0. A second
-    signal ends it at once; nothing is lost then either. On SIGHUP it reads its configuration and the access file
-    again; settings that need a restart are reported. A file with a mistake changes nothing.
+    On SIGTERM or SIGINT the server refuses new requests, finishes the running ones and exits with 0. A second signal
+    stops it at once, without loss of stored requests. On SIGHUP it reloads its configuration and the access file, and
+    reports settings that need a restart. A file with an error is not applied.
 
-    Without --access whoever connects may do everything, so it binds only addresses that no other machine can reach,
-    unless --open allows others. With --access each TCP connection needs a key and is encrypted; the file may admit
-    local users by an ipc:// endpoint.
+    Without --access, any client may do anything, so the server binds only addresses that other machines cannot reach,
+    unless --open is given. With --access, TCP connections require a key and are encrypted; the access file may also
+    admit local users through an ipc:// endpoint.
 
     \b
     Example:
@@ -146,20 +147,20 @@ def _refuse_unused(settings: Mapping[str, Any]) -> None:
 
 
 @command("broker", rule=access_faults)
-@bind_option
-@access_option
-@key_option("File with the secret key by which clients know this broker; with --access.")
+@broker_bind_option
+@broker_access_option
+@key_option("Secret key file that identifies this broker to clients; requires --access.")
 @open_option
 @wire_options
 @running_options
 def broker(
     bind: tuple[str, ...], access: Path | None, key: Path | None, log_level: str, log_format: str, **settings: Any
 ) -> None:
-    """Run a Majordomo broker alone: MDP 0.1 and 0.2; nothing is stored.
+    """Run a Majordomo broker (MDP 0.1 and 0.2) without the queue. Nothing is stored.
 
-    `titanic serve --broker ENDPOINT` adds the persistent queue to it, from another process. With --access each
-    TCP connection needs a key and is encrypted; without, it binds only addresses that no other machine can reach,
-    unless --open allows others.
+    `titanic serve --broker ENDPOINT` adds the persistent queue to it, from another process. With --access, TCP
+    connections require a key and are encrypted. Without it, the broker binds only addresses that other machines cannot
+    reach, unless --open is given.
 
     \b
     Example:

@@ -45,7 +45,9 @@ running_options = together(
 """Those of both commands."""
 
 bind_option = of_server("bind", **listening)
+broker_bind_option = of_server("bind", help="Endpoint to listen on; * or 0 for any free port.", **listening)
 access_option = of_server("access", **file)
+broker_access_option = of_server("access", help="Access file: the users and their permissions; requires `key`.", **file)
 open_option = of_server("open")
 
 wire_options = together(

@@ -47,7 +47,7 @@ stdin_flag = option(
     "--stdin",
     "from_stdin",
     is_flag=True,
-    help="Read the body from standard input, as a BODY of - does. A body that is just - can only come so.",
+    help="Read the body from standard input, like a BODY of -. Required to submit a body that is a single -.",
 )
 
 
@@ -142,18 +142,27 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
     default=None,
     callback=_no_key_file,
     group=CHOICES,
-    help="Idempotency key: the same one gets the same UUID, and is executed once. (Your secret key: --key-file.)",
+    help="Idempotency key: requests with the same key get the same UUID and are executed once. (For your secret key,"
+    " use --key-file.)",
 )
 @seconds("--key-for", least=0.001, default=None, group=CHOICES, help="How long the key is valid; default: one day.")
-@seconds("--delay", least=0, default=None, group=CHOICES, help="Do not execute it before this time has passed.")
-@seconds("--ttl", least=0.001, default=None, group=CHOICES, help="Expire it when no worker has begun within this time.")
+@seconds(
+    "--delay", least=0, default=None, group=CHOICES, help="Do not execute the request before this time has passed."
+)
+@seconds(
+    "--ttl",
+    least=0.001,
+    default=None,
+    group=CHOICES,
+    help="Expire the request if no worker starts it within this time.",
+)
 @option(
     "--priority",
     type=click.IntRange(0, 9),
     metavar="N",
     default=None,
     group=CHOICES,
-    help="0 to 9, default 4; 9 starts first.",
+    help="0 to 9, default 4; 9 is dispatched first.",
 )
 @option(
     "--max-attempts",
@@ -162,7 +171,7 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
     metavar="N",
     default=None,
     group=CHOICES,
-    help="Failed attempts after which it has failed for good.",
+    help="Failed attempts after which the request fails for good.",
 )
 @seconds(
     "--limit",
@@ -178,7 +187,7 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
     default=None,
     callback=_traceparent,
     group=CHOICES,
-    help="W3C traceparent for its worker.",
+    help="W3C traceparent to pass to the worker.",
 )
 @option(
     "--type",
@@ -187,7 +196,7 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
     default=None,
     callback=_content_type,
     group=CHOICES,
-    help="Content type of the body, for its worker.",
+    help="Content type of the body, to pass to the worker.",
 )
 @reaching(15.0, PATIENCE, key_options(CONNECTION, unlisted=()))
 def submit(
@@ -203,14 +212,15 @@ def submit(
     """Store a request for SERVICE and print its UUID. Each BODY is a frame; - stands for standard input.
 
     When the UUID is printed, the request is on disk and survives any crash. With --wait the UUID goes to standard error
-    and the reply to standard output; the exit codes are those of `titanic reply`. Without an answer in time the request
-    is sent again, and still stored only once. Times are seconds, or have a unit: 250ms, 90s, 5m, 1.5h, 30d.
+    and the reply to standard output; the exit codes are those of `titanic reply`. If no answer arrives in time, the
+    request is sent again; it is still stored only once.
 
-    Each line of --lines is the body of a request, without its line end; an empty line is a request with an empty body.
+    Each line of --lines is the body of a request, without its line ending; an empty line is a request with an empty
+    body.
 
-    A key makes a request idempotent: submitted again with the same --key, it gets the UUID of the first one. Body and
-    service are not compared. Keys share one namespace across the store, with access control across a user's requests:
-    begin yours with the name of your program, as in 'shop: order 7'.
+    --key makes a request idempotent: a second request with the same key gets the UUID of the first. Bodies and services
+    are not compared. All keys in a store share one namespace (with access control, all keys of a user), so start yours
+    with the name of your program: 'shop: order 7'.
 
     --json prints {uuid}, with --lines {uuids}, with --wait what `titanic reply --json` prints.
 
@@ -359,12 +369,12 @@ def _why_pending(row: RequestInfo) -> str:
 @json_flag
 @endpoint
 def close(uuid: tuple[str, ...], as_json: bool, reach: Reach) -> None:
-    """Close requests: cancel those not dispatched yet, and delete the others with their replies. Unknown UUIDs are no
-    error.
+    """Close requests: cancel those not dispatched yet, and delete the others with their replies. Unknown UUIDs are not
+    an error.
 
-    The server remembers closed requests, with bodies of up to 64 KiB and replies, in its store file until newer ones
-    need the room (--keep-closed bounds the time), and an archive keeps them for good. A server with
-    --closed-body-limit 0 keeps no bodies; freed pages of the file are overwritten only when they are used again.
+    Closed requests, with their replies and bodies of up to 64 KiB, stay in the store file until newer ones need the
+    space (--keep-closed of the server limits the time). An archive keeps them permanently. With --closed-body-limit 0
+    the server keeps no bodies, but freed pages of the file are overwritten only when they are reused.
 
     --json prints {uuids}: the UUIDs given.
 
@@ -387,8 +397,8 @@ def close(uuid: tuple[str, ...], as_json: bool, reach: Reach) -> None:
 def call(service: str, body: tuple[bytes, ...], from_stdin: bool, as_json: bool, reach: Reach) -> None:
     """Send a plain MDP request to SERVICE and print the reply. Nothing is stored. A BODY of - is standard input.
 
-    `titanic call mmi.services` and the other mmi. services report what the broker knows. Without an answer in time the
-    request is sent again, up to twice: raise --timeout for a service that takes longer.
+    `titanic call mmi.services` and the other mmi. services report the state of the broker. If no answer arrives in
+    time, the request is sent again, up to twice; raise --timeout for a slow service.
 
     --json prints {body, error}, as `titanic reply` does.
 

@@ -120,13 +120,13 @@ def rule(values: Mapping[str, Any], own: Set[str]) -> Iterator[Contradiction]:
 def web(log_level: str, log_format: str, key_file: str | None, endpoint: tuple[str, ...], **settings: Any) -> None:
     """Serve a web console, and an HTTP API for programs that do not speak ZeroMQ.
 
-    It is a client of the server at --endpoint, in a process of its own. Without --access it listens on loopback
-    addresses only, and whoever reaches it may do everything. With --access users sign in with a token or a certificate.
-    Each acts with a key of its own from --keys, so the server decides what is allowed. Other addresses than loopback's
-    then need TLS, or --open.
+    It is a client of the server at --endpoint, in a separate process. Without --access it listens on loopback addresses
+    only, and any local user may do anything. With --access, users sign in with a token or a certificate, and their
+    requests use their own keys from --keys, so the server enforces permissions. Non-loopback addresses then require TLS
+    or --open.
 
-    Stops on SIGTERM or SIGINT: answers pending requests within three seconds, and exits with 0. The access file and the
-    certificate are read again on SIGHUP, and when they change; a file with a mistake changes nothing.
+    On SIGTERM or SIGINT it answers pending requests within three seconds and exits with 0. The access file and the
+    certificate are reloaded on SIGHUP and when they change; a file with an error is not applied.
 
     \b
     Example:

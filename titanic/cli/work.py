@@ -232,7 +232,7 @@ def _watch(worker: Worker) -> None:
 @endpoint_option()
 @key_options()
 @broker_version("0.2", "0.1", "majortomo")
-@seconds("--heartbeat", least=0.01, default=2.5, help="Interval of heartbeats; the broker's, if that is shorter.")
+@seconds("--heartbeat", least=0.01, default=2.5, help="Heartbeat interval; the broker's applies if it is shorter.")
 @seconds(
     "--time-limit",
     old=("--limit",),
@@ -246,7 +246,7 @@ def _watch(worker: Worker) -> None:
     type=read_codes,
     metavar="CODES",
     default=None,
-    help="Exit codes with which a request has failed for good, as in 1,64-78; never 75, which means: retry.",
+    help="Exit codes that fail the request for good, such as 1,64-78; 75 always means retry.",
 )
 @seconds(
     "--kill-after",
@@ -289,8 +289,8 @@ def work(
     it was submitted with them.
 
     With several endpoints, each job picks one at random; on failure it tries the next. With --everywhere it registers
-    with every endpoint and runs one request at a time: another one that arrives waits 0.2 s, then it is returned, and
-    the other brokers send no more until the job is done.
+    with every endpoint and runs one request at a time. A second request that arrives meanwhile is returned after 0.2 s,
+    and the other brokers send no more until the job is done.
 
     Stops on SIGTERM or SIGINT when the running commands are done. A second signal stops the commands and the worker at
     once; their requests go to other workers.

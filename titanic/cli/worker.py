@@ -42,7 +42,7 @@ from titanic.pool.pool import Pool
     type=click.IntRange(0),
     metavar="N",
     default=0,
-    show_default="any number",
+    show_default="unlimited",
     help="Replace a process after this many requests.",
 )
 @size("--memory", default=None, help="Replace a process that uses more memory.")
@@ -67,12 +67,12 @@ def worker(
     log_level: str,
     log_format: str,
 ) -> None:
-    """Run the tasks of an app: MODULE:APP, an importable module and a titanic.tasks.Tasks in it, by default app.
+    """Run the tasks of an app. MODULE:APP is an importable module and the titanic.tasks.Tasks in it (default: app).
 
-    Each process serves all tasks and services of the app, with up to --jobs requests at a time, and uses one processor:
-    use more processes for more. A process that dies, exceeds --memory or has begun --max-requests is replaced; it
-    finishes its requests first, if it can. A process is also replaced when it is stuck for longer than --watchdog: its
-    loop does not run, or a task has exceeded its limit by that time.
+    Each process serves all tasks and services of the app, with up to --jobs requests at a time, on one CPU core; raise
+    --processes to use more cores. A process that dies, exceeds --memory or has started --max-requests requests is
+    replaced, after finishing its requests if it can. A process is also replaced when it is stuck for longer than
+    --watchdog: its event loop does not run, or a task has exceeded its limit by that much.
 
     --endpoint and --key-file default to those of the app.
 

@@ -20,41 +20,44 @@ class WebSettings:
 
     endpoint: tuple[str, ...]
     """Where the server is. With a list, one is picked at random; on failure the next is tried."""
-    bind: tuple[str, int] = setting(("127.0.0.1", 8080), "Where to listen.", written=DEFAULT_BIND)
+    bind: tuple[str, int] = setting(("127.0.0.1", 8080), "Address to listen on.", written=DEFAULT_BIND)
     timeout: float = setting(
-        15.0, "Maximum time to wait for an answer of the server; it is asked again meanwhile.", unit="s", least=0.001
+        15.0,
+        "Maximum time to wait for an answer from the server; unanswered requests are resent meanwhile.",
+        unit="s",
+        least=0.001,
     )
     key: str | None = None
     """Without `access`: the file with the secret key of the user as whom everybody acts."""
     server_key: str | None = None
     """The server's public key, in Z85 or in a file."""
     access: Path | None = setting(
-        None, "The access file: who may sign in.", otherwise="everybody on this machine may do everything"
+        None, "Access file: the users who may sign in.", otherwise="any local user may do anything"
     )
     keys: Path | None = setting(
-        None, "Directory with the secret key of each user, as NAME.key_secret; needs `access`.", otherwise="none"
+        None, "Directory with the secret key of each user, as NAME.key_secret; requires `access`.", otherwise="none"
     )
     session_secret: Path | None = setting(
         None,
-        "File with the secret of sessions, made if it does not exist. Sessions outlive a restart, and gateways with the"
-        " same secret share them.",
+        "File with the session secret, created if it does not exist. Sessions survive a restart, and gateways with"
+        " the same secret share them.",
     )
-    hosts: tuple[str, ...] = setting((), "Name by which browsers reach it, beside its address.", option="host")
+    hosts: tuple[str, ...] = setting((), "Host name that browsers use, besides the address of `bind`.", option="host")
     max_body: int = setting(64 << 20, "Largest body of a request.", unit="B")
     tls_certificate: Path | None = setting(
         None, "Serve HTTPS with this certificate and its chain, PEM.", otherwise="plain HTTP"
     )
-    tls_key: Path | None = setting(None, "The secret key of the certificate, PEM.", otherwise="none")
+    tls_key: Path | None = setting(None, "Private key of the certificate, PEM.", otherwise="none")
     client_ca: Path | None = setting(
         None,
-        "Users may sign in with certificates of these authorities, PEM; the access file assigns them to users.",
-        otherwise="users sign in with tokens",
+        "Let users sign in with certificates from these authorities, PEM; the access file maps certificates to users.",
+        otherwise="tokens only",
     )
     behind_tls: bool = setting(
-        False, "Browsers connect by HTTPS only, through a proxy in front of this: cookies are sent by HTTPS only."
+        False, "Browsers connect through an HTTPS proxy only: cookies are then restricted to HTTPS."
     )
     open: bool = setting(
-        False, "Serve plain HTTP where other machines can connect: whoever listens on the way gets the tokens."
+        False, "Allow plain HTTP on addresses that other machines can reach; tokens can then be intercepted."
     )
     most_connections: int = setting(
         4096,
@@ -64,8 +67,8 @@ class WebSettings:
         option="max_connections",
     )
     hooks: bool = setting(False, "Register and deliver web hooks.")
-    hooks_user: str | None = setting(None, "The user who delivers web hooks, with `access`.", otherwise="none")
-    hooks_allow: tuple[Network, ...] = setting((), "Inner network that web hooks may reach, beside the Internet.")
+    hooks_user: str | None = setting(None, "With `access`: user that delivers web hooks.", otherwise="none")
+    hooks_allow: tuple[Network, ...] = setting((), "Private network that web hooks may reach, besides the Internet.")
 
     def __post_init__(self) -> None:
         """Raises Contradiction."""
