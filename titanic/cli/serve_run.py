@@ -223,7 +223,7 @@ def _run(subject: Subject, signals: Signals, notifier: Notifier) -> None:
                 notifier.ready(subject.status())
         if now >= presence_at:
             presence_at = now + PRESENCE_EVERY
-            presence.look(subject.workers())
+            presence.update(subject.workers())
             shortages.update(subject.shortages())
         if notifier.wanted and ready and now >= status_at:
             status_at = now + STATUS_EVERY

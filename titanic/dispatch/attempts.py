@@ -48,7 +48,7 @@ class Flight:
     closed: bool = False
     """Whether its client closed it. The worker still has it, so it keeps its place until the reply comes."""
     kept: bool = False
-    """Whether the broker has said after the close that a worker has it, or that it cannot tell."""
+    """Whether the broker answered after the close that a worker has it, or that this is unknown."""
     overdue: bool = False
     """Whether its attempt has passed its limit, and the broker is asked whether a worker has it at all."""
     progress: Progress | None = None
@@ -58,8 +58,8 @@ class Flight:
 
 
 class Send(NamedTuple):
-    """Send a request to its service: answer with `replied`. `has_ttl`: it may expire, so it is not sent again without a
-    look at the clock. `context`: what its worker is told of it, where the broker hands that on."""
+    """Send a request to its service: answer with `replied`. `has_ttl`: it may expire, so check the clock before sending
+    it again. `context`: facts about the request for its worker, if the broker passes them on."""
 
     uuid: bytes
     service: bytes
@@ -134,9 +134,9 @@ def after_failure(
     dice: random.Random,
     unready: dict[bytes, float],
 ) -> tuple[AttemptOutcome, int]:
-    """What becomes of a request whose attempt has failed, and the bytes of its frames or text. `detail` is what the
-    worker said besides the `reason`; it may say when to try again (`titanic.protocol.tsp`). `unready`: since when
-    no worker was ready for a request, which is kept up to date here."""
+    """Decide the outcome of a request after a failed attempt, and return it with the bytes of its frames or text.
+    `detail` is what the worker sent besides the `reason`; it may contain the time of the next attempt
+    (`titanic.protocol.tsp`). `unready`: since when no worker was ready for a request; updated here."""
     hint = read_retry_hint(detail)
     detail, waited = hint.detail, 0.0
     since = unready.pop(uuid, flight.started)
@@ -172,13 +172,13 @@ def _shortened(reason: str, detail: Frames) -> str:
 
 
 def without_room(outcome: AttemptOutcome, flight: Flight) -> AttemptOutcome:
-    """What is to be written instead of an outcome for whose frames the store has no room: the same for a while, then
-    that the request has failed for that reason."""
+    """Replace an outcome that does not fit into the store: keep it for some tries, then fail the request for lack of
+    room."""
     flight.refused += 1
     if not isinstance(outcome, Finish):
         return outcome
     if outcome.status is Status.FAILED and outcome.frames and outcome.frames[-1].startswith(TRACEBACK):
-        return outcome._replace(frames=[])  # nobody waits for that
+        return outcome._replace(frames=[])  # no client waits for a traceback
     if flight.refused <= REFUSED_MOST:
         return outcome
     reason = f"the store had no room for its reply of {sum(map(len, outcome.frames))} bytes"
@@ -201,7 +201,7 @@ class Recalls:
         self._due: list[bytes] = []
 
     def limit(self, uuid: bytes, when: float) -> None:
-        """An attempt has begun that is beyond its limit then."""
+        """Set when the attempt that has just started exceeds its limit."""
         self._limits.set(uuid, when)
 
     def lapse(self, uuid: bytes, when: float) -> None:
@@ -221,8 +221,8 @@ class Recalls:
         self._due += [uuid for uuid in uuids if uuid in flights and not flights[uuid].settling]
 
     def tick(self, now: float) -> None:
-        """Look at what is due. An attempt beyond its limit has failed if a worker has the request, whatever that worker
-        is still doing; whether one has it is asked now."""
+        """Handle what is due. An attempt that exceeds its limit fails if a worker has the request, whether or not the
+        worker is still busy with it; the broker is asked now whether one has it."""
         for uuid in self._limits.due(now):
             flight = self._flights.get(uuid)
             if flight is not None and not flight.settling and not flight.closed:
@@ -231,7 +231,7 @@ class Recalls:
         for uuid in self._lapses.due(now):
             flight = self._flights.get(uuid)
             if flight is not None and not flight.settling and not flight.closed:
-                self._due.append(uuid)  # a worker that has not begun is not to begin
+                self._due.append(uuid)  # a worker that has not started it must not start it
 
     def overtake(self, backlog: Backlog, now: float) -> None:
         """Take back what was sent ahead and is less urgent than what has arrived since."""
@@ -260,7 +260,7 @@ class Recalls:
 
 
 _GENERATED = b"~"
-"""How the keys of clients begin whose callers have given none."""
+"""The prefix of keys that clients generate when the caller gives none."""
 
 
 @lru_cache(maxsize=4096)

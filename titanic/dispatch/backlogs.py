@@ -1,8 +1,8 @@
-"""The services that have something to do: for which the store is read next, and which are asked for workers.
+"""The services that have waiting requests: which of them to read from the store next, and which to ask the broker for.
 
-Services take turns. One that is absent, slow or broken costs the others nothing: it is not looked at before the time
-has come to ask for it again. A broker of this project is asked for all absent services at once (a survey), about once a
-second, any other broker for each.
+Services take turns. An absent, slow or broken service costs the others nothing: it is skipped until it is due to be
+asked for again. A broker of this project is asked for all absent services at once (a survey), about once a second; any
+other broker is asked for each.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ COUNTED = 0.05
 
 
 class Fetch(NamedTuple):
-    """Read the next requests of a service from the store, without those in flight: the core is told with `fetched`."""
+    """Read the next requests of a service from the store, except those in flight: answer with `fetched`."""
 
     service: bytes
     after: bytes | None
@@ -58,7 +58,7 @@ class Rates:
     def __init__(self) -> None:
         self._next_at: dict[bytes, float] = {}
         self.due: Timers[bytes] = Timers()
-        """When services that have used up what they may are to be looked at again."""
+        """When services that have used up their rate are checked again."""
 
     def allowed(self, name: bytes, rate: float, now: float) -> int:
         """How many may begin now. When there is none, it is `due` when there is one."""
@@ -85,15 +85,15 @@ class Backlog:
     cursor: bytes | None = None
     """The place in the store's queue of the last request that was fetched; None: fetch from the front."""
     in_flight: int = 0
-    """Requests that were sent and not answered, or whose answer the disk does not take at the moment."""
+    """Requests that were sent and not answered, or answered but not yet writable to the disk."""
     known: int = 0
-    """Those, and the requests whose outcome is on its way to the disk."""
+    """Those, and the requests with an outcome that is being written."""
     abandoned: int = 0
     """Workers that still work on an attempt that was given up because it passed its limit."""
     room: int | None = None
     """How many may be in flight: as many as there are workers, 0 without any; None: not known yet."""
     allowed: int | None = None
-    """How many may begin before its rate is looked at again; None: it has no rate. 0 while it is paused."""
+    """How many may start before its rate is checked again; None: it has no rate. 0 while it is paused."""
     ahead: int = 0
     """How many more may be sent, to wait at the broker for the next free worker."""
     late: int = 0
@@ -101,7 +101,7 @@ class Backlog:
     least_urgent: int = HIGHEST
     """The lowest priority among the requests sent since nothing was in flight."""
     urgent: int = 0
-    """The highest priority of the requests that arrived while others were ahead; 0 once it was looked at."""
+    """The highest priority of the requests that arrived while others were ahead; 0 once it was handled."""
     finished: int = 0
     """Attempts that ended since `counted_from`."""
     counted_from: float = 0.0
@@ -183,8 +183,8 @@ class Backlogs(dict[bytes, Backlog]):
         super().__init__()
         self.config = config
         self.shared = False
-        """Whether requests may come to the store without a word, from other nodes: then services that have workers are
-        looked at again and again, and absent ones are forgotten."""
+        """Whether other nodes may add requests to the store without a notification: then services that have workers
+        are polled, and absent ones are forgotten."""
         self.most_ahead = 0
         self.seconds_ahead = AHEAD
         """Requests of a service that may be in flight beyond the number of its workers."""
@@ -197,9 +197,9 @@ class Backlogs(dict[bytes, Backlog]):
         self.questions: Timers[bytes] = Timers()
         """When each of the others is asked for; all of them, at a broker that cannot be asked for all at once."""
         self.overtakes: Timers[bytes] = Timers()
-        """When it is looked at whether urgent requests of a service still wait."""
+        """When to check whether urgent requests of a service still wait."""
         self.paused: Collection[bytes] = frozenset()
-        """Services of which nothing is to begin."""
+        """Paused services: none of their requests may start."""
         self.rates = Rates()
         self._surveys = False
         self._survey_at = 0.0
@@ -222,14 +222,14 @@ class Backlogs(dict[bytes, Backlog]):
         self.config = config
         for name, backlog in self.items():
             if backlog.allowed is not None or name in config.limits:
-                self.rates.due.set(name, 0.0)  # the next look sees what is allowed now
+                self.rates.due.set(name, 0.0)  # the next check applies the new rate
 
     def pause_services(self, names: Collection[bytes]) -> None:
         """Nothing of these services begins from now on, and of no others."""
         changed = {*self.paused} ^ {*names}
         self.paused = names
         for name in changed & self.keys():
-            self.rates.due.set(name, 0.0)  # the next look sees what is allowed now
+            self.rates.due.set(name, 0.0)  # the next check applies the pause
 
     def of(self, name: bytes) -> Backlog:
         """The backlog of a service, a new one if it has none."""
@@ -324,14 +324,14 @@ class Backlogs(dict[bytes, Backlog]):
             self.pause(backlog, now)
 
     def pause(self, backlog: Backlog, now: float) -> None:
-        """Something is wrong with the service or its queue: ask for it anew, after a while, before more is sent."""
+        """Stop sending to a service with a fault, in it or in its queue, and ask for it again after a delay."""
         backlog.room = None
         backlog.trouble = self._longer(backlog.trouble)
         backlog.ask_at = now + backlog.trouble
         self.place(backlog)
 
     def worked(self, backlog: Backlog, now: float) -> None:
-        """A worker of the service is done with an attempt: somebody is there, and this is how fast they are."""
+        """Note that a worker of the service has finished an attempt: it has workers, and this is their speed."""
         backlog.trouble = 0.0
         limits = self.config.limits.get(backlog.name)
         alone = limits is not None and (limits.running or limits.rate)
@@ -348,8 +348,8 @@ class Backlogs(dict[bytes, Backlog]):
                 backlog.allowed = self.rates.allowed(backlog.name, limits.rate, now)
 
     def tick(self, now: float) -> list[Backlog]:
-        """Look at the services whose rate allows something by now. Those come back of which it is to be looked at
-        whether urgent requests still wait."""
+        """Check the services that their rate allows to continue. Return the services to check for urgent requests that
+        still wait."""
         for name in self.rates.due.due(now):
             if (backlog := self.get(name)) is not None:
                 backlog.allowed = self._allowed(name, now)
@@ -359,7 +359,7 @@ class Backlogs(dict[bytes, Backlog]):
     # -- what is to be done ----------------------------------------------------------------------------------
 
     def take_questions(self, now: float) -> list[bytes]:
-        """Services whose presence is to be asked for: answer with `present`."""
+        """Return the services to ask the broker for: answer with `present`."""
         names = list(self.questions.due(now))
         for name in names:
             self[name].asked = True
@@ -373,8 +373,8 @@ class Backlogs(dict[bytes, Backlog]):
         return True
 
     def fetches(self, *, late: bool) -> list[Fetch]:
-        """What is to be read from the store, services in turn. Not `late`: without services many of whose requests have
-        passed their time to live."""
+        """Return what to read from the store, services in turn. Not `late`: without services that have many requests
+        past their TTL."""
         return [
             Fetch(name, backlog.cursor, backlog.free + backlog.late)
             for name, backlog in self.fetchable.items()
@@ -388,7 +388,7 @@ class Backlogs(dict[bytes, Backlog]):
         return {name: 0 if backlog.room == 0 else None for name, backlog in self.copy().items()}
 
     def next_deadline(self) -> float | None:
-        """When somebody is to be asked for."""
+        """When the broker is to be asked for services."""
         return earliest(self.questions.next(), self.rates.due.next(), self._survey_at if self._survey_due else None)
 
     # -- inside ----------------------------------------------------------------------------------------------
@@ -405,7 +405,7 @@ class Backlogs(dict[bytes, Backlog]):
 
     def _look_again(self, workers: Mapping[bytes, int], now: float) -> None:
         for name in [name for name, backlog in self.items() if backlog.room and name not in workers]:
-            self.present(name, 0, now)  # nobody else would ask, while nothing waits
+            self.present(name, 0, now)  # without waiting requests, nothing else would ask
         for name in workers.keys() - SERVICES:
             known = name in self
             backlog = self.of(name)

@@ -65,8 +65,8 @@ class BrokerDiscovery(Channel):
     def __init__(
         self, endpoint: str, versions: Sequence[str], found: Callable[[BrokerKind], None], curve: Curve | None = None
     ) -> None:
-        """`versions`: those of MDP that may be spoken. `found` is told each time. `curve`: the keys of all connections
-        to this broker."""
+        """`versions`: the allowed versions of MDP. `found` is called after each discovery. `curve`: the keys of all
+        connections to this broker."""
         self.curve = curve
         self.kind: BrokerKind | None = None
         """Which broker it is; None: not known yet, or not any more."""
@@ -165,8 +165,8 @@ class Connection(SessionChannel[ClientSession]):
         heard: Callable[[], None],
     ) -> None:
         """When the connection breaks, everything unanswered is sent again on a new one: the broker has died or lost us,
-        and will not answer what it was sent. `lost` is told before. `watch`: notice also the shortest break. `heard` is
-        told when the session may have events."""
+        and will not answer what it was sent. `lost` is called before that. `watch`: notice also the shortest break.
+        `heard` is called when the session may have events."""
         dealer = Dealer(zmq.Context.instance(), endpoint, watch=watch, hold=True, curve=discovery.curve)
         super().__init__(session, dealer)
         self._discovery = discovery

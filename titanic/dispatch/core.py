@@ -20,7 +20,7 @@ ends in one of these ways:
     more urgent ones wait behind it too long    → back to the queue
     closed by its client                        → forgotten; a reply that still comes is dropped
 
-Methods tell what happened; the `take_` methods give what is to be done. A decision about a request counts once it is on
+Methods report what happened; the `take_` methods return what to do. A decision about a request counts once it is on
 disk (`settled`). Until then the request stays known here, so that it is not fetched and sent a second time. When the
 disk does not take the decision (`unsettled`), it is kept and written later: the work is done, and is not to be done
 twice.
@@ -83,7 +83,7 @@ class DispatchCore:
         self.stopping = False
         """While true, nothing new is sent."""
         self.given_back: list[bytes] | None = None
-        """For requests that have gone back to the queue; None: the store need not be told."""
+        """Collects requests that have gone back to the queue; None: the store need not be notified."""
         self.counts = {"dispatched": 0, "succeeded": 0, "failed": 0, "expired": 0, "retried": 0, "returned": 0}
         self.ended = EndedCounts()
         self.again = 0
@@ -91,7 +91,7 @@ class DispatchCore:
         self._suspects: dict[bytes, None] = {}
         """Requests that run alone, because workers died that had them. It is not stored: after a restart, or at another
         node, one more process may die of the worst of them."""
-        # What is told of a service, and of none of its requests, goes straight to the backlogs.
+        # Reports about a service, rather than about one of its requests, go straight to the backlogs.
         self.arrived, self.returned, self.emptied = backlogs.arrived, backlogs.returned, backlogs.emptied
         self.present, self.surveyed, self.unreadable = backlogs.present, backlogs.surveyed, backlogs.unreadable
         self._config = config
@@ -111,7 +111,7 @@ class DispatchCore:
         self.backlogs.reconfigure(config)
 
     def pause_services(self, names: Collection[bytes]) -> None:
-        """Nothing of these services begins from now on. What no worker has begun comes back."""
+        """Pause these services. Requests that no worker has started come back."""
         self.backlogs.pause_services(names)
         if names:
             self._recalls.add([uuid for uuid, flight in self.flights.items() if flight.backlog.name in names])
@@ -119,9 +119,9 @@ class DispatchCore:
     # -- what happened ---------------------------------------------------------------------------------------
 
     def fetched(self, name: bytes, rows: Sequence[ReadyRow], now: float, wall_us: int) -> None:
-        """What the store had for a `Fetch`: perhaps less than was asked for; nothing when there is no more.
+        """Take what the store had for a `Fetch`: perhaps fewer than requested; none when there are no more.
 
-        `wall_us` is the time of day. Requests whose time to live is over expire here and take no worker's place.
+        `wall_us` is the time of day. Requests past their TTL expire here and take no worker's place.
         """
         backlog = self.backlogs.get(name)
         if backlog is None:
@@ -188,14 +188,14 @@ class DispatchCore:
             self._failed(uuid, flight, f"no reply within {self._config.attempt_timeout:g} s", [])
 
     def tick(self, now: float) -> None:
-        """Look at what is due."""
+        """Handle what is due."""
         self._recalls.tick(now)
         for backlog in self.backlogs.tick(now):
             self._recalls.overtake(backlog, now)
 
     def kept(self, uuid: bytes) -> bool:
-        """A request cannot be taken back: a worker has it, or nobody can say. True when its attempt is over for that
-        reason; its reply is dropped then, and `left` is to be told when it comes."""
+        """Note that a request cannot be taken back: a worker has it, or may have it. True when this ends its attempt;
+        then its reply is dropped, and must be reported with `left` when it comes."""
         flight = self.flights.get(uuid)
         if flight is None or flight.settling:
             return False
@@ -254,7 +254,7 @@ class DispatchCore:
         return len(given_up)
 
     def is_unwanted(self, uuid: bytes) -> bool:
-        """Whether nobody wants the reply of a request in flight: its worker is to be told."""
+        """Whether the reply of a request in flight is no longer wanted: its worker must be notified."""
         flight = self.flights.get(uuid)
         return flight is not None and (flight.closed or flight.overdue)
 
@@ -267,8 +267,8 @@ class DispatchCore:
                 self._recalls.add((uuid,))
 
     def in_doubt(self, uuid: bytes) -> bool:
-        """Whether a worker may still get a closed request: it is on its way, and nobody has said that a worker has it.
-        `take_certain` tells when that is over."""
+        """Whether a worker may still receive a closed request: it was sent, and no worker is known to have it.
+        `take_certain` returns it once that is decided."""
         flight = self.flights.get(uuid)
         return flight is not None and flight.closed and not flight.settling and not flight.kept
 
@@ -283,7 +283,7 @@ class DispatchCore:
     # -- what is to be done ----------------------------------------------------------------------------------
 
     def take_questions(self, now: float) -> list[bytes]:
-        """Services whose presence is to be asked for: answer with `present`."""
+        """Return the services to ask the broker for: answer with `present`."""
         return [] if self.stopping else self.backlogs.take_questions(now)
 
     def take_survey(self, now: float) -> bool:
@@ -300,9 +300,9 @@ class DispatchCore:
     def take_sends(self, now: float, wall_us: int) -> list[Send]:
         """Requests to be sent. Take them after each `fetched`.
 
-        `wall_us` is the time of day. A request's time to live is compared with it here, once the request is known to
-        be in flight: from then on the search for expired requests passes it over, so nothing is sent whose end is on
-        its way to the disk.
+        `wall_us` is the time of day. A request's TTL is compared with it here, once the request is known to be in
+        flight: from then on the search for expired requests skips it, so no request is sent while its expiry is being
+        written.
         """
         sends, self._sends = self._sends, []
         good = []
@@ -323,10 +323,10 @@ class DispatchCore:
         return certain
 
     def take_outcomes(self, now: float, wanted: Container[bytes] | None = None) -> list[list[AttemptOutcome]]:
-        """Outcomes to be written, each list at once.
+        """Return the outcomes to write, each list at once.
 
-        `wanted`: the requests that somebody waits for. Other outcomes may be gathered for a moment while more
-        requests are in flight. None: do not gather.
+        `wanted`: the requests with waiting clients. Other outcomes may be gathered for a moment while more requests
+        are in flight. None: do not gather.
         """
         settling = self.outcomes
         hurry = wanted is None or self.stopping or settling.flights >= len(self.flights) or settling.wants(wanted)
@@ -381,7 +381,7 @@ class DispatchCore:
             self._finish(uuid, flight, Status.EXPIRED, [], reason)
 
     def _landing(self, uuid: bytes) -> Flight | None:
-        """The flight whose attempt has just ended; None when nothing is left to do about it."""
+        """Return the flight of an attempt that has just ended; None when nothing is left to do about it."""
         flight = self.flights.get(uuid)
         if flight is None or flight.settling:
             return None

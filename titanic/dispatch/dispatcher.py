@@ -1,8 +1,8 @@
 """The dispatcher moves requests: store → core → transport → broker, and outcomes: transport → core → writer.
 
 It is a channel in the loop of the front: what has just been accepted goes to its worker in the same round. The services
-tell it what was committed (`DispatcherInbox`). Clients that wait for replies wait here, where it is known first that a
-request has ended.
+report what they committed (`DispatcherInbox`). Clients that wait for replies wait here, because the end of a request is
+known here first.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ workers are not asked for otherwise."""
 
 
 DISMISS_MOST = 2.0
-"""Seconds that the reader has to look for the replies of clients that came last to wait."""
+"""Seconds that the reader has to read the replies for the clients that began to wait last."""
 
 GRACE_LOOK = 0.5
-"""Seconds between looks whether it still makes sense to wait for what is in flight."""
+"""Seconds between checks whether waiting for the requests in flight still makes sense."""
 
 
 class Shutdown:
@@ -116,7 +116,7 @@ class PendingCloses:
 
 
 class Dispatcher(Channel):
-    """Methods that begin with an underscore are called in the loop's thread. It rests until it is told something."""
+    """Methods that begin with an underscore are called in the loop's thread. It rests until it gets a report."""
 
     rests = True
 
@@ -156,7 +156,7 @@ class Dispatcher(Channel):
         self._fetching = self._new_fetching(config, reader)
         self.maintenance = self._new_maintenance(config)
         self._tell_again_at: float | None = None
-        """When to tell how many requests were dispatched again."""
+        """When to log how many requests were dispatched again."""
         self.loop.add(self)
 
     def _new_fetching(self, config: ServerConfig, reader: Reader) -> Fetching:
@@ -164,9 +164,9 @@ class Dispatcher(Channel):
         return LocalFetch(self._store, self.core, self.send)
 
     def _new_maintenance(self, config: ServerConfig) -> Maintenance:
-        """Make what does what is due in the store."""
-        tell = self.call, self.expired, self.core.returned, self.completions
-        return Maintenance(config, self._store, self._writer, self.core, *tell)
+        """Make the maintenance of the store."""
+        reports = self.call, self.expired, self.core.returned, self.completions
+        return Maintenance(config, self._store, self._writer, self.core, *reports)
 
     def start(self) -> None:
         """Begin with what the store holds."""
@@ -238,7 +238,7 @@ class Dispatcher(Channel):
             self._shutdown.wait_dismissed()
             self.call(self._end)
 
-    # -- what the services tell: see DispatcherInbox (any thread) ---------------------------------------------
+    # -- reports of the services: see DispatcherInbox (any thread) --------------------------------------------
 
     def arrived(self, services: Mapping[bytes, int], due_us: int | None) -> None:
         self.call(self._arrived, services, due_us)
@@ -274,7 +274,7 @@ class Dispatcher(Channel):
         return {uuid: progress for uuid, progress in found if progress is not None}
 
     def worker_of(self, uuid: bytes) -> str:
-        """The process whose worker has a request, as HOST:PID; empty: it is not known. Any thread may ask."""
+        """The process of the worker that has a request, as HOST:PID; empty: unknown. Any thread may ask."""
         return "" if self.transport is None else self.transport.worker_of(uuid)
 
     def running_since(self, uuids: Collection[bytes]) -> dict[bytes, int]:
@@ -288,8 +288,8 @@ class Dispatcher(Channel):
         return dict(Counter(one.backlog.name for one in self.core.flights.copy().values() if not one.closed))
 
     def workers(self) -> dict[bytes, int | None]:
-        """How many workers each service has, as a broker elsewhere said lately; None: some, it does not tell how many.
-        Any thread may ask."""
+        """How many workers each service has, as a broker elsewhere reported lately; None: some, but it does not report
+        how many. Any thread may ask."""
         return self.core.backlogs.all_workers()
 
     def replies_given(self) -> int:
@@ -360,7 +360,7 @@ class Dispatcher(Channel):
         if recalls := core.take_recalls():
             for uuid in recalls:
                 transport.recall_request(uuid, now)
-            transport.push(now)  # somebody waits for this, and what follows may take a while
+            transport.push(now)  # clients wait for this, and what follows may take a while
         transport.deliver_results(now)
         if core.take_alarm(now):
             self.maintenance.begin()
@@ -392,7 +392,7 @@ class Dispatcher(Channel):
     def _begin(self) -> None:
         self._read_settings()
         self._fetching.begin()
-        self.maintenance.look()
+        self.maintenance.refresh_alarm()
 
     def _read_settings(self) -> None:
         with self._store.read() as transaction:
@@ -410,7 +410,7 @@ class Dispatcher(Channel):
         then()
 
     def _end(self) -> None:
-        """Do nothing more, and let nobody wait for it."""
+        """Stop for good, and let no thread wait for it."""
         self._ended = True
         self.failures.finish()
         self._shutdown.over()
@@ -425,7 +425,7 @@ class Dispatcher(Channel):
     def _reconfigure(self, config: ServerConfig) -> None:
         self.maintenance.config = config
         self.core.reconfigure(config)
-        self.maintenance.look()
+        self.maintenance.refresh_alarm()
 
     def _give_up(self) -> None:
         """Keep of what workers still have that they had it. What no worker has was recalled when the stop began."""
@@ -455,14 +455,14 @@ class Dispatcher(Channel):
 
     def _returned(self, services: Collection[bytes]) -> None:
         self.maintenance.returned(services)
-        self.maintenance.look()  # they may have a time to live
+        self.maintenance.refresh_alarm()  # they may have a TTL
 
     def _closed(self, uuids: Sequence[bytes], services: Collection[bytes], doubts: Sequence[CloseDoubt]) -> None:
         self.core.closed(uuids)
         self._withdrawn(services)
         self.waiters.wake(uuids)
         if uuids:
-            self.maintenance.look()  # they are remembered for a time, and large ones are removed bit by bit
+            self.maintenance.refresh_alarm()  # they are remembered for a time, and large ones are removed bit by bit
         self._keep_pending(doubts)
 
     def _keep_pending(self, closes: Sequence[CloseDoubt]) -> None:
@@ -471,8 +471,8 @@ class Dispatcher(Channel):
             self._pending_closes.add(close)
 
     def _withdrawn(self, services: Collection[bytes]) -> None:
-        """Requests of these services have left the queue without having been sent. An absent service with nothing left
-        is forgotten here: it is not looked at before it comes."""
+        """Note that requests of these services have left the queue unsent. An absent service with nothing left is
+        forgotten until it returns."""
         backlogs = self.core.backlogs
         if absent := [name for name in services if name in backlogs and not backlogs[name].fetchable]:
             self._fetching.emptied(absent)
@@ -492,7 +492,7 @@ class Dispatcher(Channel):
             if not isinstance(outcome, Finish):
                 continue
             if outcome.status is not Status.DONE:
-                self.failures.tell(outcome.uuid, flight.backlog.name, outcome.status, outcome.reason)
+                self.failures.report(outcome.uuid, flight.backlog.name, outcome.status, outcome.reason)
             elif outcome.uuid in self.waiters and sum(map(len, outcome.frames)) <= LIGHT_BYTES:
                 self.waiters.succeeded(outcome.uuid, outcome.frames)
         uuids = [outcome.uuid for outcome in done]
@@ -500,12 +500,12 @@ class Dispatcher(Channel):
         if without_room:
             core.unsettled(without_room, time.monotonic(), full=True)
         self.waiters.wake(uuids)
-        # Only now: requests that were put off are not in flight any more, and their time to live counts again.
-        self.maintenance.look()
+        # Only now: postponed requests are not in flight any more, and their TTL counts again.
+        self.maintenance.refresh_alarm()
 
     def expired(self, expired: Sequence[tuple[bytes, bytes]]) -> None:
         """These have expired in the store: UUID and service of each."""
         self.waiters.wake([uuid for uuid, _ in expired])
         self._withdrawn({service for _, service in expired})
         for uuid, service in expired:
-            self.failures.tell(uuid, service, Status.EXPIRED, "not done in time")
+            self.failures.report(uuid, service, Status.EXPIRED, "not done in time")

@@ -27,7 +27,7 @@ FETCH_BYTES = 1 << 20
 """Bytes of bodies that a round reads from the store for all services together, plus at most one body: everything else
 waits meanwhile."""
 
-LOOKS = 20
+MAX_READS = 20
 """Reads of the store in one round, until results get their turn."""
 
 
@@ -39,14 +39,14 @@ class Fetching(Protocol):
         """Whether something is on its way between the core and the store."""
 
     def begin(self) -> None:
-        """Tell the core what the store holds. LocalFetch raises StoreError."""
+        """Report to the core what the store holds. LocalFetch raises StoreError."""
 
     def fetch(self, now: float) -> float | None:
         """Read what the core wants, and send it. When to call again: 0 when there is more at once, None when not before
         something has happened."""
 
     def emptied(self, names: Sequence[bytes]) -> None:
-        """Something has left the queues of these services: tell the core which are empty now."""
+        """Report to the core which of these services' queues are empty now: something has left them."""
 
 
 class LocalFetch:
@@ -77,7 +77,7 @@ class LocalFetch:
 
     def fetch(self, now: float) -> float | None:
         core, left = self._core, FETCH_BYTES
-        for _ in range(LOOKS):
+        for _ in range(MAX_READS):
             if not (fetches := core.take_fetches()):
                 return None
             left = self._read(fetches, left, now)
@@ -95,7 +95,7 @@ class LocalFetch:
             self._unread.failed(error)
 
     def _read(self, fetches: Sequence[Fetch], left: int, now: float) -> int:
-        """Read the store once, bodies of `left` bytes at most; how many are left then."""
+        """Read the store once, bodies of `left` bytes at most. Return how many bytes are left then."""
         sure_us = self._clock.look(self._now_us())
         try:
             with self._store.read() as transaction:

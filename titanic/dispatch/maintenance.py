@@ -26,18 +26,18 @@ PAUSE_US = 1_000_000
 """µs until it is tried again when it could not be done."""
 
 DAMAGED_PAUSE_US = 30_000_000
-"""The same when somebody has to repair the store first."""
+"""The same when the store must be repaired first."""
 
 SHORTEST_ALARM = 0.02
 LONGEST_ALARM = 30.0
-"""Seconds after which the wall clock is looked at again: somebody may have set it."""
+"""Seconds after which the wall clock is read again: it may have been set."""
 
 SYNC_EVERY = 1.0
 """Seconds after which commits are synced that did not wait for it: what a power cut may take."""
 
 READERS_EVERY = 1.0
-"""Seconds between looks for readers: killed ones, which hold slots and pages that could be used again, and those that
-take long."""
+"""Seconds between checks for readers: killed ones, which hold slots and pages that could be used again, and slow
+ones."""
 
 
 def pause_us(error: StoreError) -> int:
@@ -74,7 +74,7 @@ class Maintenance:
         self.clock_jumps = writer.clock_jumps
         """The wall clock, as the writer sees it."""
         self._readers_at = 0.0
-        """When to look for readers."""
+        """When to check for readers."""
         self._named: set[int] = set()
         """The processes that read and hold much, and were named."""
         self._sync_at = 0.0 if store.durability == "relaxed" else math.inf
@@ -83,7 +83,7 @@ class Maintenance:
         self.now_us = store.now_us
         self._writer = writer
         self._due_incident = Incident(log, "read what is due")
-        self._readers_incident = Incident(log, "look for readers")
+        self._readers_incident = Incident(log, "check for readers")
         self._sync_incident = Incident(log, "sync the store")
 
     def begin(self) -> None:
@@ -128,8 +128,8 @@ class Maintenance:
         except StoreError as error:
             self._sync_incident.failed(error, **event("write-failed"))
 
-    def look(self) -> None:
-        """Set the alarm to what the store says now."""
+    def refresh_alarm(self) -> None:
+        """Set the alarm to the earliest time in the store."""
         try:
             with self._store.read() as transaction:
                 due = self.next_due(transaction)
@@ -149,8 +149,8 @@ class Maintenance:
         self.core.set_alarm(None if due_us is None else self._alarm_for(due_us))
 
     def hasten_alarm(self, due_us: int) -> None:
-        """Something more is due then; what was due earlier still is. (A clock that was wrong may have delayed it, as
-        `look` has it; but then the alarm is set already.)"""
+        """Bring the alarm forward to `due_us`; what was due earlier still is. (A wrong clock may have delayed it, as
+        in `refresh_alarm`; but then the alarm is set already.)"""
         self.core.hasten_alarm(self._alarm_for(due_us))
 
     def _alarm_for(self, due_us: int) -> float:
@@ -209,15 +209,15 @@ class MaintenanceWrite:
                 "%d delays, times to live and keys were given by a clock that was ahead: they end sooner",
                 self._clamped,
             )
-        self._maintenance.call(self.tell)
+        self._maintenance.call(self.report)
         if self._stored is not None:
             self._maintenance.completions.committed(self._stored)
 
     def failed(self, error: StoreError) -> None:
         self._maintenance.call(self._maintenance.set_alarm, self._maintenance.now_us() + pause_us(error))
 
-    def tell(self) -> None:
-        """Called in the loop's thread: this is on disk."""
+    def report(self) -> None:
+        """Report what is on disk now. Called in the loop's thread."""
         maintenance, core = self._maintenance, self._maintenance.core
         maintenance.returned(self._services)
         core.counts["expired"] += len(self._expired)

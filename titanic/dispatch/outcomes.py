@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 
 WRITE_AGAIN_FIRST = 1.0
 WRITE_AGAIN_MOST = 30.0
-"""Seconds until an outcome whose commit failed is written again: the first time, and at most. (The back-off of requests
-is in attempts.py.)"""
+"""Seconds until an outcome is written again after its commit failed: the first time, and at most. (The back-off of
+requests is in attempts.py.)"""
 
 WRITE_AGAIN_AT_THE_END = 0.2
 """The same when the server stops: what is not written then is done again."""
@@ -31,12 +31,12 @@ MOST_BYTES = 256 << 20
 must not fill the memory."""
 
 EXPIRING_MOST = 1000
-"""Expired requests beyond which no more are looked for: everything that is written goes through one thread, and others
-wait there, too."""
+"""Expired requests being written, beyond which no more are searched for: all writes go through one thread, and other
+writes wait there, too."""
 
 GATHER = 0.005
 """Seconds for which outcomes are gathered while more are to come. They share a commit then, which costs as much as a
-dozen outcomes. Postgres calls this commit_delay. Nobody waits for it."""
+dozen outcomes. Postgres calls this commit_delay. No client waits for it."""
 
 ENOUGH = 100
 """So many outcomes do not wait for more."""
@@ -71,7 +71,7 @@ class OutcomeBuffer:
 
     @property
     def crowded(self) -> bool:
-        """Whether so many outcomes are expiries that no more are to be looked for."""
+        """Whether so many outcomes are expiries that no more should be searched for."""
         return self.expiring >= EXPIRING_MOST
 
     def add(self, flight: Flight, outcome: AttemptOutcome, size: int) -> None:
@@ -149,7 +149,7 @@ class CompletionEvents:
     at a time may call."""
 
     def __init__(self, settings: KnownSettings, arrived: Callable[[Mapping[bytes, int], int | None], None]) -> None:
-        """`arrived`: is told which services have something new."""
+        """`arrived`: called with the services that have new requests."""
         self.settings = settings
         self._arrived = arrived
         self._incident = Incident(log, "store a request for the end of another")
@@ -206,7 +206,7 @@ class Stored:
 
 
 def body_of(row: Description) -> bytes:
-    """What is told of a request that has ended."""
+    """Make the body of a completion event from the facts of a request that has ended."""
     said = {
         "uuid": row.uuid.hex(),
         "service": row.service.decode(errors="replace"),
@@ -236,9 +236,9 @@ class OutcomeWrite:
         bounded: Sequence[Place] = (),
         ends: CompletionEvents | None = None,
     ) -> None:
-        """`written` is told of those on disk, of those of them that changed nothing there, because the requests were
-        closed or had ended already, and of those for which the store had no room; `unwritten` when the disk did not
-        take them. `incarnation`: under which they were claimed, in a store that nodes share; `bounded`: where those of
+        """`written` is called with those on disk, those among them that changed nothing, because the requests were
+        closed or had ended already, and those for which the store had no room; `unwritten` when the write failed.
+        `incarnation`: under which they were claimed, in a store that nodes share; `bounded`: where those of
         them are that count for bounds. `ends`: stores what is wanted when requests have ended."""
         self._outcomes = outcomes
         self._written = written
@@ -281,8 +281,8 @@ class OutcomeWrite:
         return len(self._outcomes)
 
     def parts(self) -> list[Write]:
-        tell = self._written, self._unwritten, self._incarnation, self._bounded, self._ends  # all attempts are over
-        return [OutcomeWrite(half, *tell) for half in halves(self._outcomes)]
+        reports = self._written, self._unwritten, self._incarnation, self._bounded, self._ends  # all attempts are over
+        return [OutcomeWrite(half, *reports) for half in halves(self._outcomes)]
 
     def committed(self) -> None:
         without_room = {outcome.uuid for outcome in self._without_room}

@@ -28,8 +28,8 @@ class FailureLog:
         self._clock = clock
         self._throttle: Throttle[bytes, None] = Throttle(OTHERS)
 
-    def tell(self, uuid: bytes, service: bytes, status: Status, reason: str) -> None:
-        """This request failed or expired; no other attempt follows."""
+    def report(self, uuid: bytes, service: bytes, status: Status, reason: str) -> None:
+        """Log that this request failed or expired; no other attempt follows."""
         now = self._clock()
         self.tick(now)
         kind, held = self._throttle.take(service, None, now)
@@ -43,13 +43,13 @@ class FailureLog:
         log.warning("%s for %s %s: %s", uuid.hex(), _shown(service), word, text, extra=fields | COUNTED)
 
     def tick(self, now: float) -> None:
-        """Tell how many were left out, when their minute is over. To be called now and then: nothing may follow."""
+        """Log how many lines were left out, once their minute is over. Call it now and then: no line may follow."""
         for kind, more, _ in self._throttle.ended(now):
             text = "%d more requests%s failed or expired within %.0f s; see titanic ls --state failed"
             log.warning(text, more, _of(kind), WINDOW, extra=_about(kind))
 
     def finish(self) -> None:
-        """Tell it now: this is the end."""
+        """Log it now, at the end."""
         self.tick(math.inf)
 
 
@@ -62,14 +62,14 @@ def _about(kind: bytes) -> dict[str, object]:
 
 
 class PresenceLog:
-    """A line when a service has its first worker, and when the last one has gone. Used in one thread, which looks now
-    and then: a worker that came and went between two looks is not noticed."""
+    """A line when a service has its first worker, and when the last one has gone. Used in one thread, which polls: a
+    worker that came and went between two polls is not noticed."""
 
     def __init__(self) -> None:
         self._present: set[bytes] = set()
 
-    def look(self, workers: Mapping[bytes, int]) -> None:
-        """These services have workers now, and so many."""
+    def update(self, workers: Mapping[bytes, int]) -> None:
+        """Compare with the services that have workers now, and how many."""
         for name in sorted(self._present - workers.keys()):
             log.warning("%s has no worker any more", _shown(name), extra=event("no-worker", service=name))
         for name in sorted(workers.keys() - self._present):

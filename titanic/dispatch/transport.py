@@ -48,7 +48,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Transport(Protocol):
-    """Carries requests and questions to a broker, and tells the core what comes back. `now` is monotonic seconds."""
+    """Carries requests and questions to a broker, and reports the answers to the core. `now` is monotonic seconds."""
 
     most_ahead: int
     """Requests of a service that may wait at the broker for a free worker."""
@@ -70,13 +70,13 @@ class Transport(Protocol):
         """Ask for the workers of all services."""
 
     def worker_of(self, uuid: bytes) -> str:
-        """The process whose worker has a request, as HOST:PID; empty: it is not known. Any thread may ask."""
+        """The process of the worker that has a request, as HOST:PID; empty: unknown. Any thread may ask."""
 
     def push(self, now: float) -> None:
         """Let out what was sent and asked."""
 
     def deliver_results(self, now: float) -> None:
-        """Tell the core what has come."""
+        """Report to the core what has come."""
 
     def dismiss(self, now: float) -> None:
         """End, because another broker has come: refuse what is in flight and answer all questions."""
@@ -131,7 +131,7 @@ class PartialReplies(Generic[Key]):
 
 
 def deliver_reply(core: DispatchCore, uuid: bytes, came: Frames | ErrorReply, now: float) -> None:
-    """Tell the core what a worker has said."""
+    """Report a worker's reply to the core."""
     if isinstance(came, ErrorReply):
         if came.text.startswith(MALFORMED):
             log.warning("the worker of %s sent a %s", uuid.hex(), came.text, extra=event("message-failed", uuid=uuid))
@@ -171,7 +171,7 @@ class _OwnBrokerTransport:
         self._recalled: set[int] = set()
         """Tickets of what was asked back and is still in flight."""
         self._tells = True
-        """Whether the broker tells workers that a request in hand is not wanted any more."""
+        """Whether the broker notifies workers that a request they have is not wanted any more."""
         self._abandoned: dict[int, bytes] = {}
         """Services of what is with a worker and not wanted any more, by ticket."""
 
@@ -248,7 +248,7 @@ class _OwnBrokerTransport:
 
     def _recall(self, ticket: int, now: float) -> None:
         if not self.session.is_pending(ticket):
-            return  # its answer is here, and is told next
+            return  # its answer is here, and is reported next
         send = self._sends[ticket]
         what = [send.service, self.session.mark(ticket)]
         if self._tells and self._core.is_unwanted(send.uuid):
@@ -358,8 +358,8 @@ class SocketTransport(_OwnBrokerTransport):
             self._refuse(ticket, ErrorReply(499, "there is no broker", []), now)
 
     def _lost(self, now: float) -> None:
-        """The broker has died and will not answer. What is not wanted must not be sent to the next one, and what may
-        expire not without a look at the clock."""
+        """Handle a broker that has died and will not answer. Requests that are not wanted must not be sent to the next
+        one, and requests that may expire only after a check of the clock."""
         self.deliver_results(now)
         self._give_back(self._recalled | {ticket for ticket, send in self._sends.items() if send.has_ttl}, now)
 

@@ -26,7 +26,7 @@ from titanic.protocol.tsp import Frames
 
 
 class ForeignTransport:
-    """To any MDP broker. `room` requests of one service may be in flight: MMI does not tell how many workers it has.
+    """To any MDP broker. `room` requests of one service may be in flight: MMI does not report how many workers it has.
     Four times as many may be in flight in all, but not more than MOST."""
 
     MOST: ClassVar = 256
@@ -96,12 +96,13 @@ class ForeignTransport:
                 self._tickets[connection] = connection.session.request(send.service, send.body, now)
 
     def recall_request(self, uuid: bytes, now: float) -> None:
-        """Such a broker cannot give a request back, nor tell whether a worker has it."""
+        """Recall a request that still waits here. Such a broker cannot return one, or report whether a worker has
+        it."""
         connection = next((connection for connection, send in self._busy.items() if send.uuid == uuid), None)
         if connection is None:
             return
         if connection.waits:
-            self._give_back(connection, now)  # nobody has it, and the next broker is not to get it
+            self._give_back(connection, now)  # no worker has it, and the next broker must not get it
         elif self._core.kept(uuid):
             self._cancel(connection)
             self._core.left(self._leave(connection).service)

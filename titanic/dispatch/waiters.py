@@ -1,8 +1,8 @@
-"""titanic.wait (see PROTOCOL.md): the answer comes when the request has ended, so that nobody asks again and again.
+"""titanic.wait (see PROTOCOL.md): the answer comes when the request has ended, so that clients need not poll.
 
 This is part of the dispatcher, which learns first when a request has ended. A small reply goes out as soon as it is on
-disk. Everything else is looked up by the reader: at the beginning, if the request is not with a worker, and again when
-something happened to it.
+disk. The reader reads everything else from the store: at the beginning, if no worker has the request, and again after
+each change of the request.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ BAD_WAIT = tsp.bad_request("a titanic.wait is a number of seconds and a UUID of 
 
 
 class Waiters:
-    """Who waits for which reply: a container of UUIDs. Used in the dispatcher's loop."""
+    """The asks that wait for replies: a container of the UUIDs of their requests. Used in the dispatcher's loop."""
 
     def __init__(
         self,
@@ -50,9 +50,9 @@ class Waiters:
         congested: Callable[[Ask], bool],
         most: int = MOST_WAITERS,
     ) -> None:
-        """`look` has the reader look for replies; what it finds comes back through `found`. `is_running`: whether a
-        request is with a worker, and will be told of. `congested`: whether the peer of an ask does not read. `most`:
-        when more wait, those that have waited for longest hear that the reply is pending."""
+        """`look` has the reader read replies; its answers come back through `found`. `is_running`: whether a worker has
+        a request, so that its end will be reported. `congested`: whether the peer of an ask does not read. `most`: when
+        more wait, those that have waited longest get the answer "pending"."""
         self._send_answers = send_answers
         self._look = look
         self._is_running = is_running
@@ -61,17 +61,17 @@ class Waiters:
         self.replies_given = 0
         """Without the reader."""
         self.dismissing = False
-        """Whether nobody may wait any more: each ask gets the answer that the store has now."""
+        """Whether waiting is over: each ask gets the answer that the store has now."""
         self._pending = [tsp.PENDING]
-        """What those hear who are sent away."""
+        """The answer to asks that are sent away."""
         self._asks: dict[bytes, dict[int, Ask]] = {}
         """Those for each request, by their ids."""
         self._known: dict[int, tuple[Ask, bytes]] = {}
         """All of them, and the request of each."""
         self._of_users: dict[bytes, int] = {}
-        """How many are each user's, with access control."""
+        """The number of each user's asks, with access control."""
         self._until: dict[int, float] = {}
-        """Deadlines of asks whose first look into the store is not done yet: that look answers them."""
+        """Deadlines of asks that the reader has not looked up yet: its first lookup answers them."""
         self._deadlines: Timers[int] = Timers()
         """Deadlines of the others."""
 
@@ -82,11 +82,11 @@ class Waiters:
         return uuid in self._asks
 
     def awaited(self) -> list[bytes]:
-        """The requests for which somebody waits."""
+        """The requests that asks wait for."""
         return list(self._asks)
 
     def add(self, asks: Sequence[Ask], now: float) -> None:
-        """Take new asks. They are registered before the reader looks, so that nothing is missed in between."""
+        """Take new asks. They are registered before the reader looks them up, so no change in between is missed."""
         good, refused = [], []
         for ask in asks:
             parsed = read(ask.body)
@@ -106,7 +106,7 @@ class Waiters:
             self._asks.setdefault(uuid, {})[id(ask)] = ask
             self._known[id(ask)] = (ask, uuid)
             until = now + min(seconds, MOST_SECONDS)
-            # With access control the reader looks first whose the request is.
+            # With access control the reader first checks the owner of the request.
             if ask.user is None and self._is_running(uuid) and not self.dismissing:
                 self._deadlines.set(id(ask), until)
             else:
@@ -119,7 +119,7 @@ class Waiters:
         self._make_room()
 
     def found(self, answers: Sequence[tuple[Any, Frames]]) -> None:
-        """The reader found this. Asks whose reply is pending go on waiting until their time is over."""
+        """Take the reader's answers. Asks with a pending reply go on waiting until their deadline."""
         ended = []
         for ask, frames in answers:
             if frames != [tsp.PENDING] or self.dismissing:
@@ -132,8 +132,8 @@ class Waiters:
         self._make_room()
 
     def succeeded(self, uuid: bytes, frames: Frames) -> None:
-        """This reply is on disk, and so small that it need not be read again. Users of whom it is not known yet whether
-        they may read it are not told: the reader looks for them."""
+        """Answer with a reply that is on disk, and so small that it need not be read again. Users without a checked
+        permission are left to the reader."""
         asks = [
             ask
             for ask in self._asks[uuid].values()
@@ -148,29 +148,28 @@ class Waiters:
             self.wake([uuid])
 
     def wake(self, uuids: Iterable[bytes]) -> None:
-        """Something happened to these requests: have the reader look again."""
+        """Have the reader look up these requests again, because they changed."""
         asks = [ask for uuid in uuids if uuid in self._asks for ask in self._asks[uuid].values()]
         if asks:
             self._look(asks)
 
     def tick(self, now: float) -> None:
-        """Answer the asks whose time is over."""
+        """Answer the asks that have reached their deadline."""
         self._send_away([self._known[key][0] for key in self._deadlines.due(now)])
 
     def send_away(self, answer: Frames) -> None:
-        """Give every ask this answer now. Those for which the reader looks just now get what it finds."""
+        """Give every ask this answer now. Those that the reader is looking up just now get what it finds."""
         self._send_away(list(self._looked_up()), answer)
 
     def dismiss(self, answer: Frames | None = None) -> None:
-        """Shut down: answer every ask now, or as soon as the reader has looked for it. `answer`: while it is pending,
-        instead of saying so."""
+        """Shut down: answer every ask now, or once the reader has looked it up. `answer`: instead of "pending"."""
         self.dismissing = True
         self._pending = answer or self._pending
         self._send_away(list(self._looked_up()))
 
     def review(self, access: Access) -> None:
-        """Users are these from now on. Who is not what he was hears that the reply is pending, and asks again: what was
-        looked up is what he was allowed before."""
+        """Take new users and permissions. Clients whose permissions changed get "pending" and ask again, because their
+        lookups used the old permissions."""
         users: dict[User, bool] = {}
         changed = []
         for ask, _ in self._known.values():
@@ -185,11 +184,11 @@ class Waiters:
 
     @property
     def dismissed(self) -> bool:
-        """Whether nobody waits any more, nor will."""
+        """Whether no ask waits any more, nor will."""
         return self.dismissing and not self._known
 
     def forget(self, ask: Ask) -> None:
-        """Drop an ask whose answer reaches nobody any more."""
+        """Drop an ask with a client that is gone."""
         self._forget(ask)
 
     def next_deadline(self) -> float | None:
@@ -197,13 +196,13 @@ class Waiters:
         return self._deadlines.next()
 
     def _make_room(self) -> None:
-        """Send away the asks that have waited for longest, but not before the reader has looked for them."""
+        """Send away the asks that have waited longest, but not before the reader has looked them up."""
         more = len(self._known) - self._most
         if more > 0:
             self._send_away(list(islice(self._looked_up(), more)))
 
     def _looked_up(self) -> Iterator[Ask]:
-        """Those for whom the store was read, who have waited for longest first."""
+        """Those that the reader has looked up, the longest wait first."""
         for key, (ask, _) in self._known.items():
             if key not in self._until:
                 yield ask

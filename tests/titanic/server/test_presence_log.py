@@ -16,7 +16,7 @@ def test_first_and_last(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     presence = PresenceLog()
     for workers in ({}, {b"a": 1}, {b"a": 2, b"odd\nname\xff": 1}, {b"a": 1}, {b"a": 1}, {}):
-        presence.look(workers)
+        presence.update(workers)
     said = [(record.levelname, record.getMessage(), vars(record)["service"]) for record in caplog.records]
     assert said == [
         ("INFO", "a has a worker", "a"),
