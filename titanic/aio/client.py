@@ -86,7 +86,7 @@ WINDOW = 1000
 
 
 class Together:
-    """Looks again and again for the replies that somebody waits for, as long as there is one."""
+    """Polls for the replies that coroutines wait for, as long as there are any."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -95,7 +95,7 @@ class Together:
         self._task: asyncio.Task[None] | None = None
 
     async def outcome(self, uuid: str, seconds: float) -> Ended | None:
-        """How a request has ended, as soon as that is known; None after so many seconds."""
+        """Return how a request ended, as soon as that is known; None after so many seconds."""
         future = asyncio.get_running_loop().create_future()
         self._pending[uuid] = None
         self._waiting.setdefault(uuid, set()).add(future)
@@ -169,7 +169,7 @@ class Client(ClientCore):
         self.endpoint = connection.endpoint
         self._together = Together(self.calls)
         self._waits = 0
-        """Coroutines whose waits the server holds."""
+        """The number of waits that the server holds."""
 
     def _new_wire(self, connection: BrokerClient, timeout: float, retries: int) -> AsyncWire:
         return AsyncWire(connection, timeout, retries)

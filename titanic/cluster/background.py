@@ -17,8 +17,8 @@ from titanic.store import ReadTransaction, Store
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY = 0.05
-"""Seconds between looks into a remote store for what is due: each takes time there."""
+POLL_INTERVAL = 0.05
+"""Seconds between polls of a remote store for what is due: each takes time there."""
 
 APART_US = 1_000_000
 """Nodes that share a store know its time to less than this. What another one has just given is not from the future."""
@@ -39,26 +39,26 @@ class BackgroundReader:
 
     def read(
         self,
-        look: Callable[[ReadTransaction], Found],
+        query: Callable[[ReadTransaction], Found],
         found: Callable[[Found], None],
         failed: Callable[[StoreError], None],
     ) -> None:
-        """Have `look` called in the reader's thread, and then, in the loop's, `found` with what it returned or `failed`
-        with what it raised."""
-        self._read_soon(partial(self._read, look, found, failed))
+        """Call `query` in the reader's thread, and then, in the loop's, `found` with its result or `failed` with its
+        exception."""
+        self._read_soon(partial(self._read, query, found, failed))
 
     def _read(
         self,
-        look: Callable[[ReadTransaction], Found],
+        query: Callable[[ReadTransaction], Found],
         found: Callable[[Found], None],
         failed: Callable[[StoreError], None],
     ) -> None:
         try:
             with self._store.read() as transaction:
-                result = look(transaction)
+                result = query(transaction)
         except StoreError as error:
             self._call(failed, error)
-        except Exception as error:  # the thread must live on, and whoever asked is to hear of it
+        except Exception as error:  # the thread must live on, and the caller must get the error
             log.exception("a fault of this program: could not read the store")
             self._call(failed, StoreFailed("the read failed", f"{type(error).__name__}: {error}", "report this"))
         else:
@@ -66,8 +66,8 @@ class BackgroundReader:
 
 
 class ClusterMaintenance(Maintenance):
-    """For a remote store: what is due is read in the reader's thread, and not after each commit. Its server does the
-    rest by itself."""
+    """For a remote store: read what is due in the reader's thread, and not after each commit. The database server does
+    the rest."""
 
     apart_us = APART_US
 
@@ -85,34 +85,34 @@ class ClusterMaintenance(Maintenance):
     ) -> None:
         super().__init__(config, store, writer, core, call, expired, returned, completions)
         self._background = background
-        self._look_at: float | None = None
-        """When to look."""
-        self._looking = False
-        self._begun = 0.0
-        """When the last look began."""
+        self._poll_at: float | None = None
+        """When to poll."""
+        self._polling = False
+        self._polled_at = 0.0
+        """When the last poll began."""
         self._stale = False
-        """Whether something may have become due since then of which it does not tell."""
+        """Whether something that the poll does not show may have become due since then."""
 
     def next_deadline(self) -> float | None:
-        return None if self._looking else self._look_at
+        return None if self._polling else self._poll_at
 
     def tick(self, now: float) -> None:
-        """Look, when that is due."""
-        if self._look_at is not None and now >= self._look_at and not self._looking:
-            self._look_at, self._begun = None, now
-            self._looking, self._stale = True, False
-            self._background.read(self.next_due, self._looked, self._not_looked)
+        """Poll, when that is due."""
+        if self._poll_at is not None and now >= self._poll_at and not self._polling:
+            self._poll_at, self._polled_at = None, now
+            self._polling, self._stale = True, False
+            self._background.read(self.next_due, self._polled, self._not_polled)
 
-    def look(self) -> None:
-        self._look_at = self._begun + LOOK_EVERY
+    def refresh_alarm(self) -> None:
+        self._poll_at = self._polled_at + POLL_INTERVAL
         self._stale = True
 
     def hasten_alarm(self, due_us: int) -> None:
         self._stale = True
         super().hasten_alarm(due_us)
 
-    def _looked(self, due: int | None) -> None:
-        self._looking = False
+    def _polled(self, due: int | None) -> None:
+        self._polling = False
         self._due_incident.recovered()
         if self.clock_jumps.unchecked is not None:
             due = 0
@@ -121,7 +121,7 @@ class ClusterMaintenance(Maintenance):
         elif due is not None:
             super().hasten_alarm(due)
 
-    def _not_looked(self, error: StoreError) -> None:
-        self._looking = False
+    def _not_polled(self, error: StoreError) -> None:
+        self._polling = False
         self._due_incident.failed(error)
         self.set_alarm(self.now_us() + pause_us(error))

@@ -1,27 +1,28 @@
 """Which requests of a shared store this node may dispatch, and what it owes the store: without SQL, sockets or clock.
 
-A node claims requests under its incarnation (lease.py), and holds them until their outcomes are written. It dispatches
+A node claims requests under its incarnation (`Lease`), and holds them until their outcomes are written. It dispatches
 only what it holds, and only while its lease lasts:
 
     CLAIMED ──sent──► FLYING ──ended──► SETTLING ──written──► (gone)
        │                 └──given back──► RETURNING ──released──► (gone)
-       └── given back: RETURNING; its time to live was over: SETTLING
+       └── given back: RETURNING; its TTL was over: SETTLING
 
-All that it holds goes with it to its next incarnation, if nobody else has claimed it meanwhile. An attempt whose claim
-is lost goes on: a reply counts whoever holds the request by then, if it has not ended; a failure counts only under an
-own, living claim. While the store is away, outcomes are kept, and nothing is dispatched after the lease's end.
+It keeps all that it holds in its next incarnation, unless another node has claimed it meanwhile. An attempt that has
+lost its claim goes on: its reply counts whichever node holds the request by then, if the request has not ended; its
+failure counts only under a living claim of its own. While the store is away, outcomes are kept, and nothing is
+dispatched after the lease's end.
 
 What may run twice, in one sentence (P2): when a node was killed, stood still, or could not reach the store for longer
-than its lease, other nodes give what it had dispatched to other workers, though its own workers may still be at it; the
-first reply that reaches the store is the reply. What waits at its own broker then, no worker begins: the broker looks
-at the lease before it sends anything (`Broker.connect_local`), so also first thing after a pause.
+than its lease, other nodes give what it had dispatched to other workers, though its own workers may still execute it;
+the first reply that reaches the store is the reply. Workers start nothing that waits at its own broker then: the broker
+checks the lease before it sends anything (`Broker.connect_local`), also right after a pause.
 
 *Fair* between nodes: a node claims for its idle workers, and ahead of them only while the queue had more than it asked
-for. So the last requests go to whoever has idle workers. It asks again for a service that had too little when it is
-told of new ones (`arrived`), or after LOOK_AGAIN: requests of the dead come free without a word.
+for. So the last requests go to nodes with idle workers. It asks again for a service that had too little when new
+requests are reported (`arrived`), or after POLL_INTERVAL: requests of dead nodes become free without a notification.
 
-How it is wired is in node.py. `now` is `titanic.util.clock.elapsed()`, taken right before each call: it runs on while
-the machine sleeps, and a process that stood still must not go by a time from before.
+node.py connects this to the store. `now` is `titanic.util.clock.elapsed()`, read right before each call: it runs on
+while the machine sleeps, and a process that stood still must not use an older time.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from titanic.store import Bound, Joined, LeaseConfig, Place, ReadyRow, Renewed, 
 
 
 class ClaimState(Enum):
-    """How far a request is that the node holds."""
+    """The state of a request that the node holds."""
 
     CLAIMED = "claimed"
     FLYING = "flying"
@@ -46,7 +47,7 @@ class ClaimState(Enum):
 
 
 class ClaimEvent(Enum):
-    """What the dispatcher tells of a request."""
+    """What the dispatcher reports about a request."""
 
     SENT = "sent"
     GIVEN_BACK = "given back"
@@ -106,11 +107,11 @@ class Hold:
     """The number of the answer by which it was claimed, or claimed again: what was asked before is about an earlier
     claim."""
     bounded: bool = False
-    """Whether it counts for its service's bound, until the store is told that no worker is at it."""
+    """Whether it counts for its service's bound, until the store knows that no worker executes it."""
 
 
-LOOK_AGAIN = 1.0
-"""Seconds until a service that had too little to claim is asked for again, without being told of new requests."""
+POLL_INTERVAL = 1.0
+"""Seconds until a service that had too little to claim is asked for again, if no new requests are reported."""
 
 CLAIM_MOST = 1000
 """Requests of a service in one claim, at most."""
@@ -130,9 +131,9 @@ class LeaseEvent(Enum):
     """What a node hears of its incarnation."""
 
     JOINED = "joined"
-    STILLBORN = "stillborn"  # the next one is over before the node knew that it had begun
+    STILLBORN = "stillborn"  # the next one ended before the node knew that it had joined
     OVER = "over"
-    UNKNOWN = "unknown"  # nobody knows what became of a claim, a release or outcomes
+    UNKNOWN = "unknown"  # it is unknown whether a claim, a release or outcomes were committed
     LEFT = "left"
     TOO_OLD = "too old"
 
@@ -188,7 +189,7 @@ LeaseCall = Join | Renew | Leave
 
 
 class Lease:
-    """Decides; `now` is in seconds of a clock that cannot be set, and `draw` gives a number that nobody has had."""
+    """Decides; `now` is in seconds of a monotonic clock, and `draw` returns a number that was never used."""
 
     def __init__(self, draw: Callable[[], int], config: LeaseConfig | None = None) -> None:
         self.config = config or LeaseConfig()
@@ -207,7 +208,7 @@ class Lease:
         """What the store was asked and has not answered."""
         self._seen: dict[int, tuple[int, float]] = {}
         """The others' `lease_until`, and since when each is seen so."""
-        self._looked_at = -math.inf
+        self._polled_at = -math.inf
 
     def lasts(self, now: float) -> bool:
         """Whether the node may dispatch what it holds."""
@@ -264,7 +265,7 @@ class Lease:
             return False
         self._change(LeaseEvent.JOINED)
         self._extend(op)
-        self._look(answer.others, now)
+        self._see_others(answer.others, now)
         return True
 
     def renewed(self, op: Renew, answer: Renewed, now: float) -> None:
@@ -276,7 +277,7 @@ class Lease:
             self.over(now)
         elif self.state in IN_FORCE:
             self._extend(op)
-            self._look(answer.others, now)
+            self._see_others(answer.others, now)
 
     def left(self, op: Leave) -> None:
         """Nothing can be claimed by it any more."""
@@ -292,7 +293,7 @@ class Lease:
         self._stop(LeaseEvent.OVER, now)
 
     def doubt(self, now: float) -> None:
-        """Nobody knows what became of a statement under this incarnation: join again, at once."""
+        """Join again at once: it is unknown whether a statement under this incarnation was committed."""
         if self.state is LeaseState.INSIDE:
             self._change(LeaseEvent.UNKNOWN)
             self.hasten(now)
@@ -323,11 +324,11 @@ class Lease:
     def _is_silent(self, since: float, now: float) -> bool:
         return now - since >= self.config.lease
 
-    def _look(self, others: Sequence[Silent], now: float) -> None:
+    def _see_others(self, others: Sequence[Silent], now: float) -> None:
         """Remember since when the others are seen as they are."""
-        if now - self._looked_at > self.config.lease / 2:
+        if now - self._polled_at > self.config.lease / 2:
             self._seen.clear()
-        self._looked_at = now
+        self._polled_at = now
         known, self._seen = self._seen, {}
         for other in others:
             seen = known.get(other.incarnation)
@@ -340,7 +341,7 @@ NEVER: Mapping[bytes, float] = {}
 
 
 class ClaimsCore:
-    """Decides; `now` is in seconds of a clock that cannot be set, and `draw` gives a number that nobody has had."""
+    """Decides; `now` is in seconds of a monotonic clock, and `draw` returns a number that was never used."""
 
     lease_kind: type[Lease] = Lease
 
@@ -357,7 +358,7 @@ class ClaimsCore:
         """Claims and releases take turns."""
         self._plenty: set[bytes] = set()
         """Services that had more than was asked for."""
-        self._look_at: dict[bytes, float] = {}
+        self._poll_at: dict[bytes, float] = {}
         """When services that had too little are asked for again."""
         self._told: set[bytes] = set()
         """Services that have something more since the claim was sent."""
@@ -379,7 +380,7 @@ class ClaimsCore:
 
     @property
     def busy(self) -> bool:
-        """Whether something is on its way, or is to be and can be, so that nothing is left behind that nobody does."""
+        """Whether a write is under way, or can and must follow, so that none is left undone."""
         return self._claim is not None or (self.writes and (self._release is not None or len(self._returning) > 0))
 
     @property
@@ -389,19 +390,19 @@ class ClaimsCore:
 
     def lacks(self, service: bytes) -> bool:
         """Whether the service had too little when it was asked for last, and nothing has come since."""
-        return service in self._look_at
+        return service in self._poll_at
 
     def next_deadline(self) -> float | None:
         """The next time at which something is due."""
         stop = self.lease.until if self._watched else None
-        return earliest(self.lease.next_deadline(), stop, min(self._look_at.values(), default=None))
+        return earliest(self.lease.next_deadline(), stop, min(self._poll_at.values(), default=None))
 
     # -- what happened to requests ---------------------------------------------------------------------------
 
     def arrived(self, services: Iterable[bytes]) -> None:
         """These services have something more to be claimed."""
         for name in services:
-            self._look_at.pop(name, None)
+            self._poll_at.pop(name, None)
             if self._claim is not None:
                 self._told.add(name)
 
@@ -434,7 +435,7 @@ class ClaimsCore:
             self._gone.add(uuid)
 
     def take_recalls(self, now: float) -> list[bytes]:
-        """What is FLYING when the lease has run out, once: no worker is to begin it that has not begun."""
+        """Return what is FLYING when the lease has run out, once: workers must not start it any more."""
         if not self._watched or self.lease.lasts(now):
             return []
         self._watched = False
@@ -506,8 +507,8 @@ class ClaimsCore:
     def take_claim(self, now: float, rooms: Mapping[bytes, Room]) -> Claim | None:
         """What is to be claimed for these services, if anything; `rooms` are what is left beside what is held. Nothing
         is claimed while something is being released: it is known then which of the two came first."""
-        for name in [name for name, when in self._look_at.items() if when <= now]:
-            del self._look_at[name]
+        for name in [name for name, when in self._poll_at.items() if when <= now]:
+            del self._poll_at[name]
         incarnation = self.lease.incarnation
         if self._claim is not None or self._release is not None or incarnation is None:
             return None
@@ -518,7 +519,7 @@ class ClaimsCore:
         wants = {}
         for name, room in rooms.items():
             count = room.idle + (room.ahead if name in self._plenty else 0)
-            if count > 0 and name not in self._look_at:
+            if count > 0 and name not in self._poll_at:
                 wants[name] = min(count, CLAIM_MOST)
         if not wants:
             return None
@@ -556,7 +557,7 @@ class ClaimsCore:
             else:
                 self._plenty.discard(name)
                 if name not in self._told:
-                    self._look_at[name] = now + again.get(name, LOOK_AGAIN)
+                    self._poll_at[name] = now + again.get(name, POLL_INTERVAL)
             if fresh := [row for row in found if self._grant(name, row, number)]:
                 new[name] = fresh
             if name in op.bounds and op.bounds[name].running:
@@ -623,7 +624,7 @@ class ClaimsCore:
         if op == self._claim:
             self._claim = None
             for name in op.wants:
-                self._look_at[name] = now + LOOK_AGAIN
+                self._poll_at[name] = now + POLL_INTERVAL
         elif op == self._release:
             self._release = None
         if not unchanged and op.incarnation == self.lease.incarnation:

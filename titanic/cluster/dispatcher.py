@@ -67,8 +67,8 @@ class ClusterDispatcher(Dispatcher):
         return self.node
 
     def _new_maintenance(self, config: ServerConfig) -> Maintenance:
-        tell = self.call, self.expired, self.node.returned, self.completions
-        return ClusterMaintenance(config, self._store, self._writer, self.core, *tell, self._background)
+        reports = self.call, self.expired, self.node.returned, self.completions
+        return ClusterMaintenance(config, self._store, self._writer, self.core, *reports, self._background)
 
     @property
     def lasts(self) -> Callable[[], bool]:

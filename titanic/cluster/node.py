@@ -5,10 +5,10 @@
     outcomes               the same, under the incarnation by which they were claimed; kept while there is none
 
 A node is *cut off* when its lease is over, it cannot renew it, and it knows of other nodes that were alive: clients and
-idle workers are sent there. Without others it keeps them: nobody would serve them better.
+idle workers are sent there. Without other nodes it keeps them.
 
-What its own broker keeps for a worker that has left is taken back, and released: another node may have an idle one.
-What was claimed is in flight in DispatchCore, or it is given back.
+Requests that its own broker keeps for a worker that has left are taken back, and released: another node may have an
+idle worker. What was claimed is in flight in DispatchCore, or it is given back.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import Protocol, cast
 
 from titanic.cluster.background import BackgroundReader
 from titanic.cluster.claims import (
-    LOOK_AGAIN,
     OUT,
+    POLL_INTERVAL,
     Claim,
     ClaimsCore,
     Join,
@@ -83,7 +83,7 @@ meanwhile."""
 
 
 class _OneWrite:
-    """What claims and releases have in common. `failed` is told why it was not committed."""
+    """The base of claims and releases. `failed` is called with the reason when the commit fails."""
 
     light = False
 
@@ -91,7 +91,7 @@ class _OneWrite:
         self.failed = failed
 
     def uuids(self) -> Sequence[bytes]:
-        """None: what is claimed, nobody has seen here, and what is released, needs no look."""
+        """None: claimed requests are new here, and released ones need not be read."""
         return ()
 
     def parts(self) -> list[Write]:
@@ -99,7 +99,7 @@ class _OneWrite:
 
 
 class ClaimWrite(_OneWrite):
-    """`claimed` is told what was found, once that is committed."""
+    """Claim requests. `claimed` is called with them once that is committed."""
 
     def __init__(
         self,
@@ -204,19 +204,19 @@ class ClaimingNode:
         self._now_us = store.now_us
         self._clock.look(self._now_us())
         self.turn_at: float | None = 0.0
-        """When it is to be called next, whatever happens; in the loop's clock, like all other times here but those that
-        ClaimsCore is told."""
+        """When it is to be called next at the latest; in the loop's clock, like all other times here except those
+        passed to ClaimsCore."""
         self._given_back = core.given_back = list[bytes]()
-        self._look_at = 0.0
-        """When to look which services have something, at a broker that does not tell who has workers."""
+        self._poll_at = 0.0
+        """When to poll for services with requests, at a broker that does not report which services have workers."""
         self._workers: Mapping[bytes, int] | None = None
-        """Who the broker said has workers, when it was looked at last."""
+        """The services with workers, as the broker reported at the last check."""
         self._unreached = False
-        """Whether the store did not answer what the lease asked last."""
+        """Whether the store did not answer the last statement of the lease."""
         self._send_on_at = 0.0
         """When workers that have come since are sent on, by the clock of ClaimsCore."""
         self._dispatched = True
-        """Whether it could dispatch when it was looked at last."""
+        """Whether it could dispatch at the last check."""
         self._unread = Incident(log, "claim what to dispatch")
         self._unrenewed = Incident(log, "renew this node's lease")
         self._damage = Incident(log, "dispatch")
@@ -252,12 +252,12 @@ class ClaimingNode:
         self.turn_at = None if due is None else now + max(0.0, due - clock)
 
     def drain(self) -> None:
-        """Claim nothing more, give back what no worker has begun, and leave when nothing is left."""
+        """Claim nothing more, give back what no worker has started, and leave when nothing is left."""
         self.claims.drain()
         self._core.recall(self._core.flights)
 
     def others(self) -> bool:
-        """Whether others were alive when this node could look last. Any thread may ask."""
+        """Whether other nodes were alive at this node's last successful poll. Any thread may ask."""
         return self._channel is not None and not self._channel.alone
 
     @property
@@ -374,11 +374,11 @@ class ClaimingNode:
         return self.claims.busy or len(self._given_back) > 0
 
     def begin(self) -> None:
-        """Nothing: services are looked at when they have workers."""
+        """Do nothing: services are checked when they have workers."""
 
     def emptied(self, names: Sequence[bytes]) -> None:
-        """Look again: services without workers are forgotten when they have nothing."""
-        self._look_at = 0.0
+        """Poll again: services without workers are forgotten when they have no requests."""
+        self._poll_at = 0.0
 
     def arrived(self, services: Collection[bytes]) -> None:
         """These services have something more to be claimed."""
@@ -386,16 +386,16 @@ class ClaimingNode:
 
     def returned(self, services: Collection[bytes]) -> None:
         """The same, anywhere in the queue."""
-        self._look_again(services)
+        self._poll_again(services)
         if services and self.others():
             cast(NotificationChannel, self._channel).publish(Notification(arrived=set(services)))
 
     def arrived_elsewhere(self, services: Iterable[bytes]) -> None:
-        """The same, as another node has told: those are looked at that have workers here."""
+        """The same, as another node has reported: check the services that have workers here."""
         known = self._core.backlogs
-        self._look_again([name for name in services if name in known or name in (known.workers or ())])
+        self._poll_again([name for name in services if name in known or name in (known.workers or ())])
 
-    def _look_again(self, services: Collection[bytes]) -> None:
+    def _poll_again(self, services: Collection[bytes]) -> None:
         self._core.returned(services)
         self.claims.arrived(services)
 
@@ -406,25 +406,25 @@ class ClaimingNode:
 
     def fetch(self, now: float) -> float | None:
         claims, core = self.claims, self._core
-        if not core.backlogs.surveys and now >= self._look_at:
-            self._look_at = now + LOOK_AGAIN
+        if not core.backlogs.surveys and now >= self._poll_at:
+            self._poll_at = now + POLL_INTERVAL
             absent = {name: backlog.news for name, backlog in core.backlogs.items() if not backlog.room}
             self._background.read(_waiting, partial(self._found_waiting, absent), self._unread.failed)
         if (workers := core.backlogs.workers) is not self._workers:
             self._workers = workers
-            core.recall(self._beyond(workers or {}, now - LOOK_AGAIN))
+            core.recall(self._beyond(workers or {}, now - POLL_INTERVAL))
         if self._given_back:
             claims.given_back(self._given_back)
             self._given_back.clear()
         claim = claims.take_claim(elapsed(), {} if claims.claiming else self._rooms())
         if claim is not None:
-            told = partial(self._call, self._claimed, claim)
-            self._writer.enqueue(ClaimWrite(claim, told, partial(self._call, self._unclaimed, claim)))
+            done = partial(self._call, self._claimed, claim)
+            self._writer.enqueue(ClaimWrite(claim, done, partial(self._call, self._unclaimed, claim)))
         if (release := claims.take_release()) is not None:
-            told = partial(self._call, self._released, release)
+            done = partial(self._call, self._released, release)
             bounded = claims.bounded([place.uuid for place in release.places])
-            self._writer.enqueue(ReleaseWrite(release, bounded, told, partial(self._call, self._unclaimed, release)))
-        return None if core.backlogs.surveys else self._look_at
+            self._writer.enqueue(ReleaseWrite(release, bounded, done, partial(self._call, self._unclaimed, release)))
+        return None if core.backlogs.surveys else self._poll_at
 
     def _beyond(self, workers: Mapping[bytes, int], sent: float) -> list[bytes]:
         """What may wait at the broker since then, because services have fewer workers than when it was sent: another
@@ -485,7 +485,7 @@ class ClaimingNode:
         backlogs = self._core.backlogs
         gone = [name for name, news in absent.items() if name not in services and name in backlogs]
         self._core.emptied([name for name in gone if backlogs[name].news == absent[name]])
-        self._look_again(services)
+        self._poll_again(services)
 
     # -- outcomes --------------------------------------------------------------------------------------------
 
@@ -517,8 +517,8 @@ class ClaimingNode:
 
 
 def _draw() -> int:
-    """A number that nobody has had: there are so many that chance will do. Programs that have no integers in JSON (jq,
-    JavaScript) still read it as it is."""
+    """Draw a random number that is new: with so many bits, a collision is unlikely enough. It is small enough for
+    programs that read JSON numbers as floats (jq, JavaScript)."""
     return secrets.randbits(52) + 1
 
 

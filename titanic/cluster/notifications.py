@@ -1,19 +1,19 @@
-"""The other nodes of a shared store: what this one tells them, what it hears, and what it finds when it looks.
+"""The other nodes of a shared store: notifications to them, notifications from them, and the poll that finds the same.
 
-    committed here ──publish──► news ──heard──► what others do with it
-    arrived, returned                           there is something to claim
-    ended, expired, closed                      wake who waits for the reply
-    closed what another node has claimed        take it back from the broker; then settle the recall
-    settled a recall                            answer who has closed it
-    a worker says how far it is                 show it
+    committed here ──publish──► notification ──heard──► the other nodes
+    arrived, returned                                   claim requests
+    ended, expired, closed                              wake the clients that wait for the reply
+    closed what another node has claimed                take it back from the broker; then settle the recall
+    settled a recall                                    answer the client that closed the request
+    progress of a worker                                show it
 
-News may be lost. So each node looks every LOOK seconds, in one round trip, and finds the same. It also looks when its
-connection for news is a new one, and when others say that there is more than they could tell.
+Notifications may be lost. So each node polls every POLL_INTERVAL seconds, in one round trip, and finds the same. It
+also polls after a new connection for notifications, and when a notification had to leave something out.
 
-A close is answered when no worker can be given the request any more: at this node (the core knows), and at the others.
-There it is the recall that counts, which is in the database: it is settled by the node that had claimed the request, or
-that node's incarnation is over. A node that has lost its incarnation may go on with what it holds under the next one,
-so it is given PATIENCE seconds more to find the recall.
+A close is answered when no worker can receive the request any more, neither at this node (the core knows) nor at the
+others. For those, the recall in the database decides: the node that had claimed the request settles it, or that node's
+incarnation is over. A node that has lost its incarnation may go on with what it holds under the next one, so it gets
+PATIENCE more seconds to find the recall.
 """
 
 from __future__ import annotations
@@ -55,24 +55,24 @@ from titanic.store import (
 
 log = logging.getLogger(__name__)
 
-LOOK = 1.5
-"""Seconds from one look at what others have done to the next."""
+POLL_INTERVAL = 1.5
+"""Seconds between polls for changes by other nodes."""
 
-HURRIED = 0.05
-"""The same, at least, when others say that there is something to see."""
+MIN_POLL_INTERVAL = 0.05
+"""The same, at least, after a notification that left something out."""
 
 SHARE = 10
-"""A look that takes long is followed by a pause that is so many times as long."""
+"""A slow poll is followed by a pause that is this many times as long."""
 
 NAMESAKES = 2.0
 """Leases after which another one of the same name is no predecessor."""
 
-PATIENCE = 2 * LOOK
+PATIENCE = 2 * POLL_INTERVAL
 """Seconds that a node has to find a recall after the end of the incarnation that it was for."""
 
 
 BALANCE_EVERY = 60.0
-"""Seconds between looks whether this node has more workers than its share."""
+"""Seconds between checks whether this node has more workers than its share."""
 
 CROWDED = 1.25
 """Shares of which it has more then."""
@@ -84,8 +84,8 @@ SENT_ON = 10
 SAME_NAME = "another node has this node's name: both are listed with their numbers; give each its own, as --node-name"
 
 
-TELL_EVERY = 1.0
-"""Seconds, at least, between two times that others are told."""
+PROGRESS_INTERVAL = 1.0
+"""Seconds, at least, between two notifications of progress."""
 
 MAX_REMEMBERED = 10_000
 """Requests of others that are remembered; of more, the oldest are forgotten."""
@@ -100,24 +100,24 @@ class ProgressElsewhere:
     def __init__(self, line: NotificationChannel, flights: Mapping[bytes, Flight]) -> None:
         self._line = line
         self._flights = flights
-        self._told: dict[bytes, Progress] = {}
-        self._tell_at = 0.0
+        self._published: dict[bytes, Progress] = {}
+        self._publish_at = 0.0
         self._heard: dict[bytes, Progress] = {}
 
-    def tell(self, now: float) -> None:
-        """Tell others what is new, if that is due."""
-        if now < self._tell_at or self._line.alone:
+    def publish(self, now: float) -> None:
+        """Publish new progress to the other nodes, if that is due."""
+        if now < self._publish_at or self._line.alone:
             return
-        self._tell_at = now + TELL_EVERY
+        self._publish_at = now + PROGRESS_INTERVAL
         far = {uuid: one.progress for uuid, one in self._flights.items() if one.progress is not None}
-        news = {uuid: dumps(said).encode() for uuid, said in far.items() if self._told.get(uuid) is not said}
-        news |= {uuid: _OVER for uuid in self._told if uuid not in far}
-        self._told = far
+        news = {uuid: dumps(said).encode() for uuid, said in far.items() if self._published.get(uuid) is not said}
+        news |= {uuid: _OVER for uuid in self._published if uuid not in far}
+        self._published = far
         if news:
             self._line.publish(Notification(progress=news))
 
     def heard(self, news: Mapping[bytes, bytes]) -> None:
-        """Another node tells."""
+        """Take another node's progress."""
         for uuid, text in news.items():
             self._heard.pop(uuid, None)
             if (progress := read_progress(text)) is not None:
@@ -166,12 +166,12 @@ class Cluster:
         """How far workers at other nodes are."""
         self._own: set[int] = set()
         """The incarnations that this node has had."""
-        self._look_at: float | None = None
-        """When to look; None: it has not begun."""
-        self._looking = self._hurried = False
-        """Whether the answer to a look is on its way, and whether another one is to follow soon."""
+        self._poll_at: float | None = None
+        """When to poll; None: not started."""
+        self._polling = self._hurried = False
+        """Whether a poll is under way, and whether another one is to follow soon."""
         self._began = 0.0
-        """When the last look began."""
+        """When the last poll began."""
         self._expected: dict[bytes, list[_Expected]] = {}
         """The closes that wait for other nodes, by request."""
         self._over_since: dict[bytes, float] = {}
@@ -183,15 +183,15 @@ class Cluster:
         self._balance_at = math.inf
         self._namesakes_since: float | None = None
         """Since when others have this node's name; infinite when that was said."""
-        self._incident = Incident(log, "look for what other nodes have done")
+        self._incident = Incident(log, "poll for changes by other nodes")
 
     def begin(self) -> None:
-        """Listen, and look."""
-        self._look_at = 0.0
+        """Listen, and poll."""
+        self._poll_at = 0.0
         self._balance_at = time.monotonic() + BALANCE_EVERY
         self._line.start(partial(self._call, self._heard))
 
-    # -- what this node tells ----------------------------------------------------------------------------------
+    # -- notifications of this node ----------------------------------------------------------------------------
 
     def arrived(self, services: Collection[bytes]) -> None:
         """These services have something more to be claimed."""
@@ -228,17 +228,17 @@ class Cluster:
     # -- time --------------------------------------------------------------------------------------------------
 
     def next_deadline(self) -> float | None:
-        return None if self._looking else self._look_at
+        return None if self._polling else self._poll_at
 
     def tick(self, now: float) -> None:
-        """Look, when that is due."""
-        if self._look_at is None or self._looking or now < self._look_at:
+        """Poll, when that is due."""
+        if self._poll_at is None or self._polling or now < self._poll_at:
             return
         if now >= self._balance_at and not self._line.alone:
             self._balance_at = now + BALANCE_EVERY
             self._background.read(_nodes, self._balance, self._incident.failed)
-        self._looking, self._hurried, self._began = True, False, now
-        self.progress.tell(now)
+        self._polling, self._hurried, self._began = True, False, now
+        self.progress.publish(now)
         self._know_own()
         flights = self._core.flights
         question = StatusQuery(
@@ -247,15 +247,15 @@ class Cluster:
             list(self._own),
             list(self._expected),
         )
-        self._background.read(partial(_look_around, question), partial(self._seen, question), self._not_seen)
+        self._background.read(partial(_poll, question), partial(self._seen, question), self._not_seen)
 
     def hurry(self) -> None:
         """There is something to see."""
         self._hurried = True
-        if self._look_at is not None and not self._looking:
-            self._look_at = min(self._look_at, self._began + HURRIED)
+        if self._poll_at is not None and not self._polling:
+            self._poll_at = min(self._poll_at, self._began + MIN_POLL_INTERVAL)
 
-    # -- inside: what others tell --------------------------------------------------------------------------------
+    # -- inside: notifications of others -------------------------------------------------------------------------
 
     def _heard(self, news: Notification) -> None:
         if news.arrived:
@@ -280,14 +280,14 @@ class Cluster:
         self._own.update(number for number in (lease.incarnation, lease.drawn) if number is not None)
 
     def _seen(self, question: StatusQuery, sight: ClusterView) -> None:
-        self._done_looking()
+        self._polled()
         self._incident.recovered()
         self._waiters.wake(sight.ended)
         if sight.closed:
             self._core.closed(sight.closed)
         if sight.recalls:
             self._take_back_soon([(uuid, incarnation) for uuid, incarnation, _ in sight.recalls])
-        self._found_recalled(question.recalled, sight.recalled, tell=False)
+        self._found_recalled(question.recalled, sight.recalled, publish=False)
         self._know_namesakes(sight.namesakes)
         news = self._line.alone and sight.others > 0
         self._line.alone = sight.others == 0
@@ -317,19 +317,20 @@ class Cluster:
             self._host.send_workers_on(most)
 
     def _not_seen(self, error: StoreError) -> None:
-        self._done_looking()
+        self._polled()
         self._incident.failed(error)
 
-    def _done_looking(self) -> None:
+    def _polled(self) -> None:
         now = time.monotonic()
         took = now - self._began
-        self._looking = False
-        self._look_at = now + (max(HURRIED, took) if self._hurried else max(LOOK, SHARE * took))
+        self._polling = False
+        self._poll_at = now + (max(MIN_POLL_INTERVAL, took) if self._hurried else max(POLL_INTERVAL, SHARE * took))
 
     # -- inside: closes that wait for others ---------------------------------------------------------------------
 
-    def _found_recalled(self, asked: Collection[bytes], recalls: Sequence[Recall], *, tell: bool = True) -> None:
-        """Of these closed requests, others have still to take back those in `recalls`."""
+    def _found_recalled(self, asked: Collection[bytes], recalls: Sequence[Recall], *, publish: bool = True) -> None:
+        """Settle the closes of the requests in `asked` that other nodes need not take back any more; those in
+        `recalls` they still must."""
         left = {recall.uuid: recall for recall in recalls}
         now = time.monotonic()
         for uuid in asked:
@@ -339,7 +340,7 @@ class Cluster:
             elif recall.over and now >= self._over_since.setdefault(uuid, now) + PATIENCE:
                 self._over(uuid)
                 self._settle([(uuid, recall.incarnation)])
-        if tell and left:
+        if publish and left:
             self._line.publish(Notification(closed={recall.uuid: recall.incarnation for recall in recalls}))
 
     def _over(self, uuid: bytes) -> None:
@@ -372,10 +373,11 @@ class Cluster:
 
     def _write_settled(self) -> None:
         settled, self._settled = self._settled, []
-        self._writer.enqueue(SettleWrite(settled, partial(self._told, settled)))
+        self._writer.enqueue(SettleWrite(settled, partial(self._removed, settled)))
 
-    def _told(self, settled: Sequence[tuple[bytes, int]], done: bool) -> None:
-        """Whether the recalls are removed; if not, the next look finds them again. Any thread may call it."""
+    def _removed(self, settled: Sequence[tuple[bytes, int]], done: bool) -> None:
+        """Publish the recalls that were removed; if they were not (`done`), the next poll finds them again. Any thread
+        may call it."""
         if done:
             self._line.publish(Notification(certain={uuid for uuid, _ in settled}))
         self._call(self._forget, settled)
@@ -403,10 +405,10 @@ class SettleWrite:
 
     light = False
 
-    def __init__(self, recalls: Sequence[tuple[bytes, int]], told: Callable[[bool], None]) -> None:
-        """`told`: is told whether they are removed."""
+    def __init__(self, recalls: Sequence[tuple[bytes, int]], done: Callable[[bool], None]) -> None:
+        """`done`: called with whether they were removed."""
         self._recalls = recalls
-        self._told = told
+        self._done = done
 
     def uuids(self) -> Sequence[bytes]:
         """None: the requests are gone."""
@@ -422,10 +424,10 @@ class SettleWrite:
         return []
 
     def committed(self) -> None:
-        self._told(True)
+        self._done(True)
 
     def failed(self, error: StoreError) -> None:
-        self._told(False)
+        self._done(False)
 
 
 def _recalled(uuids: Collection[bytes], transaction: ReadTransaction) -> Sequence[Recall]:
@@ -436,5 +438,5 @@ def _nodes(transaction: ReadTransaction) -> Sequence[NodeRow]:
     return cast(NodesReadTransaction, transaction).nodes()
 
 
-def _look_around(question: StatusQuery, transaction: ReadTransaction) -> ClusterView:
+def _poll(question: StatusQuery, transaction: ReadTransaction) -> ClusterView:
     return cast(SharedReadTransaction, transaction).look_around(question)

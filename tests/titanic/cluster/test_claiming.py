@@ -170,7 +170,7 @@ def test_what_was_stored_before_the_start_is_sent() -> None:
 
 
 def test_a_store_that_is_away_at_the_start_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_module, "LOOK_AGAIN", 0.01)
+    monkeypatch.setattr(node_module, "POLL_INTERVAL", 0.01)
     node = Node()
     with node.store.write() as txn:
         accept_all(txn, [NewRequest(b"echo", [b"old"])], wall_us())
@@ -215,8 +215,8 @@ def test_what_the_broker_gives_back_is_released_and_claimed_again(node: Node) ->
 def test_a_claim_of_which_nobody_was_told_is_given_back_and_made_again(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claims_module, "LOOK_AGAIN", 1e6)
-    monkeypatch.setattr(node_module, "LOOK_AGAIN", 1e6)
+    monkeypatch.setattr(claims_module, "POLL_INTERVAL", 1e6)
+    monkeypatch.setattr(node_module, "POLL_INTERVAL", 1e6)
     (running,) = node.submit(b"running", service=b"other")
     node.workers(1, b"other")
     until(lambda: node.sent == [b"running"])
@@ -269,7 +269,7 @@ def test_what_comes_while_a_claim_finds_nothing_is_found_by_the_next(node: Node)
 def test_a_service_of_which_all_is_closed_is_forgotten_but_not_one_where_something_came_meanwhile(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_module, "LOOK_AGAIN", 1e6)
+    monkeypatch.setattr(node_module, "POLL_INTERVAL", 1e6)
     (one,) = node.submit(b"1", service=b"absent")
     node.workers(0, b"absent")
     with node.store.write() as txn:

@@ -43,7 +43,7 @@ class HasNoMargin(Lease):
 
 
 class NeverLooks(Lease):
-    def _look(self, others: Sequence[Silent], now: float) -> None: ...
+    def _see_others(self, others: Sequence[Silent], now: float) -> None: ...
 
 
 class TakesFailuresForNothing(ClaimsCore):

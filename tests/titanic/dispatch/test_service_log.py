@@ -25,7 +25,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_what_a_worker_said_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    FailureLog().tell(UUID, b"ser\x1bvice", Status.FAILED, "a\nb\t\x1b[31m" + "x" * 1000)
+    FailureLog().report(UUID, b"ser\x1bvice", Status.FAILED, "a\nb\t\x1b[31m" + "x" * 1000)
     (line,) = lines(caplog)
     assert line.startswith(f"{UUID.hex()} for ser\\x1bvice failed: a b \\x1b[31mxxx")
     assert line.isprintable()
@@ -36,20 +36,20 @@ def test_a_flood_is_counted(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
     log = FailureLog(lambda: now)
     for _ in range(1000):
-        log.tell(UUID, b"s", Status.FAILED, "no")
+        log.report(UUID, b"s", Status.FAILED, "no")
     said = lines(caplog)
     assert len(said) == LINES + 1
     assert said[-1] == "more requests for s fail: counted for 60 s, not listed; see titanic ls --state failed"
     now = WINDOW
     counted = f"{1000 - LINES} more requests for s failed or expired within 60 s; see titanic ls --state failed"
-    log.tell(UUID, b"s", Status.EXPIRED, "no")
+    log.report(UUID, b"s", Status.EXPIRED, "no")
     assert lines(caplog) == [counted, f"{UUID.hex()} for s expired: no"]
 
 
 def test_the_count_is_told_when_nothing_follows(caplog: pytest.LogCaptureFixture) -> None:
     log = FailureLog(lambda: 0.0)
     for _ in range(LINES + 5):
-        log.tell(UUID, b"s", Status.FAILED, "no")
+        log.report(UUID, b"s", Status.FAILED, "no")
     lines(caplog)
     log.tick(WINDOW - 1)
     assert lines(caplog) == []
@@ -61,16 +61,16 @@ def test_the_count_is_told_when_nothing_follows(caplog: pytest.LogCaptureFixture
 def test_a_flood_of_one_service_hides_no_other(caplog: pytest.LogCaptureFixture) -> None:
     log = FailureLog(lambda: 0.0)
     for _ in range(1000):
-        log.tell(UUID, b"flood", Status.FAILED, "no")
+        log.report(UUID, b"flood", Status.FAILED, "no")
     lines(caplog)
-    log.tell(UUID, b"mail", Status.FAILED, "no")
+    log.report(UUID, b"mail", Status.FAILED, "no")
     assert lines(caplog) == [f"{UUID.hex()} for mail failed: no"]
 
 
 def test_a_flood_of_services_is_counted_too(caplog: pytest.LogCaptureFixture) -> None:
     log = FailureLog(lambda: 0.0)
     for number in range(1000):
-        log.tell(UUID, b"s%d" % number, Status.FAILED, "no")
+        log.report(UUID, b"s%d" % number, Status.FAILED, "no")
     assert len(lines(caplog)) == MOST_KINDS + LINES + 1
     log.finish()
     (last,) = lines(caplog)
