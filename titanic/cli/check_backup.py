@@ -167,13 +167,13 @@ def _repair(path: Path, bar: Bar) -> tuple[Salvaged | None, Checked, int]:
     saved = None
     try:
         with LmdbStore.open(path, to_repair=True, verified=True) as store:
-            problems = repair_store(store, tell=_checking(bar))
+            problems = repair_store(store, progress=_checking(bar))
             return saved, Checked(problems, *_counts(store)), len(check_store(store, _checking(bar)))
     except StoreCorrupt as damage:
         saved = salvage(path)
         found = [Problem("data.mdb", damage.fact, "save what can be read in a new file"), *saved.problems]
     with LmdbStore.open(path, to_repair=True, verified=True) as store:
-        problems = found + repair_store(store, tell=_checking(bar))
+        problems = found + repair_store(store, progress=_checking(bar))
         return saved, Checked(problems, *_counts(store)), len(check_store(store, _checking(bar)))
 
 

@@ -1,32 +1,32 @@
 """What several nodes need of the store that they share: claims, and incarnations that hold them.
 
-A node is a process; an *incarnation* is a number under which it claims requests. It lives until somebody ends it: its
-node, which leaves or begins another one, or other nodes that have not seen it renewed for a whole lease. That is noted
-in its row of `node` (`lease_until = '-infinity'`) and never undone, so it is the same for everybody who looks, however
-old his snapshot. Rows that a dead incarnation has claimed are free: nobody has to find them.
+A node is a process; an *incarnation* is a number under which it claims requests. It lives until a node ends it: its own
+node, which leaves or begins another one, or other nodes that have not seen it renewed for a whole lease. The end is
+written to its row of `node` (`lease_until = '-infinity'`) and never undone, so all readers see the same, however old
+their snapshot. Rows that a dead incarnation has claimed are free at once, without a search.
 
-What ends an incarnation is that moment alone. No clock decides, not even the database's, which leaps when another
-machine takes over: an observer compares `lease_until` with what it was a lease ago *by the observer's own clock*, and
-ends the incarnation only if it is still that (`Silent`). `lease_until` grows with each renewal whatever the clock says.
+Only that write ends an incarnation. No clock decides, not even the database's, which jumps when another machine takes
+over: an observer compares `lease_until` with its value a lease ago *by the observer's own clock*, and ends the
+incarnation only if it has not changed (`Silent`). `lease_until` grows with each renewal, whatever the clock says.
 
 Each method is one statement, given below for PostgreSQL at READ COMMITTED. Each may be executed long after its sender
-has given it up, and a repeated one may be executed before the first: none does harm then, because all of them name the
-incarnation, and a sender who does not know what became of one goes on under another incarnation
+has given it up, and a repeated one may be executed before the first. Neither does harm, because all of them name the
+incarnation, and a sender that does not know the result of one goes on under another incarnation
 (`titanic/cluster/claims.py`).
 
 *Alive* is `EXISTS (SELECT FROM node WHERE incarnation = $me AND lease_until > '-infinity')`. *Free* is, of a row of
 `ready`, `incarnation IS NULL OR EXISTS (SELECT FROM node n WHERE n.incarnation = ready.incarnation AND n.lease_until =
-'-infinity')`. Do not ask instead that there be no living row: a statement that finds a row changed looks at it anew,
-but at `node` as it was when the statement began, and would take what a node that has joined since has just claimed.
-So dead rows of `node` stay until no row of `ready` or `bounded` names them, and for a day after `ended_at`, which is
-when their end was seen first. A claim may be committed long after the end of its node. So `ready.incarnation` is a
-foreign key: a claim locks the row of its node (FOR KEY SHARE), and no row of `node` goes that a claim names:
+'-infinity')`. "No living row exists" would be wrong: a statement that finds a row changed reads that row again, but
+`node` as it was when the statement began, and would take what a node that has joined since has just claimed.
+So dead rows of `node` stay until no row of `ready` or `bounded` names them, and for a day after `ended_at`, when their
+end was first seen. A claim may be committed long after the end of its node. So `ready.incarnation` is a foreign key: a
+claim locks the row of its node (FOR KEY SHARE), and a row of `node` that a claim names is never deleted:
 
     DELETE FROM node WHERE incarnation IN (SELECT incarnation FROM node
      WHERE ended_at < now() - interval '1 day' AND NOT EXISTS (
         SELECT FROM ready WHERE ready.incarnation = node.incarnation) AND … FOR UPDATE SKIP LOCKED)
 
-Whatever else takes rows out of `ready` by itself (expiring) passes over those that are not free: they are running.
+Maintenance that removes rows from `ready` (expiring) skips those that are not free: they are running.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ from titanic.store.records import ReadyRow
 
 @dataclass(frozen=True, slots=True)
 class LeaseConfig:
-    """How nodes keep in touch. All must have the same `lease`: one that has another is refused."""
+    """The timing of leases. All nodes must have the same `lease`; a node with another one is refused."""
 
     lease: float = 10.0
     """Seconds without a renewal after which others may end an incarnation."""
     renew: float = 2.0
-    """Seconds between two renewals, and for which the answer to one is waited for."""
+    """Seconds between two renewals, and the time limit of each."""
     margin: float = 1.0
-    """Seconds before the end of its lease at which a node stops to dispatch."""
+    """Seconds before the end of its lease at which a node stops dispatching."""
 
     @classmethod
     def of(cls, lease: float) -> LeaseConfig:
-        """With the pace that fits it."""
+        """Return a configuration with intervals that fit a lease."""
         return cls(lease, renew=lease / 5, margin=lease / 10)
 
 
 class NodeFacts(NamedTuple):
-    """What a node tells of itself, for people: its name, its version, where clients reach it, of each service that has
-    workers there or requests in flight how many of both, and which access file it has (`NodeRow`)."""
+    """What a node publishes about itself, for people: its name, version and endpoints, the number of workers and of
+    requests in flight for each of its services, and its access file (`NodeRow`)."""
 
     name: str
     version: str
@@ -93,8 +93,8 @@ class Joined(NamedTuple):
 
 
 class Renewed(NamedTuple):
-    """`alive`: the lease begins anew; otherwise the incarnation is over for good. `draining`: an operator wants the
-    node to be drained. `others`: as in `Joined`."""
+    """`alive`: the lease is renewed; otherwise the incarnation is over for good. `draining`: an operator wants the node
+    to be drained. `others`: as in `Joined`."""
 
     alive: bool
     draining: bool
@@ -113,7 +113,7 @@ class Claimed(NamedTuple):
     """What a claim has found: `rows` are claimed now, services without any are absent. `more`: services of which there
     were more, but too large together. `again`: services that may have more, and in how many seconds they can be asked
     for it: because of a bound for which another node was claiming at that moment, because of their rate, or because not
-    all requests were looked at. `damaged` are those of the rows that cannot be read, which have no body."""
+    all requests were examined. `damaged` are those of the rows that cannot be read, which have no body."""
 
     rows: dict[bytes, list[ReadyRow]]
     more: Collection[bytes] = ()
@@ -122,17 +122,17 @@ class Claimed(NamedTuple):
 
 
 class NodeTransaction(WriteTransaction, Protocol):
-    """A write transaction of a `remote` store. The dispatcher, which knows what it holds, says under which incarnation
-    it claims, releases and writes outcomes."""
+    """A write transaction of a `remote` store. The dispatcher, which knows what it holds, names the incarnation under
+    which it claims, releases and writes outcomes."""
 
     def claim(
         self, incarnation: int, wants: Mapping[bytes, int], max_bytes: int, bounds: Mapping[bytes, Bound]
     ) -> Claimed | None:
         """Claim free requests, at most so many of each service, as `next_ready` orders them. None: it is over.
 
-        They end with the one whose body makes `max_bytes` or more; one is claimed however large it is. What other
-        transactions have locked is passed over. `bounds` hold for all nodes together: what is claimed of a service
-        with a bound of `running` ones counts until `count_no_more`, also when it is closed meanwhile.
+        They end with the request that brings the bodies to `max_bytes`; one is claimed however large it is. Rows that
+        other transactions have locked are skipped. `bounds` hold for all nodes together: a claimed request of a
+        service with a bound on `running` counts until `count_no_more`, also when it is closed meanwhile.
 
             UPDATE ready SET incarnation = $me WHERE alive AND ctid = ANY (ARRAY(
                 SELECT f.ctid FROM unnest($services, $limits) AS w (service, n), LATERAL (
@@ -141,26 +141,27 @@ class NodeTransaction(WriteTransaction, Protocol):
         """
 
     def release(self, incarnation: int, places: Sequence[Place]) -> None:
-        """Free these requests, those of them that are claimed by this incarnation.
+        """Free those of these requests that this incarnation has claimed.
 
         UPDATE ready SET incarnation = NULL FROM unnest($services, $ranks, $uuids) AS h (service, rank, uuid)
          WHERE (ready.service, ready.rank, ready.uuid) = (h.service, h.rank, h.uuid) AND incarnation = $me
         """
 
     def count_no_more(self, incarnation: int, places: Sequence[Place]) -> None:
-        """No worker is at these requests any more, which this incarnation has claimed under a bound.
+        """Stop counting these requests for a bound under which this incarnation has claimed them: no worker executes
+        them any more.
 
         DELETE FROM bounded USING unnest($services, $uuids) AS h (service, uuid)
          WHERE (bounded.service, bounded.uuid) = (h.service, h.uuid) AND incarnation = $me
         """
 
     def under(self, incarnation: int, failed: Sequence[bytes]) -> None:
-        """What follows are outcomes of attempts under this incarnation.
+        """Write the following outcomes under this incarnation.
 
         `finish` with DONE counts for each request that has not ended, as it does without claims: the work is done.
         `postpone`, and `finish` with another status, say that the work is to be done again or never: those are the
-        `failed`. They count only for a request that this incarnation has claimed, while it is alive, and nobody claims
-        it until the transaction ends; otherwise they return False.
+        `failed`. They count only for a request that this incarnation has claimed, while it is alive; then the request
+        is locked against other claims until the transaction ends. Otherwise they return False.
 
             SELECT uuid FROM ready JOIN unnest($services, $ranks, $uuids) AS h (service, rank, uuid)
              USING (service, rank, uuid) WHERE incarnation = $me AND alive FOR UPDATE OF ready
@@ -170,16 +171,16 @@ class NodeTransaction(WriteTransaction, Protocol):
 class ClaimingStore(Store, Protocol):
     """A store that nodes share. `join`, `renew` and `leave` have a connection of their own: a slow commit of requests
     must not cost a lease; one thread calls them. They give up after `LeaseConfig.renew`, and raise StoreTooNew when
-    the store is not for this version any more: a node of an earlier version is refused, also one that was there when
-    the store was upgraded. If an earlier store was put in its place, they raise StoreTooOld. `join` raises OtherLease
-    if another node that renews its own has another `lease`. (others) is
+    the store is too new for this version: a node of an earlier version is refused, even if it ran when the store was
+    upgraded. If an earlier store was put in its place, they raise StoreTooOld. `join` raises OtherLease if another
+    living node has another `lease`. (others) is
 
         ARRAY(SELECT (incarnation, lease_until) FROM node WHERE lease_until > '-infinity' AND incarnation <> $me)
 
-    as the statement found it: one that it has ended may be there once more. From `join` on the node counts what it
-    changes under a number of its own, its *shard*: the smallest that no other living node has.
+    as the statement found it: it may still contain one that the statement has ended. From `join` on, the node counts
+    its changes under a number of its own, its *shard*: the smallest that no other living node has.
 
-    `close` ends what was joined.
+    `close` ends the incarnations that have joined.
     """
 
     def write(self) -> NodeTransaction: ...
@@ -187,9 +188,9 @@ class ClaimingStore(Store, Protocol):
     def join(
         self, incarnation: int, before: int | None, held: Sequence[Place], facts: NodeFacts, config: LeaseConfig
     ) -> Joined:
-        """Begin an incarnation in place of the one before, which is over then, and take over the requests in `held`
-        that the one before has claimed. Asking again with the same number renews it, and takes over nothing more: the
-        first may have been executed. `xmax` is 0 for a row that was inserted, and not updated.
+        """Begin an incarnation in place of the one before, which ends, and take over the requests in `held` that the
+        one before has claimed. A repeated call with the same number renews it, and takes over nothing more, because the
+        first call may have been executed. `xmax` is 0 for a row that was inserted, and not updated.
 
             WITH born AS (
                 INSERT INTO node (incarnation, lease_until, …) SELECT $me, clock_timestamp() + $lease, …
@@ -211,7 +212,7 @@ class ClaimingStore(Store, Protocol):
         """
 
     def renew(self, incarnation: int, silent: Sequence[Silent], facts: NodeFacts, config: LeaseConfig) -> Renewed:
-        """Begin the lease anew, also one that has run out, and end the silent ones, if they still are.
+        """Renew the lease, even if it has lapsed, and end the silent incarnations, if they still are silent.
 
         WITH mine AS (
             UPDATE node SET lease_until = greatest(
@@ -226,7 +227,7 @@ class ClaimingStore(Store, Protocol):
         """
 
     def leave(self, incarnations: Sequence[int]) -> None:
-        """End them, also one that has not begun, whose `join` may be on its way. What they have claimed is free.
+        """End these incarnations, also one with a `join` that may still be under way. What they have claimed is free.
 
         INSERT INTO node (incarnation, lease_until, …) SELECT unnest($incarnations), '-infinity', …
         ON CONFLICT (incarnation) DO UPDATE SET lease_until = '-infinity'

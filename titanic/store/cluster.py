@@ -35,11 +35,11 @@ class Topic(Enum):
 class Notification:
     """What a node has committed. An empty one says that the node is there.
 
-    `arrived`: services with more requests to claim. `ended`: requests that have ended or are closed, for those who wait
-    for their replies. `closed`: closed requests, each with the incarnation that had claimed it and is to withdraw it.
-    `certain`: requests that no worker at the node can receive any more. `progress`: how far the node's workers are with
-    these requests, a JSON object each, empty when an attempt is over. `look`: topics of which there is more than is
-    said here.
+    `arrived`: services with more requests to claim. `ended`: requests that have ended or are closed, for the clients
+    that wait for replies. `closed`: closed requests, each with the incarnation that had claimed it and is to withdraw
+    it. `certain`: requests that no worker at the node can receive any more. `progress`: the progress of the node's
+    workers with these requests, a JSON object each, empty when an attempt is over. `look`: topics to poll, because not
+    all of their news fits here.
     """
 
     arrived: set[bytes] = field(default_factory=set)
@@ -119,8 +119,7 @@ class NodesReadTransaction(ReadTransaction, Protocol):
         """The living incarnations."""
 
     def nodes_and_claims(self) -> list[NodeRow]:
-        """The same with what each has claimed, and dead incarnations whose claims are still there. It reads all that
-        waits."""
+        """The same with what each has claimed, and dead incarnations that still have claims. Reads all waiting rows."""
 
 
 class NodesWriteTransaction(WriteTransaction, NodesReadTransaction, Protocol):
@@ -157,7 +156,7 @@ class ClusterView(NamedTuple):
 
 
 class StatusQuery(NamedTuple):
-    """What a node polls for. `awaited`: requests for whose end its clients wait. `flights`: requests in flight here.
+    """What a node polls for. `awaited`: requests that its clients wait for. `flights`: requests in flight here.
     `incarnations`: its own, also former ones. `recalled`: closed requests that others may still give to a worker."""
 
     awaited: Collection[bytes]
@@ -219,7 +218,7 @@ class SharedWriteTransaction(WriteTransaction, SharedReadTransaction, Protocol):
 
 
 class SharedStore(Store, Protocol):
-    """A `remote` store, whose transactions are SharedReadTransaction and SharedWriteTransaction. `notifications`: None
-    where there is no channel."""
+    """A `remote` store, with transactions of the types SharedReadTransaction and SharedWriteTransaction.
+    `notifications`: None without a channel."""
 
     notifications: NotificationChannel | None

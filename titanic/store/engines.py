@@ -55,7 +55,7 @@ def open_store(
             drop_unarchived=drop_unarchived,
             durability=durability,
         )
-    from titanic.store.lmdb.store import LmdbStore  # only who opens a store waits for the engine's import
+    from titanic.store.lmdb.store import LmdbStore  # its import takes a while
 
     return LmdbStore.open(
         path,

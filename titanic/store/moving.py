@@ -1,10 +1,10 @@
 """Moving a whole store from one engine to another: what is read out, what is put in, and that both are the same.
 
-An engine reads out by an `Export`, in a fixed order, and takes in by an `Import`. Nobody works with either store
-meanwhile. A store that was begun and not finished is none: no server takes it, and moving again begins anew.
+An engine reads out by an `Export`, in a fixed order, and takes in by an `Import`. Both stores are out of use meanwhile.
+An unfinished copy is not a store: no server opens it, and the next move starts again from nothing.
 
 Everything moves: requests with their ids, times, states, failures and replies, idempotency keys, closed requests with
-their numbers, the agreement with the archive, the store's identity. A time beyond LATEST may become LATEST. What
+their numbers, the registration of the archive, the store's identity. A time beyond LATEST may become LATEST. What
 `titanic check --repair` set aside for people does not move.
 """
 
@@ -27,19 +27,19 @@ from titanic.store.service_settings import ServiceSettings
 from titanic.store.states import State
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is done, how much of it, and how much there is."""
+"""Called with the name of the step, the amount done, and the total."""
 
 PORTION = 1000
 PORTION_BYTES = 8 << 20
-"""How many records, or bytes of bodies, are moved at once, about."""
+"""About how many records, or bytes of bodies, are moved at once."""
 
 
 class StoredLife(NamedTuple):
-    """A request with what became of it. Times are µs since the epoch, 0 = none.
+    """A request with its history. Times are µs since the epoch, 0 = none.
 
-    Of one that has not ended, `expires_at` is until when it counts now (0: for ever), which may be another time than
-    what was asked for, and the rest is said of its last attempt; `due` is when its delay is over. Of one that has ended
-    all of them are 0, and `outcome` says how.
+    For a request that has not ended, `expires_at` is when it expires now (0: never), which may differ from the TTL of
+    its submission; `due` is the end of its delay, and the other fields describe its last attempt. For one that has
+    ended, all of them are 0, and `outcome` says how it ended.
     """
 
     request: StoredRequest
@@ -53,7 +53,7 @@ class StoredLife(NamedTuple):
 
     @property
     def state(self) -> State:
-        """Where it is. None runs: nobody works with the store."""
+        """Its state, never RUNNING: the store is out of use."""
         if self.outcome is not None:
             return State(self.outcome.status)
         return State.DELAYED if self.due else State.WAITING
@@ -112,7 +112,7 @@ class Totals(NamedTuple):
 
 
 class Export(Protocol):
-    """A store that is read out as a whole. It stays as it is, and nobody can change it meanwhile.
+    """A store that is read out as a whole. It stays as it is, and cannot be changed meanwhile.
 
     Any method may raise RecordCorrupt, StoreCorrupt or StoreFailed.
     """
@@ -139,7 +139,7 @@ class Export(Protocol):
 
 class Import(Protocol):
     """A store in the making. What is put in comes in the order of an Export, requests first, then keys, then closed
-    requests, and is kept when `finish` returns. Left before that, it stays unusable until it is begun again.
+    requests, and is kept when `finish` returns. Left before that, it stays unusable until the next move.
 
     Any method may raise StoreFailed, StoreUnwritable or DiskFull.
     """
@@ -150,7 +150,7 @@ class Import(Protocol):
         """What the store has once. It comes first."""
 
     def put_requests(self, lives: Sequence[StoredLife]) -> None:
-        """Store these requests, whose ids are above all before."""
+        """Store these requests; their ids are above all before."""
 
     def put_keys(self, keys: Sequence[StoredKey]) -> None:
         """Store these idempotency keys."""
@@ -158,8 +158,8 @@ class Import(Protocol):
     def put_closed(self, closings: Sequence[StoredClosing]) -> None:
         """Store these closed requests, the numbers of which follow those before."""
 
-    def problems(self, tell: Progress) -> list[str]:
-        """Have all counters and indexes that follow from the rest, and check the whole: what is wrong with it."""
+    def problems(self, progress: Progress) -> list[str]:
+        """Make all counters and indexes that follow from the rest, check the whole, and return its problems."""
 
     def read(self) -> Export:
         """What is in it now."""
@@ -191,19 +191,19 @@ class Summary(NamedTuple):
         return sum(self.states.get(state, 0) for state in states)
 
 
-def move(source: Export, target: Import, tell: Progress) -> Summary:
-    """Put all of one store into the other, read it there, and compare. Raises StoreCorrupt if it is not the same."""
+def move(source: Export, target: Import, progress: Progress) -> Summary:
+    """Copy one store into the other, read the copy, and compare. Raises StoreCorrupt if it is not the same."""
     head = source.head
     target.put_head(head)
-    moved = _go_through(source, tell, "copying", target)
+    moved = _go_through(source, progress, "copying", target)
     missing = head.archive.last + 1 - head.archive.first - moved.closed
     if missing:
         raise StoreCorrupt(f"the store {source.place} is damaged", f"{missing} closed requests are missing", "check it")
-    found = target.problems(tell)
+    found = target.problems(progress)
     fact = f"{len(found)} problems, the first: {found[0]}" if found else ""
     if not found:
         with target.read() as copy:
-            there = _go_through(copy, tell, "comparing")
+            there = _go_through(copy, progress, "comparing")
             alike = there == moved and copy.head._replace(capacity=head.capacity) == head
         fact = "" if alike else f"{_counted(there)}, instead of {_counted(moved)}"
     if fact:
@@ -217,21 +217,21 @@ def _counted(summary: Summary) -> str:
     return f"{numbers} with checksum {summary.checksum[:16]}"
 
 
-def _go_through(store: Export, tell: Progress, doing: str, target: Import | None = None) -> Summary:
+def _go_through(store: Export, progress: Progress, doing: str, target: Import | None = None) -> Summary:
     """Read all of a store, and put it into another one, if there is one."""
     states: Counter[State] = Counter()
-    requests = _Tally(tell, f"{doing} requests", store.totals.requests)
+    requests = _Tally(progress, f"{doing} requests", store.totals.requests)
     for lives in store.requests():
         if target is not None:
             target.put_requests(lives)
         states.update(life.state for life in lives)
         requests.add(lives)
-    keys = _Tally(tell, f"{doing} keys", store.totals.keys)
+    keys = _Tally(progress, f"{doing} keys", store.totals.keys)
     for portion in store.idempotency_keys():
         if target is not None:
             target.put_keys(portion)
         keys.add(portion)
-    closed = _Tally(tell, f"{doing} closed requests", store.totals.closed)
+    closed = _Tally(progress, f"{doing} closed requests", store.totals.closed)
     for closings in store.closed():
         if target is not None:
             target.put_closed(closings)
@@ -241,12 +241,12 @@ def _go_through(store: Export, tell: Progress, doing: str, target: Import | None
 
 
 class _Tally:
-    """How many records went by, and a checksum over them, whatever their order."""
+    """Counts records, and makes a checksum over them that does not depend on their order."""
 
-    def __init__(self, tell: Progress, doing: str, total: int) -> None:
+    def __init__(self, progress: Progress, doing: str, total: int) -> None:
         self.count = 0
         self._sum = 0
-        self._tell, self._doing, self._total = tell, doing, total
+        self._progress, self._doing, self._total = progress, doing, total
 
     def add(self, records: Sequence[tuple[Any, ...]]) -> None:
         for record in records:
@@ -254,7 +254,7 @@ class _Tally:
             _add(one.update, record)
             self._sum += int.from_bytes(one.digest())
         self.count += len(records)
-        self._tell(self._doing, self.count, self._total)
+        self._progress(self._doing, self.count, self._total)
 
     @property
     def checksum(self) -> bytes:
@@ -262,7 +262,7 @@ class _Tally:
 
 
 def _add(update: Callable[[bytes], object], value: Any) -> None:
-    """Add a value to a checksum, so that no two different ones look alike."""
+    """Add a value to a checksum, in an unambiguous encoding."""
     if isinstance(value, bytes):
         update(b"%d:%b" % (len(value), value))
     elif isinstance(value, int):

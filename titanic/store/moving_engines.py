@@ -10,7 +10,7 @@ from titanic.util.text import is_url
 
 
 def open_export(place: str | os.PathLike[str]) -> Export:
-    """Read a store out as a whole (moving.py). Nobody else may use it meanwhile.
+    """Open a store to read it out as a whole (moving.py). It must be out of use meanwhile.
 
     Raises NotAStore, StoreLocked when it is in use, or what `open_store` raises.
     """

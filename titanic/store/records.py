@@ -73,7 +73,7 @@ class Closed(NamedTuple):
 class Load(NamedTuple):
     """The requests of a service, or of an owner, that have not ended, delayed ones included.
 
-    `bytes` are theirs for a service; for an owner they are those of all that is kept for him.
+    `bytes` count these requests for a service; for an owner, all that the store keeps for that user.
     """
 
     waiting: int
@@ -180,7 +180,7 @@ class Trimmed(NamedTuple):
 class Page(list[Description]):
     """A part of a listing. `next` is what to pass as `after` for the part that follows; None at the end.
 
-    A page can be short, or empty, and yet have a `next`: a listing looks at a bounded number of requests.
+    A page can be short, or empty, and yet have a `next`: a listing examines a bounded number of requests.
     """
 
     next: bytes | None = None

@@ -80,5 +80,5 @@ def unreleased(place: str, format_: int) -> StoreTooOld:
 
 
 def late(attempts: int) -> str:
-    """Why a request failed whose time was over."""
+    """Return the reason of a request that failed because its TTL was over."""
     return f"not done in time, after {attempts} attempts"

@@ -1,5 +1,5 @@
-"""What operators have set for single services, which is kept in the store: all who share it go by it, and it survives
-restarts."""
+"""What operators have set for single services. The store keeps it, so it holds for all nodes that share the store, and
+survives restarts."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class KnownSettings:
         """Requests for ends that found no room since the start. What had ended has ended all the same."""
         self.paused: Collection[bytes] = frozenset()
         self.on_end: Mapping[bytes, bytes] = {}
-        """Where the ends of a service's requests go. What goes there tells nobody of its own end: there are no
-        loops."""
+        """The service that receives the completion events of each service. The events themselves cause none, so there
+        are no loops."""
 
     def know(self, settings: ServiceSettings) -> None:
         """These hold now."""

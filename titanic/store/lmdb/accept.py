@@ -46,8 +46,8 @@ Row = tuple[bytes, bytes]
 class _Keys(NamedTuple):
     """The idempotency keys of a batch. Requests are named by their place in it.
 
-    `taken` are those whose key is taken, which are not stored. `holders` has the keys that are new, as their rows are
-    to have them, and `extras` the bytes that each of those needs.
+    `taken` are the requests with a key that is in use; they are not stored. `holders` has the rows of the new keys, and
+    `extras` the bytes that each of those needs.
     """
 
     taken: set[int]
@@ -127,7 +127,7 @@ def set_service(tx: Writing, service: bytes, setting: ServiceSetting) -> Service
 
 
 def _look_up_keys(tx: Writing, requests: Sequence[NewRequest], uuids: list[bytes], now_us: int, sure_us: int) -> _Keys:
-    """Look up the keys. In `uuids`, requests whose key is taken get the ids that were given out for it."""
+    """Look up the keys. In `uuids`, requests with a key that is in use get the id of the first request with it."""
     keys = _Keys(set(), {}, {})
     if not any(map(_key_of, requests)):  # mostly
         return keys
@@ -258,7 +258,7 @@ def _make_room(tx: Writing, sizes: list[int], extras: dict[int, int]) -> None:
     if not any(sizes):
         return
     most = 2 * sum(sizes) + sum(extras.values()) + len(sizes) * _FIXED_COST
-    if fits(tx, most, room.accept):  # no need to look closer
+    if fits(tx, most, room.accept):  # no need to count exactly
         tx.added += most
         return
     needs = [cost(SIZE, size) + extras.get(n, 0) + _FIXED_COST if size else 0 for n, size in enumerate(sizes)]

@@ -2,8 +2,8 @@
 
 The record, little-endian, in database `closed` under its number in the sequence. It is written once, in the
 transaction that closes the request. Numbers are given out without gaps and in the order of the commits (LMDB has one
-writer), so whoever has read up to a number has seen all there was. The ids can't do that: requests close in another
-order than they came.
+writer), so a reader that has read up to a number has seen all entries before it. The ids can't do that: requests close
+in another order than they came.
 
     offset  size  field
          0     1  record format: 129 (record.py)

@@ -4,8 +4,8 @@
           │                  │                          │
       ────┴── dropped ───────┴─── can be read ──────────┴── numbers to come
 
-Numbers have no gaps. The oldest entries are dropped when their time is over or their room is needed, but not before the
-archive has them, if one is registered (unless the store was told not to care).
+Numbers have no gaps. The oldest entries are dropped when their retention is over or their room is needed, but not
+before the archive has them, if one is registered (except with `drop_unarchived`).
 
 One record at a time costs microseconds in Python. A reader of millions (`closed_bulk`) takes their bytes in one piece,
 and reads the fields of all of them with a few operations on arrays: `CLOSED_LAYOUT` says where they are.
@@ -52,7 +52,7 @@ _MOST_NAME = 255
 
 
 def closed(tx: Reading, after_seq: int, limit: int, max_bytes: int) -> list[ClosedRequest]:
-    """The entries whose numbers are above `after_seq`, in order."""
+    """The entries with numbers above `after_seq`, in order."""
     entries: list[ClosedRequest] = []
     cursor = tx.raw.cursor(tx.db.closed)
     if not cursor.set_range(closed_key(after_seq + 1)):
@@ -203,7 +203,7 @@ def charged_since(tx: Reading) -> int | None:
 
 
 def kept(closed: ClosedRecord, size: int) -> int:
-    """Bytes that are kept of a closed request whose record has this size."""
+    """Bytes that are kept of a closed request with a record of this size."""
     return size + sum(ref.size for ref in closed.refs)
 
 
@@ -280,7 +280,7 @@ def _acknowledge(tx: Writing, upto: int, uuid: bytes | None, archivist: Archivis
     _expect_archivist(tx, archivist)
     if upto > last:
         raise InvalidArchive(
-            f"closed requests up to {upto} can't be acknowledged", f"the last is {last}", "look for another store"
+            f"closed requests up to {upto} can't be acknowledged", f"the last is {last}", "name another store"
         )
     if upto > before and uuid is not None:
         record = tx.raw.get(closed_key(upto), db=tx.db.closed)
@@ -288,7 +288,7 @@ def _acknowledge(tx: Writing, upto: int, uuid: bytes | None, archivist: Archivis
             raise InvalidArchive(
                 f"closed requests up to {upto} can't be acknowledged",
                 "another request has that number here",
-                "look for another store",
+                "name another store",
             )
     if upto > before:
         _note_archive(tx, True, upto)

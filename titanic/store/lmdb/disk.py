@@ -60,7 +60,7 @@ def settle(env: lmdb.Environment, durability: Durability) -> None:
 def rewrite_meta_pages(env: lmdb.Environment) -> None:
     """Write both meta pages as they are, and sync the file: all that was committed is on the disk then.
 
-    Hold LMDB's write lock, so that nobody else writes one of them meanwhile. Raises OSError.
+    The caller holds LMDB's write lock, so that no other process writes one of them meanwhile. Raises OSError.
     """
     descriptor = os.open(Path(env.path()) / "data.mdb", os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -71,7 +71,7 @@ def rewrite_meta_pages(env: lmdb.Environment) -> None:
 
 
 def sync_file(env: lmdb.Environment) -> None:
-    """Sync the file, whoever has written to it. Raises OSError."""
+    """Sync the file, whichever process has written to it. Raises OSError."""
     descriptor = os.open(Path(env.path()) / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fdatasync(descriptor)
@@ -119,12 +119,12 @@ def translate(error: lmdb.Error | OSError, env: lmdb.Environment, capacity: int)
     if isinstance(error, lmdb.ReadersFullError):
         return StoreFailed("the store has too many readers", str(error), "end those that hang")
     if isinstance(error, lmdb.PanicError):
-        return StoreFailed(f"the store in {env.path()} must be opened again", str(error), "restart; look at the disk")
+        return StoreFailed(f"the store in {env.path()} must be opened again", str(error), "restart; check the disk")
     if full := disk_full(error, Path(env.path())):
         what = f"the disk of the store in {env.path()} is full"
         return DiskFull(what, full, "nothing was kept of the transaction; make room")
     return StoreFailed(
-        f"the store in {env.path()} failed", str(error), "nothing was kept of the transaction; look at the disk"
+        f"the store in {env.path()} failed", str(error), "nothing was kept of the transaction; check the disk"
     )
 
 

@@ -1,9 +1,9 @@
-"""Whether there is room, and making some (capacity.py says what for).
+"""Checking for room in the file, and making some (capacity.py says what for).
 
-It is looked after in three places. At its beginning, a write transaction looks at what the one before it left: when the
-file is near its end and much was freed at once, or is to be freed, an extra commit makes that available first. In
-between, whoever needs room asks `fits`. At its end, it deletes a bounded part of what is in `graves` and, near the end
-of the file, some of the oldest entries of `closed`, so that a request finds room without having to make it.
+A write transaction does this at three points. At its beginning, it checks what the one before it left: when the file is
+nearly full and much was freed at once, or is to be freed, an extra commit makes that available first. In between, each
+step that needs room asks `fits`. At its end, it deletes a bounded part of what is in `graves` and, when the file is
+nearly full, some of the oldest entries of `closed`, so that a request finds room without having to make it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from titanic.store.lmdb.transaction import Reading, Writing
 
 _TRIM_ROWS = 64
 _MOST_LOOKED_AT = 50_000
-"""Entries of `closed` that are looked through for room; of more, enough is taken for granted."""
+"""Entries of `closed` that are searched for room; more are assumed to be enough."""
 
 
 def is_near_the_end(tx: Reading) -> bool:
@@ -127,8 +127,8 @@ def can_make_way(tx: Reading, wanted: int) -> int:
 
 
 def droppable(tx: Reading) -> int:
-    """Bytes that dropping all entries of `closed` would give back that may be dropped, about: of the first ones it is
-    looked at what they have elsewhere."""
+    """About how many bytes dropping all droppable entries of `closed` would free. The share of blobs is estimated from
+    the first entries."""
     present = tx.raw.stat(tx.db.closed)["entries"]
     if not present:
         return 0

@@ -23,13 +23,13 @@ _TIMES = struct.Struct("<QQ")
 def row_key(key: bytes, owner: bytes) -> bytes:
     """The key of the row. Those of an owner are apart from all others: FF is in no UTF-8, so in no key and no owner.
 
-    What begins so and is no key is that of an owner without a name, whom nobody is.
+    A key without an owner that begins with FF is stored under an empty owner, which no user has.
     """
     return b"\xff%b\xff%b" % (owner, key) if owner or key[:1] == b"\xff" else key
 
 
 def owner_of(key: bytes) -> bytes:
-    """The owner in the key of a row; empty when it is nobody's."""
+    """The owner in the key of a row; empty when it has none."""
     return key[1:].partition(b"\xff")[0] if key[:1] == b"\xff" else b""
 
 

@@ -118,7 +118,7 @@ def promote(tx: Writing, now_us: int, limit: int = 1000) -> list[tuple[bytes, in
 def expire(
     tx: Writing, now_us: int, limit: int = 1000, skip: Collection[bytes] = (), ahead_us: int = 0
 ) -> list[tuple[bytes, bytes]]:
-    """End requests whose time is over, at most `limit`, but not those in `skip`: they are running."""
+    """Expire requests past their TTL, at most `limit`, but not those in `skip`: they are running."""
     due: list[tuple[bytes, bytes]] = []
     for key, time, uuid in tx.timers(EXPIRY):
         if time > now_us - ahead_us or len(due) == limit:
@@ -244,7 +244,7 @@ def find(tx: Writing, uuid: bytes) -> Place | None:
 
 
 def search(tx: Writing, uuid: bytes, header: RequestHeader | None = None, past: Retry | None = None) -> Place:
-    """`find` for a request whose records are damaged: it looks at all rows."""
+    """`find` for a request with damaged records: it searches all rows."""
     for view in tx.raw.cursor(tx.db.ready).iternext(keys=True, values=False):
         if view[-SIZE:] == uuid:
             return Place(State.WAITING, bytes(view), bytes(view[:-SIZE]), header, past)
@@ -255,7 +255,7 @@ def search(tx: Writing, uuid: bytes, header: RequestHeader | None = None, past: 
 
 
 def drop_timers(tx: Writing, uuid: bytes) -> None:
-    """Delete all timers of a request whose records are damaged: it looks at all rows."""
+    """Delete all timers of a request with damaged records: it searches all rows."""
     timers = tx.raw.cursor(tx.db.timers).iternext(values=False)
     found = [bytes(view) for view in timers if view[-SIZE:] == uuid and view[:1] != schema.KEY]
     for key in found:

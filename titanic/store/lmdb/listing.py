@@ -18,7 +18,7 @@ from titanic.store.states import ENDED, State
 from titanic.util.ids import SIZE
 
 LOOKED_AT = 10_000
-"""Requests that one call of `list` looks at, at most: some 20 ms."""
+"""Requests that one call of `list` examines, at most: some 20 ms."""
 
 
 def describe(tx: Reading, uuid: bytes) -> Description | None:
@@ -62,7 +62,7 @@ def select(
     text: str | None = None,
 ) -> Page:
     """Up to `limit` requests in the order of their ids (oldest first), of these states, service and owner if given.
-    `newest`: newest first. `text`: only those whose reason or key contains it."""
+    `newest`: newest first. `text`: only those with a reason or key that contains it."""
     page = Page()
     ends = states if states is not None and ENDED.issuperset(states) else None
     looked_at = 0

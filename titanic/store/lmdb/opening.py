@@ -7,9 +7,9 @@ The map is the size that the file can never exceed: the capacity (capacity.py). 
 capacity allows, because that was lowered, keeps the size it has, and gets the room to be emptied on top of what is in
 use; it accepts nothing until its requests fit. Its file doesn't shrink by itself: a backup, restored, is small.
 
-One process at a time opens a store. LMDB itself would let several in, but two Titanics would dispatch every request
-twice. The lock is an flock() on `titanic.lock`: the kernel drops it when the process ends, however it ends, so nobody
-has to clear it. The text in the file is for people only.
+One process at a time opens a store. LMDB itself would let several in, but two servers would dispatch every request
+twice. The lock is an flock() on `titanic.lock`: the kernel drops it when the process ends, however it ends, so it never
+has to be cleared. The text in the file is for people only.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def release_lock(descriptor: int) -> None:
 
 
 def remove_lock(directory: Path) -> None:
-    """Remove the lock's file where no store is. Who does so holds the lock."""
+    """Remove the lock's file where no store is. The caller holds the lock."""
     (directory / _OUR_LOCK).unlink(missing_ok=True)
 
 
@@ -196,7 +196,7 @@ def open_read_only(directory: Path) -> Environment:
     """
     data = directory / DATA
     if not data.is_file():
-        raise NotAStore(f"{directory} is not a store", f"it has no {DATA}", "look for another directory")
+        raise NotAStore(f"{directory} is not a store", f"it has no {DATA}", "name another directory")
     env = _open(directory, 0, read_only=True)
     try:
         _check_length(env, data)
@@ -322,7 +322,7 @@ def _check_length(env: lmdb.Environment, data: Path) -> None:
     """Raise StoreCorrupt when the file ends before pages that are in use.
 
     Reading them through the map would end the process with SIGBUS. The last pages of a sound file can be missing,
-    if they were taken and freed again in one transaction: then only a walk over all pages can tell.
+    if they were taken and freed again in one transaction: then only a walk over all pages can show damage.
     """
     pages = env.info()["last_pgno"] + 1
     size = data.stat().st_size
@@ -384,7 +384,7 @@ def unwritable(directory: Path, error: Exception) -> StoreUnwritable:
     return StoreUnwritable(
         f"the store's directory {directory} can't be created or written",
         disk_full(error, directory) or str(error),
-        "look at its owner and disk",
+        "check its owner and disk",
     )
 
 

@@ -82,8 +82,8 @@ def release(data: Path) -> str:
 
 
 def freed_since(data: Path, transaction: int) -> tuple[int, int]:
-    """How many pages were freed by this transaction and later ones and wait to be used again; the last transaction
-    that was looked at (that before this one when there is none).
+    """Return how many pages were freed by this transaction and later ones and wait to be used again, and the last
+    transaction that was read (that before this one when there is none).
 
     Reads the list of free pages without LMDB, which does not show it. Other processes may use the file: the caller is
     in a transaction, so the pages that this one reads stay as they are.

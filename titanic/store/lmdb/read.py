@@ -30,7 +30,7 @@ def prefetch(tx: Reading, uuids: Sequence[bytes], replies: bool = False) -> None
 
 
 def state(tx: Reading, uuid: bytes) -> State | None:
-    """Where the request is; None when it is unknown. Never RUNNING: the store can't tell."""
+    """The state of a request; None when it is unknown. Never RUNNING, which the store does not know."""
     txn, db = tx.raw, tx.db
     if txn.get(uuid, db=db.requests) is None:
         return None
@@ -56,7 +56,7 @@ def request(tx: Reading, uuid: bytes) -> StoredRequest | None:
 
 
 def owner(tx: Reading, uuid: bytes) -> bytes | None:
-    """Who submitted the request; empty when it belongs to nobody, or that cannot be told. None when it is unknown."""
+    """The user who submitted the request; empty when it has no owner, or a damaged record. None when it is unknown."""
     record = tx.raw.get(uuid, db=tx.db.requests)
     return None if record is None else request_record.owner_in(record)
 
@@ -243,7 +243,7 @@ def settings_of_services(tx: Reading) -> ServiceSettings:
 
 
 def is_untouched(tx: Reading) -> bool:
-    """Whether nothing was ever stored, and no archive is to be told of anything."""
+    """Whether nothing was ever stored, and no archive is registered."""
     kept = sum(tx.raw.stat(database)["entries"] for database in tx.db if database is not tx.db.meta)
     has_settings = tx.raw.get(schema.SERVICES_KEY, db=tx.db.meta) is not None
     return not kept and not tx.last_sequence() and not tx.archived()[0] and not has_settings

@@ -90,7 +90,7 @@ def cut(reason: str) -> bytes:
 
 
 def refuse_blob(ref: Ref) -> bytes:
-    """The `Fetch` of those who have no blobs."""
+    """The `Fetch` of callers without blobs."""
     raise ValueError(f"its body is in blob {ref.id}")
 
 

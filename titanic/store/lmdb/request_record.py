@@ -18,7 +18,7 @@ The record, little-endian, in database `requests` under the request's id. It is 
         40     4  number of frames
         44     s  service
       44+s     k  idempotency key, UTF-8
-    44+s+k     w  owner: who submitted it
+    44+s+k     w  owner: the user that submitted it
   44+s+k+w     a  source: the IP address that it was submitted from
 44+s+k+w+a     o  options
   then            body: frames (record.py), or a reference to them (blob.py)
@@ -105,13 +105,13 @@ def encode(uuid: bytes, request: NewRequest, submitted_at: int, put_blob: PutBlo
 
 
 def is_of(record: memoryview | bytes, service: bytes) -> bool:
-    """Whether it is a request of this service. Nothing else of the record is looked at."""
+    """Whether it is a request of this service. Nothing else of the record is read."""
     at, size = _HEADER.size, len(service)
     return len(record) >= at and record[_SERVICE_SIZE_AT] == size and record[at : at + size] == service
 
 
 def decode_header(uuid: bytes, record: memoryview | bytes) -> RequestHeader:
-    """All but the body. The checksum is not looked at: that would read every page of a large body.
+    """All but the body. The checksum is not verified: that would read every page of a large body.
 
     Raises RecordCorrupt when it makes no sense.
     """
@@ -159,7 +159,7 @@ def decode(uuid: bytes, record: memoryview | bytes, fetch: FetchBlob = refuse_bl
 
 
 def owner_in(record: memoryview | bytes) -> bytes:
-    """The owner, without looking at all else; empty when it cannot be told."""
+    """The owner, without reading the rest; empty when the record is damaged."""
     if len(record) < _HEADER.size or record[0] != FORMAT_1:
         return b""
     at = _HEADER.size + record[_SERVICE_SIZE_AT] + record[3]

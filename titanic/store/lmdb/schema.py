@@ -15,10 +15,10 @@
                b"settled"                                 no meaning: written to have something to commit
                b"n" + service                             3 × u64: rows of `ready`; requests that have not ended,
                                                           and their bytes; no row instead of zeros
-               b"o" + owner                               2 × u64: requests that have not ended; bytes of all that is
-                                                          his in `requests`, `replies`, `keys` and their blobs, and
+               b"o" + owner                               2 × u64: requests that have not ended; bytes of all that an
+                                                          owner has in `requests`, `replies`, `keys`, their blobs, and
                                                           in `closed` while it waits for the archive; no row instead
-                                                          of zeros, none for those without an owner
+                                                          of zeros, none for requests without an owner
     requests   uuid                                       request_record.py: header and body
     replies    uuid                                       outcome_record.py: how it ended, and the reply
     ready      service + 00 + (9 - priority) + uuid       nothing: what can be dispatched now
@@ -38,7 +38,7 @@
 Numbers in keys are big-endian, so that they sort; in values little-endian. A service's name has no NUL, so no
 name is the beginning of another's rows, and the longest key is 9 + 34 + 255 bytes (LMDB takes 511). A row of
 `later` holds the beginning of the key that it will have in `ready`: a request becomes ready without being
-looked at.
+read.
 
 The counts per service and owner in `meta` are there so that a start needs no scan, however many requests are
 stored, and a limit per service or owner none either.

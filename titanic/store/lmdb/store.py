@@ -71,7 +71,7 @@ def method(function: Function) -> Function:
 class LmdbReadTransaction(Reading):
     """The store as it was when it was entered (titanic/store/interface.py).
 
-    It pins every page that it could still look at, so that freed pages cannot be used while it is open. Keep it short,
+    It pins every page that it could still read, so that freed pages cannot be reused while it is open. Keep it short,
     and do not wait for anything inside.
     """
 
@@ -210,8 +210,8 @@ class LmdbStore:
     ) -> LmdbStore:
         """Open the store in a directory, as `titanic.store.open_store` does.
 
-        `verified`: look through all pages before LMDB does, which some damage makes end the process (pages.py).
-        `to_repair`: open it also when counters or the number of its format are damaged; repair() writes them anew.
+        `verified`: check all pages before LMDB reads them, because some damage makes LMDB end the process (pages.py).
+        `to_repair`: open it also when counters or the number of its format are damaged; repair() rewrites them.
         """
         directory = Path(path)
         settings = Settings(keep_closed, closed_body_limit, drop_unarchived, durability)
@@ -313,7 +313,7 @@ class LmdbStore:
             ) from error
 
     def readers(self) -> list[StoreReader]:
-        """Who has been reading for some time (interface.py)."""
+        """The transactions that have been reading for some time (interface.py)."""
         return self.environment.readers.list()
 
     def reader_check(self) -> int:

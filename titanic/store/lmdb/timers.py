@@ -28,11 +28,11 @@ from titanic.util.ids import SIZE, may_be_after
 
 _DELAY = b"L"
 _THEN = {_DELAY: EXPIRY, EXPIRY: KEY, KEY: b""}
-"""What is looked at, and what after it."""
+"""The kinds of timers that are examined, and the kind that follows each."""
 
 
 def trim(tx: Writing, now_us: int, policy: Retention | None = None, limit: int = 1000, ahead_us: int = 0) -> Trimmed:
-    """Close replies and dead requests that nobody closed in time, drop old closed ones, forget old keys."""
+    """Close replies and dead requests that were not closed in time, drop old closed ones, forget old keys."""
     policy = policy or Retention()
     left = limit
     sure_us = now_us - ahead_us
@@ -75,7 +75,7 @@ def _forget_keys(tx: Writing, now_us: int, limit: int) -> int:
 
 
 def _timers_until(tx: Writing, kind: bytes, until: int, limit: int) -> list[tuple[bytes, bytes]]:
-    """Rows and subjects of the timers of a kind whose time has come, at most `limit`."""
+    """Rows and subjects of the timers of a kind that are due, at most `limit`."""
     due = takewhile(lambda timer: timer[1] <= until, tx.timers(kind))
     return [(key, subject) for key, _, subject in islice(due, limit)]
 
@@ -92,7 +92,7 @@ def clamp_timers(tx: Writing, now_us: int, after: bytes = b"", limit: int = 1000
 
 
 def _from(tx: Writing, kind: bytes, begin: bytes, now_us: int, limit: int) -> tuple[list[bytes], bytes]:
-    """Keys of rows whose time is in the future, and the place behind them."""
+    """Keys of rows with a time in the future, and the place behind them."""
     database, prefix = (tx.db.later, b"") if kind == _DELAY else (tx.db.timers, kind)
     cursor = tx.raw.cursor(database)
     found: list[bytes] = []
@@ -158,7 +158,7 @@ def _cap_key(tx: Writing, key: bytes, now_us: int) -> bool:
 
 
 def _header(tx: Writing, uuid: bytes, now_us: int) -> RequestHeader | None:
-    """What a request says of itself; None when it can't be read, or its id tells that it came before now."""
+    """The header of a request; None when it can't be read, or its id shows that it came before now."""
     if len(uuid) != SIZE or not may_be_after(uuid, now_us):
         return None
     record = tx.raw.get(uuid, db=tx.db.requests)

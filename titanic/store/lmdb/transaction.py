@@ -39,7 +39,7 @@ class Settings(NamedTuple):
 
 
 class Pace:
-    """What the next write transaction needs to know of the one before. Only who holds LMDB's write lock changes it.
+    """What the next write transaction needs to know of the one before. Changed only under LMDB's write lock.
 
     `freed` are the pages that it freed, which cannot be used yet. `wanted` are the bytes that were refused although
     room for them can be made. `disk_refused` is what the disk had left, in bytes, when it had no room for the last
@@ -73,8 +73,8 @@ class Reading:
     `raw` is LMDB's transaction, `db` has the databases by name.
     """
 
-    # LMDB hands out views of its pages (buffers=True), so that nobody copies a large body to read its header.
-    # They die with the transaction and, in a write transaction, with the next change: copy before either.
+    # LMDB returns views of its pages (buffers=True), so that reading a header does not copy a large body.
+    # They are invalid after the transaction and, in a write transaction, after the next change: copy before either.
     raw: lmdb.Transaction[memoryview]
 
     def __init__(self, environment: Environment) -> None:
@@ -137,7 +137,7 @@ class Reading:
         return None if record is None else retry_record.decode(uuid, record)
 
     def key_holder(self, key: bytes) -> Holder | None:
-        """Who has an idempotency key; None when it is unknown, or its row is damaged."""
+        """The holder of an idempotency key; None when the key is unknown, or its row is damaged."""
         row = self.raw.get(key, db=self.db.keys)
         return None if row is None else idempotency_key.decode(row)
 
@@ -159,7 +159,7 @@ class Reading:
         return None if value is None else unpack(layout, value, "meta", key)
 
     def put_counters(self) -> None:
-        """Write down the counters that a write transaction has changed. Whoever reads counters calls it first."""
+        """Write the counters that a write transaction has changed. Call it before reading counters."""
 
     def archived(self) -> tuple[bool, int]:
         """Whether an archive is registered, and up to which number it has the closed requests."""
@@ -282,7 +282,7 @@ class Writing(Reading):
         change[2] += size
 
     def count_owned(self, owner: bytes, *, pending: int = 0, size: int = 0) -> None:
-        """An owner has so many more requests that have not ended, and so many bytes more of all that is his."""
+        """Add requests that have not ended, and bytes, to the load of an owner."""
         if not owner:
             return
         change = self._owned.setdefault(owner, [0, 0])
@@ -317,7 +317,7 @@ class Writing(Reading):
         for owner, change in self._owned.items():
             key = schema.OWNER_PREFIX + owner
             pending, size = map(sum, zip(change, self.meta_row(key, schema.OWNER_LOAD) or (0, 0), strict=True))
-            # Below 0 when an owner was damaged: no row tells whether it is right, and the request must end.
+            # Below 0 when an owner was damaged: no row shows whether it is right, and the request must end.
             if pending > 0 or size > 0:
                 self.raw.put(key, schema.OWNER_LOAD.pack(max(pending, 0), max(size, 0)), db=self.db.meta)
             else:

@@ -420,7 +420,7 @@ class PostgresImport:
 
     # -- the end -----------------------------------------------------------------------------------------------
 
-    def problems(self, tell: Progress) -> list[str]:
+    def problems(self, progress: Progress) -> list[str]:
         """Count what is there, and check it."""
         with translated(self.place), self._connection.transaction():
             # What counts and checks knows the table by its right name. Nobody else sees that it has it.
@@ -430,7 +430,7 @@ class PostgresImport:
             (used,) = self._row(_COUNT_USAGE)
             if divide(self._capacity).accept < used:  # the other engine counts other bytes
                 self._connection.execute(f"UPDATE {META} SET capacity = %s", (used + used // 4,))
-            found = look_through(self._fetch, lambda table, done, total: tell(f"checking {table}", done, total))
+            found = look_through(self._fetch, lambda table, done, total: progress(f"checking {table}", done, total))
             self._rename(META, UNFINISHED)
         return [f"{one.where}: {one.what}" for one in found]
 

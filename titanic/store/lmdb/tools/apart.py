@@ -40,25 +40,25 @@ class Checked(NamedTuple):
     replies: int
 
 
-def check_apart(path: Path, tell: Progress | None = None) -> Checked:
-    """Check a store that another process has open. `tell` as for check().
+def check_apart(path: Path, progress: Progress | None = None) -> Checked:
+    """Check a store that another process has open. `progress` as for check().
 
-    Raises StoreCorrupt when LMDB ended the process that looked, and what opening it for reading raises, as StoreError.
+    Raises StoreCorrupt when LMDB ended the process that read it, and what opening it for reading raises, as StoreError.
     """
-    found = read_apart(CHECK, _check, path, tell=tell)
+    found = read_apart(CHECK, _check, path, progress=progress)
     return Checked([Problem(*row) for row in found["problems"]], found["requests"], found["replies"])
 
 
-def _check(path: str, *, tell: Progress) -> dict[str, Any]:
+def _check(path: str, *, progress: Progress) -> dict[str, Any]:
     with LmdbStore.open_read_only(path) as store:
-        problems = check_in_use(store, tell, partial(expect_room, store))
+        problems = check_in_use(store, progress, partial(expect_room, store))
         with store.read() as transaction:
             counts = transaction.counts()
     return {"problems": problems, "requests": counts.requests, "replies": counts.replies}
 
 
 def read_apart(
-    name: str, function: Callable[..., dict[str, Any]], path: Path, *arguments: Path, tell: Progress | None
+    name: str, function: Callable[..., dict[str, Any]], path: Path, *arguments: Path, progress: Progress | None
 ) -> dict[str, Any]:
     """What a function of a module returns that reads the store in `path`, called in a process with this name.
 
@@ -86,8 +86,8 @@ def read_apart(
             for last in process.stdout:
                 if (found := re.fullmatch(r"(\w+) (\d+) (\d+)\n", last)) is not None:
                     where = f"while it read '{found[1]}'"
-                    if tell is not None:
-                        tell(found[1], int(found[2]), int(found[3]))
+                    if progress is not None:
+                        progress(found[1], int(found[2]), int(found[3]))
             said = (process.stderr.read().splitlines() or [""])[-1]
         except BaseException:
             process.kill()
@@ -121,8 +121,8 @@ def serve() -> None:
     name, module, function, *arguments = sys.argv[1:]
     rename_process(name)
     try:
-        tell: Progress = lambda *progress: print(*progress, flush=True)  # noqa: E731
-        result = getattr(import_module(module), function)(*arguments, tell=tell)
+        progress: Progress = lambda *facts: print(*facts, flush=True)  # noqa: E731
+        result = getattr(import_module(module), function)(*arguments, progress=progress)
     except (StoreError, OSError) as error:
         result = {"error": str(error), "of_the_system": isinstance(error, OSError)}
     print(json.dumps(result), flush=True)

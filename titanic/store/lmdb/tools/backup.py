@@ -51,7 +51,7 @@ def backup(store: LmdbStore, dest: str | os.PathLike[str], progress: Progress | 
             shutil.rmtree(partial, ignore_errors=True)
             raise
     except OSError as error:
-        raise StoreUnwritable(f"{target} can't be written", str(error), "look at its owner and disk") from error
+        raise StoreUnwritable(f"{target} can't be written", str(error), "check its owner and disk") from error
 
 
 def restore(source: str | os.PathLike[str], dest: str | os.PathLike[str], progress: Progress | None = None) -> None:
@@ -76,14 +76,14 @@ def _refuse_existing(target: Path) -> None:
 
 
 def _copy(store: LmdbStore, directory: Path, progress: Progress | None) -> None:
-    read_apart(COPY, copy, store.path, directory, tell=progress)
+    read_apart(COPY, copy, store.path, directory, progress=progress)
     with (directory / DATA).open("r+b") as file:
         os.fchmod(file.fileno(), 0o640)
         os.fsync(file.fileno())
     sync_directory(directory)
 
 
-def copy(path: str, dest: str, *, tell: Progress) -> dict[str, Any]:
+def copy(path: str, dest: str, *, progress: Progress) -> dict[str, Any]:
     """Copy the pages of a store, in a process of its own (apart.py). Ends early when the store needs the room."""
     with LmdbStore.open_read_only(path) as store:
         env, data = store.environment.env, Path(dest) / DATA
@@ -92,7 +92,7 @@ def copy(path: str, dest: str, *, tell: Progress) -> dict[str, Any]:
         copying = ThreadPoolExecutor(1, "copy").submit(env.copy, dest, compact=True)
         while wait([copying], _EVERY).not_done:
             if data.exists():
-                tell("copying", data.stat().st_size, total)
+                progress("copying", data.stat().st_size, total)
             expect_room(store, info["last_txnid"])
         try:
             copying.result()
@@ -113,12 +113,12 @@ def _verify(directory: Path, progress: Progress | None) -> None:
 
 
 def _expect_sound(store: LmdbStore, progress: Progress | None) -> None:
-    def tell(name: str, done: int, total: int) -> None:
+    def checked(name: str, done: int, total: int) -> None:
         if progress is not None:
             progress("checking", done, total)
 
     try:
-        problems = check(store, tell)
+        problems = check(store, checked)
     except StoreError as error:
         raise StoreCorrupt(f"the store in {store.path} isn't sound", str(error), "don't rely on it") from error
     if problems:

@@ -1,6 +1,6 @@
-"""The store looks at itself: every record, and everything that two databases say about the same thing.
+"""Check of a store: every record, and all facts that two databases both contain.
 
-What is wrong is found here together with its remedy (findings.py); only repair.py applies those.
+It finds each problem together with its remedy (findings.py); only repair.py applies those.
 """
 
 from __future__ import annotations
@@ -53,54 +53,54 @@ from titanic.util.ids import SIZE
 _MISSING = b"the request was missing"
 
 
-def check(store: LmdbStore, tell: Progress | None = None) -> list[Problem]:
-    """Find all that is wrong in the store; an empty list means that it is sound. `tell` is called with the name of the
+def check(store: LmdbStore, progress: Progress | None = None) -> list[Problem]:
+    """Find all problems of the store; an empty list means that it is sound. `progress` is called with the name of the
     database that is being checked."""
     with store.read() as tx:
         walk = Walk(tx)
-        look_through(walk, tell)
+        check_all(walk, progress)
         return walk.problems
 
 
-def check_in_use(store: LmdbStore, tell: Progress, may_go_on: Callable[[int], None]) -> list[Problem]:
-    """The same for a store that a server goes on using: in short transactions.
+def check_in_use(store: LmdbStore, progress: Progress, may_go_on: Callable[[int], None]) -> list[Problem]:
+    """Check a store that a server goes on using: in short transactions.
 
-    What seems wrong with what records say together is looked at again in one transaction, which reads little of each.
-    Then `may_go_on` is called now and then with the number of the transaction that it sees, and ends it by raising.
+    Where records seem to contradict each other, they are checked again in one transaction, which reads little of each.
+    During that, `may_go_on` is called repeatedly with the number of the transaction; it ends the check by raising.
     """
     walk = Walk(store.read().__enter__(), store)
-    look_through(walk, tell)
+    check_all(walk, progress)
     walk.tx.__exit__(None, None, None)
     if not walk.across:
         return walk.problems
     with store.read() as tx:
         light = Walk(tx, light=True)
 
-        def tell_and_ask(name: str, done: int, total: int) -> None:
-            tell(name, done, total)
+        def report_and_ask(name: str, done: int, total: int) -> None:
+            progress(name, done, total)
             may_go_on(tx.raw.id())
 
-        look_through(light, tell_and_ask)
+        check_all(light, report_and_ask)
     doubtful = set(walk.across)
     return [problem for problem in walk.problems if problem not in doubtful] + light.across
 
 
-def look_through(walk: Walk, tell: Progress | None = None) -> str:
-    """Look at everything. Ends where LMDB cannot go on, and returns where and why.
+def check_all(walk: Walk, progress: Progress | None = None) -> str:
+    """Check everything. Ends where LMDB cannot go on, and returns where and why.
 
-    What would be found behind that is unknown, and so is whether the remedies are right.
+    The problems behind that point stay unknown, and so does whether the remedies are right.
     """
     walk.total = sum(walk.tx.raw.stat(getattr(walk.tx.db, name))["entries"] for name in {*_LOOKS, "graves"} - {"meta"})
     for name, look in _LOOKS.items():
         if (walk.light and name in _ALONE) or (name == "timers" and walk.knows_all(name)):
             continue
-        if tell is not None:
-            tell(name, min(walk.seen, walk.total), walk.total)
-            walk.tell = partial(tell, name)
+        if progress is not None:
+            progress(name, min(walk.seen, walk.total), walk.total)
+            walk.progress = partial(progress, name)
         try:
             look(walk)
         except lmdb.Error as error:
-            walk.report(name, None, f"{error}; what comes after was not looked at")
+            walk.report(name, None, f"{error}; the rest was not checked")
             return f"{name}: {error}"
     return ""
 
@@ -545,7 +545,7 @@ _LOOKS: dict[str, Callable[[Walk], None]] = {
     "blobs": _blobs,
     "meta": _meta,
 }
-"""How each database is looked at, in this order."""
+"""How each database is checked, in this order."""
 
 _ALONE = {"retries", "later", "timers"}
 """Databases of which nothing is added up."""

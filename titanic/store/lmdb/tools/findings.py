@@ -3,9 +3,9 @@
 What a remedy does:
 
     put, delete     a row of an index or a counter, which follows from the records
-    set aside       the row goes to `aside`, where people can look at it
+    set aside       the row goes to `aside`, where people can inspect it
     fail            the request can't be read or is missing: what is left is set aside, and a stand-in takes its place
-                    that has failed (or has the reply that is there), so that whoever asks for it learns what happened
+                    that has failed (or has the reply that is there), so that its client learns what happened
     lose reply      the reply can't be read: it is set aside, and the request has failed instead
     lose entry      an entry of `closed` can't be read or is missing: an entry that says so takes its place
     bury            a blob that no record refers to is deleted
@@ -33,7 +33,7 @@ SLICE = 100
 """Rows that are read in one transaction of a store that is in use."""
 
 _EVERY = 1000
-"""Rows between two calls of `tell`."""
+"""Rows between two calls of `progress`."""
 
 
 class Problem(NamedTuple):
@@ -68,15 +68,15 @@ class Remedy(NamedTuple):
 class Walk:
     """A walk through the store in a transaction, and what it has found so far.
 
-    With a `store`, the transaction is another one every SLICE rows, so that nothing is pinned for long. What records of
-    several slices say together (`across`) may then be wrong, because the store has changed meanwhile. A walk that is
-    `light` looks only for that.
+    With a `store`, a new transaction begins every SLICE rows, so that nothing is pinned for long. Problems between
+    records of several slices (`across`) may then be false, because the store has changed meanwhile. A `light` walk
+    checks only those.
 
     `indexed` are the rows of `ready` and `timers` that records were found to have, `ready` those of `ready` by service.
-    When these are all rows, the rows need not be looked at.
+    When these are all rows, the rows need not be checked.
 
     `refs` are the blobs that records refer to, by id; `loads` are those of the services, by name, and `owned` those of
-    the owners, as `meta` counts them; `seen` are the rows that were looked at, of `total` in all databases.
+    the owners, as `meta` counts them; `seen` are the rows that were checked, of `total` in all databases.
     """
 
     def __init__(self, tx: Reading, store: LmdbStore | None = None, *, light: bool = False) -> None:
@@ -94,10 +94,10 @@ class Walk:
         self.indexed: Counter[str] = Counter()
         self.ready: Counter[bytes] = Counter()
         self.seen = self.total = 0
-        self.tell: Callable[[int, int], None] = lambda seen, total: None
+        self.progress: Callable[[int, int], None] = lambda seen, total: None
 
     def rows(self, name: str, size: int = SIZE, *, or_more: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        """The rows of a database, counted. Those are reported whose keys have not `size` bytes."""
+        """Iterate over the rows of a database, and count them. Report rows with keys of another size than `size`."""
         last = key = b""
         more = True
         while more:
@@ -111,7 +111,7 @@ class Walk:
                     break
                 self.seen += 1
                 if self.seen % _EVERY == 0:
-                    self.tell(min(self.seen, self.total), self.total)
+                    self.progress(min(self.seen, self.total), self.total)
                 key = bytes(view)
                 if len(key) == size or (or_more and len(key) > size):
                     yield key, bytes(value)  # pieces of a view would cost more

@@ -99,7 +99,7 @@ class LmdbExport:
         """Raises NotAStore, StoreLocked when a server has it open, or what else `open_store` raises."""
         directory = Path(path)
         if not (directory / opening.DATA).is_file():
-            raise NotAStore(f"{directory} is not a store", f"it has no {opening.DATA}", "look for another directory")
+            raise NotAStore(f"{directory} is not a store", f"it has no {opening.DATA}", "name another directory")
         return cls(LmdbStore.open(directory, verified=True), closes=True)
 
     def __enter__(self) -> Self:
@@ -178,7 +178,7 @@ class LmdbImport:
     """A store in the making, in a directory that is empty or does not exist yet."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Raises NotAStore when something is there, StoreLocked when somebody else makes it, StoreUnwritable."""
+        """Raises NotAStore when something is there, StoreLocked when another process creates it, StoreUnwritable."""
         self._directory = directory = Path(path)
         self._unfinished = directory / UNFINISHED
         self._capacity = 0
@@ -245,7 +245,7 @@ class LmdbImport:
             for closing in closings:
                 _put_closing(tx, closing)
 
-    def problems(self, tell: Progress) -> list[str]:
+    def problems(self, progress: Progress) -> list[str]:
         """Give it its capacity, and check it."""
         with self._store.read() as tx:
             used = tx.counts().used + tx.charges()
@@ -254,7 +254,7 @@ class LmdbImport:
             capacity = max(used + used // 4, MIN_CAPACITY)
         self._store.close()
         self._store = LmdbStore.open(self._unfinished, capacity=capacity)
-        found = check(self._store, lambda name, done, total: tell(f"checking {name}", done, total))
+        found = check(self._store, lambda name, done, total: progress(f"checking {name}", done, total))
         return [f"{one.where}: {one.what}" for one in found]
 
     def read(self) -> LmdbExport:

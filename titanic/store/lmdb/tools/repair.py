@@ -1,8 +1,8 @@
 """Putting a damaged store right, without losing a request that was acknowledged.
 
-Indexes and counters follow from the records, so they are written anew where they are wrong. A record that can't be
-read is kept in `aside`, and what it was the record of ends with a reason: the request has failed, so that a client
-learns of it, and it can be retried if its record is still good. All happens in one transaction.
+Indexes and counters follow from the records, so they are rewritten where they are wrong. A record that can't be read is
+kept in `aside`, and its request fails with a reason, so that its client learns of it; it can be retried if the record
+of the request is still good. All happens in one transaction.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from titanic.store.lmdb.lifecycle import search
 from titanic.store.lmdb.pages import SALVAGE
 from titanic.store.lmdb.schema import sequence_of, service_of
 from titanic.store.lmdb.store import LmdbStore, LmdbWriteTransaction
-from titanic.store.lmdb.tools.check import look_through
+from titanic.store.lmdb.tools.check import check_all
 from titanic.store.lmdb.tools.findings import Problem, Progress, Remedy, Verb, Walk
 from titanic.store.lmdb.transaction import Writing
 from titanic.store.records import Outcome, priority_in
@@ -31,24 +31,25 @@ from titanic.util.clock import wall_us
 from titanic.util.ids import SIZE
 
 UNKNOWN_SERVICE = b"unknown"
-"""The service of a request of which nothing is left that tells."""
+"""The service of a request when no record of it is left."""
 
 _PASSES = 6
 _VERSION_AND_VARIANT = (0x70, 0x80)
 
 
-def repair(store: LmdbStore, now_us: int | None = None, tell: Progress | None = None) -> list[Problem]:
-    """Put right what can be, and return the problems that were found. A check tells what is left.
+def repair(store: LmdbStore, now_us: int | None = None, progress: Progress | None = None) -> list[Problem]:
+    """Repair what can be repaired, and return the problems that were found. A check shows what is left.
 
-    `now_us` (wall clock, µs since the epoch; None: ask the clock) is when requests fail that are damaged. `tell` is as
-    for check(). Raises StoreCorrupt, and changes nothing, when LMDB can't read all of it: then salvage() comes first.
+    `now_us` (wall clock, µs since the epoch; None: read the clock) is the time at which damaged requests fail.
+    `progress` is as for check(). Raises StoreCorrupt, and changes nothing, when LMDB can't read all of it: then
+    salvage() comes first.
     """
     found: list[Problem] = []
     with LmdbWriteTransaction(store.environment, prepared=True) as tx:
         mender = _Mender(tx, wall_us() if now_us is None else now_us)
         for _ in range(_PASSES):  # one remedy can bring the next problem to light
             walk = Walk(tx)
-            if fault := look_through(walk, tell):
+            if fault := check_all(walk, progress):
                 raise StoreCorrupt(f"the store in {store.path} is damaged", fault, SALVAGE)
             found += [problem for problem in walk.problems if problem not in found]
             if not walk.remedies:

@@ -1,4 +1,4 @@
-"""Saving what can be read of a store whose pages are damaged.
+"""Saving what can be read of a store with damaged pages.
 
 All rows that are found, without LMDB (pages.py), are written into a new file, which takes the place of the damaged one.
 That is kept beside it. repair() then does the rest: it fails requests that are not complete.
@@ -174,9 +174,9 @@ def _problems(pages: Pages) -> list[Problem]:
 
 
 def _home_of(leaf: list[Row], holes: Iterable[Hole]) -> str:
-    """The database in which a leaf belongs that no tree has; nothing when there is none that it can be of.
+    """Return the database of a leaf that belongs to no tree; nothing when it fits none.
 
-    Its keys are in a gap that a lost page left, and its rows look like that database's.
+    Its keys are in a gap that a lost page left, and its rows have that database's format.
     """
     if not leaf:
         return ""
@@ -213,7 +213,7 @@ def _record(
 _LOOKS: dict[str, Callable[[bytes, bytes], bool]] = {
     "requests": _record(request_record.decode_header, request_record.decode),
     "replies": _record(outcome_record.decode_header, outcome_record.decode),
-    # of a retry the other two have all that is looked at
+    # for a retry, the other two check all that matters
     "retries": lambda key, value: len(key) == SIZE and bool(retry_record.decode(key, memoryview(value))),
     "closed": lambda key, value: bool(closed_record.decode_header(sequence_of(key), memoryview(value))),
     "graves": lambda key, value: len(key) == blob.GRAVE_KEY_SIZE and len(value) == U32.size,
@@ -225,4 +225,4 @@ _LOOKS: dict[str, Callable[[bytes, bytes], bool]] = {
     "meta": lambda key, value: len(value) <= LOAD.size or key == SERVICES_KEY,
     "aside": lambda key, value: True,
 }
-"""What rows look like, what is easily mistaken last."""
+"""The format of each database's rows; the most ambiguous formats last."""
