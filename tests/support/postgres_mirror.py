@@ -9,6 +9,8 @@ from psycopg import Connection
 from support.store_dict import DictStore, size_of
 from support.store_facts import closed_range
 
+from titanic.store.request import COLUMNS
+
 SHARDS = 2
 """Counters are spread over so many nodes."""
 
@@ -59,8 +61,7 @@ def _put(connection: Connection, table: str, **fields: object) -> None:
 
 def _put_request(row, connection: Connection) -> None:
     new, end, uuid = row.new, row.outcome, row.uuid.hex()
-    asked = {name: getattr(new, name) for name in ("service", "priority", "not_before", "expires_at", "max_attempts")}
-    asked |= {"options": new.options, "key": new.key, "owner": new.owner, "submitted_at": row.submitted_at}
+    asked = {name: getattr(new, name) for name in COLUMNS if name in new._fields} | {"submitted_at": row.submitted_at}
     _put(
         connection,
         "request",

@@ -199,8 +199,9 @@ class ReadTransaction(Protocol):
         """The requests of a service, or of an owner, that have not ended, from counters.
 
         The bytes of an owner are those of all that is kept for it: requests and replies until they are closed,
-        idempotency keys until they are forgotten. In LMDB, what is closed while an archive is registered counts until
-        the archive has it. Without access control, there is no owner and nothing is counted.
+        idempotency keys until they are forgotten. A closed request counts while it waits for a registered archive; in
+        LMDB, only if the archive was registered when it was closed. Without access control, there is no owner and
+        nothing is counted.
         """
 
     def counts(self) -> Counts:

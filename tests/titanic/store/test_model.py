@@ -24,6 +24,7 @@ from titanic.store.lmdb import closed_record, closed_ring
 from titanic.store.lmdb.schema import closed_key, sequence_of
 from titanic.store.lmdb.store import LmdbReadTransaction, LmdbStore
 from titanic.store.lmdb.tools import check
+from titanic.store.postgres.transaction import SnapshotReader
 from titanic.util.ids import IdMaker
 
 START = 1_795_258_520_106_479
@@ -75,9 +76,16 @@ class Given:
         return self._uuids
 
 
+WAITS_FOR_ARCHIVE = """
+    SELECT coalesce(sum(cost), 0)::bigint FROM titanic.closed, titanic.meta
+    WHERE registered AND seq > archived_upto AND seq >= closed_first AND owner = %s"""
+
+
 def not_closed(txn, owner):
     """What is kept for an owner, without the closed requests that wait for the archive: those a check counts."""
     load = txn.load(owner=owner)
+    if owner and isinstance(txn, SnapshotReader):
+        return Load(load.waiting, load.bytes - txn.fetch_row(WAITS_FOR_ARCHIVE, owner)[0])
     since = closed_ring.charged_since(txn) if owner and isinstance(txn, LmdbReadTransaction) else None
     if since is None:
         return load

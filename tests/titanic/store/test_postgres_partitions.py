@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from uuid import uuid4
 
 import psycopg
 import pytest
 from psycopg import Connection
+from psycopg.types.json import Jsonb
 from support.postgres import needs_postgres, shared_server
 
 from titanic.errors import StoreFailed
@@ -15,6 +17,7 @@ from titanic.store.postgres import store as store_module
 from titanic.store.postgres.partitions import AHEAD, LARGE, PARTITION, keep_partitions
 from titanic.store.postgres.pool import Pool
 from titanic.store.postgres.store import PostgresStore
+from titanic.store.postgres.tables import CLOSED_COLUMNS, listed
 
 pytestmark = needs_postgres
 
@@ -42,12 +45,16 @@ def partitions(connection: Connection) -> list[int]:
     return sorted(int(name.removeprefix("closed_")) for (name,) in rows)
 
 
+NOTHING = {name: {"boolean": False, "bytea": ""}.get(type_, 0) for name, type_ in CLOSED_COLUMNS.items()}
+
+
 def close(connection: Connection, *numbers: int, cost: int = 300) -> None:
     for number in numbers:
+        row = Jsonb({**NOTHING, "seq": number, "uuid": str(uuid4()), "cost": cost})
         connection.execute(
-            "INSERT INTO titanic.closed VALUES"
-            " (%s, gen_random_uuid(), 1, 1, 1, 1, 0, 0, %s, 1, 0, 0, 4, 4, false, 's', '', '', '', '{}', '{}')",
-            [number, cost],
+            f"INSERT INTO titanic.closed ({listed(CLOSED_COLUMNS)}, request, reply)"
+            f" SELECT {listed(CLOSED_COLUMNS)}, '{{}}', '{{}}' FROM jsonb_populate_record(NULL::titanic.closed, %s)",
+            [row],
         )
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.postgres import needs_postgres, shared_server
-from support.store_facts import accept_all
+from support.store_facts import accept_all, closed_range
 
-from titanic.store import LeaseConfig, NewRequest, NodeFacts, Place, Recall, State, Status, StatusQuery
+from titanic.store import LeaseConfig, NewRequest, NodeFacts, Place, Recall, Retention, State, Status, StatusQuery
 from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.tools import check
 
@@ -175,3 +176,30 @@ def test_running_is_what_a_node_has_claimed_that_has_not_ended(nodes):
     with one.read() as txn:
         assert txn.running([a, b, c, d]) == {a}
         assert [row.uuid for row in txn.list_running(service=None, owner=None, after=None, limit=9)] == [a]
+
+
+def test_what_one_closes_while_another_agrees_with_the_archive_is_counted_once(nodes):
+    """Of owners, it counts while it waits for a registered archive."""
+    one, other = nodes
+    owners = [b"eve", b"bob", b""]
+
+    def close_many():
+        for n in range(60):
+            uuids = [uuid for owner in owners for uuid in accept(other, *[b"x"] * (n % 3 + 1), owner=owner)]
+            assert all(close(other, *uuids))
+
+    with ThreadPoolExecutor(1) as threads:
+        closing = threads.submit(close_many)
+        while not closing.done():
+            with one.write() as txn:
+                txn.update_archive(register=True)
+            with one.write() as txn:
+                txn.update_archive(upto=sum(closed_range(txn)) // 2)
+            with one.write() as txn:
+                txn.trim(NOW + 2, Retention(closed_retention=1))
+            with one.write() as txn:
+                txn.update_archive(register=False)
+        closing.result()
+    with one.read() as txn:
+        assert closed_range(txn)[1] == 360
+        assert [txn.load(owner=owner).bytes for owner in owners] == [0, 0, 0]

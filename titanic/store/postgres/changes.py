@@ -99,7 +99,7 @@ WHERE k.owner = gone.owner AND k.key = gone.key
 RETURNING k.owner, length(k.key) AS length, cardinality(k.uuids) AS requests"""
 """Keys, whatever they stand for."""
 
-_GIVE_NUMBERS = "UPDATE meta SET closed_last = closed_last + %s RETURNING closed_last - %s AS before"
+_GIVE_NUMBERS = "UPDATE meta SET closed_last = closed_last + %s RETURNING closed_last - %s AS before, registered"
 
 _CLOSE = f"""
 INSERT INTO closed (seq, {listed(LASTING)}, dispatched_at, replied_at, closed_at, request_bytes, reply_bytes, cost,
@@ -122,35 +122,55 @@ WITH agreed AS (
 SELECT 1 / count(*) FROM agreed"""
 """It fails when somebody else has changed the agreement meanwhile: by a division by zero."""
 
-_DROP = """
-WITH first AS (
-    SELECT closed_first FROM meta FOR UPDATE
-), dropped AS (
-    SELECT coalesce(sum(cost), 0)::bigint AS size FROM closed
-    WHERE seq >= (SELECT closed_first FROM first) AND seq < %s
-), counted AS (
-    UPDATE meta SET closed_first = greatest(closed_first, %s), lost = lost + CASE WHEN registered
-        THEN greatest(0, %s - 1 - greatest(archived_upto, closed_first - 1)) ELSE 0 END
-)
-UPDATE usage SET used = used - (SELECT size FROM dropped) WHERE shard = %s"""
-
 _LOADS_GIVEN = """
 SELECT encode(kind, 'escape')::"char", name, %s, waiting, bytes, ready
 FROM unnest(%s::bytea[], %s::bytea[], %s::bigint[], %s::bigint[], %s::bigint[])
 AS given (kind, name, waiting, bytes, ready)"""
 
 _LOADS_FORGOTTEN = f"""
-SELECT kind, name, shard, sum(waiting)::bigint, sum(bytes)::bigint, sum(ready)::bigint FROM (
-    {_LOADS_GIVEN} UNION ALL
-    SELECT 'o'::"char", owner, %s, 0, -(2 + length(owner) + length + {KEY_TIMES} + {SIZE} * requests), 0
-    FROM forgotten WHERE owner <> ''
-) AS one (kind, name, shard, waiting, bytes, ready) GROUP BY 1, 2, 3"""
-"""The same with the keys that are forgotten in the statement (`key_size`)."""
+SELECT 'o'::"char", owner, %s, 0, -(2 + length(owner) + length + {KEY_TIMES} + {SIZE} * requests), 0
+FROM forgotten WHERE owner <> ''"""
+"""Of the keys that are forgotten in the statement (`key_size`)."""
+
+_LOADS_CLOSED = """
+SELECT 'o'::"char", owner, %s, 0, cost, 0 FROM unnest(%s::bytea[], %s::bigint[]) AS waits (owner, cost)
+WHERE (SELECT registered FROM numbers)"""
+"""Of what is closed in the statement, if it waits for an archive."""
+
+_LOADS_SUMMED = """
+SELECT kind, name, shard, sum(waiting)::bigint, sum(bytes)::bigint, sum(ready)::bigint
+FROM ({}) AS one (kind, name, shard, waiting, bytes, ready) GROUP BY 1, 2, 3"""
 
 _COUNT_LOADS = """
 INSERT INTO load AS l (kind, name, shard, waiting, bytes, ready) {}
 ON CONFLICT (kind, name, shard) DO UPDATE
 SET waiting = l.waiting + excluded.waiting, bytes = l.bytes + excluded.bytes, ready = l.ready + excluded.ready"""
+
+_COUNT_WAITING = _COUNT_LOADS.format("""
+SELECT 'o'::"char", owner, %s, 0, (%s::bigint * sum(cost))::bigint, 0 FROM closed
+WHERE seq > %s AND seq <= %s AND seq >= (SELECT closed_first FROM meta) AND owner <> ''
+    AND EXISTS (SELECT FROM load WHERE kind = 'o')
+GROUP BY owner""")
+"""Closed requests of owners begin (1) or cease (-1) to wait for the archive. A statement behind `_AGREE`: it must see
+what others closed before they let go of `meta`."""
+
+_DROP_WAITING = _COUNT_LOADS.format("""
+SELECT 'o'::"char", owner, %s, 0, -sum(cost)::bigint, 0 FROM closed
+WHERE seq >= (SELECT greatest(closed_first, archived_upto + 1) FROM first) AND seq < %s AND owner <> ''
+    AND (SELECT registered FROM first)
+GROUP BY owner""")
+
+_DROP = f"""
+WITH first AS (
+    SELECT closed_first, archived_upto, registered FROM meta FOR UPDATE
+), dropped AS (
+    SELECT coalesce(sum(cost), 0)::bigint AS size FROM closed
+    WHERE seq >= (SELECT closed_first FROM first) AND seq < %s
+), counted AS (
+    UPDATE meta SET closed_first = greatest(closed_first, %s), lost = lost + CASE WHEN registered
+        THEN greatest(0, %s - 1 - greatest(archived_upto, closed_first - 1)) ELSE 0 END
+), waited AS ({_DROP_WAITING})
+UPDATE usage SET used = used - (SELECT size FROM dropped) WHERE shard = %s"""
 
 _COUNT_USAGE = """
 UPDATE usage AS u SET requests = requests + %s, waiting = waiting + %s, delayed = delayed + %s, replies = replies + %s,
@@ -177,6 +197,9 @@ _EXPIRING = (_N, _I)
 _PLACES = (_I, _T, _N)
 _CLOSED = (_I, _N, _N, _N, _N, _N, _N, _N, _T)
 _LOADS: tuple[_Encoder, ...] = (_T, _T, _N, _N, _N)
+
+_ALL = 2**63 - 1
+"""As the last number that the archive has: no request waits for it."""
 
 
 _NOTHING = (b"s", b"", 0, 0, 0)
@@ -207,6 +230,8 @@ class Changes:
         self._not_expiring: list[tuple[int, bytes]] = []
         self._gone: list[bytes] = []
         self._loads: dict[tuple[bytes, bytes], list[int]] = {}
+        self._closed_costs: dict[bytes, int] = {}
+        """What is closed costs, by owner."""
         self._usage = [0, 0, 0, 0, 0]
         self.agreement: tuple[Agreement, Agreement] | None = None
         """With the archive: that before, and that now."""
@@ -232,6 +257,13 @@ class Changes:
     def remove(self, uuid: bytes) -> None:
         """The request is closed."""
         self._gone.append(uuid)
+
+    def keep_closed(self, row: ClosedRow, owner: bytes) -> None:
+        """The request is kept as a closed one. It counts for its owner while it waits for an archive."""
+        self.closed.append(row)
+        self.count(used=row.cost)
+        if owner:
+            self._closed_costs[owner] = self._closed_costs.get(owner, 0) + row.cost
 
     def drop_closed(self, before: int, size: int) -> None:
         """The closed requests with lower numbers, which come to so many bytes, do not count any more."""
@@ -341,13 +373,18 @@ class Changes:
             given += (ids(self._gone), own)
         loads = [(*name, *change) for name, change in self._loads.items() if any(change)]
         owned = any(owner for owner, _ in self.to_forget)
-        if loads or owned:
-            given.append(shard)
-            add("loads", _COUNT_LOADS.format(_LOADS_FORGOTTEN if owned else _LOADS_GIVEN), loads or [_NOTHING], _LOADS)
-            given.extend([shard] if owned else [])
+        costs = self._closed_costs
         if n := len(self.closed):
             parts.append(("numbers", _GIVE_NUMBERS))
             given += (n, n)
+        if loads or owned or costs:
+            counts = [_LOADS_GIVEN] + [_LOADS_FORGOTTEN] * owned + [_LOADS_CLOSED] * bool(costs)
+            summed = _LOADS_GIVEN if len(counts) == 1 else _LOADS_SUMMED.format(" UNION ALL ".join(counts))
+            given.append(shard)
+            add("loads", _COUNT_LOADS.format(summed), loads or [_NOTHING], _LOADS)
+            given.extend([shard] if owned else [])
+            given.extend((shard, texts([*costs]), numbers([*costs.values()])) if costs else ())
+        if self.closed:
             add("closed_now", _CLOSE, self.closed, _CLOSED)
         given += self._usage
         if self.relied:
@@ -367,8 +404,12 @@ class Changes:
             known = None if before.archivist is None else Raw(before.archivist.id)
             given_now = int(now.registered), now.upto, id_, name
             found.append(Statement(_AGREE, (*given_now, int(before.registered), before.upto, known)))
+            had, has = (one.upto if one.registered else _ALL for one in self.agreement)
+            if had != has:
+                sign = 1 if has < had else -1
+                found.append(Statement(_COUNT_WAITING, (shard, sign, min(had, has), max(had, has))))
         if self.drop_before:
-            found.append(Statement(_DROP, (*[self.drop_before] * 3, shard)))
+            found.append(Statement(_DROP, (*[self.drop_before] * 3, shard, self.drop_before, shard)))
         return found
 
 

@@ -251,8 +251,8 @@ def _remember(tx: Writing, one: RequestSnapshot, now_us: int, unclaimed: bool) -
         flags |= WITH_REPLY
         cost += one.reply_bytes
     times = one.dispatched_at, one.finished_at, now_us
-    tx.changes.closed.append(ClosedRow(one.uuid, status, one.attempts, *times, cost, flags, one.reason))
-    tx.changes.count(used=cost)
+    row = ClosedRow(one.uuid, status, one.attempts, *times, cost, flags, one.reason)
+    tx.changes.keep_closed(row, one.owner)
 
 
 # -- timers ----------------------------------------------------------------------------------------------------

@@ -30,6 +30,9 @@ LOADS = f"""
         UNION ALL
         SELECT owner, 0, sum(2 + octet_length(owner) + octet_length(key) + 16 + {SIZE} * cardinality(uuids))
         FROM titanic.key WHERE owner <> '' GROUP BY owner
+        UNION ALL
+        SELECT owner, 0, sum(cost) FROM titanic.closed, titanic.meta
+        WHERE owner <> '' AND registered AND seq > archived_upto AND seq >= closed_first GROUP BY owner
     ) his GROUP BY owner"""
 
 _USED = f"""
