@@ -31,8 +31,8 @@ from titanic.errors import TitanicError
     type=DATABASE,
     metavar="URL",
     default=None,
-    help="Keep the stores in this PostgreSQL database, postgresql://…, which must not have one; they are removed"
-    " afterwards.",
+    help="Keep the stores in this PostgreSQL database, postgresql://…, which must not contain a store; they are"
+    " removed afterwards.",
 )
 @option(
     "--requests",

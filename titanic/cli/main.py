@@ -229,7 +229,7 @@ def main() -> None:
 
     \b
     Quick start:
-      titanic serve &                       starts the queue, storing in ./titanic-data
+      titanic serve &                       starts the server, with its store in ./titanic-data
       titanic submit upper hello            prints the request's UUID
       titanic work upper -- tr a-z A-Z &    starts a worker
       titanic reply UUID --wait 5           prints HELLO
@@ -248,7 +248,7 @@ def main() -> None:
     Exit codes:
       0  success                            3  timed out, or still pending
       1  refused or failed                  4  unknown UUID
-      2  wrong usage                 130, 143  ended by Ctrl-C or SIGTERM
+      2  wrong usage                 130, 143  stopped by Ctrl-C or SIGTERM
                                           141  broken pipe, as in | head
     `titanic health` uses the Nagios codes: 0 healthy, 1 warning, 2 critical, 3 unknown.
     """

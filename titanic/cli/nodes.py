@@ -93,9 +93,9 @@ def drain(node: str | None, wait: float | None, reach: Reach) -> None:
 
     NODE is a name, or an incarnation from `titanic nodes --json`; it is required with several endpoints. Any server
     that shares the store can take the command. The drained server accepts no new requests (clients use their next
-    endpoint), claims none, returns those that no worker has started, and sends workers elsewhere as they become free.
-    It exits with 0 after the last reply, however long that takes. A service manager that restarts only failed services
-    does not restart it.
+    endpoint), claims none, returns those that no worker has started, and disconnects workers as they become free, so
+    that they use their next endpoint. It exits with 0 after the last reply, however long that takes. A service manager
+    that restarts only failed services does not restart it.
 
     The command waits for the server to stop. If that takes longer than --wait, it exits with 3; draining continues.
 

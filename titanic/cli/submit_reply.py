@@ -95,7 +95,7 @@ PART = 1000
 PART_BYTES = 8 << 20
 """Lines, and bytes, in one message; when it is answered, their UUIDs are printed."""
 
-CHOICES = "When and how often"
+CHOICES = "Request"
 """The group of options that a request is stored with."""
 
 

@@ -82,7 +82,7 @@ def report(
       failures     reasons, the most frequent first
       retries      requests by number of attempts
       breaches     requests that took longer than the limits of --sla
-      duplicates   keys, and requests executed twice despite one
+      duplicates   keys, and requests executed twice despite a key
       bodies       the largest requests
 
     Give one source: --archive, --live or --parquet. Durations are in seconds, times in UTC. --json prints a list of

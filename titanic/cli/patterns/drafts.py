@@ -106,8 +106,7 @@ def scatter(
     to_service: str | None = None,
     timeout: float = 5.0,
 ) -> None:
-    """Send each MESSAGE. Exits with 3 if no receiver accepts a message, with 1 if some could not be sent before the
-    exit.
+    """Send each MESSAGE. Exits with 3 if no receiver accepts a message, with 1 if some remain unsent at the end.
 
     \b
     Example:
