@@ -206,7 +206,7 @@ class Cluster:
     def settings_changed(self) -> None:
         """Something was set for a service."""
         if not self._line.alone:
-            self._line.publish(Notification(look={Topic.SETTINGS}))
+            self._line.publish(Notification(poll={Topic.SETTINGS}))
 
     def closed(self, doubts: Sequence[CloseDoubt]) -> None:
         """Requests were closed at this node. The doubts are handed on as soon as no other node can give a worker any of
@@ -270,9 +270,9 @@ class Cluster:
             self._take_back_soon([(uuid, one) for uuid, one in news.closed.items() if one in self._own])
         for uuid in news.certain:
             self._over(uuid)
-        if Topic.SETTINGS in news.look:
+        if Topic.SETTINGS in news.poll:
             self._settings.refresh()
-        if news.look:
+        if news.poll:
             self.hurry()
 
     def _know_own(self) -> None:
@@ -439,4 +439,4 @@ def _nodes(transaction: ReadTransaction) -> Sequence[NodeRow]:
 
 
 def _poll(question: StatusQuery, transaction: ReadTransaction) -> ClusterView:
-    return cast(SharedReadTransaction, transaction).look_around(question)
+    return cast(SharedReadTransaction, transaction).cluster_view(question)

@@ -1,6 +1,6 @@
 """What nodes read and write in the store that they share: notifications, recalls, limits, and what each node reports.
 
-*Notifications* only save time. Each node also polls every second or two (`look_around`), so a notification may be lost,
+*Notifications* only save time. Each node also polls every second or two (`cluster_view`), so a notification may be lost,
 repeated, late or out of order. They go through the database: no node needs to reach another.
 
 *Recalls.* A request that is closed while another node has claimed it may be on its way to a worker there. The close
@@ -38,7 +38,7 @@ class Notification:
     `arrived`: services with more requests to claim. `ended`: requests that have ended or are closed, for the clients
     that wait for replies. `closed`: closed requests, each with the incarnation that had claimed it and is to withdraw
     it. `certain`: requests that no worker at the node can receive any more. `progress`: the progress of the node's
-    workers with these requests, a JSON object each, empty when an attempt is over. `look`: topics to poll, because not
+    workers with these requests, a JSON object each, empty when an attempt is over. `poll`: topics to poll, because not
     all of their news fits here.
     """
 
@@ -46,7 +46,7 @@ class Notification:
     ended: set[bytes] = field(default_factory=set)
     closed: dict[bytes, int] = field(default_factory=dict)
     certain: set[bytes] = field(default_factory=set)
-    look: set[Topic] = field(default_factory=set)
+    poll: set[Topic] = field(default_factory=set)
     progress: dict[bytes, bytes] = field(default_factory=dict)
 
     def add(self, more: Notification) -> None:
@@ -55,7 +55,7 @@ class Notification:
         self.ended |= more.ended
         self.closed |= more.closed
         self.certain |= more.certain
-        self.look |= more.look
+        self.poll |= more.poll
         self.progress |= more.progress
 
 
@@ -68,7 +68,7 @@ class NotificationChannel(Protocol):
 
     def start(self, heard: Callable[[Notification], None]) -> None:
         """Listen from now on. `heard` is called in a thread of its own. After a reconnect it is called with all topics
-        in `look`, because notifications may have been missed."""
+        in `poll`, because notifications may have been missed."""
 
     def publish(self, news: Notification) -> None:
         """Send a notification soon. Any thread may call it, after the commit; it never blocks."""
@@ -182,7 +182,7 @@ class SharedReadTransaction(ReadTransaction, Protocol):
     def service_limits(self) -> dict[bytes, Limits]:
         """The limits of all services that have some."""
 
-    def look_around(self, question: StatusQuery) -> ClusterView:
+    def cluster_view(self, question: StatusQuery) -> ClusterView:
         """What has happened at other nodes, in one round trip."""
 
     def recalled(self, uuids: Collection[bytes]) -> Sequence[Recall]:

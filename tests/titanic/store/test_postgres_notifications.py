@@ -20,7 +20,7 @@ from titanic.util.ids import IdMaker
 
 NOW = 1_795_258_520_106_479
 
-EVERYTHING = Notification(look=set(Topic))
+EVERYTHING = Notification(poll=set(Topic))
 
 
 def ids(count: int) -> list[bytes]:
@@ -55,10 +55,10 @@ def test_what_does_not_fit_is_to_be_looked_for(seed: int) -> None:
         (Topic.CLOSED, news.closed, found.closed),
         (Topic.CERTAIN, news.certain, found.certain),
     ):
-        assert (read == said) != (topic in found.look)
+        assert (read == said) != (topic in found.poll)
         assert not read or read == said
     if sum(counts) < 50:
-        assert not found.look
+        assert not found.poll
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_more_than_a_text_has_room_for_is_not_kept(lines: Lines) -> None:
     one.line.alone = False
     uuids = ids(notify.MOST_IDS + 1)
     one.line.publish(Notification({b"x"}, set(uuids)))
-    until(lambda: other.heard == [Notification({b"x"}, look={Topic.ENDED})])
+    until(lambda: other.heard == [Notification({b"x"}, poll={Topic.ENDED})])
 
 
 @needs_postgres

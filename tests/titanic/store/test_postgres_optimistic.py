@@ -172,7 +172,7 @@ def test_reading_what_was_foreseen_is_one_round_trip(nodes, trips):
     with one.read() as txn:
         txn.prefetch([a, b], replies=True)
         assert txn.reply(a) is not None
-        assert not txn.begun, "there is nothing to roll back"
+        assert not txn.started, "there is nothing to roll back"
     assert trips == [1]
     with one.read() as txn:
         txn.prefetch([a, b])

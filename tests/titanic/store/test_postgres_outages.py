@@ -86,9 +86,9 @@ def failure(function, *arguments):
         ('connection to server at "db", port 5432 failed: Connection refused', "start it"),
         ('FATAL: password authentication failed for user "titanic"', "give the right one"),
         ("FATAL: sorry, too many clients already", "raise its max_connections"),
-        ("session is read-only", "look for the primary"),
+        ("session is read-only", "connect to the primary"),
         ('prepared statement "_pg3_0" already exists', "a pooler in transaction mode"),
-        ("FATAL: no pg_hba.conf entry for host", "look at its log"),
+        ("FATAL: no pg_hba.conf entry for host", "check its log"),
     ],
 )
 def test_it_is_said_what_to_do_about_a_server_that_is_away(reason, advice):
@@ -381,7 +381,7 @@ def test_the_advice_is_about_the_reason():
 def test_a_server_that_cannot_be_written_or_has_no_place_is_no_server_to_be_started(name):
     server = shared_server()
     server.sql(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
-    with pytest.raises(StoreUnwritable, match=r"session is read-only; look for the primary"):
+    with pytest.raises(StoreUnwritable, match=r"session is read-only; connect to the primary"):
         open_store(server.url(name))
     server.sql(f"ALTER DATABASE {name} RESET ALL")
     server.sql(f"ALTER DATABASE {name} CONNECTION LIMIT 0")

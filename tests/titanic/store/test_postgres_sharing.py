@@ -62,7 +62,7 @@ def recalled(store, uuids):
 
 def look(store, awaited=(), flights=(), incarnations=(), recalled=()):
     with store.read() as txn:
-        return txn.look_around(StatusQuery(awaited, flights, incarnations, recalled))
+        return txn.cluster_view(StatusQuery(awaited, flights, incarnations, recalled))
 
 
 def test_a_close_leaves_a_recall_for_the_node_that_has_claimed_it(nodes):

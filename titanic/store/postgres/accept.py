@@ -59,14 +59,14 @@ class Wanted(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """Who has a key that was there before. `is_over`: its time is over."""
+    """The holder of a key that was there before. `is_over`: the key has expired."""
 
     uuids: list[bytes]
     is_over: bool
 
 
 def holders(tx: Writing, names: Sequence[Name], sure_us: int) -> set[Name]:
-    """Those that are taken, and whose time is not over."""
+    """Return the names that are taken and have not expired."""
     owners, keys = zip(*names, strict=True)
     known = {name for name in names if name in tx.assumed_keys and tx.assumed_keys[name].until > sure_us}
     return known | {(owner, key) for owner, key in tx.fetch_keys(_FIND, texts(owners), texts(keys), sure_us)}
@@ -75,7 +75,7 @@ def holders(tx: Writing, names: Sequence[Name], sure_us: int) -> set[Name]:
 def take(
     tx: Writing, wanted: Mapping[Name, Wanted], uuids: list[bytes], now_us: int, sure_us: int
 ) -> dict[Name, Holder]:
-    """Take the keys for requests of these ids. Returns who has those that were there before, which stay as they are."""
+    """Take the keys for requests of these ids. Returns the holders of those that were there before, which stay."""
     if tx.is_optimistic:
         known = {name: tx.assumed_keys[name] for name in wanted if name in tx.assumed_keys}
         if tx.changes.to_forget.isdisjoint(wanted) and all(one.until > sure_us for one in known.values()):
@@ -88,7 +88,7 @@ def take(
 def renew(
     tx: Writing, wanted: Mapping[Name, Wanted], over: Mapping[Name, Holder], uuids: list[bytes], now_us: int
 ) -> None:
-    """Let the keys whose time is over be those of requests of these ids."""
+    """Give expired keys to the requests of these ids."""
     again = {name: wanted[name] for name in over}
     tx.fetch_keys(_RENEW, *_arrays(again, uuids, now_us))
     for (owner, key), holder in over.items():
@@ -142,8 +142,8 @@ def _arrays(wanted: Mapping[Name, Wanted], uuids: list[bytes], now_us: int) -> l
 
 
 class _Keys(NamedTuple):
-    """The idempotency keys of a batch. `new` are those that are taken for it now, `over` those whose time is over.
-    `known` are the ids of requests, by their place in the batch, that are there already."""
+    """The idempotency keys of a batch. `new` are those that are taken for it now, `over` the expired ones. `known` are
+    the ids of requests, by their place in the batch, that are there already."""
 
     wanted: dict[Name, Wanted]
     new: list[Name]

@@ -1,7 +1,7 @@
 """The changes that a transaction has made and the database does not have yet: rows by table, and counters.
 
-A request is changed once in them. Who changes it again puts them into the database first (writing.py). Then they are a
-few statements, each with an array for each column.
+They contain each request once. Before it changes again, they are written to the database (writing.py), as a few
+statements, each with an array for each column.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ WITH agreed AS (
     RETURNING 1
 )
 SELECT 1 / count(*) FROM agreed"""
-"""It fails when somebody else has changed the agreement meanwhile: by a division by zero."""
+"""It fails, by a division by zero, when another transaction has changed the agreement meanwhile."""
 
 _LOADS_GIVEN = """
 SELECT encode(kind, 'escape')::"char", name, %s, waiting, bytes, ready
@@ -203,7 +203,7 @@ _ALL = 2**63 - 1
 
 
 _NOTHING = (b"s", b"", 0, 0, 0)
-"""A change of the load of a service that nobody has."""
+"""A change of the load of no service."""
 
 
 class Changes:
@@ -212,7 +212,7 @@ class Changes:
     def __init__(self) -> None:
         self.touched: set[bytes] = set()
         self.relied: set[bytes] = set()
-        """Those of them of which nobody has asked whether they still are as they were, nor locked them."""
+        """Those of them that were neither verified nor locked since they were read."""
         self.requests: list[RequestRow] = []
         self.ready: list[ReadyRow] = []
         self.later: list[LaterRow] = []

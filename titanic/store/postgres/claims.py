@@ -1,14 +1,14 @@
-"""Claiming what is to be dispatched: a request that a node has claimed, no other node looks at.
+"""Claiming requests to dispatch: a claimed request is invisible to other nodes.
 
-A service of which only so many requests may run has a row in `bounded` for each that a node has claimed: until the node
-says that no worker is at it any more, whatever became of the request meanwhile, or the node's incarnation is over. One
-with a rate has a row in `rate`: from when on the next request may be claimed. One node at a time claims for such
-services: who comes second does not wait for the lock, because others may wait for what he has locked before.
+A service with a bound on running requests has a row in `bounded` for each request that a node has claimed: until the
+node reports that no worker executes it any more, whatever became of the request meanwhile, or the node's incarnation is
+over. A service with a rate has a row in `rate`: the time from which the next request may be claimed. One node at a time
+claims for such services: a second one does not wait for the lock, because others may wait for its own locks.
 
-While somebody has an old snapshot, such as `pg_dump`, rows that have left `ready` stay in its index, and each claim
-would pass all of them. A claim that took long for what it found is followed by some that begin where it found the first
-of each priority (`ScanStart`). What lies before, such as what is tried again, the next full one finds: full ones take a
-twentieth of the time.
+While a transaction with an old snapshot is open, such as that of `pg_dump`, rows that have left `ready` stay in its
+index, and each claim would pass all of them. A claim that took long for what it found is followed by some that begin
+where it found the first of each priority (`ScanStart`). The next full claim finds what lies before that point, such as
+retried requests; full claims may take a twentieth of the time.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def claim(
         for row in reversed(claimed.get(name, ())):
             if name in starts:
                 starts[name].ids[9 - priority_in(row.key)] = row.uuid
-    # It ended at `max_bytes`: those behind were not looked at.
+    # It ended at `max_bytes`: the services behind were not read.
     more = names[rows[-1][0] - 1 :] if rows and len(rows) < rows[0][1] else []
     return Claimed(claimed, more, again, damaged)
 

@@ -7,8 +7,8 @@ What is dropped only counts no more (`meta.closed_first`); its rows go with thei
 
 The agreement with the archive that reads the closed requests: none is dropped before the archive has it.
 
-It stands in `meta`, whose row is locked last of all. So it is read without a lock, and changed with the other changes
-of the transaction if nobody else has changed it since.
+It is stored in `meta`; the row of that table is locked last of all. So the agreement is read without a lock, and
+changed with the other changes of the transaction if no other transaction has changed it since.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from titanic.store.request import CLOSED_FORMAT, CLOSED_LAYOUT, CLOSED_TEXTS, UN
 from titanic.store.states import Status
 
 AT_ONCE = 5_000
-"""Rows that one query returns to those who want many."""
+"""Rows that one query returns at most, for bulk readers."""
 
 READ_COLUMNS = {name: type_ for name, type_ in CLOSED_COLUMNS.items() if name != "cost"}
 """What `decoded` takes, before `request` and `reply`."""
@@ -71,7 +71,7 @@ class DecodedRow(NamedTuple):
 
 
 def closed(tx: SnapshotReader, after_seq: int, limit: int, max_bytes: int) -> list[ClosedRequest]:
-    """The entries whose numbers are above `after_seq`, in order."""
+    """The entries with numbers above `after_seq`, in order."""
     rows = tx.fetch(_CLOSED, after_seq + 1, _LAST, limit, max_bytes)
     found: list[ClosedRequest] = []
     try:
@@ -201,7 +201,7 @@ def _encode(one: ClosedRequest, request_frames: int, reply_frames: int) -> bytes
 _AT_ONCE = 256
 """A part of the capacity: so much is made free at least when room is needed, so that it is rarely needed."""
 _MOST = 50_000
-"""Closed requests that are looked through for room."""
+"""Closed requests that are searched for room."""
 
 _MAY_GO = """
 SELECT seq, cost, closed_at FROM closed
@@ -308,11 +308,11 @@ def _acknowledge(tx: Writing, upto: int, uuid: bytes | None, archivist: Archivis
     _expect(agreed.archivist, archivist)
     what = f"closed requests up to {upto} can't be acknowledged"
     if upto > found.last:
-        raise InvalidArchive(what, f"the last is {found.last}", "look for another store")
+        raise InvalidArchive(what, f"the last is {found.last}", "name another store")
     if upto <= found.archived_upto:
         return
     if uuid is not None and (row := tx.fetch_apart(_ID_OF, upto)) and row[0][0] != uuid:
-        raise InvalidArchive(what, "another request has that number here", "look for another store")
+        raise InvalidArchive(what, "another request has that number here", "name another store")
     _agree(tx, agreed, agreed._replace(upto=upto))
 
 
@@ -334,9 +334,9 @@ def _agree(tx: Writing, before: Agreement, now: Agreement) -> None:
         tx.changes.agreement = (before if first is None else first[0], now)
 
 
-def _expect(known: Archivist | None, who: Archivist | None) -> None:
+def _expect(known: Archivist | None, archivist: Archivist | None) -> None:
     """Raise InvalidArchive unless the archive is this archivist's, or has no owner."""
-    if known is not None and (who is None or who.id != known.id):
+    if known is not None and (archivist is None or archivist.id != known.id):
         fact = f"{known.name} (id {known.id.hex()})"
         raise InvalidArchive(
             "another archive is registered", fact, "go on with that one, or end it first: titanic-data unregister"

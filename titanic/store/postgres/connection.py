@@ -5,14 +5,14 @@ psycopg can do this, too, for lists of anything; these know what is in them, and
 The time of day, as the database has it. Nodes share it, so they agree on what is over whatever their own clocks
 show.
 
-It is asked with each new connection, and now and then. In between a clock goes on from there that nobody can set.
+It is read with each new connection, and again at intervals. In between, a monotonic clock continues from there.
 
 PostgreSQL's errors, turned into the store's own.
 
 Ends connections to a server that is there, but does not answer.
 
-PostgreSQL ends a statement that takes too long, and the kernel a connection to a machine that is gone. A server that
-stands still, or a proxy that lets nothing through, is noticed by nobody else: the answer is waited for for ever.
+PostgreSQL ends a statement that takes too long, and the kernel a connection to a machine that is gone. Neither notices
+a server that stands still, or a proxy that lets nothing through: without this, the wait for the answer never ends.
 
 A statement may rightly take long, so a server has PATIENCE. The statements of the lease never do: when one of them had
 no answer within seconds, and a new connection has one, then the connections made before are suspect (`suspect`).
@@ -94,7 +94,7 @@ class _IdLoader(Loader):
 
 def adapt(connection: Connection) -> None:
     """Let a connection take `Raw`, and return ids as bytes. All numbers go as `bigint`: psycopg would choose a type by
-    their size, and prepare a statement anew for each mixture of them."""
+    their size, and prepare a new statement for each mixture of them."""
     connection.adapters.register_dumper(int, Int8BinaryDumper)
     connection.adapters.register_dumper(Raw, _RawDumper)
     connection.adapters.register_loader("uuid", _IdLoader)
@@ -151,7 +151,7 @@ ASK = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 """The database's time in SQL, µs since the epoch."""
 
 ASK_EVERY = 10.0
-"""Seconds between questions, for somebody may set the database's clock."""
+"""Seconds between readings, because the database's clock may be set."""
 
 _SLOW = 1.0
 """Seconds after which an answer says nothing about the time any more."""
@@ -172,7 +172,7 @@ class DatabaseClock:
         return elapsed() >= self._asked + ASK_EVERY
 
     def heard(self, told_us: int, asked: float) -> None:
-        """The database has told its time, in answer to a question that was sent when `elapsed` was `asked`."""
+        """Take the time of the database, from the answer to a statement that was sent when `elapsed` was `asked`."""
         answered = elapsed()
         offset, doubt = told_us - int((asked + answered) / 2 * 1e6), (answered - asked) / 2 * 1e6
         with self._lock:
@@ -255,17 +255,17 @@ def translate(error: psycopg.Error, place: str) -> StoreError:
     if error.sqlstate in _DAMAGE:
         return StoreCorrupt(f"the database {place} is damaged", reason, "restore it from a backup")
     if error.sqlstate == _READ_ONLY:
-        return StoreAway(f"the database {place} can't be written", reason, f"{KEPT_NOTHING}; look for the primary")
+        return StoreAway(f"the database {place} can't be written", reason, f"{KEPT_NOTHING}; connect to the primary")
     if is_away(error):
         return unreachable(place, reason)
     if isinstance(error, errors.QueryCanceled):
-        return StoreFailed(f"the database {place} is too slow", reason, f"{KEPT_NOTHING}; look at its load and locks")
-    return StoreFailed(f"the database {place} failed", reason, f"{KEPT_NOTHING}; {advice(reason, 'look at its log')}")
+        return StoreFailed(f"the database {place} is too slow", reason, f"{KEPT_NOTHING}; check its load and locks")
+    return StoreFailed(f"the database {place} failed", reason, f"{KEPT_NOTHING}; {advice(reason, 'check its log')}")
 
 
 def unreachable(place: str, reason: str) -> StoreAway:
-    """Nothing can be done now; as soon as the server is there, all goes on."""
-    otherwise = "look at its log" if "FATAL:" in reason and "shutting down" not in reason else "start it"
+    """Make the error for a server that is away now; once it is back, everything continues."""
+    otherwise = "check its log" if "FATAL:" in reason and "shutting down" not in reason else "start it"
     todo = f"it is tried again each second; {advice(reason, otherwise)}"
     return StoreAway(f"the database {place} can't be reached", reason, todo)
 
@@ -279,7 +279,7 @@ def advice(reason: str, otherwise: str) -> str:
     if "password" in reason:
         return "give the right one in ~/.pgpass or PGPASSWORD"
     if "read-only" in reason or "hot standby" in reason:
-        return "look for the primary, or at its default_transaction_read_only"
+        return "connect to the primary, or check default_transaction_read_only"
     if "connection slots" in reason or "too many c" in reason:  # clients, or connections for a role or database
         return "raise its max_connections, or end others' connections"
     return otherwise
@@ -308,8 +308,8 @@ def unsure_outcome(place: str, reason: str) -> OutcomeUnknown:
 PATIENCE = 30.0
 """Seconds that a server has for an answer: more than `statement_timeout`."""
 
-LOOK = 1.0
-"""Seconds from one look at those that wait to the next."""
+CHECK_INTERVAL = 1.0
+"""Seconds between checks of the connections that wait."""
 
 
 class StallGuard:
@@ -353,13 +353,13 @@ class StallGuard:
             self._with_suspects = patience
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
 
     def _run(self) -> None:
-        while not self._ended.wait(LOOK if self._patience is None else self._patience / 4):
+        while not self._ended.wait(CHECK_INTERVAL if self._patience is None else self._patience / 4):
             now, patience = time.monotonic(), PATIENCE if self._patience is None else self._patience
             with self._lock:
                 for connection, since in list(self._since.items()):
@@ -371,7 +371,7 @@ class StallGuard:
 
 
 def _cut(connection: Connection) -> None:
-    """Who waits for the answer hears that the connection has ended."""
+    """End a connection, so that the thread that waits for its answer gets an error."""
     with socket.socket(fileno=os.dup(connection.fileno())) as other:
         other.shutdown(socket.SHUT_RDWR)
 
@@ -412,9 +412,9 @@ _SETTINGS = {
 """Of each session."""
 
 CATCH_UP = "SELECT pg_logical_emit_message(true, 'titanic', '')"
-"""Says nothing, but is committed: so what was committed before is at the synchronous standbys, too, when it is over. A
-server that was killed shows after its restart what they do not have yet. Whoever were told of that, or that something
-is closed already, would be told wrong if a standby took over now."""
+"""A commit without content: when it returns, all earlier commits are at the synchronous standbys, too. A server that
+was killed shows after its restart what they do not have yet. To report that, or that a request is closed already, would
+be wrong if a standby took over now."""
 
 _WAITS_FOR_STANDBY = "SyncRepWaitForLSN"
 """Where in PostgreSQL's source it is that a commit waits."""
@@ -530,7 +530,7 @@ def _set_up(connection: Connection, durability: Durability | None) -> Session:
 
 
 def _note_unsure(unsure: list[str], notice: Diagnostic) -> None:
-    """Who cancels a commit that waits for a standby gets no error: it is done, and only this server has it."""
+    """Note that a commit was canceled while it waited for a standby: that is no error, but only this server has it."""
     if notice.source_function == _WAITS_FOR_STANDBY:
         unsure.append(notice.message_primary or "")
 

@@ -124,7 +124,7 @@ def promote(tx: Writing, now_us: int, limit: int = 1000) -> list[tuple[bytes, in
 def expire(
     tx: Writing, now_us: int, limit: int = 1000, skip: Collection[bytes] = (), ahead_us: int = 0
 ) -> list[tuple[bytes, bytes]]:
-    """End requests whose time is over, at most `limit`, but not those in `skip`: they are running."""
+    """Expire requests past their TTL, at most `limit`, but not those in `skip`: they are running."""
     uuids = [uuid for (uuid,) in tx.fetch(_EXPIRED, now_us - ahead_us, ids(list(skip)), limit)]
     tx.prefetch(uuids)
     expired: list[tuple[bytes, bytes]] = []
@@ -164,7 +164,7 @@ def retry(tx: Writing, uuid: bytes, now_us: int) -> bool:
 
 
 def leave_unended(tx: Writing, one: RequestSnapshot) -> None:
-    """A request that has not ended leaves its place, and is nobody's work any more."""
+    """Remove a request that has not ended from its place, and from the counts of work."""
     changes = tx.changes
     changes.leave(one)
     changes.expire_no_more(one)
@@ -213,7 +213,7 @@ def close(tx: Writing, uuid: bytes, now_us: int | None = None) -> Closed | None:
 
 
 def close_request(tx: Writing, uuid: bytes, now_us: int, unclaimed: bool = False) -> Closed | None:
-    """`close`; `unclaimed`: nobody did it in time."""
+    """`close`; `unclaimed`: no client did it in time."""
     one = tx.to_change(uuid)
     if one is None:
         tx.found_done = True
@@ -274,7 +274,7 @@ _REPLIED, _DEAD = map(_UNCLAIMED.format, ("4, 7", "5, 6"))
 
 
 def trim(tx: Writing, now_us: int, policy: Retention | None = None, limit: int = 1000, ahead_us: int = 0) -> Trimmed:
-    """Close replies and dead requests that nobody closed in time, drop old closed ones, forget old keys."""
+    """Close replies and dead requests that were not closed in time, drop old closed ones, forget old keys."""
     policy = policy or Retention()
     left = limit
     sure_us = now_us - ahead_us
@@ -344,8 +344,8 @@ _NO_ID = bytes(SIZE)
 
 
 def clamp_timers(tx: Writing, now_us: int, after: bytes = b"", limit: int = 1000) -> tuple[int, bytes | None]:
-    """Let what was given a time in the future last for its own length, counted from now. A place is a letter for what
-    is looked at, and behind which row to go on."""
+    """Let times in the future last for their own length, counted from now. A place is a letter for the kind of rows,
+    and the row to go on behind."""
     changed, place = 0, after or b"D"
     while place and limit > 0:
         kind, begin = place[:1], place[1:]
@@ -417,4 +417,4 @@ _CAPS: dict[bytes, Callable[[Writing, bytes, int, int], tuple[int, int, bytes]]]
     b"K": _cap_keys,
 }
 _THEN = {b"D": b"E", b"E": b"K", b"K": b""}
-"""What is looked at, and what after it."""
+"""The kinds of rows, and the kind that follows each."""

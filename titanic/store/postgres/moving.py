@@ -220,7 +220,7 @@ def _expect_unused(connection: Connection, place: str) -> None:
     """Raise NotAStore when there is no store, StoreLocked when a server has it open."""
     row = connection.execute("SELECT to_regclass(%s) IS NULL", [META]).fetchone()
     if row is None or row[0]:
-        raise NotAStore(f"the database {place} has no store", "it has no tables of Titanic", "look for another one")
+        raise NotAStore(f"the database {place} has no store", "it has no tables of Titanic", "name another one")
     deadline = time.monotonic() + _PATIENCE
     while user := _user(connection):
         if time.monotonic() > deadline:
@@ -230,16 +230,16 @@ def _expect_unused(connection: Connection, place: str) -> None:
 
 
 def _user(connection: Connection) -> str:
-    """Who uses the store; empty when nobody does."""
-    for query, who in ((_ALIVE, "its node {!r} is alive"), (_IN_USE, "a Titanic is connected as process {}")):
+    """The user of the store, for people; empty when it is not in use."""
+    for query, text in ((_ALIVE, "its node {!r} is alive"), (_IN_USE, "a Titanic is connected as process {}")):
         row = connection.execute(query).fetchone()
         if row is not None and row[0]:
-            return who.format(row[0])
+            return text.format(row[0])
     return ""
 
 
 def _lock(connection: Connection, place: str) -> None:
-    """Nobody can change the store until the transaction ends."""
+    """Lock the store against changes until the transaction ends."""
     try:
         connection.execute("LOCK TABLE titanic.meta, titanic.request, titanic.key IN SHARE MODE")
     except errors.LockNotAvailable as error:
@@ -252,7 +252,7 @@ def _lock(connection: Connection, place: str) -> None:
 
 
 _LOCK = 0x7469_7461_6E69_6302
-"""The advisory lock of who makes a store."""
+"""The advisory lock for creating a store."""
 
 _TYPES = {
     "request": binary_types(REQUEST_COLUMNS),
@@ -288,7 +288,7 @@ class PostgresImport:
     """A store in the making, in a database that has none."""
 
     def __init__(self, url: str) -> None:
-        """Raises NotAStore when there is a store, StoreLocked when somebody else makes one, StoreUnwritable."""
+        """Raises NotAStore when there is a store, StoreLocked when another process creates one, StoreUnwritable."""
         self.place = place_of(url)
         self._url = url
         self._capacity = 0
@@ -305,9 +305,9 @@ class PostgresImport:
         connection = self._connection
         (mine,) = self._row("SELECT pg_try_advisory_lock(%s)", _LOCK)
         if not mine:
-            fact, advice = "another migration makes a store there", "let it end"
+            fact, advice = "another migration is creating a store there", "let it end"
             raise StoreLocked(f"the database {self.place} is in use", fact, advice, pid=None)
-        there, finished, begun = self._row(
+        there, finished, unfinished = self._row(
             "SELECT to_regnamespace('titanic') IS NOT NULL, to_regclass(%s) IS NOT NULL, to_regclass(%s) IS NOT NULL",
             META,
             UNFINISHED,
@@ -315,12 +315,12 @@ class PostgresImport:
         if finished:
             advice = "choose another database, or drop the schema 'titanic'"
             raise NotAStore(f"{self.place} is in the way", "there is a store already", advice)
-        if there and not begun:
+        if there and not unfinished:
             what = f"the database {self.place} has a schema 'titanic' that is not Titanic's"
             raise NotAStore(what, "it has no table 'meta'", "choose another database")
         try:
             with connection.transaction():
-                if begun:
+                if unfinished:
                     connection.execute("DROP SCHEMA titanic CASCADE")
                 connection.execute(TABLES, prepare=False)
                 self._rename(META, UNFINISHED)
@@ -423,7 +423,7 @@ class PostgresImport:
     def problems(self, progress: Progress) -> list[str]:
         """Count what is there, and check it."""
         with translated(self.place), self._connection.transaction():
-            # What counts and checks knows the table by its right name. Nobody else sees that it has it.
+            # Counting and checking need the table's right name. No other transaction sees the change.
             self._rename(UNFINISHED, META)
             self._connection.execute(_COUNT_LOADS)
             self._connection.execute("DELETE FROM titanic.usage")

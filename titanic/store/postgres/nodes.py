@@ -1,11 +1,10 @@
-"""This process among those that share the store: the numbers under which it claims, and the lease that tells others
-that it lives. The statements are explained in titanic/store/claiming.py.
+"""The nodes that share the store.
 
-What `node` tells of the nodes that share the store (titanic/store/cluster.py).
-
-What a node reads of the others, and the recalls that they leave for each other (titanic/store/cluster.py).
-
-The settings of services, and the limits that they have at all nodes: a row each.
+- This process: the numbers under which it claims, and the lease that shows others that it lives. The statements are
+  explained in titanic/store/claiming.py.
+- The list of nodes in `node` (titanic/store/cluster.py).
+- What a node reads of the others, and the recalls that they leave for each other (titanic/store/cluster.py).
+- The settings of services, and the limits that they have at all nodes: a row each.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ _LEAVE_PATIENCE = 2.0
 
 FREE = """(incarnation IS NULL OR EXISTS (
     SELECT FROM node AS n WHERE n.incarnation = ready.incarnation AND n.lease_until = '-infinity'))"""
-"""Of a row of `ready`: nobody has claimed it. Not that no living one has: who waits for a lock finds the row as it is
-then, but the nodes as they were before, and would take what a node has claimed that has just come."""
+"""Of a row of `ready`: no node has claimed it. "No living node" would be wrong: a statement that waits for a lock finds
+the row as it is then, but the nodes as they were before, and would take the claims of a node that has just joined."""
 
 ALIVE = "EXISTS (SELECT FROM node WHERE incarnation = %s AND lease_until > '-infinity')"
 
 _UNTIL = "clock_timestamp() + make_interval(secs => %s::float8)"
 
 _LOCK = 0x7469_7461_6E69_6302
-"""The advisory lock of those who join: each is to get a shard of its own."""
+"""The advisory lock for joining: each node must get a shard of its own."""
 
 _SHARD = f"""
 SELECT coalesce(min(n), 0) FROM generate_series(1, {SHARDS}) AS n WHERE NOT EXISTS (
@@ -58,7 +57,7 @@ ARRAY(SELECT (extract(epoch FROM o.lease_until) * 1000000)::bigint FROM node AS 
 _OTHER_LEASE = """
 SELECT name, lease FROM node WHERE lease <> %s::float8 AND lease_until > clock_timestamp()
     AND incarnation IS DISTINCT FROM %s LIMIT 1"""
-"""Not of the dead whom nobody has ended: a cluster that was killed may come back with another one."""
+"""Not of dead nodes that were not ended yet: a cluster that was killed may come back with another lease."""
 
 _JOIN = f"""
 WITH born AS (
@@ -127,7 +126,7 @@ class Membership:
     def __init__(
         self, url: str, durability: Durability | None, outage: Outage, suspect: Callable[[float], None]
     ) -> None:
-        """`suspect`: is told, with the seconds that an answer may take, that connections made so far may be silent."""
+        """`suspect`: called with the seconds that an answer may take, when connections made so far may be dead."""
         self._suspect = suspect
         self._url = url
         self._outage = outage
@@ -141,13 +140,13 @@ class Membership:
         self, incarnation: int, before: int | None, held: Sequence[Place], facts: NodeFacts, config: LeaseConfig
     ) -> Joined:
         self._patience = config.renew
-        self._outage.told = True  # only servers join
+        self._outage.logged = True  # only servers join
         self._joined.add(incarnation)
         places = places_of(held)
-        told = list(facts.endpoints), _services(facts.services), facts.access
-        who = incarnation, facts.name, facts.version, *told, before
+        about = list(facts.endpoints), _services(facts.services), facts.access
+        node = incarnation, facts.name, facts.version, *about, before
         moves = incarnation, before, incarnation, before
-        given = *who, before, *[config.lease] * 3, before, *places, *moves, incarnation
+        given = *node, before, *[config.lease] * 3, before, *places, *moves, incarnation
         row = self._ask(_JOIN, (*given, incarnation, incarnation), joins=(config.lease, before))
         format_, oldest, shard, mine, others, leases = row
         self._refuse_others(format_, oldest)
@@ -178,8 +177,8 @@ class Membership:
             self._pool.close()
 
     def _ask(self, text: str, given: Sequence[object], *, joins: tuple[float, int | None] | None = None) -> Row:
-        """Execute a statement as a transaction of its own. Returns its only row. `joins`: the lease of who joins, and
-        its incarnation before."""
+        """Execute a statement as a transaction of its own. Returns its only row. `joins`: the lease of a node that
+        joins, and its incarnation before."""
         if self._pool is None:
             self._pool = Pool(self._url, self._durability, patience=self._patience, outage=self._outage)
         with self._pool.borrow() as connection, connection.transaction():
@@ -306,10 +305,10 @@ _SETTLE = f"""
 DELETE FROM recall AS c USING unnest(%s::uuid[], %s::bigint[]) AS given (uuid, incarnation)
 WHERE (c.uuid = given.uuid AND c.incarnation = given.incarnation)
     OR (c.since < now() - interval '1 hour' AND NOT {_LIVES})"""
-# The second: who has left it may have ended as well, and then nobody else removes it.
+# The second condition: the node that left it may have ended, too, and then no other node removes it.
 
 
-def look_around(tx: SnapshotReader, question: StatusQuery) -> ClusterView:
+def cluster_view(tx: SnapshotReader, question: StatusQuery) -> ClusterView:
     """What has happened at other nodes, in one round trip."""
     own = numbers(list(question.incarnations))
     ended, closed, recalls, recalled, ((others, namesakes),) = tx.fetch_all(

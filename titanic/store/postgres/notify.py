@@ -13,7 +13,7 @@ A NOTIFY is never in a transaction that changes something: those that have one c
 the disk included. It is a statement by itself, in a session that does not wait for the disk. What comes while one is on
 its way, or shortly after, goes into the next.
 
-While the database is away nothing is heard or sent. The new connection begins with a look at everything.
+While the database is away, nothing is received or sent. A new connection begins with a poll of all topics.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ MOST = 7900
 """Bytes of a text."""
 
 MOST_IDS = MOST // 22
-"""Ids that a text has room for, at most: who gathers news need not keep more."""
+"""Ids that a text has room for, at most: no more need be gathered."""
 
 
 def write(news: Notification) -> str:
-    """The text that tells others of these news."""
+    """Encode a notification as text."""
     closed: dict[str, list[bytes]] = {}
     for uuid, incarnation in news.closed.items():
         closed.setdefault(str(incarnation), []).append(uuid)
@@ -58,7 +58,7 @@ def write(news: Notification) -> str:
         Topic.ARRIVED.value: [name.decode("latin-1") for name in news.arrived],
         Topic.ENDED.value: _joined(news.ended),
     }
-    look = {topic.value for topic in news.look}
+    poll = {topic.value for topic in news.poll}
     said: dict[str, Any] = {"v": VERSION}
     left = MOST - len(_text({"v": VERSION, "look": [topic.value for topic in Topic]}))
     for name, part in parts.items():
@@ -66,23 +66,23 @@ def write(news: Notification) -> str:
             continue
         size = len(_text({name: part}))
         if size > left:
-            look.add(name)
+            poll.add(name)
         else:
             left -= size
             said[name] = part
     if far := _with_room(news.progress, left):
         said["progress"] = far
-    if look:
-        said["look"] = sorted(look)
+    if poll:
+        said["look"] = sorted(poll)
     return _text(said)
 
 
 def read(text: bytes) -> Notification:
-    """The news in a text; what is not understood is to be looked for."""
+    """Decode the notification in a text; for a text that is not understood, one that polls all topics."""
     try:
         said = json.loads(text)
         if said["v"] != VERSION:
-            return Notification(look=set(Topic))
+            return Notification(poll=set(Topic))
         return Notification(
             {name.encode("latin-1") for name in said.get("arrived", ())},
             set(_split(said.get("ended", ""))),
@@ -92,7 +92,7 @@ def read(text: bytes) -> Notification:
             {_split(uuid)[0]: text.encode() for uuid, text in said.get("progress", {}).items()},
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-        return Notification(look=set(Topic))
+        return Notification(poll=set(Topic))
 
 
 def _with_room(progress: dict[bytes, bytes], left: int) -> dict[str, str]:
@@ -150,7 +150,7 @@ class PostgresNotifications:
         """When what is pending has gathered for long enough."""
         self._ended = False
         self._bell, self._ring = -1, -1
-        """The ends of a pipe: who writes wakes the thread."""
+        """The ends of a pipe: a write wakes the thread."""
         self._heard: Callable[[Notification], None]
         self._thread: threading.Thread | None = None
 
@@ -162,7 +162,7 @@ class PostgresNotifications:
         self._thread.start()
 
     def publish(self, news: Notification) -> None:
-        """Tell the other nodes soon. Any thread may call it."""
+        """Notify the other nodes soon. Any thread may call it."""
         if self.alone:
             return
         with self._lock:
@@ -210,7 +210,7 @@ class PostgresNotifications:
         connection.add_notify_handler(partial(self._notified, me))
         self._execute(connection, "SET synchronous_commit = off")
         self._execute(connection, f"LISTEN {CHANNEL}")
-        self._heard(Notification(look=set(Topic)))
+        self._heard(Notification(poll=set(Topic)))
         quiet_until = 0.0
         while True:
             with self._lock:
@@ -263,7 +263,7 @@ def _shorten(news: Notification) -> None:
     for topic, items in ((Topic.ENDED, news.ended), (Topic.CLOSED, news.closed), (Topic.CERTAIN, news.certain)):
         if len(items) > MOST_IDS:
             items.clear()
-            news.look.add(topic)
+            news.poll.add(topic)
     if len(news.arrived) > MOST:
         news.arrived.clear()
-        news.look.add(Topic.ARRIVED)
+        news.poll.add(Topic.ARRIVED)

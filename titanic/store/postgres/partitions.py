@@ -1,9 +1,8 @@
 """The partitions of `closed`: made before they are needed, dropped when nothing in them counts any more.
 
-To delete closed requests one by one would leave dead rows, which somebody has to clean up. A dropped partition is a
-file that is deleted. Neither making nor dropping holds up those who close requests: a new partition is made beside the
-table and then attached, which takes no lock that closing needs; dropping does, so it gives up when somebody is in the
-way, and is tried again.
+To delete closed requests one by one would leave dead rows, which cost a vacuum. A dropped partition is a deleted file.
+Neither making nor dropping delays closing: a new partition is made beside the table and then attached, which takes no
+lock that closing needs; dropping does, so it gives up when another transaction is in the way, and is tried again.
 
 Only large ones are deleted before their partition goes: they may be more than the store's whole capacity.
 """
@@ -25,13 +24,13 @@ PARTITION = 100_000
 """Closed requests in a partition. Partition n has the numbers from n times so many on."""
 
 AHEAD = 2
-"""Partitions that are there behind that of the last number: far more than can be closed until somebody looks again."""
+"""Partitions that exist beyond that of the last number: far more than can be filled until the next check."""
 
 EVERY = 5.0
-"""Seconds until somebody looks again."""
+"""Seconds between checks."""
 
 PATIENCE = "50ms"
-"""How long dropping waits for others, who then wait for it."""
+"""How long dropping waits for other transactions, which then wait for it."""
 
 LARGE = 4096
 """What a closed request must count to be deleted by itself."""
@@ -40,9 +39,9 @@ _AT_ONCE = 2000
 """So many of them in a transaction."""
 
 _LOCK = 0x7469_7461_6E69_6301
-"""The advisory lock of who makes partitions."""
+"""The advisory lock for making partitions."""
 
-_LOOK = """
+_MISSING_AND_OVER = """
     SELECT closed_first, closed_last, ARRAY(
         SELECT substr(c.relname, 8)::bigint FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
         WHERE i.inhparent = 'titanic.closed'::regclass ORDER BY 1)
@@ -61,7 +60,7 @@ _OPTIONS = (
 
 
 class Partitions:
-    """Looks after the partitions now and then. One thread at a time may call."""
+    """Maintains the partitions at intervals. One thread at a time may call."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -69,19 +68,19 @@ class Partitions:
         self._reason = ""  # why it failed the last time
 
     def look_after(self) -> None:
-        """Do what is to be done, if it is time to look. Raises StoreFailed and the like."""
+        """Make and drop partitions, if a check is due. Raises StoreFailed and the like."""
         if time.monotonic() < self._next:
             return
         with self._pool.borrow() as connection:
             try:
                 keep_partitions(connection)
             except psycopg.Error as error:
-                self._tell(error)
+                self._log(error)
                 raise
         self._next, self._reason = time.monotonic() + EVERY, ""
 
-    def _tell(self, error: psycopg.Error) -> None:
-        """Log it once. That the server is away others say."""
+    def _log(self, error: psycopg.Error) -> None:
+        """Log an error once. An outage of the server is logged elsewhere."""
         reason = reason_of(error)
         if reason != self._reason and not is_away(error):
             log.warning("the closed requests in %s get no new partition: %s", self._pool.place, reason)
@@ -89,9 +88,9 @@ class Partitions:
 
 
 def keep_partitions(connection: Connection) -> bool:
-    """Make the partitions that are missing, and drop those that are over. False: somebody was in the way of dropping,
-    so it is to be called again. The connection is in no transaction."""
-    missing, over = _look(connection)
+    """Make the partitions that are missing, and drop those that are over. False: another transaction was in the way of
+    dropping, so it must be called again. The connection is in no transaction."""
+    missing, over = _missing_and_over(connection)
     if missing:
         with connection.transaction():
             make_partitions(connection)
@@ -102,9 +101,9 @@ def keep_partitions(connection: Connection) -> bool:
 
 
 def make_partitions(connection: Connection) -> None:
-    """Make the partitions for the numbers to come, as far as they are not there, in the transaction that has begun."""
+    """Make the missing partitions for the numbers to come, in the current transaction."""
     connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
-    for n in _look(connection)[0]:
+    for n in _missing_and_over(connection)[0]:
         make_partition(connection, n)
 
 
@@ -129,9 +128,9 @@ def _drop(connection: Connection, over: list[int]) -> bool:
     return True
 
 
-def _look(connection: Connection) -> tuple[list[int], list[int]]:
+def _missing_and_over(connection: Connection) -> tuple[list[int], list[int]]:
     """The partitions that are to be made, and those that are to be dropped."""
-    row = connection.execute(_LOOK).fetchone()
+    row = connection.execute(_MISSING_AND_OVER).fetchone()
     assert row is not None
     first, last, there = row
     wanted = range((last + 1) // PARTITION, (last + 1) // PARTITION + 1 + AHEAD)

@@ -1,11 +1,11 @@
-"""Whether the database is away, in the log: one line when that begins, whoever finds it, and one when it is back.
+"""The connections of a store, and the log of its outages.
 
-Only servers say it, which go on. For everybody else the error is the message.
+`Outage` logs one line when the database goes away, whichever pool notices it, and one when it is back. Only servers log
+that, because they go on. For all other programs the error is the message.
 
-The connections of a store: those that nobody uses now, and what is known of a server that is away.
-
-A transaction has a connection to itself. When the server is away, one caller a second tries to connect, and all others
-fail at once with the reason; so nobody waits for a server that is not there, and all goes on by itself when it is.
+`Pool` keeps the idle connections, and what is known of a server that is away. A transaction has a connection to itself.
+When the server is away, one caller a second tries to connect, and all others fail at once with the reason; so no caller
+waits for a server that is away, and everything continues when it is back.
 """
 
 from __future__ import annotations
@@ -46,39 +46,40 @@ EVERY = 300.0
 
 
 class Outage:
-    """Any thread may call it. Each pool of connections is `somebody`: it is over when all of them are well."""
+    """Any thread may call it. Each pool of connections is a `reporter`: the outage ends when all of them have
+    recovered."""
 
     def __init__(self) -> None:
-        self.told = False
-        """Whether it is said in the log."""
+        self.logged = False
+        """Whether it is logged."""
         self._lock = threading.Lock()
-        self._met: set[object] = set()
+        self._failed: set[object] = set()
         self._said_at = 0.0
-        """When it was said last; 0: it was not."""
+        """When it was last logged; 0: it was not."""
 
-    def met(self, somebody: object, error: StoreAway) -> None:
-        """The database could not be used."""
+    def failed(self, reporter: object, error: StoreAway) -> None:
+        """Note that the database could not be used."""
         now = time.monotonic()
         with self._lock:
-            self._met.add(somebody)
-            if not self.told or (self._said_at and now < self._said_at + EVERY):
+            self._failed.add(reporter)
+            if not self.logged or (self._said_at and now < self._said_at + EVERY):
                 return
             self._said_at = now
         log.error("cannot use the database: %s", error, extra={"event": "database-away"})
 
-    def over(self, somebody: object) -> None:
-        """It could be used."""
+    def recovered(self, reporter: object) -> None:
+        """Note that the database could be used."""
         with self._lock:
-            self._met.discard(somebody)
-            if self._met or not self._said_at:
+            self._failed.discard(reporter)
+            if self._failed or not self._said_at:
                 return
             self._said_at = 0.0
         log.info("can use the database again", extra={"event": "database-back"})
 
-    def forget(self, somebody: object) -> None:
-        """He does not want it any more."""
+    def forget(self, reporter: object) -> None:
+        """Forget a pool that is not used any more."""
         with self._lock:
-            self._met.discard(somebody)
+            self._failed.discard(reporter)
 
 
 # -- pool ------------------------------------------------------------------------------------------------------
@@ -103,7 +104,7 @@ class Pool:
         patience: float | None = None,
         outage: Outage | None = None,
     ) -> None:
-        """`patience`: seconds that a server has to answer, also for a connection; None: as usual. `outage`: is told
+        """`patience`: seconds that a server has to answer, also for a connection; None: as usual. `outage`: notified
         when the server is away."""
         self.place = place_of(url)
         self.durability = durability
@@ -137,7 +138,7 @@ class Pool:
         return self._connect()
 
     def connect(self) -> Session:
-        """A new connection, for somebody who keeps it. Raises StoreFailed."""
+        """Open a new connection that the caller keeps. Raises StoreFailed."""
         if self.closed:
             raise StoreFailed(f"the store in {self.place} is closed", "", "open it again")
         return self._connect()
@@ -188,7 +189,7 @@ class Pool:
         return found
 
     def drop(self, *broken: Session) -> None:
-        """This connection is broken, and so may be those that nobody uses."""
+        """Drop a broken connection, and the idle ones, which may be broken, too."""
         with self._lock:
             dropped, self._idle = [*broken, *self._idle], []
         for one in dropped:
@@ -200,7 +201,7 @@ class Pool:
         self.guard.suspect(patience)
 
     def close(self) -> None:
-        """Close those that nobody uses, and the others when they are given back."""
+        """Close the idle connections now, and the others when they are returned."""
         self.guard.stop()
         if self._outage is not None:
             self._outage.forget(self)
@@ -234,13 +235,13 @@ class Pool:
     def _lost(self, error: StoreAway) -> None:
         self._lost_at = time.monotonic()
         if self._outage is not None:
-            self._outage.met(self, error)
+            self._outage.failed(self, error)
 
     def _well(self) -> None:
         if self._lost_at:
             self._lost_at = 0.0
             if self._outage is not None:
-                self._outage.over(self)
+                self._outage.recovered(self)
 
     def _refused(self, error: Exception, reason: str) -> StoreAway:
         if isinstance(error, Unsafe):
@@ -249,7 +250,7 @@ class Pool:
 
 
 def _is_over(session: Session) -> bool:
-    """Whether the server has ended a connection that nobody used. It says nothing otherwise."""
+    """Whether the server has ended an idle connection. It sends nothing otherwise."""
     connection = session.connection
     if connection.closed:
         return True

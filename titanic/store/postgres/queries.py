@@ -44,19 +44,19 @@ def owner(tx: SnapshotReader, uuid: bytes) -> bytes | None:
     """Who submitted the request; empty when it belongs to nobody. None when it is unknown."""
     if (found := tx.answers.get(uuid)) is not None:
         return found.owner
-    one = tx.seen[uuid] if uuid in tx.seen else tx.look(uuid)  # it never changes, so what is relied on will do
+    one = tx.seen[uuid] if uuid in tx.seen else tx.snapshot(uuid)  # it never changes, so what is relied on will do
     return None if one is None else one.owner
 
 
 def describe(tx: SnapshotReader, uuid: bytes) -> Description | None:
     """All about the request but its frames; None when it is unknown."""
-    one = tx.look(uuid)
+    one = tx.snapshot(uuid)
     return None if one is None else one.description
 
 
 def request(tx: SnapshotReader, uuid: bytes) -> StoredRequest | None:
     """The request as it was accepted; None when it is unknown."""
-    one = tx.look(uuid)
+    one = tx.snapshot(uuid)
     if one is None:
         return None
     rows = tx.fetch(_BODY, uuid.hex())
@@ -76,9 +76,9 @@ def reply(tx: SnapshotReader, uuid: bytes) -> Outcome | Pending | None:
         if found.frames is not None:
             expect_frames(uuid, "reply", found.frames, found.reply_frames, found.reply_bytes)
             return found.answer
-    one = tx.look(uuid, reply=True)
+    one = tx.snapshot(uuid, reply=True)
     if one is not None and one.has_ended and one.frames is None:
-        one = tx.look_again(uuid)  # it may have been tried again since it was prefetched, or closed
+        one = tx.reread(uuid)  # it may have been tried again since it was prefetched, or closed
     if one is None:
         return None
     if one.has_ended and one.frames is None:
@@ -262,7 +262,7 @@ def queues(tx: SnapshotReader, skip: Container[bytes] = ()) -> dict[bytes, Queue
 
 
 LOOKED_AT = 10_000
-"""Requests that one call of `list` looks at, at most."""
+"""Requests that one call of `list` examines, at most."""
 
 _DEAD = {State.FAILED, State.EXPIRED}
 _BEYOND = "ff" * SIZE
@@ -287,8 +287,8 @@ _OLDEST_FIRST = _Order(">", "", b"\0")
 _NEWEST_FIRST = _Order("<", "DESC", b"\xff")
 
 _MENTIONS = "position(%s in lower(encode({}, 'escape') COLLATE \"C\")) > 0"
-"""Whether bytes contain a text, in capitals or not as far as letters are ASCII. A text can look like escaped bytes: the
-rows that are found are looked at again."""
+"""Whether bytes contain a text, ignoring the case of ASCII letters. A text can equal escaped bytes, so rows that are
+found are checked again."""
 
 _UNENDED = f"""
     SELECT * FROM (
@@ -316,7 +316,7 @@ def select(
     text: str | None = None,
 ) -> Page:
     """Up to `limit` requests in the order of their ids (oldest first), of these states, service and owner if given.
-    `newest`: newest first. `text`: only those whose reason or key contains it."""
+    `newest`: newest first. `text`: only those with a reason or key that contains it."""
     order = _NEWEST_FIRST if newest else _OLDEST_FIRST
     candidates = _candidates(states, service, owner, after, order)
     query = _select(candidates, states, service, older_than, owner, text, order, limit + 1)
@@ -504,7 +504,7 @@ LONG = 300.0
 """Seconds; a transaction that takes longer is one that counts as a reader of the store."""
 
 _MOST_LOOKED_AT = 50_000
-"""Closed requests that are looked through for room."""
+"""Closed requests that are searched for room."""
 
 _CAN_MAKE_WAY = """
     SELECT coalesce(sum(cost), 0)::bigint FROM (

@@ -7,9 +7,9 @@ is never updated, and one in `ready`, `later` or `reply`. What changes are narro
 Counters (`load`, `usage`) are counted per shard, which is a node's number, so that nodes do not wait for each other's
 row; the sum over the shards, of which there are few, is the figure.
 
-Two rules keep transactions of several nodes apart. Who takes a request from one state to another has locked its row in
-`request`, several in the order of their ids. Who gives out numbers of `closed` (which are without gaps, and in the
-order of commits) updates `meta` last of all.
+Two rules keep transactions of several nodes apart. A transaction that changes the state of a request has locked its row
+in `request`, several in the order of their ids. A transaction that assigns numbers of `closed` (which are without gaps,
+and in the order of commits) updates `meta` last of all.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ META, UNFINISHED = "titanic.meta", "titanic.unfinished_migration"
 """The table that every store has, and what it is called in one that is being made: without it there is no store."""
 
 _LOCK = 0x7469_7461_6E69_6300
-"""The advisory lock of those who make or change the tables: "titanic" in ASCII."""
+"""The advisory lock for making or changing the tables: "titanic" in ASCII."""
 
 _BUSY = "autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0"
 """Rows come and go all the time."""
@@ -256,7 +256,7 @@ UPGRADES: dict[int, Upgrade] = {}
 def prepare(connection: Connection, place: str) -> bool:
     """Make the tables, or bring them to today's format; others wait meanwhile. True when they were made now.
 
-    Raises StoreTooNew, StoreTooOld, and NotAStore when the schema is somebody else's.
+    Raises StoreTooNew, StoreTooOld, and NotAStore when the schema belongs to another program.
     """
     with connection.transaction():
         for patience in ("statement_timeout", "lock_timeout"):  # an upgrade may take long

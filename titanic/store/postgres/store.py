@@ -12,7 +12,7 @@ The tables are in tables/schema.py. What makes the engine quick is that it says 
 Python from what one statement has read (`prefetch`), gathers its changes, and puts all of them with one statement that
 takes arrays, in one message with COMMIT (transactions/writing.py).
 
-A store that is opened to look at it, also while nodes use it, and on a standby too: nothing is made or changed.
+A store can be opened read-only, also while nodes use it, and on a standby too: then nothing is made or changed.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ EVERY = 1.0
 """Seconds from one round to the next."""
 
 _PATIENCE = 2.0
-"""Seconds that `stop` gives a round that has begun."""
+"""Seconds that `stop` gives a round under way."""
 
 
 class Caretaker:
@@ -143,14 +143,14 @@ def set_up(pool: Pool, settings: Settings, capacity: int | None) -> WriterState:
         return WriterState(IdMaker(newest[0] if newest else None), *row)
     except psycopg.Error as error:
         what = f"the store in {pool.place} can't be opened"
-        todo = "make room" if is_disk_full(error) else "look at the log of PostgreSQL"
+        todo = "make room" if is_disk_full(error) else "check the log of PostgreSQL"
         raise StoreUnwritable(what, reason_of(error), advice(reason_of(error), todo)) from error
     finally:
         pool.give(session)
 
 
 def remove_untouched(pool: Pool) -> None:
-    """Drop the tables if nothing was ever stored in them, and nobody else uses them."""
+    """Drop the tables if nothing was ever stored in them, and no other process uses them."""
     session = pool.take()
     try:
         schema.remove_untouched(session.connection)
@@ -183,7 +183,7 @@ class PostgresReadTransaction(SnapshotReader):
     list_running = queries.list_running
     running = nodes_module.running
     recalled = nodes_module.recalled
-    look_around = nodes_module.look_around
+    cluster_view = nodes_module.cluster_view
     load = queries.load
     counts = queries.counts
     space = queries.space
@@ -235,10 +235,10 @@ class PostgresWriteTransaction(Writing, PostgresReadTransaction):
 
 
 FORGET_EVERY = 3600.0
-"""Seconds between looks for rows of nodes that ended long ago."""
+"""Seconds between searches for rows of nodes that ended long ago."""
 
 READERS_EVERY = 10.0
-"""Seconds between looks for readers that take long."""
+"""Seconds between searches for slow readers."""
 
 
 class PostgresStore:
@@ -320,7 +320,7 @@ class PostgresStore:
         return answer
 
     def renew(self, incarnation: int, silent: Sequence[Silent], facts: NodeFacts, config: LeaseConfig) -> Renewed:
-        """Begin the lease anew, and end the silent."""
+        """Renew the lease, and expire nodes with a lapsed lease."""
         return self._membership.renew(incarnation, silent, facts, config)
 
     def leave(self, incarnations: Sequence[int]) -> None:
@@ -328,8 +328,8 @@ class PostgresStore:
         self._membership.leave(incarnations)
 
     def look_after(self) -> None:
-        """Do what is due of what a thread does by itself: make and drop partitions, forget nodes that ended long ago,
-        look for readers. Raises StoreFailed and the like."""
+        """Do the periodic maintenance that is due: make and drop partitions, forget nodes that ended long ago, search
+        for slow readers. Raises StoreFailed and the like."""
         with self._looking_after:
             try:
                 if time.monotonic() >= self._forget_at:
@@ -346,7 +346,7 @@ class PostgresStore:
         return 0
 
     def readers(self) -> list[StoreReader]:
-        """Transactions that take long, as they were when they were looked for last."""
+        """Slow transactions, as the last search found them."""
         return self._readers
 
     def close(self) -> None:
@@ -389,7 +389,7 @@ class ReadOnlyPostgresStore(PostgresStore):
         """Open the store in a database for reading. Raises NotAStore, StoreUnwritable, StoreTooNew or StoreTooOld."""
         pool = Pool(url, None, target="any")
         try:
-            capacity = _look(pool)
+            capacity = _read_capacity(pool)
             writer, membership = WriterState(IdMaker(None), capacity, 0), Membership(url, None, Outage(), pool.suspect)
             return cls(pool, Settings(capacity), writer, membership, False)
         except BaseException:
@@ -404,7 +404,7 @@ class ReadOnlyPostgresStore(PostgresStore):
         """Nothing."""
 
 
-def _look(pool: Pool) -> int:
+def _read_capacity(pool: Pool) -> int:
     """The store's capacity."""
     session = reach(pool)
     connection = session.connection
@@ -420,7 +420,7 @@ def _look(pool: Pool) -> int:
         raise
     pool.give(session)
     if row is None or found is None:
-        raise NotAStore(f"there is no store in {pool.place}", f"it has no table {META}", "look for another database")
+        raise NotAStore(f"there is no store in {pool.place}", f"it has no table {META}", "name another database")
     format_, oldest = found
     what, fact = f"the store in {pool.place} can't be read", f"it has format {format_}, this version knows {FORMAT}"
     if oldest > FORMAT:

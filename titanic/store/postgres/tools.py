@@ -1,6 +1,6 @@
 """What the counters must say, counted from what is there. `{size}` is the bytes of a request `r`.
 
-The store looks at itself: everything that two tables say about the same thing, and every frame.
+The check of the store: all facts that two tables both contain, and every frame.
 
 All of it is seen at one moment. That a page can be read, and that an index has what its table has, is for PostgreSQL to
 say (data checksums, pg_amcheck).
@@ -53,7 +53,7 @@ USAGE = f"""
 
 
 Progress = Callable[[str, int, int], None]
-"""Called with the table that is looked at, how many were looked at, and how many there are."""
+"""Called with the table that is being checked, the number of tables checked, and the total."""
 
 MOST = 1000
 """Problems of one kind that are reported."""

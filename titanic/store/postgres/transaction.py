@@ -69,7 +69,7 @@ class Reading:
         """None until it is needed."""
         self.begins = True
         """Whether it is to begin: a single statement is a transaction by itself."""
-        self.begun = False
+        self.started = False
         self.failure: StoreError | None = None
         """Why it cannot go on."""
 
@@ -93,12 +93,12 @@ class Reading:
 
     def run(self, statements: Sequence[Statement]) -> list[Cursor[Row]]:
         """Execute statements. The first time, a connection that turns out to be broken is replaced by another."""
-        begun = self.begun
+        started = self.started
         try:
             return self.exchange(statements)
         except psycopg.Error as error:
             transient = is_away(error) or is_deadlock(error)
-            if begun or not transient:
+            if started or not transient:
                 raise self.failed(error) from error
             self.leave(broken=is_away(error))
         try:
@@ -114,13 +114,13 @@ class Reading:
         guard = self.pool.guard
         guard.begin(connection)
         try:
-            if len(statements) == 1 and (self.begun or not self.begins):
+            if len(statements) == 1 and (self.started or not self.begins):
                 text, given = statements[0]
                 return [connection.execute(text, given, binary=True)]
             with connection.pipeline():
-                if not self.begun:
+                if not self.started:
                     connection.execute(self.BEGIN)
-                    self.begun = True
+                    self.started = True
                 return [connection.execute(text, given, binary=True) for text, given in statements]
         finally:
             guard.end(connection)
@@ -140,12 +140,12 @@ class Reading:
     def leave(self, *, broken: bool = False) -> None:
         """Drop what was changed, and give the connection back."""
         session, self.session = self.session, None
-        begun, self.begun = self.begun, False
+        started, self.started = self.started, False
         if session is None:
             return
         try:
             if not broken:
-                if begun:
+                if started:
                     session.connection.execute("ROLLBACK")
                 self.pool.give(session)
                 return
@@ -252,11 +252,11 @@ SEEN = f"{_FIELDS}, NULL"
 """The columns of a RequestSnapshot, of a request `r` and PLACES, without the reply's frames."""
 
 _BY_ID = f"FROM unnest(%s::uuid[]) AS w (uuid) {by_key('request', 'r', 't.uuid = w.uuid', 'INNER')}"
-LOOK = f"SELECT {SEEN} {_BY_ID} {PLACES}"
-LOOK_AT_REPLIES = f"""SELECT {_FIELDS},
+READ_SNAPSHOTS = f"SELECT {SEEN} {_BY_ID} {PLACES}"
+READ_REPLIES = f"""SELECT {_FIELDS},
     CASE WHEN sum(p.frames_bytes) OVER (ROWS UNBOUNDED PRECEDING) <= {MOST_REPLIES} THEN p.frames END
     {_BY_ID} {PLACES}"""
-LOOK_FOR_REPLIES = f"""
+READ_ANSWERS = f"""
 SELECT w.uuid, coalesce(p.owner, r.owner), p.status, p.attempts, p.dispatched_at, p.finished_at, p.reason,
     p.frames_count, p.frames_bytes,
     CASE WHEN sum(p.frames_bytes) OVER (ROWS UNBOUNDED PRECEDING) <= {MOST_REPLIES} THEN p.frames END,
@@ -266,10 +266,10 @@ FROM unnest(%s::uuid[]) AS w (uuid)
     {by_key("request", "r", "t.uuid = CASE WHEN p.uuid IS NULL THEN w.uuid END")}
     {by_key("later", "l", "t.uuid = r.uuid")}
 WHERE p.uuid IS NOT NULL OR r.uuid IS NOT NULL"""
-"""What an `Answer` has. Clients ask for many replies that are not there yet: it looks at no more than it must."""
+"""The fields of an `Answer`. Clients ask for many replies that are not there yet, so it reads no more than it must."""
 
 LOCK = "SELECT FROM titanic.request WHERE uuid = ANY(%s::uuid[]) ORDER BY uuid FOR UPDATE"
-"""In a statement of its own before the look: one that has waited for a lock sees the other tables as they were."""
+"""A statement of its own before the read: one that has waited for a lock sees the other tables as they were before."""
 
 _STATES = {int(state): state for state in State}
 
@@ -292,7 +292,7 @@ class Answer(NamedTuple):
 
 
 def answered(row: tuple[Any, ...]) -> Answer:
-    """What LOOK_FOR_REPLIES has found."""
+    """What READ_ANSWERS has found."""
     _, owner, status, attempts, dispatched_at, finished_at, reason, count, size, frames, delayed = row
     if status is None:
         return Answer(owner, [], 0, 0, _DELAYED if delayed else _WAITING)
@@ -320,16 +320,16 @@ def reply_size(reason: bytes, frames: int, frames_bytes: int) -> int:
 
 
 class SnapshotReader(Reading):
-    """`seen` has the snapshots of requests, None for unknown ones. To look at them again costs nothing."""
+    """`seen` has the snapshots of requests, None for unknown ones. Reading them again costs nothing."""
 
     LOCKS: ClassVar[bool] = False
-    """Whether nobody else may change what was looked at until the transaction ends."""
+    """Whether requests that were read are locked against other changes until the transaction ends."""
 
     def __init__(self, pool: Pool, settings: Settings) -> None:
         super().__init__(pool, settings)
         self.seen: dict[bytes, RequestSnapshot | None] = {}
         self.answers: dict[bytes, Answer | None] = {}
-        """What is known of replies, for who only reads."""
+        """What is known of replies, for read transactions."""
 
     def prefetch(self, uuids: Sequence[bytes], replies: bool = False) -> None:
         """Read these requests, and with `replies` the frames of their replies, in one round trip.
@@ -345,11 +345,11 @@ class SnapshotReader(Reading):
         finally:
             self.begins = True
 
-    def look_again(self, uuid: bytes) -> RequestSnapshot | None:
+    def reread(self, uuid: bytes) -> RequestSnapshot | None:
         """The snapshot of a request at the same moment as all that is read from now on."""
-        if not (self.begun or self.LOCKS):
+        if not (self.started or self.LOCKS):
             self._read((uuid,), False)
-        return self.look(uuid)
+        return self.snapshot(uuid)
 
     def answer(self, uuid: bytes) -> Answer | None:
         """The answer for a request; None when it is unknown. For transactions that only read."""
@@ -366,22 +366,22 @@ class SnapshotReader(Reading):
             self.begins = True
 
     def _read_answers(self, uuids: Sequence[bytes]) -> None:
-        rows = self.fetch(LOOK_FOR_REPLIES, ids([uuid for uuid in uuids if len(uuid) == SIZE]))
+        rows = self.fetch(READ_ANSWERS, ids([uuid for uuid in uuids if len(uuid) == SIZE]))
         self.answers.update(dict.fromkeys(uuids))
         for row in rows:
             self.answers[row[0]] = answered(row)
 
     def _read(self, uuids: Sequence[bytes], replies: bool) -> None:
-        right = [uuid for uuid in uuids if len(uuid) == SIZE]  # others are unknown without a look
+        right = [uuid for uuid in uuids if len(uuid) == SIZE]  # others are unknown without a query
         array = ids(right)
-        look = Statement(LOOK_AT_REPLIES if replies else LOOK, (array,))
-        statements = [Statement(LOCK, (array,)), look] if self.LOCKS else [look]
+        query = Statement(READ_REPLIES if replies else READ_SNAPSHOTS, (array,))
+        statements = [Statement(LOCK, (array,)), query] if self.LOCKS else [query]
         rows = self.fetch_all(*statements)[-1]
         self.seen.update(dict.fromkeys(uuids))
         for row in rows:
             self.seen[row[0]] = seen(row)
 
-    def look(self, uuid: bytes, reply: bool = False) -> RequestSnapshot | None:
+    def snapshot(self, uuid: bytes, reply: bool = False) -> RequestSnapshot | None:
         """The snapshot of a request, with its reply's frames unless it was prefetched; None when it is unknown."""
         if uuid not in self.seen:
             if self.LOCKS:

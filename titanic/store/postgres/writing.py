@@ -7,7 +7,7 @@ and COMMIT. In between it decides in Python. Counted, the same for 1, 100 and 1,
                         round trips   statements
     accept, with keys or without  1            1    (which is a transaction by itself)
     accept with taken keys        2            4    BEGIN, keys; changes, COMMIT; and before it one that was in vain
-    finish, close, retry          2            5    BEGIN, lock, look; changes, COMMIT
+    finish, close, retry          2            5    BEGIN, lock, read; changes, COMMIT
     the same, optimistic          1            1    changes, which lock as well
     claim, alone                  1            1
 
@@ -63,7 +63,7 @@ class ScanStart:
 
 
 class WriterState:
-    """What a write transaction leaves to the next. Only who holds `lock` changes it.
+    """What a write transaction leaves to the next. Changed only under `lock`.
 
     `used` are the bytes that all nodes used when this one committed last, `careful` how many of the next transactions
     are not optimistic. `known` has the snapshots of requests when their transaction was committed, the latest last.
@@ -77,10 +77,10 @@ class WriterState:
         self.careful = 0
         self.known: dict[bytes, RequestSnapshot] = {}
         self.scan_starts: dict[bytes, ScanStart] = {}
-        """Of services whose claims are slow because of dead rows."""
+        """For services with claims that are slow because of dead rows."""
 
     def remember(self, seen: Mapping[bytes, RequestSnapshot | None]) -> None:
-        """Keep what is known of requests, but for frames."""
+        """Keep what is known of requests, except their frames."""
         known = self.known
         for uuid, one in seen.items():
             if one is not None:
@@ -112,7 +112,7 @@ class Writing(SnapshotReader):
         """What is known of requests that this transaction has claimed."""
         self._again = self._alone = False
         self.found_done = False
-        """Whether somebody is told that what he wants is done already. It may be at this server alone."""
+        """Whether a caller gets the answer that its change was made already. That may be on this server alone."""
         self._used: int | None = None
         self._apart = False
 
@@ -177,12 +177,12 @@ class Writing(SnapshotReader):
                 seen[uuid] = known.pop(uuid)
                 self.relied.add(uuid)
 
-    def look(self, uuid: bytes, reply: bool = False) -> RequestSnapshot | None:
-        """What is known of a request for sure."""
+    def snapshot(self, uuid: bytes, reply: bool = False) -> RequestSnapshot | None:
+        """Return a verified snapshot of a request."""
         if uuid in self.relied:
             self.relied.remove(uuid)
             del self.seen[uuid]
-        return super().look(uuid, reply)
+        return super().snapshot(uuid, reply)
 
     def to_change(self, uuid: bytes, event: Event | None = None) -> RequestSnapshot | None:
         """What is known of a request that is to be changed now. None when it is unknown, or the event (None: closing)
@@ -196,12 +196,12 @@ class Writing(SnapshotReader):
             if one is not None and (event is None or (one.state, event) in TRANSITIONS):
                 self.changes.relied.add(uuid)
                 return one
-            one = self.look(uuid)
+            one = self.snapshot(uuid)
         return one if one is None or event is None or (one.state, event) in TRANSITIONS else None
 
     def fetch_alone(self, text: str, *parameters: object) -> list[Row]:
         """`fetch` of a change that is a transaction by itself if there is nothing else."""
-        if not self._alone or self.begun or self.changes.any:
+        if not self._alone or self.started or self.changes.any:
             return self.fetch(text, *parameters)
         self.begins = False
         (cursor,) = self._exchange_last([Statement(text, parameters)])
@@ -247,9 +247,9 @@ class Writing(SnapshotReader):
         if self.failure is not None:
             raise self.failure
         writer = self.writer
-        if self.begun or self.changes.any:
+        if self.started or self.changes.any:
             self._write(commits=True)
-            self.begun = False
+            self.started = False
             if self._used is not None:
                 writer.used = self._used
         writer.remember(self.seen)
@@ -261,7 +261,7 @@ class Writing(SnapshotReader):
         written = (
             changes.statements(session.lists, self.settings.shard, self.settings.incarnation) if changes.any else []
         )
-        if commits and not self.begun and len(written) == 1:
+        if commits and not self.started and len(written) == 1:
             statements, self.begins = written, False  # a statement by itself is a transaction
         else:
             statements = [*written, _COMMIT] if commits else written
