@@ -66,7 +66,7 @@ def heard_of_each_other(nodes: Nodes) -> None:
 
 def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes look at what others have done all the time."""
-    monkeypatch.setattr(notifications, "LOOK", 0.05)
+    monkeypatch.setattr(notifications, "POLL_INTERVAL", 0.05)
     monkeypatch.setattr(notifications, "SHARE", 1)
 
 

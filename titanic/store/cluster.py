@@ -1,7 +1,7 @@
 """What nodes read and write in the store that they share: notifications, recalls, limits, and what each node reports.
 
-*Notifications* only save time. Each node also polls every second or two (`cluster_view`), so a notification may be lost,
-repeated, late or out of order. They go through the database: no node needs to reach another.
+*Notifications* only save time. Each node also polls every second or two (`cluster_view`), so a notification may be
+lost, repeated, late or out of order. They go through the database: no node needs to reach another.
 
 *Recalls.* A request that is closed while another node has claimed it may be on its way to a worker there. The close
 leaves a recall for that node, in the same commit. The node withdraws the request from its broker unless a worker

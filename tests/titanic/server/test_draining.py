@@ -104,7 +104,7 @@ def test_each_node_knows_all(servers: tuple[Server, Server]) -> None:
 def test_two_of_one_name_are_told_apart_and_say_so(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(notifications, "LOOK", 0.05)
+    monkeypatch.setattr(notifications, "POLL_INTERVAL", 0.05)
     monkeypatch.setattr(notifications, "NAMESAKES", 0.01)
     settings = {"store": url, "node_name": "a", "lease": LEASE}
     with Server(config(tmp_path, **settings)) as one, Server(config(tmp_path, **settings)) as two:

@@ -35,7 +35,7 @@ def nodes(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     with cluster(tmp_path, 3) as nodes:
         if request.param == "news":
             heard_of_each_other(nodes)
-            monkeypatch.setattr(notifications, "LOOK", 600.0)
+            monkeypatch.setattr(notifications, "POLL_INTERVAL", 600.0)
         yield nodes
 
 
@@ -293,7 +293,7 @@ def test_a_node_whose_connection_for_news_is_cut_hears_again(tmp_path: Path, mon
     look_often(monkeypatch)
     with cluster(tmp_path, 2) as nodes, Worker("echo", echo, nodes[1].endpoints[0], config=QUICK):
         heard_of_each_other(nodes)
-        monkeypatch.setattr(notifications, "LOOK", 600.0)
+        monkeypatch.setattr(notifications, "POLL_INTERVAL", 600.0)
         for _ in range(3):
             shared_server().cut_connections(nodes.url.partition("?")[0].rpartition("/")[2])
             for client in nodes.clients:
@@ -409,7 +409,7 @@ def test_a_worker_of_another_node_is_heard_and_told(tmp_path: Path, monkeypatch:
         return "done"
 
     look_often(monkeypatch)
-    monkeypatch.setattr(notifications, "TELL_EVERY", 0.0)
+    monkeypatch.setattr(notifications, "PROGRESS_INTERVAL", 0.0)
     with cluster(tmp_path, 2) as nodes:
         heard_of_each_other(nodes)
         a, b = nodes.clients

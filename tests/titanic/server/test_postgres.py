@@ -62,7 +62,7 @@ def test_an_outage_is_told_once_and_by_one(
     postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(pool, "AGAIN", 0.05)
-    monkeypatch.setattr(notifications, "LOOK", 0.05)
+    monkeypatch.setattr(notifications, "POLL_INTERVAL", 0.05)
     caplog.set_level(logging.INFO)
     failed: Counter[str] = Counter()
     for owner, name in ((ClaimingNode, "_unanswered"), (Cluster, "_not_seen")):

@@ -13,7 +13,7 @@ from support.store_dict import DictStore
 from support.store_lives import live
 
 from titanic.store.postgres.store import PostgresStore
-from titanic.store.postgres.tools import USAGE, check, look_through
+from titanic.store.postgres.tools import USAGE, check, check_all
 from titanic.store.postgres.transaction import REQUEST_SIZE
 
 pytestmark = needs_postgres
@@ -74,7 +74,7 @@ def found(database: str, fault: str, most: int = 1000) -> list[str]:
     """What is found after a change that is not kept."""
     with psycopg.connect(database) as connection:
         connection.execute(fault)
-        problems = look_through(lambda query: connection.execute(query).fetchall(), most=most)
+        problems = check_all(lambda query: connection.execute(query).fetchall(), most=most)
         connection.rollback()
     return [f"{problem.where}: {problem.what}" for problem in problems]
 

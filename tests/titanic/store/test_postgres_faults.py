@@ -38,7 +38,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is away is tried again soon, and one that stands still given up soon."""
     monkeypatch.setattr(pool, "AGAIN", 0.02)
     monkeypatch.setattr(connection, "PATIENCE", 1.0)
-    monkeypatch.setattr(connection, "LOOK", 0.05)
+    monkeypatch.setattr(connection, "CHECK_INTERVAL", 0.05)
 
 
 class Line:

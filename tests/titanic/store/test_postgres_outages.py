@@ -165,7 +165,7 @@ def test_a_connection_that_was_ended_after_the_commit_says_nothing_of_it(store, 
 
 
 def test_a_server_that_stands_still_is_given_up(monkeypatch):
-    monkeypatch.setattr(connection_module, "LOOK", 0.05)
+    monkeypatch.setattr(connection_module, "CHECK_INTERVAL", 0.05)
     monkeypatch.setattr(pool, "AGAIN", 0.05)
     with new_server() as server:
         url = f"{server.url(server.new_database(), tcp=True)}?connect_timeout=5"
@@ -180,7 +180,7 @@ def test_a_server_that_stands_still_is_given_up(monkeypatch):
 
 def test_a_server_that_falls_silent_while_a_connection_is_made_is_given_up(monkeypatch):
     monkeypatch.setattr(pool, "AGAIN", 0.05)
-    monkeypatch.setattr(connection_module, "LOOK", 0.05)
+    monkeypatch.setattr(connection_module, "CHECK_INTERVAL", 0.05)
     server = shared_server()
     silent = []
 
@@ -206,7 +206,7 @@ def test_a_server_that_falls_silent_while_a_connection_is_made_is_given_up(monke
 def test_what_was_silent_for_the_lease_is_given_up_by_all(name, monkeypatch):
     """The connections of before fall silent. As soon as the lease has a new one, nobody waits for an answer on them."""
     monkeypatch.setattr(connection_module, "PATIENCE", 1000.0)
-    monkeypatch.setattr(connection_module, "LOOK", 0.05)
+    monkeypatch.setattr(connection_module, "CHECK_INTERVAL", 0.05)
     monkeypatch.setattr(pool, "AGAIN", 0.05)
     server = shared_server()
     config = LeaseConfig(lease=1000.0, renew=2.0)
@@ -233,7 +233,7 @@ def test_what_no_standby_has_yet_is_told_to_nobody(monkeypatch):
     dies for good. Who asks again meanwhile is not to hear that it is closed."""
     monkeypatch.setattr(pool, "AGAIN", 0.05)
     monkeypatch.setattr(connection_module, "PATIENCE", 1.0)
-    monkeypatch.setattr(connection_module, "LOOK", 0.05)
+    monkeypatch.setattr(connection_module, "CHECK_INTERVAL", 0.05)
 
     def close():
         with store.write() as txn:

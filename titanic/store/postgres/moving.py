@@ -38,7 +38,7 @@ from titanic.store.postgres.partitions import AHEAD, PARTITION, make_partition
 from titanic.store.postgres.queries import expect_frames
 from titanic.store.postgres.schema import META, TABLES, UNFINISHED, prepare
 from titanic.store.postgres.tables import CLOSED, CLOSED_COLUMNS, REQUEST_COLUMNS, binary_types, divide, listed
-from titanic.store.postgres.tools import LOADS, USAGE, look_through
+from titanic.store.postgres.tools import LOADS, USAGE, check_all
 from titanic.store.postgres.transaction import REQUEST_SIZE, Row
 from titanic.store.records import ArchiveState, Archivist, Outcome
 from titanic.store.request import LASTING_TEXTS, ClosedRequest, StoredRequest, lasting_values, values_of
@@ -430,7 +430,7 @@ class PostgresImport:
             (used,) = self._row(_COUNT_USAGE)
             if divide(self._capacity).accept < used:  # the other engine counts other bytes
                 self._connection.execute(f"UPDATE {META} SET capacity = %s", (used + used // 4,))
-            found = look_through(self._fetch, lambda table, done, total: progress(f"checking {table}", done, total))
+            found = check_all(self._fetch, lambda table, done, total: progress(f"checking {table}", done, total))
             self._rename(META, UNFINISHED)
         return [f"{one.where}: {one.what}" for one in found]
 

@@ -180,8 +180,8 @@ class KeyRow(NamedTuple):
 
 
 class Agreement(NamedTuple):
-    """What is agreed with an archive: whether it is registered, up to which number it has the closed requests, and
-    whose it is."""
+    """What is agreed with an archive: whether it is registered, up to which number it has the closed requests, and its
+    owner."""
 
     registered: bool
     upto: int
@@ -218,7 +218,7 @@ _MAX_BODY = 1 << 30  # PostgreSQL has no larger values
 
 
 def key_size(owner: bytes, key_bytes: int, requests: int) -> int:
-    """Bytes of an idempotency key, for the load of its owner; 0 when it is nobody's."""
+    """Bytes of an idempotency key, for the load of its owner; 0 when it has none."""
     return 2 + len(owner) + key_bytes + KEY_TIMES + SIZE * requests if owner else 0
 
 

@@ -33,7 +33,7 @@ LOADS = f"""
         UNION ALL
         SELECT owner, 0, sum(cost) FROM titanic.closed, titanic.meta
         WHERE owner <> '' AND registered AND seq > archived_upto AND seq >= closed_first GROUP BY owner
-    ) his GROUP BY owner"""
+    ) owned GROUP BY owner"""
 
 _USED = f"""
     (SELECT coalesce(sum({{size}} + {REQUEST}), 0) FROM titanic.request r)
@@ -216,11 +216,11 @@ _LOOKS = (
 )
 
 
-def check(store: PostgresStore, tell: Progress | None = None) -> list[Problem]:
-    """Find all that is wrong in the store; an empty list means that it is sound. `tell` is called with the name of the
+def check(store: PostgresStore, progress: Progress | None = None) -> list[Problem]:
+    """Find all problems of the store; an empty list means that it is sound. `progress` is called with the name of the
     table that is being checked. The store can be used meanwhile."""
     with store.read() as transaction:
-        return look_through(transaction.fetch, tell)
+        return check_all(transaction.fetch, progress)
 
 
 def repair(store: PostgresStore) -> None:
@@ -229,13 +229,13 @@ def repair(store: PostgresStore) -> None:
         connection.execute(_RELEASE_ORPHANS)
 
 
-def look_through(fetch: Callable[[str], list[Row]], tell: Progress | None = None, most: int = MOST) -> list[Problem]:
-    """Look at everything in the transaction in which `fetch` executes a statement; report so many of one kind."""
+def check_all(fetch: Callable[[str], list[Row]], progress: Progress | None = None, most: int = MOST) -> list[Problem]:
+    """Check everything in the transaction in which `fetch` executes a statement; report at most so many of one kind."""
     problems: list[Problem] = []
     fetch(_SETTINGS)
     for n, (table, query, remedy) in enumerate(_LOOKS):
-        if tell is not None:
-            tell(table, n, len(_LOOKS))
+        if progress is not None:
+            progress(table, n, len(_LOOKS))
         rows = fetch(f"{query} LIMIT {most + 1}")
         problems += [Problem(f"{table} {row}", what, remedy) for row, what in rows[:most]]
         if len(rows) > most:

@@ -282,7 +282,7 @@ def seen(row: tuple[Any, ...]) -> RequestSnapshot:
 
 
 class Answer(NamedTuple):
-    """What is to be said of a request, and whose it is. `frames` of its reply are missing when they were too many."""
+    """The state and the owner of a request, and its reply; `frames` are missing when they were too many."""
 
     owner: bytes
     frames: list[bytes] | None
