@@ -277,7 +277,7 @@ class Changes:
         self._count(b"s", service, waiting, size, ready)
 
     def count_owner(self, owner: bytes, *, waiting: int = 0, size: int = 0) -> None:
-        """An owner has so many more requests that have not ended, and so many bytes more of all that is his."""
+        """Add requests that have not ended, and bytes, to the load of an owner."""
         if owner:
             self._count(b"o", owner, waiting, size, 0)
 
