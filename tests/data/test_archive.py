@@ -240,14 +240,14 @@ def test_small_files_with_large_bodies(tmp_path: Path) -> None:
     assert numbers == [*range(1, 2 * count + 1)]
 
 
-def test_an_archive_from_before_there_were_owners(store: Path, tmp_path: Path) -> None:
+def test_an_archive_from_before_there_were_owners_and_sources(store: Path, tmp_path: Path) -> None:
     """It is read, goes on, and is compacted with what came since."""
     archive = tmp_path / "archive"
     run(store, archive)
     good = rows(archive)
     for first in (1, 101, 201):
-        rewrite(archive, lambda table: table.drop_columns(["owner"]), first=first)
-    old = [row | {"owner": None} for row in good]
+        rewrite(archive, lambda table: table.drop_columns(["owner", "source"]), first=first)
+    old = [row | {"owner": None, "source": None} for row in good]
     assert rows(archive) == old
     assert verify(Archive.open(archive)) == []
     forget(store)
@@ -258,6 +258,7 @@ def test_an_archive_from_before_there_were_owners(store: Path, tmp_path: Path) -
     compact(Archive.open(archive))
     assert rows(archive) == old + in_ring(store, 301, 350)
     assert {row["owner"] for row in rows(archive)[300:]} == {None, "shop", "eve"}
+    assert {row["source"] for row in rows(archive)[300:]} == {None, "192.0.2.7", "2001:db8::7"}
 
 
 @pytest.mark.parametrize(

@@ -61,11 +61,13 @@ def test_every_row_is_what_the_ring_has(spark: SparkSession, store: Path, entrie
         assert (row.request_bytes, row.reply_bytes) == (entry.request_bytes, entry.reply_bytes)
         assert row.error == (entry.error or None)
         assert row.owner == (entry.owner.decode() or None)
+        assert row.source == (entry.source.decode() or None)
         assert (row.priority, row.unclaimed, row.schema_version) == (entry.priority, entry.unclaimed, 1)
         assert str(row.date) == row.closed_at.strftime("%Y-%m-%d")
     assert {row.status for row in rows} == {"ok", "failed", "expired", "cancelled"}
     assert any(row.request is None for row in rows)
     assert {row.owner for row in rows} == {None, "shop", "eve"}
+    assert {row.source for row in rows} == {None, "192.0.2.7", "2001:db8::7"}
     assert {len(row.request_sizes) for row in rows if row.request_sizes is not None} == {0, 3}
 
 

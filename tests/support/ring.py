@@ -17,6 +17,7 @@ BEGIN = 1_700_000_000_000_000
 BODIES: list[list[bytes]] = [[b"one"], [b"x" * 300], [], [b"a", b"", b"ccc"], [b"y" * 5000], [b"z" * 70_000], [b""]]
 SERVICES = (b"resize", b"mail", "größe".encode())
 OWNERS = (b"", b"shop", b"eve")
+SOURCES = (b"", b"192.0.2.7", b"2001:db8::7")
 
 
 def fill(store: Store, count: int, *, at: int = 0, step_us: int = 60_000_000) -> list[bytes]:
@@ -33,6 +34,7 @@ def fill(store: Store, count: int, *, at: int = 0, step_us: int = 60_000_000) ->
                     key=b"key %d" % n if n % 2 else b"",
                     key_until=BEGIN * 2 if n % 2 else 0,
                     owner=OWNERS[n // 3 % 3],
+                    source=SOURCES[n // 9 % 3],
                 )
                 for n in numbers
             ]

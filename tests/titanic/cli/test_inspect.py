@@ -71,11 +71,13 @@ def test_show(at: tuple[str, str]) -> None:
     shown = rows(here("show", uuid, *at).out)
     assert shown["uuid"] == [uuid]
     assert shown["state"] == ["done"]
+    assert shown["source"] == ["127.0.0.1"]
     assert shown["body"] == shown["reply"] == ["2 frames, 3 B"]
     assert re.search(r"\(waited [^)]+\)$", shown["last"][0] + shown["last"][-1])
     assert re.search(r"\(ran [^)]+\)$", shown["ended"][0])
     document = here("show", uuid, "--json", *at).json
     assert (document["state"], document["attempts"], document["reply_bytes"]) == ("done", 1, 3)
+    assert document["source"] == "127.0.0.1"
 
 
 def test_show_tells_all_that_was_asked_for(at: tuple[str, str]) -> None:

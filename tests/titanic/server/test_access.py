@@ -60,6 +60,8 @@ class House:
     folder: Path
     refused: Callable[[], dict[tuple[str, str], int]]
     """What users lacked a permission for, by user and action."""
+    integrated: bool = False
+    """Whether the broker is the server's own."""
 
     def client(self, name: str) -> Client:
         key, server_key = self.folder / f"{name}.key_secret", self.folder / "server.key"
@@ -87,7 +89,8 @@ def house(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[House]:
     path.write_text(ACCESS)
     if request.param == "integrated":
         with serving(tmp_path, access=path, key=key) as server:
-            yield House(server, server.endpoints[0], tmp_path, lambda: dict(server.snapshot().forbidden))
+            endpoint = server.endpoints[0]
+            yield House(server, endpoint, tmp_path, lambda: dict(server.snapshot().forbidden), integrated=True)
         return
     broker = new_broker(BrokerConfig(), ServerAccess(path, key), open=False)
     endpoint = broker.bind("tcp://127.0.0.1:*")
@@ -112,6 +115,8 @@ def test_each_user_has_his_own(house: House) -> None:
         assert [row["uuid"] for row in other.list()[0]] == [theirs]
         assert [row["uuid"] for row in shop.list(state="waiting")[0]] == [his]
         assert {row["uuid"]: row.get("owner") for row in audit.list()[0]} == {his: "shop", theirs: "other"}
+        source = "127.0.0.1" if house.integrated else None
+        assert [row.get("source") for row in (shop.show(his), audit.show(his), other.show(theirs))] == [source] * 3
         assert shop.find(["k"])[0] == {"k": his}
         with pytest.raises(Forbidden, match=r"user 'shop' may not submit to 'upper'; it needs submit = \[\"upper\"\]"):
             shop.submit("upper", b"x")

@@ -33,7 +33,8 @@ def test_who_may_nothing_is_refused_each_call(scene: Secured) -> None:
     ]
     assert [answer.status_code for answer in answers] == [403] * len(answers)
     assert all(answer.headers["content-type"] == "application/problem+json" for answer in answers)
-    assert scene.program("chief").get(f"/v1/requests/{uuid}").json()["owner"] == "alice"
+    found = scene.program("chief").get(f"/v1/requests/{uuid}").json()
+    assert (found["owner"], found["source"]) == ("alice", "127.0.0.1")
 
 
 def test_somebody_elses_request_is_as_one_that_is_gone(scene: Secured) -> None:
