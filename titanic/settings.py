@@ -144,17 +144,19 @@ class ServerConfig:
     )
     retry_first: float = setting(
         1.0,
-        "Delay before the first retry; doubles with each further one, plus or minus 10 %.",
+        "Delay before the first retry; doubles with each further one, plus or minus 10 % (jitter).",
         unit="s",
         least=0,
         group=TRIED,
         is_live=True,
     )
-    retry_most: float = setting(300.0, "Maximum delay before a retry.", unit="s", least=0, group=TRIED, is_live=True)
+    retry_most: float = setting(
+        300.0, "Maximum delay before a retry, not counting the jitter.", unit="s", least=0, group=TRIED, is_live=True
+    )
     unready_timeout: float = setting(
         3600.0,
         "How long to redispatch a request that workers return because they do not know its task or an argument, or"
-        " cannot import a module; it then fails. A restart of the server starts this time anew.",
+        " cannot import a module; it then fails. A restart of the server starts this time again.",
         unit="s",
         least=0,
         group=TRIED,

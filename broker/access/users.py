@@ -62,6 +62,9 @@ BY_SERVICE = (Permission.SUBMIT, Permission.WORK, Permission.CALL)
 FLAGS = tuple(one.value for one in (Permission.CLOSE, Permission.METRICS, Permission.ARCHIVE, Permission.ADMIN))
 """The names of those that are true or false."""
 
+LATER_FLAGS = frozenset({Permission.ARCHIVE.value})
+"""Flags that brokers of earlier versions do not send: their absence means false."""
+
 
 class Reach(Enum):
     """Which requests a user may read."""
@@ -160,7 +163,7 @@ def user_from_json(document: bytes) -> User:
         services = {permission: tuple(said[permission.value]) for permission in BY_SERVICE if permission.value in said}
         limits = UserLimits(**said["limits"])
         name, reach = said["user"], Reach(said["read"])
-        rights = {flag: said[flag] for flag in FLAGS if flag in said or flag != "archive"}  # which came later
+        rights = {flag: said[flag] for flag in FLAGS if flag in said or flag not in LATER_FLAGS}
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"that is no user: {error}") from None
     texts = [name, *(pattern for patterns in services.values() for pattern in patterns)]

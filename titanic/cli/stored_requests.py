@@ -220,7 +220,7 @@ def _lines(row: RequestInfo) -> Iterator[tuple[str, str]]:
         waited = f" (waited {_span(row, 'submitted_at', 'dispatched_at')})" if first else ""
         yield "last sent", moment(row["dispatched_at"]) + waited
     if row["due"] and row["due"] != row["not_before"]:
-        yield "tried again", moment(row["due"]) + _ahead(row["due"])
+        yield "next attempt", moment(row["due"]) + _ahead(row["due"])
     if row["finished_at"]:
         ran = row["dispatched_at"] and row["state"] != "expired"
         span = _span(row, "dispatched_at" if ran else "submitted_at", "finished_at")

@@ -96,6 +96,10 @@ class Postpone(NamedTuple):
 AttemptOutcome = Finish | Postpone
 
 
+JITTER = 0.1
+"""Each pause before a retry, also the longest, is longer or shorter by up to this share of it: requests that failed
+together are not retried together."""
+
 MOST_REASON = 1000
 """Bytes that a store keeps of a reason."""
 
@@ -152,9 +156,8 @@ def after_failure(
         return Finish(uuid, Status.FAILED, detail, flight.attempts, reason, flight.started), sum(map(len, detail))
     delay = hint.pause
     if delay is None:
-        # Requests that failed together are not tried again together.
         pause = _growing(waited, flight, config) if hint.unready else back_off(flight, config)
-        delay = pause * dice.uniform(0.9, 1.1)
+        delay = pause * dice.uniform(1 - JITTER, 1 + JITTER)
     text = _shortened(reason, detail)
     return Postpone(uuid, delay, flight.attempts, text, flight.started, flight.deliveries + 1), len(text)
 

@@ -187,8 +187,9 @@ class Tasks:
     def cron(
         self, expression: str, *args: Any, tz: str = "UTC", missed: Missed = "skip", name: str = ""
     ) -> Callable[[AnyTask], AnyTask]:
-        """Have a task submitted by a cron expression, with these arguments: it stands above `@app.task`.
+        """Submit a task by a cron expression, with these arguments. Write it above `@app.task`.
 
+        Five fields, or six that begin with seconds: `*/10 * * * * *` is every ten seconds.
         `missed`: what becomes of ticks that passed while nobody could submit them, skip, once or all. `name`: that of
         the schedule; default the task's service. Schedules are run by `scheduler`. Raises InvalidSchedule.
         """

@@ -94,7 +94,7 @@ def test_show_tells_all_that_was_asked_for(at: tuple[str, str]) -> None:
         r"expires +\S+ \S+ \(in (2 h|120 min)\)",
     ):
         assert re.search(rf"^{line}$", text, re.MULTILINE), line
-    assert "tried again" not in text
+    assert "next attempt" not in text
     document = here("show", uuid, "--json", *at).json
     assert document["options"] == {"limit": 90}
     assert document["expires_at"] - document["submitted_at"] == pytest.approx(7200e6, abs=1e6)
@@ -150,7 +150,7 @@ def test_show_tells_what_a_command_said_while_it_is_tried_again(tmp_path: Path) 
             worker.says(f"WARNING titanic.work: {uuid}: the command exited with 3: oh no\n")
             until(lambda: here("ls", "--state", "delayed", "--endpoint", endpoint, "--json").json)
             shown = here("show", uuid, "--endpoint", endpoint).out.decode()
-        assert re.search(r"tried again +\S+ \S+ \(in [^)]+\)\n", shown)
+        assert re.search(r"next attempt +\S+ \S+ \(in [^)]+\)\n", shown)
         assert re.search(r"last error +the command exited with 3\n +oh no\n$", shown)
 
 

@@ -107,6 +107,13 @@ def test_wherever_one_begins_the_ticks_are_the_same(expression: str, tz: str, da
         assert at < 3 or ticks.last(time, 3) == expected[at - 3 : at], time
 
 
+def test_six_fields_begin_with_seconds() -> None:
+    ticks = cron_ticks("*/10 * * * * *", "UTC")
+    assert between(ticks, datetime(2026, 3, 1, tzinfo=ticks.zone), datetime(2026, 3, 1, 0, 1, tzinfo=ticks.zone)) == [
+        datetime(2026, 3, 1, 0, 0, second, tzinfo=ticks.zone).timestamp() for second in range(10, 60, 10)
+    ]
+
+
 def test_every_is_counted_from_1970() -> None:
     ticks = EveryTicks(3600)
     assert (ticks.after(0), ticks.after(3599.9), ticks.after(3600)) == (3600, 3600, 7200)
