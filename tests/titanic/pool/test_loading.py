@@ -30,9 +30,9 @@ def test_it_is_found_here(folder: Path) -> None:
     assert load("loading_shop:inner.other").name == "inner"
     assert str(folder / "loading_shop.py") in loaded()
     assert not [name for name in loaded() if "site-packages" in name or "/titanic/tasks/app.py" in name]
-    with pytest.raises(CallerError, match=r"loading_shop:inner is no .*; it is type; did you mean loading_shop:app"):
+    with pytest.raises(CallerError, match=r"loading_shop:inner is not a .*; it is type; did you mean loading_shop:app"):
         load("loading_shop:inner")
-    with pytest.raises(CallerError, match=r"loading_shop:nothing is no .*; it is not there"):
+    with pytest.raises(CallerError, match=r"loading_shop:nothing is not a .*; it is not there"):
         load("loading_shop:nothing")
 
 
@@ -51,7 +51,7 @@ def test_it_is_found_here(folder: Path) -> None:
             r"CallerError: f: .*; see .*loading_broken\.py:3$",
         ),
         ("raise SystemExit(3)\n", r"SystemExit: 3"),
-        ("app = 5\n", r"loading_broken:app is no titanic\.tasks\.Tasks; it is int; make one"),
+        ("app = 5\n", r"loading_broken:app is not a titanic\.tasks\.Tasks; it is int; make one"),
     ],
 )
 def test_what_cannot_be_imported(folder: Path, text: str, fault: str) -> None:

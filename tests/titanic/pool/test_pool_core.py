@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from titanic.pool.core import LAST_WORDS, PoolConfig, PoolCore, Say, Send, Start
+from titanic.util.text import duration
 
 
 class Play:
@@ -89,7 +90,7 @@ def test_one_that_dies_is_replaced_at_once_and_one_that_dies_young_after_a_pause
         play.say(number, ready=True)
         play.gone(number, "ended with exit code 1")
         assert play.there == [2]
-        assert play.log[-1].endswith(f"another takes its place in {pause:g} s")
+        assert play.log[-1].endswith(f"another takes its place in {duration(pause)}")
         play.later_by(pause - 0.01, 2)
         assert play.there == [2]
         play.later_by(0.02, 2)
@@ -201,7 +202,7 @@ def test_one_that_cannot_be_imported_any_more_is_tried_again() -> None:
     play.say(2, fault="cannot import shop")
     play.gone(2)
     assert play.there == []
-    assert play.log[-1] == "cannot import shop; trying again in 0.5 s"
+    assert play.log[-1] == "cannot import shop; trying again in 500 ms"
     play.later_by(0.5)
     assert play.there == [3]
 
