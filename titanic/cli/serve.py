@@ -250,7 +250,7 @@ class Queue(serve_run.Subject):
         self._server.reload(server_config(settings))
 
     def withdraw(self) -> None:
-        self._server.stop(begun=False)
+        self._server.stop(started=False)
 
     def status(self) -> str:
         running, accepted = sum(self._server.dispatcher.in_flight().values()), self._server.accepted

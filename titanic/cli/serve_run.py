@@ -216,7 +216,7 @@ def _run(subject: Subject, signals: Signals, notifier: Notifier) -> None:
             notifier.reloading()
             _reload(subject, click.get_current_context())
             notifier.ready(subject.status())
-        if subject.watchdog.look(now):
+        if subject.watchdog.probe(now):
             notifier.alive()
             if not ready and subject.ready:
                 ready = True

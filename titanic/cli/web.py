@@ -1,4 +1,4 @@
-"""`titanic web`: pages and HTTP for a Titanic."""
+"""`titanic web`: the web console and the HTTP API."""
 
 from __future__ import annotations
 
@@ -53,18 +53,18 @@ class Bind(click.ParamType[tuple[str, int]]):
 pem: dict[str, Any] = {"type": click.Path(dir_okay=False, path_type=Path), "metavar": "FILE"}
 
 YOUNG = 20_000
-"""Objects that are made, and not gone yet, before the garbage collector checks them."""
+"""New objects before the garbage collector checks them."""
 
 of_web = partial(declared, WebSettings)
 
 
 def networks(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[Network, ...]:
-    """What is given as 10.1.0.0/16."""
+    """Parse the values of a repeatable option."""
     return tuple(map(network, values))
 
 
 def network(value: str) -> Network:
-    """One of them."""
+    """Parse a network such as 10.1.0.0/16."""
     try:
         return ip_network(value)
     except ValueError as error:
@@ -86,7 +86,7 @@ CHECKED = (
 
 
 def rule(values: Mapping[str, Any], own: Set[str]) -> Iterator[Contradiction]:
-    """What contradicts itself in a file."""
+    """Contradictions among settings."""
     from titanic.cli.serve_options import access_faults
 
     try:
@@ -141,9 +141,9 @@ def web(log_level: str, log_format: str, key_file: str | None, endpoint: tuple[s
     if settings["session_secret"] is None and (folder := os.environ.get("STATE_DIRECTORY")):
         settings["session_secret"] = Path(folder, "session-secret")
     logs.begin(log_level, log_format)
-    # Each lease is a worker that comes and goes: that one is registered is no news here.
+    # Each lease is a short-lived worker: do not log its registration.
     logging.getLogger("broker.worker").setLevel(logging.WARNING)
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # that it starts and ends is said here
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # start and end are logged here
     files.raise_open_files_limit()
     try:
         server = WebServer(WebSettings(endpoint=tuple(endpoint), key=key_file, **settings))
@@ -153,16 +153,16 @@ def web(log_level: str, log_format: str, key_file: str | None, endpoint: tuple[s
 
 
 class Runs(Protocol):
-    """A `WebServer`, of a package that may not be installed."""
+    """The interface of `WebServer`, whose package may not be installed."""
 
     def run(self, ready: Callable[[], None], alive: Callable[[], None]) -> None:
         """Serve until `stop`."""
 
     def stop(self) -> None:
-        """Have it end."""
+        """Stop serving."""
 
     def reload(self) -> None:
-        """Have its files read again."""
+        """Reload its files."""
 
 
 def run(server: Runs) -> None:
@@ -174,8 +174,8 @@ def run(server: Runs) -> None:
         server.reload()
 
     def ready() -> None:
-        # What is here now stays: it is not gone through again each time that the collector looks for what may go. And
-        # it looks less often than after 700 objects, which a burst of requests has on their way without any garbage.
+        # Existing objects stay: exempt them from garbage collection. And collect less often than after 700 new
+        # objects: a burst of requests creates more without any garbage.
         gc.freeze()
         gc.set_threshold(YOUNG)
         say(f"serving {server}", "serving")

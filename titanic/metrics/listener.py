@@ -38,7 +38,7 @@ MOST = 16
 QUESTION, PATIENCE = 1.0, 10.0
 """Seconds for a request to come in, and then for its answer to be made and read, while others wait."""
 
-LOOK = 0.1
+POLL_INTERVAL = 0.1
 """Seconds between looks for slow peers, while others wait."""
 
 Collect = Callable[[], Iterable[Metric]]
@@ -108,7 +108,7 @@ class _Server(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Start its thread as soon as fewer than MOST are busy."""
-        while not self._places.acquire(timeout=LOOK):
+        while not self._places.acquire(timeout=POLL_INTERVAL):
             if self.ending.is_set():
                 self.shutdown_request(request)
                 return

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 PATIENCE, RETRIES = 1.0, 1
 """Seconds that a queue has for its answer, in each of two tries."""
 
-LOOKS, PAUSE = 10, (0.3, 1.0)
+MAX_CHECKS, PAUSE = 10, (0.3, 1.0)
 """How often it looks again after it has registered, and the seconds between, at random: two queues in step would see
 only themselves."""
 
@@ -67,7 +67,7 @@ class DuplicateQueueCheck(SessionChannel[ClientSession]):
         self._asked: bytes | None = None
         self._done = False
         self._registered = False
-        self._looks = 0
+        self._checks = 0
         """How often it has looked since it registered."""
         self._again_at: float | None = None
         """When it looks again."""
@@ -144,9 +144,9 @@ class DuplicateQueueCheck(SessionChannel[ClientSession]):
         if not self._registered:
             self._registered = True
             self._clear()
-        elif self._looks >= LOOKS:
+        elif self._checks >= MAX_CHECKS:
             self._done = True
-        self._looks += 1
+        self._checks += 1
         self._again_at = now + random.uniform(*PAUSE)
 
 

@@ -26,7 +26,7 @@ MOST_IN_HAND = 2000
 PAUSE = 0.5
 """Seconds until a refused message is tried again."""
 
-LOOK = 0.05
+POLL_INTERVAL = 0.05
 """Seconds that the thread waits for one thing before it looks for others."""
 
 QUIET = 4
@@ -88,7 +88,7 @@ class GatherEndpoint:
             came = self._take()
             self._hear(0.0)
         else:
-            self._hear(LOOK)
+            self._hear(POLL_INTERVAL)
         if self._refused and time.monotonic() >= self._again_at:
             refused, self._refused = self._refused, []
             self._store(refused)
@@ -97,7 +97,7 @@ class GatherEndpoint:
     def _take(self) -> bool:
         messages: list[Frames] = []
         room = MOST_IN_HAND - self.waiting
-        wait, came = LOOK if not self._in_hand else 0.001, False
+        wait, came = POLL_INTERVAL if not self._in_hand else 0.001, False
         while len(messages) < room and (message := self._gather.receive(wait)) is not None:
             frames = self._unpack(message)
             if frames is None:

@@ -143,7 +143,7 @@ class Server:
         try:
             self.front.start(self.dispatcher, self._services.handle_batch)
         except BaseException:
-            self._end(begun=False)
+            self._end(started=False)
             raise
         self.writer.start()
         self._reader.start()
@@ -201,7 +201,7 @@ class Server:
         node = self.node
         return self._drains and self.draining and node is not None and node.has_left and self.front.wound_down
 
-    def stop(self, *, begun: bool = True) -> None:
+    def stop(self, *, started: bool = True) -> None:
         """Finish what is in hand and stop.
 
         New requests are refused from now on. Requests that workers have get `grace` seconds to bring their replies;
@@ -218,7 +218,7 @@ class Server:
         self.dispatcher.stop()
         self._reader.stop()
         self.writer.stop()
-        self._end(begun=begun and self.problem is None)
+        self._end(started=started and self.problem is None)
 
     @property
     def problem(self) -> TitanicError | None:
@@ -291,8 +291,8 @@ class Server:
     def _figures(self) -> ServiceFigures:
         """What is known here of services."""
         dispatcher, workers = self.dispatcher, self.workers
-        told = dispatcher.workers() if workers is None else workers
-        return ServiceFigures(dispatcher.in_flight(), told, dispatcher.core.ended.copy())
+        counts = dispatcher.workers() if workers is None else workers
+        return ServiceFigures(dispatcher.in_flight(), counts, dispatcher.core.ended.copy())
 
     def _forbidden(self) -> dict[tuple[str, str], int]:
         """What users lacked a permission for."""
@@ -357,12 +357,12 @@ class Server:
             self.dispatcher.reconfigure(self.config)
             self._context.limits = self.config.limits
 
-    def _end(self, *, begun: bool) -> None:
+    def _end(self, *, started: bool) -> None:
         """Close what is open, once the threads that use the store have ended, or never began."""
         self.dispatcher.stop()
         self.front.stop()
         self._refusals.finish()
-        if begun:
+        if started:
             self.store.close()
         else:
             self.store.discard()

@@ -17,10 +17,10 @@ from titanic.version import __version__
 
 log = logging.getLogger("titanic")
 
-LOOK_EVERY = 0.1
+POLL_INTERVAL = 0.1
 """Seconds after which a file that has not changed is taken for whole."""
 
-MOST_LOOKS = 50
+MAX_POLLS = 50
 """How often it is looked at before a reload is refused."""
 
 
@@ -74,13 +74,13 @@ class ServerAccess:
         administrators where there are some now. A file that is being written is waited for: half of it would shut out
         the users in the other half."""
         state = state_of(self._path)
-        for _ in range(MOST_LOOKS):
-            time.sleep(LOOK_EVERY)
+        for _ in range(MAX_POLLS):
+            time.sleep(POLL_INTERVAL)
             before, state = state, state_of(self._path)
             if state == before:
                 break
         else:
-            waited = MOST_LOOKS * LOOK_EVERY
+            waited = MAX_POLLS * POLL_INTERVAL
             raise AccessError(f"{self._path}: it was still being written after {waited:g} s; reload when it is whole")
         file = broker.AccessFile(self._path)
         if _has_admin(self.access) and not _has_admin(file.access) and not file.allows_lockout:

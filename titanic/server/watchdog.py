@@ -23,7 +23,7 @@ class Watchdog:
         self._missing: set[str] = set()
         self._asked_at: float | None = None
 
-    def look(self, now: float) -> bool:
+    def probe(self, now: float) -> bool:
         """Whether all threads have answered since the last look that asked them; if so, they are asked again."""
         if self._missing:
             return False

@@ -23,7 +23,7 @@ from titanic.protocol.submit_options import MOST_UUIDS
 from titanic.protocol.tsp import Frames
 from titanic.services import nodes, set_service
 from titanic.services.ask import Ask, ServiceContext, not_done
-from titanic.services.ownership import is_hidden, is_kept, not_his, place_behind
+from titanic.services.ownership import is_hidden, is_kept, not_owned, place_behind
 from titanic.services.request_submit import over_limit
 from titanic.store import Archivist, ServiceSettings, SharedReadTransaction, State, WriteTransaction
 
@@ -140,14 +140,14 @@ class AdminWrite:
 
     def _retry(self, transaction: WriteTransaction, uuid: bytes, now_us: int, user: User | None) -> bool:
         if user is not None and is_hidden(transaction, user, uuid):
-            return self._keep(user, uuid, not_his(user, uuid))
+            return self._keep(user, uuid, not_owned(user, uuid))
         row = transaction.describe(uuid)
         if row is not None and user is not None and (fault := lacks_submit(user, row.service)) is not None:
             return self._keep(user, uuid, fault)
         if row is not None and user is not None and row.owner == user.owner and row.state in DEAD:
-            load, whose = transaction.load(owner=user.owner), f"user '{user.name}'"
+            load, holder = transaction.load(owner=user.owner), f"user '{user.name}'"
             waiting = UserLimits(waiting=user.limits.waiting)  # its bytes count already
-            if (fault := over_limit(load, waiting, 1, 0, whose)) is not None:
+            if (fault := over_limit(load, waiting, 1, 0, holder)) is not None:
                 raise _UserFull(fault)
         if row is None or not transaction.retry(uuid, now_us):
             return False
@@ -160,7 +160,7 @@ class AdminWrite:
 
     def _purge(self, transaction: WriteTransaction, uuid: bytes, now_us: int, user: User | None) -> bool:
         if user is not None and is_kept(transaction, user, uuid):
-            return self._keep(user, uuid, not_his(user, uuid))
+            return self._keep(user, uuid, not_owned(user, uuid))
         closed = transaction.close(uuid, now_us)
         if closed is None:
             return False

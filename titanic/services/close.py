@@ -19,7 +19,7 @@ from titanic.protocol import tsp
 from titanic.protocol.permissions import lacks
 from titanic.protocol.tsp import Frames
 from titanic.services.ask import Ask, ServiceContext, not_done
-from titanic.services.ownership import is_kept, not_his
+from titanic.services.ownership import is_kept, not_owned
 from titanic.store import WriteTransaction
 
 UUID_BYTES = 33
@@ -108,7 +108,7 @@ class CloseWrite:
     def committed(self) -> None:
         self._context.counts["closed"] += len(self._closed)
         for user, uuid in self._forbidden:
-            self._context.refusals.add(user, tsp.CLOSE, not_his(user, uuid), uuid=uuid)
+            self._context.refusals.add(user, tsp.CLOSE, not_owned(user, uuid), uuid=uuid)
         self._tell()
 
     def failed(self, error: StoreError) -> None:

@@ -78,7 +78,7 @@ class Refusals:
                 key = OTHERS
             self._counts[key] = self._counts.get(key, 0) + 1
             now = self._clock()
-            self._tell(now)
+            self._log_suppressed(now)
             _, held = self._throttle.take(key, None, now)
         if not held:
             fields = event("forbidden", uuid=uuid, service=service, user=user.name, action=name)
@@ -87,18 +87,18 @@ class Refusals:
     def tick(self, now: float) -> None:
         """Tell how many were left out, when their minute is over. To be called now and then: nothing may follow."""
         with self._lock:
-            self._tell(now)
+            self._log_suppressed(now)
 
     def finish(self) -> None:
         """Tell it now: this is the end."""
         self.tick(math.inf)
 
-    def _tell(self, now: float) -> None:
-        for (who, what), more, _ in self._throttle.ended(now):
-            text = f"user '{who}' was refused {what} {more} more times within {WINDOW:.0f} s"
-            log.warning("%s", text, extra=event("forbidden", user=who, action=what) | COUNTED)
+    def _log_suppressed(self, now: float) -> None:
+        for (name, what), more, _ in self._throttle.ended(now):
+            text = f"user '{name}' was refused {what} {more} more times within {WINDOW:.0f} s"
+            log.warning("%s", text, extra=event("forbidden", user=name, action=what) | COUNTED)
 
 
-def not_his(user: User, uuid: bytes) -> str:
+def not_owned(user: User, uuid: bytes) -> str:
     """What the log says of a request that belongs to somebody else."""
     return f"request {uuid.hex()} is not one of user '{user.name}'"

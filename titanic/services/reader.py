@@ -22,7 +22,7 @@ from titanic.protocol import tsp
 from titanic.protocol.permissions import lacks
 from titanic.protocol.tsp import Frames
 from titanic.services.ask import Answers, Ask, SendAnswers, not_done
-from titanic.services.ownership import Refusals, is_hidden, not_his
+from titanic.services.ownership import Refusals, is_hidden, not_owned
 from titanic.store import Outcome, ReadTransaction, Status, Store
 
 log = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class Reader:
     def _hides(self, transaction: ReadTransaction, name: bytes, user: User, uuid: bytes) -> bool:
         if not is_hidden(transaction, user, uuid):
             return False
-        self.refusals.add(user, name, not_his(user, uuid), uuid=uuid)
+        self.refusals.add(user, name, not_owned(user, uuid), uuid=uuid)
         return True
 
     def _answer_batches(self, batches: list[Batch]) -> bool:

@@ -31,13 +31,13 @@ def apply(transaction: WriteTransaction, options: Set) -> tuple[ServiceSettings,
             raise ValueError("on_end must be another service, or each end would make a new request")
         setting = setting._replace(on_end=on_end)
     settings = transaction.set_service(service, setting)
-    return settings, {"done": int(setting != before), "service": service.decode(), **_told(setting)}
+    return settings, {"done": int(setting != before), "service": service.decode(), **_as_json(setting)}
 
 
 def document(settings: ServiceSettings) -> dict[str, Any]:
     """What titanic.stats tells."""
-    return {name.decode(errors="replace"): _told(setting) for name, setting in settings.items()}
+    return {name.decode(errors="replace"): _as_json(setting) for name, setting in settings.items()}
 
 
-def _told(setting: ServiceSetting) -> dict[str, Any]:
+def _as_json(setting: ServiceSetting) -> dict[str, Any]:
     return {"paused": setting.paused, "on_end": setting.on_end.decode(errors="replace") or None}

@@ -1,4 +1,4 @@
-"""The application: which handler answers what, and what stands around all of them."""
+"""The application: its routes, middleware and error handlers."""
 
 from __future__ import annotations
 
@@ -30,55 +30,55 @@ from titanic.web.problems import Problem
 from titanic.web.settings import WebSettings
 
 READY_CACHED, READY_TIMEOUT = 1.0, 3.0
-"""Seconds for which an answer of the server counts, and for which it is waited for."""
+"""Seconds for which an answer of the server is cached, and the timeout for it."""
 
 
 async def healthz(request: Request) -> Response:
-    """The loop answers."""
+    """Report that the process is alive."""
     return PlainTextResponse("ok\n")
 
 
 class Readiness:
-    """Whether the server behind answers, asked once for all who want to know."""
+    """Whether the server answers, checked once for all callers."""
 
     def __init__(self) -> None:
         self._asking = asyncio.Lock()
-        self._asked = 0.0
+        self._ping = 0.0
         self._fault = ""
 
-    async def fault(self, gateway: AppState) -> str:
-        """Why it is not ready; empty: it is. With an access file it has no key of its own to ask with: that it serves
-        is all that it knows."""
-        if not gateway.identity.is_open:
+    async def fault(self, state: AppState) -> str:
+        """Why it is not ready; empty: it is. With an access file there is no key to ask the server with, so it is
+        always ready."""
+        if not state.identity.is_open:
             return ""
         async with self._asking:
-            if time.monotonic() - self._asked > READY_CACHED:
-                self._fault = await _asked(gateway)
-                self._asked = time.monotonic()
+            if time.monotonic() - self._ping > READY_CACHED:
+                self._fault = await _ping(state)
+                self._ping = time.monotonic()
             return self._fault
 
 
-async def _asked(gateway: AppState) -> str:
-    found = gateway.clients.acquire(ANYBODY)
+async def _ping(state: AppState) -> str:
+    found = state.clients.acquire(ANYBODY)
     try:
         async with asyncio.timeout(READY_TIMEOUT):
             await found.client.call("mmi.broker", "mmi.broker")
     except (TitanicError, broker.RemoteError, TimeoutError):
         return "the server does not answer"
     finally:
-        gateway.clients.release(found)
+        state.clients.release(found)
     return ""
 
 
 async def readyz(request: Request) -> Response:
-    """It serves, and as far as it can tell the server answers."""
+    """Report whether the server answers, as far as that can be checked."""
     readiness: Readiness = request.app.state.readiness
     fault = await readiness.fault(app_state(request))
     return PlainTextResponse(f"{fault or 'ok'}\n", 503 if fault else 200)
 
 
-LOOK = 0.5
-"""Seconds between looks at the access file, the keys and the certificate."""
+REFRESH_INTERVAL = 0.5
+"""Seconds between two checks of the access file, the keys and the certificate for changes."""
 
 STATIC = Path(__file__).parent / "static"
 
@@ -91,7 +91,7 @@ PAGES = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-"""Headers of every answer for people that does not say otherwise."""
+"""Default headers of pages."""
 
 DOCUMENTS = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
@@ -99,14 +99,15 @@ DOCUMENTS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-"""Those of answers for programs, which have no links and no window. Each takes time, thousands of times a second."""
+"""Default headers of the API, without those that concern links and windows: each costs time, thousands of times a
+second."""
 
 YEAR = 365 * 24 * 3600
-"""Seconds for which browsers come by HTTPS only, once they have."""
+"""Seconds for which browsers use HTTPS only, once they have used it (HSTS)."""
 
 
 def _encoded(headers: dict[str, str], https: bool) -> dict[bytes, bytes]:
-    """As ASGI has headers; by HTTPS with one more."""
+    """Encode headers for ASGI, with HSTS if this is HTTPS."""
     said = headers | ({"Strict-Transport-Security": f"max-age={YEAR}"} if https else {})
     return {name.lower().encode(): value.encode() for name, value in said.items()}
 
@@ -138,17 +139,17 @@ class SecurityHeaders:
         await self._app(scope, receive, hardened)
 
 
-async def _told(request: Request, error: Exception) -> Response:
-    """The answer to an error of a handler."""
+async def _error_response(request: Request, error: Exception) -> Response:
+    """The answer to an error that a handler raised."""
     if isinstance(error, TitanicError):
         return problem_response(request, problems.of(error))
     if isinstance(error, HTTPException):
         detail = error.detail
         if error.status_code == 404:
-            programs = "there is no such call; /v1/openapi.json describes all of them"
+            programs = "no such endpoint; /v1/openapi.json describes all of them"
             detail = programs if problems.is_for_programs(request.scope) else ""
         elif error.status_code == 405:
-            detail = f"this address does not take {request.method}; open the page, and use the forms there"
+            detail = f"this address does not allow {request.method}; open the page and use its forms"
         return problem_response(request, Problem(error.status_code, detail, headers=dict(error.headers or {})))
     assert isinstance(error, Problem)
     return problem_response(request, error)
@@ -176,9 +177,9 @@ def new_app(settings: WebSettings) -> Starlette:
             Middleware(AuthMiddleware, settings, state.identity, state.clients),
         ],
         exception_handlers={
-            Problem: _told,
-            TitanicError: _told,
-            HTTPException: _told,
+            Problem: _error_response,
+            TitanicError: _error_response,
+            HTTPException: _error_response,
             Exception: _internal_error,
         },
         lifespan=_lifespan,
@@ -190,22 +191,22 @@ def new_app(settings: WebSettings) -> Starlette:
 
 @asynccontextmanager
 async def _lifespan(app: Starlette) -> AsyncIterator[None]:
-    gateway: AppState = app.state.titanic
-    looking = asyncio.create_task(_look(gateway))
+    state: AppState = app.state.titanic
+    refreshing = asyncio.create_task(_keep_refreshing(state))
     try:
-        async with new_delivery(gateway.settings) if gateway.settings.hooks else nullcontext() as delivery:
-            gateway.hooks = None if delivery is None else delivery.registry
+        async with new_delivery(state.settings) if state.settings.hooks else nullcontext() as delivery:
+            state.hooks = None if delivery is None else delivery.registry
             yield
     finally:
-        looking.cancel()
-        gateway.stats_poller.close()
-        gateway.bulk_jobs.close()
-        await gateway.leases.end()
-        gateway.clients.close()
+        refreshing.cancel()
+        state.stats_poller.close()
+        state.bulk_jobs.close()
+        await state.leases.end()
+        state.clients.close()
 
 
-async def _look(gateway: AppState) -> None:
-    """Notice what has changed and whose time is over, for as long as it serves."""
+async def _keep_refreshing(state: AppState) -> None:
+    """Refresh the state for as long as the application runs."""
     while True:
-        await asyncio.sleep(LOOK)
-        gateway.look()
+        await asyncio.sleep(REFRESH_INTERVAL)
+        state.refresh()

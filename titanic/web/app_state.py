@@ -27,8 +27,8 @@ from titanic.web.streams import Feed
 from titanic.web.tls import Tls
 
 MAX_BODIES = 256 << 20
-"""Bytes of requests' bodies that are in memory at a time, or two of the largest. With access control, one user may have
-half of them."""
+"""Bytes of request bodies in memory at a time, or twice the largest body if that is more. With access control, one user
+may hold half of them."""
 
 
 class AppState:
@@ -50,11 +50,11 @@ class AppState:
         self.hooks: Registry | None = None
         """The web hooks, while they are delivered."""
         self.ending = asyncio.Event()
-        """Set when this process is about to end: nobody waits for a reply any more."""
+        """Set when this process is shutting down; calls that wait for a reply then return."""
         self.reload = threading.Event()
-        """Set when the access file is to be read again."""
+        """Set to reload the access file."""
         self.bulk_jobs = BulkJobs()
-        self._told_cookie = f"{'__Host-' if settings.is_https else ''}titanic-told-{settings.bind[1]}"
+        self._message_cookie = f"{'__Host-' if settings.is_https else ''}titanic-told-{settings.bind[1]}"
         self.templates = Environment(
             loader=PackageLoader("titanic.web"),
             autoescape=True,
@@ -65,44 +65,48 @@ class AppState:
         self.templates.filters.update(template_filters.FILTERS)
         self.templates.globals["version"] = __version__
 
-    def end_what_waits(self) -> None:
-        """End what would go on for long: the process is about to end."""
+    def shut_down(self) -> None:
+        """End waiting calls and event streams before the process ends."""
         self.ending.set()
         self.feed.end()
         self.leases.end_waiting()
 
-    def look(self) -> None:
-        """Notice what has changed and whose time is over. To be called in the loop, often."""
+    def refresh(self) -> None:
+        """Reload changed files and close what has expired. Called in the loop, often."""
         always = self.reload.is_set()
         self.reload.clear()
-        if self.identity.look(always=always):
-            self.deliverer.look()
+        if self.identity.refresh(always=always):
+            self.deliverer.refresh()
         self.clients.sweep()
         if self.tls is not None:
-            self.tls.look(always=always)
+            self.tls.refresh(always=always)
 
     def page(self, request: Request, template: str, status: int = 200, **values: object) -> HTMLResponse:
-        """A page, with everything escaped that is put into it. It has `visitor`: who asks, None for nobody; and `told`:
-        what an action has left for it."""
-        visitor = getattr(request.state, "visitor", None)  # nobody is known where everybody may look
-        told = "" if visitor is None or request.headers.get("x-live") == "1" else self._told(request, visitor)
-        made = self.templates.get_template(template).render(visitor=visitor, path=request.url.path, told=told, **values)
+        """Render a page; all values are escaped. Its template has `visitor`, which is None on public pages, and
+        `message`, the result of the preceding action."""
+        visitor = getattr(request.state, "visitor", None)  # public paths are not authenticated
+        message = (
+            "" if visitor is None or request.headers.get("x-live") == "1" else self._read_message(request, visitor)
+        )
+        made = self.templates.get_template(template).render(
+            visitor=visitor, path=request.url.path, message=message, **values
+        )
         answer = HTMLResponse(made, status)
-        if told:
-            self.identity.set_cookie(answer, "", self._told_cookie)
+        if message:
+            self.identity.set_cookie(answer, "", self._message_cookie)
         return answer
 
-    def to(self, request: Request, where: str, told: str = "") -> RedirectResponse:
-        """To a page, after an action. `told`: what it shows, once. No link can have it say anything: it is in a cookie,
-        signed with the token of the visitor's forms."""
+    def to(self, request: Request, where: str, message: str = "") -> RedirectResponse:
+        """Redirect to a page after an action. The page shows `message` once. The message is in a cookie that is signed
+        with the visitor's CSRF token, so that no link can forge it."""
         answer = RedirectResponse(where, 303)
-        if told:
-            text = base64.urlsafe_b64encode(told.encode()).decode().rstrip("=")
-            self.identity.set_cookie(answer, f"{text}.{_signed(visitor_of(request), text)}", self._told_cookie)
+        if message:
+            text = base64.urlsafe_b64encode(message.encode()).decode().rstrip("=")
+            self.identity.set_cookie(answer, f"{text}.{_signed(visitor_of(request), text)}", self._message_cookie)
         return answer
 
-    def _told(self, request: Request, visitor: Visitor) -> str:
-        text, _, signature = request.cookies.get(self._told_cookie, "").partition(".")
+    def _read_message(self, request: Request, visitor: Visitor) -> str:
+        text, _, signature = request.cookies.get(self._message_cookie, "").partition(".")
         if not hmac.compare_digest(_signed(visitor, text).encode(), signature.encode(errors="replace")):
             return ""
         return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
@@ -113,19 +117,19 @@ def _signed(visitor: Visitor, text: str) -> str:
 
 
 def app_state(request: Request) -> AppState:
-    """The gateway that a request came to."""
-    gateway: AppState = request.scope["app"].state.titanic
-    return gateway
+    """The state of the application that serves a request."""
+    state: AppState = request.scope["app"].state.titanic
+    return state
 
 
 def visitor_of(request: Request) -> Visitor:
-    """Who asks."""
+    """The authenticated visitor of a request."""
     visitor: Visitor = request.scope["state"]["visitor"]
     return visitor
 
 
 def problem_response(request: Request, problem: Problem) -> Response:
-    """The answer to who asked."""
+    """A problem as the API or the pages report it."""
     if problems.is_for_programs(request.scope):
         return problems.answer(problem)
     again = f"?{request.url.query}" if request.method == "GET" else ""

@@ -1,9 +1,9 @@
-"""All leases, and those who wait for one.
+"""The leases of HTTP workers, and the calls that wait for one.
 
-Whoever takes is a worker of Majordomo of his own, registered while he waits, with the key of his user: so the server
-gives a request only to who can begin it at once. When he leaves, the worker says good-bye; a request that crosses that
-is given to another, and that was no attempt. When this process is killed, its connections break, and the server gives
-what it had to others.
+Each call is an MDP worker of its own, registered with the key of its user while the call waits. So the server sends
+requests only to workers that can start them at once. When the caller disconnects, the worker disconnects; a request
+that is sent at that moment goes to another worker and does not count as an attempt. When this process is killed, its
+connections break, and the server gives its requests to other workers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from titanic.web.settings import WebSettings
 
 
 class Lease:
-    """One attempt of one request. The worker of Majordomo that has it awaits `reply`."""
+    """One attempt of one request. The MDP worker that has the request awaits `reply`."""
 
     def __init__(self, user: str, context: RequestContext, body: Frames, seconds: float) -> None:
         self.id = secrets.token_urlsafe(18)
@@ -32,12 +32,12 @@ class Lease:
         self.context = context
         self.body = body
         self.over = ""
-        """Why it is over; "": it is not."""
+        """Why it ended; empty while it is active."""
         self.reply: asyncio.Future[Frames] = asyncio.get_running_loop().create_future()
         self.holds: Callable[[], bool]
-        """Whether the broker still has it that the request is here."""
-        self.told: Callable[[], Coroutine[None, None, bool]]
-        """Whether the broker was told of the end, as soon as that is known."""
+        """Whether the broker still assigns the request to this worker."""
+        self.was_delivered: Callable[[], Coroutine[None, None, bool]]
+        """Whether the broker received the outcome; returns as soon as that is known."""
         self._until = 0.0
         self._alarm: asyncio.TimerHandle | None = None
         self._seconds = seconds
@@ -45,12 +45,12 @@ class Lease:
 
     @property
     def deadline(self) -> float:
-        """When the attempt is over if nothing is said, in seconds since 1970."""
+        """When the attempt times out, in seconds since 1970."""
         until = time.time() + self._until - asyncio.get_running_loop().time()
         return until if self.context.deadline is None else min(until, self.context.deadline)
 
     def extend(self, seconds: float) -> None:
-        """It lasts so long from now on."""
+        """Let it last so many seconds from now."""
         loop = asyncio.get_running_loop()
         if self._alarm is not None:
             self._alarm.cancel()
@@ -58,7 +58,7 @@ class Lease:
         self._alarm = loop.call_at(self._until, self._lapse)
 
     def end(self, why: str, outcome: Frames | RemoteError | None) -> None:
-        """It is over: with a reply, with an error, or because the request is not here any more (None)."""
+        """End it with a reply, with an error, or because the request is no longer here (None)."""
         if self.over:
             return
         self.over = why
@@ -74,26 +74,26 @@ class Lease:
             self.reply.cancel()
 
     def _lapse(self) -> None:
-        what, fact = "the lease lapsed", f"its worker said nothing for {self._seconds:g} s"
+        what, fact = "the lease lapsed", f"its worker was silent for {self._seconds:g} s"
         self.end(what, RemoteError(500, f"{what}: {fact} (no :done, :failed or :extend)"))
 
 
 MAX_LEASES = 400
 MAX_LEASES_EACH = 200
-"""Leases, and those who wait for one, at a time: of all users and of one. Each is a connection to the server, and
-ZeroMQ takes a thousand sockets."""
+"""Maximum number of leases and waiting calls, of all users and of one. Each is a connection to the server, and ZeroMQ
+allows about a thousand sockets."""
 
 REMEMBERED = 10_000
-"""Leases that are over, of which it is known why."""
+"""Ended leases that are remembered, with the reason."""
 
 POLL_INTERVAL = 0.05
-"""Seconds between looks at whether the server wants nobody to take."""
+"""Seconds between two checks of whether the server refuses the worker."""
 
 CONFIG = WorkerConfig(reconnect_first=0.2, reconnect_most=2.0)
 
 UNKNOWN = (
-    "this gateway does not know it: it was started since, another one gave the lease, or it ended long ago; if the "
-    "gateway that gave it has ended, the server gives the request to another worker"
+    "this gateway does not know it: it was restarted, another gateway granted the lease, or it ended long ago; if that "
+    "gateway was stopped, the server gives the request to another worker"
 )
 DONE = "it is :done"
 LOST = "the connection to the server broke, and the server gives the request to another worker"
@@ -110,7 +110,7 @@ def _over(why: str) -> Problem:
 
 
 def _shutting_down() -> Problem:
-    return Problem(503, "this gateway is about to end; try again, perhaps at another one", headers=_SOON)
+    return Problem(503, "this gateway is shutting down; try again, or use another one", headers=_SOON)
 
 
 class Leases:
@@ -120,7 +120,7 @@ class Leases:
         self._settings = settings
         self._leases: dict[str, Lease] = {}
         self._over: OrderedDict[str, str] = OrderedDict()
-        """Why they are over."""
+        """Why each ended."""
         self._takers: set[_Taker] = set()
         self._shutting_down = False
         self.quota = Quota("leases, and calls that wait for one", MAX_LEASES, MAX_LEASES_EACH)
@@ -129,9 +129,9 @@ class Leases:
         return len(self._leases)
 
     async def take(self, user: str, service: str, wait: float, seconds: float) -> Lease | None:
-        """A request of this service, for so many seconds; None: there was none in time. Raises Problem."""
+        """Lease a request of this service for so many seconds; None: none arrived in time. Raises Problem."""
         if service.startswith(("titanic.", "mmi.")):
-            raise Problem(403, f"'{service}' is a name of the server's own; nobody takes its requests")
+            raise Problem(403, f"'{service}' is reserved for the server; its requests cannot be leased")
         if self._shutting_down:
             raise _shutting_down()
         self.quota.acquire(user)
@@ -144,35 +144,35 @@ class Leases:
         return await taker.take(wait)
 
     def find(self, user: str, id_: str) -> Lease:
-        """A user's lease, to be ended or extended. Raises Problem 410."""
+        """Find a user's active lease. Raises Problem 410."""
         lease = self._leases.get(id_)
         if lease is not None and lease.user == user:
             if lease.holds():
                 return lease
-            self._end(lease, LOST, RemoteError(500, LOST))  # nobody is told
+            self._end(lease, LOST, RemoteError(500, LOST))  # the error reaches no one: the connection is gone
         why = self._over.get(_key(user, id_), UNKNOWN)
         raise _over(why)
 
     def is_done(self, user: str, id_: str) -> bool:
-        """Whether this lease ended with a reply: a worker who lost the answer says `:done` again."""
+        """Whether this lease ended with a reply. A worker that missed the answer repeats `:done`."""
         return self._over.get(_key(user, id_)) == DONE
 
     async def done(self, lease: Lease, reply: Frames) -> None:
-        """The request has a reply. Raises Problem 410 when the server did not take it."""
-        await self._tell(lease, DONE, reply)
+        """End a lease with a reply. Raises Problem 410 when the server did not receive it."""
+        await self._finish(lease, DONE, reply)
 
     async def failed(self, lease: Lease, error: RemoteError) -> None:
-        """The attempt has failed. Raises Problem 410 when the server did not take that."""
-        await self._tell(lease, "it is :failed", error)
+        """End a lease with an error. Raises Problem 410 when the server did not receive it."""
+        await self._finish(lease, "it is :failed", error)
 
     def end_waiting(self) -> None:
-        """Let nobody wait any more: this process is about to end."""
+        """End all waiting calls: this process is shutting down."""
         self._shutting_down = True
         for taker in self._takers:
-            taker.send_away()
+            taker.cancel()
 
     async def end(self) -> None:
-        """Give back what there is: the server gives it to other workers."""
+        """Return all requests to the server, which gives them to other workers."""
         self.end_waiting()
         running = [taker.running for taker in self._takers]
         for taker in self._takers:
@@ -180,9 +180,9 @@ class Leases:
         if running:
             await asyncio.wait(running)
 
-    async def _tell(self, lease: Lease, why: str, outcome: Frames | RemoteError) -> None:
+    async def _finish(self, lease: Lease, why: str, outcome: Frames | RemoteError) -> None:
         self._end(lease, why, outcome)
-        if not await lease.told():
+        if not await lease.was_delivered():
             self._over[_key(lease.user, lease.id)] = LOST
             raise _over(LOST)
 
@@ -205,7 +205,7 @@ class _LeaseWorker(Worker):
 
 
 class _Taker:
-    """One worker of Majordomo for one request."""
+    """The MDP worker of one call."""
 
     def __init__(self, leases: Leases, user: str, service: str, seconds: float) -> None:
         self._leases = leases
@@ -227,24 +227,24 @@ class _Taker:
         self._where = " or ".join(settings.endpoint)
         self._taken: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
         self._registered = False
-        self.worker.every(POLL_INTERVAL, self._look)
+        self.worker.every(POLL_INTERVAL, self._check_session)
         self.running = asyncio.create_task(self.worker.run())
 
     async def take(self, wait: float) -> Lease | None:
-        """The request that comes within so many seconds."""
+        """Wait so many seconds for a request."""
         self.running.add_done_callback(self._ended)
         try:
             async with asyncio.timeout(wait):
                 return await self._taken
         except TimeoutError:
-            if (lease := self._lease()) is not None:  # it came in the last moment
+            if (lease := self._lease()) is not None:  # it arrived at the last moment
                 return lease
             self.worker.stop()
             if not self._registered:
-                detail = f"nobody answered at {self._where}; waited {wait:g} s; try again later"
+                detail = f"no server answered at {self._where}; waited {wait:g} s; try again later"
                 raise Problem(503, detail, headers=_SOON) from None
             return None
-        except BaseException:  # whoever waited has left, or is sent away
+        except BaseException:  # the caller disconnected, or the call was cancelled
             self.worker.abandon()
             raise
         finally:
@@ -254,34 +254,34 @@ class _Taker:
         taken = self._taken
         return taken.result() if taken.done() and not taken.cancelled() and taken.exception() is None else None
 
-    def send_away(self) -> None:
-        """Let nobody wait here any more."""
+    def cancel(self) -> None:
+        """End the call, if it still waits."""
         if not self._taken.done():
             self._taken.set_exception(_shutting_down())
 
-    def _look(self) -> None:
-        """Called now and then while the worker runs."""
+    def _check_session(self) -> None:
+        """End the call if the server refuses the worker. Called periodically."""
         session = self.worker.sessions[0]
         self._registered = self._registered or session.registered
         if session.refused and not self._taken.done():
             name = self._service
-            what = f"the server lets nobody take requests of '{name}' with the key that is used here"
+            what = f"the server refuses workers of '{name}' with this key"
             why = f'the user may lack work = ["{name}"], or there are too many workers'
-            self._taken.set_exception(Problem(403, f"{what}; {why}; ask who runs this Titanic"))
+            self._taken.set_exception(Problem(403, f"{what}; {why}; contact the administrator"))
 
     async def _work(self, frames: Frames) -> Frames:
-        if self._taken.done():  # whoever waited has left just now: to another worker with it, as no attempt
+        if self._taken.done():  # the caller has just disconnected: return the request without counting an attempt
             self.worker.abandon()
-            await asyncio.Event().wait()  # until that has ended this
-        self.worker.stop()  # nothing after this
+            await asyncio.Event().wait()  # until `abandon` cancels this
+        self.worker.stop()  # accept no further request
         lease = Lease(self._user, current(), frames, self._seconds)
-        lease.holds, lease.told = self._holds, self._told
+        lease.holds, lease.was_delivered = self._holds, self._was_delivered
         self._leases._begin(lease)
         self._taken.set_result(lease)
         try:
             return await lease.reply
         except asyncio.CancelledError:
-            why = "the request was closed" if lease.context.cancelled else "it was given back to the server"
+            why = "the request was closed" if lease.context.cancelled else "it was returned to the server"
             lease.end(why, None)
             raise
         finally:
@@ -290,7 +290,7 @@ class _Taker:
     def _holds(self) -> bool:
         return not self.worker.sessions[0].stranded
 
-    async def _told(self) -> bool:
+    async def _was_delivered(self) -> bool:
         await asyncio.wait({self.running})
         return not self.worker.sessions[0].dropped_replies
 

@@ -1,4 +1,4 @@
-"""What went wrong, as HTTP says it: a problem document (RFC 9457) for programs, a page for people."""
+"""Errors over HTTP: a problem document (RFC 9457) for the API, a page for browsers."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ TITLES = {
 }
 
 TYPES = {401: "not-logged-in", 403: "forbidden", 410: "gone", 422: "key-reused", 424: "request-failed"}
-"""What programs know a problem by, where that is not its title."""
+"""The types of problems that are not derived from their titles."""
 
 
 class Problem(Exception):
-    """A request that is answered with an error. `detail` is for people: what, the fact, what to do."""
+    """An HTTP error. `detail` is for people: what is wrong, why, and what to do."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Problem(Exception):
         headers: dict[str, str] | None = None,
         members: dict[str, object] | None = None,
     ) -> None:
-        """`type`: what programs know it by. `members`: what the document has beyond these."""
+        """`type`: its name for programs. `members`: further members of the document."""
         super().__init__(detail)
         self.status = status
         self.title = title or TITLES.get(status, "Error")
@@ -81,11 +81,11 @@ KINDS: tuple[tuple[type[TitanicError], int, str], ...] = (
     (Refused, 503, "refused"),
     (CallerError, 400, ""),
 )
-"""Status and type of an error of Titanic: the first that fits; empty: that of the status."""
+"""Status and type of each TitanicError: the first that matches; an empty type is that of the status."""
 
 
 def of(error: TitanicError) -> Problem:
-    """The problem that an error of Titanic is."""
+    """Convert a TitanicError."""
     status, type = next(((status, type) for kind, status, type in KINDS if isinstance(error, kind)), (500, ""))
     if str(error).startswith("store full"):
         type = "store-full"
@@ -99,6 +99,6 @@ def answer(problem: Problem) -> Response:
 
 
 def is_for_programs(scope: Scope) -> bool:
-    """Whether an error is told as a document and not as a page."""
-    path: str = scope["path"]  # not that of `Request.url`, which is read from a text with Host in it
+    """Whether errors are reported as documents, not as pages."""
+    path: str = scope["path"]  # not the path of `Request.url`, which is parsed from a text that contains Host
     return path.startswith("/v1/") or path == "/v1"

@@ -1,5 +1,5 @@
-"""The headers and the query of a request. Errors are answered with 400, unknown `Titanic-` headers among them: a
-misspelt option must not go unnoticed.
+"""Reads the headers and the query of a request. Errors are answered with 400. Unknown `Titanic-` headers are errors,
+too: a misspelt option must not go unnoticed.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from titanic.util.text import quoted
 from titanic.web.problems import Problem
 
 HEADERS = "titanic.fields"
-"""Where a scope keeps them."""
+"""The key of the scope under which they are cached."""
 
 
 def headers_of(scope: Scope) -> dict[bytes, bytes]:
-    """The headers by name, in small letters as ASGI has them; of those that are there more than once, the first."""
+    """The headers by name, in lower case as in ASGI; the first value of repeated ones."""
     found: dict[bytes, bytes] | None = scope.get(HEADERS)
     if found is None:
         given = scope["headers"]
@@ -32,13 +32,13 @@ def headers_of(scope: Scope) -> dict[bytes, bytes]:
 
 
 def header_of(scope: Scope, name: bytes, otherwise: str = "") -> str:
-    """The header of this name."""
+    """The value of a header."""
     value = headers_of(scope).get(name)
     return otherwise if value is None else value.decode("latin-1")
 
 
 def is_repeated(scope: Scope, name: bytes) -> bool:
-    """Whether a header is there more than once."""
+    """Whether a header occurs more than once."""
     given = scope["headers"]
     return len(headers_of(scope)) != len(given) and sum(name == one for one, _ in given) > 1
 
@@ -46,32 +46,32 @@ def is_repeated(scope: Scope, name: bytes) -> bool:
 PREFIX = "titanic-"
 
 MAX_WAIT = 300.0
-"""Seconds that a request may wait for a reply; more is taken as this."""
+"""Maximum time to wait for a reply; longer waits are shortened to this."""
 
 MIN_SPAN = 0.001
-"""Seconds that a time may be, unless it may be none."""
+"""Minimum of time spans that must not be 0."""
 
 MAX_KEY = 240
-"""Characters of an idempotency key: a batch adds a number to it."""
+"""Maximum length of an idempotency key; a batch appends a number to it."""
 
 NUMBER = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?")
 WHOLE = re.compile(r"[0-9]{1,10}")
 KEY = re.compile(r"[!#-}](?:[ -~]*[!-~])?")
 QUOTED_KEY = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])+)"')
-"""A string as structured fields (RFC 9651) have them."""
+"""A string in the syntax of structured fields (RFC 9651)."""
 
 TYPE = re.compile("[!-~](?:[ -~]{0,125}[!-~])?")
 
 
 def read_number(name: str, text: str, least: float, most: float) -> float:
-    """A number, at least and at most that. Raises Problem."""
+    """Parse a number within bounds. Raises Problem."""
     if NUMBER.fullmatch(text) and least <= (value := float(text)) <= most:
         return value
     raise Problem(400, f"{name} is {quoted(text)}; it must be a number of seconds from {least:g} to {most:.0f}")
 
 
 def read_integer(name: str, text: str, least: int, most: int) -> int:
-    """A whole number, at least and at most that. Raises Problem."""
+    """Parse an integer within bounds. Raises Problem."""
     if WHOLE.fullmatch(text) and least <= (value := int(text)) <= most:
         return value
     raise Problem(400, f"{name} is {quoted(text)}; it must be a whole number from {least} to {most}")
@@ -100,11 +100,11 @@ OPTIONS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "titanic-max-attempts": ("max_attempts", _attempts),
     "titanic-limit": ("limit", _span),
 }
-"""The option of a submission that a header is, and what reads it."""
+"""The submit option that each header sets, and its parser."""
 
 
 def read_submit_options(request: Request) -> dict[str, Any]:
-    """The options of a submission. Raises Problem."""
+    """Read the options of a submission. Raises Problem."""
     options: dict[str, Any] = {}
     for raw, value in request.scope["headers"]:
         if raw.startswith(b"titanic-"):
@@ -139,7 +139,7 @@ def _key(text: str) -> str:
 
 
 def read_content_type(request: Request) -> str | None:
-    """What the body is said to be. Raises Problem."""
+    """Read the content type of the body. Raises Problem."""
     if (value := headers_of(request.scope).get(b"content-type")) is None:
         return None
     text = value.decode("latin-1")
@@ -149,8 +149,8 @@ def read_content_type(request: Request) -> str | None:
 
 
 def read_preferred_wait(request: Request) -> int | None:
-    """The seconds in `Prefer: wait=…` (RFC 7240), None without. Preferences that are not understood are ignored, as
-    the RFC has it."""
+    """Read the seconds in `Prefer: wait=…` (RFC 7240); None without. Unknown preferences are ignored, as the RFC
+    requires."""
     if b"prefer" not in headers_of(request.scope):
         return None
     for header in request.headers.getlist("prefer"):
@@ -163,7 +163,7 @@ def read_preferred_wait(request: Request) -> int | None:
 
 
 def read_query(request: Request, names: Collection[str]) -> dict[str, str]:
-    """The query, which may have these names, each once. Raises Problem."""
+    """Read the query, which may have these parameters, each once. Raises Problem."""
     found: dict[str, str] = {}
     if not request.scope["query_string"]:
         return found

@@ -25,24 +25,24 @@ ALIVE_EVERY = 5
 """Seconds between reports to the service manager."""
 
 FILES = 256
-"""File descriptors for everything but connections."""
+"""File descriptors reserved for everything but connections."""
 
 CANNOT_BIND = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES, errno.EPERM, errno.EAFNOSUPPORT)
-"""What the system says of an address that is another's, is none of this machine's, or may not be had."""
+"""Errors for an address that is in use, is not local, or is not permitted."""
 
 KEEP_ALIVE = 20
-"""Seconds for which a connection may wait for its next request."""
+"""Seconds after which an idle connection is closed."""
 
 
 class WebServer:
-    """Serves HTTP until it is stopped. As a context manager it runs in a thread of its own; then `url` is where."""
+    """Serves HTTP until it is stopped. As a context manager it runs in a thread of its own, at `url`."""
 
     def __init__(self, settings: WebSettings) -> None:
         self._settings = settings
         host, port = settings.bind
         self.app = app = new_app(settings)
-        self._gateway: AppState = app.state.titanic
-        tls = self._gateway.tls
+        self._state: AppState = app.state.titanic
+        tls = self._state.tls
 
         class Bounded(GatewayProtocol):
             most = min(settings.most_connections, _room())
@@ -61,28 +61,28 @@ class WebServer:
             proxy_headers=False,
             timeout_graceful_shutdown=3,
         )
-        self._server = _Quiet(config, self._gateway)
+        self._server = _Quiet(config, self._state)
         self._thread: threading.Thread | None = None
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The URL that it listens at."""
         sockets = self._server.servers[0].sockets
         host, port = sockets[0].getsockname()[:2]
-        scheme = "http" if self._gateway.tls is None else "https"
+        scheme = "http" if self._state.tls is None else "https"
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     def __str__(self) -> str:
-        """Where it listens, which server it asks and who may come, once it does."""
-        return f"at {self.url}, for {','.join(self._settings.endpoint)}; {self._gateway.identity}"
+        """Its URL, the server's endpoints and its access control; only while it listens."""
+        return f"at {self.url}, for {','.join(self._settings.endpoint)}; {self._state.identity}"
 
     def reload(self) -> None:
-        """Have the access file and the certificate read again. Any thread, and a signal handler, may call."""
-        self._gateway.reload.set()
+        """Reload the access file and the certificate. Any thread or signal handler may call this."""
+        self._state.reload.set()
 
     def run(self, ready: Callable[[], None] | None = None, alive: Callable[[], None] | None = None) -> None:
-        """Serve until `stop`. `ready` is called when it listens, `alive` every few seconds from then on, in the loop.
-        Raises CallerError when it cannot listen, and whatever else keeps it from starting."""
+        """Serve until `stop`. In the loop, `ready` is called once it listens, and then `alive` every few seconds.
+        Raises CallerError when it cannot listen, and any other error that keeps it from starting."""
         self._server.ready = ready
 
         async def notify() -> None:
@@ -95,17 +95,17 @@ class WebServer:
             try:
                 self._server.run()
             except SystemExit as error:
-                raise next(map(self._told, faults), CallerError("it did not start")) from error
+                raise next(map(self._start_error, faults), CallerError("it did not start")) from error
 
-    def _told(self, fault: Fault) -> Exception:
-        """What is raised for what kept it from starting."""
+    def _start_error(self, fault: Fault) -> Exception:
+        """The exception to raise for an error at the start."""
         if not fault.listening or not isinstance(fault.error, OSError):
             return fault.error
         host, port = self._settings.bind
         return CallerError(f"cannot listen at {host}:{port}", _reason(fault.error), _advice(fault.error))
 
     def stop(self) -> None:
-        """Have it end. Any thread, and a signal handler, may call."""
+        """Stop serving. Any thread or signal handler may call this."""
         self._server.should_exit = True
 
     def __enter__(self) -> Self:
@@ -124,16 +124,16 @@ class WebServer:
 
 
 class Fault(NamedTuple):
-    """What kept it from starting."""
+    """An error at the start."""
 
     error: Exception
     listening: bool
-    """Whether that was when it was to listen."""
+    """Whether the error occurred when binding the address."""
 
 
 @contextmanager
 def _faults_of_start(server: uvicorn.Server) -> Iterator[list[Fault]]:
-    """What keeps uvicorn from starting. It logs that and exits; here it becomes one message."""
+    """Collect the errors that uvicorn logs before it exits at the start, to report them as one message."""
     found: list[Fault] = []
 
     def keep(record: logging.LogRecord) -> bool:
@@ -141,7 +141,7 @@ def _faults_of_start(server: uvicorn.Server) -> Iterator[list[Fault]]:
             return True
         if isinstance(record.msg, OSError):
             found.append(Fault(record.msg, listening=True))
-        elif isinstance(error := sys.exc_info()[1], Exception):  # it logs the traceback of one that it handles
+        elif isinstance(error := sys.exc_info()[1], Exception):  # the traceback of the exception being handled
             found.append(Fault(error, listening=False))
         return not found
 
@@ -154,35 +154,35 @@ def _faults_of_start(server: uvicorn.Server) -> Iterator[list[Fault]]:
 
 
 def _reason(error: OSError) -> str:
-    """What the system says; asyncio says it in more words, which differ by version."""
+    """The system's error text; asyncio's is longer and differs by version."""
     if isinstance(error, socket.gaierror) or error.errno is None:
         return error.strerror or str(error)
     return os.strerror(error.errno).lower()
 
 
 def _advice(error: OSError) -> str:
-    """What to do about it."""
+    """How to fix an error at the start."""
     if isinstance(error, socket.gaierror) or error.errno in CANNOT_BIND:
         return "choose another --bind"
     if error.errno in (errno.EMFILE, errno.ENFILE):
-        return "let it have more open files: ulimit -n, or LimitNOFILE= in its unit"
-    return "mend that, and start it again"
+        return "raise the limit of open files: ulimit -n, or LimitNOFILE= in its unit"
+    return "fix that and start it again"
 
 
 def _room() -> int:
-    """How many connections the process may have open, besides what else it has."""
+    """How many connections the limit of file descriptors allows."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(16, soft - FILES) if soft != resource.RLIM_INFINITY else 1 << 20
 
 
 class _Quiet(uvicorn.Server):
-    """Leaves signals to who runs it, tells when it listens, and ends what would keep it from ending."""
+    """Leaves signals to its caller, reports when it listens, and ends waiting calls at shutdown."""
 
     ready: Callable[[], None] | None = None
 
-    def __init__(self, config: uvicorn.Config, gateway: AppState) -> None:
+    def __init__(self, config: uvicorn.Config, state: AppState) -> None:
         super().__init__(config)
-        self._gateway = gateway
+        self._state = state
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -190,7 +190,7 @@ class _Quiet(uvicorn.Server):
             self.ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._gateway.end_what_waits()
+        self._state.shut_down()
         await super().shutdown(sockets)
 
     @contextmanager

@@ -16,7 +16,7 @@ DEFAULT_BIND = "127.0.0.1:8080"
 
 @dataclass(frozen=True, slots=True)
 class WebSettings:
-    """Where `titanic web` listens, which server it asks, and who may use it. Each setting is declared once."""
+    """The settings of `titanic web`: addresses, access control, TLS, hooks. Each setting is declared once."""
 
     endpoint: tuple[str, ...]
     """Where the server is. With a list, one is picked at random; on failure the next is tried."""
@@ -28,7 +28,7 @@ class WebSettings:
         least=0.001,
     )
     key: str | None = None
-    """Without `access`: the file with the secret key of the user as whom everybody acts."""
+    """Without `access`: the file with the secret key that is used for all requests."""
     server_key: str | None = None
     """The server's public key, in Z85 or in a file."""
     access: Path | None = setting(
@@ -71,42 +71,42 @@ class WebSettings:
     hooks_allow: tuple[Network, ...] = setting((), "Private network that web hooks may reach, besides the Internet.")
 
     def __post_init__(self) -> None:
-        """Raises Contradiction."""
+        """Check the settings. Raises Contradiction."""
         object.__setattr__(self, "hosts", tuple(host.lower() for host in self.hosts))
         if self.access is None and not is_loopback(self.bind[0]):
-            what, fact = f"no access file, but {self.bind[0]} is to be bound", "others could reach it without a log-in"
+            what, fact = f"no access file, but {self.bind[0]} is to be bound", "others could use it without signing in"
             advice = "give --access and --keys, or bind a loopback address"
             raise Contradiction(("bind", "access"), what, fact, advice)
         if (self.access is None) != (self.keys is None):
-            what, fact = "--access and --keys belong together", "each user is served with a key of his own"
+            what, fact = "--access and --keys belong together", "each user's requests are made with that user's key"
             raise Contradiction(("access", "keys"), what, fact, "give both")
         if (self.tls_certificate is None) != (self.tls_key is None):
-            what, fact = "--tls-certificate and --tls-key belong together", "TLS takes both"
+            what, fact = "--tls-certificate and --tls-key belong together", "TLS needs both"
             raise Contradiction(("tls_certificate", "tls_key"), what, fact, "give both")
         if self.client_ca is not None and (self.tls_certificate is None or self.access is None):
-            what, fact = "--client-ca is for log-ins by certificate", "those take TLS and an access file"
+            what, fact = "--client-ca is for signing in by certificate", "that needs TLS and an access file"
             advice = "give --tls-certificate, --tls-key, --access and --keys, or leave it out"
             raise Contradiction(("client_ca",), what, fact, advice)
         if self.tls_certificate is None and not self.open and not is_loopback(self.bind[0]):
-            what, fact = f"no TLS, but {self.bind[0]} is to be bound", "who listens on the way would have the tokens"
+            what, fact = f"no TLS, but {self.bind[0]} is to be bound", "tokens could be read on the network"
             advice = "give --tls-certificate and --tls-key, bind a loopback address, or allow plain HTTP: --open"
             raise Contradiction(("bind", "open"), what, fact, advice)
         if self.hooks and self.access is not None and self.hooks_user is None:
-            what, fact = "nobody delivers web hooks", "with --access everything is done as some user"
-            raise Contradiction(("hooks", "hooks-user"), what, fact, "say as whom: --hooks-user")
+            what, fact = "no user is set to deliver web hooks", "with --access, each action belongs to a user"
+            raise Contradiction(("hooks", "hooks-user"), what, fact, "name a user: --hooks-user")
 
     @property
     def is_https(self) -> bool:
-        """Whether browsers come by HTTPS."""
+        """Whether browsers connect by HTTPS."""
         return self.tls_certificate is not None or self.behind_tls
 
     def key_of(self, user: str) -> str | None:
-        """The secret key file with which a user's connections are made."""
+        """The secret key file for a user's connections."""
         return self.key if self.keys is None else str(self.keys / f"{user}.key_secret")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Whether an address can be reached from this machine only."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

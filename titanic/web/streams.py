@@ -32,47 +32,47 @@ End = dict[str, str]
 
 
 class Listener(Protocol):
-    """An open stream, as its sources see it."""
+    """The interface of an open stream."""
 
     visitor: Visitor
 
     def wake(self) -> None:
-        """There may be something new."""
+        """Send what is new, if anything."""
 
     def ended(self, uuid: str, end: End) -> None:
-        """A request that it follows has ended."""
+        """Report the end of a request that it follows."""
 
     def end(self) -> None:
         """End the stream: its visitor's connection to the server is closed, or the process ends."""
 
 
 class Numbers:
-    """Numbers changes, of several kinds of things together."""
+    """Numbers all changes in one sequence."""
 
     def __init__(self) -> None:
         self.last = 1  # 0 is before everything
 
     def next(self) -> int:
-        """The number of a new change."""
+        """Return the number of a new change."""
         self.last += 1
         return self.last
 
 
 class Changes(Generic[Key, Value]):
-    """The last states of some things, the longest unchanged first."""
+    """The current values by key, the least recently changed first."""
 
     def __init__(self, numbers: Numbers, most: int) -> None:
-        """`most`: things that are remembered."""
+        """`most`: maximum number of keys."""
         self.reach = 0
-        """The last change that is forgotten."""
+        """The number of the last change that was forgotten."""
         self._numbers = numbers
         self._most = most
         self._known: OrderedDict[Key, tuple[int, Value]] = OrderedDict()
 
-    def put(self, key: Key, value: Value, *, anew: bool = False) -> None:
-        """A thing is so now; with `anew` that is a change even if it was so before."""
+    def put(self, key: Key, value: Value, *, always: bool = False) -> None:
+        """Set a value; with `always`, an equal value counts as a change, too."""
         before = self._known.get(key)
-        if before is not None and before[1] == value and not anew:
+        if before is not None and before[1] == value and not always:
             return
         self._known[key] = self._numbers.next(), value
         self._known.move_to_end(key)
@@ -80,15 +80,15 @@ class Changes(Generic[Key, Value]):
             _, (self.reach, _) = self._known.popitem(last=False)
 
     def get(self, key: Key) -> tuple[int, Value] | None:
-        """The number of its last change, and how it is since; None: it is not known."""
+        """The number of a key's last change, and its value; None: unknown."""
         return self._known.get(key)
 
     def keys(self) -> KeysView[Key]:
-        """All that is known."""
+        """All known keys."""
         return self._known.keys()
 
     def after(self, number: int) -> Mapping[Key, Value]:
-        """What changed after a change with this number, as it is now."""
+        """The current values of all keys that changed after this number."""
         found: dict[Key, Value] = {}
         for key in reversed(self._known):
             at, value = self._known[key]
@@ -99,10 +99,10 @@ class Changes(Generic[Key, Value]):
 
 
 MAX_SERVICES = 20_000
-"""Services that are remembered, those that are gone among them."""
+"""Services that are remembered, including removed ones."""
 
 Row = Any
-"""The figures of a service; None: it is gone."""
+"""The statistics of a service; None: it is gone."""
 
 
 def _rows(sample: StatsSample) -> dict[str, Row]:
@@ -115,7 +115,7 @@ def _rows(sample: StatsSample) -> dict[str, Row]:
 
 
 class StatsWatcher:
-    """The figures of each service, and which streams want them."""
+    """The statistics of each service, and the streams that report them."""
 
     def __init__(self, poller: StatsPoller, numbers: Numbers) -> None:
         self.rows: Changes[str, Row] = Changes(numbers, MAX_SERVICES)
@@ -125,13 +125,13 @@ class StatsWatcher:
         self._streams: dict[str, set[Listener]] = {}
         """By user."""
         self._faults: dict[str, Problem] = {}
-        """Why users are not told anything at present."""
+        """Why a user's streams get no statistics at present."""
         self._task: asyncio.Task[None] | None = None
         self._last: tuple[tuple[int, int], str] = (-1, -1), ""
-        """What was made for who wants all services, and for which changes."""
+        """The last text for streams of all services, and the changes that it covers."""
 
-    async def look(self, visitor: Visitor) -> None:
-        """See what there is now. Raises Problem for whoever may not know."""
+    async def refresh(self, visitor: Visitor) -> None:
+        """Get current statistics. Raises Problem when the visitor lacks the permission."""
         try:
             sample = await self._poller.sample(visitor)
         except InvalidRequest:
@@ -140,7 +140,7 @@ class StatsWatcher:
             problem = problems.of(error)
             if (
                 before := self._faults.get(visitor.user)
-            ) is None or before.status != problem.status:  # texts tell times, too
+            ) is None or before.status != problem.status:  # the texts differ in times, too
                 self._faults[visitor.user] = problem
             if problem.status == 403:
                 raise problem from error
@@ -152,28 +152,28 @@ class StatsWatcher:
 
     @property
     def idle(self) -> bool:
-        """Whether nobody wants to know anything."""
+        """Whether no stream is open."""
         return self._task is None
 
-    async def _look_for(self, streams: set[Listener]) -> None:
+    async def _refresh_for(self, streams: set[Listener]) -> None:
         try:
-            await self.look(next(iter(streams)).visitor)
-        except InvalidRequest:  # the connection of their user was closed: those who come again get a new one
+            await self.refresh(next(iter(streams)).visitor)
+        except InvalidRequest:  # the connection of their user was closed: readers that reconnect get a new one
             for stream in streams:
                 stream.end()
 
     def fault(self, user: str) -> Problem | None:
-        """Why this user is not told anything at present."""
+        """Why this user's streams get no statistics at present."""
         return self._faults.get(user)
 
     def join(self, stream: Listener) -> None:
-        """Wake a stream when there is something new."""
+        """Wake a stream whenever there is something new."""
         self._streams.setdefault(stream.visitor.user, set()).add(stream)
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._look_again_and_again())
+            self._task = asyncio.create_task(self._keep_refreshing())
 
     def leave(self, stream: Listener) -> None:
-        """It does not want to know any more."""
+        """Stop waking a stream."""
         user = stream.visitor.user
         if (streams := self._streams.get(user)) is not None:
             streams.discard(stream)
@@ -185,8 +185,8 @@ class StatsWatcher:
             self._task = None
 
     def text(self, after: int, services: Collection[str]) -> str:
-        """What changed after a change, as JSON, of these services or, if there are none, of all; "" for nothing. With
-        `after` 0 it is all that there is."""
+        """What changed after this number, as JSON: of these services, or of all if none is given; "" for nothing. With
+        `after` 0, all current statistics."""
         mark = after, self._numbers.last
         if not services and self._last[0] == mark:
             return self._last[1]
@@ -206,13 +206,13 @@ class StatsWatcher:
         for name in self.rows.keys() - services.keys():
             self.rows.put(name, None)
 
-    async def _look_again_and_again(self) -> None:
+    async def _keep_refreshing(self) -> None:
         while self._streams:
             await asyncio.sleep(POLL_INTERVAL)
             before, faults = self._numbers.last, {**self._faults}
             for streams in [*self._streams.values()]:
-                with suppress(Problem):  # `fault` tells
-                    await self._look_for(streams)
+                with suppress(Problem):  # `fault` reports it
+                    await self._refresh_for(streams)
             for user, streams in self._streams.items():
                 if self._numbers.last != before or self._faults.get(user) is not faults.get(user):
                     for stream in streams:
@@ -221,13 +221,13 @@ class StatsWatcher:
 
 MAX_WATCHED = 10_000
 MAX_WATCHED_EACH = 2_000
-"""Requests that are followed at a time, by all and by one user. The server lets one client wait for 20,000."""
+"""Requests that are followed at a time, by all users and by one. The server allows 20,000 waits per client."""
 
 MAX_ENDS = 20_000
-"""Ends that are remembered, for streams that come again."""
+"""Ends that are remembered for streams that reconnect."""
 
 RETRY_INTERVAL = 2.0
-"""Seconds until the server is asked again when it did not answer, or not let us wait."""
+"""Seconds until the server is asked again when it did not answer, or refused the wait."""
 
 
 @dataclass(slots=True)
@@ -237,23 +237,23 @@ class _Wait:
 
 
 class RequestWatcher:
-    """The waits of all users."""
+    """Waits for the ends of requests, for the streams of all users."""
 
     def __init__(self, numbers: Numbers) -> None:
         self.ends: Changes[tuple[str, str], End] = Changes(numbers, MAX_ENDS)
-        """By user and UUID: what was told, also to streams that have broken since."""
+        """By user and UUID: the ends that were reported, also to streams that have broken since."""
         self._waits: dict[tuple[str, str], _Wait] = {}
         self.quota = Quota("requests that are followed", MAX_WATCHED, MAX_WATCHED_EACH)
 
     def follow(self, listener: Listener, uuid: str) -> None:
-        """Tell of the end of a request."""
+        """Report the end of a request to a stream."""
         key = listener.visitor.user, uuid
         if (wait := self._waits.get(key)) is None:
             wait = self._waits[key] = _Wait(asyncio.create_task(self._wait(listener.visitor, uuid)))
         wait.listeners.add(listener)
 
     def leave(self, listener: Listener, uuid: str) -> None:
-        """Do not tell it any more."""
+        """Stop following a request for a stream."""
         key = listener.visitor.user, uuid
         if (wait := self._waits.get(key)) is not None:
             wait.listeners.discard(listener)
@@ -273,13 +273,13 @@ class RequestWatcher:
             for listener in self._waits.pop(key).listeners:
                 listener.end()
             return
-        self.ends.put(key, end, anew=True)  # it may have been executed again, with the same end
+        self.ends.put(key, end, always=True)  # it may have been executed again, with the same end
         for listener in self._waits.pop(key).listeners:
             listener.ended(uuid, end)
 
 
 async def _end_of(visitor: Visitor, uuid: str) -> End | None:
-    """How a request ended, as soon as it has; None: the server cannot say now."""
+    """Wait for the end of a request; None: the server is not available."""
     try:
         await visitor.client.wait(uuid)
     except RequestFailed as error:
@@ -297,15 +297,15 @@ async def _end_of(visitor: Visitor, uuid: str) -> End | None:
 
 MAX_STREAMS = 1000
 MAX_STREAMS_EACH = 100
-"""Streams at a time, of all visitors and of one."""
+"""Maximum number of streams, of all users and of one."""
 
 
 class Feed:
-    """What streams tell, and who reads them."""
+    """What event streams report, and the open streams."""
 
     def __init__(self, poller: StatsPoller) -> None:
         self.name = os.urandom(4).hex()
-        """Of this process: another one counts from 1 again."""
+        """A name for this process: another process numbers its changes from 1 again."""
         self.numbers = Numbers()
         self.stats = StatsWatcher(poller, self.numbers)
         self.requests = RequestWatcher(self.numbers)
@@ -314,13 +314,13 @@ class Feed:
         self.ending = False
 
     def end(self) -> None:
-        """Have all streams end, now and later: this process is about to."""
+        """End all streams, also those opened later: this process is shutting down."""
         self.ending = True
         for stream in self.streams:
             stream.end()
 
     def known(self, id_: str, services: bool, requests: bool) -> int | None:
-        """The number of the change up to which a reader knows all; None: it is not known what changed since."""
+        """The number of the last change that a reader has received; None: later changes have been forgotten."""
         name, _, digits = id_.rpartition("-")
         if name != self.name or not digits.isascii() or not digits.isdecimal() or len(digits) > 18:
             return None

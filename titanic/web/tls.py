@@ -1,4 +1,4 @@
-"""TLS by files, which are read again when they change: certificates are renewed every few weeks."""
+"""TLS. Its files are reloaded when they change, because certificates are renewed every few weeks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger("titanic.web")
 
 
 class Tls:
-    """What connections are encrypted with."""
+    """The TLS context for connections."""
 
     def __init__(self, settings: WebSettings) -> None:
         """Raises CallerError for files that cannot be used."""
@@ -23,17 +23,17 @@ class Tls:
         assert settings.tls_key is not None
         self._certificate, self._key = settings.tls_certificate, settings.tls_key
         self._authorities = settings.client_ca
-        self._state = self._look()
+        self._state = self._file_state()
         self.context = _new_context(self._certificate, self._key, self._authorities)
 
     def given(self, *_: object) -> ssl.SSLContext:
-        """The context, as uvicorn asks for it."""
+        """Return the context to uvicorn."""
         return self.context
 
-    def look(self, *, always: bool = False) -> None:
-        """Use the certificate that is there now, for new connections, if it is another one than before. One that
-        cannot be used is not. (The authorities of clients stay: others take a restart.)"""
-        state = self._look()
+    def refresh(self, *, always: bool = False) -> None:
+        """Use a changed certificate for new connections. If it is not usable, the previous one stays in use. (Changed
+        client authorities need a restart.)"""
+        state = self._file_state()
         if state == self._state and not always:
             return
         self._state = state
@@ -41,12 +41,12 @@ class Tls:
             _new_context(self._certificate, self._key, self._authorities)  # half of a pair must not get into use
             self.context.load_cert_chain(self._certificate, self._key)
         except (CallerError, ssl.SSLError, OSError) as error:
-            text = "not reloaded, the certificate of before stays in use: %s"
+            text = "not reloaded, the previous certificate stays in use: %s"
             log.error(text, error, extra=logs.event("reload-refused"))
             return
-        log.info("%s read again", self._certificate, extra=logs.event("certificate-reloaded"))
+        log.info("%s reloaded", self._certificate, extra=logs.event("certificate-reloaded"))
 
-    def _look(self) -> tuple[tuple[int, ...], ...]:
+    def _file_state(self) -> tuple[tuple[int, ...], ...]:
         return state_of(self._certificate), state_of(self._key)
 
 
@@ -73,5 +73,5 @@ def _new_context(certificate: Path, key: Path, authorities: Path | None) -> ssl.
 
 
 def _no_password() -> str:
-    """Instead of asking at a terminal that may not be there."""
+    """Fail instead of prompting at a terminal."""
     raise ValueError("the key has a password")

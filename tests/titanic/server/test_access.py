@@ -272,6 +272,6 @@ def test_a_file_that_is_being_written_is_waited_for(control: ServerAccess) -> No
         patch.setattr(server_access, "state_of", write_on)
         assert set(control.read_again().users) == {"root", "shop", "mail"}
         patch.setattr(server_access, "state_of", lambda path: (time.monotonic_ns(),))
-        patch.setattr(server_access, "LOOK_EVERY", 0.001)
+        patch.setattr(server_access, "POLL_INTERVAL", 0.001)
         with pytest.raises(AccessError, match="still being written after"):
             control.read_again()

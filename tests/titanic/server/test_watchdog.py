@@ -19,13 +19,13 @@ from titanic.server.watchdog import Watchdog
 def test_it_asks_again_when_all_have_answered() -> None:
     answers: dict[str, list[Callable[[], None]]] = {"a": [], "b": []}
     watchdog = Watchdog({name: asked.append for name, asked in answers.items()})
-    assert not watchdog.look(1.0)
+    assert not watchdog.probe(1.0)
     answers["a"].pop()()
-    assert not watchdog.look(2.0)
+    assert not watchdog.probe(2.0)
     assert watchdog.late(2.5, 1.0) == ["b"]
     assert watchdog.late(2.0, 1.0) == []
     answers["b"].pop()()
-    assert watchdog.look(3.0)
+    assert watchdog.probe(3.0)
     assert [len(asked) for asked in answers.values()] == [1, 1]
     assert set(watchdog.lags(3.0)) == {"a", "b"}
     assert watchdog.lags(10.0) == {"a": 7.0, "b": 7.0}
@@ -33,8 +33,8 @@ def test_it_asks_again_when_all_have_answered() -> None:
 
 def test_every_thread_of_a_server_answers(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
-        assert not server.watchdog.look(0.0)
-        until(lambda: server.watchdog.look(0.0))
+        assert not server.watchdog.probe(0.0)
+        until(lambda: server.watchdog.probe(0.0))
         assert set(server.watchdog.lags(0.0)) == {"writer", "reader", "broker"}
 
 
@@ -44,10 +44,10 @@ def test_a_writer_that_is_stuck_does_not(tmp_path: Path) -> None:
         with server.store.write():
             with pytest.raises(TimedOut):
                 client.submit("s", b"x")
-            server.watchdog.look(0.0)
+            server.watchdog.probe(0.0)
             until(lambda: server.watchdog.late(1.0, 0.5) == ["writer"])
-            assert not server.watchdog.look(2.0)
-        until(lambda: server.watchdog.look(3.0))
+            assert not server.watchdog.probe(2.0)
+        until(lambda: server.watchdog.probe(3.0))
 
 
 def test_a_loop_that_is_stuck_does_not() -> None:
@@ -55,11 +55,11 @@ def test_a_loop_that_is_stuck_does_not() -> None:
     with Broker() as broker:
         watchdog = Watchdog({"broker": broker.loop.call})
         broker.loop.call(_wait, free)
-        watchdog.look(0.0)
+        watchdog.probe(0.0)
         assert watchdog.late(1.0, 0.5) == ["broker"]
-        assert not watchdog.look(2.0)
+        assert not watchdog.probe(2.0)
         free.set()
-        until(lambda: watchdog.look(3.0))
+        until(lambda: watchdog.probe(3.0))
 
 
 def _wait(event: threading.Event) -> None:

@@ -24,12 +24,12 @@ def test_errors_are_documents_for_programs_and_pages_for_people(http: httpx.Clie
     assert answer.status_code == 404
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.json()["status"] == 404
-    assert answer.json()["detail"] == "there is no such call; /v1/openapi.json describes all of them"
+    assert answer.json()["detail"] == "no such endpoint; /v1/openapi.json describes all of them"
     page = http.get("/nothing")
     assert page.status_code == 404
     assert "<h1>Not found</h1>" in page.text
     assert "This page does not exist." in page.text
-    assert "This address does not take POST; open the page" in http.post("/requests").text
+    assert "This address does not allow POST; open the page" in http.post("/requests").text
 
 
 def test_errors_are_sentences_on_pages(http: httpx.Client) -> None:

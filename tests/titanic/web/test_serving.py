@@ -67,7 +67,7 @@ def test_another_address_is_no_advice_when_files_are_lacking() -> None:
     command = [sys.executable, "-c", WITHOUT_FILES]
     ended = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, timeout=90)
     what = "cannot listen at 127.0.0.1:0; too many open files"
-    assert ended.stdout == f"{what}; let it have more open files: ulimit -n, or LimitNOFILE= in its unit\n", (
+    assert ended.stdout == f"{what}; raise the limit of open files: ulimit -n, or LimitNOFILE= in its unit\n", (
         ended.stderr
     )
 

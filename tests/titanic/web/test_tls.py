@@ -113,7 +113,7 @@ def test_a_new_certificate_is_used_and_a_broken_one_is_not(
         address = (where.hostname or "", where.port or 0)
         before = ssl.get_server_certificate(address)
         settings["tls_certificate"].write_text("nothing")
-        until(lambda: "the certificate of before stays in use" in caplog.text)
+        until(lambda: "the previous certificate stays in use" in caplog.text)
         assert ssl.get_server_certificate(address) == before
         authority.sign("server")
         files(authority, tmp_path)

@@ -1,1 +1,1 @@
-"""HTTP for programs, below /v1: requests, replies, lists and events as resources."""
+"""The HTTP API, below /v1: requests, replies, lists and events as resources."""

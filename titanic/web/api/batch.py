@@ -1,4 +1,4 @@
-"""POST …/requests:batch: many requests in one call, read, stored and forgotten a message at a time."""
+"""POST …/requests:batch: many requests in one call, parsed and stored a message at a time."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ BLANK = b" \t\r\n"
 
 
 class Items(Protocol):
-    """Takes the parts of a body, and gives its items."""
+    """Splits a body that arrives in parts into items."""
 
     @property
     def held(self) -> int:
-        """Bytes that it has of an item that is not whole yet."""
+        """Bytes of the incomplete item."""
 
     def feed(self, part: bytes) -> Iterator[bytes]:
-        """The items that are whole now. Raises Problem."""
+        """Yield the items that this part completes. Raises Problem."""
 
     def end(self) -> Iterator[bytes]:
-        """The last one. Raises Problem when the body breaks off."""
+        """Yield the last item. Raises Problem when the body is truncated."""
 
 
 class Lines:
-    """One on each line; empty lines are none."""
+    """One item on each line; empty lines are skipped."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -72,13 +72,13 @@ class Lines:
 
 
 class Array:
-    """Between the commas of the outermost brackets."""
+    """The items of a JSON array."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._at = 0
-        """How far the buffer has been looked at."""
-        self._begun = self._ended = self._in_text = False
+        """How far the buffer has been scanned."""
+        self._started = self._ended = self._in_text = False
         self._depth = 0
         self._several = False
 
@@ -88,7 +88,7 @@ class Array:
 
     def feed(self, part: bytes) -> Iterator[bytes]:
         self._buffer += part
-        if not self._begun and not self._begin():
+        if not self._started and not self._begin():
             return
         while not self._ended and (mark := self._next()):
             if self._in_text:
@@ -103,20 +103,20 @@ class Array:
             else:
                 yield from self._take(mark)
         if self._ended and self._buffer.strip(BLANK):
-            raise Problem(400, "something follows the end of the array; send one array, or NDJSON")
+            raise Problem(400, "there is data after the end of the array; send one array, or NDJSON")
 
     def end(self) -> Iterator[bytes]:
         if not self._ended:
-            raise Problem(400, "the body breaks off before the end of the array; send all of it")
+            raise Problem(400, "the body ends before the end of the array; send all of it")
         yield from ()
 
     def _begin(self) -> bool:
         self._buffer = self._buffer.lstrip(BLANK)
         if bytes(self._buffer[:1]) not in (b"", b"["):
             raise Problem(400, "the body is not a JSON array; send one, or NDJSON as application/x-ndjson")
-        self._begun = bool(self._buffer)
+        self._started = bool(self._buffer)
         del self._buffer[:1]
-        return self._begun
+        return self._started
 
     def _next(self) -> bytes:
         found = (_IN_TEXT if self._in_text else _MARK).search(self._buffer, self._at)
@@ -128,13 +128,13 @@ class Array:
         del self._buffer[: self._at]
         self._at = 0
         self._ended = mark == b"]"
-        if item or self._several or not self._ended:  # `[]` has none
+        if item or self._several or not self._ended:  # `[]` has no items
             yield item
         self._several = True
 
 
 def check_json(item: bytes, number: int) -> None:
-    """Raise Problem for what is not JSON. `number`: which item it is, from 0."""
+    """Raise Problem for an item that is not JSON. `number`: its index, from 0."""
     try:
         _JSON.decode(item.decode())
     except (ValueError, RecursionError) as error:
@@ -143,16 +143,16 @@ def check_json(item: bytes, number: int) -> None:
 
 
 def _fault(item: bytes, error: ValueError | RecursionError) -> str:
-    """Where it goes wrong, and what to do."""
+    """Where the error is, and what to do."""
     if not item:
-        return "there is nothing between two commas; leave one of them out"
+        return "there is nothing between two commas; remove one of them"
     if isinstance(error, UnicodeDecodeError):
-        return f"from byte {error.start} on it is not UTF-8; send UTF-8"
+        return f"it is not UTF-8 from byte {error.start} on; send UTF-8"
     if isinstance(error, RecursionError):
-        return "it is nested too deeply; send it as text, or submit it alone"
+        return "it is nested too deeply; send it as a string, or submit it alone"
     if isinstance(error, json.JSONDecodeError):
-        return f"it goes wrong at character {error.pos}, counted from 0; put texts and names into double quotes"
-    return f"{error}; send null, or a text"
+        return f"the error is at character {error.pos}, counted from 0; put strings and names into double quotes"
+    return f"{error}; send null, or a string"
 
 
 def _no_number(name: str) -> None:
@@ -160,27 +160,27 @@ def _no_number(name: str) -> None:
 
 
 _JSON = json.JSONDecoder(parse_constant=_no_number, parse_int=len, parse_float=len)
-"""Of numbers it is only looked at how they are written: they may have any number of digits."""
+"""Checks only the syntax of numbers: they may have any number of digits."""
 
 
 MAX_ITEMS = 100_000
-"""Requests in one call."""
+"""Maximum number of requests in one call."""
 
 MESSAGE_BYTES = 1 << 20
-"""Bytes of bodies in a message of several."""
+"""Maximum bytes of bodies in a message with several requests."""
 
 TYPE = "application/json"
-"""What each request is."""
+"""The content type of each request."""
 
 ARRAY = (TYPE,)
 LINES = ("application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines")
 
 
 class Batch:
-    """Gathers bodies and stores them, up to 1,000 in a message, each of which is accepted whole or not at all."""
+    """Collects bodies and stores them in messages of up to 1,000. A message is accepted completely or not at all."""
 
     def __init__(self, client: Client, service: str, options: dict[str, Any], most: int) -> None:
-        """`most`: bytes that a body may have."""
+        """`most`: maximum bytes of a body."""
         self.uuids: list[str] = []
         self._client = client
         self._service = service
@@ -189,14 +189,14 @@ class Batch:
         self._most = most
         self._bodies: list[bytes] = []
         self.held = 0
-        """Bytes that have gathered."""
+        """Bytes of the collected bodies."""
 
     async def add(self, body: bytes) -> None:
-        """Take a body. Raises Problem, or what submitting raises."""
+        """Add a body. Raises Problem, or what submitting raises."""
         number = len(self.uuids) + len(self._bodies)
         if number == MAX_ITEMS:
             raise Problem(
-                413, f"there are more than {MAX_ITEMS} items; no call may have more; send the rest in another"
+                413, f"there are more than {MAX_ITEMS} items, the maximum of one call; send the rest in another"
             )
         self.check_size(len(body))
         check_json(body, number)
@@ -208,12 +208,12 @@ class Batch:
             await self.store()
 
     def check_size(self, size: int) -> None:
-        """Raise Problem for an item of so many bytes, perhaps not whole yet, that is too large."""
+        """Raise Problem if an item of so many bytes, perhaps incomplete, is too large."""
         if size > self._most:
             raise body_too_large(self._most)
 
     async def store(self) -> None:
-        """Have stored what has gathered."""
+        """Store the collected bodies."""
         if not self._bodies:
             return
         if self._key is None:
@@ -224,20 +224,20 @@ class Batch:
         self.held = 0
 
     async def _store_keyed(self, key: str) -> list[str]:
-        """Each has a key of its own, made of this one. Raises Problem when that was used with other bodies: of these,
-        none is stored."""
+        """Store bodies with a key each, derived from the batch's key. Raises Problem, and stores none, when that key
+        was used with other bodies."""
         client, first = self._client, len(self.uuids)
         keys = [f"{key}/{first + number}" for number in range(len(self._bodies))]
         given = digest(self._service, TYPE, *self._bodies)
-        with suppress(Forbidden):  # he may not read
+        with suppress(Forbidden):  # the user may not read
             for uuid in (await client.find(keys[:1]))[0].values():
                 await check_digest(client, uuid, given)
         uuids = await client.submit_batch(self._service, self._bodies, keys=keys, **self._options, digest=given)
-        await check_digest(client, uuids[0], given)  # somebody may have been quicker
+        await check_digest(client, uuids[0], given)  # another client may have used the key in the meantime
         return uuids
 
     def failed(self, problem: Problem) -> Problem:
-        """The problem, with how far it came."""
+        """Add to a problem what was stored before it."""
         problem.members |= {"stored": len(self.uuids), "uuids": self.uuids}
         return problem
 
@@ -248,7 +248,7 @@ async def post_batch(request: Request) -> Response:
     service = read_service(request)
     found = _format(request)
     client = visitor_of(request).client
-    await client.calls.limits.is_ours()  # then it is known how large a message may be
+    await client.calls.limits.is_ours()  # learns the maximum size of a message
     batch = Batch(client, service, {**read_submit_options(request), "type": TYPE}, await max_body(request, client))
     try:
         async for part in body_parts(request):
@@ -282,9 +282,9 @@ PATHS = {
         "post": {
             "operationId": "submitBatch",
             "summary": "Store many requests",
-            "description": "One for each item, whose body is the item as it is written. They are stored up to 1,000 at "
-            "a time, all of these or none. When something goes wrong later, the problem says how far it came. "
-            "With an `Idempotency-Key` the same batch can be sent again: each item has a key of its own.",
+            "description": "Each item becomes the body of a request, as it is written. Up to 1,000 requests are "
+            "stored at a time, all of them or none. If a later part fails, the problem reports what was stored. "
+            "With an `Idempotency-Key` the same batch can be sent again: each item gets its own key.",
             "parameters": SUBMIT_HEADERS,
             "requestBody": {
                 "required": True,
@@ -294,7 +294,7 @@ PATHS = {
                 },
             },
             "responses": {
-                "202": answer("They are stored.", record({"uuids": listed(UUID)})),
+                "202": answer("The requests are stored.", record({"uuids": listed(UUID)})),
                 **wrong(413, 415, 422),
             },
         },

@@ -1,15 +1,15 @@
-"""GET /v1/events: what happens in each service, and the end of requests that one follows, as server-sent events.
+"""GET /v1/events: statistics of services and the ends of followed requests, as server-sent events.
 
     event       data
     ----------  ---------------------------------------------------------------------------------------------------
-    services    {"services": {NAME: what titanic.stats says of it}}: at first all, then those that have changed;
-                null: it is gone
-    ended       {"uuid", "state", "reason"}: a request that is followed; each is told of once
-    problem     why there are no figures at present, as a problem document; null: there are some again
-    reset       what the reader knows is too old to go on from: forget it, all is told anew
+    services    {"services": {NAME: its row of titanic.stats}}: at first all, then those that have changed;
+                null: the service is gone
+    ended       {"uuid", "state", "reason"}: the end of a followed request, reported once
+    problem     why there are no statistics at present, as a problem document; null: they are available again
+    reset       the last event that the reader knows is forgotten: discard everything, a full report follows
 
-The id of an event is the number of the last change that it tells of, behind a name for this process. Who comes again
-with it in `Last-Event-ID` is told what changed since. (`EventSource` does that by itself.)
+The id of an event is a name for this process and the number of the last change that the event covers. A reader that
+reconnects with this id in `Last-Event-ID` gets what has changed since. (`EventSource` does that by itself.)
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from titanic.web.streams import End, Feed
 
 
 async def get_events(request: Request) -> Response:
-    """A stream. `?service=`, repeatable: figures of these services, `*` of all. `?request=`, repeatable: the end of
-    these. Without both: figures of all services."""
+    """Open a stream. `?service=`, repeatable: statistics of these services; `*`: of all. `?request=`, repeatable: the
+    ends of these requests. Without both: statistics of all services."""
     feed, visitor = app_state(request).feed, visitor_of(request)
     services = frozenset(request.query_params.getlist("service"))
     uuids = {_uuid(one) for one in request.query_params.getlist("request")}
@@ -45,7 +45,7 @@ async def get_events(request: Request) -> Response:
     if not services and not uuids:
         services = frozenset([ALL])
     if services:
-        await feed.stats.look(visitor)
+        await feed.stats.refresh(visitor)
     return EventStream(feed, visitor, services, uuids, request.headers.get("last-event-id"))
 
 
@@ -57,28 +57,28 @@ def _uuid(text: str) -> str:
 
 
 KEEPALIVE_INTERVAL = 15.0
-"""Seconds of silence after which a comment is sent, so that nobody in between takes the connection for dead."""
+"""Seconds of silence after which a comment is sent, so that proxies do not close the connection."""
 
 STREAM_LIFETIME = 3600.0
-"""Seconds after which a stream ends. Its reader comes again, and is asked again who he is."""
+"""Seconds after which a stream ends. Its reader reconnects and is authenticated again."""
 
 RETRY_AFTER_MS = 2000
-"""Milliseconds after which a reader comes again."""
+"""Milliseconds after which a reader reconnects."""
 
 
 MAX_FOLLOWED = 200
-"""Requests that one stream follows."""
+"""Maximum number of requests that one stream follows."""
 
 ALL = "*"
-"""As `service`: all of them."""
+"""The value of `service` for all services."""
 
 
 class EventStream(Response):
-    """The events for one visitor. It sends what is new when it is woken, until its reader leaves, `end` is called or
-    its lifetime is over.
+    """A stream of events for one visitor. Sends what is new when it is woken, until its reader disconnects, `end` is
+    called or its lifetime ends.
 
-    It has no queue. It remembers what it has sent, and when its reader has taken that, it looks what is new since. So a
-    slow reader gets fewer events, and one that reads nothing costs its place and no more.
+    It has no queue. It remembers what it has sent; once the reader has received that, it sends what has changed since.
+    So a slow reader gets fewer events, and a stalled one costs no memory.
     """
 
     media_type = "text/event-stream"
@@ -87,7 +87,7 @@ class EventStream(Response):
     def __init__(
         self, feed: Feed, visitor: Visitor, services: frozenset[str], uuids: Iterable[str], last: str | None
     ) -> None:
-        """`services`: whose figures it tells; ALL: of every one. `last`: the id of the last event that was read."""
+        """`services`: the services to report, or ALL. `last`: the id of the last event that the reader received."""
         super().__init__(None, headers={"X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self.visitor = visitor
@@ -99,13 +99,13 @@ class EventStream(Response):
         self._counting = bool(services)
         self._following = {*uuids}
         self._ends: dict[str, End] = {}
-        """Not told yet."""
+        """Ends that are not sent yet."""
         self._places = len(self._following)
         self._fault: Problem | None = None
         known = None if last is None else feed.known(last, self._counting, bool(self._following))
         self._resets = last is not None and known is None
-        self._told = self._counted = known or 0
-        """The last change of which it has told all; the same of figures alone."""
+        self._sent = self._stats_sent = known or 0
+        """The last change up to which everything was sent, and that up to which statistics were sent."""
         feed.quota.acquire(visitor.user)
         try:
             feed.requests.quota.acquire(visitor.user, self._places)
@@ -121,10 +121,10 @@ class EventStream(Response):
         if self._counting:
             feed.stats.join(self)
         for uuid in [*self._following]:
-            end = feed.requests.ends.get((self.visitor.user, uuid)) if self._told else None
+            end = feed.requests.ends.get((self.visitor.user, uuid)) if self._sent else None
             if end is None:
                 feed.requests.follow(self, uuid)
-            elif end[0] <= self._told:
+            elif end[0] <= self._sent:
                 self._following.discard(uuid)
             else:
                 self.ended(uuid, end[1])
@@ -153,10 +153,10 @@ class EventStream(Response):
             events += self._figures()
         ends, self._ends = self._ends, {}
         events += [("ended", json.dumps({"uuid": uuid, **end})) for uuid, end in ends.items()]
-        self._told = self._feed.numbers.last
-        # At the last one only: who loses the connection in the middle is told all of them again. And none while figures
-        # are missing.
-        number = "" if self._counting and self._counted < self._told else f"{self._feed.name}-{self._told}"
+        self._sent = self._feed.numbers.last
+        # Only the last event has an id: after a connection that broke in the middle, all are sent again. And there is
+        # none while statistics are missing.
+        number = "" if self._counting and self._stats_sent < self._sent else f"{self._feed.name}-{self._sent}"
         return "".join(server_sent_event(*one, number if one is events[-1] else "") for one in events)
 
     def _figures(self) -> Iterable[tuple[str, str]]:
@@ -165,16 +165,16 @@ class EventStream(Response):
             self._fault = fault
             yield "problem", json.dumps(None if fault is None else fault.document())
         if fault is None:
-            if text := self._feed.stats.text(self._counted, self._services):
+            if text := self._feed.stats.text(self._stats_sent, self._services):
                 yield "services", text
-            self._counted = self._feed.numbers.last
+            self._stats_sent = self._feed.numbers.last
 
     def wake(self) -> None:
-        """There may be news."""
+        """Send what is new, if anything."""
         self._awake.set()
 
     def end(self) -> None:
-        """Have it end. Its reader may come again."""
+        """End the stream. Its reader may reconnect."""
         self._over = True
         self._awake.set()
 
@@ -202,7 +202,7 @@ class EventStream(Response):
             left.cancel()
 
     async def _next(self) -> str:
-        """What to send next, after a while at the latest."""
+        """Wait for what to send next: events, or a comment after KEEPALIVE_INTERVAL."""
         try:
             async with asyncio.timeout(KEEPALIVE_INTERVAL):
                 await self._awake.wait()
@@ -221,7 +221,7 @@ async def _wait_until_left(receive: Receive) -> None:
 
 
 def server_sent_event(name: str, data: str, number: str = "") -> str:
-    """An event; `data` is one line."""
+    """Encode an event; `data` is one line."""
     return f"event: {name}\ndata: {data}\n" + (f"id: {number}\n\n" if number else "\n")
 
 
@@ -229,13 +229,13 @@ PATHS = {
     "/v1/events": {
         "get": {
             "operationId": "events",
-            "summary": "What happens, as server-sent events",
+            "summary": "Statistics and ends of requests, as server-sent events",
             "parameters": [
                 parameter(
-                    "query", "service", "Figures of this service; `*`: of all.", {"type": "array", "items": TEXT}
+                    "query", "service", "Statistics of this service; `*`: of all.", {"type": "array", "items": TEXT}
                 ),
                 parameter("query", "request", "The end of this request.", {"type": "array", "items": TEXT}),
-                parameter("header", "Last-Event-ID", "The last event that you have: go on from there.", TEXT),
+                parameter("header", "Last-Event-ID", "The last event received: continue after it.", TEXT),
             ],
             "responses": {
                 "200": {

@@ -1,6 +1,6 @@
-"""Workers by HTTP: take a request, and say how it ended. See ../leases/leases.py.
+"""HTTP workers: lease a request, and report how it ended. See ../leases.py.
 
-A lease is one attempt. Without `:done`, `:failed` or `:extend` in its time it lapses, which is a failed attempt.
+A lease is one attempt. If there is no `:done`, `:failed` or `:extend` before it lapses, the attempt has failed.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from titanic.web.request_headers import read_number, read_query
 MAX_TAKE_WAIT = 60.0
 MAX_LEASE = 3600.0
 MIN_LEASE = 1.0
-"""Seconds that a lease lasts at least; nobody waits less for one: a connection to the server takes its time, too."""
+"""Minimum duration of a lease, and of the wait for one: connecting to the server takes time, too."""
 
 MAX_TEXT = 64 << 10
-"""Bytes that a worker may say of a failure."""
+"""Maximum bytes of the description of a failure."""
 
 FORM = "application/x-www-form-urlencoded"
-"""What curl says of any body: it is no content type of a reply."""
+"""The content type that curl sends with any body: it does not describe a reply."""
 
 
 async def post_take(request: Request) -> Response:
-    """A request, for the time of the lease; 204: none came in time."""
+    """Lease a request; 204: none arrived in time."""
     given = read_query(request, ("wait", "lease"))
     wait = max(MIN_LEASE, read_number("wait", given.get("wait", "30"), 0, MAX_TAKE_WAIT))
     seconds = _lease_time(given)
     service = read_service(request)
     leases, user = app_state(request).leases, visitor_of(request).user
-    await read_body(request, MAX_TEXT)  # nothing is expected in it
+    await read_body(request, MAX_TEXT)  # it is ignored
     lease = await unless_disconnected(request.receive, leases.take(user, service, wait, seconds))
     return Response(status_code=204) if lease is None else _leased(lease)
 
@@ -59,7 +59,7 @@ async def post_take(request: Request) -> Response:
 def _leased(lease: Lease) -> Response:
     context = lease.context
     more = {"Titanic-Lease": lease.id, "Titanic-Deadline": _time(lease.deadline)}
-    if context:  # not of a plain call, which nobody stores
+    if context:  # plain calls are not stored: they have neither a UUID nor attempts
         more |= {"Titanic-Request": context.uuid, "Titanic-Attempt": str(context.attempt)}
     if context.trace:
         more["traceparent"] = context.trace
@@ -67,7 +67,7 @@ def _leased(lease: Lease) -> Response:
 
 
 async def post_done(request: Request) -> Response:
-    """The body is the reply; 204: the server has it."""
+    """Reply to the request with the body; 204: the server has it."""
     read_query(request, ())
     visitor, leases = visitor_of(request), app_state(request).leases
     if leases.is_done(visitor.user, _id(request)):
@@ -79,7 +79,7 @@ async def post_done(request: Request) -> Response:
 
 
 def _reply(request: Request, body: bytes) -> Frames:
-    """The frames of a reply. Its type stands before it only if it is not what anybody would take it for."""
+    """The frames of a reply. A frame with the content type precedes it, unless the type is the one that is guessed."""
     type = request.headers.get("content-type", FORM)
     if type.partition(";")[0].strip().lower() == FORM or _plain(type) == _plain(guess_type(body)):
         return [body]
@@ -94,14 +94,14 @@ def _plain(type: str) -> str:
 
 
 async def post_failed(request: Request) -> Response:
-    """The body is text for people: the first line says why, more is kept as detail."""
+    """Fail the attempt. The first line of the body is the reason, the rest is stored as detail."""
     given = read_query(request, ("fatal", "retry-after"))
     fatal = given.get("fatal", "false")
     if fatal not in ("true", "false"):
         raise Problem(400, f"fatal is {quoted(fatal)}; write true or false")
     after = read_number("retry-after", given["retry-after"], 0, MOST_SECONDS) if "retry-after" in given else None
     if fatal == "true" and after is not None:
-        raise Problem(400, "fatal and retry-after exclude each other; a fatal failure is not tried again")
+        raise Problem(400, "fatal and retry-after exclude each other; a fatal failure is not retried")
     leases, user = app_state(request).leases, visitor_of(request).user
     text = (await read_body(request, MAX_TEXT)).decode(errors="replace").strip()
     lease = leases.find(user, _id(request))
@@ -120,7 +120,7 @@ def _failure(text: str, rest: str, after: float | None, *, fatal: bool) -> Remot
 
 
 async def post_extend(request: Request) -> Response:
-    """The lease lasts so long from now on."""
+    """Extend the lease: it lasts so many seconds from now."""
     seconds = _lease_time(read_query(request, ("lease",)))
     lease = app_state(request).leases.find(visitor_of(request).user, _id(request))
     lease.extend(seconds)
@@ -138,7 +138,7 @@ def _id(request: Request) -> str:
 
 
 def _time(seconds: float) -> str:
-    """As RFC 3339 has it."""
+    """Format a time as RFC 3339."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -146,21 +146,21 @@ def _seconds(name: str, text: str, most: float, least: float = 0) -> dict[str, A
     return parameter("query", name, text, {"type": "number", "minimum": least, "maximum": most})
 
 
-_LEASE = parameter("path", "lease", "What `Titanic-Lease` said.", {"type": "string", "minLength": 1})
-_LASTS = _seconds("lease", "Seconds that the lease lasts; 60 if you do not say.", MAX_LEASE, MIN_LEASE)
+_LEASE = parameter("path", "lease", "The value of `Titanic-Lease`.", {"type": "string", "minLength": 1})
+_LASTS = _seconds("lease", "Duration of the lease in seconds; default: 60.", MAX_LEASE, MIN_LEASE)
 _TAKEN = {
-    "Titanic-Lease": header("What its end is to be told with."),
-    "Titanic-Deadline": header("When it ends (RFC 3339)."),
+    "Titanic-Lease": header("The id of the lease, for reporting its end."),
+    "Titanic-Deadline": header("When the lease ends (RFC 3339)."),
     "Titanic-Request": header("The UUID; absent for a plain call.", required=False),
     "Titanic-Attempt": header("Which attempt this is, from 1.", required=False),
     "traceparent": header("The trace that it belongs to.", required=False),
 }
-_WAIT = "Seconds to wait for one; 30 if you do not say. Less than one is taken as one: to connect takes its time."
+_WAIT = "Seconds to wait for a request; default: 30. At least one second, because connecting takes time."
 _TEXT: dict[str, Any] = {"content": {"text/plain": {"schema": {"type": "string", "maxLength": MAX_TEXT // 4}}}}
 
 
 def _ending(name: str, summary: str, **more: Any) -> dict[str, Any]:
-    responses = {"204": answer("It is on its way to the server."), **wrong(410, 413)}
+    responses = {"204": answer("The server has it."), **wrong(410, 413)}
     return {"parameters": [_LEASE], "post": {"operationId": name, "summary": summary, "responses": responses, **more}}
 
 
@@ -169,41 +169,41 @@ PATHS: dict[str, dict[str, Any]] = {
         "parameters": [SERVICE],
         "post": {
             "operationId": "take",
-            "summary": "Take a request to work on, for the time of a lease",
+            "summary": "Lease a request to work on",
             "parameters": [_seconds("wait", _WAIT, MAX_TAKE_WAIT), _LASTS],
             "responses": {
                 "200": {
-                    "description": "Its body, with the content type of its submission, or what it looks like.",
+                    "description": "Its body, with the content type of its submission, or a guessed one.",
                     "headers": _TAKEN,
                     "content": ANY_ANSWER,
                 },
-                "204": answer("None came in time."),
+                "204": answer("No request arrived in time."),
                 **wrong(413),
             },
         },
     },
     "/v1/leases/{lease}:done": _ending(
         "done",
-        "The request is done: the body is its reply",
+        "Reply to the request with the body",
         requestBody={"content": ANY_BODY},
     ),
     "/v1/leases/{lease}:failed": _ending(
         "failed",
-        "The attempt has failed: the first line of the body says why",
+        "Fail the attempt: the first line of the body is the reason",
         requestBody=_TEXT,
         parameters=[
-            parameter("query", "fatal", "Do not try it again.", {"type": "boolean"}),
-            _seconds("retry-after", "Seconds until it is tried again.", MOST_SECONDS),
+            parameter("query", "fatal", "Do not retry it.", {"type": "boolean"}),
+            _seconds("retry-after", "Seconds until it is retried.", MOST_SECONDS),
         ],
     ),
     "/v1/leases/{lease}:extend": {
         "parameters": [_LEASE],
         "post": {
             "operationId": "extend",
-            "summary": "The lease lasts so long from now on",
+            "summary": "Extend a lease",
             "parameters": [_LASTS],
             "responses": {
-                "200": answer("When it ends now.", record({"lease": TEXT, "request": TEXT, "deadline": TEXT})),
+                "200": answer("The new deadline.", record({"lease": TEXT, "request": TEXT, "deadline": TEXT})),
                 **wrong(410),
             },
         },

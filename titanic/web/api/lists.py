@@ -1,4 +1,4 @@
-"""Lists, a page at a time: requests, and services. Each page says where the next one is."""
+"""Paged lists of requests and services. Each page links to the next one."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ from titanic.web.problems import Problem
 from titanic.web.request_headers import read_integer, read_query
 
 PAGE_TIMEOUT = 1.0
-"""Seconds for which a page looks for what is rare: the server looks at some thousands of requests at a time."""
+"""Seconds for which a page searches for rare matches: the server scans some thousands of requests per call."""
 
 PAGE = 100
-"""Rows on a page, if nobody says how many."""
+"""Default number of rows on a page."""
 
 
 def page_size(given: dict[str, str]) -> int:
-    """How many rows are wanted. Raises Problem."""
+    """The requested number of rows. Raises Problem."""
     return read_integer("limit", given["limit"], 1, MOST_UUIDS) if "limit" in given else PAGE
 
 
 def page(path: str, name: str, rows: list[Any], given: dict[str, str], after: str | None) -> Response:
-    """A page. `given`: the query. `after`: what the next page begins behind, None: there is none."""
+    """Make a page. `given`: the query. `after`: where the next page starts; None: this is the last."""
     following = None if after is None else f"{path}?{urlencode({**given, 'after': after}, quote_via=quote)}"
-    said = None if following is None else {"Link": f'<{following}>; rel="next"'}
-    return json_response({name: rows, "next": following}, headers=said)
+    headers = None if following is None else {"Link": f'<{following}>; rel="next"'}
+    return json_response({name: rows, "next": following}, headers=headers)
 
 
 async def get_requests(request: Request) -> Response:
-    """What is stored, oldest first, or newest first."""
+    """List stored requests, oldest or newest first."""
     given = read_query(request, ("service", "state", "text", "newest", "after", "limit"))
     limit = page_size(given)
     if (state := given.get("state")) is not None and state not in STATES:
@@ -80,7 +80,7 @@ async def get_requests(request: Request) -> Response:
 
 
 async def get_services(request: Request) -> Response:
-    """The services for which something is stored, by their names."""
+    """List the services by name: those with stored requests or workers."""
     given = read_query(request, ("after", "limit"))
     limit = page_size(given)
     stats = (await app_state(request).stats_poller.sample(visitor_of(request))).stats
@@ -92,19 +92,19 @@ async def get_services(request: Request) -> Response:
 def _service(name: str, figures: Any) -> dict[str, Any]:
     known = figures if isinstance(figures, dict) else {"waiting": figures}
     path = quote(name, safe="")
-    if not name.strip("."):  # else it would be taken for this folder, or the one above
+    if not name.strip("."):  # `.` and `..` would be resolved as folders
         path = path.replace(".", "%2E")
     found = {"requests": f"/v1/requests?service={path}", "submit": f"/v1/services/{path}/requests"}
     return {"name": name, **known, "links": found}
 
 
 async def get_stats(request: Request) -> Response:
-    """What is stored, what waits for each service, what is running, what was done since the start."""
+    """Get the statistics of the server."""
     read_query(request, ())
     stats = (await app_state(request).stats_poller.sample(visitor_of(request))).stats
     rows = stats.get("by_service") or {}
-    told = {name: {**row, "oldest": timestamp(row["oldest"])} for name, row in rows.items()}
-    return json_response({**stats, "by_service": told})
+    by_service = {name: {**row, "oldest": timestamp(row["oldest"])} for name, row in rows.items()}
+    return json_response({**stats, "by_service": by_service})
 
 
 _LINK = {"Link": header("The next page, as `next` (RFC 8288).", required=False)}
@@ -129,14 +129,14 @@ PATHS: dict[str, dict[str, Any]] = {
     "/v1/requests": {
         "get": {
             "operationId": "list",
-            "summary": "What is stored, oldest first",
+            "summary": "List stored requests, oldest first",
             "description": "A page may be short, or empty, and yet have a next one.",
             "parameters": [
                 _asked("service", "Only of this service.", minLength=1),
                 _asked("state", "Only in this state.", enum=list(STATES)),
-                _asked("text", "Only those whose reason or key contains it, in capitals or not."),
+                _asked("text", "Only with this text in the reason or the key, ignoring case."),
                 parameter("query", "newest", "Newest first.", {"type": "boolean", "default": False}),
-                _asked("after", "Where the page begins, as `next` has it.", pattern="^[0-9a-fA-F]{32}$"),
+                _asked("after", "Where the page starts: taken from `next`.", pattern="^[0-9a-fA-F]{32}$"),
                 _LIMIT,
             ],
             "responses": _paged("requests", ref("schemas", "Request")),
@@ -145,16 +145,16 @@ PATHS: dict[str, dict[str, Any]] = {
     "/v1/services": {
         "get": {
             "operationId": "services",
-            "summary": "The services for which something is stored, or that have workers",
-            "parameters": [_asked("after", "Where the page begins, as `next` has it."), _LIMIT],
+            "summary": "List the services with stored requests or workers",
+            "parameters": [_asked("after", "Where the page starts: taken from `next`."), _LIMIT],
             "responses": _paged("services", _SERVICE),
         }
     },
     "/v1/stats": {
         "get": {
             "operationId": "stats",
-            "summary": "What is stored, what waits, what was done since the server's start",
-            "responses": {"200": answer("What `titanic.stats` says.", {"type": "object"}), **wrong()},
+            "summary": "Get statistics of the server",
+            "responses": {"200": answer("The document of `titanic.stats`.", {"type": "object"}), **wrong()},
         }
     },
 }

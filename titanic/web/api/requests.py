@@ -1,4 +1,4 @@
-"""A request: submit it, see what has become of it, close it, have it tried again."""
+"""Requests: submit one, get its status, body and reply, close it, retry it."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ from titanic.web.request_headers import (
 )
 
 TIMES = ("submitted_at", "not_before", "expires_at", "dispatched_at", "running_since", "due", "finished_at")
-"""What is a moment of what is known of a request."""
+"""The fields of a request that are times."""
 
 
 def read_service(request: Request) -> str:
-    """The service in the path. Raises Problem when it cannot be one."""
+    """Read the service in the path. Raises Problem if the name is not valid."""
     service: str = request.scope["path_params"]["service"]
     if fault := tsp.request_fault([service.encode(), b""]):
         raise Problem(400, fault)
@@ -61,7 +61,7 @@ def read_service(request: Request) -> str:
 
 
 async def post_request(request: Request) -> Response:
-    """Store a request: its body is what was posted. With `Prefer: wait=…`, wait for the reply."""
+    """Store a request with the posted body. With `Prefer: wait=…`, wait for the reply."""
     read_query(request, ())
     service = read_service(request)
     options = read_submit_options(request)
@@ -77,7 +77,7 @@ async def post_request(request: Request) -> Response:
         uuid = await app_state(request).submissions.submit(client, service, body, options)
     except InvalidRequest as error:
         most = client.calls.limits.max_body
-        if 0 < most < len(body):  # that was found out only now
+        if 0 < most < len(body):  # the server's limit was not known before
             raise body_too_large(most) from error
         raise
     if "key" in options:
@@ -90,7 +90,7 @@ async def post_request(request: Request) -> Response:
 
 
 def digest(*parts: str | bytes) -> str:
-    """What tells apart requests that were submitted with the same key."""
+    """A digest that distinguishes requests that were submitted with the same key."""
     found = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -100,8 +100,8 @@ def digest(*parts: str | bytes) -> str:
 
 
 async def check_digest(client: Client, uuid: str, expected: str) -> None:
-    """Raise Problem when a request was submitted with another digest. One that cannot be looked at, as it is closed or
-    he may not read, passes; and so does one without, which was not submitted by HTTP."""
+    """Raise Problem when a request was submitted with another digest. A request passes if it is closed, if the user may
+    not read it, or if it has no digest because it was not submitted over HTTP."""
     try:
         row = await client.show(uuid)
     except (Forbidden, UnknownRequest):
@@ -114,7 +114,7 @@ async def check_digest(client: Client, uuid: str, expected: str) -> None:
 
 
 def accepted(uuid: str, more: dict[str, str] | None = None) -> Response:
-    """The answer when a request is stored."""
+    """The answer for a stored request."""
     response = _Accepted(uuid)
     if more is not None:
         response.headers.update(more)
@@ -122,7 +122,7 @@ def accepted(uuid: str, more: dict[str, str] | None = None) -> Response:
 
 
 class _Accepted(Response):
-    """Is made in fewer steps: this is the answer that is given most often."""
+    """Built in fewer steps than other responses, because it is the most frequent one."""
 
     def __init__(self, uuid: str) -> None:
         path = f"/v1/requests/{uuid}"
@@ -138,8 +138,8 @@ class _Accepted(Response):
 
 
 async def _replied(request: Request, client: Client, uuid: str, seconds: int) -> Response:
-    """The reply, if it comes in time. The request is stored in any case: whatever goes wrong with waiting, or if he may
-    not read, he is told that."""
+    """The reply, if it arrives in time. Otherwise, and if waiting fails or the user may not read, the answer is that
+    the request is stored."""
     said = {"Location": f"/v1/requests/{uuid}", "Preference-Applied": f"wait={seconds}"}
     try:
         frames = await unless_disconnected(request.receive, wait_for_reply(request, uuid, seconds))
@@ -155,14 +155,14 @@ async def _replied(request: Request, client: Client, uuid: str, seconds: int) ->
 
 
 async def get_request(request: Request) -> Response:
-    """All that is known of a request but its body and its reply."""
+    """Get a request's status, without its body and its reply."""
     read_query(request, ())
     uuid = path_uuid(request.path_params["uuid"])
     return json_response(described(await _show(visitor_of(request).client, uuid)))
 
 
 def described(row: RequestInfo) -> dict[str, Any]:
-    """What the door says of a request. A key that a client has made up for itself says nothing to anybody."""
+    """A request's row for the API. Keys that clients generated are left out: they mean nothing to users."""
     key = "" if row["key"].startswith(KEY_PREFIX) else row["key"]
     known: dict[str, Any] = {**row}
     times = {name: timestamp(known[name]) for name in TIMES if name in known}
@@ -177,7 +177,7 @@ async def _show(client: Client, uuid: str) -> RequestInfo:
 
 
 async def get_body(request: Request) -> Response:
-    """The bytes that were submitted."""
+    """Get the body of a request."""
     read_query(request, ())
     uuid = path_uuid(request.path_params["uuid"])
     try:
@@ -188,14 +188,14 @@ async def get_body(request: Request) -> Response:
 
 
 async def delete_request(request: Request) -> Response:
-    """Close a request. That it is gone then is true of one that was never there as well."""
+    """Close a request. It is no error if the request does not exist."""
     read_query(request, ())
     await visitor_of(request).client.close(path_uuid(request.path_params["uuid"]))
     return Response(status_code=204)
 
 
 async def retry_request(request: Request) -> Response:
-    """Have a request tried again that has failed or expired."""
+    """Retry a failed or expired request."""
     read_query(request, ())
     uuid = path_uuid(request.path_params["uuid"])
     client = visitor_of(request).client
@@ -204,13 +204,13 @@ async def retry_request(request: Request) -> Response:
     state = (await _show(client, uuid))["state"]
     if state in ("failed", "expired"):
         raise Problem(403, "you may see this request, but not submit to its service; ask for that permission")
-    raise Problem(409, f"the request is {state}; only what has failed or expired is tried again")
+    raise Problem(409, f"the request is {state}; only failed and expired requests can be retried")
 
 
 Found = TypeVar("Found")
 
 MAX_GUESSED = 1 << 20
-"""Bytes up to which a reply is looked at, whether it is JSON or text."""
+"""Maximum bytes of a reply whose type is guessed."""
 
 DECLARED = b"Content-Type: "
 REPLY_TYPE = re.compile(
@@ -234,12 +234,12 @@ INERT = {
     "video/mp4",
     "video/webm",
 }
-"""Types in which a browser finds nothing to execute. A reply of another type is to be saved, not shown."""
+"""Types without active content. Browsers save replies of other types instead of displaying them."""
 
 
 async def unless_disconnected(receive: Receive, waiting: Coroutine[Any, Any, Found]) -> Found:
-    """What a coroutine returns, as long as the client is there. Raises ClientDisconnect when it has left: what it
-    waits for goes on without it."""
+    """Return what a coroutine returns. Raises ClientDisconnect, and cancels the coroutine, when the client has
+    disconnected."""
     task, leaving = asyncio.ensure_future(waiting), asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -257,8 +257,8 @@ async def _disconnected(receive: Receive) -> None:
 
 
 async def wait_for_reply(request: Request, uuid: str, seconds: float) -> Frames | None:
-    """The reply as soon as it is there; None: it is pending after so many seconds, or when this process is about to
-    end. Raises as `Client.reply`."""
+    """Wait for the reply; None: it is pending after so many seconds, or when this process is shutting down. Raises as
+    `Client.reply`."""
     client = visitor_of(request).client
     if seconds > 0:
         waiting = asyncio.create_task(client.wait(uuid, seconds))
@@ -268,7 +268,7 @@ async def wait_for_reply(request: Request, uuid: str, seconds: float) -> Frames 
             if waiting.done():
                 return waiting.result()
         except TimedOut:
-            pass  # either it is pending, or nobody answers: the next look tells
+            pass  # it is pending, or no server answers: the next call finds out
         finally:
             waiting.cancel()
             ending.cancel()
@@ -276,7 +276,7 @@ async def wait_for_reply(request: Request, uuid: str, seconds: float) -> Frames 
 
 
 async def get_reply(request: Request) -> Response:
-    """The reply's bytes; 202 while it is pending."""
+    """Get the reply; 202 while it is pending."""
     given = read_query(request, ("wait",))
     seconds = read_number("wait", given["wait"], 0, MAX_WAIT) if "wait" in given else 0.0
     uuid = path_uuid(request.path_params["uuid"])
@@ -294,32 +294,32 @@ async def get_reply(request: Request) -> Response:
 
 
 def pending_response(uuid: str, more: Mapping[str, str] | None = None) -> Response:
-    """The answer when there is no reply yet."""
+    """The answer while the reply is pending."""
     return json_response({"uuid": uuid, "links": links(uuid)}, 202, {"Retry-After": "1", **(more or {})})
 
 
 def frames_response(frames: Frames, more: Mapping[str, str] | None = None, *, type: str = "") -> Response:
-    """The bytes, with their type; several frames are parts of a multipart/mixed. `type`: what somebody has said that
-    the only frame is."""
+    """The frames as a response; several frames become parts of a multipart/mixed. `type`: the declared content type of
+    a single frame."""
     found, body = join_frames(frames)
     type = type if type and len(frames) == 1 else found
     said = {"Content-Security-Policy": "sandbox", **(more or {})}
     if type.partition(";")[0].lower() not in INERT:
         said["Content-Disposition"] = "attachment"
     response = Response(body, 200, said)
-    response.headers["Content-Type"] = type  # Response itself would put a charset behind each text
+    response.headers["Content-Type"] = type  # Response itself would append a charset to text types
     return response
 
 
 def join_frames(frames: Frames) -> tuple[str, bytes]:
-    """The content type of a reply, and its bytes."""
+    """The content type and the bytes of a reply."""
     if len(frames) > 1 and (declared := _declared(frames[0])) is not None:
         frames = frames[1:]
         if len(frames) == 1:
             return declared, frames[0]
     if len(frames) == 1:
         return guess_type(frames[0]), frames[0]
-    boundary = secrets.token_hex(16)  # nobody can have put it into a frame
+    boundary = secrets.token_hex(16)  # random: no frame can contain it
     head = [f"--{boundary}\r\nContent-Type: {guess_type(frame)}\r\n\r\n".encode() for frame in frames]
     parts = [part for pair in zip(head, frames, strict=True) for part in (*pair, b"\r\n")]
     return f"multipart/mixed; boundary={boundary}", b"".join([*parts, f"--{boundary}--\r\n".encode()])
@@ -331,7 +331,7 @@ def _declared(frame: bytes) -> str | None:
 
 
 def guess_type(frame: bytes) -> str:
-    """The type of a frame for which no worker has named one."""
+    """Guess the content type of a frame without a declared one."""
     if len(frame) > MAX_GUESSED:
         return "application/octet-stream"
     try:
@@ -349,10 +349,10 @@ def guess_type(frame: bytes) -> str:
 
 _SECONDS = {"type": "number", "minimum": 0, "maximum": MAX_WAIT}
 
-_PREFER = parameter("header", "Prefer", "`wait=30`: the reply, if it comes in so many seconds.", {"type": "string"})
+_PREFER = parameter("header", "Prefer", "`wait=30`: wait so many seconds for the reply.", {"type": "string"})
 _APPLIED = {
     "Location": header("The request.", PATH, required=False),
-    "Preference-Applied": header("`wait=` and how long.", required=False),
+    "Preference-Applied": header("`wait=` and the seconds.", required=False),
 }
 
 PATHS = {
@@ -361,7 +361,7 @@ PATHS = {
         "post": {
             "operationId": "submit",
             "summary": "Store a request",
-            "description": "It is on disk when the answer comes. The body is what its worker gets.",
+            "description": "The request is on disk before the answer is sent. Its worker gets the body.",
             "parameters": [*SUBMIT_HEADERS, _PREFER],
             "requestBody": {
                 "content": ANY_BODY,
@@ -369,12 +369,14 @@ PATHS = {
             },
             "responses": {
                 "200": {
-                    "description": "The reply, as `reply` gives it.",
+                    "description": "The reply, as from `/reply`.",
                     "headers": _APPLIED,
                     "content": ANY_ANSWER,
                 },
                 "202": answer(
-                    "It is stored.", ref("schemas", "Accepted"), {**_APPLIED, "Location": header("It.", PATH)}
+                    "The request is stored.",
+                    ref("schemas", "Accepted"),
+                    {**_APPLIED, "Location": header("The request.", PATH)},
                 ),
                 **wrong(410, 413, 422, 424),
             },
@@ -384,27 +386,27 @@ PATHS = {
         "parameters": [REQUEST],
         "get": {
             "operationId": "show",
-            "summary": "What has become of a request",
+            "summary": "Get a request's status",
             "responses": {
-                "200": answer("All but its body and its reply.", ref("schemas", "Request")),
+                "200": answer("The request, without its body and its reply.", ref("schemas", "Request")),
                 **wrong(404, 410),
             },
         },
         "delete": {
             "operationId": "close",
             "summary": "Delete a request and its reply",
-            "description": "What no worker has begun is cancelled. It is no error if it is not there.",
-            "responses": {"204": answer("It is not there any more."), **wrong(404)},
+            "description": "A request that no worker has started is cancelled. It is no error if it does not exist.",
+            "responses": {"204": answer("The request is deleted."), **wrong(404)},
         },
     },
     "/v1/requests/{uuid}/body": {
         "parameters": [REQUEST],
         "get": {
             "operationId": "body",
-            "summary": "The body of a request",
+            "summary": "Get the body of a request",
             "responses": {
                 "200": {
-                    "description": "Its bytes, with the content type of its submission, or what they look like. "
+                    "description": "The body, with the content type of its submission, or a guessed one. "
                     "Several frames are the parts of a `multipart/mixed`.",
                     "content": ANY_ANSWER,
                 },
@@ -416,9 +418,11 @@ PATHS = {
         "parameters": [REQUEST],
         "post": {
             "operationId": "retry",
-            "summary": "Have a request tried again that has failed or expired",
+            "summary": "Retry a failed or expired request",
             "responses": {
-                "202": answer("It waits again.", ref("schemas", "Accepted"), {"Location": header("It.", PATH)}),
+                "202": answer(
+                    "The request waits again.", ref("schemas", "Accepted"), {"Location": header("The request.", PATH)}
+                ),
                 **wrong(404, 409, 410),
             },
         },
@@ -427,15 +431,15 @@ PATHS = {
         "parameters": [REQUEST],
         "get": {
             "operationId": "reply",
-            "summary": "The reply",
+            "summary": "Get the reply",
             "parameters": [parameter("query", "wait", "Seconds to wait for it.", _SECONDS)],
             "responses": {
                 "200": {
-                    "description": "Its bytes, with the content type that its worker named, or what they look like. "
+                    "description": "The reply, with the content type that its worker declared, or a guessed one. "
                     "Several frames are the parts of a `multipart/mixed`.",
                     "content": ANY_ANSWER,
                 },
-                "202": answer("It is not there yet.", ref("schemas", "Accepted"), RETRY_AFTER),
+                "202": answer("The reply is pending.", ref("schemas", "Accepted"), RETRY_AFTER),
                 **wrong(404, 410, 424),
             },
         },

@@ -1,7 +1,6 @@
 """A route of the HTTP API, and how its handlers read bodies.
 
-Paths are matched as they were sent, not decoded: the name of a service may contain anything, also a slash, which is
-written %2F.
+Paths are matched before decoding: the name of a service may contain a slash, which is written %2F.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ from titanic.web.request_headers import header_of, headers_of
 Handler = Callable[[Request], Awaitable[Response]]
 
 LINGER = 2.0
-"""Seconds for which the rest of a body that is not wanted is read and dropped."""
+"""Seconds for which the rest of a rejected body is read and discarded."""
 
 _PARAMETER = re.compile(r"\{(\w+)\}")
 _PATTERNS = {"uuid": b"[^/:]+"}
-"""What a parameter may be, if not anything without a slash."""
+"""The patterns of parameters; the default is anything without a slash."""
 
 
 class ApiRoute(BaseRoute):
-    """A path such as `/v1/requests/{uuid}`, and the handler of each method. HEAD is answered as GET is.
+    """A path such as `/v1/requests/{uuid}`, and the handler of each method. HEAD is handled like GET.
 
-    The parameters are in `request.path_params`, decoded.
+    The decoded parameters are in `request.path_params`.
     """
 
     def __init__(self, path: str, **handlers: Handler) -> None:
@@ -58,7 +57,7 @@ class ApiRoute(BaseRoute):
         self._matched = re.compile(pattern).fullmatch
 
     def parameters(self, raw_path: bytes) -> dict[str, str] | None:
-        """What stands in a path for each parameter, decoded; None: the path is another's. Raises Problem."""
+        """The decoded parameters in a path; None: the path does not match. Raises Problem."""
         if (found := self._matched(raw_path)) is None:
             return None
         parameters: dict[str, str] = {}
@@ -80,12 +79,12 @@ class ApiRoute(BaseRoute):
         raise NoMatchFound(name, path_params)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request; its scope has the parameters in `path_params`. The errors that a handler raises are the
-        application's to tell."""
+        """Answer a request; its scope has the parameters in `path_params`. The application reports the errors that a
+        handler raises."""
         try:
             if (coding := header_of(scope, b"content-encoding", "identity").lower()) != "identity":
-                what, fact = f"the body has the Content-Encoding {coding[:100]!r}", "a worker could not know of it"
-                advice = "send it as it is, or say what it is in Content-Type"
+                what, fact = f"the body has the Content-Encoding {coding[:100]!r}", "workers do not get that header"
+                advice = "send it unencoded, or declare the encoding in Content-Type"
                 raise Problem(415, f"{what}; {fact}; {advice}", headers={"Accept-Encoding": "identity"})
             response = await self._handler(scope)(Request(scope, receive, send))
         except ClientDisconnect:
@@ -99,12 +98,12 @@ class ApiRoute(BaseRoute):
         await response(scope, receive, send)
 
     def _handler(self, scope: Scope) -> Handler:
-        """Of this method. Raises Problem."""
+        """The handler of this method. Raises Problem."""
         method = scope["method"]
         handler = self._options if method == "OPTIONS" else self.methods.get(method)
         if handler is None:
-            what = f"{self.path} does not take {method}"
-            raise Problem(405, f"{what}; it takes {self.allow}", headers={"Allow": self.allow})
+            what = f"{self.path} does not allow {method}"
+            raise Problem(405, f"{what}; it allows {self.allow}", headers={"Allow": self.allow})
         return handler
 
     async def _options(self, request: Request) -> Response:
@@ -112,8 +111,8 @@ class ApiRoute(BaseRoute):
 
 
 async def _linger(response: Response, scope: Scope, receive: Receive, send: Send) -> None:
-    """Send an answer to one who is still sending, and read on for a while. A connection that is closed while unread
-    bytes have arrived is reset, and then the answer may be lost."""
+    """Send an answer to a client that is still sending, and read on for a while. Closing a connection with unread bytes
+    resets it, and the answer may be lost."""
 
     async def sent(message: Message) -> None:
         if message["type"] != "http.response.body":
@@ -130,12 +129,12 @@ async def _linger(response: Response, scope: Scope, receive: Receive, send: Send
 
 
 MAX_DIGITS = 18
-"""A length with more of them is too large for anything."""
+"""A Content-Length with more digits exceeds every limit."""
 
 
 async def max_body(request: Request, client: Client) -> int:
-    """The bytes that a body may have: as many as this gateway and the broker behind it take, if that has been asked
-    already or the body is known to be large."""
+    """The maximum bytes of a body at this gateway and at the broker. The broker is asked for its limit only if the body
+    is known to be large."""
     most = app_state(request).settings.max_body
     limits = client.calls.limits
     known = limits.max_body
@@ -146,7 +145,7 @@ async def max_body(request: Request, client: Client) -> int:
 
 
 def declared_length(request: Request) -> int:
-    """The length that the body is said to have; 0: it is not said."""
+    """The declared length of the body; 0: unknown."""
     length = headers_of(request.scope).get(b"content-length", b"")
     if not length.isdigit():
         return 0
@@ -154,7 +153,7 @@ def declared_length(request: Request) -> int:
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """The body. Raises Problem as soon as it is known to be too large, and ClientDisconnect."""
+    """Read the body. Raises Problem as soon as it is known to be too large, and ClientDisconnect."""
     if declared_length(request) > most:
         raise body_too_large(most)
     message = await request.receive()
@@ -176,7 +175,7 @@ async def read_body(request: Request, most: int) -> bytes:
 
 
 async def body_parts(request: Request) -> AsyncGenerator[bytes, None]:
-    """The body as it comes in. Raises ClientDisconnect."""
+    """Yield the body as it arrives. Raises ClientDisconnect."""
     while True:
         message = await request.receive()
         if message["type"] != "http.request":
@@ -188,6 +187,6 @@ async def body_parts(request: Request) -> AsyncGenerator[bytes, None]:
 
 
 def body_too_large(most: int) -> Problem:
-    """The answer to a body of more bytes."""
-    detail = f"the body has more than {most} bytes; no more are taken here; send it in parts, or have --max-body raised"
+    """The answer to a body with more bytes."""
+    detail = f"the body has more than {most} bytes, the maximum here; send it in parts, or raise --max-body"
     return Problem(413, detail, headers={"Connection": "close"})

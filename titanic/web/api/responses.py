@@ -1,4 +1,4 @@
-"""Answers that several calls give: documents, links, and what is said of requests that are not there or have failed."""
+"""Responses that several calls share: documents, links, and problems for unknown and failed requests."""
 
 from __future__ import annotations
 
@@ -16,49 +16,49 @@ from titanic.util.text import quoted
 from titanic.web.problems import Problem
 
 CLOCK_TOLERANCE_US = 60_000_000
-"""How far the clocks of server and gateway may differ."""
+"""Maximum difference between the clocks of server and gateway."""
 
 MAX_DETAIL = 64 << 10
-"""Bytes that are told of what a worker said of a failure."""
+"""Maximum bytes of a failure's detail in a response."""
 
 
 def json_response(data: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A JSON document."""
+    """Make a JSON response."""
     return Response(json.dumps(data).encode(), status, headers, "application/json")
 
 
 def links(uuid: str) -> dict[str, str]:
-    """Where more is to be had of a request."""
+    """The links of a request."""
     return {"self": f"/v1/requests/{uuid}", "reply": f"/v1/requests/{uuid}/reply"}
 
 
 def timestamp(microseconds: int | None) -> str | None:
-    """A moment since 1970 as RFC 3339 has it; None for none."""
+    """Format microseconds since 1970 as RFC 3339; None for 0 and None."""
     if not microseconds:
         return None
     return (datetime(1970, 1, 1) + timedelta(microseconds=microseconds)).isoformat(timespec="microseconds") + "Z"
 
 
 def path_uuid(text: str) -> str:
-    """A UUID as the server knows it. Raises Problem when it is none."""
+    """Parse a UUID in a path. Raises Problem."""
     if (uuid := ids.parse(ids.plain(text).encode())) is None:
         raise Problem(404, "the path has no valid UUID; a UUID is 32 hexadecimal digits, with or without dashes")
     return uuid.hex()
 
 
 def query_uuid(name: str, text: str) -> str:
-    """The same for a parameter."""
+    """Parse a UUID in a query parameter. Raises Problem."""
     if (uuid := ids.parse(ids.plain(text).encode())) is None:
         raise Problem(400, f"{name} is {quoted(text)}; a UUID is 32 hexadecimal digits, with or without dashes")
     return uuid.hex()
 
 
 def unknown_request(uuid: str) -> Problem:
-    """What is said of a request that the server does not know.
+    """The problem for a request that the server does not know.
 
-    It forgets what was closed, and cannot tell that from what never was. But a UUID tells when it was made: one that
-    looks like those of a Titanic and is not of the future was most probably given to somebody who was told that his
-    request is stored. To him 410 is the truth. Any other UUID is no Titanic's.
+    The server forgets closed requests and cannot distinguish them from those that never existed. But a UUID contains
+    the time when it was made. If it has the format of a Titanic's UUIDs and is not from the future, most probably a
+    server accepted the request: the answer is 410. No server made any other UUID: 404.
     """
     raw = bytes.fromhex(uuid)
     fact = "it was closed, deleted after its time, or never accepted"
@@ -68,7 +68,7 @@ def unknown_request(uuid: str) -> Problem:
 
 
 def failed_request(uuid: str, error: RequestFailed, headers: dict[str, str] | None = None) -> Problem:
-    """What is said of a request that has ended without a reply."""
+    """The problem for a request that ended without a reply."""
     more: dict[str, Any] = {"uuid": uuid, "state": error.state, "worker": _texts(error.detail)}
     title = {"expired": "Expired", "cancelled": "Cancelled"}.get(error.state, "")
     detail = f"{error}; retry it, or close it"
@@ -76,7 +76,7 @@ def failed_request(uuid: str, error: RequestFailed, headers: dict[str, str] | No
 
 
 def _texts(frames: list[bytes]) -> list[str]:
-    """Frames as texts, as far as they are told."""
+    """Decode frames, up to MAX_DETAIL bytes."""
     texts: list[str] = []
     left = MAX_DETAIL
     for frame in frames:

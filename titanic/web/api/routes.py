@@ -1,6 +1,6 @@
 """The routes of /v1, and the OpenAPI document that describes them.
 
-Each module has the routes of its calls in ROUTES, and in PATHS what the document says about them.
+Each module has the routes of its calls in ROUTES, and their part of the document in PATHS.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DOCUMENT = "/v1/openapi.json"
 
 DESCRIPTION = """Requests that survive: submit one, go away, come back for the reply.
 
-Errors are problem documents (RFC 9457). Who may do what is decided by the server, for each call."""
+Errors are problem documents (RFC 9457). The server checks permissions for each call."""
 
 PATHS: dict[str, dict[str, Any]] = {
     **requests.PATHS,
@@ -34,11 +34,11 @@ PATHS: dict[str, dict[str, Any]] = {
     "/v1/session": {
         "get": {
             "operationId": "session",
-            "summary": "Who you are",
+            "summary": "Get the signed-in user",
             "responses": {
                 "200": answer(
-                    "`csrf` is what the header `X-CSRF-Token` must have when a call by cookie changes something; null: "
-                    "you need none.",
+                    "`csrf` is the value of the header `X-CSRF-Token` for calls with a session cookie that change "
+                    "something; null: not needed.",
                     record({"user": TEXT, "csrf": {"type": ["string", "null"]}}),
                 ),
                 **wrong(),
@@ -75,13 +75,13 @@ _DOCUMENT = json.dumps(document()).encode()
 
 
 async def get_document(request: Request) -> Response:
-    """The OpenAPI document."""
+    """Get the OpenAPI document."""
     read_query(request, ())
     return Response(_DOCUMENT, media_type="application/json")
 
 
 async def get_session(request: Request) -> Response:
-    """{user, csrf}; `csrf` is null if none is needed."""
+    """Get {user, csrf}; `csrf` is null if no token is needed."""
     visitor = visitor_of(request)
     return JSONResponse({"user": visitor.user, "csrf": visitor.csrf if visitor.needs_csrf else None})
 

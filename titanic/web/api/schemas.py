@@ -1,4 +1,4 @@
-"""What the paths of the OpenAPI document share: schemas, parameters, headers, answers to what went wrong."""
+"""Shared parts of the OpenAPI document: schemas, parameters, headers and error responses."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _BINARY: Part = {"schema": {"type": "string", "format": "binary"}}
 _JSON: Part = {"application/json": {"schema": {}}}
 
 ANY_BODY: Part = {**_JSON, "text/plain": {"schema": TEXT}, "application/octet-stream": _BINARY}
-"""What is taken as it is, whatever its type."""
+"""A request body of any type."""
 
 ANY_ANSWER: Part = {**_JSON, "*/*": _BINARY}
-"""What is given as it is."""
+"""A response body of any type."""
 
 
 def ref(kind: str, name: str) -> Part:
@@ -42,12 +42,12 @@ def listed(items: Part) -> Part:
 
 
 def record(properties: Mapping[str, Part], optional: Mapping[str, Part] | None = None) -> Part:
-    """The schema of an object that has all of these, and perhaps some of those."""
+    """The schema of an object with required and optional properties."""
     return {"type": "object", "properties": {**properties, **(optional or {})}, "required": list(properties)}
 
 
 def answer(text: str, schema: Part | None = None, headers: Mapping[str, Part] | None = None) -> Part:
-    """An answer, with a JSON document if there is a schema."""
+    """A response, with a JSON document if a schema is given."""
     found: Part = {"description": text}
     if schema is not None:
         found["content"] = {"application/json": {"schema": schema}}
@@ -57,7 +57,7 @@ def answer(text: str, schema: Part | None = None, headers: Mapping[str, Part] | 
 
 
 def header(text: str, schema: Part | None = None, *, required: bool = True) -> Part:
-    """A header of an answer."""
+    """A header of a response."""
     return {"description": text, "schema": schema or TEXT, "required": required}
 
 
@@ -67,7 +67,7 @@ def parameter(where: str, name: str, text: str, schema: Part) -> Part:
 
 
 def wrong(*more: int) -> dict[str, Part]:
-    """Answers to what went wrong: those that every call may have, and these."""
+    """Error responses: those that every call may return, and these."""
     return {str(status): ref("responses", str(status)) for status in sorted({*EVERYWHERE, *more})}
 
 
@@ -77,26 +77,27 @@ SPAN: Part = {"type": "number", "minimum": MIN_SPAN, "maximum": MOST_SECONDS}
 DELAY: Part = {"type": "number", "minimum": 0, "maximum": MOST_SECONDS}
 
 SUBMIT_HEADERS = [
-    parameter("header", "traceparent", "The trace that it belongs to (W3C). Goes to its worker.", TEXT),
-    parameter("header", "Titanic-TTL", "Seconds after which it expires when no worker has begun it.", SPAN),
-    parameter("header", "Titanic-Delay", "Seconds for which it is not begun.", DELAY),
+    parameter("header", "traceparent", "The trace of the request (W3C). It is passed to the worker.", TEXT),
+    parameter("header", "Titanic-TTL", "Seconds after which the request expires if no worker has started it.", SPAN),
+    parameter("header", "Titanic-Delay", "Seconds before the request may start.", DELAY),
     parameter(
         "header",
         "Titanic-Priority",
-        "Higher ones are begun first.",
+        "Requests with a higher priority start first.",
         {"type": "integer", "minimum": 0, "maximum": MAX_PRIORITY, "default": 4},
     ),
     parameter(
         "header",
         "Titanic-Max-Attempts",
-        "Attempts after which it has failed.",
+        "Maximum number of attempts before the request fails.",
         {"type": "integer", "minimum": 1, "maximum": 65535},
     ),
-    parameter("header", "Titanic-Limit", "Seconds that one attempt may take.", SPAN),
+    parameter("header", "Titanic-Limit", "Maximum seconds of one attempt.", SPAN),
     parameter(
         "header",
         "Idempotency-Key",
-        "Sent again with the same key, it is the same request. Text, or a string of structured fields in quotes.",
+        "Submitting again with the same key returns the same request. Plain text, or a quoted string in the syntax of "
+        "structured fields.",
         {
             "type": "string",
             "maxLength": MAX_KEY,
@@ -152,10 +153,10 @@ _REQUEST = record(
         "links": ref("schemas", "Links"),
     },
     {
-        "worker": {"type": "string", "description": "HOST:PID of the worker that has it, as far as it is known."},
-        "progress": {"type": "object", "description": "How far its worker is: `done`, `of`, `text`."},
+        "worker": {"type": "string", "description": "HOST:PID of the worker that has the request, if known."},
+        "progress": {"type": "object", "description": "The progress that its worker reported: `done`, `of`, `text`."},
         "running_since": MOMENT,
-        "deliveries": {**COUNT, "description": "How often workers have had it, where that is more than `attempts`."},
+        "deliveries": {**COUNT, "description": "How often it was sent to workers, if that is more than `attempts`."},
         "trace": TEXT,
         **{name: {"type": "string", "description": text} for name, text in ORIGIN.items()},
         "type": {"type": "string", "description": "The content type of its body."},
@@ -173,28 +174,28 @@ SCHEMAS: dict[str, Part] = {
             {
                 "uuid": UUID,
                 "state": TEXT,
-                "worker": {**listed(TEXT), "description": "What the worker said of its failure."},
-                "stored": {**COUNT, "description": "Of a batch: how many were stored before it failed."},
+                "worker": {**listed(TEXT), "description": "The worker's description of the failure."},
+                "stored": {**COUNT, "description": "For a batch: how many requests were stored before it failed."},
                 "uuids": listed(UUID),
             },
         ),
-        "description": "RFC 9457. `type`: for programs, `urn:titanic:problem:` and a name; `detail`: for people, what "
-        "is wrong, the fact behind it, what to do.",
+        "description": "RFC 9457. `type`: for programs, `urn:titanic:problem:` and a name. `detail`: for people: what "
+        "is wrong, why, and what to do.",
     },
 }
 
 WHAT_NOW = {
     400: "The request is wrong: repeating it does not help.",
     401: "You are not logged in.",
-    403: "You lack a permission, or a page from elsewhere asks.",
-    429: "You have too much open at a time.",
-    503: "Not now: no room, or the server is away or about to end. The same again later.",
-    504: "The server did not answer. With an idempotency key, send the same again.",
+    403: "You lack a permission, or the request is cross-origin.",
+    429: "You have too much open at the same time.",
+    503: "Temporarily unavailable: no room, or the server is away or shutting down. Retry later.",
+    504: "The server did not answer. With an idempotency key, retry.",
     404: "There is no such request.",
     409: "The request is in another state.",
-    410: "The request is not there any more: closed, deleted after its time, or never accepted.",
+    410: "The request no longer exists: closed, deleted after its time, or never accepted.",
     413: "The body is too large.",
-    415: "The content type is none of those.",
+    415: "The content type is not supported.",
     422: "The key was used with another body.",
     424: "The request has ended without a reply: it failed or expired.",
 }
@@ -203,11 +204,11 @@ RETRY_AFTER = {"Retry-After": header("Seconds to wait.", {"type": "integer"})}
 
 
 def _problem(status: int) -> Part:
-    told: Part = {
+    response: Part = {
         "description": f"{TITLES[status]}. {WHAT_NOW[status]}",
         "content": {PROBLEM_JSON: {"schema": ref("schemas", "Problem")}},
     }
-    return told | ({"headers": RETRY_AFTER} if status in (503, 504) else {})
+    return response | ({"headers": RETRY_AFTER} if status in (503, 504) else {})
 
 
 RESPONSES = {str(status): _problem(status) for status in WHAT_NOW}

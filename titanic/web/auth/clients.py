@@ -1,4 +1,4 @@
-"""The connections to the server: one for each user who asks."""
+"""The connections to the server: one for each active user."""
 
 from __future__ import annotations
 
@@ -21,108 +21,107 @@ from titanic.util.files import state_of
 from titanic.web.problems import Problem
 from titanic.web.settings import WebSettings
 
-LATE_AFTER = 1.0
-"""Seconds without an answer after which somebody looks whether anybody is there."""
+LATE_TIMEOUT = 1.0
+"""Seconds without an answer after which the server is polled."""
 
 CONNECT_TIMEOUT = 1.5
-"""Seconds that a connection may take to be made: a system that has too much to do lets one wait for a second."""
+"""Timeout for connecting: an overloaded system may need a second."""
 
-AWAY_FOR = 0.5
-"""Seconds for which it holds that nobody is there."""
+AWAY_TTL = 0.5
+"""Seconds for which the result of a poll is cached."""
 
 READS = (tsp.LIST, tsp.STATS, tsp.REPLY)
-"""What is given up when nobody is there. What changes something goes on: it may have been done already, and of what is
-sent again on the same connection nothing is done twice. What waits for a reply goes on, too, however long that is."""
+"""Calls that fail when the server is away. Calls that change something go on: the change may have been made already,
+and a repeat on the same connection makes it only once. Calls that wait for a reply go on, too, without a limit."""
 
 
 class ServerMonitor:
-    """What is known of one server, or of several that stand for each other, to all who ask them."""
+    """Whether a server, or any of several equivalent ones, is reachable; shared by all clients."""
 
     def __init__(self, endpoint: Sequence[str]) -> None:
         self._names = named(endpoint)
         self._reason = ""
-        """Why nobody can be connected to; empty: somebody may be there."""
-        self._looked = 0.0
-        self._looking: asyncio.Task[None] | None = None
+        """Why no server is reachable; empty: one may be."""
+        self._polled_at = 0.0
+        self._polling: asyncio.Task[None] | None = None
         self._numbers = count()
-        self._asked: dict[int, tuple[float, asyncio.Timeout | None]] = {}
-        """When what has no answer yet was asked, and for reads, how they are given up."""
+        self._pending: dict[int, tuple[float, asyncio.Timeout | None]] = {}
+        """The start of each pending call, and the timeout that ends it if it is a read."""
         self._alarm: asyncio.TimerHandle | None = None
 
     @property
     def is_away(self) -> bool:
-        """Whether nobody was there when it was last looked."""
+        """Whether no server was reachable at the last poll."""
         return self._reason != ""
 
     @property
     def error(self) -> Refused:
-        """Tells who asks."""
+        """The error of calls while the server is away."""
         return Refused("the server is away", self._reason, "try again when it has been started")
 
     async def check(self) -> None:
-        """Raise Refused when nobody is there, now."""
-        if time.monotonic() - self._looked > AWAY_FOR:
-            await asyncio.shield(self._look_soon())
+        """Raise Refused when no server is reachable now."""
+        if time.monotonic() - self._polled_at > AWAY_TTL:
+            await asyncio.shield(self._poll_soon())
         if self.is_away:
             raise self.error
 
     def begin(self, limit: asyncio.Timeout | None) -> int:
-        """Something is asked; `limit`: how it is given up. Returns what `end` takes."""
+        """Register a call; `limit`: the timeout that ends a read. Returns a number for `end`."""
         number = next(self._numbers)
-        self._asked[number] = time.monotonic(), limit
+        self._pending[number] = time.monotonic(), limit
         if self._alarm is None:
-            self._alarm = asyncio.get_running_loop().call_later(LATE_AFTER, self._ring)
+            self._alarm = asyncio.get_running_loop().call_later(LATE_TIMEOUT, self._ring)
         return number
 
     def end(self, number: int) -> None:
-        """It was answered, or given up."""
-        del self._asked[number]
+        """Unregister a call."""
+        del self._pending[number]
 
     def _ring(self) -> None:
-        """Look when the oldest question waits for too long."""
+        """Poll the server if the oldest pending call is late."""
         self._alarm = None
-        if not self._asked:
+        if not self._pending:
             return
-        left = next(iter(self._asked.values()))[0] + LATE_AFTER - time.monotonic()
+        left = next(iter(self._pending.values()))[0] + LATE_TIMEOUT - time.monotonic()
         if left <= 0:
-            self._look_soon()
-        self._alarm = asyncio.get_running_loop().call_later(left if left > 0 else LATE_AFTER, self._ring)
+            self._poll_soon()
+        self._alarm = asyncio.get_running_loop().call_later(left if left > 0 else LATE_TIMEOUT, self._ring)
 
-    def _look_soon(self) -> asyncio.Task[None]:
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.get_running_loop().create_task(self._look())
-        return self._looking
+    def _poll_soon(self) -> asyncio.Task[None]:
+        if self._polling is None or self._polling.done():
+            self._polling = asyncio.get_running_loop().create_task(self._poll())
+        return self._polling
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         self._reason = await self._reason_now()
-        self._looked = time.monotonic()
+        self._polled_at = time.monotonic()
         if self.is_away:
             now = asyncio.get_running_loop().time()
-            for _, limit in self._asked.values():
+            for _, limit in self._pending.values():
                 if limit is not None and not limit.expired():
                     limit.reschedule(now)
 
     async def _reason_now(self) -> str:
-        """Look at all places at the same time: one that is silent takes all of PATIENCE."""
-        looks = [asyncio.to_thread(unreachable, [name], CONNECT_TIMEOUT) for name in self._names]
+        """Poll all endpoints concurrently: a silent one takes all of CONNECT_TIMEOUT."""
+        polls = [asyncio.to_thread(unreachable, [name], CONNECT_TIMEOUT) for name in self._names]
         reasons = []
-        for look in asyncio.as_completed(looks):
-            reasons.append(await look)
-            if not reasons[-1]:  # somebody may be there: the others do not matter
+        for poll in asyncio.as_completed(polls):
+            reasons.append(await poll)
+            if not reasons[-1]:  # this endpoint may be reachable: the others do not matter
                 return ""
         return ", ".join(sorted(reasons))
 
 
 class MonitoredWire(AsyncWire):
-    """Asks nobody who is away."""
+    """A wire whose calls fail while the server is away."""
 
     def __init__(self, monitor: ServerMonitor, *given: Any) -> None:
         super().__init__(*given)
         self._monitor = monitor
 
     async def is_foreign(self, timeout: float) -> bool | None:
-        """Whether a queue of another project is there: a gateway is for one of this project, and to ask takes long when
-        nobody is there."""
+        """False: a gateway always serves a queue of this project, and checking takes long while the server is away."""
         return False
 
     async def call(self, service: Body, body: Sequence[Body], timeout: float | None, retries: int | None) -> Frames:
@@ -136,7 +135,7 @@ class MonitoredWire(AsyncWire):
             async with asyncio.timeout(None) as limit:
                 return await self._ask(limit, service, body, timeout, retries)
         except TimeoutError:
-            if not limit.expired():  # somebody is there, and takes too long
+            if not limit.expired():  # the server is reachable, but takes too long
                 raise
             raise self._monitor.error from None
 
@@ -149,10 +148,10 @@ class MonitoredWire(AsyncWire):
 
 
 class MonitoredClient(Client):
-    """A client whose wire is a WatchedWire."""
+    """A client with a MonitoredWire."""
 
     def __init__(self, monitor: ServerMonitor, endpoint: Sequence[str], **more: Any) -> None:
-        """`more`: as for the `Client`."""
+        """`more`: options of `Client`."""
         self._monitor = monitor
         super().__init__(endpoint, retries=2, **more)
 
@@ -182,7 +181,7 @@ class Submissions:
         return bool(self._groups)
 
     def submit(self, client: Client, service: str, body: bytes, options: dict[str, Any]) -> Awaitable[str]:
-        """As `Client.submit`."""
+        """Submit a request like `Client.submit`."""
         if len(body) > SMALL_BODY or "key" in options:
             return client.submit(service, body, **options)
         kind = client, service, tuple(options.items())
@@ -256,27 +255,28 @@ ANYBODY = ""
 """The user when there is no access file."""
 
 MAX_CLIENTS = 1000
-"""Connections at a time. With one more, that one is closed which nobody has used for the longest time."""
+"""Maximum number of connections. Beyond that, the least recently used one is closed."""
 
 IDLE_TIMEOUT = 2 * 3600.0
-"""Seconds after which one is closed that nobody uses. The figures of the last hour are asked for with one."""
+"""Seconds after which an unused connection is closed. Longer than an hour, because statistics are polled for an hour
+with the last visitor's connection."""
 
 
 @dataclass(slots=True, eq=False)
 class UserClient:
-    """The use of a user's client by one request after another."""
+    """A user's client, and its use by requests."""
 
     client: Client
     key: tuple[int, ...]
-    """What its key file was when it was read."""
+    """The state of its key file when it was read."""
     uses: int = 0
-    """Requests that go on with it."""
+    """Requests that use it now."""
     used: float = 0.0
 
 
 class Clients:
-    """Makes a client for a user when it is first needed, and keeps it. Each acts with the key of its user, so the
-    server decides what he may do."""
+    """One client for each user, made on first use. It connects with the user's key, so the server checks the user's
+    permissions."""
 
     def __init__(
         self, settings: WebSettings, *, most: int = MAX_CLIENTS, clock: Callable[[], float] = time.monotonic
@@ -291,8 +291,8 @@ class Clients:
         return len(self._clients)
 
     def acquire(self, user: str) -> UserClient:
-        """The client of a user, until `give_back`; `user`: his name in the access file, or ANYBODY. Raises Problem
-        when all are in use, broker.AccessError when the user's key cannot be read."""
+        """Acquire the client of a user until `release`. `user`: a name in the access file, or ANYBODY. Raises Problem
+        when all clients are in use, broker.AccessError when the user's key cannot be read."""
         found = self._clients.get(user)
         if found is None:
             if len(self._clients) >= self._most:
@@ -305,12 +305,12 @@ class Clients:
         return found
 
     def release(self, found: UserClient) -> None:
-        """A request is answered."""
+        """Release a client after a request."""
         found.uses -= 1
         found.used = self._clock()
 
     def sweep(self) -> None:
-        """Close what nobody has used for long, and what has another key by now."""
+        """Close clients that are idle, and those with a changed key."""
         now = self._clock()
         for user, found in list(self._clients.items()):
             idle = found.uses == 0 and now - found.used > IDLE_TIMEOUT

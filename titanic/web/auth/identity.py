@@ -1,6 +1,7 @@
-"""Who asks: a bearer token, a session that began with one, or a client's certificate, of a user of the access file.
+"""Authentication: a bearer token, a session that was opened with one, or a client certificate of a user in the access
+file.
 
-Without an access file everybody is the same visitor.
+Without an access file all visitors are the same user.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from titanic.web.settings import WebSettings
 log = logging.getLogger("titanic.web")
 
 MAX_TOKEN = 512
-"""Characters; what is longer is none of ours."""
+"""Maximum length of a token."""
 
 
 class KnownUsers:
-    """The access file, and which of its users have a key here."""
+    """The users of the access file, and their keys at this gateway."""
 
     def __init__(self, path: Path, keys: Path) -> None:
         """Raises broker.AccessError for a file with a fault."""
@@ -48,27 +49,27 @@ class KnownUsers:
         return f"access control on, {counted(len(self._by_secret()), 'user')}"
 
     def warn_of_keyless(self) -> None:
-        """Log those who have a token or a certificate, but no key by which they could be served."""
+        """Log users that have a token or a certificate, but no usable key."""
         for user in sorted(self._by_secret()):
             self.has_key(user)
 
     def has_key(self, user: str) -> bool:
-        """Whether a user can be served; the log says why not."""
+        """Whether a user's key is usable; logs why not."""
         path = self.key_of(user)
         try:
             load_secret(path)
         except AccessError as error:
-            text = "user '%s' cannot come in: %s"
+            text = "user '%s' cannot sign in: %s"
             log.warning(text, user, error, extra=logs.event("no-key", user=user))
             return False
         return True
 
     def key_of(self, user: str) -> Path:
-        """The secret key file of a user. His name has no slash in it, by what names are."""
+        """The secret key file of a user. Names of users cannot contain a slash."""
         return self._keys / f"{user}.key_secret"
 
     def by_token(self, token: str) -> Grant | None:
-        """What a bearer token gives."""
+        """The grant of a bearer token; None: unknown."""
         if not 0 < len(token) <= MAX_TOKEN:
             return None
         found = hash_token(token).removeprefix("sha256:")
@@ -76,20 +77,20 @@ class KnownUsers:
         return Grant(user.name, Kind.TOKEN, found) if user is not None else None
 
     def by_certificate(self, fingerprint: str) -> Grant | None:
-        """What a client's certificate gives, by the SHA-256 of its DER in hexadecimal digits."""
+        """The grant of a client certificate, by the hexadecimal SHA-256 of its DER; None: unknown."""
         user = self._access.certificates.get(fingerprint)
         return Grant(user.name, Kind.CERTIFICATE, fingerprint) if user is not None else None
 
     def holds(self, grant: Grant) -> bool:
-        """Whether the file still says so."""
+        """Whether a grant is still in the access file."""
         proofs = self._access.certificates if grant.kind is Kind.CERTIFICATE else self._access.tokens
         user = proofs.get(grant.proof)
         return user is not None and user.name == grant.user
 
-    def look(self, *, always: bool = False) -> bool:
-        """Read the file if it is another one than before, or `always`; whether it was taken over. One with a fault is
-        not, and what was read before stays in force. Nor is one that has changed since the last look: somebody may be
-        writing it, and half of it would end the sessions of those in the other half."""
+    def refresh(self, *, always: bool = False) -> bool:
+        """Reload the file if it has changed, or `always`; return whether it is now in force. If it has an error, the
+        previous one stays in force. The same holds while it is being changed: half a file would end the sessions of
+        the users in the other half."""
         before, self._seen = self._seen, state_of(self._path)
         if not always and (self._seen == self._state or self._seen != before):
             return False
@@ -98,11 +99,11 @@ class KnownUsers:
             access = load_access(self._path)
         except AccessError as error:
             fault = str(error).replace("\n", " | ")
-            text = "not reloaded, who could come in still can: %s"
+            text = "not reloaded, the previous access file stays in force: %s"
             log.error(text, fault, extra=logs.event("reload-refused"))
             return False
         self._access = access
-        log.info("%s read again: %s", self._path, self, extra=logs.event("access-reloaded"))
+        log.info("%s reloaded: %s", self._path, self, extra=logs.event("access-reloaded"))
         self.warn_of_keyless()
         return True
 
@@ -112,26 +113,26 @@ class KnownUsers:
 
 
 REFUSED_BURST, REFUSED_INTERVAL = 10, 6.0
-"""So many at once, and one more each so many seconds."""
+"""Rejected sign-ins allowed at once, and seconds after which one more is allowed."""
 
 MAX_ADDRESSES = 10_000
-"""Addresses that are remembered; a new one then takes the place of the oldest."""
+"""Addresses that are remembered; a new one replaces the oldest."""
 
 
 class LoginThrottle:
-    """A bucket for each address that fills with refusals and empties with time."""
+    """Limits rejected sign-ins by address: a bucket that fills with each and drains over time."""
 
     def __init__(self) -> None:
         self._filled: dict[str, float] = {}
-        """When the bucket of an address will be empty; the one refused last is the last."""
+        """When the bucket of each address will be empty; the most recently refused address is last."""
 
     def wait(self, address: str, now: float) -> float:
-        """Seconds until somebody from there may try again; 0: now."""
+        """Seconds until a client from this address may try again; 0: now."""
         empty = self._filled.get(_network_of(address), now)
         return max(0.0, empty - now - (REFUSED_BURST - 1) * REFUSED_INTERVAL)
 
     def note(self, address: str, now: float) -> None:
-        """One from there was refused."""
+        """Record a rejected sign-in from this address."""
         name = _network_of(address)
         empty = max(now, self._filled.pop(name, now))
         if len(self._filled) >= MAX_ADDRESSES:
@@ -140,7 +141,7 @@ class LoginThrottle:
 
 
 def _network_of(address: str) -> str:
-    """Of an IPv6 address its /64, which is what one customer has."""
+    """The /64 of an IPv6 address, which usually belongs to one customer; other addresses as they are."""
     try:
         found = ipaddress.ip_address(address)
     except ValueError:
@@ -151,30 +152,31 @@ def _network_of(address: str) -> str:
 log = logging.getLogger("titanic.web")
 
 CERTIFICATE = "certificate"
-"""Of a scope's state: the SHA-256 of the client's certificate, in hexadecimal digits; `protocol.py` puts it there."""
+"""The key in a scope's state of the client certificate's hexadecimal SHA-256; set by `protocol.py`."""
 
 
 COOKIE = re.compile(r"(__Host-)?titanic-\d{1,5}")
-"""The names of the cookies of sessions, at any port."""
+"""The names of session cookies, at any port."""
 
 
 class Visitor(NamedTuple):
-    """Who asks. `user`: his name in the access file, or ANYBODY. `csrf`: what his forms carry."""
+    """The authenticated sender of a request. `user`: a name in the access file, or ANYBODY. `csrf`: the CSRF token of
+    the visitor's forms."""
 
     user: str
     client: Client
     csrf: str
     needs_csrf: bool = True
-    """False for who shows a bearer token."""
+    """False for requests with a bearer token."""
     can_log_out: bool = False
 
 
 class Identity:
-    """Tells who asks, lets them log in and out, and ends what goes on by something that is not in force any more."""
+    """Authenticates requests, signs users in and out, and ends requests whose grant was revoked."""
 
     def __init__(self, settings: WebSettings, *, clock: Callable[[], float] = time.time) -> None:
-        """Raises broker.AccessError for an access file with a fault, and CallerError for a secret with one. `clock`:
-        that of other gateways, too."""
+        """Raises broker.AccessError for an invalid access file, and CallerError for an invalid session secret.
+        `clock`: the wall clock, because sessions are shared by gateways."""
         self._clock = clock
         self._known: KnownUsers | None = None
         if settings.access is not None and settings.keys is not None:
@@ -183,25 +185,25 @@ class Identity:
         self._secret = SessionSecret(settings.session_secret)
         self._anybody = Grant(ANYBODY, Kind.NOTHING)
         self._shown: dict[tuple[Kind, str], Grant] = {}
-        """Of tokens and certificates that were shown before: their requests end with them."""
+        """The grants of tokens and certificates in use: revoking one ends its requests."""
         self._sign(self._anybody)
         self.sessions = Sessions(self._secret)
         self._throttle = LoginThrottle()
         self._secure = settings.is_https
         self._cookie = f"{'__Host-' if self._secure else ''}titanic-{settings.bind[1]}"
-        """The port is in it: browsers send a cookie to all ports of a machine. That of another gateway is good if it
-        has the same secret."""
+        """It contains the port, because browsers send a cookie to all ports of a machine. The cookie of another gateway
+        is valid if both have the same secret."""
 
     def __str__(self) -> str:
         return str(self._known) if self._known is not None else "without access control"
 
     @property
     def is_open(self) -> bool:
-        """Whether nobody logs in here."""
+        """Whether access control is off."""
         return self._known is None
 
     def of(self, scope: Scope) -> Grant | None:
-        """What lets the sender of a request in; None: nothing. Raises Problem when what he shows is wrong."""
+        """The grant of a request; None: it has no credentials. Raises Problem for wrong credentials."""
         if self._known is None:
             return self._anybody
         if b"authorization" in headers_of(scope):
@@ -219,21 +221,21 @@ class Identity:
         return None
 
     def _cookies(self, scope: Scope) -> Mapping[str, str]:
-        """The cookies of a request that may be of sessions."""
+        """The cookies of a request that may be session cookies."""
         if b"cookie" not in headers_of(scope):
             return {}
         given = Request(scope).cookies
         names = [name for name in given if COOKIE.fullmatch(name) and name.startswith("__Host-") == self._secure]
-        return {name: given[name] for name in sorted(names, key=self._cookie.__ne__)}  # that of our port first
+        return {name: given[name] for name in sorted(names, key=self._cookie.__ne__)}  # the one of our port first
 
     def _sign(self, grant: Grant) -> None:
-        """Make what the forms carry of who has no session."""
+        """Set the CSRF token of a grant that is not a session."""
         grant.csrf = self._secret.sign(f"csrf:{grant.kind.value}:{grant.user}:{grant.proof}")
 
     def _by_token(self, scope: Scope) -> Grant:
         scheme, _, token = header_of(scope, b"authorization").partition(" ")
         if is_repeated(scope, b"authorization") or scheme.lower() != "bearer":
-            raise unauthorized("this is not one bearer token; send: Authorization: Bearer TOKEN")
+            raise unauthorized("the header is not a single bearer token; send: Authorization: Bearer TOKEN")
         assert self._known is not None
         grant = self._same(self._known.by_token(token.strip()))
         if grant is None:
@@ -242,7 +244,7 @@ class Identity:
         return grant
 
     def _same(self, grant: Grant | None) -> Grant | None:
-        """The grant of before, which knows the requests that go on, if it is the same."""
+        """The grant in use for the same credentials, which knows its requests, or a new one."""
         if grant is None:
             return None
         found = self._shown.get((grant.kind, grant.proof))
@@ -252,25 +254,25 @@ class Identity:
         return found
 
     def log_in(self, scope: Scope, token: str) -> str:
-        """The cookie of a new session for who has this token. Raises Problem, with the same words whatever is wrong."""
+        """Open a session for a token and return its cookie. The text of the Problem does not reveal what is wrong."""
         assert self._known is not None
         address, now = _address(scope), self._clock()
         grant = self._known.by_token(token.strip())
         if grant is None:
-            # Only wrong tokens wait: behind a proxy, all users come from one address.
+            # Only wrong tokens are throttled: behind a proxy, all users have the same address.
             if (wait := self._throttle.wait(address, now)) > 0:
-                text = "too many log-ins were refused from where you are; try again later"
+                text = "too many failed sign-ins from your address; try again later"
                 raise Problem(429, text, headers={"Retry-After": str(int(wait) + 1)})
             self._throttle.note(address, now)
             log.warning("refused %s: no user has its token", address, extra=logs.event("refused-login"))
         if grant is None or not self._known.has_key(grant.user):
-            raise Problem(403, "nobody can log in with this token; copy it again, or ask who runs this Titanic")
+            raise Problem(403, "this token cannot sign in; copy it again, or contact the administrator")
         cookie = self.sessions.begin(grant.user, grant.proof, now)
         log.info("user '%s' logged in from %s", grant.user, address, extra=logs.event("login", user=grant.user))
         return cookie
 
     def log_out(self, request: Request, response: Response) -> None:
-        """End the sessions of a request, and have the browser forget them."""
+        """End the sessions of a request, and delete their cookies."""
         now = self._clock()
         for name, cookie in self._cookies(request.scope).items():
             if self.sessions.find(cookie, now) is not None:
@@ -278,7 +280,7 @@ class Identity:
                 self.set_cookie(response, "", name)
 
     def set_cookie(self, response: Response, value: str, name: str = "") -> None:
-        """Have a browser keep a cookie, if none is named that of its session; without a value, forget it."""
+        """Set a cookie, by default the session's; an empty value deletes it."""
         response.set_cookie(
             name or self._cookie,
             value,
@@ -286,18 +288,17 @@ class Identity:
             path="/",
             secure=self._secure,
             httponly=True,
-            samesite="lax",  # with links from elsewhere, too; no GET changes anything
+            samesite="lax",  # sent with links from other sites, too; no GET changes anything
         )
 
-    def look(self, *, always: bool = False) -> bool:
-        """End sessions whose time is over, and what goes on by a token or certificate that the access file does not
-        have any more; whether that file was read again. To be called in the loop, often; `always`: read the file
-        though it looks as before."""
-        if self._secret.look():
+    def refresh(self, *, always: bool = False) -> bool:
+        """End expired sessions, and requests whose token or certificate is no longer in the access file. Return
+        whether that file was reloaded. Called in the loop, often. `always`: reload it even if it seems unchanged."""
+        if self._secret.refresh():
             for grant in (self._anybody, *self._shown.values()):
                 self._sign(grant)
         self.sessions.sweep(self._clock())
-        changed = self._known is not None and self._known.look(always=always)
+        changed = self._known is not None and self._known.refresh(always=always)
         if self._known is not None and changed:
             for grant in [*self.sessions, *self._shown.values()]:
                 if not self._known.holds(grant):
@@ -307,11 +308,11 @@ class Identity:
 
 
 def unauthorized(detail: str) -> Problem:
-    """Who asks has shown nothing that lets him in."""
+    """The problem for missing or wrong credentials."""
     return Problem(401, detail, headers={"WWW-Authenticate": 'Bearer realm="titanic"'})
 
 
 def _address(scope: Scope) -> str:
-    """Where a request comes from: the peer of its connection, whatever its headers say."""
+    """The address of the connection's peer; headers such as X-Forwarded-For are ignored."""
     client = scope.get("client")
     return str(client[0]) if client else "an unknown address"

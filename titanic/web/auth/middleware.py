@@ -1,8 +1,8 @@
-"""What every request passes before a handler runs: is it for us, is it from a page of ours, and who sends it.
+"""Checks every request before its handler runs: its host, its origin and its credentials.
 
-A name in `Host` that is none of ours is refused, so that no page of the Web can reach this one through a name of its
-own (DNS rebinding). A change that a page from elsewhere asks for is refused by what browsers say of where it comes
-from, and once more by the CSRF token: of forms in `pages/forms.py`, of calls of /v1 by a session here.
+Unknown names in `Host` are refused, so that no site can reach this one through a name of its own (DNS rebinding).
+Cross-origin changes are refused by the headers that browsers send, and again by the CSRF token. That of forms is
+checked in `pages/forms.py`, that of /v1 calls with a session here.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ SAFE = ("GET", "HEAD", "OPTIONS")
 """Methods that change nothing."""
 
 OWN = (b"same-origin", b"none")
-"""What browsers say of where a request comes from that no page from elsewhere has asked for."""
+"""Values of Sec-Fetch-Site for requests that no other site has caused."""
 
 PUBLIC = ("/healthz", "/readyz", "/login")
-"""What everybody may ask for; and what is below /static."""
+"""Paths without authentication, besides those below /static."""
 
 HOST = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:\d{1,5})?")
 
 STATUS = "titanic.status"
-"""Where a scope has the status of its answer, once that has begun; `app.py` puts it there."""
+"""The key of the scope for the status of its answer, once that has started; set by `app.py`."""
 
 MAX_HOSTS = 100
-"""Values of `Host` that are known to be ours."""
+"""Accepted values of `Host` that are cached."""
 
 
 class AuthMiddleware:
-    """Middleware for HTTP: gives each request its `visitor`, or refuses it."""
+    """HTTP middleware that sets the `visitor` of each request, or refuses it."""
 
     def __init__(self, app: ASGIApp, settings: WebSettings, identity: Identity, clients: Clients) -> None:
         self._app = app
@@ -79,16 +79,16 @@ class AuthMiddleware:
         except Problem as problem:
             await problem_response(Request(scope), problem)(scope, receive, send)
         except ClientDisconnect:
-            return  # nobody is there to be answered
+            return  # there is no one to answer
 
     async def _serve(self, grant: Grant, scope: Scope, receive: Receive, send: Send) -> None:
-        """Have it handled, until the grant ends."""
+        """Handle a request until its grant ends."""
         try:
             taken = self._clients.acquire(grant.user)
         except AccessError as error:
-            text = "user '%s' cannot come in: %s"
+            text = "user '%s' cannot sign in: %s"
             log.warning(text, grant.user, error, extra=logs.event("no-key", user=grant.user))
-            raise Problem(403, "nobody can come in so; ask who runs this Titanic") from error
+            raise Problem(403, "this user cannot sign in; contact the administrator") from error
         task = asyncio.current_task()
         assert task is not None
         grant.tasks.add(task)
@@ -101,11 +101,11 @@ class AuthMiddleware:
             if not grant.ended:
                 raise
             task.uncancel()
-            if STATUS in scope:  # of a stream, this is the end; what has a length is cut off
+            if STATUS in scope:  # ends a stream; an answer with a Content-Length is truncated
                 with suppress(RuntimeError):
                     await send({"type": "http.response.body", "body": b"", "more_body": False})
                 return
-            raise unauthorized("this log-in has ended; log in again") from None
+            raise unauthorized("this sign-in has ended; sign in again") from None
         finally:
             release_body(scope)
             grant.tasks.discard(task)
@@ -122,10 +122,10 @@ class AuthMiddleware:
         if scope["method"] in SAFE:
             _check_read(scope, foreign)
         elif foreign or (b"origin" in found and urlsplit(header_of(scope, b"origin")).netloc != host.decode("latin-1")):
-            raise Problem(403, "a page from elsewhere asks for a change; only its own pages may")
+            raise Problem(403, "cross-origin request rejected; changes are accepted from this site's own pages only")
 
     def _check_host(self, given: bytes, scope: Scope) -> None:
-        """Raise Problem unless it is a name that this goes by: one of --host, or the address that was connected to."""
+        """Raise Problem unless the host is one of --host, or the address that the client connected to."""
         host = given.decode("latin-1")
         match = HOST.fullmatch(host)
         name = match[1].strip("[]").lower() if match is not None else ""
@@ -140,25 +140,25 @@ class AuthMiddleware:
 
 
 def _check_csrf(scope: Scope, grant: Grant) -> None:
-    """Of calls by a session; forms are checked where they are read."""
+    """Check the CSRF token of API calls with a session; forms are checked where they are read."""
     if scope["method"] in SAFE or not is_for_programs(scope):
         return
     given = header_of(scope, b"x-csrf-token")
     if not hmac.compare_digest(given.encode(), grant.csrf.encode()):
-        what, fact = "nothing was changed", "a call with a session needs its token in X-CSRF-Token"
+        what, fact = "nothing was changed", "a call with a session cookie needs its CSRF token in X-CSRF-Token"
         raise Problem(403, f"{what}: {fact}; send a bearer token instead, or call from a page")
 
 
 def _check_read(scope: Scope, foreign: bool) -> None:
-    """Raise Problem when a page from elsewhere reads behind its visitor's back. He may follow a link."""
+    """Raise Problem for a cross-origin read that is not a navigation."""
     if foreign and header_of(scope, b"sec-fetch-mode") != "navigate":
-        raise Problem(403, "a page from elsewhere asks for this; only its own pages may")
+        raise Problem(403, "cross-origin request rejected; only this site's own pages may load this")
 
 
 def _challenge(request: Request) -> Response:
-    """To who has shown nothing: a program is told how, a person gets the page to log in at."""
+    """Answer a request without credentials: 401 for the API, the sign-in page for browsers."""
     if is_for_programs(request.scope):
-        return problem_response(request, unauthorized("log in; send: Authorization: Bearer TOKEN"))
+        return problem_response(request, unauthorized("sign in; send: Authorization: Bearer TOKEN"))
     if request.method not in SAFE:
         return RedirectResponse("/login", 303)
     path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
@@ -166,14 +166,15 @@ def _challenge(request: Request) -> Response:
 
 
 def _log_action(scope: Scope, visitor: Visitor) -> None:
-    """Who did what to which request. Programs' calls, of which there may be thousands a second, at debug level."""
+    """Log a change: the user, the action and the requests. API calls, of which there may be thousands a second, are
+    logged at debug level."""
     path = scope["path"]
     level = logging.DEBUG if is_for_programs(scope) and not path.startswith("/v1/hooks") else logging.INFO
     if not log.isEnabledFor(level):
         return
     shown = path[:300].encode("unicode_escape").decode("ascii")
     about = scope["state"].get("about", "")
-    who = f"user '{visitor.user}'" if visitor.user else "somebody"
+    actor = f"user '{visitor.user}'" if visitor.user else "anonymous"
     extra = logs.event("action", user=visitor.user, action=f"{scope['method']} {shown}") | logs.COUNTED
     about, status = f" ({about})" if about else "", scope.get(STATUS, 0)
-    log.log(level, "%s: %s %s%s: %d", who, scope["method"], shown, about, status, extra=extra)
+    log.log(level, "%s: %s %s%s: %d", actor, scope["method"], shown, about, status, extra=extra)

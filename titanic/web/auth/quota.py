@@ -12,10 +12,10 @@ from titanic.web.problems import Problem
 
 
 class Quota:
-    """So many places in all, and so many for each user."""
+    """A limit for all users together, and one for each user."""
 
     def __init__(self, what: str, most: int, each: int) -> None:
-        """`what`: the things that are held, in the plural."""
+        """`what`: the name of what is limited, in the plural."""
         self._what = what
         self._most = most
         self._each = each
@@ -23,8 +23,7 @@ class Quota:
         self._all = 0
 
     def acquire(self, user: str, count: int = 1) -> None:
-        """Raises Problem when there are not so many left: 429 for this user, 503 for all. What was taken is to be given
-        back."""
+        """Acquire this many, to be released. Raises Problem when fewer are left: 429 for this user, 503 for all."""
         if self._all + count > self._most:
             raise self._full(503, f"there may be {self._most:,} in all")
         if self._held[user] + count > self._each:
@@ -33,7 +32,7 @@ class Quota:
         self._all += count
 
     def release(self, user: str, count: int = 1) -> None:
-        """These are free again."""
+        """Release what was acquired."""
         self._all -= count
         self._held[user] -= count
         if not self._held[user]:
@@ -41,7 +40,7 @@ class Quota:
 
     @contextmanager
     def held(self, user: str, count: int = 1) -> Iterator[None]:
-        """With so many places."""
+        """Hold this many within a `with` block."""
         self.acquire(user, count)
         try:
             yield
@@ -57,11 +56,11 @@ class Quota:
 
 
 HELD = "titanic.held"
-"""Where a scope has the bytes of its body that are counted."""
+"""The key of the scope for the counted bytes of its body."""
 
 
 UNCOUNTED = 64 << 10
-"""Bytes of a body that are not counted: as many may wait at each connection in any case."""
+"""Smaller bodies are not counted: each connection may buffer that much in any case."""
 
 
 def hold_body(scope: Scope, size: int) -> None:
@@ -72,6 +71,6 @@ def hold_body(scope: Scope, size: int) -> None:
 
 
 def release_body(scope: Scope) -> None:
-    """Of its body a request holds nothing any more."""
+    """Release what `hold_body` has counted for a request."""
     if held := scope.pop(HELD, 0):
         scope["app"].state.titanic.bodies.release(scope["state"]["visitor"].user, held)

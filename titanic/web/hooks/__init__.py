@@ -1,9 +1,9 @@
-"""Web hooks: when a request of a service ends, a URL is told.
+"""Web hooks: URLs that are notified when requests of a service end.
 
-    web.hook        the hooks themselves: requests that are delayed for ten years, one for each (`registry.py`)
-    web.ended       the server stores a request for it whenever one of a service with hooks ends (`on_end`)
-    web.delivery    one request for each hook and end: POSTs it (`delivery.py`)
+    web.hook        the registered hooks: one request for each, delayed for ten years (`registry.py`)
+    web.ended       the server stores one request whenever a request of a service with hooks ends (`on_end`)
+    web.delivery    one request for each hook and end: its worker POSTs the event (`delivery.py`)
 
-All three are ordinary requests: what is accepted is delivered, by any gateway that delivers hooks, with Titanic's own
-retries, and `titanic ls` shows it.
+All three are ordinary requests. Any gateway with hooks enabled delivers accepted events, with Titanic's retries, and
+`titanic ls` lists them.
 """

@@ -1,7 +1,8 @@
 """Delivers web hooks: two workers of the server, in any number of gateways.
 
-For each end (`web.ended`) one makes a request for each hook that wants it (`web.delivery`), with a key, so that a
-second try makes no second one. The other POSTs these. Both close what is done: only what failed for good stays.
+For each end (`web.ended`), the first worker submits a request for each hook that matches it (`web.delivery`), with an
+idempotency key, so that a retry submits no second one. The other worker POSTs these. Both close their requests: only
+those that failed for good stay.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ HOOKS_USER_EVENT = "hooks-user"
 
 
 def check_hooks_user(settings: WebSettings) -> None:
-    """Raises Contradiction when the access file does not let the user deliver hooks who is to, and broker.AccessError
-    for an access file or a key with a fault."""
+    """Raise Contradiction when the hooks user may not deliver hooks, and broker.AccessError for an invalid access file
+    or key."""
     if settings.access is None or settings.hooks_user is None or not settings.hooks:
         return
     access, name, path = load_access(settings.access), settings.hooks_user, settings.key_of(settings.hooks_user)
@@ -42,39 +43,39 @@ def check_hooks_user(settings: WebSettings) -> None:
         raise Contradiction(("hooks_user", "access"), *fault)
     holder = access.keys.get(load_secret(str(path)).public.decode())
     if holder is None or holder.name != name:
-        what, fact = f"'{name}' is to deliver web hooks", f"the access file does not give him the key in {path}"
-        raise Contradiction(("hooks_user", "keys"), what, fact, "add its public half to his keys")
+        what, fact = f"'{name}' is to deliver web hooks", f"the access file does not have that user's key in {path}"
+        raise Contradiction(("hooks_user", "keys"), what, fact, "add its public half to the user's keys")
 
 
 class HooksUser:
-    """The user who delivers hooks, who may when this is made. Raises as `check_hooks_user`."""
+    """The user that delivers hooks. Its permissions are checked at the start; raises like `check_hooks_user`."""
 
     def __init__(self, settings: WebSettings) -> None:
         check_hooks_user(settings)
         self._settings = settings
         self._lacks = False
 
-    def look(self) -> None:
-        """The access file has changed: log what he lacks now, or that he may deliver again."""
+    def refresh(self) -> None:
+        """Log whether the user may still deliver hooks. Called when the access file has changed."""
         try:
             check_hooks_user(self._settings)
         except (Contradiction, AccessError) as error:
             self._lacks = True
-            log.error("web hooks are not delivered from now on: %s", error, extra=logs.event(HOOKS_USER_EVENT))
+            log.error("web hooks are not delivered any more: %s", error, extra=logs.event(HOOKS_USER_EVENT))
             return
         if self._lacks:
             self._lacks = False
-            text = "web hooks are delivered again: '%s' may do what that takes"
+            text = "web hooks are delivered again: '%s' has the permissions"
             log.info(text, self._settings.hooks_user, extra=logs.event(HOOKS_USER_EVENT))
 
 
 def _fault(access: Access, name: str) -> Sequence[str]:
-    """What, the fact, and what to do; empty: nothing."""
+    """What is wrong, why, and what to do; empty: nothing."""
     user = access.users.get(name)
     if user is None:
         return f"'{name}' is to deliver web hooks", "the access file has no such user", "name another --hooks-user"
     if lacks := _lacks(user):
-        return f"{user} is to deliver web hooks", "he may not do what that takes", f"give him {', '.join(lacks)}"
+        return f"{user} is to deliver web hooks", "permissions are missing", f"grant {', '.join(lacks)}"
     return ()
 
 
@@ -94,25 +95,25 @@ def _lacks(user: User) -> list[str]:
 log = logging.getLogger("titanic.web.hooks")
 
 JOBS = 16
-"""POSTs at a time, in one gateway."""
+"""Concurrent POSTs of one gateway."""
 
 MAX_JOBS_EACH = 4
-"""POSTs at a time to one hook: one that is slow does not take the others' places."""
+"""Concurrent POSTs to one hook, so that a slow one does not block the others."""
 
 BUSY_PAUSE = 1.0
-"""Seconds until a delivery is looked at again whose hook has so many already."""
+"""Seconds until a delivery is retried if its hook is at the limit."""
 
 RETRIES = {"max_attempts": 20, "retry_first": 5, "retry_most": 3600}
-"""A receiver that is away for ten hours misses nothing."""
+"""A receiver that is down for ten hours misses nothing."""
 
 MAX_RETRY_AFTER = 3600
 
 KEY_FOR = 7 * 86400.0
-"""Seconds for which an end makes no second delivery."""
+"""Seconds for which the key of a delivery prevents a duplicate."""
 
 
 class Delivery:
-    """Both workers, as one user. As an asynchronous context manager it delivers."""
+    """Both workers, as one user. Delivers while it is used as an asynchronous context manager."""
 
     def __init__(
         self,
@@ -123,14 +124,14 @@ class Delivery:
         allowed: Sequence[Network] = (),
         timeout: float = 5.0,
     ) -> None:
-        """`allowed`: networks that hooks may speak to besides the Internet."""
+        """`allowed`: networks that hooks may reach besides the Internet."""
         self._allowed = allowed
         more = {"timeout": timeout, "key": key, "server_key": server_key}
         self._client = MonitoredClient(ServerMonitor(endpoint), endpoint, **more)
         self.registry = Registry(self._client)
         self._running: Counter[str] = Counter()
         self._incident = Incident(log, "deliver web hooks")
-        self._unclosed = Incident(log, "close what tells of web hooks that were delivered")
+        self._unclosed = Incident(log, "close the requests of delivered web hooks")
         self._workers = [
             Worker(service, handler, endpoint, jobs=jobs, key=key, server_key=server_key)
             for service, handler, jobs in ((ENDED, self._spread, 4), (DELIVERY, self._deliver, JOBS))
@@ -143,32 +144,32 @@ class Delivery:
 
     async def __aexit__(self, *_: object) -> None:
         for worker in self._workers:
-            worker.abandon()  # what is on its way to a receiver is tried again by another gateway
+            worker.abandon()  # deliveries in progress are retried by another gateway
         await asyncio.gather(*(worker.__aexit__(None, None, None) for worker in self._workers))
         self._client.disconnect()
 
     async def _spread(self, frames: Frames) -> bytes:
-        """Make a request of an end for each hook that wants it."""
+        """Submit a delivery for each hook that matches an end."""
         end = _read(frames[0])
         if end is None:
-            raise Failed("this does not tell of the end of a request")
+            raise Failed("the body is not the end of a request")
         hooks: list[Hook] = await self._ask(self.registry.of_service(end["service"]))
         id_ = current().uuid
-        told = json.dumps(cloud_event(id_, end)).encode()
+        body = json.dumps(cloud_event(id_, end)).encode()
         for hook in hooks:
             if end["state"] not in hook.states:
                 continue
             key = f"web:delivery:{id_}:{hook.id}"
             options: Any = {"key": key, "key_for": KEY_FOR, **RETRIES}
-            await self._ask(self._client.submit(DELIVERY, told, hook.id, **options))
+            await self._ask(self._client.submit(DELIVERY, body, hook.id, **options))
         return await self._close()
 
     async def _deliver(self, frames: Frames) -> bytes:
-        """Tell one hook of one end."""
+        """Deliver one event to one hook."""
         if len(frames) != 2:
-            raise Failed("this is no delivery")
+            raise Failed("the body is not a delivery")
         hook: Hook | None = await self._ask(self.registry.find(frames[1].decode(errors="replace")))
-        if hook is not None:  # else it was deleted: nobody wants to know
+        if hook is not None:  # else it was deleted
             if self._running[hook.id] >= MAX_JOBS_EACH:
                 raise Retry(f"{hook.host} has {MAX_JOBS_EACH} deliveries at the moment", after=BUSY_PAUSE, count=False)
             self._running[hook.id] += 1
@@ -195,7 +196,7 @@ class Delivery:
         _judge(hook, answer)
 
     async def _ask(self, asking: Any) -> Any:
-        """What the server answers. When it does not, the attempt is given back and does not count."""
+        """Await an answer of the server. If there is none, the request is returned and the attempt does not count."""
         try:
             answer = await asking
             self._incident.recovered(**event(HOOKS_USER_EVENT))
@@ -205,16 +206,16 @@ class Delivery:
             raise Retry(f"the server did not answer: {error}", after=BUSY_PAUSE, count=False) from error
 
     async def _close(self) -> bytes:
-        """Nobody will ask for this reply. So the request is closed, and with that it has ended."""
+        """Close the current request: no client will ask for its reply."""
         try:
             await self._client.close(current().uuid)
-        except TitanicError as error:  # then its reply stays until it is deleted for its age
+        except TitanicError as error:  # then its reply stays until it expires
             self._unclosed.failed(error, **event(HOOKS_USER_EVENT))
         return b""
 
 
 def new_delivery(settings: WebSettings) -> Delivery:
-    """As the settings have it."""
+    """Make the delivery from the settings."""
     key = settings.key if settings.hooks_user is None else settings.key_of(settings.hooks_user)
     return Delivery(
         settings.endpoint,
@@ -226,12 +227,12 @@ def new_delivery(settings: WebSettings) -> Delivery:
 
 
 def _judge(hook: Hook, answer: Answer) -> None:
-    """Raises what the attempt ends with, unless the receiver has it."""
+    """Raise the error of the attempt, unless the receiver accepted the event."""
     if 200 <= answer.status < 300:
         return
     what = f"{hook.host} answered {answer.status}"
     if answer.status == 410:
-        raise Failed(f"{what}: it wants no more of this", answer.text)
+        raise Failed(f"{what}: it accepts no further events", answer.text)
     if 300 <= answer.status < 400:
         raise RemoteError(500, f"{what}: redirects are not followed; give the hook the right URL")
     if answer.retry_after is not None:
@@ -240,7 +241,7 @@ def _judge(hook: Hook, answer: Answer) -> None:
 
 
 def _read(frame: bytes) -> dict[str, Any] | None:
-    """What is told of an end; None: nothing."""
+    """Parse the report of an end; None: it is invalid."""
     try:
         said = read_json(frame)
         known = all(isinstance(said[name], str) for name in ("uuid", "service", "state"))

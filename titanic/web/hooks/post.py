@@ -1,4 +1,4 @@
-"""POSTs to a URL: one connection, to an address that was looked at, one answer, of which little is read."""
+"""POSTs to a URL over one connection to a checked address, and reads only the start of the answer."""
 
 from __future__ import annotations
 
@@ -50,22 +50,22 @@ REFUSED: tuple[Network, ...] = tuple(
         "ff00::/8",  # multicast
     )
 )
-"""What is not the Internet. What Python does not call global is refused, too."""
+"""Networks outside the Internet. Addresses that Python does not classify as global are refused, too."""
 
 
 class Unreachable(Exception):
-    """No connection can be made, or may be."""
+    """No connection can be made, or none is allowed."""
 
 
 def may_reach(address: Address, allowed: Sequence[Network]) -> bool:
-    """Whether hooks may speak to this address."""
+    """Whether hooks may connect to this address."""
     if any(address in network for network in allowed):
         return True
     return address.is_global and not any(address in network for network in REFUSED)
 
 
 def literal_address(host: str) -> Address | None:
-    """The address that a host is; None: it is a name. Resolvers also take IPv4 addresses in old forms: 127.1."""
+    """Parse a host that is an address; None: it is a name. Resolvers also accept old forms of IPv4 addresses: 127.1."""
     try:
         return ipaddress.IPv4Address(socket.inet_aton(host))
     except (OSError, UnicodeError):
@@ -73,14 +73,13 @@ def literal_address(host: str) -> Address | None:
 
 
 def not_reached(host: str) -> str:
-    """What is said of a host that hooks may not speak to. Its addresses are not: they would tell of the inner
-    network."""
-    what, fact = f"{host} is no address of the Internet", "hooks do not speak to inner networks"
+    """The error text for a host that hooks may not reach. It omits addresses, which would reveal the inner network."""
+    what, fact = f"{host} is not an address on the Internet", "hooks do not connect to inner networks"
     return f"{what}; {fact}; start titanic web with --hooks-allow for that network"
 
 
 async def resolve(host: str, port: int, allowed: Sequence[Network]) -> list[Address]:
-    """The addresses that a host has and hooks may speak to. Raises Unreachable."""
+    """The addresses of a host that hooks may connect to. Raises Unreachable."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -94,32 +93,32 @@ async def resolve(host: str, port: int, allowed: Sequence[Network]) -> list[Addr
 
 CONNECT_TIMEOUT = 5.0
 POST_TIMEOUT = 20.0
-"""Seconds, for a connection, and for all of it."""
+"""Seconds for the connection, and for the whole POST."""
 
 MAX_ADDRESSES = 3
-"""Addresses of a host that are tried."""
+"""Maximum number of a host's addresses that are tried."""
 
 MAX_HEAD = 64 << 10
-"""Bytes of an answer in which its head is to end."""
+"""Maximum bytes of an answer's head."""
 
 KEPT_BYTES = 500
-"""Bytes of an answer's body that are kept."""
+"""Maximum bytes of an answer's body that are kept."""
 
 _SECONDS = re.compile(rb"[0-9]{1,6}")
 
 
 class Answer(NamedTuple):
-    """What came back."""
+    """The answer of a receiver."""
 
     status: int
     text: str
     """The beginning of the body."""
     retry_after: int | None
-    """Seconds after which the receiver wants it again, if it says so."""
+    """The seconds in Retry-After, if there are any."""
 
 
 class _Reader:
-    """Takes an answer in, as httptools has it. An interim one (1xx) is passed over."""
+    """Parses an answer with httptools. Interim answers (1xx) are skipped."""
 
     def __init__(self) -> None:
         self.parser = httptools.HttpResponseParser(self)
@@ -165,17 +164,17 @@ async def _post(url: str, headers: Mapping[str, str], body: bytes, allowed: Sequ
         lines = {"Host": parts.netloc, "Content-Length": str(len(body)), "Connection": "close", **headers}
         head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         writer.write(f"POST {target} HTTP/1.1\r\n{head}\r\n".encode() + body)
-        with suppress(ConnectionError):  # it may have answered all the same
+        with suppress(ConnectionError):  # the receiver may have answered nevertheless
             await writer.drain()
         return await _read_answer(reader)
     finally:
-        writer.transport.abort()  # whatever else it has to say
+        writer.transport.abort()  # the rest of the answer is not needed
 
 
 async def _connect(
     addresses: Sequence[Address], port: int, name: str | None
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection to one of these. `name`: whose certificate TLS wants to see; None: no TLS."""
+    """Connect to one of these addresses. `name`: the host name that the certificate must have; None: no TLS."""
     tls = None if name is None else await asyncio.to_thread(ssl.create_default_context)
     fault: Exception = Unreachable("there is no address")
     for address in addresses[:MAX_ADDRESSES]:
@@ -190,7 +189,7 @@ async def _connect(
 
 
 def _error_text(error: OSError) -> str:
-    """What went wrong, without the address."""
+    """The error text without the address."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
@@ -208,7 +207,7 @@ async def _read_answer(reader: asyncio.StreamReader) -> Answer:
             break
         answer.parser.feed_data(data)
         if answer.status // 100 == 2 or read > 2 * MAX_HEAD:
-            break  # nobody wants to know more
+            break  # the rest is not needed
     if not answer.status:
-        raise EOFError("it ended before there was an answer")
+        raise EOFError("the connection was closed before an answer")
     return Answer(answer.status, answer.text.decode(errors="replace"), answer.retry_after)

@@ -87,7 +87,7 @@ async def confirm_all(request: Request) -> Response:
 async def start(request: Request) -> Response:
     """Start a confirmed job."""
     form = await forms.read(request)
-    gateway, visitor = app_state(request), visitor_of(request)
+    state, visitor = app_state(request), visitor_of(request)
     action, wanted, count = _action(form), parse_filter(form), form.get("count", "")
     if "count" not in form or (count and (not count.isdecimal() or len(count) > 9)):
         raise Problem(400, "nothing was changed: the form has no number of requests; reload its page")
@@ -102,15 +102,15 @@ async def start(request: Request) -> Response:
             raise Problem(400, f"nothing was closed: type “{expected}” to confirm")
         job = BulkJob(visitor.user, action, total, wanted.url())
         batches = _matching(visitor.client, action, wanted, total)
-    gateway.bulk_jobs.start(job, visitor.client, batches)
+    state.bulk_jobs.start(job, visitor.client, batches)
     return RedirectResponse(f"/works/{job.id}", 303)
 
 
 async def progress(request: Request) -> Response:
     """Show the progress of a job."""
-    gateway = app_state(request)
-    job = gateway.bulk_jobs.get(visitor_of(request).user, request.path_params["work"])
-    return gateway.page(request, "bulk_job.html", job=job)
+    state = app_state(request)
+    job = state.bulk_jobs.get(visitor_of(request).user, request.path_params["work"])
+    return state.page(request, "bulk_job.html", job=job)
 
 
 async def stop(request: Request) -> Response:

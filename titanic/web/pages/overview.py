@@ -47,19 +47,19 @@ DURABILITY = {
 
 async def overview(request: Request) -> Response:
     """Show what waits, runs and fails now, and how that was in the last hour."""
-    gateway, visitor = app_state(request), visitor_of(request)
-    poller = gateway.stats_poller
+    state, visitor = app_state(request), visitor_of(request)
+    poller = state.stats_poller
     oldest = await unless_forbidden(
-        "the oldest waiting request", gateway.cache.get(request, "oldest", _oldest, visitor.client)
+        "the oldest waiting request", state.cache.get(request, "oldest", _oldest, visitor.client)
     )
     sample = await unless_forbidden("figures and services", poller.sample(visitor))
     if isinstance(sample, NotPermitted):
         missing = [one for one in (sample, oldest) if isinstance(one, NotPermitted)]
-        return gateway.page(request, "overview.html", stats=None, missing=missing)
+        return state.page(request, "overview.html", stats=None, missing=missing)
     hour = await unless_forbidden("latency", poller.latencies.measure(visitor.user, visitor.client))
     services, history = services_of(sample), poller.history
     busiest = sorted(services, key=_importance, reverse=True)[:TOP]
-    return gateway.page(
+    return state.page(
         request,
         "overview.html",
         stats=sample.stats,
@@ -181,15 +181,15 @@ def _waiting(service: ServiceRow) -> int:
 
 async def store(request: Request) -> Response:
     """Show the store's usage and durability, the archive's lag, the nodes, and how to make a backup."""
-    gateway, visitor = app_state(request), visitor_of(request)
+    state, visitor = app_state(request), visitor_of(request)
     sample, nodes, archive = await asyncio.gather(
-        unless_forbidden("the store's usage", gateway.stats_poller.sample(visitor)),
+        unless_forbidden("the store's usage", state.stats_poller.sample(visitor)),
         unless_forbidden("nodes", visitor.client.nodes()),
         unless_forbidden("the archive", visitor.client.archive()),
     )
     stats: dict[str, Any] | None = None if isinstance(sample, NotPermitted) else sample.stats
     path = stats["store"]["path"] if stats else ""
-    return gateway.page(
+    return state.page(
         request,
         "store.html",
         stats=stats,

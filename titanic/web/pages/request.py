@@ -42,11 +42,11 @@ def _uuid(request: Request) -> str:
 
 async def request_page(request: Request) -> Response:
     """Show a request."""
-    uuid, gateway, visitor = _uuid(request), app_state(request), visitor_of(request)
+    uuid, state, visitor = _uuid(request), app_state(request), visitor_of(request)
     try:
         look = await visitor.client.look(uuid, MAX_BYTES)
     except UnknownRequest:
-        return gateway.page(request, "request_unknown.html", unknown_request(uuid).status, uuid=uuid)
+        return state.page(request, "request_unknown.html", unknown_request(uuid).status, uuid=uuid)
     row, document = look.info, described(look.info)
     details: list[FramePreview] = []
     frames = look.body[:1] + [HIDDEN_SECRET] * len(look.body[1:]) if row["service"] == KEPT else look.body
@@ -54,7 +54,7 @@ async def request_page(request: Request) -> Response:
     reply = preview_body(look.reply, row["reply_frames"], row["reply_bytes"])
     if row["state"] == "failed":
         details, reply = reply.frames, reply._replace(frames=[])
-    return gateway.page(
+    return state.page(
         request,
         "request.html",
         row=row,

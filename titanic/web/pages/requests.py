@@ -190,14 +190,14 @@ async def find_all(client: Client, wanted: RequestFilter) -> AsyncGenerator[list
 
 async def requests(request: Request) -> Response:
     """Show the list."""
-    gateway, visitor = app_state(request), visitor_of(request)
+    state, visitor = app_state(request), visitor_of(request)
     wanted = parse_filter(request.query_params)
     after = request.query_params.get("after")
-    page = gateway.cache.get(request, "requests", find_page, visitor.client, wanted, after, PAGE)
+    page = state.cache.get(request, "requests", find_page, visitor.client, wanted, after, PAGE)
     found = await unless_forbidden("requests", page)
     missing = found if isinstance(found, NotPermitted) else None
     rows, following = ([], None) if isinstance(found, NotPermitted) else found
-    return gateway.page(
+    return state.page(
         request,
         "requests.html",
         missing=missing,

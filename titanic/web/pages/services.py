@@ -155,15 +155,15 @@ class Column(NamedTuple):
 
 async def services(request: Request) -> Response:
     """Show the list, sorted and filtered as the query says."""
-    gateway, query = app_state(request), request.query_params
+    state, query = app_state(request), request.query_params
     text, only = query.get("q", "").strip(), query.get("only", "")
     order, page = query.get("sort", "name"), query.get("page", "1")
     by = order.removeprefix("-")
     if by not in LABELS or not page.isdecimal() or not 1 <= len(page) <= 6 or page == "0":
         raise Problem(400, f"invalid sort order or page; sort must be one of {', '.join(LABELS)}, page a number")
-    sample = await unless_forbidden("services and their figures", gateway.stats_poller.sample(visitor_of(request)))
+    sample = await unless_forbidden("services and their figures", state.stats_poller.sample(visitor_of(request)))
     if isinstance(sample, NotPermitted):
-        return gateway.page(request, "services.html", missing=sample)
+        return state.page(request, "services.html", missing=sample)
     every = services_of(sample)
     chosen = [one for one in every if text.casefold() in one.name.casefold()]
     if only in FILTERS:
@@ -171,7 +171,7 @@ async def services(request: Request) -> Response:
     chosen.sort(key=attrgetter(SORT_KEYS.get(by, by)), reverse=order.startswith("-"))
     first = (int(page) - 1) * PAGE
     shown = chosen[first : first + PAGE]
-    return gateway.page(
+    return state.page(
         request,
         "services.html",
         missing=None,
@@ -211,22 +211,22 @@ def _columns(text: str, only: str, order: str) -> Sequence[Column]:
 
 async def service(request: Request) -> Response:
     """Show a service."""
-    gateway, visitor = app_state(request), visitor_of(request)
+    state, visitor = app_state(request), visitor_of(request)
     name = request.path_params["name"] or request.query_params.get("name", "")
     if not name:
         raise Problem(404, "no service is named; choose one from the list of services")
-    cache, client = gateway.cache, visitor.client
+    cache, client = state.cache, visitor.client
     sample, rows, failures = await asyncio.gather(
-        unless_forbidden("figures and workers", gateway.stats_poller.sample(visitor)),
+        unless_forbidden("figures and workers", state.stats_poller.sample(visitor)),
         unless_forbidden("latency", cache.get(request, "done", recently_done, client, name)),
         unless_forbidden("failures", cache.get(request, "failures", _failures, client, name)),
     )
     known = None if isinstance(sample, NotPermitted) else service_of(sample, name)
-    trend = [] if isinstance(sample, NotPermitted) else gateway.stats_poller.history.trend(name)
+    trend = [] if isinstance(sample, NotPermitted) else state.stats_poller.history.trend(name)
     counters = None if isinstance(sample, NotPermitted) else sample.services().get(name)
     settings = {} if isinstance(sample, NotPermitted) else sample.stats.get("settings") or {}
     now = time.time()
-    return gateway.page(
+    return state.page(
         request,
         "service.html",
         name=name,
@@ -239,7 +239,7 @@ async def service(request: Request) -> Response:
         rates=_rates(trend, counters, now),
         charts=_charts(trend, None if known is None else known.waiting, now),
         sources=sources(settings, name),
-        silent=None if known is None else await cache.get(request, "hooks", _silent_hooks, gateway, settings, name),
+        silent=None if known is None else await cache.get(request, "hooks", _silent_hooks, state, settings, name),
     )
 
 
@@ -264,9 +264,9 @@ async def set_on_end(request: Request) -> Response:
 
 
 def _back(request: Request, name: str, message: str) -> Response:
-    gateway = app_state(request)
-    gateway.stats_poller.invalidate()
-    return gateway.to(request, service_url(name), MESSAGES[message])
+    state = app_state(request)
+    state.stats_poller.invalidate()
+    return state.to(request, service_url(name), MESSAGES[message])
 
 
 async def _failures(client: Client, name: str) -> list[RequestInfo]:
@@ -274,13 +274,13 @@ async def _failures(client: Client, name: str) -> list[RequestInfo]:
     return rows
 
 
-async def _silent_hooks(gateway: AppState, settings: ServiceSettings, name: str) -> tuple[int, str] | None:
+async def _silent_hooks(state: AppState, settings: ServiceSettings, name: str) -> tuple[int, str] | None:
     """How many web hooks of a service get no events, and why; None: there are none, or that is unknown."""
     why = hook_status(settings, name)
-    if gateway.hooks is None or not why:
+    if state.hooks is None or not why:
         return None
     with suppress(TitanicError):  # the hooks user may lack the permission to list them
-        if hooks := await gateway.hooks.of_service(name):
+        if hooks := await state.hooks.of_service(name):
             return len(hooks), why
     return None
 

@@ -79,8 +79,8 @@ def row_of(user: User, access: Access) -> UserRow:
 
 async def users(request: Request) -> Response:
     """Show the visitor's permissions; to admins, those of all users."""
-    gateway, visitor = app_state(request), visitor_of(request)
-    path, fault, rows, own = gateway.settings.access, "", [], None
+    state, visitor = app_state(request), visitor_of(request)
+    path, fault, rows, own = state.settings.access, "", [], None
     denials: Denials | NotPermitted | None = None
     if path is not None:
         try:
@@ -93,9 +93,7 @@ async def users(request: Request) -> Response:
             if me is not None and me.admin:
                 rows = [row_of(user, access) for _, user in sorted(access.users.items())]
                 denials = await unless_forbidden("denied actions", _denials(visitor.client))
-    return gateway.page(
-        request, "users.html", guarded=path is not None, rows=rows, own=own, fault=fault, denials=denials
-    )
+    return state.page(request, "users.html", guarded=path is not None, rows=rows, own=own, fault=fault, denials=denials)
 
 
 async def _denials(client: Client) -> Denials:
@@ -109,22 +107,22 @@ async def _denials(client: Client) -> Denials:
 
 async def log_in(request: Request) -> Response:
     """GET: show the form. POST: start a session for the user of the token, then redirect to the page asked for."""
-    gateway = app_state(request)
-    if gateway.identity.is_open:
+    state = app_state(request)
+    if state.identity.is_open:
         return RedirectResponse("/", 303)
     if request.method != "POST":
-        return gateway.page(request, "login.html", next=local_path(request.query_params.get("next", "")), error="")
+        return state.page(request, "login.html", next=local_path(request.query_params.get("next", "")), error="")
     fields = dict(parse_qsl((await forms.read_body(request, MAX_LOGIN_BYTES)).decode(errors="replace")))
     onward = local_path(fields.get("next", ""))
     try:
-        cookie = gateway.identity.log_in(request.scope, fields.get("token", ""))
+        cookie = state.identity.log_in(request.scope, fields.get("token", ""))
     except Problem as problem:
-        page = gateway.page(request, "login.html", problem.status, next=onward, error=problem.detail)
+        page = state.page(request, "login.html", problem.status, next=onward, error=problem.detail)
         page.headers.update(problem.headers)
         return page
     answer = RedirectResponse(onward, 303)
-    gateway.identity.log_out(request, answer)  # end an earlier session instead of taking it over
-    gateway.identity.set_cookie(answer, cookie)
+    state.identity.log_out(request, answer)  # end an earlier session instead of taking it over
+    state.identity.set_cookie(answer, cookie)
     return answer
 
 

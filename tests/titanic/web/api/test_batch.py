@@ -130,27 +130,27 @@ WRONG = [
 
 
 @pytest.mark.parametrize(
-    ("item", "told"),
+    ("item", "message"),
     [
         (
             b"{'a': 1}",
-            """item 1 is not JSON: "{'a': 1}"; it goes wrong at character 1, counted from 0; put texts and """,
+            """item 1 is not JSON: "{'a': 1}"; the error is at character 1, counted from 0; put strings and """,
         ),
         (
             b"oops",
-            "item 1 is not JSON: 'oops'; it goes wrong at character 0, counted from 0; put texts and names into ",
+            "item 1 is not JSON: 'oops'; the error is at character 0, counted from 0; put strings and names into ",
         ),
-        (b"NaN", "item 1 is not JSON: 'NaN'; JSON has no NaN; send null, or a text"),
-        (b'"\xff"', "; from byte 1 on it is not UTF-8; send UTF-8"),
-        (b"", "; there is nothing between two commas; leave one of them out"),
-        (b"[" * 100_000 + b"]" * 100_000, "; it is nested too deeply; send it as text, or submit it alone"),
+        (b"NaN", "item 1 is not JSON: 'NaN'; JSON has no NaN; send null, or a string"),
+        (b'"\xff"', "; it is not UTF-8 from byte 1 on; send UTF-8"),
+        (b"", "; there is nothing between two commas; remove one of them"),
+        (b"[" * 100_000 + b"]" * 100_000, "; it is nested too deeply; send it as a string, or submit it alone"),
     ],
 )
-def test_it_is_told_which_item_is_wrong_and_what_to_do(http: httpx.Client, item: bytes, told: str) -> None:
+def test_an_error_names_the_item_and_the_fix(http: httpx.Client, item: bytes, message: str) -> None:
     answer = http.post(BATCH, content=b"[1," + item + b",3]", headers=JSON)
     assert answer.status_code == 400
     assert answer.json()["detail"].startswith("item 1 is not JSON: ")
-    assert told in answer.json()["detail"]
+    assert message in answer.json()["detail"]
 
 
 def test_a_number_may_have_any_digits(http: httpx.Client, client: Client) -> None:

@@ -114,11 +114,11 @@ def test_all_places_are_looked_at_at_once(silent: str, monkeypatch: pytest.Monke
     """One that is silent does not keep it from seeing the other."""
     monkeypatch.setattr(clients, "CONNECT_TIMEOUT", 5.0)
     with socket.create_server(("127.0.0.1", 0)) as there:
-        look = ServerMonitor([silent, f"tcp://127.0.0.1:{there.getsockname()[1]}"])
+        monitor = ServerMonitor([silent, f"tcp://127.0.0.1:{there.getsockname()[1]}"])
 
         async def check() -> float:
             began = time.monotonic()
-            await look.check()
+            await monitor.check()
             return time.monotonic() - began
 
         assert asyncio.run(check()) < clients.CONNECT_TIMEOUT

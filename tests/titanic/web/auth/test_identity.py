@@ -166,7 +166,7 @@ def test_log_ins_that_are_refused_all_look_alike(scene: Secured, caplog: pytest.
         assert "set-cookie" not in answer.headers
         pages.append(answer.text)
     assert len(set(pages)) == 1
-    assert "user 'ghost' cannot come in: " in caplog.text
+    assert "user 'ghost' cannot sign in: " in caplog.text
     assert "there is no such key file" in caplog.text
     assert "refused 127.0.0.1: no user has its token" in caplog.text
     for token in TOKENS.values():
@@ -193,7 +193,7 @@ def test_a_revoked_token_ends_what_it_let_in(own: Secured, caplog: pytest.LogCap
     program = own.program("alice")
     assert browser.get("/v1/stats").status_code == program.get("/v1/stats").status_code == 403
     own.write(alice="[users.alice]\nthis is wrong\n")
-    until(lambda: "who could come in still can" in caplog.text)
+    until(lambda: "the previous access file stays in force" in caplog.text)
     assert browser.get("/v1/stats").status_code == program.get("/v1/stats").status_code == 403
     own.write(alice='[users.alice]\nkeys = ["keys/alice.key"]\n')
     until(lambda: browser.get("/v1/stats").status_code == 401)
@@ -241,7 +241,7 @@ def test_calls_by_a_session_need_its_csrf_token(scene: Secured) -> None:
         ({"bind": ("10.0.0.1", 80), "access": "a", "keys": "k"}, "no TLS, but 10.0.0.1 is to be bound.*--open"),
         ({"access": "a"}, "--access and --keys belong together"),
         ({"tls_key": "k"}, "--tls-certificate and --tls-key belong together"),
-        ({"client_ca": "c"}, "--client-ca is for log-ins by certificate"),
+        ({"client_ca": "c"}, "--client-ca is for signing in by certificate"),
     ],
 )
 def test_settings_that_would_let_others_in_are_refused(settings: dict[str, object], fault: str) -> None:

@@ -68,7 +68,7 @@ def test_gateways_with_the_same_secret_share_sessions(tmp_path: Path) -> None:
     Sessions(one).end(cookie, 2.0)
     for ended in (one, SessionSecret(path)):
         assert Sessions(ended).find(cookie, 3.0) is None
-    assert other.look()
+    assert other.refresh()
     assert Sessions(other).find(cookie, 3.0) is None
     later = Sessions(other).begin("ann", "proof", SESSION_LIFETIME + 1)
     Sessions(other).end(later, SESSION_LIFETIME + 2)
@@ -82,25 +82,25 @@ def test_two_secrets_are_valid_while_one_is_changed(tmp_path: Path) -> None:
     sessions, old = Sessions(secret), path.read_text()
     before = sessions.begin("ann", "proof", 0.0)
     path.write_text("x" * 32 + "\n" + old)
-    assert secret.look()
+    assert secret.refresh()
     after = sessions.begin("ann", "proof", 0.0)
     grants = [sessions.find(cookie, 1.0) for cookie in (before, after)]
     assert all(grants)
     path.write_text("x" * 32 + "\n")
-    assert secret.look()
+    assert secret.refresh()
     sessions.sweep(1.0)
     assert [grant and grant.ended for grant in grants] == [True, False]
     assert sessions.find(before, 1.0) is None
     path.write_text("short\n")
-    assert secret.look()
+    assert secret.refresh()
     assert sessions.find(after, 1.0) is grants[1], "a secret that will not do is not taken"
 
 
 @pytest.mark.parametrize(
     ("text", "mode", "fault"),
     [
-        ("x" * 32, 0o644, "others may read or change .* chmod 600"),
-        ("x" * 32, 0o660, "others may read or change"),
+        ("x" * 32, 0o644, "others can read or change .* chmod 600"),
+        ("x" * 32, 0o660, "others can read or change"),
         ("x" * 31, 0o600, "must have one line, or two"),
         ("", 0o600, "must have one line, or two"),
         (f"{'x' * 32}\n" * 3, 0o600, "must have one line, or two"),
@@ -115,7 +115,7 @@ def test_a_secret_that_will_not_do_is_refused(tmp_path: Path, text: str, mode: i
 
 
 def test_a_secret_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CallerError, match=r"cannot make the secret .*: No such file"):
+    with pytest.raises(CallerError, match=r"cannot create the session secret; .*: No such file"):
         SessionSecret(tmp_path / "nowhere" / "secret")
 
 

@@ -104,11 +104,11 @@ def test_there_are_so_many(http: httpx.Client, client: Client, monkeypatch: pyte
     answers = [put(http, url=url) for url in urls]
     assert [answer.status_code for answer in answers] == [201] * registry.MAX_HOOKS + [409]
     assert answers[-1].headers["content-type"] == "application/problem+json"
-    assert "'echo' has 10 hooks, which is the most; delete some of them" in answers[-1].json()["detail"]
+    assert "'echo' has 10 hooks, the maximum; delete some of them" in answers[-1].json()["detail"]
     assert put(http, service="other").status_code == 201
     answer = put(http, service="third")
     assert answer.status_code == 409
-    assert "2 services have hooks, which is the most; delete those of one" in answer.json()["detail"]
+    assert "2 services have hooks, the maximum; delete the hooks of one" in answer.json()["detail"]
     assert client.stats()["settings"].keys() == {"echo", "other"}
     assert put(http, url=urls[0], states=["done"]).status_code == 200
     assert http.delete(answers[1].headers["location"]).status_code == 204
@@ -131,8 +131,8 @@ def test_ends_that_go_elsewhere_stay_there(http: httpx.Client, client: Client) -
     client.set_service("echo", on_end="audit")
     answer = put(http)
     assert answer.status_code == 409
-    assert "are told to another service" in answer.json()["detail"]
-    assert "unset its on_end" in answer.json()["detail"]
+    assert "are reported to another service" in answer.json()["detail"]
+    assert "unset on_end" in answer.json()["detail"]
     assert client.stats()["settings"]["echo"]["on_end"] == "audit"
 
 
@@ -142,7 +142,7 @@ def test_where_ends_of_others_are_told_no_hook_is_taken(http: httpx.Client, clie
     client.set_service("mail", on_end="audit")
     answer = put(http, service="audit")
     assert answer.status_code == 409
-    fact = "ends of 'audit' are told to nobody; it is where the ends of 'mail' are told"
+    fact = "ends of 'audit' are not reported; it receives the ends of 'mail'"
     assert answer.json()["detail"].startswith(fact)
     assert "audit" not in client.stats()["settings"]
     assert http.get("/v1/hooks").json() == {"hooks": []}
@@ -152,9 +152,9 @@ def test_where_ends_of_others_are_told_no_hook_is_taken(http: httpx.Client, clie
 @pytest.mark.parametrize(
     ("service", "on_end", "why"),
     [
-        ("echo", "audit", "ends of 'echo' are told to another service, 'audit'"),
-        ("echo", "", "ends of 'echo' are told to nobody; its on_end was unset"),
-        ("mail", "echo", "ends of 'echo' are told to nobody; it is where the ends of 'mail' are told"),
+        ("echo", "audit", "ends of 'echo' are reported to another service, 'audit'"),
+        ("echo", "", "ends of 'echo' are not reported; its on_end is unset"),
+        ("mail", "echo", "ends of 'echo' are not reported; it receives the ends of 'mail'"),
     ],
 )
 def test_hooks_that_are_told_nothing_say_so(
@@ -172,7 +172,7 @@ def test_hooks_that_are_told_nothing_say_so(
     assert [(one["service"], one["problem"] is None) for one in listed] == [("echo", False), ("other", True)]
     assert listed[0]["problem"].startswith(why)
     assert http.get(hook["links"]["self"]).json() == listed[0]
-    until(lambda: "1 web hook of this service gets no events. Ends of 'echo' are told to" in page())
+    until(lambda: "1 web hook of this service gets no events. Ends of 'echo' are " in page())
     assert put(http).status_code == (200 if service == "echo" and not on_end else 409)
     client.set_service(service, on_end="" if service == "mail" else "web.ended")
     assert {one["problem"] for one in http.get("/v1/hooks").json()["hooks"]} == {None}

@@ -102,12 +102,15 @@ def test_what_is_not_taken_is_sent_again(hooks: Hooks, client: Client, receiver:
 @pytest.mark.parametrize(
     ("answers", "reason"),
     [
-        ([b"HTTP/1.1 410 Gone\r\n\r\nno more"], "answered 410: it wants no more of this; no more$"),
+        ([b"HTTP/1.1 410 Gone\r\n\r\nno more"], "answered 410: it accepts no further events; no more$"),
         ([b"HTTP/1.1 302 Found\r\nLocation: /x\r\n\r\n"] * 3, "answered 302: redirects are not followed"),
         ([b"HTTP/1.1 500 Oh\r\n\r\n" + b"x" * 10_000] * 3, "answered 500; x{500}$"),
         ([b"SSH-2.0-OpenSSH\r\n"] * 3, "the connection failed"),
-        ([b""] * 3, "it ended before there was an answer"),
-        ([b"HTTP/1.1 200 OK\r\nX: " + b"x" * 200_000] * 3, "it ended before there was an answer|the connection failed"),
+        ([b""] * 3, "the connection was closed before an answer"),
+        (
+            [b"HTTP/1.1 200 OK\r\nX: " + b"x" * 200_000] * 3,
+            "the connection was closed before an answer|the connection failed",
+        ),
     ],
 )
 def test_what_fails_for_good_says_why(
@@ -135,7 +138,7 @@ def test_inner_addresses_are_not_spoken_to(hooks: Hooks, client: Client, receive
     with hooks.deliver(allowed=()):
         until(lambda: len(client.list(state="failed", service="web.delivery")[0]) == 2)
     for row in rest(client):
-        assert "is no address of the Internet" in row["reason"]
+        assert "is not an address on the Internet" in row["reason"]
     assert receiver.told == []
 
 

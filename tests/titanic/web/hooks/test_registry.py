@@ -89,7 +89,7 @@ def test_a_service_has_so_many(server: Server) -> None:
             every = [new_hook("mail", f"https://a.example/{n}") for n in range(registry.MAX_HOOKS + 1)]
             for hook in every[:-1]:
                 await hooks.put(hook)
-            with pytest.raises(NoPlace, match="'mail' has 10 hooks, which is the most"):
+            with pytest.raises(NoPlace, match="'mail' has 10 hooks, the maximum"):
                 await hooks.put(every[-1])
             await hooks.put(every[3])  # which is there
             first = await hooks.find(every[0].id)

@@ -107,7 +107,7 @@ def test_it_does_not_start_without(people: None, tmp_path: Path, left: str, advi
     settings = lacking(tmp_path, left)
     with pytest.raises(Contradiction, match="user 'courier' is to deliver web hooks") as told:
         WebServer(settings)
-    assert f"give him {advice}" in str(told.value)
+    assert f"grant {advice}" in str(told.value)
 
 
 def lacking(folder: Path, left: str) -> WebSettings:
@@ -126,7 +126,7 @@ def test_nor_without_the_user_or_his_key(people: None, tmp_path: Path) -> None:
     key = tmp_path / "access" / "keys" / "courier.key_secret"
     own, other = key.read_bytes(), (key.parent / "alice.key_secret").read_bytes()
     key.write_bytes(other)
-    with pytest.raises(Contradiction, match="the access file does not give him the key in "):
+    with pytest.raises(Contradiction, match="the access file does not have that user's key in "):
         WebServer(settings)
     key.unlink()
     with pytest.raises(AccessError, match=r"courier\.key_secret"):
@@ -144,15 +144,15 @@ def test_nor_without_the_user_or_his_key(people: None, tmp_path: Path) -> None:
 def test_what_he_may_not_any_more_is_told(scene: Secured, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     scene.write(courier=scene.lines_of("courier", "metrics = true\n"))
-    until(lambda: "web hooks are not delivered from now on" in caplog.text)
+    until(lambda: "web hooks are not delivered any more" in caplog.text)
     scene.server.reload(scene.server.config)
     until(lambda: put(scene, "chief", "https://a.example/x").status_code == 503)
     detail = put(scene, "chief", "https://a.example/x").json()["detail"]
-    assert "the one who delivers them lacks a permission: user 'courier' may not read requests" in detail
+    assert "the user that delivers them lacks a permission: user 'courier' may not read requests" in detail
     assert "--hooks-user" in detail
     assert put(scene, "chief", "https://a.example/x").headers["retry-after"] == "5"
     assert "delivered again" not in caplog.text
     scene.write()
-    until(lambda: "web hooks are delivered again: 'courier' may do what that takes" in caplog.text)
+    until(lambda: "web hooks are delivered again: 'courier' has the permissions" in caplog.text)
     line = next(record for record in caplog.records if "delivered again" in record.getMessage())
     assert (line.levelname, vars(line)["event"]) == ("INFO", "hooks-user")
