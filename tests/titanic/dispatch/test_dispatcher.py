@@ -175,7 +175,7 @@ def test_a_store_that_can_not_be_read_is_looked_at_again_after_a_pause(
         raise StoreFailed("the store failed", "an error of the disk", "look at it")
 
     monkeypatch.setattr(store, "read", read)
-    dispatcher.maintenance.look()
+    dispatcher.maintenance.refresh_alarm()
     deadline = dispatcher.core.next_deadline()
     assert deadline is not None
     assert PAUSE_US / 2e6 < deadline - time.monotonic() <= PAUSE_US / 1e6
