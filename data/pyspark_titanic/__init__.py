@@ -1,4 +1,4 @@
-"""The Spark source `titanic`. Spark finds it by the name of this package: nobody has to register it.
+"""The Spark source `titanic`. Spark finds it by the name of this package; it need not be registered.
 
 spark.read.format("titanic").load("/var/lib/titanic")
 spark.readStream.format("titanic").option("maxOffsetsPerTrigger", 10_000).load("/var/lib/titanic")

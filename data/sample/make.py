@@ -63,16 +63,16 @@ def _request(dice: random.Random, number: int, service: str, submitted: int, *, 
     }
     body = b'{"order": %d}' % number
     reply = None if status in ("expired", "cancelled") else b"failed" if status == "failed" else b"done %d" % number
-    begun = status in ("ok", "failed")
+    started = status in ("ok", "failed")
     unclaimed = dice.random() < 0.02
     return {
         "request_id": f"{dice.getrandbits(128):032x}",
         "service": service,
         "idempotency_key": f"order {number}" if dice.random() < 0.6 else None,
         "status": status,
-        "attempts": attempts if begun else 0,
+        "attempts": attempts if started else 0,
         "submitted_at": submitted,
-        "dispatched_at": sent if begun else None,
+        "dispatched_at": sent if started else None,
         "replied_at": None if status == "cancelled" else ended,
         "closed_at": ended + (24 * HOUR if unclaimed else fetched),
         "request": body,

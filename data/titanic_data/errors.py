@@ -24,7 +24,7 @@ from titanic.errors import TitanicError
 
 
 class PipelineError(TitanicError):
-    """The root. Its message begins with `titanic:`, which tells it from Spark's own in a log."""
+    """The root. Its message begins with `titanic:`, which distinguishes it from Spark's own in a log."""
 
     def __init__(self, what: str, fact: str = "", advice: str = "") -> None:
         super().__init__(f"titanic: {what}", fact, advice)

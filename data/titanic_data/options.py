@@ -27,7 +27,7 @@ class ReadOptions(NamedTuple):
     table: str = "closed"
     """closed (the ring) or waiting (requests that have not ended)."""
     columns: str | None = None
-    """Names, separated by commas; None: all. Spark does not tell a source which columns it needs."""
+    """Names, separated by commas; None: all. Spark does not pass the columns it needs to a source."""
     startingoffsets: str | int = EARLIEST
     """The first number to read: earliest, latest, or a number. A stream with a checkpoint continues where it was."""
     endingoffsets: str | int = LATEST
@@ -69,7 +69,7 @@ class WriteOptions(NamedTuple):
     timeout: float = 60.0
     """Seconds to wait for a queue that is away or full before the task fails."""
     ttl: float = 0.0
-    """Seconds after which a request expires that no worker has begun; 0: never."""
+    """Seconds after which a request expires unless a worker has started it; 0: never."""
     delay: float = 0.0
     """Seconds before the first attempt."""
     priority: int = 4
@@ -127,8 +127,8 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
 
 
 def write_options(given: Mapping[str, str]) -> WriteOptions:
-    """The options of a writer. Raises InvalidOption, also when there are none: they may be those of a table in Spark's
-    catalog, whose rows must not go to whatever queue is at the default endpoint."""
+    """Parse the options of a writer. Raises InvalidOption, also when there are none: the writer may be that of a table
+    in Spark's catalog, and its rows must not go to any queue that happens to be at the default endpoint."""
     if all(name.lower() == CHECKPOINT for name in given):
         advice = f'say .option("service", …).option("endpoint", …), or {VIEW_TO_WRITE}'
         raise InvalidOption("there are no options", CATALOG, advice)

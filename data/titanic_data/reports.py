@@ -6,8 +6,8 @@
     latency(archive_frame(spark, "/archive")).where("service = 'resize'").show()
 
 Spans are seconds. An hour (day, minute, second: `by`) is named by its beginning, in the session's time zone.
-Percentiles are exact. What a store does not note cannot be told: of a request that was tried several times the last
-attempt is known, `waiting` is the time until that.
+Percentiles are exact. A store keeps only the last attempt of a request that was tried several times: `waiting` is the
+time until that one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def service_level(text: str) -> ServiceLevel:
 
 def latency(closed: DataFrame, by: str = "hour") -> DataFrame:
     """For each service and hour of submission: how long requests waited for their (last) attempt, how long that ran,
-    and how long the reply lay there until somebody closed the request. p50, p90, p99 and max of each."""
+    and how long the reply was kept until the request was closed. p50, p90, p99 and max of each."""
     spans = {
         "waiting": _seconds("submitted_at", "dispatched_at"),
         "running": _seconds("dispatched_at", "replied_at"),

@@ -76,7 +76,7 @@ class Row(NamedTuple):
 
 
 def connect(endpoint: str, seconds: float, key: Key = None, server_key: str | Path | None = None) -> Client:
-    """A client whose tries take `seconds` in all."""
+    """Return a client with tries that take `seconds` in all."""
     tries = max(1, math.ceil(seconds / ANSWER))
     timeout = max(seconds / tries, 0.1)
     return Client(endpoint, timeout=timeout, retries=tries - 1, key=key, server_key=server_key)

@@ -105,7 +105,7 @@ def close(
     key: str | None = None,
     server_key: str | None = None,
 ) -> int:
-    """Close the requests whose UUIDs are in a column, and return their number. They move to the ring."""
+    """Close the requests with the UUIDs in a column, and return their number. They move to the ring."""
     connected = partial(Client, endpoint, key=key, server_key=server_key)
 
     def end(client: Client, uuids: list[Any]) -> pa.Array:

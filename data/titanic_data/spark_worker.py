@@ -37,8 +37,8 @@ LANES = 256
 LINGER = 0.02
 """Seconds that a batch waits for one more request: a Spark job takes several times as long, even for one request."""
 
-LOOK = 5.0
-"""Seconds between the looks of an idle worker whether Spark still runs."""
+CHECK_INTERVAL = 5.0
+"""Seconds after which an idle worker checks again whether Spark still runs."""
 
 REQUESTS = pa.schema([("id", pa.int64()), ("body", pa.binary()), ("frames", pa.list_(pa.binary()))])
 """The columns that a transformation gets; `body` is all frames, joined. It returns `id` and `reply` (text, binary or a
@@ -92,7 +92,7 @@ class SparkWorker:
             self._asked.put(None)
             self._jobs.join()
         if self._fault:
-            advice = "its requests go to another worker; look at Spark's log, and start this worker again"
+            advice = "its requests go to another worker; check Spark's log, and start this worker again"
             raise SparkEnded("Spark has ended", self._fault, advice)
 
     def start(self) -> SparkWorker:
@@ -148,7 +148,7 @@ class SparkWorker:
         """The next request; None when there are no more."""
         while True:
             try:
-                return self._asked.get(timeout=LOOK)
+                return self._asked.get(timeout=CHECK_INTERVAL)
             except Empty:
                 if self._has_ended():
                     self._give_up("while there was nothing to do")

@@ -34,7 +34,7 @@ def store_at(path: str | Path) -> Store:
     try:
         found = Path(name, "data.mdb").stat()
     except OSError as error:
-        what, advice = f"there is no store at {name}", "look for another directory"
+        what, advice = f"there is no store at {name}", "name another directory"
         if on_executor():
             what += f", on the executor {gethostname()}"
             advice = "tasks must run on the machine of the queue, where its directory is"

@@ -95,7 +95,7 @@ def backup(dest: Path, store: Path, as_json: bool) -> None:
     """
     expect_store(store)
     with _open(store) as opened, Bar("copying") as bar:
-        copy_store(opened, dest, bar.tell)
+        copy_store(opened, dest, bar.update)
     _tell(dest, as_json)
 
 
@@ -115,7 +115,7 @@ def restore(source: Path, store: Path, as_json: bool) -> None:
     """
     expect_store(source)
     with Bar("reading") as bar:
-        restore_store(source, store, bar.tell)
+        restore_store(source, store, bar.update)
     _tell(store, as_json)
 
 
@@ -128,7 +128,7 @@ def _tell(path: Path, as_json: bool) -> None:
 
 
 def _checking(bar: Bar) -> Progress:
-    return lambda name, done, total: bar.tell(f"checking {name}", done, total)
+    return lambda name, done, total: bar.update(f"checking {name}", done, total)
 
 
 def _check(path: Path, bar: Bar) -> Checked:

@@ -44,7 +44,7 @@ def migrate(source: Path | str, target: Path | str, as_json: bool) -> None:
     if isinstance(source, Path):
         expect_store(source)
     with open_export(source) as out, open_import(target) as into, Bar("reading") as bar:
-        moved = move(out, into, bar.tell)
+        moved = move(out, into, bar.update)
         places = {"from": out.place, "to": into.place}
     waiting, delayed, ended = moved.count(State.WAITING), moved.count(State.DELAYED), moved.count(*_ENDED)
     if as_json:

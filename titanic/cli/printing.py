@@ -159,8 +159,8 @@ class Bar:
         if self._progress is not None:
             self._progress.stop()
 
-    def tell(self, what: str, done: int, total: int = 0) -> None:
-        """So much of so much is done; 0 in all: nobody knows how much there is."""
+    def update(self, what: str, done: int, total: int = 0) -> None:
+        """Show how much is done, of how much in total; 0: the total is unknown."""
         if self._progress is not None:
             far = f"{100 * min(done, total) // total} %" if total else f"{done:,}"
             self._progress.update(self._task, description=what, completed=done, total=total or None, far=far)

@@ -298,7 +298,7 @@ def retry(
     with connect(reach) as client:
         if chosen:
             with Bar("requeued") as bar:
-                tell = partial(bar.tell, "requeued")
+                tell = partial(bar.update, "requeued")
                 done = client.retry_all(service=service, older_than=older_than, tell=tell)
         else:
             done = client.retry(*uuid)
@@ -348,7 +348,7 @@ def purge(
     if not everything and service is None and older_than is None:
         raise click.UsageError("name --service or --older-than, or --all: what is purged is deleted")
     with connect(reach) as client, Bar("closed") as bar:
-        done = client.purge(state, service=service, older_than=older_than, tell=partial(bar.tell, "closed"))
+        done = client.purge(state, service=service, older_than=older_than, tell=partial(bar.update, "closed"))
     if as_json:
         print_json({"closed": done})
     else:

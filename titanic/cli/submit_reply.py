@@ -275,7 +275,7 @@ def _submit_lines(client: Client, service: str, lines: BinaryIO, as_json: bool, 
                 if not as_json:
                     click.echo("\n".join(found))
                 done += sum(map(len, part))
-                bar.tell("submitting", done if total else len(uuids), total)
+                bar.update("submitting", done if total else len(uuids), total)
     finally:
         if as_json:
             print_json({"uuids": uuids})

@@ -5,9 +5,9 @@
     next range     from the head of the manifest on, not of the ring: a ring that begins later is a gap
     intend         write the range to pending.json
     stage          write its rows to staging/; their number must be that of the range
-    sync, rename   to names made from the range: a repeated attempt overwrites what a crash has left
+    sync, rename   to names made from the range: a repeated attempt overwrites leftovers of a crash
     commit         link the entry into the manifest
-    acknowledge    tell the queue, which may drop the rows from now on
+    acknowledge    report to the queue, which may drop the rows from now on
     clean          delete pending.json and staging/
 
 Each step can be repeated after a crash in it or before it. Before the commit, what was written is not part of the
@@ -137,13 +137,13 @@ class Archiver:
         archive, queue = self._archive, self._queue
         progress, known = queue.progress(), queue.archivist()
         behind = known is not None and known.id == archive.archivist.id and progress.archived_upto > archive.head
-        # Not for an archive whose ring has moved on without it: that is a gap, and reported as one.
+        # Not for an archive with a ring that has moved on without it: that is a gap, and reported as one.
         gap = archive.entries and progress.archived_upto < progress.first
         if archive.store and behind and not gap and not self._allow_gap:
-            what = f"the archive {archive.path} is behind what its store {queue.store} was told"
-            fact = f"it goes up to number {archive.head}, and the store was told that all up to "
+            what = f"the archive {archive.path} has less than it acknowledged to its store {queue.store}"
+            fact = f"it goes up to number {archive.head}, and acknowledged all up to {progress.archived_upto}"
             advice = "restore the archive from a backup; or run again with --allow-gap to go on with what the ring has"
-            raise ArchiveError(what, f"{fact}{progress.archived_upto} is there", advice)
+            raise ArchiveError(what, fact, advice)
 
     @property
     def _pending(self) -> Path:
@@ -260,7 +260,7 @@ def publish(
 
 
 class Queue:
-    """The store whose ring is archived, and the server that has it open, if one runs."""
+    """The store with the ring to archive, and the server that has it open, if one runs."""
 
     def __init__(
         self,
@@ -275,7 +275,7 @@ class Queue:
         self.endpoint = endpoint
         self._curve = credentials(key, server_key)
         self.uncertain = False
-        """Whether a server has not answered yet what it was told, and may have done it."""
+        """Whether a call to the server has no answer yet, and may have been executed."""
 
     def progress(self) -> ArchiveState:
         """Which archive is registered, what it has, and what there is."""
@@ -316,18 +316,18 @@ class Queue:
             advice = "go on with that one; or, to have this one instead, run titanic-data unregister first"
             raise ArchiveError(what, f"it is {known.name} (id {known.id.hex()})", advice)
         said = {"archive": archivist.id.hex(), "name": archivist.name}
-        self._tell(lambda transaction: transaction.update_archive(archivist, register=True), register=True, **said)
+        self._report(lambda transaction: transaction.update_archive(archivist, register=True), register=True, **said)
 
     def unregister(self) -> None:
         """Have the ring wait for no archive."""
         if self.progress().registered:
-            self._tell(lambda transaction: transaction.update_archive(register=False), register=False)
+            self._report(lambda transaction: transaction.update_archive(register=False), register=False)
 
     def acknowledge(self, upto: int, uuid: str, archivist: Archivist) -> None:
-        """Tell the queue that the archive has everything up to a number, which is the request `uuid`."""
+        """Report to the queue that the archive has everything up to a number, which is the request `uuid`."""
         if self.progress().archived_upto < upto:
             key = bytes.fromhex(uuid)
-            self._tell(
+            self._report(
                 lambda transaction: transaction.update_archive(archivist, upto=upto, uuid=key),
                 upto=upto,
                 uuid=uuid,
@@ -335,7 +335,7 @@ class Queue:
                 name=archivist.name,
             )
 
-    def _tell(self, change: Callable[[WriteTransaction], Any], **said: Any) -> None:
+    def _report(self, change: Callable[[WriteTransaction], Any], **said: Any) -> None:
         """Change the store itself unless a server has it open; else ask the server."""
         identity = self.identity()
         forget(self.store)  # a process may open a store only once
@@ -354,12 +354,12 @@ class Queue:
                     raise ArchiveError(what, str(error), "nothing was changed there") from error
                 self.uncertain = False
 
-    def _expect(self, told: ArchiveInfo, identity: str) -> None:
-        """Raise ArchiveError unless a server that says this has our store: no other may be changed."""
-        if "store" not in told or not identity:
+    def _expect(self, answer: ArchiveInfo, identity: str) -> None:
+        """Raise ArchiveError unless the server that gave this answer has our store: no other may be changed."""
+        if "store" not in answer or not identity:
             what = f"the store {self.store} cannot be archived while its server runs"
             raise ArchiveError(what, "the server is of an earlier version", "upgrade it, and start it again")
-        if told["store"] != identity:
+        if answer["store"] != identity:
             what = f"the server at {self.endpoint} has another store than {self.store}"
-            fact = f"that one's id is {told['store']}, this one's {identity}; nothing was changed"
+            fact = f"that one's id is {answer['store']}, this one's {identity}; nothing was changed"
             raise ArchiveError(what, fact, "name the right --endpoint")

@@ -22,7 +22,7 @@ ROWS, BYTES = 1_000_000, 64 << 20
 larger: it is merged bit by bit."""
 
 KEEP = 3600.0
-"""Seconds for which superseded files stay, for readers that have begun."""
+"""Seconds for which superseded files stay, for current readers."""
 
 
 class Vacuumed(NamedTuple):

@@ -2,10 +2,10 @@
 
 An entry is added by linking a finished file to its name, so two archivers cannot both add one. Compacting makes an
 entry with the range of several others: of the entries with the same beginning the longest counts, and the others are
-superseded, for readers that began before may still use their files.
+superseded, because readers that began before may still use their files.
 
-The name of a data file says its range. If data files go beyond the manifest, entries were lost. That is damage: nothing
-else tells these files from leftovers of a crash.
+The name of a data file says its range. If data files go beyond the manifest, entries were lost. That is damage: only
+the manifest distinguishes these files from leftovers of a crash.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Archive:
     entries: list[Entry] = field(default_factory=list)
     superseded: list[Entry] = field(default_factory=list)
     is_new: bool = False
-    begun: tuple[int, int] = (1, 0)
+    pending: tuple[int, int] = (1, 0)
     """The range that is being archived, or was when an archiver was killed. An empty range: none."""
 
     @classmethod
@@ -102,7 +102,7 @@ class Archive:
                 make_directory(path / name)
         except OSError as error:
             raise ArchiveError(
-                f"the archive {path} cannot be made", str(error), "look at its owner and disk"
+                f"the archive {path} cannot be created", str(error), "check its owner and disk"
             ) from error
         archive = cls.open(path)
         archive.is_new = is_new
@@ -122,13 +122,13 @@ class Archive:
             found = json.loads((path / "archive.json").read_text())
         except (OSError, ValueError) as error:
             fact = "it has no archive.json" if isinstance(error, FileNotFoundError) else str(error)
-            advice = (isinstance(error, FileNotFoundError) and _lost(path)) or "look for another directory"
+            advice = (isinstance(error, FileNotFoundError) and _lost(path)) or "name another directory"
             raise ArchiveError(f"{path} is not an archive", fact, advice) from error
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             fact = f"its format is {found.get('format') if isinstance(found, dict) else found!r}, known is {FORMAT}"
             raise ArchiveError(f"the archive {path} cannot be read", fact, "upgrade this Titanic")
         archive = cls(path, str(found.get("id", "")), str(found.get("store", "")))
-        archive.begun = archive._begun()
+        archive.pending = archive._pending()
         return archive
 
     @property
@@ -174,7 +174,7 @@ class Archive:
     def load(self) -> None:
         """Read the manifest. Raises ArchiveError when its ranges have holes, or data files go beyond them."""
         written = self.written()  # read before the manifest, which then has what is committed meanwhile
-        self.begun = self._begun()
+        self.pending = self._pending()
         found = [self.read(file) for file in self.manifest()]
         found.sort(key=lambda entry: (entry.first, -entry.last))
         self.entries, self.superseded = [], []
@@ -194,7 +194,7 @@ class Archive:
 
         When some of the range had left the ring, these numbers are a gap, and the others are in another range.
         """
-        known = self.begun[0] <= first and last <= self.begun[1]
+        known = self.pending[0] <= first and last <= self.pending[1]
         return last > head and not known and not any(one.gap and one.first <= first <= one.last for one in entries)
 
     def manifest(self) -> list[Path]:
@@ -209,7 +209,7 @@ class Archive:
                 found[file] = name[1], int(name[2]), int(name[3])
         return found
 
-    def _begun(self) -> tuple[int, int]:
+    def _pending(self) -> tuple[int, int]:
         try:
             intent = json.loads((self.path / "pending.json").read_text())
             return int(intent["first"]), int(intent["last"])
@@ -243,9 +243,9 @@ class Archive:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                who = os.read(descriptor, 20).decode(errors="replace").strip()
+                process = os.read(descriptor, 20).decode(errors="replace").strip()
                 raise ArchiveBusy(
-                    f"the archive {self.path} is in use", f"by process {who}", "wait until it is done"
+                    f"the archive {self.path} is in use", f"by process {process}", "wait until it is done"
                 ) from error
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
@@ -271,13 +271,13 @@ class Archive:
         return entry
 
     def _damaged(self, fact: str) -> ArchiveError:
-        advice = "restore the directory manifest from a backup, or make it anew from the files: "
+        advice = "restore the directory manifest from a backup, or rebuild it from the files: "
         advice += f"titanic-data rebuild-manifest --archive {self.path}"
         return ArchiveError(f"the manifest of {self.path} is damaged", fact, advice)
 
 
 def _lost(path: Path) -> str:
-    """What to do in a directory that looks like an archive without its archive.json; empty: it does not."""
+    """The advice for a directory that seems to be an archive without its archive.json; empty for any other."""
     if not (path / "data").is_dir() or not (path / "manifest").is_dir():
         return ""
     return f"if archive.json was lost: titanic-data rebuild-manifest --archive {path} --store STORE makes it again"

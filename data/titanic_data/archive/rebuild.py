@@ -37,7 +37,7 @@ def rebuild_manifest(
     *,
     store: Path | None = None,
     allow_gap: bool = False,
-    looked: Callable[[int, int], None] = lambda done, total: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Entry]:
     """Make the entries that a manifest has lost, and return them. No data file is changed. `store`: what was archived;
     a lost archive.json is made again with the ids that it has.
@@ -45,7 +45,7 @@ def rebuild_manifest(
     Raises ArchiveError, before anything is written, when a file behind the last range is not whole, or when numbers are
     in no whole file; with `allow_gap` these become gaps.
 
-    Calls `looked` with the number of files that were read, and of all files.
+    Calls `progress` with the number of files that were read, and of all files.
     """
     if store is not None and (path / "data").is_dir() and not (path / "archive.json").exists():
         queue = Queue(store)
@@ -65,7 +65,7 @@ def rebuild_manifest(
             at = begin
             for attempt in (one for one in attempts if begin <= one.first and one.last <= end):
                 done += len(attempt.files)
-                looked(done, total)
+                progress(done, total)
                 if attempt.first < at:
                     continue
                 try:

@@ -21,11 +21,11 @@ class Fault(NamedTuple):
     range: tuple[int, int] | None
 
 
-def verify(archive: Archive, looked: Callable[[int, int], None] = lambda done, total: None) -> list[Fault]:
+def verify(archive: Archive, progress: Callable[[int, int], None] = lambda done, total: None) -> list[Fault]:
     """All faults of the files of an archive: missing, with another size, checksum or number of rows, or with numbers
     that are not those of their range. Opening the archive has checked already that the ranges have no holes.
 
-    Calls `looked` with the number of files that were read, and of all files.
+    Calls `progress` with the number of files that were read, and of all files.
     """
     faults: list[Fault] = []
     done, total = 0, len(archive.files())
@@ -34,7 +34,7 @@ def verify(archive: Archive, looked: Callable[[int, int], None] = lambda done, t
         for known in entry.files:
             fault, numbers = _look(archive, known)
             done += 1
-            looked(done, total)
+            progress(done, total)
             if fault:
                 faults.append(Fault(known.path, fault, (entry.first, entry.last)))
             else:

@@ -76,7 +76,7 @@ def archive(
     def done(entry: Entry) -> None:
         nonlocal total
         total += entry.rows
-        shown.tell("archiving", total, wanted)
+        shown.update("archiving", total, wanted)
 
     with Bar("archiving") as shown:
         archiver = Archiver(
@@ -128,7 +128,7 @@ def verify(archive: Path, as_json: bool) -> None:
     """
     opened = Archive.open(archive)
     with Bar("verifying") as shown:
-        faults = archives.verify(opened, partial(shown.tell, "verifying"))
+        faults = archives.verify(opened, partial(shown.update, "verifying"))
     rows = sum(entry.rows for entry in opened.entries)
     gaps = [(entry.first, entry.last) for entry in opened.entries if entry.gap]
     files = len(opened.files())
@@ -171,7 +171,7 @@ def compact(archive: Path, as_json: bool) -> None:
     opened = Archive.open(archive)
     before, ranges = len(opened.files()), len(opened.entries)
     with Bar("compacting") as shown:
-        made = archives.compact(opened, done=lambda entry: shown.tell("compacting", entry.last, opened.head))
+        made = archives.compact(opened, done=lambda entry: shown.update("compacting", entry.last, opened.head))
     if as_json:
         print_json({"made": len(made), "files": len(opened.files()), "ranges": len(opened.entries)})
     elif not made:
@@ -200,8 +200,8 @@ def vacuum(archive: Path, keep: float, as_json: bool) -> None:
         print_json(done._asdict())
         return
     kept = f"{counted(done.kept_files, 'file')}, {size(done.kept_bytes)}, kept: not yet superseded for {keep:g} s"
-    told = f"{counted(done.files, 'file')} deleted, {size(done.bytes)}"
-    click.echo(f"{archive}: {told}{f'; {kept}' if done.kept_files else ''}")
+    deleted = f"{counted(done.files, 'file')} deleted, {size(done.bytes)}"
+    click.echo(f"{archive}: {deleted}{f'; {kept}' if done.kept_files else ''}")
 
 
 @command("restore-range")
@@ -246,8 +246,8 @@ def rebuild_manifest(archive: Path, store: Path | None, allow_gap: bool) -> None
       titanic-data rebuild-manifest --archive /archive && titanic-data verify --archive /archive
     """
     with Bar("reading") as shown:
-        looked = partial(shown.tell, "reading")
-        made = archives.rebuild_manifest(archive, store=store, allow_gap=allow_gap, looked=looked)
+        progress = partial(shown.update, "reading")
+        made = archives.rebuild_manifest(archive, store=store, allow_gap=allow_gap, progress=progress)
     opened = Archive.open(archive)
     noted = [entry for entry in made if not entry.gap]
     said = f"{counted(len(noted), 'range')} recorded again, {counted(sum(entry.rows for entry in noted), 'row')}"

@@ -39,8 +39,8 @@ endpoint_option = option("--endpoint", metavar="ENDPOINT", default=DEFAULT_ENDPO
 
 
 def key_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`--key` and `--server-key`, which a command gets as `keys`: arguments of whatever asks the queue. They are looked
-    at here, before Spark's tasks do."""
+    """`--key` and `--server-key`, which a command gets as `keys`: arguments of the calls to the queue. They are checked
+    here, before Spark's tasks use them."""
 
     @functools.wraps(function)
     def with_keys(*args: Any, key_file: str | None, server_key: str | None, **settings: Any) -> Any:
