@@ -1,14 +1,14 @@
 """Group commit: all changes that have gathered are one transaction and one sync.
 
-Whatever changes the store is a `Write`: accepting, closing, keeping replies, putting off retries. Only when it is on
-disk are the writes told (`committed`) and send their answers. Whatever has gathered during one batch is the next one:
-under load the batches grow by themselves, and a single message waits for nobody. There is no timer and no size to tune.
+Every change of the store is a `Write`: accepting, closing, storing replies, delaying retries. Writes send their answers
+only once they are on disk (`committed`). What gathers during one batch is the next batch: under load batches grow by
+themselves, and a single message does not wait. There is no timer and no size to tune.
 
-A write is committed by the thread that brings it as long as the disk is quick: to wake the writer, be woken by it and
-fight with it for the interpreter costs more than the sync. What comes meanwhile waits in sockets, and is one batch
-then. While a disk syncs that is slow, or has just failed a commit, that thread must do other things, so the writer's
-has the writes; and those that change much. With a remote store the writer's thread has all: the network is never quick
-enough, and may fall silent.
+While the disk is quick, a write is committed by the thread that enqueues it: waking the writer's thread and competing
+with it for the interpreter costs more than the sync. Messages that arrive meanwhile wait in sockets and form the next
+batch. If the disk is slow, or has just failed a commit, the enqueuing thread must not wait for it, so the writer's
+thread commits. It also commits large writes, and all writes to a remote store: the network is never quick enough, and
+may stall.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 """The buckets in which commits are counted."""
 
 QUICK = 0.002
-"""Seconds, on average, that recent commits have waited for a quick disk."""
+"""Maximum average wait of recent commits, in seconds, for a disk to count as quick."""
 
 WEIGHT = 0.2
-"""Of the last commit in that average. After one that stalls, the writer's thread has the next ones, more of them the
-longer it took."""
+"""Weight of the last commit in that average. After a stall, the writer's thread commits for a while, the longer the
+stall the longer."""
 
 LIGHT_ITEMS, LIGHT_BYTES = 2000, 1 << 20
-"""Frames or UUIDs, and bytes, of which a light write has no more: some 20 ms of work."""
+"""Maximum frames or UUIDs, and bytes, of a light write: some 20 ms of work."""
 
 LIGHT_OUTCOMES = 16
-"""Outcomes of attempts of which a light write has no more. When so many workers answer at a time, others have something
-to do for the loop: it does not wait for the disk meanwhile."""
+"""Maximum outcomes of attempts of a light write. When more workers answer at a time, the loop has other work to do and
+should not wait for the disk."""
 
 UNKNOWN_PACE = 1.0
-"""That average while nothing is known of the disk: at the start, and after a commit has failed. Some thirty quick
-commits in the writer's thread bring it below QUICK."""
+"""The average while the disk's speed is unknown: at the start, and after a failed commit. Some thirty quick commits in
+the writer's thread bring it below QUICK."""
 
 TRIES = 3
-"""How often a transaction is done that other nodes outrun."""
+"""How often a transaction is tried that conflicts with other nodes."""
 
 AGAIN = 0.01
-"""Seconds until `work` is called again that has put something off, when no item comes."""
+"""Seconds until `work` is called again without a new item, if it has postponed something."""
 
 
 class _Call(NamedTuple):
@@ -69,8 +69,8 @@ class _Call(NamedTuple):
 class BatchThread(Generic[Item]):
     """Calls `work` in a thread of its own with all items that wait, at least one.
 
-    When `work` has put something off, it returns True: then it is called soon, perhaps without an item. What is put off
-    when the thread ends stays undone.
+    When `work` has postponed something, it returns True: then it is called again soon, perhaps without an item. What is
+    postponed when the thread ends is not done.
     """
 
     def __init__(self, name: str, work: Callable[[list[Item]], bool | None]) -> None:
@@ -79,7 +79,7 @@ class BatchThread(Generic[Item]):
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin to work."""
+        """Start the thread."""
         self._thread.start()
 
     def put(self, item: Item) -> None:
@@ -87,11 +87,11 @@ class BatchThread(Generic[Item]):
         self._queue.put(item)
 
     def call(self, function: Callable[[], None]) -> None:
-        """Have a function called in the thread after what was put before. Any thread may."""
+        """Call a function in the thread, after the items that were put before. Any thread may."""
         self._queue.put(_Call(function))
 
     def stop(self) -> None:
-        """Do what was put so far, then end."""
+        """Process what was put so far, then stop."""
         self._queue.put(None)
         if self._thread.is_alive():
             self._thread.join()
@@ -119,8 +119,7 @@ class BatchThread(Generic[Item]):
                 try:
                     again = self._work(batch)
                 except Exception:
-                    # Items handle their own errors, so this is an error of this program. The thread must live on: all
-                    # others depend on it.
+                    # Items handle their own errors, so this is a bug. The thread must survive: all others depend on it.
                     log.exception("the %s thread met an unexpected error", self._thread.name)
             for call in calls:
                 call.function()
@@ -129,59 +128,59 @@ class BatchThread(Generic[Item]):
 
 
 class Histogram:
-    """One thread at a time adds, any may read; a reader may miss the value that is being added."""
+    """A histogram. One thread at a time adds; any may read, and may miss the value that is being added."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        """`bounds`: the upper ends of the buckets, ascending; one more bucket has the larger values."""
+        """`bounds`: the upper ends of the buckets, ascending; one more bucket counts larger values."""
         self.bounds = bounds
         self.sum = 0.0
         self._counts = [0] * (len(bounds) + 1)
 
     def add(self, value: float) -> None:
-        """Count it."""
+        """Count a value."""
         self._counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
     def cumulative(self) -> list[int]:
-        """How many values there are up to each bound, and in all."""
+        """The number of values up to each bound, and in total."""
         return list(accumulate(self._counts))
 
 
 class Write(Protocol):
-    """A batch of changes of one kind. Methods are called in the writer's thread, or, if it is light, where it comes
-    from."""
+    """A batch of changes of one kind. Methods are called in the writer's thread or, if it is light, in the thread that
+    enqueues it."""
 
     light: bool
     """Whether it changes little: LIGHT_ITEMS and LIGHT_BYTES."""
 
     def uuids(self) -> Sequence[bytes]:
-        """The requests that `apply` looks at, as far as it is known before."""
+        """The requests that `apply` reads, as far as they are known beforehand."""
 
     def apply(self, transaction: WriteTransaction, now_us: int) -> None:
         """Make the changes. A StoreError raised here drops the whole transaction; then each write is applied alone."""
 
     def __len__(self) -> int:
-        """How many changes these are, roughly."""
+        """The number of changes, roughly."""
 
     def parts(self) -> Sequence[Write]:
-        """Smaller writes that together are this one; none when it cannot be divided. In a full store a transaction must
-        not change too much, and only at its end it is known what is too much."""
+        """Split it into smaller writes; none if it cannot be split. In a full store a transaction must not change too
+        much, and how much is too much is known only at its end."""
 
     def committed(self) -> None:
-        """The changes are on disk: answer."""
+        """Send the answers: the changes are on disk."""
 
     def failed(self, error: StoreError) -> None:
-        """The changes were dropped: say so."""
+        """Report the error: the changes were dropped."""
 
 
 def halves(items: Sequence[Item]) -> list[Sequence[Item]]:
-    """Two halves, for `Write.parts`; none of a single item."""
+    """Split items in two halves, for `Write.parts`; none for a single item."""
     middle = len(items) // 2
     return [items[:middle], items[middle:]] if middle else []
 
 
 class Writer:
-    """Writes to the store; commits writes in the order of `enqueue`."""
+    """Writes to the store in the order of `enqueue`."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -193,9 +192,9 @@ class Writer:
         self.clock_jumps = ClockJumps()
         self._now_us = store.now_us
         self.clock_jumps.look(self._now_us())
-        """The wall clock, looked at in each commit."""
+        """The wall clock, read in each commit."""
         self._enqueued = self._done = 0
-        """Writes that the thread got, and those that it has committed and told."""
+        """Writes that were passed to the thread, and those that it has finished."""
         self._pace = UNKNOWN_PACE
         """Seconds that a commit waits, on average."""
         self._damage = Incident(log, "write")
@@ -206,7 +205,7 @@ class Writer:
         """Changes in each commit."""
 
     def enqueue(self, write: Write) -> None:
-        """Commit this after all that came before. One thread calls it; not inside of `committed` and `failed`."""
+        """Commit a write after all previous ones. One thread calls it, but not in `committed` or `failed`."""
         if write.light and self._pace < QUICK and self.idle and not self._remote:
             self._commit([write])
             return
@@ -241,7 +240,7 @@ class Writer:
                 self._commit(writes, tries + 1)
                 return
             if len(writes) > 1 and (at_work is not None or isinstance(error, StoreFull)):
-                # One of them is at fault. One by one, the others get through.
+                # One of them is the cause. Applied one by one, the others succeed.
                 for write in writes:
                     self._commit([write])
                 return
@@ -249,16 +248,14 @@ class Writer:
                 for part in parts:
                     self._commit([part])
                 return
-            if isinstance(
-                error, StoreFailed
-            ):  # a disk that fails may take seconds for it, which no loop waits for twice
+            if isinstance(error, StoreFailed):  # a failing disk may take seconds, for which no loop should wait twice
                 self._pace = UNKNOWN_PACE
             failure = self._failure(error)
             for write in writes:  # all of them: it was the disk
                 try:
                     write.failed(failure)
-                except Exception:  # the others are told all the same
-                    log.exception("a fault of this program: could not tell what has failed")
+                except Exception:  # the others must still report it
+                    log.exception("a bug in this program: could not report a failed write")
             return
         seconds = time.monotonic() - began
         waited = seconds - (time.thread_time() - worked)
@@ -269,11 +266,11 @@ class Writer:
         for write in writes:
             try:
                 write.committed()
-            except Exception:  # the others are told all the same
-                log.exception("a fault of this program: could not tell what was committed")
+            except Exception:  # the others must still send their answers
+                log.exception("a bug in this program: could not report a committed write")
 
     def _failure(self, error: Exception) -> StoreError:
-        if isinstance(error, (StoreCorrupt, RecordCorrupt)):  # this is met again and again
+        if isinstance(error, (StoreCorrupt, RecordCorrupt)):  # this recurs
             self._damage.failed(error, **event("write-failed"))
             return error
         if isinstance(error, StoreAway):

@@ -210,7 +210,7 @@ class Process(Collector):
         with suppress(OSError):
             fields = (_SELF / "stat").read_bytes().rpartition(b")")[2].split()
             booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-            # Computed once: setting the clock must not look like another start.
+            # Computed once, so that setting the clock does not appear as a restart.
             self._started = booted + int(fields[_STARTED]) / os.sysconf("SC_CLK_TCK")
 
     def collect(self) -> Iterable[Metric]:

@@ -1,11 +1,11 @@
 """An HTTP listener for /metrics, /healthz and /readyz. Each request has a thread of its own, which reads snapshots.
 
-MOST requests are answered at a time; the others wait in the backlog of the system. While some wait, slow peers are
-disconnected: a connection that sends no request or does not read its answer must neither keep monitoring out nor use
-up the threads of the process.
+MOST requests are answered at a time; the others wait in the system's backlog. While some wait, slow peers are
+disconnected: a connection that sends no request or does not read its answer must neither block monitoring nor use up
+the threads of the process.
 
-Where other machines can connect, /metrics is for those with a token (`Authorization: Bearer …`). What is not here is
-told without one: load balancers and service managers have none.
+Where other machines can connect, /metrics needs a token (`Authorization: Bearer …`). The other paths need none, because
+load balancers and service managers have none.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from titanic.metrics import families
 log = logging.getLogger(__name__)
 
 MOST = 16
-"""Requests that are answered at a time."""
+"""Maximum number of requests that are answered at a time."""
 
 QUESTION, PATIENCE = 1.0, 10.0
-"""Seconds for a request to come in, and then for its answer to be made and read, while others wait."""
+"""Seconds for a request to arrive, and then for its answer to be made and read, while others wait."""
 
 POLL_INTERVAL = 0.1
-"""Seconds between looks for slow peers, while others wait."""
+"""Seconds between two checks for slow peers, while others wait."""
 
 Collect = Callable[[], Iterable[Metric]]
 Fault = Callable[[], str]
@@ -59,8 +59,8 @@ class Listener:
         unready: Fault,
         admits: Callable[[str], bool] | None = None,
     ) -> None:
-        """`admits`: whether who has a bearer token may see the metrics; None: everybody may. Raises CallerError when
-        the address cannot be bound."""
+        """`admits`: whether a bearer token permits reading the metrics; None: no token is needed. Raises CallerError
+        when the address cannot be bound."""
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Figures(collect, unready))
         registry.register(families.Process())
@@ -72,7 +72,7 @@ class Listener:
         except OSError as error:
             where = f"{host or '*'}:{port}"
             taken = error.errno == errno.EADDRINUSE
-            advice = "is another one running? give --metrics another port" if taken else "choose one that is there"
+            advice = "is another one running? give --metrics another port" if taken else "choose a local address"
             raise CallerError(f"cannot serve metrics at {where}", error.strerror or str(error), advice) from error
         self._server.registry = registry
         self._server.admits = admits
@@ -94,7 +94,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
     allow_reuse_address = True
-    request_queue_size = 128  # with the default of 5, a few peers at once have to wait a second and connect again
+    request_queue_size = 128  # with the default of 5, a few concurrent peers must wait a second and reconnect
     registry: CollectorRegistry
     admits: Callable[[str], bool] | None
     pages: Mapping[str, Fault]
@@ -103,11 +103,11 @@ class _Server(ThreadingHTTPServer):
         self.ending = threading.Event()
         self._places = threading.Semaphore(MOST)
         self._until: dict[socket.socket, float] = {}
-        """When the time of each connection ends, while others wait."""
+        """The deadline of each connection, which applies while others wait."""
         super().__init__(*arguments)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Start its thread as soon as fewer than MOST are busy."""
+        """Start the thread of a request as soon as fewer than MOST are busy."""
         while not self._places.acquire(timeout=POLL_INTERVAL):
             if self.ending.is_set():
                 self.shutdown_request(request)
@@ -117,11 +117,11 @@ class _Server(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def asked(self, request: Any) -> None:
-        """The request of a connection has come in."""
+        """Extend the deadline of a connection whose request has arrived."""
         self._until[request] = time.monotonic() + PATIENCE
 
     def shutdown_request(self, request: Any) -> None:
-        """Close a connection that was answered, or not begun."""
+        """Close a connection, answered or not."""
         if self._until.pop(request, None) is not None:
             self._places.release()
         super().shutdown_request(request)
@@ -171,7 +171,7 @@ class _Asked(BaseHTTPRequestHandler):
             code = HTTPStatus.SERVICE_UNAVAILABLE if fault else HTTPStatus.OK
             self._answer(code, "text/plain; charset=utf-8", f"{fault or 'ok'}\n".encode())
         else:
-            text = "there are /metrics, /healthz and /readyz\n"
+            text = "the paths are /metrics, /healthz and /readyz\n"
             self._answer(HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", text.encode())
 
     def do_HEAD(self) -> None:
@@ -180,15 +180,15 @@ class _Asked(BaseHTTPRequestHandler):
 
     def _metrics(self) -> None:
         if (admits := self.server.admits) is not None and not admits(self._token()):
-            log.warning("no metrics for %s: it has no token of a user with metrics", self.client_address[0])
-            text = b"this takes the bearer token of a user with metrics; titanic keys token makes one\n"
+            log.warning("no metrics for %s: no token of a user with metrics = true", self.client_address[0])
+            text = b"a bearer token of a user with metrics is needed; titanic keys token makes one\n"
             challenge = {"WWW-Authenticate": 'Bearer realm="titanic"'}
             self._answer(HTTPStatus.UNAUTHORIZED, "text/plain; charset=utf-8", text, challenge)
             return
         encode, kind = choose_encoder(self.headers.get("Accept", ""))
         try:
             body = encode(self.server.registry)
-        except StoreError as error:  # /healthz says so, too
+        except StoreError as error:  # /healthz reports it, too
             self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain; charset=utf-8", f"{error}\n".encode())
             return
         self._answer(HTTPStatus.OK, kind, body)

@@ -1,6 +1,6 @@
-"""The server as a running thing, with a broker in the same process or elsewhere.
+"""The running server, with a broker in the same process or a separate one.
 
-The exports are loaded on first use: a server that gathers nothing does not need them.
+The exports are loaded on first use: servers without GATHER endpoints do not need them.
 """
 
 from __future__ import annotations

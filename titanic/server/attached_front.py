@@ -1,4 +1,4 @@
-"""A queue at a broker elsewhere: an ordinary worker and client of it."""
+"""A queue at a separate broker, of which it is an ordinary worker and client."""
 
 from __future__ import annotations
 
@@ -27,36 +27,36 @@ OTHER_FILES = 40
 """File descriptors besides those of the lanes, which take two each."""
 
 FEW_LANES = 4
-"""Lanes of a service that is rarely asked."""
+"""Lanes of a rarely used service."""
 
 BUSY_SERVICES = (tsp.REQUEST, tsp.REPLY, tsp.CLOSE, tsp.SUBMIT, tsp.WAIT)
 
 FOREIGN = (
-    "the broker at %s (MDP %s) is not of this project: a request that is closed or expires when it was sent already is"
-    " executed all the same, and one without a reply after attempt_timeout, %g s, is sent to a second worker whatever"
+    "the broker at %s (MDP %s) is not of this project: a request that is closed or expires after it was sent is"
+    " executed nevertheless, and one without a reply after attempt_timeout, %g s, is sent to a second worker whatever"
     " the first one is doing; with 'titanic broker' neither happens"
 )
-"""P2 and P4 need a broker that knows which worker has a request, and gives back what no worker has."""
+"""P2 and P4 need a broker that knows which worker has a request, and returns requests that no worker has."""
 
 
 SAYS_NOTHING = (
-    "the broker at %s does not say which services have workers (RFC 8): a request for one without waits there, and is a"
-    " failed attempt after attempt_timeout, %g s"
+    "the broker at %s does not report which services have workers (RFC 8): a request for one without workers waits"
+    " there, and is a failed attempt after attempt_timeout, %g s"
 )
 
 
 class AttachedFront(Front):
-    """First it finds out which broker is there, then whether another queue serves it already. Only then are the lanes
-    registered, and requests are sent in the way that suits that broker.
+    """Detects the kind of broker, then checks whether another queue serves it already. Only then it registers the
+    lanes, and sends requests in the way that suits that broker.
 
-    Methods that begin with an underscore are called in the loop's thread."""
+    Methods that start with an underscore are called in the loop's thread."""
 
     def __init__(self, config: ServerConfig, endpoint: str, store: str, queue: str = "") -> None:
-        """`store`, `queue`: where our store is, and which of its nodes this is; another queue is recognised by its own.
-        Raises CallerError when the lanes need more file descriptors than the process may have, broker.AccessError when
-        the keys cannot be used."""
+        """`store`, `queue`: the path of the store, and the id of this node; another queue has different ones. Raises
+        CallerError when the lanes need more file descriptors than the process may have, broker.AccessError when the
+        keys cannot be used."""
         self.endpoints = (endpoint,)
-        # A client that waits takes a lane: the next one must find one that is free.
+        # Each waiting client occupies a lane: some must stay free.
         self.most_waiters = config.lanes - max(1, config.lanes // 8)
         lanes = {name: config.lanes if name in BUSY_SERVICES else min(FEW_LANES, config.lanes) for name in tsp.SERVICES}
         connections = sum(lanes.values()) + min(4 * config.lanes, ForeignTransport.MOST)
@@ -71,7 +71,7 @@ class AttachedFront(Front):
         """The last broker that was found."""
         self._registered = False
         self.send_answers = self._lanes.send_answers
-        self.congested = lambda ask: False  # the broker does not say for whom it asks
+        self.congested = lambda ask: False  # the broker does not report the client's peer
 
     def start(self, dispatcher: Dispatcher, handle_batch: HandleBatch) -> None:
         self._dispatcher = dispatcher
@@ -94,7 +94,7 @@ class AttachedFront(Front):
         return {"lanes": self.loop.call}
 
     def _found(self, kind: BrokerKind) -> None:
-        """A broker is there, perhaps another one. Serve it if no other queue does."""
+        """Serve the broker that was detected, perhaps another one than before, if no other queue does."""
         if kind == self._kind:
             return
         endpoint, before = self.endpoints[0], self._kind
@@ -122,27 +122,27 @@ class AttachedFront(Front):
             self._connect()
 
     def _give_up(self) -> None:
-        """Another broker is there, which tells nobody from anybody. For the lanes the former is there still: whoever
-        asks is NOBODY."""
+        """Stop serving: the broker was replaced by one without access control. The lanes still expect the former one,
+        so that all asks come from NOBODY."""
         self.problem = CallerError(
             f"the broker at {self.endpoints[0]} has no access control any more",
-            "whoever connects there could read and close what users have submitted, and work for them",
-            "start it with --access again, and then this queue; if it is meant, start this queue again",
+            "anyone who connects there could read and close users' requests, and execute them",
+            "start it with --access again, and then this queue; if this is intended, just restart this queue",
         )
 
     def _give_way(self, other: str) -> None:
-        """Another queue serves the broker."""
+        """Stop serving: another queue serves the broker."""
         if is_url(other) and other == self._store:
             self.problem = CallerError(
                 f"another node of this store serves the broker at {self.endpoints[0]} already",
                 f"it shares {other} with this one",
-                "give each node a broker of its own: each would send what all workers of this one can take",
+                "give each node a broker of its own: each node would send as much as all of the workers can take",
             )
             return
         self.problem = CallerError(
             f"another queue serves the broker at {self.endpoints[0]} already",
             f"its store is {other}",
-            "stop that one first, or use another broker: each would get requests that are meant for the other",
+            "stop that one first, or use another broker: each would get requests for the other",
         )
 
     def _register(self) -> None:

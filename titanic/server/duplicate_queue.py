@@ -1,4 +1,4 @@
-"""Whether another queue serves the same broker: then one of the two has to give way."""
+"""Detects another queue at the same broker: one of the two has to give way."""
 
 from __future__ import annotations
 
@@ -26,25 +26,24 @@ from titanic.protocol.tsp import Frames
 log = logging.getLogger(__name__)
 
 PATIENCE, RETRIES = 1.0, 1
-"""Seconds that a queue has for its answer, in each of two tries."""
+"""Timeout of a queue's answer in seconds, and how often it is asked again."""
 
 MAX_CHECKS, PAUSE = 10, (0.3, 1.0)
-"""How often it looks again after it has registered, and the seconds between, at random: two queues in step would see
-only themselves."""
+"""How often it checks again after it has registered, and the range of random pauses between checks: two queues that
+check at the same time would see only themselves."""
 
 
 class DuplicateQueueCheck(SessionChannel[ClientSession]):
-    """Whether another queue serves a broker already: looks, then calls `clear`, or `taken` with the store of the queue
-    that answered. `taken` may also be called some seconds after `clear`.
+    """Checks whether another queue serves a broker, then calls `clear`, or `taken` with the store of the queue that
+    answered. `taken` may also be called some seconds after `clear`.
 
-    Two queues would share the requests for `titanic.request` and the other services: a reply would be looked for in the
-    wrong store. Registered names prove nothing: those of a queue that was killed stay registered until its heartbeats
-    are missed, and it must be possible to start it again at once. So the queue that is registered is asked for an
-    answer. Two queues that start together find nobody, and both register. So each looks a few times more, and one of
-    them gives way.
+    Two queues would share the requests for `titanic.request` and the other services, so that replies would be searched
+    in the wrong store. Registered names prove nothing: the names of a killed queue stay registered until its heartbeats
+    are missed, and it must be possible to restart it at once. So the registered queue is asked for an answer. Two
+    queues that start together find none, and both register. So each checks a few times more, and one of them gives way.
 
-    Nodes that share a store are at different brokers. Two of them at one would each send as many requests as all of the
-    broker's workers can take.
+    Nodes that share a store must use different brokers. Two nodes at one broker would each send as many requests as all
+    of the broker's workers can take.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class DuplicateQueueCheck(SessionChannel[ClientSession]):
         clear: Callable[[], None],
         taken: Callable[[str], None],
     ) -> None:
-        """`store`: where our own store is. `queue`: which of its nodes this is; empty when there can be no others."""
+        """`store`: the path of our own store. `queue`: the id of this node; empty when there can be no others."""
         super().__init__(ClientSession(), Dealer(zmq.Context.instance(), endpoint, hold=True, curve=discovery.curve))
         self._endpoint = endpoint
         self._own = store, queue
@@ -68,9 +67,9 @@ class DuplicateQueueCheck(SessionChannel[ClientSession]):
         self._done = False
         self._registered = False
         self._checks = 0
-        """How often it has looked since it registered."""
+        """How often it has checked since it registered."""
         self._again_at: float | None = None
-        """When it looks again."""
+        """When it checks again."""
         self._shortage = Shortage()
 
     def next_deadline(self) -> float | None:
@@ -86,7 +85,7 @@ class DuplicateQueueCheck(SessionChannel[ClientSession]):
             return
         if self._asked is None:
             self.session = ClientSession(ClientConfig(PATIENCE, RETRIES, self._discovery.kind.version))
-            if self._discovery.kind.version == UNANSWERING:  # nobody says who is registered
+            if self._discovery.kind.version == UNANSWERING:  # it does not report which services are registered
                 self._ask(tsp.STATS, b"{}", now)
             else:
                 self._ask(b"mmi.service", tsp.STATS, now)
@@ -95,21 +94,21 @@ class DuplicateQueueCheck(SessionChannel[ClientSession]):
         try:
             self._dealer.send(self.session.take_output())
             self._shortage.recovered()
-        except OutOfSockets as error:  # nobody was asked
+        except OutOfSockets as error:  # the question was not sent
             self._shortage.failed(error, now)
             self._asked = None
         if self._done:
             self._dealer.close()
 
     def _lost(self, now: float) -> None:
-        """The discovery sees it, too; all questions are asked again once it knows which broker is there."""
+        """Do nothing: the discovery notices it, too, and all questions are repeated once it has detected the broker."""
 
     def _ask(self, service: bytes, body: bytes, now: float) -> None:
         self._asked = service
         self.session.request(service, [body], now)
 
     def _learn(self, answer: Frames | None, now: float) -> None:
-        """The question has this answer, or none."""
+        """Handle the answer to the last question; None: there was none."""
         if self._asked == b"mmi.service":
             if answer is None:  # the broker has gone; another queue may be registered when it is back
                 self._asked = None
@@ -119,15 +118,15 @@ class DuplicateQueueCheck(SessionChannel[ClientSession]):
                 self._go_on(now)
         elif answer is not None and answer[:1] == [tsp.OK]:
             other = _queue(answer)
-            if self._registered and other >= self._own:  # ourselves, or one that sees us, too, and gives way
+            if self._registered and other >= self._own:  # this queue, or one that sees this one and gives way
                 self._go_on(now)
             else:
                 self._done = True
                 self._taken(other[0])
         elif answer is not None and answer[0].startswith(b"403"):
             log.error(
-                "it cannot be found out whether another queue serves %s already: %s; give the user of this queue's key"
-                ' work = ["titanic.*"], and make sure that there is no other one',
+                "cannot check whether another queue serves %s already: %s; grant the user of this queue's key"
+                ' work = ["titanic.*"], and make sure that there is no other queue',
                 self._endpoint,
                 answer[0].decode(errors="replace"),
             )
@@ -139,7 +138,7 @@ class DuplicateQueueCheck(SessionChannel[ClientSession]):
             self._go_on(now)
 
     def _go_on(self, now: float) -> None:
-        """No queue answers to which this one has to give way."""
+        """Go on: there is no queue that has precedence."""
         self._asked = None
         if not self._registered:
             self._registered = True
@@ -151,7 +150,7 @@ class DuplicateQueueCheck(SessionChannel[ClientSession]):
 
 
 def _queue(answer: Frames) -> tuple[str, str]:
-    """Where the other queue's store is, and which of its nodes that is, from its titanic.stats."""
+    """The path of another queue's store, and the id of its node, from its titanic.stats."""
     try:
         stats = read_json(answer[1])
         return str(stats["store"]["path"]), str(stats.get("queue", ""))

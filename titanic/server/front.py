@@ -1,7 +1,7 @@
-"""The side of Titanic that faces a broker: asks come in by it; answers, and requests for workers, go out.
+"""The connection of the server to a broker: it receives asks, and sends answers and requests for workers.
 
 IntegratedFront    the broker runs in this process; the dispatcher needs no socket
-AttachedFront      the broker runs elsewhere, and Titanic is an ordinary worker and client of it (attached_front.py)
+AttachedFront      the broker is separate; the server is an ordinary worker and client of it (attached_front.py)
 
 Each has one loop in one thread, in which the dispatcher runs too.
 """
@@ -25,66 +25,65 @@ from titanic.services.ask import HandleBatch, SendAnswers
 from titanic.settings import ServerConfig
 
 LAST = 5.0
-"""Seconds at the end for storing what was gathered."""
+"""Seconds at shutdown for storing gathered requests."""
 
 
 class Front(Protocol):
     """The interface of IntegratedFront and AttachedFront, with defaults. A front is started and stopped once."""
 
     loop: Loop
-    """Where asks are handled; for the dispatcher."""
+    """The loop that handles asks, and runs the dispatcher."""
     endpoints: tuple[str, ...]
-    """Where clients reach it, with real ports."""
+    """The endpoints for clients, with real ports."""
     gathers: tuple[str, ...] = ()
-    """Where requests that want no answer are gathered, with real ports."""
+    """The GATHER endpoints, with real ports."""
     most_body: int | None = None
-    """Bytes of a request's body that Titanic may take; None: the broker refuses what is too large."""
+    """Maximum bytes of a request's body; None: the broker enforces its own limit."""
     most_waiters: int = MOST_WAITERS
     """See `Waiters`."""
     problem: TitanicError | None = None
-    """Why it cannot serve, if that is found out after `start`."""
+    """Why it cannot serve, if that is detected after `start`."""
     send_answers: SendAnswers
-    """Sends answers to those who asked. Any thread may call it."""
+    """Sends answers to the clients. Any thread may call it."""
     congested: Callable[[Any], bool]
-    """Whether the peer of an ask does not read the answers that are on their way to it. Any thread may call it."""
+    """Whether the peer of an ask does not read its answers. Any thread may call it."""
 
     def start(self, dispatcher: Dispatcher, handle_batch: HandleBatch) -> None:
-        """Give asks to `handle_batch` from now on, and a transport to the dispatcher as soon as there is a broker.
-        Called before the dispatcher starts. An endpoint that cannot be right raises broker.EndpointError."""
+        """Pass asks to `handle_batch` from now on, and give the dispatcher a transport as soon as there is a broker.
+        Called before the dispatcher starts. Raises broker.EndpointError for an invalid endpoint."""
 
     def reload(self, access: Access) -> None:
-        """This says from now on who may do what. Any thread may call it."""
+        """Apply an access file from now on. Any thread may call it."""
         return
 
     def stop_gathering(self, patience: float) -> None:
-        """Gather no more requests; those that have come get `patience` seconds to be stored."""
+        """Stop gathering; requests that were received get `patience` seconds to be stored."""
         return
 
     def wind_down(self) -> None:
-        """Take no requests for workers any more, and send workers elsewhere as they become free. Any thread may call
-        it. (With a broker elsewhere, workers are that broker's.)"""
+        """Stop dispatching, and redirect workers to other nodes as they become free. Any thread may call it. (Workers
+        of a separate broker stay there.)"""
         return
 
     @property
     def wound_down(self) -> bool:
-        """Whether no worker is left since then."""
+        """Whether no worker is left after `wind_down`."""
         return True
 
     def cut_off(self, cut_off: bool) -> None:
-        """Whether other nodes serve what this one cannot: idle workers are sent there. Any thread may call it, as for
-        the next."""
+        """Redirect idle workers to other nodes while this one cannot serve. Any thread may call it, and `send_on`."""
         return
 
     def send_on(self, most: int | None = None) -> None:
-        """Send idle workers that have other endpoints there: so many at most, by default all of them."""
+        """Redirect idle workers that have other endpoints: so many at most, by default all of them."""
         return
 
     def stop(self) -> None:
-        """End the threads and close the sockets; also when it was not started."""
+        """Stop the threads and close the sockets, also if it was not started."""
 
     @property
     def alive(self) -> bool:
-        """Whether its threads run, and there is no problem."""
+        """Whether its threads run and it has no problem."""
 
     @property
     def ready(self) -> bool:
@@ -92,18 +91,18 @@ class Front(Protocol):
         return True
 
     def threads(self) -> dict[str, CallInThread]:
-        """Its threads, and how to have a function called in each."""
+        """Its threads by name, each with a function that calls another one in the thread."""
 
     def source_of(self, ask: Any) -> bytes:
-        """The IP address from which an ask came; empty: it is unknown. Any thread may ask."""
+        """The IP address of an ask's sender; empty: unknown. Any thread may call it."""
         return b""
 
     def workers(self) -> dict[bytes, int] | None:
-        """How many workers each service has; None: only the broker elsewhere knows."""
+        """The number of workers by service; None: unknown, the broker is separate."""
         return None
 
     def gathered(self) -> dict[str, int]:
-        """Messages that came without wanting an answer: "stored", "dropped", and "waiting" for either."""
+        """The number of gathered messages: "stored", "dropped" and "waiting"."""
         return {}
 
     def counters(self) -> Mapping[str, int] | None:
@@ -111,15 +110,15 @@ class Front(Protocol):
         return None
 
     def refusals(self) -> Mapping[tuple[str, str], int]:
-        """What the integrated broker refused, by user and action."""
+        """The integrated broker's refusals by user and action."""
         return {}
 
 
 class IntegratedFront(Front):
-    """The broker's loop hands batches to the services."""
+    """A front whose broker runs in this process; its loop passes batches to the services."""
 
     def __init__(self, config: ServerConfig, control: ServerAccess | None) -> None:
-        """Bind the endpoints: raises broker.EndpointError, AccessError, or broker.patterns.MissingDrafts."""
+        """Bind the endpoints. Raises broker.EndpointError, AccessError, or broker.patterns.MissingDrafts."""
         self.most_body = config.wire.max_body
         self._broker = new_broker(config.wire, control, open=config.open)
         self._gathering: server.GatherEndpoints | None = None
@@ -149,7 +148,7 @@ class IntegratedFront(Front):
 
     def reload(self, access: Access) -> None:
         self._broker.reload(access)
-        if self._gathering is not None:  # behind: the broker goes by who each was
+        if self._gathering is not None:  # after the broker, which compares with the previous users
             self.loop.call(self._gathering.reload, access)
 
     def stop_gathering(self, patience: float) -> None:

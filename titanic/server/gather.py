@@ -1,8 +1,8 @@
-"""Requests that want no answer: a GATHER endpoint (RFC 49) takes messages (see PROTOCOL.md) and has each one stored.
+"""Requests without an answer: a GATHER endpoint (RFC 49) receives messages (see PROTOCOL.md) and stores each one.
 
-Senders learn only that a message was taken over, so whatever can be stored is stored. While the store is full, or a
-service has reached its limits, messages are kept here and tried again. When many are kept, nothing more is taken in,
-and in the end senders have to wait. A message that can never be stored is dropped, counted and logged.
+Senders learn only that a message was received, so every message that can be stored is stored. While the store is full,
+or a service has reached its limits, messages are kept here and retried. When too many are kept, receiving stops, and
+senders have to wait. A message that can never be stored is dropped, counted and logged.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from titanic.server.server_access import ServerAccess
 log = logging.getLogger(__name__)
 
 MOST_IN_HAND = 2000
-"""Messages that were taken and are not stored yet, at most."""
+"""Maximum number of received messages that are not stored yet."""
 
 PAUSE = 0.5
-"""Seconds until a refused message is tried again."""
+"""Seconds until a refused message is retried."""
 
 POLL_INTERVAL = 0.05
-"""Seconds that the thread waits for one thing before it looks for others."""
+"""Seconds that the thread waits for messages, or for answers, before it polls the other."""
 
 QUIET = 4
-"""Rounds without a message at the end, after which nothing more is expected."""
+"""Consecutive rounds without a message at shutdown, after which no more are expected."""
 
 
 class GatherEndpoint:
     """The GATHER socket, the thread that reads it, and the messages that are not stored yet."""
 
     def __init__(self, here: Broker, user: User | None) -> None:
-        """`user`: as whom it submits; None: there is no access control. Raises broker.patterns.MissingDrafts."""
-        from broker.patterns import Gather, unpack  # who does not gather does without
+        """`user`: the user that submits; None: there is no access control. Raises broker.patterns.MissingDrafts."""
+        from broker.patterns import Gather, unpack  # servers that do not gather do without
 
         self.counts = {"stored": 0, "dropped": 0}
         self._gather, self._unpack = Gather(), unpack
@@ -61,7 +61,7 @@ class GatherEndpoint:
 
     @property
     def waiting(self) -> int:
-        """Messages that have come and are neither stored nor dropped yet."""
+        """Received messages that are neither stored nor dropped yet."""
         return len(self._in_hand) + len(self._refused)
 
     def stop(self, patience: float) -> None:
@@ -79,10 +79,10 @@ class GatherEndpoint:
         while (quiet < QUIET or self._in_hand) and time.monotonic() < last:
             quiet = 0 if self._round() else quiet + 1
         if left := self.waiting:
-            log.warning("%d gathered messages could not be stored before the end; they are lost", left)
+            log.warning("%d gathered messages could not be stored before shutdown; they are lost", left)
 
     def _round(self) -> bool:
-        """Take, store and hear once; whether a message came."""
+        """Receive, store and handle answers once; return whether a message was received."""
         came = False
         if self.waiting < MOST_IN_HAND:
             came = self._take()
@@ -134,28 +134,28 @@ class GatherEndpoint:
         else:
             if not self._refused:
                 self._again_at = time.monotonic() + PAUSE
-                log.warning("gathered messages wait: %s", status.text if status else "the broker does not take them")
+                log.warning("gathered messages wait: %s", status.text if status else "the broker does not accept them")
             self._refused.append(message)
 
     def _drop(self, why: str) -> None:
         self.counts["dropped"] += 1
         if self.counts["dropped"] in (1, 10, 100) or self.counts["dropped"] % 1000 == 0:
-            log.warning("%d gathered messages dropped; the last one because %s", self.counts["dropped"], why)
+            log.warning("%d gathered messages dropped; the last one: %s", self.counts["dropped"], why)
 
 
 class GatherEndpoints:
-    """All GATHER endpoints of a server: one socket for all. With access control each has one of its own, and a user:
-    messages do not tell by which endpoint they came, nor who sent them."""
+    """All GATHER endpoints of a server, with one socket for all. With access control each has its own socket and user,
+    because messages contain neither their endpoint nor their sender."""
 
     def __init__(self, here: Broker, endpoints: Sequence[str], control: ServerAccess | None, *, open: bool) -> None:
-        """Bind them: raises broker.EndpointError, AccessError, or broker.patterns.MissingDrafts. `open`: other machines
-        may reach them."""
+        """Bind them. Raises broker.EndpointError, AccessError, or broker.patterns.MissingDrafts. `open`: whether other
+        machines may reach them."""
         self.endpoints: tuple[str, ...] = ()
         """With real ports."""
         self._sockets: list[GatherEndpoint] = []
         self._named: list[tuple[str, GatherEndpoint]] = []
         if control is not None:
-            control.check_gathering(endpoints)  # what the file may name is on this machine
+            control.check_gathering(endpoints)  # the access file can only name endpoints on this machine
         else:
             for endpoint in endpoints:
                 protect(endpoint, open=open)
@@ -172,7 +172,7 @@ class GatherEndpoints:
             raise
 
     def start(self) -> None:
-        """Take messages."""
+        """Start receiving messages."""
         for one in self._sockets:
             one.start()
 
@@ -183,7 +183,7 @@ class GatherEndpoints:
             one.stop(max(0.0, end - time.monotonic()))
 
     def reload(self, access: Access) -> None:
-        """The users may be others now. To be called in the broker's loop."""
+        """Update the endpoints' users. Called in the broker's loop."""
         for endpoint, one in self._named:
             one.peer.user = access.endpoints.get(endpoint, NOBODY)
 
@@ -193,7 +193,7 @@ class GatherEndpoints:
         return all(one.alive for one in self._sockets)
 
     def counts(self) -> dict[str, int]:
-        """Messages "stored", "dropped", and "waiting" for either; empty without endpoints."""
+        """The number of messages: "stored", "dropped" and "waiting"; empty without endpoints."""
         if not self._sockets:
             return {}
         counts = {name: sum(one.counts[name] for one in self._sockets) for name in ("stored", "dropped")}
@@ -201,7 +201,7 @@ class GatherEndpoints:
 
 
 def _status(body: Frames) -> tsp.StatusFrame | None:
-    """What an answer says, be it Titanic's or an error of the broker's; None when it is neither."""
+    """The status of an answer from the server, or of an error from the broker; None: it is neither."""
     if (error := read_error(body)) is not None:
         return tsp.StatusFrame(error.status, error.text)
     return tsp.read_status(body[0]) if body else None

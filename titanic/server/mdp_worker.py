@@ -1,7 +1,7 @@
-"""Titanic as an ordinary MDP worker of a broker elsewhere: its services behind worker sockets.
+"""The server as an ordinary MDP worker of a separate broker: its services behind worker sockets.
 
 MDP gives a worker one request at a time, so each service registers many worker sockets: its lanes. All requests that
-are ready on all lanes at the end of a round are one batch.
+have arrived on the lanes by the end of a round are one batch.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class LaneAsk:
-    """A request that came on a lane."""
+    """A request that arrived on a lane."""
 
     lane: Lane
     job: int
     body: Frames
     user: User | None
-    """Who asks, as the broker says; None: it has no access control."""
+    """The user that the broker reports; None: it has no access control."""
     peer: ClassVar[None] = None
-    """The same for all: the broker does not say from where it came."""
+    """The same for all: the broker does not report the client's peer."""
 
 
 def user_in(client: bytes, kind: BrokerKind | None) -> User | None:
-    """Who asks, by the `client` frame of a request. `kind`: the broker, as it was last found to be.
+    """The user in the `client` frame of a request. `kind`: the kind of the broker, as last detected.
 
-    One with access control tells it behind the number of the delivery and a space. It is believed before it is known
-    which broker is there: another one may just have taken its place. Who cannot be told from its frame is NOBODY.
+    A broker with access control puts the user after the number of the delivery and a space. This holds even before the
+    broker is detected: another one may just have replaced it. If the frame does not identify a user, it is NOBODY.
     """
     _, space, document = client.partition(b" ")
     if space:
@@ -92,7 +92,7 @@ class Lane(WorkerChannel):
         self._lanes.presence_changed()
 
     def _stranded(self, now: float) -> None:
-        """Give up the ask: the client asks again, and an ask can wait for an hour, too long for a lane to be away."""
+        """Abandon the ask: the client repeats it, and waiting for its answer could block the lane for an hour."""
         if self._ask is not None:
             ask, self._ask = self._ask, None
             self.session.final(ask.job, [], now)
@@ -100,14 +100,14 @@ class Lane(WorkerChannel):
 
 
 class FirstLane(Lane):
-    """The first lane of a service. At a broker with access control the others connect when this one has been let in: a
-    queue that may not work there would be refused by all of them, again and again."""
+    """The first lane of a service. At a broker with access control, the others connect once this one is registered: a
+    queue without permission would be refused on all of them, again and again."""
 
     others: list[Lane]
     _holds = False
 
     def hold(self) -> None:
-        """Have the others wait, or not any more."""
+        """Hold the other lanes until this one is registered."""
         kind = self._lanes.kind
         holds = kind is not None and kind.access and not self.session.registered
         if holds is not self._holds:
@@ -135,7 +135,7 @@ class Lanes(Channel):
         self._services = services
         self._config = config
         self.kind: BrokerKind | None = None
-        """The broker, as it was last found to be."""
+        """The kind of the broker, as last detected."""
         self.loop = Loop()
         # Any thread may call it.
         self.send_answers: SendAnswers = partial(self.loop.call, self._send_answers)
@@ -148,13 +148,13 @@ class Lanes(Channel):
         self._thread = threading.Thread(target=self.loop.run, name="lanes", daemon=True)
 
     def start(self, handle_batch: HandleBatch, lost: Callable[[LaneAsk], None]) -> None:
-        """Run, without any lanes yet. `handle_batch` gets the asks. `lost` is told of asks whose connection is gone:
-        their answers reach nobody. Both are called in the lanes' thread."""
+        """Run, without any lanes yet. `handle_batch` gets the asks. `lost` gets asks whose connection broke: their
+        answers cannot be delivered. Both are called in the lanes' thread."""
         self._handle_batch, self.lost = handle_batch, lost
         self._thread.start()
 
     def stop(self) -> None:
-        """Say good-bye and end the thread."""
+        """Disconnect and stop the thread."""
         self.loop.call(self._leave)
         self.loop.stop()
         if self._thread.is_alive():
@@ -166,24 +166,24 @@ class Lanes(Channel):
         return self._thread.is_alive()
 
     def registered(self) -> bool:
-        """Whether a lane has heard from the broker."""
+        """Whether any lane is registered."""
         return any(lane.session.registered for lane in self._lanes)
 
     def collect(self, ask: LaneAsk) -> None:
-        """Called by a lane: a request has come."""
+        """Add a request to the batch. Called by a lane."""
         self._batches.setdefault(ask.lane.session.service, []).append(ask)
 
     def starved(self, error: OutOfSockets, now: float) -> None:
-        """Called by a lane that could not connect."""
+        """Log that a lane could not connect. Called by the lane."""
         self._log.starved(str(error), now)
 
     def refused(self, now: float) -> None:
-        """Called by a lane that the broker sent away."""
+        """Log that the broker refused a lane. Called by the lane."""
         self._log.refused(now)
         self.loop.touch(self._log)
 
     def presence_changed(self) -> None:
-        """Called by a lane that was let in, or has lost the broker."""
+        """Update the log of the connection. Called by a lane that was registered or disconnected."""
         self.loop.touch(self._log)
 
     def register(self) -> None:
@@ -195,7 +195,7 @@ class Lanes(Channel):
             self._lanes += [first, *first.others]
         for lane in self._lanes:
             self.loop.add(lane)
-        self.loop.add(self)  # the last: its flush comes when all lanes have been looked at
+        self.loop.add(self)  # last: it is flushed after all lanes
 
     def _send_answers(self, answers: Answers) -> None:
         now = time.monotonic()
@@ -211,7 +211,7 @@ class Lanes(Channel):
             self.loop.touch(lane)
 
     def flush(self, now: float) -> None:
-        """Hand over what the lanes collected."""
+        """Pass on the batches of all lanes."""
         batches, self._batches = self._batches, {}
         for service, batch in batches.items():
             self._handle_batch(service, batch)

@@ -70,7 +70,7 @@ class Server:
         access file with a fault."""
         self.config = config
         self.control = ServerAccess(config.access, config.key) if config.access and config.key else None
-        """Who may do what; None: everybody everything."""
+        """The access control; None: everything is allowed."""
         self.store = open_store(
             config.store,
             capacity=config.capacity,
@@ -131,9 +131,9 @@ class Server:
         if node is not None:
             reader.others = node.others
         self._drains = False
-        """Whether everybody is sent elsewhere because of that."""
+        """Whether clients and workers are redirected because of that."""
         self.draining = False
-        """Whether it is to end when it has nothing left to do."""
+        """Whether it drains: it stops when it has nothing left to do."""
         self._services = ServiceHandler(self.store, self.writer, self._reader, self._context)
         threads = {"writer": self.writer.call, "reader": self._reader.call}
         self.watchdog = Watchdog(threads | self.front.threads())
@@ -151,11 +151,10 @@ class Server:
         return self
 
     def drain(self) -> None:
-        """Have it be `drained` when it has nothing left to do; only of nodes that share their store. Any thread may
-        ask.
+        """Drain a node that shares its store: it is `drained` when it has nothing left to do. Any thread may call it.
 
-        New requests are refused, so that clients go to another node; nothing more is claimed; requests that no worker
-        has are given back; workers are sent elsewhere as they become free. What workers have may take its time.
+        New requests are refused, so that clients go to another node; no more requests are claimed; those that no worker
+        has are returned; workers are redirected to other nodes as they become free. Workers finish their requests.
         """
         if not self.draining and self.node is not None:
             self.draining = True

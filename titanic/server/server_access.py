@@ -1,4 +1,4 @@
-"""Access control of a server: its access file and its key, read at the start; the file again when it has changed."""
+"""Access control of a server: its key, and its access file, which is reloaded when it changes."""
 
 from __future__ import annotations
 
@@ -18,61 +18,61 @@ from titanic.version import __version__
 log = logging.getLogger("titanic")
 
 POLL_INTERVAL = 0.1
-"""Seconds after which a file that has not changed is taken for whole."""
+"""Seconds after which an unchanged file is considered complete."""
 
 MAX_POLLS = 50
-"""How often it is looked at before a reload is refused."""
+"""How often it is polled before a reload fails."""
 
 
 class ServerAccess:
-    """Who may do what at this server."""
+    """The access control of a server."""
 
     def __init__(self, path: Path, key: Path) -> None:
-        """Raises broker.AccessError for a file with a fault."""
+        """Raises broker.AccessError for an invalid file."""
         self._path = path
         self.keys = broker.load_secret(key)
-        """The server's own."""
+        """The server's own keys."""
         self.access = broker.load_access(path)
         self.digest = _digest(self.access)
-        """Of the access file that is in force, so that nodes with different ones are seen."""
+        """A digest of the access file in force, to detect nodes with different ones."""
 
     def __str__(self) -> str:
         return f"access control on, {counted(len(self.access.users), 'user')}"
 
     def admits(self, token: str) -> bool:
-        """Whether a bearer token is that of a user who may see figures. Any thread may ask."""
+        """Whether a bearer token belongs to a user that may see metrics. Any thread may call it."""
         from hmac import compare_digest  # brings OpenSSL
 
         found, admitted = broker.hash_token(token).removeprefix("sha256:"), False
-        for known, user in self.access.tokens.items():  # each takes the same time, whichever it is
+        for known, user in self.access.tokens.items():  # in constant time, whichever token it is
             admitted |= compare_digest(known, found) & (user.metrics or user.admin)
         return admitted
 
     def check_gathering(self, endpoints: Iterable[str]) -> None:
-        """Raise AccessError for an endpoint whose messages would be nobody's: those sockets do not tell who sends."""
+        """Raise AccessError for a GATHER endpoint without a user: its messages do not identify their sender."""
         for endpoint in endpoints:
             if endpoint not in self.access.endpoints:
                 raise AccessError(
-                    f"{self._path}: it does not say who sends to the gather endpoint {endpoint}, and messages that are"
-                    f' gathered do not say it; give it a user: [endpoints."{endpoint}"] user = "NAME"'
+                    f"{self._path}: the gather endpoint {endpoint} has no user, and gathered messages do not identify"
+                    f' their sender; give it a user: [endpoints."{endpoint}"] user = "NAME"'
                 )
             if endpoint in self.access.uids:
                 raise AccessError(
                     f'{self._path}: [endpoints."{endpoint}"] has uids, which gather cannot check; leave them out, and'
-                    " let the rights of the folder say who may connect"
+                    " restrict access by the permissions of the directory"
                 )
 
     def warn_of_unbound(self, endpoints: Iterable[str]) -> None:
-        """Log endpoints that the file names and nobody listens at: they may be misspelt."""
+        """Log endpoints that are in the file but not bound: they may be misspelt."""
         bound = {endpoint if "://" in endpoint else f"tcp://{endpoint}" for endpoint in endpoints}
         for endpoint in self.access.endpoints.keys() - bound:
-            text = '%s has [endpoints."%s"], and nothing listens there; is it spelt as in bind or gather?'
+            text = '%s has [endpoints."%s"], but nothing listens there; is it spelt as in bind or gather?'
             log.warning(text, self._path, endpoint, extra=logs.event("endpoint-unknown"))
 
     def read_again(self) -> broker.Access:
-        """What the file says now; nothing changes yet. Raises broker.AccessError, also for a file without
-        administrators where there are some now. A file that is being written is waited for: half of it would shut out
-        the users in the other half."""
+        """Load the file, without applying it. Raises broker.AccessError, also for a file that removes the last
+        administrator. Waits while the file is being written: half a file would lock out the users in the other
+        half."""
         state = state_of(self._path)
         for _ in range(MAX_POLLS):
             time.sleep(POLL_INTERVAL)
@@ -81,20 +81,20 @@ class ServerAccess:
                 break
         else:
             waited = MAX_POLLS * POLL_INTERVAL
-            raise AccessError(f"{self._path}: it was still being written after {waited:g} s; reload when it is whole")
+            raise AccessError(f"{self._path}: it was still changing after {waited:g} s; reload when it is complete")
         file = broker.AccessFile(self._path)
         if _has_admin(self.access) and not _has_admin(file.access) and not file.allows_lockout:
-            fact = "no user has admin = true any more, so nobody could steer the server"
-            raise AccessError(f"{self._path}:1: {fact}; give it to one, or write allow_lockout = true if that is meant")
+            fact = "no user has admin = true any more, so that no user could administer the server"
+            raise AccessError(f"{self._path}:1: {fact}; grant it to one, or set allow_lockout = true if intended")
         return file.access
 
     def swap(self, access: broker.Access) -> None:
-        """From now on this holds; what is different from before is logged. The broker is not told by this."""
+        """Put an access file in force here and log the changes. The broker is reloaded separately."""
         before, self.access, self.digest = self.access, access, _digest(access)
         removed = before.users.keys() - access.users.keys()
         log.log(
             logging.WARNING if removed else logging.INFO,
-            "%s read again: %s",
+            "%s reloaded: %s",
             self._path,
             ", ".join(_changes(before, access)) or "nothing has changed",
             extra=logs.event("access-reloaded"),
@@ -102,7 +102,7 @@ class ServerAccess:
 
 
 def new_broker(config: broker.BrokerConfig, control: ServerAccess | None, *, open: bool) -> broker.Broker:
-    """A broker with access control, or without."""
+    """Make a broker with or without access control."""
     if control is None:
         return broker.Broker(config, version=__version__, open=open)
     return broker.Broker(config, version=__version__, access=control.access, keys=control.keys, rules=RULES)
@@ -133,11 +133,11 @@ def _digest(access: broker.Access) -> str:
 
 
 MOST_NAMES = 100
-"""Users that are named in a line of the log."""
+"""Maximum number of users named in a log line."""
 
 
 def _all_about(access: broker.Access) -> dict[str, object]:
-    """What a file says about each user: what he may do, and how he is known."""
+    """Everything in a file about each user: permissions and credentials."""
     found: dict[str, list[object]] = {name: [user.to_json()] for name, user in access.users.items()}
     for known in (access.keys, access.tokens, access.certificates, access.endpoints):
         for by, user in sorted(known.items()):

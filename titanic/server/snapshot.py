@@ -1,4 +1,4 @@
-"""What a server has counted and what is there now, collected when somebody asks."""
+"""Counters and current state of a server, collected on request."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from titanic.commit.writer import Histogram
 from titanic.store import Counts, Durability, ReadTransaction, StoreReader
 
 MOST_SERVICES = 100
-"""Services with figures of their own: those with the most waiting. Anybody can invent names of services."""
+"""Services with their own statistics: those with the most waiting requests. Clients can invent any number of names."""
 
 OTHERS = "(others)"
 
 MOST_REFUSALS = 200
-"""Users and actions whose refusals have figures of their own."""
+"""Pairs of user and action whose refusals are counted separately."""
 
 UNKNOWN = "(unknown)"
-"""Instead of a user's name: nobody knows whose the connection is."""
+"""In place of a user's name, for connections that are not authenticated."""
 
 WorkerCounts = Mapping[bytes, int | None]
-"""How many workers services have; one that is not in it has none. None: some, it is not known how many."""
+"""The number of workers by service; missing services have none. None: an unknown number."""
 
 
 class ServiceSnapshot(NamedTuple):
-    """What a service has to do, and who does it. `oldest`: the age in seconds of the request that waits longest; 0 for
+    """The requests and workers of a service. `oldest`: the age in seconds of the request that has waited longest; 0 for
     OTHERS."""
 
     waiting: int
@@ -36,8 +36,9 @@ class ServiceSnapshot(NamedTuple):
 
 
 class NodeSnapshot(NamedTuple):
-    """A server among those that share its store: how many of them live, and how many of these are to end; for how many
-    seconds it may dispatch if it does not renew its lease, what it has claimed, and how many leases it has lost."""
+    """A server among those that share its store. `nodes`, `draining`: how many are alive, and how many of these drain.
+    `lease`: seconds for which it may dispatch unless it renews its lease. `held`: claimed requests. `lost`: lost
+    leases."""
 
     name: str
     nodes: int
@@ -52,34 +53,34 @@ class ServerSnapshot:
     """A snapshot of a server."""
 
     counted: Mapping[str, int]
-    """Requests since the start, by what became of them."""
+    """Requests since the start, by outcome."""
     refused: Mapping[str, int]
     """Refusals, by reason."""
     forbidden: Mapping[tuple[str, str], int]
-    """What users lacked a permission for, by user and action."""
+    """Refusals for lack of a permission, by user and action."""
     services: Mapping[str, ServiceSnapshot]
     paused: Sequence[str]
-    """The services that are."""
+    """The paused services."""
     store: Counts
     durability: Durability
     """What a commit waits for."""
     store_id: str
-    """Which store it is; empty: it has no id yet."""
+    """The id of the store; empty: it has none yet."""
     usable: bool
     """Whether the store can be used: its disk may have failed."""
     full: bool
     """Whether the store has no room for a small request."""
     full_in: float | None
-    """Seconds until that is so, at the present rate; None: it does not fill, or it is not known yet."""
+    """Seconds until the store is full, at the present rate; None: it does not fill, or it is not known yet."""
     disk_full: bool
-    """Whether the disk has no room for what is written."""
+    """Whether the disk has no room for writes."""
     readers: Sequence[StoreReader]
     """Processes that have been reading the store for some time."""
     waiting_clients: int
     commit_seconds: Histogram
     commit_sizes: Histogram
     lags: Mapping[str, float]
-    """Seconds that each thread last took to answer (`Watchdog`)."""
+    """Seconds of each thread's last response time (`Watchdog`)."""
     broker: Mapping[str, int] | None
     """The integrated broker's counters."""
     node: NodeSnapshot | None
@@ -94,8 +95,8 @@ def service_snapshots(
     workers: WorkerCounts | None,
     now_us: int,
 ) -> dict[str, ServiceSnapshot]:
-    """The snapshot of each service with figures of its own, and one of all others together. `elsewhere`: how many are
-    running at other nodes. `skip`: those that are running here."""
+    """Snapshots of the services with their own statistics, and one of all others together. `elsewhere`: the number of
+    requests running at other nodes. `skip`: the requests running here."""
     queues = transaction.waiting().items()
     waiting = {name: max(0, n - running.get(name, 0) - elsewhere.get(name, 0)) for name, n in queues}
     named = gather(waiting, running, workers)
@@ -112,7 +113,7 @@ def service_snapshots(
 
 
 def gather(waiting: Mapping[bytes, int], running: Mapping[bytes, int], workers: WorkerCounts | None) -> list[bytes]:
-    """The services with figures of their own."""
+    """The services with their own statistics."""
     names = waiting.keys() | running.keys() | (workers or {}).keys()
     if len(names) <= MOST_SERVICES:
         return sorted(names)
@@ -135,7 +136,7 @@ def others(
 
 
 def refusals(*counted: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], int]:
-    """The sums of several counts by user and action: the largest of them, and the sum of the others."""
+    """Add counts by user and action; return the largest ones, and the sum of the others."""
     total: Counter[tuple[str, str]] = Counter()
     for counts in counted:
         total.update(counts)

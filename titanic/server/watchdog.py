@@ -1,7 +1,7 @@
-"""Whether the threads that do the work get on with it.
+"""Detects threads that are stuck.
 
-Each thread is asked for a sign of life through the queue where its work comes in. A thread that is stuck, in a call to
-the disk or for an error of this program, does not answer. A look costs one function call, and nothing between looks.
+Each thread is probed through the queue of its work. A thread that is stuck, in a disk operation or because of a bug,
+does not answer. A probe costs one function call, and nothing between probes.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ import time
 from collections.abc import Callable, Mapping
 
 CallInThread = Callable[[Callable[[], None]], None]
-"""Has a function called in a thread, soon."""
+"""Calls a function in a thread, soon."""
 
 
 class Watchdog:
-    """One thread looks; any thread may ask for the result."""
+    """Probes threads. One thread calls `probe`; any thread may get the results."""
 
     def __init__(self, threads: Mapping[str, CallInThread]) -> None:
-        """`threads`: their names, and how to have a function called in each."""
+        """`threads`: by name, how to call a function in each."""
         self._lags: dict[str, float] = {}
         self._threads = threads
         self._missing: set[str] = set()
         self._asked_at: float | None = None
 
     def probe(self, now: float) -> bool:
-        """Whether all threads have answered since the last look that asked them; if so, they are asked again."""
+        """Return whether all threads have answered the last probe; if so, probe them again."""
         if self._missing:
             return False
         first = self._asked_at is None
@@ -35,12 +35,12 @@ class Watchdog:
         return not first
 
     def late(self, now: float, after: float) -> list[str]:
-        """The threads that have owed an answer for `after` seconds."""
+        """The threads that have not answered for `after` seconds."""
         asked_at = self._asked_at
         return sorted(self._missing) if asked_at is not None and now > asked_at + after else []
 
     def lags(self, now: float) -> dict[str, float]:
-        """Seconds that each thread last took to answer; for one that owes an answer, the seconds since it was asked."""
+        """Seconds of each thread's last response time, or since a probe that is still unanswered."""
         lags, asked_at = self._lags.copy(), self._asked_at
         if asked_at is not None:
             for name in self._missing.copy():

@@ -20,24 +20,24 @@ from titanic.services.ownership import is_hidden, place_behind
 from titanic.store import Description, Outcome, ReadTransaction, SharedReadTransaction, State
 
 MOST_FRAMES = 1000
-"""Frames of either that come with it."""
+"""Maximum frames of body and of reply in an answer."""
 
 
 Running = Callable[[], Collection[bytes]] | None
-"""Gives the requests that workers have, which the store does not know; None: nodes share it, and it knows what they
-have claimed."""
+"""Returns the requests that workers have, which the store does not know; None: the store is shared, and knows the
+claims of its nodes."""
 
 ProgressOf = Callable[[Collection[bytes]], Mapping[bytes, Progress]]
-"""How far the workers of these are, as far as that is known."""
+"""The progress of requests, if known."""
 
 SinceOf = Callable[[Collection[bytes]], Mapping[bytes, int]]
-"""When these were sent to workers, in µs since the epoch, as far as that is known."""
+"""When requests were sent to workers, in µs since the epoch, if known."""
 
 WorkerOf = Callable[[bytes], str]
-"""The process whose worker has a request, as HOST:PID; empty: it is not known."""
+"""The process of the worker that has a request, as HOST:PID; empty: unknown."""
 
 DAMAGED = tsp.failure("not read: a record of the store is damaged; ask who runs the server for a titanic check")
-"""For those who must not know whose record."""
+"""The answer for users that must not learn which record it is."""
 
 
 def answer(
@@ -51,10 +51,13 @@ def answer(
     since: SinceOf | None = None,
     worker_of: WorkerOf | None = None,
 ) -> Frames:
-    """The answer to a titanic.list. `running`: which requests workers have. `user`: who asks, and gets what he may
-    read; None: all. Raises Forbidden when that is nothing. `now_us`: the time, for those who ask for it. `progress`:
-    how far the workers are; None: nobody knows. `paused`: the services that are. `since`: when requests that run were
-    sent, as far as is known here. `worker_of`: the process that has one."""
+    """The answer to a titanic.list. Raises Forbidden for a user that may read nothing.
+
+    `running`: the requests that workers have. `user`: the client's user, who gets only what the user may read; None:
+    all. `now_us`: the time, if the client asks for it. `progress`: the progress of running requests; None: unknown.
+    `paused`: the paused services. `since`: when running requests were sent, if known here. `worker_of`: the process
+    that has a request.
+    """
     if user is not None and (fault := lacks(user, "read")) is not None:
         raise Forbidden(fault)
     try:
@@ -152,7 +155,7 @@ def _after(options: List) -> bytes | None:
 def _at_workers(
     transaction: ReadTransaction, running: Collection[bytes], options: List, user: User | None
 ) -> tuple[list[Description], bytes | None]:
-    """A page of the requests that workers have, and where the next one begins."""
+    """A page of the requests that workers have, and where the next page starts."""
     after, newest, text, service = _after(options), options.newest, options.text, _service(options)
     ids = sorted(running, reverse=newest)
     if after is not None:
@@ -167,7 +170,7 @@ def _at_workers(
 
 
 def _frames(transaction: ReadTransaction, rows: Collection[Description], most: int) -> tuple[Frames, Frames]:
-    """The beginning of a request's body, and of its reply."""
+    """The first bytes of the bodies and of the replies of these requests."""
     body: Frames = []
     reply: Frames = []
     for row in rows:
@@ -179,7 +182,7 @@ def _frames(transaction: ReadTransaction, rows: Collection[Description], most: i
 
 
 def cut(frames: Frames, most: int) -> Frames:
-    """The first of these frames, with so many bytes together; the last of them may be a beginning only."""
+    """Cut frames to so many bytes in total; the last one may be truncated."""
     found: Frames = []
     for frame in frames[:MOST_FRAMES]:
         found.append(frame[:most])
@@ -202,8 +205,8 @@ def as_document(
     since: int | None = None,
     paused: bool = False,
 ) -> dict[str, Any]:
-    """What a listing says of a request. `running`: whether a worker may have it. `since`: when it was sent to one.
-    `paused`: whether its service is."""
+    """A request as a JSON document. `running`: whether a worker may have it. `since`: when it was sent to a worker.
+    `paused`: whether its service is paused."""
     document = asdict(row)
     document["uuid"] = row.uuid.hex()
     state = State.RUNNING if running and row.state is State.WAITING else row.state

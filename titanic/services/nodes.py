@@ -1,4 +1,4 @@
-"""What titanic.stats and titanic.admin say and do of the nodes that share a store: see PROTOCOL.md."""
+"""The nodes that share a store, in titanic.stats and titanic.admin: see PROTOCOL.md."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from titanic.util.text import quoted
 
 
 def document(row: NodeRow, asked: int | None) -> dict[str, Any]:
-    """A node, for JSON. `asked`: the incarnation of the node that says it."""
+    """A node for JSON. `asked`: the incarnation of the node that answers."""
     counted = {"workers": row.workers, "running": row.running, "asked": row.incarnation == asked}
     return {**row._asdict(), "endpoints": list(row.endpoints), **counted}
 
@@ -28,7 +28,7 @@ def rows_of(transaction: ReadTransaction) -> Sequence[NodeRow]:
 
 
 def running_elsewhere(rows: Sequence[NodeRow], me: int | None) -> dict[bytes, int]:
-    """How many requests of each service the others have with workers, as they said last."""
+    """The number of running requests by service on the other nodes, as last reported."""
     total: Counter[bytes] = Counter()
     for row in rows:
         if row.incarnation != me:
@@ -37,8 +37,8 @@ def running_elsewhere(rows: Sequence[NodeRow], me: int | None) -> dict[bytes, in
 
 
 def shared(rows: Sequence[NodeRow], me: int | None, running: int) -> dict[str, Any]:
-    """What titanic.stats says of a store that nodes share: `running` over all of them, of which so many are in flight
-    here; the node that is asked, and the others."""
+    """The part of titanic.stats for a shared store: `running` on all nodes, this node, and the others. `running`: the
+    number in flight here."""
     own = [row for row in rows if row.incarnation == me]
     others = [row for row in rows if row.incarnation != me]
     about = _about(own[0]) | {"shard": own[0].shard} if own else None
@@ -65,7 +65,7 @@ def _workers(rows: Sequence[NodeRow]) -> dict[str, int]:
 
 
 def drain(transaction: WriteTransaction, node: str | None, me: int | None) -> dict[str, Any]:
-    """Have a node end when it has nothing left to do; None: the one that is asked. ValueError says why it can't be."""
+    """Drain a node; None: this one. Raises ValueError."""
     tx = cast(NodesWriteTransaction, transaction)
     rows = tx.nodes()
     if node is None:

@@ -1,4 +1,4 @@
-"""Whose a request is, and what users were refused. Without access control there are no users: nothing of this is done.
+"""Owners of requests, and refusals of users. Without access control there are no users, and none of this applies.
 
 What a user may do is in titanic/protocol/permissions.py.
 """
@@ -21,14 +21,14 @@ BLURRED = 4
 """Bytes of an id that `place_behind` leaves out."""
 
 MOST_COUNTED = 1000
-"""Users and actions that are counted apart."""
+"""Pairs of user and action that are counted separately."""
 
 OTHERS = ("(others)", "")
-"""What is counted beyond that."""
+"""The key for all further ones."""
 
 
 def is_hidden(transaction: ReadTransaction, user: User | None, uuid: bytes) -> bool:
-    """Whether there is such a request and the user may not know of it. What is unknown is not hidden."""
+    """Whether a request exists and the user may not see it. Unknown requests are not hidden."""
     if user is None or user.reads_all:
         return False
     owner = transaction.owner(uuid)
@@ -36,7 +36,7 @@ def is_hidden(transaction: ReadTransaction, user: User | None, uuid: bytes) -> b
 
 
 def is_kept(transaction: ReadTransaction, user: User | None, uuid: bytes) -> bool:
-    """Whether there is such a request and the user may not close it."""
+    """Whether a request exists and the user may not close it."""
     if user is None or user.admin:
         return False
     owner = transaction.owner(uuid)
@@ -44,9 +44,9 @@ def is_kept(transaction: ReadTransaction, user: User | None, uuid: bytes) -> boo
 
 
 def place_behind(page: Page, user: User | None, *, newest: bool = False) -> bytes | None:
-    """Where the list goes on behind a page; None: it was the last. A page may end at somebody else's request: then its
-    place is given without the last half of its random part, a little before it. It is passed over once more. `newest`:
-    the page has the newest first."""
+    """Where the list continues after a page; None: it was the last. A page may end at another user's request: then the
+    last half of the random part of its UUID is hidden, so that the next page starts a little before it and skips it
+    once more. `newest`: the page lists the newest first."""
     place = page.next
     if place is None or user is None or user.reads_all or (page and page[-1].uuid == place):
         return place
@@ -54,8 +54,8 @@ def place_behind(page: Page, user: User | None, *, newest: bool = False) -> byte
 
 
 class Refusals:
-    """What users were refused: counted by user and action, and logged, with neither bodies nor keys. Any thread may
-    call it. An action is the name of the service that was asked."""
+    """Counts refusals by user and action, and logs them without bodies and keys. Any thread may call it. An action is
+    the name of the requested service."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._counts: dict[tuple[str, str], int] = {}
@@ -65,12 +65,12 @@ class Refusals:
 
     @property
     def counts(self) -> dict[tuple[str, str], int]:
-        """How often a user was refused an action since the start."""
+        """The number of refusals since the start, by user and action."""
         with self._lock:
             return dict(self._counts)
 
     def add(self, user: User, action: bytes, why: str, *, service: bytes = b"", uuid: bytes = b"") -> None:
-        """A user asked for something and was refused. `service` and `uuid`: of the request that it was about."""
+        """Record a refusal. `service` and `uuid`: those of the request concerned."""
         name = action.decode()
         key = (user.name, name)
         with self._lock:
@@ -85,12 +85,12 @@ class Refusals:
             log.warning("%s: %s", name, why, extra=fields | COUNTED)
 
     def tick(self, now: float) -> None:
-        """Tell how many were left out, when their minute is over. To be called now and then: nothing may follow."""
+        """Log how many refusals were suppressed, once their minute has passed. Called periodically."""
         with self._lock:
             self._log_suppressed(now)
 
     def finish(self) -> None:
-        """Tell it now: this is the end."""
+        """Log all suppressed refusals at shutdown."""
         self.tick(math.inf)
 
     def _log_suppressed(self, now: float) -> None:
@@ -100,5 +100,5 @@ class Refusals:
 
 
 def not_owned(user: User, uuid: bytes) -> str:
-    """What the log says of a request that belongs to somebody else."""
+    """The log text for another user's request."""
     return f"request {uuid.hex()} is not one of user '{user.name}'"

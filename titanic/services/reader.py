@@ -1,8 +1,8 @@
 """The thread that reads the store for titanic.reply, titanic.wait, titanic.list and titanic.stats.
 
-Replies can be large, and asks for them are tiny. A client that asks for hundreds at once would fill the memory, and the
-others would wait. So each peer gets a portion of replies at a time, and nothing while it does not read what is on its
-way to it. What goes beyond is put off until all others had their turn.
+Replies can be large, and asks for them are tiny. A client that asks for hundreds at once would fill the memory and make
+the others wait. So each peer gets a portion of replies at a time, and none while it does not read its answers. Further
+asks are postponed until all others have had their turn.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ PORTION = 16 << 20
 """Bytes of replies that are read for one peer before the others get their turn."""
 
 MOST_BYTES = 1 << 20
-"""Bytes of frames in one answer to several UUIDs. A reply that does not fit behind others is for the next answer."""
+"""Maximum bytes of frames in one answer to several UUIDs. A reply that does not fit is left for the next answer."""
 
 FORESEEN = 4096
-"""Requests of a round that a remote store reads at once; those behind them are read one by one."""
+"""Maximum requests of a round that a remote store reads at once; further ones are read one by one."""
 
 MOST = 10_000
-"""Asks of one peer that can be put off; more are refused."""
+"""Maximum postponed asks of one peer; more are refused."""
 
 TOO_MANY = tsp.failure("busy: too many asks of this client wait already; read their answers first")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadService:
-    """A service that only reads, and who gets what was read."""
+    """A service that only reads, and how its answers are sent."""
 
     name: bytes
     read: Callable[[ReadTransaction, Ask], Frames]
@@ -65,8 +65,7 @@ class Reader:
     def __init__(
         self, store: Store, congested: Callable[[Any], bool] = lambda ask: False, refusals: Refusals | None = None
     ) -> None:
-        """`congested`: whether the peer of an ask does not read the answers that are on their way to it. `refusals`:
-        where it is counted what users lacked a permission for."""
+        """`congested`: whether the peer of an ask does not read its answers. `refusals`: counts refused asks."""
         self.refusals = refusals or Refusals()
         self.replies_given = 0
         self.congested = congested
@@ -115,7 +114,7 @@ class Reader:
                     transaction.prefetch(prefetched(turns.upcoming(batches)), replies=True)
                 for service, ask in asks:
                     key: object = None
-                    if service.shared:  # not with another user: whose it is was looked up for this one
+                    if service.shared:  # only within one user: ownership was checked for that user
                         key = ask.body[-1] if ask.user is None else (ask.user, ask.body[-1])
                     frames = shared.get(key) if key else None
                     if frames is None:
@@ -144,10 +143,10 @@ class Reader:
             if ask.user is not None:
                 self.refusals.add(ask.user, service.name, str(error))
             return tsp.forbidden(service.name, str(error))
-        except StoreError as error:  # the others are not failed by one damaged record
+        except StoreError as error:  # one damaged record must not fail the others
             return self._not_read(error)
-        except Exception as error:  # an ask without an answer would block its lane for ever
-            log.exception("a fault of this program: could not answer %s", service.name.decode())
+        except Exception as error:  # an ask without an answer would block its lane forever
+            log.exception("a bug in this program: could not answer %s", service.name.decode())
             return tsp.failure(f"not read: {type(error).__name__}: {error}")
 
     def _not_read(self, error: StoreError) -> Frames:
@@ -165,7 +164,7 @@ def _send(portion: Mapping[ReadService, Answers]) -> None:
 
 
 class Turns:
-    """Which asks are answered next. `congested`: see `Reader`."""
+    """Chooses the asks to answer next. `congested`: see `Reader`."""
 
     def __init__(self, congested: Callable[[Any], bool]) -> None:
         self._congested = congested
@@ -174,12 +173,12 @@ class Turns:
         self._refused: list[tuple[ReadService, Ask]] = []
 
     def __len__(self) -> int:
-        """For how many peers something was put off."""
+        """The number of peers with postponed asks."""
         return len(self._later)
 
     def next(self, batches: Sequence[Batch]) -> Iterator[tuple[ReadService, Ask]]:
-        """The asks of a round: those put off before and these, without those put off now. Tell with `spend` what each
-        took."""
+        """Yield the asks of a round: postponed and new ones, without those postponed now. Report the size of each
+        answer with `spend`."""
         self._spent = {}
         later = self._later
         for peer in list(later):
@@ -196,7 +195,7 @@ class Turns:
                     self._put_off(service, ask)
 
     def upcoming(self, batches: Sequence[Batch]) -> Iterator[tuple[ReadService, Ask]]:
-        """The asks that `next` would give, roughly, if each took nothing."""
+        """The asks that `next` would yield if all answers were empty, roughly."""
         for queue in self._later.values():
             if not self._congested(queue[0][1]):
                 yield from queue
@@ -206,11 +205,11 @@ class Turns:
                     yield service, ask
 
     def spend(self, ask: Ask, size: int) -> None:
-        """An ask took so many bytes."""
+        """Record the size of an answer."""
         self._spent[ask.peer] += size
 
     def take_refused(self) -> list[tuple[ReadService, Ask]]:
-        """Asks of peers that have too many put off: they are to be refused."""
+        """Return the asks to refuse, of peers with too many postponed ones."""
         refused, self._refused = self._refused, []
         return refused
 
@@ -238,8 +237,8 @@ def prefetched(asks: Iterator[tuple[ReadService, Ask]]) -> list[bytes]:
 def read_replies(
     transaction: ReadTransaction, body: Frames, hides: Callable[[bytes], bool] | None = None
 ) -> tuple[Frames, int]:
-    """The answer to a titanic.reply, and how many replies are in it. `hides`: whether a request is to be answered like
-    an unknown one; None: none is."""
+    """The answer to a titanic.reply, and how many replies it contains. `hides`: whether a request is reported as
+    unknown; None: none is."""
     uuids = tsp.read_uuids(body)
     if uuids is None:
         return tsp.BAD_UUID, 0
@@ -250,7 +249,7 @@ def read_replies(
 
 
 def _read_reply(transaction: ReadTransaction, uuid: bytes, hides: Callable[[bytes], bool] | None) -> Frames:
-    """How one request has ended, in the words of RFC 9."""
+    """The outcome of one request, in the format of RFC 9."""
     if hides is not None and hides(uuid):
         return tsp.UNKNOWN
     outcome = transaction.reply(uuid)
@@ -272,7 +271,7 @@ def _summed_up(
     for uuid in uuids:
         try:
             status, *own = _read_reply(transaction, uuid, hides)
-        except RecordCorrupt as error:  # the others are not kept back by a damaged record
+        except RecordCorrupt as error:  # one damaged record must not hold back the others
             status, *own = tsp.failure(f"not read: {error}")
         if status[:3] == b"500":
             own.insert(0, status[4:])

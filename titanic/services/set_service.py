@@ -1,4 +1,4 @@
-"""What titanic.admin sets for a service, and how it is told: see PROTOCOL.md."""
+"""Settings of services, which titanic.admin changes and titanic.stats reports: see PROTOCOL.md."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def _name(what: str, value: str) -> bytes:
 
 
 def apply(transaction: WriteTransaction, options: Set) -> tuple[ServiceSettings, dict[str, Any]]:
-    """Change what is given. Returns what is set for all services, and what is told of this one. ValueError says what
-    is wrong."""
+    """Change the given settings. Returns the settings of all services, and the answer for this one. Raises
+    ValueError."""
     service = _name("service", options.service)
     before = setting = transaction.service_settings().get(service, NOTHING_SET)
     if options.paused is not UNSET:
@@ -35,7 +35,7 @@ def apply(transaction: WriteTransaction, options: Set) -> tuple[ServiceSettings,
 
 
 def document(settings: ServiceSettings) -> dict[str, Any]:
-    """What titanic.stats tells."""
+    """The settings in titanic.stats."""
     return {name.decode(errors="replace"): _as_json(setting) for name, setting in settings.items()}
 
 

@@ -84,19 +84,19 @@ def test_it_says_that_access_control_is_on_and_reads_the_file_again_whole_or_not
     with secured(command, tmp_path, *files.options, "--bind", bound) as one:
         one.says(r"(serving|broker) at tcp://127\.0\.0\.1:\d+, ipc://.*;.*access control on, 2 users\n")
         text = one.log.read_text()
-        assert f'[endpoints."{other}"], and nothing listens there' in text
+        assert f'[endpoints."{other}"], but nothing listens there' in text
         assert f'[endpoints."{bound}"], and' not in text
         files.write(ALICE.replace('"own"', '"all"') + '[users.carol]\nsubmit = ["x"]\n')
         one.send(signal.SIGHUP)
-        one.says(r"access\.toml read again: added carol, removed bob, changed alice\n")
+        one.says(r"access\.toml reloaded: added carol, removed bob, changed alice\n")
         files.write(ALICE + BOB + "[users.dave]\nadmin = 1\n")
         one.send(signal.SIGHUP)
         one.says(r"ERROR titanic: not reloaded, nothing has changed: .*access\.toml:11: .*admin")
         files.write(ALICE)
         one.send(signal.SIGHUP)
-        one.says("read again: removed carol, changed alice\n")  # dave never was
+        one.says("reloaded: removed carol, changed alice\n")  # dave never was
         one.send(signal.SIGHUP)
-        one.says("read again: nothing has changed\n")
+        one.says("reloaded: nothing has changed\n")
         one.send(signal.SIGTERM)
         assert one.ends() == 0
 

@@ -176,7 +176,7 @@ def test_health_and_readiness(tmp_path: Path) -> None:
     with observed(tmp_path) as (_, base):
         assert ask(f"{base}/healthz") == (200, "ok\n")
         assert until(lambda: ask(f"{base}/readyz") == (200, "ok\n"))
-        assert ask(f"{base}/") == (404, "there are /metrics, /healthz and /readyz\n")
+        assert ask(f"{base}/") == (404, "the paths are /metrics, /healthz and /readyz\n")
 
 
 def test_not_ready_without_its_broker(tmp_path: Path) -> None:

@@ -273,5 +273,5 @@ def test_a_file_that_is_being_written_is_waited_for(control: ServerAccess) -> No
         assert set(control.read_again().users) == {"root", "shop", "mail"}
         patch.setattr(server_access, "state_of", lambda path: (time.monotonic_ns(),))
         patch.setattr(server_access, "POLL_INTERVAL", 0.001)
-        with pytest.raises(AccessError, match="still being written after"):
+        with pytest.raises(AccessError, match="still changing after"):
             control.read_again()

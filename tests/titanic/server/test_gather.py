@@ -58,7 +58,7 @@ def test_what_cannot_be_stored_is_dropped_and_counted(tmp_path: Path, caplog: py
             scatter.send(message)
         scatter.send(pack([b"good", b"x"]))
         until(lambda: server.gathered == {"stored": 1, "dropped": 5, "waiting": 0})
-    assert "gathered messages dropped; the last one because" in caplog.text
+    assert "gathered messages dropped; the last one: " in caplog.text
 
 
 def test_what_is_too_large_is_dropped_and_does_not_come_again(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_what_is_lost_at_the_end_is_said(
             scatter.send(pack([b"work", b"x"]))
         until(lambda: server.gathered["stored"] == 1)
         until(lambda: server.gathered["waiting"] == 2)
-    assert "2 gathered messages could not be stored before the end; they are lost" in caplog.text
+    assert "2 gathered messages could not be stored before shutdown; they are lost" in caplog.text
 
 
 def test_what_cannot_be(tmp_path: Path) -> None:
