@@ -363,7 +363,7 @@ class Broker(CoreRunner[BrokerCore]):
             try:
                 core.receive(sender, frames, now, user)
             except Exception:
-                log.exception("a fault of this program: a message could not be handled; its sender is given up")
+                log.exception("a bug in this program: a message could not be handled; its sender is given up")
                 core.lost(sender, now)
             if core.new_worker is not None:
                 worker, core.new_worker = core.new_worker, None

@@ -175,7 +175,7 @@ class WorkerBase:
 
     def _log_fault(self) -> None:
         names = {session.service.decode() for session in self.sessions}
-        log.exception("a fault of this program: the worker of %s has ended", ", ".join(sorted(names)))
+        log.exception("a bug in this program: the worker of %s has ended", ", ".join(sorted(names)))
 
     # -- handlers -------------------------------------------------------------------------------------------
 

@@ -334,7 +334,7 @@ class Loop:
             try:
                 function(*args)
             except Exception:
-                log.exception("a fault of this program: a call failed; the loop goes on")
+                log.exception("a bug in this program: a call failed; the loop goes on")
         touched, self._touched = self._touched, {}
         for channel in touched:
             deadline = self._serve(channel, now)

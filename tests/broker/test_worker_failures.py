@@ -96,7 +96,7 @@ def test_a_thread_survives_what_it_calls() -> None:
 
     def fail() -> None:
         seen.append(threading.get_ident())
-        raise SystemExit("a fault of this program")
+        raise SystemExit("a bug in this program")
 
     def work() -> None:
         seen.append(threading.get_ident())
@@ -148,7 +148,7 @@ def test_a_worker_whose_loop_has_failed_is_not_registered(
     address: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(now: float) -> None:
-        raise ValueError("a fault of this program")
+        raise ValueError("a bug in this program")
 
     worker = Worker("echo", lambda frames: frames, address).start()
     until(lambda: worker.registered)

@@ -119,4 +119,4 @@ class Cast:
     def complaints(self) -> list[str]:
         """Faults of the programs that their logs tell of."""
         lines = [line for path in self.path.glob("*.out") for line in path.read_text(errors="replace").splitlines()]
-        return [line for line in lines if "Traceback" in line or "a fault of this program" in line]
+        return [line for line in lines if "Traceback" in line or "a bug in this program" in line]

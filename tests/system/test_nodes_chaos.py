@@ -93,7 +93,7 @@ class Run:
     def complaints(self) -> None:
         for path in self.folder.glob("*.out"):
             for line in path.read_text(errors="replace").splitlines():
-                if "Traceback" in line or "a fault of this program" in line:
+                if "Traceback" in line or "a bug in this program" in line:
                     self.cluster.wrong.append(f"{path.name}: {line}")
 
     @property

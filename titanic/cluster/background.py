@@ -59,7 +59,7 @@ class BackgroundReader:
         except StoreError as error:
             self._call(failed, error)
         except Exception as error:  # the thread must live on, and the caller must get the error
-            log.exception("a fault of this program: could not read the store")
+            log.exception("a bug in this program: could not read the store")
             self._call(failed, StoreFailed("the read failed", f"{type(error).__name__}: {error}", "report this"))
         else:
             self._call(found, result)

@@ -329,7 +329,7 @@ class ClaimingNode:
         except StoreError as error:
             self._call(self._unanswered, op, error)
         except Exception as error:  # the thread must live on
-            log.exception("a fault of this program: could not renew the lease")
+            log.exception("a bug in this program: could not renew the lease")
             failure = StoreFailed("the renewal failed", f"{type(error).__name__}: {error}", "report this")
             self._call(self._unanswered, op, failure)
 

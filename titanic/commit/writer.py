@@ -278,5 +278,5 @@ class Writer:
         if isinstance(error, StoreError):
             log.error("could not write: %s", error, extra=event("write-failed"))
             return error
-        log.error("a fault of this program: could not write", exc_info=error)
+        log.error("a bug in this program: could not write", exc_info=error)
         return StoreFailed("the write failed", f"{type(error).__name__}: {error}", "report this as a bug")

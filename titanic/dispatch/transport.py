@@ -143,7 +143,7 @@ def deliver_reply(core: DispatchCore, uuid: bytes, came: Frames | ErrorReply, no
 def fail_delivery(core: DispatchCore, send: Send, error: Exception, now: float) -> None:
     """Fail the attempt of a request, because a message about it raised an exception here."""
     extra = event("message-failed", uuid=send.uuid, service=send.service)
-    text = "a fault of this program: a message about %s of %s could not be handled; the attempt has failed"
+    text = "a bug in this program: a message about %s of %s could not be handled; the attempt has failed"
     log.error(text, send.uuid.hex(), send.service.decode(errors="replace"), exc_info=error, extra=extra)
     said = f"the server could not handle the worker's message: {type(error).__name__}: {error}"
     core.failed(send.uuid, ErrorReply(500, said, []), now)

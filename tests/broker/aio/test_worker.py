@@ -241,7 +241,7 @@ async def test_a_fault_of_its_own_is_no_silence(
     address: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(now: float) -> None:
-        raise ValueError("a fault of this program")
+        raise ValueError("a bug in this program")
 
     worker = working("shout", shout, address)
     await worker.__aenter__()
@@ -250,7 +250,7 @@ async def test_a_fault_of_its_own_is_no_silence(
     worker._loop.call(worker._loop.touch, worker._logs[0])
     await eventually(lambda: "the worker of shout has ended" in caplog.text)
     assert worker.registered == 0
-    with pytest.raises(ValueError, match="a fault of this program"):
+    with pytest.raises(ValueError, match="a bug in this program"):
         await worker.__aexit__()
 
 

@@ -172,7 +172,7 @@ def test_one_that_cannot_tell_its_client_keeps_nobody_else_from_it(
     after = Put(store)
     run(store, [Mute(store), after])
     assert after.heard == ["committed"]
-    assert "could not tell" in caplog.text
+    assert "could not report" in caplog.text
 
 
 class Where(Put):
@@ -280,7 +280,7 @@ def test_one_that_cannot_say_that_it_failed_keeps_nobody_else_from_it(
     with broken_disk():
         run(store, [Mute(store), after])
     assert isinstance(after.heard[0], StoreFailed)
-    assert "could not tell" in caplog.text
+    assert "could not report" in caplog.text
 
 
 def test_what_comes_after_something_that_waits_waits_for_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,7 +158,7 @@ def test_a_fault_of_the_program_is_answered_too(
     answers = desk.ask(tsp.REPLY, [b"0" * 32], [b"bad"])
     assert answers[0] == [b"500 not read: KeyError: 'oops'"]
     assert answers[1][0].startswith(b"400 ")
-    assert "a fault of this program" in caplog.text
+    assert "a bug in this program" in caplog.text
 
 
 @pytest.mark.parametrize("status", [Status.FAILED, Status.EXPIRED, Status.CANCELLED])
