@@ -181,23 +181,29 @@ UNCLAIMED = 0x80
 """In `kind`: no client closed it."""
 
 
-class ClosedRequest(LastingFields, kw_only=True):
+class ClosedFields(LastingFields, kw_only=True):
+    """What is kept of a request when it is closed, except its frames. `unclaimed`: no client closed it, its retention
+    ended."""
+
+    status: Status
+    unclaimed: bool = False
+    attempts: int = 0
+    dispatched_at: int = 0
+    replied_at: int = 0
+    closed_at: int = 0
+    error: str = ""
+
+
+class ClosedRequest(ClosedFields, kw_only=True):
     """A closed request as it is read back.
 
     Frames that were `left_out` because they were larger than is kept (or found damaged) are an empty list; their
-    size is known all the same. `unclaimed`: no client closed it, its retention ended.
+    size is known all the same.
     """
 
     sequence: int
-    status: Status
-    attempts: int
-    dispatched_at: int
-    replied_at: int
-    closed_at: int
     request: list[bytes]
     reply: list[bytes]
-    error: str
-    unclaimed: bool
     request_bytes: int
     reply_bytes: int
     request_left_out: bool

@@ -46,8 +46,8 @@ from titanic.store.request import (
     CLOSED_LAYOUT,
     LASTING_TEXTS,
     UNCLAIMED,
+    ClosedFields,
     ClosedRequest,
-    LastingFields,
     lasting_values,
 )
 from titanic.store.states import Status
@@ -107,16 +107,9 @@ class Part(NamedTuple):
 NO_FRAMES = Part(Where.HERE)
 
 
-class ClosedRecord(LastingFields, kw_only=True):
+class ClosedRecord(ClosedFields, kw_only=True):  # which mypyc ignores: so each field needs a default
     """A record, decoded. Times are µs since the epoch, 0 = none."""
 
-    status: Status
-    unclaimed: bool = False
-    attempts: int = 0
-    dispatched_at: int = 0
-    replied_at: int = 0
-    closed_at: int = 0
-    error: str = ""
     request: Part = NO_FRAMES
     reply: Part = NO_FRAMES
 

@@ -58,7 +58,7 @@ _SERVICE_SIZE_AT = 34
 _pack_rest = _REST.pack
 
 
-class RequestHeader(RequestFields, kw_only=True):
+class RequestHeader(RequestFields, kw_only=True):  # which mypyc ignores: so each field needs a default
     """All of a stored request but its body, which is in the record from `body_at` on, or at `ref`."""
 
     frame_count: int = 0
