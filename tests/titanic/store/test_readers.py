@@ -247,7 +247,7 @@ def lively(store, n):
     with store.write() as txn:
         for uuid in uuids[2:10]:
             txn.close(uuid, NOW + n)
-        txn.update_archive(upto=max(0, uuid=closed_range(txn)[1] - 40))
+        txn.update_archive(upto=max(0, closed_range(txn)[1] - 40))
         txn.trim(NOW + n, Retention(closed_retention=1), limit=5)
 
 
