@@ -241,7 +241,7 @@ def test_a_worker(tmp_path: Path) -> None:
         (
             ("verify", "--archive", "none"),
             2,
-            "titanic-data: none is not an archive; it has no archive.json; look",
+            "titanic-data: none is not an archive; it has no archive.json; name",
         ),
         (("archive", "--store", "none"), 2, "titanic-data: there is no store at none; No such file or directory"),
         (("report", "latency", "--archive", "none"), 2, "titanic-data: none is not an archive"),
