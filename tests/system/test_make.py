@@ -20,6 +20,7 @@ TARGETS = [
     "help",
     "demo",
     "test",
+    "quick",
     "test-compiled",
     "torture",
     "mutants",
