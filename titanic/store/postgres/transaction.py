@@ -146,7 +146,11 @@ class Reading:
         try:
             if not broken:
                 if started:
-                    session.connection.execute("ROLLBACK")
+                    self.pool.guard.begin(session.connection)
+                    try:
+                        session.connection.execute("ROLLBACK")
+                    finally:
+                        self.pool.guard.end(session.connection)
                 self.pool.give(session)
                 return
         except psycopg.Error:
