@@ -36,7 +36,7 @@ def is_about_missing(error: BaseException | None) -> bool:
     return False
 
 
-LAST_WORDS = 1.0
+LAST_WORDS = 5.0
 """Seconds that a command has for its last messages when it must end at once."""
 
 

@@ -68,7 +68,7 @@ class PoolConfig:
     short: float = 10.0
 
 
-LAST_WORDS = 0.5
+LAST_WORDS = 3.0
 """Seconds between a signal that ends a child at once and the one that does so for certain."""
 
 
@@ -192,7 +192,7 @@ class PoolCore:
         """No more children; those that there are finish their jobs."""
         self._stopping, self._start_at = True, None
         for child in self.children.values():
-            self._leave(child, now + max(LAST_WORDS, self.config.grace))
+            self._leave(child, now + (self.config.grace or LAST_WORDS))
 
     def stop_at_once(self, now: float) -> None:
         """They give back what they have."""
