@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -22,6 +23,7 @@ from support.waiting import until
 from broker import Worker, WorkerConfig, unreachable
 from titanic import Client, InvalidRequest, Server
 from titanic.store import LeaseConfig
+from titanic.store.postgres.connection import PATIENCE
 
 pytestmark = needs_postgres
 
@@ -166,6 +168,7 @@ def test_its_node_has_no_database_for_three_leases(url: str, tmp_path: Path, how
         other = stack.enter_context(Server(config(tmp_path, **settings)))
         for server in (node, other):
             until(lambda server=server: not server.store.notifications.alone)
+        until(lambda: node.store.membership.lapses_at < math.inf)  # its lease knows of the other one, too
         endpoints = [node.endpoints[0], other.endpoints[0]]
         workers = [stack.enter_context(Worker("echo", echo, endpoints, config=QUICK)) for _ in range(3)]
         until(lambda: node.workers == {b"echo": 3})
@@ -182,6 +185,7 @@ def test_its_node_has_no_database_for_three_leases(url: str, tmp_path: Path, how
                 if node.elsewhere:
                     assert plain.call("echo", "plain") == [b"plain"]
             print(f"{how}: {len(took)} requests one after another, the slowest in {max(took):.2f} s")
+            assert max(took) < PATIENCE, "none waits until a connection that is silent is given up by itself"
             until(lambda: other.workers == {b"echo": 3})
             stack.enter_context(Worker("late", echo, other.endpoints[0], config=QUICK))
         assert replies == [[b"x"]]

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -134,6 +136,8 @@ class Membership:
         self._pool: Pool | None = None
         self._patience = _LEAVE_PATIENCE
         self._joined: set[int] = set()
+        self.lapses_at = math.inf
+        """When the lease is over if it is not renewed, by the monotonic clock; never, while no other node lives."""
         self.shard = 0
 
     def join(
@@ -162,6 +166,7 @@ class Membership:
         row = self._ask(_RENEW, (*given, numbers(ended), numbers(leases), incarnation, incarnation))
         format_, oldest, draining, others, leases = row
         self._refuse_others(format_, oldest)
+        self.lapses_at = time.monotonic() + config.lease if others else math.inf
         return Renewed(draining is not None, bool(draining), _silent(others, leases))
 
     def leave(self, incarnations: Sequence[int]) -> None:
@@ -181,13 +186,18 @@ class Membership:
         joins, and its incarnation before."""
         if self._pool is None:
             self._pool = Pool(self._url, self._durability, patience=self._patience, outage=self._outage)
-        with self._pool.borrow() as connection, connection.transaction():
-            if joins is not None:
-                connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
-                if (other := connection.execute(_OTHER_LEASE, joins).fetchone()) is not None:
-                    raise _other_lease(joins[0], *other)
-            found = connection.execute(text, given, binary=True)
-            row = (found.fetchone() or ()) if found.description else ()
+        try:
+            with self._pool.borrow() as connection, connection.transaction():
+                if joins is not None:
+                    connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+                    if (other := connection.execute(_OTHER_LEASE, joins).fetchone()) is not None:
+                        raise _other_lease(joins[0], *other)
+                found = connection.execute(text, given, binary=True)
+                row = (found.fetchone() or ()) if found.description else ()
+        except StoreError:
+            if time.monotonic() > self.lapses_at:  # what waits for an answer here can go on at another node
+                self._suspect(self._patience)
+            raise
         if self._pool.guard.has_cut:
             self._pool.guard.has_cut = False
             self._suspect(self._patience)

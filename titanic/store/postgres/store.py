@@ -256,7 +256,7 @@ class PostgresStore:
         self.pool = pool
         self.settings = settings
         self.writer = writer
-        self._membership = membership
+        self.membership = membership
         self._forget_at = time.monotonic() + FORGET_EVERY
         self._readers: list[StoreReader] = []
         self._readers_at = 0.0
@@ -315,17 +315,17 @@ class PostgresStore:
         self, incarnation: int, before: int | None, held: Sequence[Place], facts: NodeFacts, config: LeaseConfig
     ) -> Joined:
         """Begin an incarnation in place of the one before."""
-        answer = self._membership.join(incarnation, before, held, facts, config)
-        self.settings = self.settings._replace(shard=self._membership.shard, incarnation=incarnation)
+        answer = self.membership.join(incarnation, before, held, facts, config)
+        self.settings = self.settings._replace(shard=self.membership.shard, incarnation=incarnation)
         return answer
 
     def renew(self, incarnation: int, silent: Sequence[Silent], facts: NodeFacts, config: LeaseConfig) -> Renewed:
         """Renew the lease, and expire nodes with a lapsed lease."""
-        return self._membership.renew(incarnation, silent, facts, config)
+        return self.membership.renew(incarnation, silent, facts, config)
 
     def leave(self, incarnations: Sequence[int]) -> None:
         """End them: what they have claimed is free."""
-        self._membership.leave(incarnations)
+        self.membership.leave(incarnations)
 
     def look_after(self) -> None:
         """Do the periodic maintenance that is due: make and drop partitions, forget nodes that ended long ago, search
@@ -355,7 +355,7 @@ class PostgresStore:
             self.notifications.stop()
         if self.caretaker is not None:
             self.caretaker.stop()
-        self._membership.end()
+        self.membership.end()
         self.pool.close()
 
     def discard(self) -> None:
@@ -364,7 +364,7 @@ class PostgresStore:
             self.notifications.stop()
         if self.caretaker is not None:
             self.caretaker.stop()
-        self._membership.end()
+        self.membership.end()
         if self._made and self.usable:
             remove_untouched(self.pool)
         self.close()
