@@ -11,6 +11,9 @@ JOBS   ?= $(shell echo $$(( $$(nproc) + 2 )))
 SAMPLE ?= 50
 SEED   ?= 3
 
+# Tests start many processes of Python. Where this is set, as in some containers, each would compile every module anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 # A fresh machine updates itself: another apt-get is waited for.
 APT_INSTALL = until said=$$(apt-get update -qq 2>&1); do \
 	    case $$said in *"Could not get lock"*) echo "waiting for another apt-get"; sleep 5 ;; *) echo "$$said"; exit 1 ;; esac; \
@@ -31,11 +34,10 @@ demo: $(READY) ## Real requests surviving absent workers and killed processes, i
 
 test: $(TOOLED) tools java compiled ## Every test, in parallel; those of cores, protocol and store on the compiled build, too
 	$(BIN)/pytest -n $(JOBS) --dist worksteal tests
-	$(ON_COMPILED) -n $(JOBS) --dist worksteal $(CORE_TESTS)
+	$(ON_COMPILED) -n $(JOBS) --dist worksteal $(NO_POSTGRES) --ignore=tests/titanic/cluster $(CORE_TESTS)
 
 quick: lint ## For every save, under 90 seconds: lint, layering, cores, protocol, the embedded stores, clients, command line
-	$(BIN)/pytest -q -n $(JOBS) --dist worksteal -m "not torture" -k "not postgres" \
-	  $(patsubst %,--ignore-glob='*%*',postgres several_nodes claims_broken) $(CORE_TESTS) tests/test_imports.py tests/titanic/client \
+	$(BIN)/pytest -q -n $(JOBS) --dist worksteal -m "not torture" $(NO_POSTGRES) $(CORE_TESTS) tests/test_imports.py tests/titanic/client \
 	  tests/titanic/cli/test_entry.py tests/titanic/cli/test_help.py tests/titanic/cli/test_submit_reply.py
 
 test-compiled: $(TOOLED) tools java compiled ## Every test on the compiled build
@@ -53,6 +55,8 @@ ON_COMPILED = PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/$(BUILT) $(BIN)/pytest -o py
 SLOW_STORE := %crash.py %damage.py %disk.py %durability.py %full.py %salvage.py %soak.py
 CORE_TESTS := tests/broker/core $(wildcard tests/broker/patterns/*/test_core.py) tests/titanic/protocol tests/titanic/dispatch tests/titanic/cluster \
   tests/titanic/services $(filter-out $(SLOW_STORE),$(wildcard tests/titanic/store/test_*.py))
+# Nothing of it is compiled.
+NO_POSTGRES := -k "not postgres" $(patsubst %,--ignore-glob='*%*',postgres several_nodes claims_broken)
 compiled: $(TOOLED)
 	MYPYC_OPT_LEVEL=$(COMPILED_LEVEL) $(BIN)/python hatch_build.py $(BUILT)
 

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 import zmq
 from support.broker_invariants import check, check_empty
+from support.torture import seeds
 from support.waiting import until
 
 from broker import Broker, BrokerConfig, Client, Pipeline, RemoteError, Worker
@@ -68,7 +69,7 @@ def test_a_web_browser(broker: Broker) -> None:
         all_is_well(broker)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds(3, 10))
 def test_noise(broker: Broker, seed: int) -> None:
     noise = random.Random(seed)
     starts = [b"", b"\xff\0\0\0\0\0\0\0\1\x7f", b"\xff\0\0\0\0\0\0\0\1\x7f\3\0NULL" + bytes(48)]

@@ -46,6 +46,11 @@ figures: list[str] = []
 """What was measured on the way, in words."""
 
 
+def seeds(few: int, many: int) -> list[Any]:
+    """The values of a parameter `seed`: the first few always, the others in `make torture`."""
+    return [*range(few), *(pytest.param(seed, marks=pytest.mark.torture) for seed in range(few, many))]
+
+
 def part(items: list[Any], few: int) -> list[Any]:
     """All of them when LONG, otherwise a few from the first to the last."""
     if LONG or len(items) <= few:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,18 +22,33 @@ def here() -> Iterator[Machine]:
         yield one
 
 
-def package(here: Machine, revision: int) -> str:
+def package(here: Machine) -> str:
     """Build a package as `make deb` does; where it is in the machine."""
-    command = [str(ROOT / "deploy/deb.sh"), sys.executable, str(here.folder / "root"), str(revision)]
-    env = {"MYPYC_OPT_LEVEL": "0", **os.environ}  # optimising takes its time
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False, env=env)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (name,) = (here.folder / "root").glob(f"titanic-queue_*-{revision}_*.deb")
+    call(str(ROOT / "deploy/deb.sh"), sys.executable, str(here.folder / "root"), "1")
+    (name,) = (here.folder / "root").glob("titanic-queue_*-1_*.deb")
     return f"/root/{name.name}"
 
 
+def next_package(here: Machine, package: str) -> str:
+    """The same with the next revision."""
+    unpacked = here.folder / "root/unpacked"
+    call("dpkg-deb", "--raw-extract", f"{here.folder}{package}", str(unpacked))
+    control = unpacked / "DEBIAN/control"
+    control.write_text(re.sub(r"^(Version: .*)-1$", r"\1-2", control.read_text(), flags=re.MULTILINE))
+    call("dpkg-deb", "--root-owner-group", "--build", str(unpacked), f"{here.folder}/root/next.deb")
+    return "/root/next.deb"
+
+
+def call(*command: str) -> None:
+    """Run a command that builds; optimising and compressing would take its time."""
+    env = {"MYPYC_OPT_LEVEL": "0", "DPKG_DEB_COMPRESSOR_TYPE": "none", **os.environ}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False, env=env)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_its_life(here: Machine) -> None:
-    old, new = package(here, 1), package(here, 2)
+    old = package(here)
+    new = next_package(here, old)
 
     # Installed: it serves, with its settings, for everybody.
     here.does("dpkg", "--install", old)
@@ -135,7 +151,7 @@ def test_its_life(here: Machine) -> None:
 def test_it_takes_turns_with_install_sh(here: Machine) -> None:
     install = ("/root/deploy/install.sh", "--wheels", "/root/wheels")
     settings = here.folder / "etc/titanic/titanic.toml"
-    package_file = package(here, 1)
+    package_file = package(here)
 
     here.does("dpkg", "--install", package_file)
     refused = here.run(*install)

@@ -266,7 +266,7 @@ def test_least_recently_used_first() -> None:
 
 
 def test_nothing_is_left_when_everybody_has_gone(one: One) -> None:
-    for number in range(300):
+    for number in range(60):
         service = b"service-%d" % number
         one.says(READY, service)
         one.broker.request("client", b"q", service=service)
