@@ -181,20 +181,22 @@ def test_a_server_that_stands_still_is_given_up(monkeypatch):
 def test_a_server_that_stands_still_before_a_reader_is_done_is_given_up(monkeypatch):
     """What the reader wanted was there before; only its ROLLBACK has no answer."""
     monkeypatch.setattr(connection_module, "CHECK_INTERVAL", 0.05)
-    with new_server() as server:
-        with PostgresStore.open(f"{server.url(server.new_database(), tcp=True)}?connect_timeout=5") as store:
-            monkeypatch.setattr(connection_module, "PATIENCE", 0.2)
+    with (
+        new_server() as server,
+        PostgresStore.open(f"{server.url(server.new_database(), tcp=True)}?connect_timeout=5") as store,
+    ):
+        monkeypatch.setattr(connection_module, "PATIENCE", 0.2)
 
-            def reads():
-                with store.read() as txn:
-                    txn.counts()
-                    server.pause()
+        def reads():
+            with store.read() as txn:
+                txn.counts()
+                server.pause()
 
-            with ThreadPoolExecutor(1) as thread:
-                try:
-                    until(thread.submit(reads).done)
-                finally:
-                    server.go_on()
+        with ThreadPoolExecutor(1) as thread:
+            try:
+                until(thread.submit(reads).done)
+            finally:
+                server.go_on()
 
 
 def test_a_server_that_falls_silent_while_a_connection_is_made_is_given_up(monkeypatch):
