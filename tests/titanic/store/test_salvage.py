@@ -8,12 +8,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+from lmdb.verify import VerifyError
 from support.cli_titanic import here, titanic
 from support.store_damage import NOW, edit
 from support.store_facts import accept_all, state_of
 
 from titanic.errors import StoreCorrupt, StoreError, StoreLocked
 from titanic.store import NewRequest, Status
+from titanic.store.lmdb import pages
 from titanic.store.lmdb.pages import faults
 from titanic.store.lmdb.schema import PAGE
 from titanic.store.lmdb.store import LmdbStore
@@ -308,3 +310,31 @@ def test_no_backup_is_made_of_damaged_pages_or_restored(damaged, tmp_path):
         assert done.code == 1
         assert done.err.startswith(f"titanic: {path}/data.mdb is damaged; ")
         assert not new.exists()
+
+
+def test_a_sound_file_is_read_once_and_a_damaged_one_is_never_taken_for_sound(damaged, monkeypatch):
+    """The screen may be stricter than lmdb's verifier, never less strict."""
+    data = damaged[0] / "data.mdb"
+    content = data.read_bytes()
+    verify = pages.verify
+    asked = []
+    monkeypatch.setattr(pages, "verify", lambda *args, **options: asked.append(args) or [])
+    assert faults(data) == []
+    assert not asked, "the screen alone says so"
+    chance = random.Random(5)
+    missed = noticed = 0
+    for _ in range(400):
+        spoiled = bytearray(content)
+        page = chance.randrange(len(content) // PAGE)
+        at = page * PAGE + chance.choice([chance.randrange(16), chance.randrange(16, 200), chance.randrange(PAGE)])
+        spoiled[at] ^= 1 << chance.randrange(8)
+        data.write_bytes(spoiled)
+        del asked[:]
+        faults(data)
+        try:
+            right = verify(str(data), subdir=False)
+        except VerifyError as error:
+            right = [str(error)]
+        missed += bool(right) and not asked
+        noticed += bool(right)
+    assert (missed, noticed > 100) == (0, True)

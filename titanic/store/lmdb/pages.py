@@ -4,6 +4,10 @@ LMDB trusts what it reads: on a damaged page it ends the process (SIGABRT, SIGSE
 are in use. `faults` verifies the pages without LMDB, so that a damaged file is not opened. `Pages` reads what can be
 read of such a file.
 
+The verifier that comes with lmdb (lmdb.verify) describes each fault, but takes about 1 µs for each row. So `_Screen`
+goes first: it makes the same checks for the kinds of trees that a store has, a page at a time, in a quarter of the
+time, and only says whether everything is sound. If not, or if it meets what it does not know, lmdb.verify decides.
+
 The file is a row of pages of 4 KiB. Pages 0 and 1 are meta pages, written in turn: the one with the higher transaction
 is in force. Each names two trees: the free pages, and the main tree with the roots of all databases. All numbers are
 little-endian.
@@ -26,6 +30,9 @@ import os
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import lru_cache
+from itertools import repeat
+from operator import add, lt
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,18 +58,192 @@ _ROOT_AT = 40
 _EMPTY = 2**64 - 1
 _DEEPEST = 32
 _MOST_KEY = 511
+_META = 8
+_VERSION = 1
+_META_PAGE = struct.Struct("<IIQQ48s48sQQ")
+"""Of a meta page, from 16 on: magic, data version, address and size of the map, both trees, last page, transaction."""
+_DB = struct.Struct("<IHHQQQQQ")
+"""Of a tree: size of a page (of the free tree), flags, depth, branches, leaves, overflow pages, rows, root."""
+_DUPLICATES = 0x74
+"""Flags of trees with several values for a key."""
+_OVERFLOW_HEADER = struct.Struct("<QHHI")
 
 
 def faults(data: Path) -> list[str]:
     """What is wrong with the pages of a file that no process changes meanwhile.
 
-    It takes about a quarter of the time of check().
+    It takes about a third of the time of check().
     """
+    with suppress(OSError, struct.error), data.open("rb", 0) as file:
+        if _Screen(file.fileno()).is_sound():
+            return []
     try:
         found: list[str] = verify(str(data), subdir=False)  # type: ignore[no-untyped-call]
     except (VerifyError, OSError) as error:
         return [str(error)]
     return found
+
+
+class _Screen:
+    """Whether all pages of a file are certainly sound: each belongs to one tree or is free, every node is inside its
+    page, keys ascend, and the counts of each tree are right.
+
+    Raises struct.error, too, when they are not.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._seen = bytearray()
+        self._counts = [0, 0, 0, 0]
+        """Branches, leaves, overflow pages and rows of the tree that is being read."""
+
+    def is_sound(self) -> bool:
+        """Read the whole file."""
+        metas = [self._meta(number) for number in (0, 1)]
+        if None in metas:
+            return False
+        transaction, last, free, main = max(meta for meta in metas if meta is not None)
+        if last < 1 or (last + 1) * PAGE > os.fstat(self._descriptor).st_size:
+            return False
+        self._seen = bytearray(b"\1\1") + bytes(last - 1)
+        lists = self._rows(free, is_free=True)
+        trees = self._rows(main)
+        if lists is None or trees is None or not all(self._mark_free(*row, transaction) for row in lists):
+            return False
+        return all(self._rows(tree, is_named=True) is not None for _, tree in trees) and 0 not in self._seen
+
+    def _meta(self, number: int) -> tuple[int, int, bytes, bytes] | None:
+        """Transaction, last page, free tree and main tree."""
+        page = os.pread(self._descriptor, PAGE, number * PAGE)
+        own, _, kind, _, _ = _HEADER.unpack_from(page)
+        magic, version, _, _, free, main, last, transaction = _META_PAGE.unpack_from(page, _HEADER.size)
+        size, flags, *_ = _DB.unpack(free)
+        is_right = (own, kind, magic, version, size) == (number, _META, _MAGIC, _VERSION, PAGE)
+        if not is_right or flags & _DUPLICATES or (transaction and transaction % 2 != number):
+            return None
+        return transaction, last, free, main
+
+    def _rows(self, tree: bytes, *, is_free: bool = False, is_named: bool = False) -> list[tuple[bytes, bytes]] | None:
+        """Read a tree and compare its counts. Returns the rows, of a named tree none; None when it isn't sound."""
+        size, flags, depth, *counts, root = _DB.unpack(tree)
+        if not is_free and (size or flags):
+            return None
+        if root == _EMPTY:
+            return None if depth or any(counts) else []
+        if depth > _DEEPEST:
+            return None
+        self._counts = [0, 0, 0, 0]
+        rows: list[tuple[bytes, bytes]] = []
+        last_key = b""
+        todo = [(root, 1)]
+        while todo:
+            number, level = todo.pop()
+            if not 2 <= number < len(self._seen) or self._seen[number]:
+                return None
+            self._seen[number] = 1
+            page = os.pread(self._descriptor, PAGE, number * PAGE)
+            own, _, kind, lower, upper = _HEADER.unpack_from(page)
+            if own != number or not _HEADER.size < lower <= upper <= PAGE or len(page) != PAGE or lower % 2:
+                return None
+            pointers = _u16s((lower - _HEADER.size) // 2).unpack_from(page, _HEADER.size)
+            if min(pointers) < upper:
+                return None
+            if kind == _BRANCH and level < depth:
+                below = self._children(page, pointers, is_free)
+                if below is None:
+                    return None
+                todo += [(child, level + 1) for child in reversed(below)]
+                continue
+            if kind != _LEAF or level != depth:
+                return None
+            self._counts[1] += 1
+            self._counts[3] += len(pointers)
+            if is_named and (last := _last_key(page, pointers, last_key)):
+                last_key = last
+                continue
+            for at in pointers:
+                row = self._row(page, at)
+                if row is None:
+                    return None
+                key, value, node_flags = row
+                order = key[::-1] if is_free else key
+                if order <= last_key or bool(node_flags & _TREE) != (not is_free and not is_named):
+                    return None
+                last_key = order
+                if not is_named:
+                    rows.append((key, value))
+        return rows if self._counts == counts else None
+
+    def _children(self, page: bytes, pointers: tuple[int, ...], is_free: bool) -> list[int] | None:
+        """The pages below a branch."""
+        self._counts[0] += 1
+        children, keys = [], []
+        for at in pointers:
+            low, high, key_size = _NODE.unpack_from(page, at)
+            if at + _NODE.size + key_size > PAGE:
+                return None
+            children.append(low | high << 32)
+            key = page[at + _NODE.size : at + _NODE.size + key_size]
+            keys.append(key[::-1] if is_free else key)
+        keys[0] = b""  # that of the first has no meaning
+        return children if all(map(lt, keys, keys[1:])) else None
+
+    def _row(self, page: bytes, at: int) -> tuple[bytes, bytes, int] | None:
+        """Key, value and flags of a node, with its overflow pages."""
+        size, flags, key_size = _NODE.unpack_from(page, at)
+        value_at = at + _NODE.size + key_size
+        key = page[at + _NODE.size : value_at]
+        if flags not in (0, _ELSEWHERE, _TREE) or value_at > PAGE:
+            return None
+        if flags != _ELSEWHERE:
+            return None if value_at + size > PAGE else (key, page[value_at : value_at + size], flags)
+        (first,) = _U64.unpack_from(page, value_at)
+        count = (_HEADER.size - 1 + size) // PAGE + 1
+        if first < 2 or first + count > len(self._seen) or any(self._seen[first : first + count]):
+            return None
+        value = os.pread(self._descriptor, count * PAGE, first * PAGE)
+        own, _, kind, pages = _OVERFLOW_HEADER.unpack_from(value)
+        if (own, kind, pages, len(value)) != (first, _OVERFLOW, count, count * PAGE):
+            return None
+        self._seen[first : first + count] = b"\1" * count
+        self._counts[2] += count
+        return key, value[_HEADER.size : _HEADER.size + size], flags
+
+    def _mark_free(self, key: bytes, value: bytes, transaction: int) -> bool:
+        """Mark the pages that a row of the free tree lists."""
+        if len(key) != _U64.size or not 1 <= _U64.unpack(key)[0] <= transaction or not value or len(value) % _U64.size:
+            return False
+        count, *pages = (number for (number,) in _U64.iter_unpack(value))
+        if count != len(pages) or pages != sorted(set(pages), reverse=True):
+            return False
+        for number in pages:
+            if not 2 <= number < len(self._seen) or self._seen[number]:
+                return False
+            self._seen[number] = 1
+        return True
+
+
+@lru_cache(maxsize=PAGE // 2)
+def _u16s(count: int) -> struct.Struct:
+    return struct.Struct(f"<{count}H")
+
+
+@lru_cache(maxsize=_MOST_KEY + 1)
+def _node_with_key(size: int) -> struct.Struct:
+    return struct.Struct(f"<IHH{size}s")
+
+
+def _last_key(page: bytes, pointers: tuple[int, ...], above: bytes) -> bytes:
+    """The last key of a leaf if all its keys are of one size, ascend above `above`, and all values are in the page.
+    Empty: one is not, or a closer look is needed. What is done for each row is done in C."""
+    size = _NODE.unpack_from(page, pointers[0])[2]
+    try:
+        values, flags, sizes, keys = zip(*map(_node_with_key(size).unpack_from, repeat(page), pointers), strict=True)
+    except struct.error:  # one that is shorter is the last of the page
+        return b""
+    if any(flags) or sizes.count(size) != len(sizes) or max(map(add, pointers, values)) + _NODE.size + size > PAGE:
+        return b""
+    return keys[-1] if keys[0] > above and all(map(lt, keys, keys[1:])) else b""
 
 
 def expect_sound(data: Path) -> None:
