@@ -18,6 +18,8 @@ from titanic.protocol.submit_options import MOST_TOGETHER
 from titanic.util.ids import SIZE
 
 _TIMES = struct.Struct("<QQ")
+PLAIN_SIZE = _TIMES.size + SIZE
+"""Bytes of the row of one request."""
 
 
 def row_key(key: bytes, owner: bytes) -> bytes:

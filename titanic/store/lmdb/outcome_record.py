@@ -43,6 +43,7 @@ DATABASE = "replies"
 
 _IN_BLOB = 0x80
 _HEADER = struct.Struct("<BBHIQQII")
+HEADER_SIZE = _HEADER.size
 _PREFIX = struct.Struct("<BBH")
 _REST = struct.Struct("<QQII")
 _STATUS = {int(status): status for status in Status}

@@ -32,6 +32,7 @@ from titanic.errors import InvalidRequest, RecordCorrupt
 from titanic.protocol.submit_options import MAX_PRIORITY
 from titanic.store.lmdb import blob
 from titanic.store.lmdb.blob import Ref
+from titanic.store.lmdb.idempotency_key import row_key
 from titanic.store.lmdb.record import (
     BODY,
     FORMAT_1,
@@ -52,6 +53,7 @@ DATABASE = "requests"
 _IN_BLOB = 1
 _PREFIX = [bytes((FORMAT_1, 0, priority, 0)) for priority in range(MAX_PRIORITY + 1)]
 _HEADER = struct.Struct("<BBBBIQQQHBBII")
+HEADER_SIZE = _HEADER.size
 _REST = struct.Struct("<QQQHBBII")  # the header from BODY on
 _MAX_REST = INLINE - BODY
 _SERVICE_SIZE_AT = 34
@@ -165,6 +167,16 @@ def owner_in(record: memoryview | bytes) -> bytes:
     at = _HEADER.size + record[_SERVICE_SIZE_AT] + record[3]
     size = record[1] >> 1
     return bytes(record[at : at + size]) if size <= MAX_OWNER and at + size <= len(record) else b""
+
+
+def row_key_in(record: memoryview | bytes) -> bytes:
+    """The key in `keys` of its idempotency key, without reading the rest; empty when it has none. What it says of a
+    damaged record is not to be relied on."""
+    if len(record) < _HEADER.size or not record[3]:
+        return b""
+    at = _HEADER.size + record[_SERVICE_SIZE_AT]
+    owner_at = at + record[3]
+    return row_key(bytes(record[at:owner_at]), bytes(record[owner_at : owner_at + (record[1] >> 1)]))
 
 
 def decode_body(uuid: bytes, record: memoryview | bytes, header: RequestHeader, fetch: FetchBlob) -> list[bytes]:

@@ -86,13 +86,16 @@ class Reading:
         env = self.environment.env
         try:
             try:
-                self.raw = env.begin(buffers=True)
+                self.raw = self._begin()
             except lmdb.ReadersFullError:
                 env.reader_check()  # some may have been killed
-                self.raw = env.begin(buffers=True)
+                self.raw = self._begin()
         except lmdb.Error as error:
             raise self.translated(error) from error
         return self
+
+    def _begin(self) -> lmdb.Transaction[memoryview]:
+        return self.environment.env.begin(buffers=True)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -47,7 +47,8 @@ from titanic.store.lmdb.schema import (
     timer_key,
 )
 from titanic.store.lmdb.store import LmdbStore
-from titanic.store.lmdb.tools.findings import Problem, Progress, Remedy, Verb, Walk
+from titanic.store.lmdb.tools import batches
+from titanic.store.lmdb.tools.findings import CopyingReading, Problem, Progress, Remedy, Verb, Walk
 from titanic.util.ids import SIZE
 
 _MISSING = b"the request was missing"
@@ -56,7 +57,7 @@ _MISSING = b"the request was missing"
 def check(store: LmdbStore, progress: Progress | None = None) -> list[Problem]:
     """Find all problems of the store; an empty list means that it is sound. `progress` is called with the name of the
     database that is being checked."""
-    with store.read() as tx:
+    with CopyingReading(store.environment) as tx:
         walk = Walk(tx)
         check_all(walk, progress)
         return walk.problems
@@ -68,12 +69,12 @@ def check_in_use(store: LmdbStore, progress: Progress, may_go_on: Callable[[int]
     Where records seem to contradict each other, they are checked again in one transaction, which reads little of each.
     During that, `may_go_on` is called repeatedly with the number of the transaction; it ends the check by raising.
     """
-    walk = Walk(store.read().__enter__(), store)
+    walk = Walk(CopyingReading(store.environment).__enter__(), store)
     check_all(walk, progress)
     walk.tx.__exit__(None, None, None)
     if not walk.across:
         return walk.problems
-    with store.read() as tx:
+    with CopyingReading(store.environment) as tx:
         light = Walk(tx, light=True)
 
         def report_and_ask(name: str, done: int, total: int) -> None:
@@ -109,25 +110,28 @@ def check_all(walk: Walk, progress: Progress | None = None) -> str:
 
 
 def _requests(walk: Walk) -> None:
-    for uuid, record in walk.rows("requests"):
-        ended = walk.has("replies", uuid)
-        try:
-            header = request_record.decode_header(uuid, record)
-            walk.refer("requests", uuid, header.ref)
-            if not ended:
-                load = walk.loads.setdefault(header.service, [0, 0, 0])
-                load[1] += 1
-                load[2] += header.size
-            walk.own(header.owner, header.size, pending=not ended)
-            if walk.light:
-                continue
-            verify(uuid, record, request_record.DATABASE)
-            request_record.decode_body(uuid, record, header, walk.tx.fetch)
-        except RecordCorrupt as error:
-            remedy = Remedy(Verb.FAIL, "requests", uuid, b"the request was damaged")
-            walk.report("requests", uuid, str(error), remedy)
-            continue
-        _places(walk, uuid, header, ended)
+    for rows in walk.batches("requests"):
+        for uuid, record in batches.requests(walk, rows):
+            _request(walk, uuid, record)
+
+
+def _request(walk: Walk, uuid: bytes, record: bytes) -> None:
+    ended = walk.has("replies", uuid)
+    try:
+        header = request_record.decode_header(uuid, record)
+        walk.refer("requests", uuid, header.ref)
+        if not ended:
+            walk.load(header.service, 1, header.size)
+        walk.own(header.owner, header.size, pending=not ended)
+        if walk.light:
+            return
+        verify(uuid, record, request_record.DATABASE)
+        request_record.decode_body(uuid, record, header, walk.tx.fetch)
+    except RecordCorrupt as error:
+        remedy = Remedy(Verb.FAIL, "requests", uuid, b"the request was damaged")
+        walk.report("requests", uuid, str(error), remedy)
+        return
+    _places(walk, uuid, header, ended)
 
 
 def _places(walk: Walk, uuid: bytes, header: RequestHeader, ended: bool) -> None:
@@ -162,23 +166,28 @@ def _right_place(walk: Walk, uuid: bytes, ended: bool, past: Retry | None, prefi
 
 
 def _replies(walk: Walk) -> None:
-    for uuid, record in walk.rows("replies"):
-        try:
-            header = outcome_record.decode_header(uuid, record)
-            walk.refer("replies", uuid, header.ref)
-            if not walk.light:
-                outcome_record.decode_with(uuid, record, header, walk.tx.fetch)
-        except RecordCorrupt as error:
-            walk.report("replies", uuid, str(error), Remedy(Verb.LOSE_REPLY, "replies", uuid))
-            continue
-        request = walk.tx.raw.get(uuid, db=walk.tx.db.requests)
-        if request is None:
-            walk.report("replies", uuid, "there is no such request", Remedy(Verb.FAIL, "requests", uuid, _MISSING))
-        else:
-            walk.own(request_record.owner_in(request), header.size)
-        timer = outcome_record.retention_timer(uuid, header)
-        if not walk.light and not walk.is_indexed("timers", timer):
-            walk.report("replies", uuid, "its retention would never end", Remedy(Verb.PUT, "timers", timer))
+    for rows in walk.batches("replies"):
+        for uuid, record in batches.replies(walk, rows):
+            _reply(walk, uuid, record)
+
+
+def _reply(walk: Walk, uuid: bytes, record: bytes) -> None:
+    try:
+        header = outcome_record.decode_header(uuid, record)
+        walk.refer("replies", uuid, header.ref)
+        if not walk.light:
+            outcome_record.decode_with(uuid, record, header, walk.tx.fetch)
+    except RecordCorrupt as error:
+        walk.report("replies", uuid, str(error), Remedy(Verb.LOSE_REPLY, "replies", uuid))
+        return
+    request = walk.tx.raw.get(uuid, db=walk.tx.db.requests)
+    if request is None:
+        walk.report("replies", uuid, "there is no such request", Remedy(Verb.FAIL, "requests", uuid, _MISSING))
+    else:
+        walk.own(request_record.owner_in(request), header.size)
+    timer = outcome_record.retention_timer(uuid, header)
+    if not walk.light and not walk.is_indexed("timers", timer):
+        walk.report("replies", uuid, "its retention would never end", Remedy(Verb.PUT, "timers", timer))
 
 
 def _retries(walk: Walk) -> None:
@@ -266,27 +275,30 @@ def _expect_prefix(walk: Walk, where: str, uuid: bytes, prefix: bytes, delete: R
 
 
 def _keys(walk: Walk) -> None:
-    for key, row in walk.rows("keys", 0, or_more=True):
-        walk.own(idempotency_key.owner_of(key), len(key) + len(row))
-        if walk.light:
-            continue
-        holder = idempotency_key.decode(row)
-        if holder is None:
-            walk.report("keys", key, f"the row has {len(row)} bytes", Remedy(Verb.SET_ASIDE, "keys", key))
-            continue
-        timer = timer_key(KEY, holder.until, key)
-        if not walk.is_indexed("timers", timer):
-            walk.report("keys", key, "it would never be forgotten", Remedy(Verb.PUT, "timers", timer))
-        record = walk.tx.raw.get(holder.uuid, db=walk.tx.db.requests)
-        if record is None:
-            continue  # it was closed
-        try:
-            header = request_record.decode_header(holder.uuid, record)
-        except RecordCorrupt:
-            continue
-        if header.key and idempotency_key.row_key(header.key, header.owner) != key:
-            what = f"its request {holder.uuid.hex()} has the key {header.key!r}"
-            walk.report("keys", key, what, Remedy(Verb.SET_ASIDE, "keys", key))
+    for rows in walk.batches("keys", 0, or_more=True):
+        for key, row in batches.keys(walk, rows):
+            _key(walk, key, row)
+
+
+def _key(walk: Walk, key: bytes, row: bytes) -> None:
+    walk.own(idempotency_key.owner_of(key), len(key) + len(row))
+    holder = idempotency_key.decode(row)
+    if holder is None:
+        walk.report("keys", key, f"the row has {len(row)} bytes", Remedy(Verb.SET_ASIDE, "keys", key))
+        return
+    timer = timer_key(KEY, holder.until, key)
+    if not walk.is_indexed("timers", timer):
+        walk.report("keys", key, "it would never be forgotten", Remedy(Verb.PUT, "timers", timer))
+    record = walk.tx.raw.get(holder.uuid, db=walk.tx.db.requests)
+    if record is None:
+        return  # it was closed
+    try:
+        header = request_record.decode_header(holder.uuid, record)
+    except RecordCorrupt:
+        return
+    if header.key and idempotency_key.row_key(header.key, header.owner) != key:
+        what = f"its request {holder.uuid.hex()} has the key {header.key!r}"
+        walk.report("keys", key, what, Remedy(Verb.SET_ASIDE, "keys", key))
 
 
 def _timers(walk: Walk) -> None:
@@ -339,7 +351,7 @@ def _timer_fault(walk: Walk, kind: bytes, time: int, subject: bytes) -> str:
 
 def _blobs(walk: Walk) -> None:
     found: dict[int, int] = {}
-    for key, _ in walk.rows("blobs", blob.KEY_SIZE):
+    for key, _ in walk.rows("blobs", blob.KEY_SIZE, values=False):
         blob_id = blob.id_of(key)
         found[blob_id] = found.get(blob_id, 0) + 1
         ref = walk.refs.get(blob_id)
@@ -456,24 +468,35 @@ def _closed(walk: Walk) -> None:
     charged = row[0] if row else _MOST
     first = sound = 0  # the numbers of the first and of the last sound entry
     spoiled: dict[int, str] = {}  # the damaged ones since then, and what is wrong with them
-    for key, record in walk.rows("closed", TIME_SIZE):
-        sequence = sequence_of(key)
-        try:
-            header = closed_record.decode_header(sequence, record)
-            for ref in header.refs:
-                walk.refer("closed", key, ref)
-            if sequence > charged:
-                walk.own(header.owner, kept(header, len(record)))
-            if not walk.light:
-                verify(key, record, closed_record.DATABASE)
-                closed_record.decode_rest(sequence, header, walk.tx.fetch)
-        except RecordCorrupt as error:
-            spoiled[sequence] = str(error)
-            continue
-        _stretch(walk, sound, sequence, spoiled)
-        spoiled = {}
-        first, sound = first or sequence, sequence
+    for rows in walk.batches("closed", TIME_SIZE):
+        odd = batches.closed(walk, rows, charged)
+        for key, record in rows:
+            sequence = sequence_of(key)
+            if key in odd and (fault := _entry_fault(walk, sequence, record, charged)):
+                spoiled[sequence] = fault
+                continue
+            if spoiled or sequence != sound + 1:
+                _stretch(walk, sound, sequence, spoiled)
+                spoiled = {}
+            first, sound = first or sequence, sequence
     _end_of_ring(walk, first, sound, spoiled)
+
+
+def _entry_fault(walk: Walk, sequence: int, record: bytes, charged: int) -> str:
+    """What is wrong with an entry; nothing, as a rule."""
+    key = closed_key(sequence)
+    try:
+        header = closed_record.decode_header(sequence, record)
+        for ref in header.refs:
+            walk.refer("closed", key, ref)
+        if sequence > charged:
+            walk.own(header.owner, kept(header, len(record)))
+        if not walk.light:
+            verify(key, record, closed_record.DATABASE)
+            closed_record.decode_rest(sequence, header, walk.tx.fetch)
+    except RecordCorrupt as error:
+        return str(error)
+    return ""
 
 
 def _end_of_ring(walk: Walk, first: int, sound: int, spoiled: dict[int, str]) -> None:
