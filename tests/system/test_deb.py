@@ -13,6 +13,7 @@ from support.machine import ROOT, Machine, machine, needs_machine
 
 pytestmark = [needs_machine, pytest.mark.timeout(1200)]
 
+INSTALL = ("/root/deploy/install.sh", "--wheels", "/root/wheels")
 SOMEBODY = "nobody"
 
 
@@ -88,6 +89,11 @@ def test_its_life(here: Machine) -> None:
     assert here.shows("titanic-cron", "ActiveState") == "active"
     here.does("systemctl", "stop", "titanic-cron")
 
+    # install.sh changes nothing beside it.
+    refused = here.run(*INSTALL)
+    assert (refused.code, "is installed as a Debian package here; take one of the two" in refused.err) == (1, True)
+    assert here.shows("titanic", "ActiveState") == "active"
+
     # Upgraded: what ran runs, what was set is set, nothing is lost.
     settings = here.folder / "etc/titanic/titanic.toml"
     settings.write_text(settings.read_text().replace("#grace = 10.0", "grace = 3.0"))
@@ -148,22 +154,19 @@ def test_its_life(here: Machine) -> None:
     assert here.says("find /etc/systemd /lib/systemd /var/lib/systemd -name '*titanic*'") == ""
 
 
+@pytest.mark.torture
 def test_it_takes_turns_with_install_sh(here: Machine) -> None:
-    install = ("/root/deploy/install.sh", "--wheels", "/root/wheels")
     settings = here.folder / "etc/titanic/titanic.toml"
     package_file = package(here)
 
     here.does("dpkg", "--install", package_file)
-    refused = here.run(*install)
-    assert (refused.code, "is installed as a Debian package here; take one of the two" in refused.err) == (1, True)
-    assert here.shows("titanic", "ActiveState") == "active"
 
     # The package goes, and install.sh's Titanic takes its place: it runs, and will after a boot.
     here.does("systemctl", "enable", "--now", "titanic-backup.timer")
     mine = settings.read_text().replace("#grace = 10.0", "grace = 3.0")
     settings.write_text(mine)
     here.does("dpkg", "--remove", "titanic-queue")
-    assert " is installed in /opt/titanic" in here.does(*install)
+    assert " is installed in /opt/titanic" in here.does(*INSTALL)
     for unit in ("titanic.service", "titanic-backup.timer"):
         assert (here.shows(unit, "ActiveState"), here.shows(unit, "UnitFileState")) == ("active", "enabled"), unit
     assert here.says("find /etc/systemd/system -lname /dev/null -name 'titanic*'") == ""
@@ -196,7 +199,7 @@ def test_it_takes_turns_with_install_sh(here: Machine) -> None:
     assert here.shows("titanic", "ActiveState") == "inactive"
 
     # A package that was removed, install.sh and back.
-    here.does(*install)
+    here.does(*INSTALL)
     here.does("/root/deploy/install.sh", "--uninstall")
     here.does("dpkg", "--install", package_file)
     assert (here.shows("titanic", "ActiveState"), here.shows("titanic", "UnitFileState")) == ("active", "enabled")
