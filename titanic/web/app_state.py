@@ -118,7 +118,7 @@ def _signed(visitor: Visitor, text: str) -> str:
 
 def app_state(request: Request) -> AppState:
     """The state of the application that serves a request."""
-    state: AppState = request.scope["app"].state.titanic
+    state: AppState = request.scope["app"].titanic
     return state
 
 

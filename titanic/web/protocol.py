@@ -95,7 +95,9 @@ class GatewayProtocol(HttpToolsProtocol):
         """Check the headers. Exceptions raised here are answered with 400."""
         if self.parser.should_upgrade():  # what follows would not be HTTP
             raise ValueError("protocol upgrades are not supported")
-        self._head = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        self._head = len(self.url) + 4 * len(self.headers)
+        for name, value in self.headers:
+            self._head += len(name) + len(value)
         if self._head > MOST_HEAD:
             raise ValueError("the headers are too large")
         if len(self.url) > MOST_URL:

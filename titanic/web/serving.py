@@ -16,7 +16,7 @@ from typing import NamedTuple, Self
 import uvicorn
 
 from titanic.errors import CallerError
-from titanic.web.app import new_app
+from titanic.web.app import Gateway
 from titanic.web.app_state import AppState
 from titanic.web.protocol import GatewayProtocol
 from titanic.web.settings import WebSettings
@@ -40,8 +40,8 @@ class WebServer:
     def __init__(self, settings: WebSettings) -> None:
         self._settings = settings
         host, port = settings.bind
-        self.app = app = new_app(settings)
-        self._state: AppState = app.state.titanic
+        self.app = app = Gateway(settings)
+        self._state = app.titanic
         tls = self._state.tls
 
         class Bounded(GatewayProtocol):

@@ -6,7 +6,7 @@ import httpx
 import pytest
 from support.waiting import PATIENCE
 
-from titanic.web.app import DOCUMENTS, PAGES
+from titanic.web.auth.middleware import DOCUMENTS, PAGES
 from titanic.web.serving import WebServer
 from titanic.web.settings import WebSettings
 from titanic.web.template_filters import sentence

@@ -1,4 +1,5 @@
-"""Checks every request before its handler runs: its host, its origin and its credentials.
+"""The only middleware: checks the host, origin and credentials of every request before its handler runs, answers its
+errors, and adds the security headers.
 
 Unknown names in `Host` are refused, so that no site can reach this one through a name of its own (DNS rebinding).
 Cross-origin changes are refused by the headers that browsers send, and again by the CSRF token. That of forms is
@@ -14,20 +15,22 @@ import re
 from contextlib import suppress
 from urllib.parse import quote, urlsplit
 
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import RedirectResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from broker import AccessError
 from titanic import logs
-from titanic.web.app_state import problem_response
-from titanic.web.auth.clients import Clients
-from titanic.web.auth.identity import Identity, Visitor, unauthorized
+from titanic.errors import TitanicError
+from titanic.web import problems
+from titanic.web.app_state import AppState, problem_response
+from titanic.web.auth.identity import Visitor, unauthorized
 from titanic.web.auth.quota import release_body
 from titanic.web.auth.sessions import Grant, Kind
 from titanic.web.problems import Problem, is_for_programs
 from titanic.web.request_headers import header_of, headers_of, is_repeated
-from titanic.web.settings import WebSettings, is_loopback
+from titanic.web.settings import is_loopback
 
 log = logging.getLogger("titanic.web")
 
@@ -43,43 +46,85 @@ PUBLIC = ("/healthz", "/readyz", "/login")
 HOST = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:\d{1,5})?")
 
 STATUS = "titanic.status"
-"""The key of the scope for the status of its answer, once that has started; set by `app.py`."""
+"""The key of the scope for the status of its answer, once that has started."""
 
 MAX_HOSTS = 100
 """Accepted values of `Host` that are cached."""
 
+PAGES = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",  # with no-referrer browsers send the forms of our own pages with `Origin: null`
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+"""Default headers of pages."""
 
-class AuthMiddleware:
-    """HTTP middleware that sets the `visitor` of each request, or refuses it."""
+DOCUMENTS = {
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+"""Default headers of the API, without those that concern links and windows: each costs time, thousands of times a
+second."""
 
-    def __init__(self, app: ASGIApp, settings: WebSettings, identity: Identity, clients: Clients) -> None:
+YEAR = 365 * 24 * 3600
+"""Seconds for which browsers use HTTPS only, once they have used it (HSTS)."""
+
+
+def _encoded(headers: dict[str, str], https: bool) -> list[tuple[bytes, bytes]]:
+    """Encode headers for ASGI, with HSTS if this is HTTPS."""
+    said = headers | ({"Strict-Transport-Security": f"max-age={YEAR}"} if https else {})
+    return [(name.lower().encode(), value.encode()) for name, value in said.items()]
+
+
+class Guard:
+    """Sets the `visitor` of each request, or refuses it. Answers get `DOCUMENTS` from the API and `PAGES` otherwise, as
+    far as they do not have these headers."""
+
+    def __init__(self, app: ASGIApp, state: AppState) -> None:
         self._app = app
-        self._settings = settings
-        self._identity = identity
-        self._clients = clients
+        self._settings = state.settings
+        self._identity = state.identity
+        self._clients = state.clients
         self._hosts: set[bytes] = set()
+        https = state.settings.is_https
+        self._pages, self._documents = _encoded(PAGES, https), _encoded(DOCUMENTS, https)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        headers = self._documents if is_for_programs(scope) else self._pages
+
+        async def hardened(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                scope[STATUS] = message["status"]
+                said = message["headers"]
+                names = {name for name, _ in said}  # in lower case, as in ASGI
+                message["headers"] = said + [header for header in headers if header[0] not in names]
+            await send(message)
+
         try:
             self._check_source(scope)
             path = scope["path"]
             if path in PUBLIC or path.startswith("/static/"):
-                await self._app(scope, receive, send)
+                await self._app(scope, receive, hardened)
                 return
             grant = self._identity.of(scope)
             if grant is None:
-                await _challenge(Request(scope))(scope, receive, send)
+                await _challenge(Request(scope))(scope, receive, hardened)
                 return
             if grant.kind is Kind.SESSION:
                 _check_csrf(scope, grant)
-            await self._serve(grant, scope, receive, send)
-        except Problem as problem:
-            await problem_response(Request(scope), problem)(scope, receive, send)
+            await self._serve(grant, scope, receive, hardened)
         except ClientDisconnect:
             return  # there is no one to answer
+        except Exception as error:
+            await _answer_error(error, scope, receive, hardened)
 
     async def _serve(self, grant: Grant, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request until its grant ends."""
@@ -92,9 +137,10 @@ class AuthMiddleware:
         task = asyncio.current_task()
         assert task is not None
         grant.tasks.add(task)
-        by_token = grant.kind is Kind.TOKEN
-        visitor = Visitor(grant.user, taken.client, grant.csrf, not by_token, grant.kind is Kind.SESSION)
-        scope.setdefault("state", {})["visitor"] = visitor
+        kind = grant.kind
+        scope["state"]["visitor"] = visitor = Visitor(
+            grant.user, taken.client, grant.csrf, kind is not Kind.TOKEN, kind is Kind.SESSION
+        )
         try:
             await self._app(scope, receive, send)
         except asyncio.CancelledError:
@@ -106,6 +152,10 @@ class AuthMiddleware:
                     await send({"type": "http.response.body", "body": b"", "more_body": False})
                 return
             raise unauthorized("this sign-in has ended; sign in again") from None
+        except ClientDisconnect:
+            return
+        except Exception as error:
+            await _answer_error(error, scope, receive, send)
         finally:
             release_body(scope)
             grant.tasks.discard(task)
@@ -137,6 +187,37 @@ class AuthMiddleware:
             raise Problem(403, f"{what}; use its address, or start it with --host {name or 'NAME'}")
         if len(self._hosts) < MAX_HOSTS:
             self._hosts.add(given)
+
+
+async def _answer_error(error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer an error, unless the answer has started. Unexpected ones are raised again, for the log."""
+    if STATUS in scope:
+        raise error
+    request = Request(scope)
+    problem = _problem_of(error, request)
+    response = (
+        PlainTextResponse("Internal Server Error", 500) if problem is None else problem_response(request, problem)
+    )
+    await response(scope, receive, send)
+    if problem is None:
+        raise error
+
+
+def _problem_of(error: Exception, request: Request) -> Problem | None:
+    """The problem that an error is reported as; None: it is unexpected."""
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, TitanicError):
+        return problems.of(error)
+    if not isinstance(error, HTTPException):
+        return None
+    detail = error.detail
+    if error.status_code == 404:
+        programs = "no such endpoint; /v1/openapi.json describes all of them"
+        detail = programs if is_for_programs(request.scope) else ""
+    elif error.status_code == 405:
+        detail = f"this address does not allow {request.method}; open the page and use its forms"
+    return Problem(error.status_code, detail, headers=dict(error.headers or {}))
 
 
 def _check_csrf(scope: Scope, grant: Grant) -> None:

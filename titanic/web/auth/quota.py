@@ -66,11 +66,11 @@ UNCOUNTED = 64 << 10
 def hold_body(scope: Scope, size: int) -> None:
     """Count the bytes that a request holds of its body. Raises Problem when there is no room for more."""
     if size > UNCOUNTED and (more := size - scope.get(HELD, 0)) > 0:
-        scope["app"].state.titanic.bodies.acquire(scope["state"]["visitor"].user, more)
+        scope["app"].titanic.bodies.acquire(scope["state"]["visitor"].user, more)
         scope[HELD] = size
 
 
 def release_body(scope: Scope) -> None:
     """Release what `hold_body` has counted for a request."""
     if held := scope.pop(HELD, 0):
-        scope["app"].state.titanic.bodies.release(scope["state"]["visitor"].user, held)
+        scope["app"].titanic.bodies.release(scope["state"]["visitor"].user, held)

@@ -100,7 +100,7 @@ def test_a_stream_ends_when_its_connection_to_the_server_was_closed(
 ) -> None:
     """It was made with a key that is no longer his, perhaps."""
     uuid = client.submit("later", b"")
-    here = gateway.app.state.titanic.feed
+    here = gateway.app.titanic.feed
     with reading(gateway.url, **{name: value.format(uuid=uuid) for name, value in query.items()}) as reader:
         until(lambda: here.streams)
         closed = next(iter(here.streams)).visitor.client
@@ -179,7 +179,7 @@ def test_nothing_is_left_when_the_readers_have_gone(gateway: WebServer, client: 
     uuid = client.submit("later", b"")
     with reading(gateway.url, request=uuid, service="*") as reader:
         reader.until("services")
-        here = gateway.app.state.titanic.feed
+        here = gateway.app.titanic.feed
         assert len(here.requests) == len(here.quota) == len(here.streams) == 1
     until(lambda: not here.streams and not here.requests and not here.quota)
     assert not here.requests.quota
@@ -222,7 +222,7 @@ def test_ends_at_once_when_the_gateway_ends(server: Server) -> None:
 def test_a_thousand_streams_that_hang_harm_nobody(gateway: WebServer, client: Client) -> None:
     """Of one visitor only some are let in. None of them reads what it is sent."""
     where = urlsplit(gateway.url)
-    here = gateway.app.state.titanic.feed
+    here = gateway.app.titanic.feed
     with ExitStack() as stack:
         ask = f"GET /v1/events HTTP/1.1\r\nHost: {where.netloc}\r\n\r\n".encode()
         sockets = []

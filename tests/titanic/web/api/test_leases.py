@@ -45,7 +45,7 @@ def http(gateway: WebServer) -> Iterator[httpx.Client]:
 
 
 def held(gateway: WebServer) -> Leases:
-    found: Leases = gateway.app.state.titanic.leases
+    found: Leases = gateway.app.titanic.leases
     return found
 
 
@@ -189,7 +189,7 @@ def test_whoever_leaves_while_he_waits_gets_nothing(gateway: WebServer, client: 
         until(lambda: client.call("mmi.service", b"upper") == [b"200"])
     until(lambda: not held(gateway).quota)
     uuid = client.submit("upper", b"x")
-    with Worker("upper", lambda frames: frames, gateway.app.state.titanic.settings.endpoint, config=QUICK):
+    with Worker("upper", lambda frames: frames, gateway.app.titanic.settings.endpoint, config=QUICK):
         client.wait(uuid, 30)
     assert client.show(uuid)["attempts"] == 1
 

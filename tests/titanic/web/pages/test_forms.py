@@ -36,7 +36,7 @@ class Page:
     def post(self, *, content: str | bytes, headers: dict[str, str]) -> httpx.Response:
         async def sent() -> httpx.Response:
             app = Starlette(routes=[Route("/", _sent, methods=["POST"])])
-            app.state.titanic = SimpleNamespace(bodies=Quota("bytes", 1 << 30, 1 << 30))
+            app.titanic = SimpleNamespace(bodies=Quota("bytes", 1 << 30, 1 << 30))
             transport = httpx.ASGITransport(app)
             async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
                 return await client.post("/", content=content, headers=headers)

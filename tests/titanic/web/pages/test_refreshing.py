@@ -18,7 +18,7 @@ class Made:
 
     def __init__(self) -> None:
         self.times = 0
-        self._app = SimpleNamespace(state=SimpleNamespace(titanic=SimpleNamespace(cache=TtlCache())))
+        self._app = SimpleNamespace(titanic=SimpleNamespace(cache=TtlCache()))
 
     async def page(self, request: Request) -> Response:
         self.times += 1
