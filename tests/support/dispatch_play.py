@@ -18,7 +18,7 @@ from broker import ErrorReply
 from titanic import ServerConfig
 from titanic.dispatch.attempts import AttemptOutcome, Finish, Postpone
 from titanic.dispatch.backlogs import Fetch
-from titanic.dispatch.core import DispatchCore
+from titanic.dispatch.core import AskWorkers, Certain, DispatchCore, Effect, KeepOutcomes, Maintain, Recall, Survey
 from titanic.protocol.submit_options import DEFAULT_PRIORITY
 from titanic.store import ReadyRow
 from titanic.store.lmdb.schema import ready_prefix
@@ -62,6 +62,8 @@ class Play:
         self.expires: dict[bytes, int] = {}
         self.queued: set[bytes] = set()
         """Those that were sent and that no worker has yet."""
+        self.certain: list[bytes] = []
+        """Closed ones that no worker can get any more."""
         self.lingering: list[tuple[bytes, bytes]] = []
         """What workers have though its attempt was given up, and their services."""
 
@@ -144,47 +146,49 @@ class Play:
         self.check()
 
     def round(self) -> bool:
-        core, busy = self.core, False
-        core.tick(self.now)
-        if core.take_alarm(self.now):
-            self._promote()
-            busy = True
-        for name in core.take_questions(self.now):
-            self.asked.append(name.decode())
-            if self.answers_presence:
-                core.present(name, self.present[name], self.now)
-                busy = True
-        if core.take_survey(self.now):
-            self.surveys += 1
-            if self.answers_presence:
-                core.surveyed({name: count for name, count in self.present.items() if count}, self.now)
-                busy = True
-        while fetches := core.take_fetches():
+        due = self.core.next_deadline()
+        busy = due is not None and due <= self.now
+        while fetches := self.core.take_fetches():
             busy = True
             for fetch in fetches:
                 self._fetch(fetch)
-            for send in core.take_sends(self.now, int(self.now * 1e6)):
+            for send in self.core.take_sends(self.now, int(self.now * 1e6)):
                 assert send.uuid not in self.running, "sent twice"
                 self.running[send.uuid] = send.service
                 self.sent.append(send.uuid.decode())
-        for uuid in core.take_recalls():
-            busy = True
-            if uuid in self.queued:
-                self.queued.remove(uuid)
-                del self.running[uuid]
-                core.refused(uuid, ErrorReply(499, "cancelled by its client", []), self.now)
-            elif uuid in self.running and core.kept(uuid):
-                self.lingering.append((uuid, self.running.pop(uuid)))
-        for batch in core.take_outcomes(self.now, self.wanted):
-            busy = True
-            self.batches.append(len(batch))
-            if self.disk == "works":
-                self._keep(batch)
-            elif self.disk == "slow":
-                self.unwritten.append(batch)
-            else:
-                core.unsettled(batch, self.now)
-        return busy
+        return self._perform(self.core.take_effects(self.now, self.wanted)) or busy
+
+    def _perform(self, effects: list[Effect]) -> bool:
+        for effect in effects:
+            match effect:
+                case Maintain():
+                    self._promote()
+                case AskWorkers(services):
+                    self.asked += [name.decode() for name in services]
+                    for name in services if self.answers_presence else ():
+                        self.core.present(name, self.present[name], self.now)
+                case Survey():
+                    self.surveys += 1
+                    if self.answers_presence:
+                        self.core.surveyed({name: count for name, count in self.present.items() if count}, self.now)
+                case Recall(uuid) if uuid in self.queued:
+                    self.queued.remove(uuid)
+                    del self.running[uuid]
+                    self.core.refused(uuid, ErrorReply(499, "cancelled by its client", []), self.now)
+                case Recall(uuid):
+                    if uuid in self.running and self.core.kept(uuid):
+                        self.lingering.append((uuid, self.running.pop(uuid)))
+                case KeepOutcomes(outcomes):
+                    self.batches.append(len(outcomes))
+                    if self.disk == "works":
+                        self._keep(outcomes)
+                    elif self.disk == "slow":
+                        self.unwritten.append(outcomes)
+                    else:
+                        self.core.unsettled(outcomes, self.now)
+                case Certain(uuid):
+                    self.certain.append(uuid)
+        return bool(effects)
 
     def check(self) -> None:
         """What is true between any two rounds."""
@@ -202,9 +206,8 @@ class Play:
             assert not backlog.idle
             assert (name in core.backlogs.fetchable) == backlog.fetchable
             assert (name in core.backlogs.absent) == (backlog.lacks_workers and backlog.room == 0)
-            assert (name in core.backlogs.questions) == (
-                backlog.lacks_workers and not (core.backlogs.surveys and name in core.backlogs.absent)
-            )
+            to_ask = backlog.lacks_workers and not (core.backlogs.surveys and name in core.backlogs.absent)
+            assert (("ask", name) in core.timers) == to_ask or core.stopping
         assert core.backlogs.absent.keys() <= core.backlogs.keys()
         assert core.backlogs.fetchable.keys() <= core.backlogs.keys()
         settling = [flight.size for flight in core.flights.values() if flight.settling and not flight.held]

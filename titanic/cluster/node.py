@@ -38,7 +38,6 @@ from titanic.cluster.claims import (
 )
 from titanic.cluster.settings import ServiceSettingsCache
 from titanic.commit.writer import BatchThread, Write, Writer
-from titanic.dispatch.backlogs import AHEAD_REMOTE
 from titanic.dispatch.core import DispatchCore
 from titanic.dispatch.dispatcher import Dispatcher
 from titanic.dispatch.outcomes import CompletionEvents, Outcomes, OutcomeWrite
@@ -191,7 +190,6 @@ class ClaimingNode:
         self._store = cast(ClaimingStore, store)
         self._writer = writer
         self._core = core
-        core.backlogs.seconds_ahead = AHEAD_REMOTE
         self._dispatcher = dispatcher
         self._call = dispatcher.call
         self._background = background
@@ -206,7 +204,7 @@ class ClaimingNode:
         self.turn_at: float | None = 0.0
         """When it is to be called next at the latest; in the loop's clock, like all other times here except those
         passed to ClaimsCore."""
-        self._given_back = core.given_back = list[bytes]()
+        self._given_back: list[bytes] = []
         self._poll_at = 0.0
         """When to poll for services with requests, at a broker that does not report which services have workers."""
         self._workers: Mapping[bytes, int] | None = None
@@ -220,7 +218,6 @@ class ClaimingNode:
         self._unread = Incident(log, "claim what to dispatch")
         self._unrenewed = Incident(log, "renew this node's lease")
         self._damage = Incident(log, "dispatch")
-        core.backlogs.shared = True
 
     def reconfigure(self, config: ServerConfig) -> None:
         """Go on with other settings."""
@@ -398,6 +395,10 @@ class ClaimingNode:
     def _poll_again(self, services: Collection[bytes]) -> None:
         self._core.returned(services)
         self.claims.arrived(services)
+
+    def given_back(self, uuid: bytes) -> None:
+        """The core has given up a request that was claimed."""
+        self._given_back.append(uuid)
 
     def forgotten(self, uuid: bytes) -> None:
         """A closed request is with no worker any more, or stays with the one that has it."""

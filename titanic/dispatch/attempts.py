@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from broker import TRACEBACK, Timers, earliest
-from titanic.dispatch.backlogs import HIGHEST, OVERTAKE, Backlog
+from broker import TRACEBACK
+from titanic.dispatch.backlogs import HIGHEST, Backlog
 from titanic.protocol.submit_options import Policy
 from titanic.protocol.tsp import LEAST_PAUSE, Frames, Progress, read_retry_hint
 from titanic.settings import ServerConfig
@@ -188,78 +187,6 @@ def without_room(outcome: AttemptOutcome, flight: Flight) -> AttemptOutcome:
     if outcome.status is not Status.DONE:
         reason = f"{outcome.reason} ({reason})"
     return outcome._replace(status=Status.FAILED, frames=[], reason=reason)
-
-
-class Recalls:
-    """Requests that the broker is asked to give back, because no worker is to begin them: their attempt is beyond its
-    limit, their time to live is over, they were closed, more urgent ones wait behind them, or the node gives them up.
-    `now` is monotonic seconds."""
-
-    def __init__(self, flights: Mapping[bytes, Flight]) -> None:
-        self._flights = flights
-        self._limits: Timers[bytes] = Timers()
-        """When the attempts pass their limits."""
-        self._lapses: Timers[bytes] = Timers()
-        """When the time to live of what was sent is over."""
-        self._due: list[bytes] = []
-
-    def limit(self, uuid: bytes, when: float) -> None:
-        """Set when the attempt that has just started exceeds its limit."""
-        self._limits.set(uuid, when)
-
-    def lapse(self, uuid: bytes, when: float) -> None:
-        """The time to live of a request that is sent is over then."""
-        self._lapses.set(uuid, when)
-
-    def ended(self, uuid: bytes, flight: Flight) -> None:
-        """An attempt has ended."""
-        if flight.policy.limit:
-            self._limits.cancel(uuid)
-        if flight.expires_at:
-            self._lapses.cancel(uuid)
-
-    def add(self, uuids: Iterable[bytes]) -> None:
-        """Have these back, as far as they are under way."""
-        flights = self._flights
-        self._due += [uuid for uuid in uuids if uuid in flights and not flights[uuid].settling]
-
-    def tick(self, now: float) -> None:
-        """Handle what is due. An attempt that exceeds its limit fails if a worker has the request, whether or not the
-        worker is still busy with it; the broker is asked now whether one has it."""
-        for uuid in self._limits.due(now):
-            flight = self._flights.get(uuid)
-            if flight is not None and not flight.settling and not flight.closed:
-                flight.overdue = True
-                self._due.append(uuid)
-        for uuid in self._lapses.due(now):
-            flight = self._flights.get(uuid)
-            if flight is not None and not flight.settling and not flight.closed:
-                self._due.append(uuid)  # a worker that has not started it must not start it
-
-    def overtake(self, backlog: Backlog, now: float) -> None:
-        """Take back what was sent ahead and is less urgent than what has arrived since."""
-        urgent, backlog.urgent = backlog.urgent, 0
-        behind = [
-            (uuid, flight)
-            for uuid, flight in self._flights.items()
-            if flight.backlog is backlog
-            and flight.priority < urgent
-            and flight.started <= now - OVERTAKE
-            and not (flight.settling or flight.closed or flight.recalled)
-        ]
-        # No worker has those yet that were sent last.
-        for uuid, flight in behind[-backlog.surplus :] if backlog.surplus else []:
-            flight.recalled = True
-            self._due.append(uuid)
-
-    def take(self) -> list[bytes]:
-        """Those that are due."""
-        due, self._due = self._due, []
-        return due
-
-    def next_deadline(self) -> float | None:
-        """When more are due."""
-        return earliest(self._limits.next(), self._lapses.next())
 
 
 _GENERATED = b"~"

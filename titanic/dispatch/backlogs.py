@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from broker import Timers, earliest
+from broker import Timers
 from titanic.protocol.submit_options import MAX_PRIORITY
 from titanic.protocol.tsp import SERVICES
 from titanic.settings import ServerConfig
@@ -37,6 +37,12 @@ COUNTED = 0.05
 """Seconds, at least, over which the speed of a service is measured."""
 
 
+Alarm = tuple[str, bytes]
+"""What something is due about, a word, and the service or request that it is about; `DispatchCore.ALARMS` has all."""
+
+SURVEY: Alarm = ("survey", b"")
+
+
 class Fetch(NamedTuple):
     """Read the next requests of a service from the store, except those in flight: answer with `fetched`."""
 
@@ -55,16 +61,15 @@ class Rates:
     What a service did not use counts for SPREAD only: at 10 a second one begins each 100 ms, and two at once at most.
     An attempt counts when it begins, however it ends. `now` is monotonic seconds, `rate` is per second."""
 
-    def __init__(self) -> None:
+    def __init__(self, timers: Timers[Alarm]) -> None:
         self._next_at: dict[bytes, float] = {}
-        self.due: Timers[bytes] = Timers()
-        """When services that have used up their rate are checked again."""
+        self._timers = timers
 
     def allowed(self, name: bytes, rate: float, now: float) -> int:
-        """How many may begin now. When there is none, it is `due` when there is one."""
+        """How many may begin now. When there is none, the alarm "rate" is set for when there is one."""
         next_at = max(self._next_at.get(name, 0.0), now - SPREAD)
         if now < next_at:
-            self.due.set(name, next_at)
+            self._timers.set(("rate", name), next_at)
             return 0
         return int((now - next_at) * rate) + 1
 
@@ -109,6 +114,8 @@ class Backlog:
     """Whether a question about its presence is on its way."""
     ask_at: float = 0.0
     """Its presence is not asked for before this time."""
+    to_ask: bool = False
+    """Whether the alarm is set for that."""
     pause: float = 0.0
     """The present wait for that, in seconds; it doubles with each one in a row."""
     trouble: float = 0.0
@@ -179,28 +186,26 @@ class Backlog:
 class Backlogs(dict[bytes, Backlog]):
     """All services that have something to do, by name."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, timers: Timers[Alarm], *, shared: bool = False) -> None:
         super().__init__()
         self.config = config
-        self.shared = False
+        self.timers = timers
+        self.shared = shared
         """Whether other nodes may add requests to the store without a notification: then services that have workers
         are polled, and absent ones are forgotten."""
         self.most_ahead = 0
-        self.seconds_ahead = AHEAD
         """Requests of a service that may be in flight beyond the number of its workers."""
+        self.seconds_ahead = AHEAD_REMOTE if shared else AHEAD
+        """How much work that may be."""
         self.workers: Mapping[bytes, int] | None = None
         """What a broker that can be asked for all its workers said last."""
         self.fetchable: dict[bytes, Backlog] = {}
         """Those for which the store is to be read, in the order of their turns."""
         self.absent: dict[bytes, Backlog] = {}
         """Those that wait for their first worker."""
-        self.questions: Timers[bytes] = Timers()
-        """When each of the others is asked for; all of them, at a broker that cannot be asked for all at once."""
-        self.overtakes: Timers[bytes] = Timers()
-        """When to check whether urgent requests of a service still wait."""
         self.paused: Collection[bytes] = frozenset()
         """Paused services: none of their requests may start."""
-        self.rates = Rates()
+        self.rates = Rates(timers)
         self._surveys = False
         self._survey_at = 0.0
         self._survey_pause = 0.0
@@ -208,7 +213,7 @@ class Backlogs(dict[bytes, Backlog]):
 
     @property
     def surveys(self) -> bool:
-        """Whether the broker can be asked for all its workers at once (`take_survey`)."""
+        """Whether the broker can be asked for all its workers at once."""
         return self._surveys
 
     @surveys.setter
@@ -216,20 +221,21 @@ class Backlogs(dict[bytes, Backlog]):
         self._surveys = can
         for backlog in self.values():
             self.place(backlog)
+        self._plan_survey()
 
     def reconfigure(self, config: ServerConfig) -> None:
         """Go on with other settings."""
         self.config = config
         for name, backlog in self.items():
             if backlog.allowed is not None or name in config.limits:
-                self.rates.due.set(name, 0.0)  # the next check applies the new rate
+                self.timers.set(("rate", name), 0.0)  # the next check applies the new rate
 
     def pause_services(self, names: Collection[bytes]) -> None:
         """Nothing of these services begins from now on, and of no others."""
         changed = {*self.paused} ^ {*names}
         self.paused = names
         for name in changed & self.keys():
-            self.rates.due.set(name, 0.0)  # the next check applies the pause
+            self.timers.set(("rate", name), 0.0)  # the next check applies the pause
 
     def of(self, name: bytes) -> Backlog:
         """The backlog of a service, a new one if it has none."""
@@ -248,16 +254,20 @@ class Backlogs(dict[bytes, Backlog]):
         lacks_workers = backlog.lacks_workers
         absent = lacks_workers and backlog.room == 0
         if not absent:
-            self.absent.pop(name, None)
+            if self.absent.pop(name, None) is not None and not self.absent:
+                self._plan_survey()
         elif name not in self.absent:
             # One more has joined them: the next survey is soon again.
             self._survey_at = min(self._survey_at, backlog.ask_at) if self.absent else backlog.ask_at
             self._survey_pause = 0.0
             self.absent[name] = backlog
+            self._plan_survey()
         if lacks_workers and not (absent and self._surveys):
-            self.questions.set(name, backlog.ask_at)
-        else:
-            self.questions.cancel(name)
+            self.timers.set(("ask", name), backlog.ask_at)
+            backlog.to_ask = True
+        elif backlog.to_ask:
+            self.timers.cancel(("ask", name))
+            backlog.to_ask = False
         if backlog.idle:
             del self[name]
 
@@ -270,8 +280,8 @@ class Backlogs(dict[bytes, Backlog]):
             backlog.added(priority)
             if priority > backlog.least_urgent and backlog.surplus:
                 backlog.urgent = max(backlog.urgent, priority)
-                if name not in self.overtakes:
-                    self.overtakes.set(name, now + OVERTAKE)
+                if ("overtake", name) not in self.timers:
+                    self.timers.set(("overtake", name), now + OVERTAKE)
             self.place(backlog)
 
     def returned(self, services: Iterable[bytes]) -> None:
@@ -317,6 +327,7 @@ class Backlogs(dict[bytes, Backlog]):
             self._look_again(workers, now)
         for name in [name for name in workers if name in self.absent]:
             self.present(name, workers[name], now)
+        self._plan_survey()
 
     def unreadable(self, name: bytes, now: float) -> None:
         """The store could not be read: try this service again after a while."""
@@ -347,30 +358,21 @@ class Backlogs(dict[bytes, Backlog]):
             if not backlog.allowed:
                 backlog.allowed = self.rates.allowed(backlog.name, limits.rate, now)
 
-    def tick(self, now: float) -> list[Backlog]:
-        """Check the services that their rate allows to continue. Return the services to check for urgent requests that
-        still wait."""
-        for name in self.rates.due.due(now):
-            if (backlog := self.get(name)) is not None:
-                backlog.allowed = self._allowed(name, now)
-                self.place(backlog)
-        return [self[name] for name in self.overtakes.due(now) if name in self]
+    def check_rate(self, name: bytes, now: float) -> None:
+        """Its rate may allow this service to continue, or another rate, or a pause, holds for it now."""
+        if (backlog := self.get(name)) is not None:
+            backlog.allowed = self._allowed(name, now)
+            self.place(backlog)
 
     # -- what is to be done ----------------------------------------------------------------------------------
 
-    def take_questions(self, now: float) -> list[bytes]:
-        """Return the services to ask the broker for: answer with `present`."""
-        names = list(self.questions.due(now))
-        for name in names:
-            self[name].asked = True
-        return names
+    def ask(self, name: bytes) -> None:
+        """The broker is asked for this service."""
+        self[name].asked, self[name].to_ask = True, False
 
-    def take_survey(self, now: float) -> bool:
-        """Whether the broker is to be asked for all its workers: answer with `surveyed`."""
-        if not self._survey_due or now < self._survey_at:
-            return False
+    def survey(self) -> None:
+        """The broker is asked for all its workers."""
         self._surveying = True
-        return True
 
     def fetches(self, *, late: bool) -> list[Fetch]:
         """Return what to read from the store, services in turn. Not `late`: without services that have many requests
@@ -387,15 +389,13 @@ class Backlogs(dict[bytes, Backlog]):
             return {name: count for name, count in (self.workers or {}).items() if name not in SERVICES}
         return {name: 0 if backlog.room == 0 else None for name, backlog in self.copy().items()}
 
-    def next_deadline(self) -> float | None:
-        """When the broker is to be asked for services."""
-        return earliest(self.questions.next(), self.rates.due.next(), self._survey_at if self._survey_due else None)
-
     # -- inside ----------------------------------------------------------------------------------------------
 
-    @property
-    def _survey_due(self) -> bool:
-        return self._surveys and (self.shared or bool(self.absent)) and not self._surveying
+    def _plan_survey(self) -> None:
+        if self._surveys and (self.shared or self.absent) and not self._surveying:
+            self.timers.set(SURVEY, self._survey_at)
+        else:
+            self.timers.cancel(SURVEY)
 
     def _allowed(self, name: bytes, now: float) -> int | None:
         if name in self.paused:

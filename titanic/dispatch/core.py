@@ -20,30 +20,30 @@ ends in one of these ways:
     more urgent ones wait behind it too long    → back to the queue
     closed by its client                        → forgotten; a reply that still comes is dropped
 
-Methods report what happened; the `take_` methods return what to do. A decision about a request counts once it is on
-disk (`settled`). Until then the request stays known here, so that it is not fetched and sent a second time. When the
-disk does not take the decision (`unsettled`), it is kept and written later: the work is done, and is not to be done
-twice.
+Methods report what happened; `take_effects` returns what to do, in order, and `take_fetches` what to read from the
+store. What is due later is an alarm (ALARMS). A decision about a request counts once it is on disk (`settled`). Until
+then the request stays known here, so that it is not fetched and sent a second time. When the disk does not take the
+decision (`unsettled`), it is kept and written later: the work is done, and is not to be done twice.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from typing import ClassVar, NamedTuple
 
-from broker import ErrorReply, earliest
+from broker import ErrorReply, Timers
 from titanic.dispatch.attempts import (
     AttemptOutcome,
     Finish,
     Flight,
     Postpone,
-    Recalls,
     Send,
     after_failure,
     context_of,
     without_room,
 )
-from titanic.dispatch.backlogs import HIGHEST, Backlog, Backlogs, Fetch
+from titanic.dispatch.backlogs import HIGHEST, OVERTAKE, Alarm, Backlog, Backlogs, Fetch
 from titanic.dispatch.outcomes import EndedCounts, OutcomeBuffer
 from titanic.protocol.submit_options import Policy, read_policy
 from titanic.protocol.tsp import Frames, read_progress
@@ -63,6 +63,51 @@ MOST_SUSPECTS = 10_000
 LATE_MOST = 256
 """Requests that one read of the store brings beyond those that can be sent, at most, because many have expired."""
 
+MAINTENANCE: Alarm = ("maintenance", b"")
+
+
+class Recall(NamedTuple):
+    """Have the broker give back a request that no worker is to begin: its attempt is beyond its limit, its time to live
+    is over, it was closed, more urgent ones wait behind it, or the node gives it up. Answer with `refused` (499), or
+    with `kept`."""
+
+    uuid: bytes
+
+
+class AskWorkers(NamedTuple):
+    """Ask the broker how many workers these services have: answer with `present`."""
+
+    services: list[bytes]
+
+
+class Survey(NamedTuple):
+    """Ask the broker for all its workers: answer with `surveyed`."""
+
+
+class Maintain(NamedTuple):
+    """Do what is due in the store, and set the alarm again (`set_alarm`)."""
+
+
+class KeepOutcomes(NamedTuple):
+    """Write these at once: answer with `settled` or `unsettled`."""
+
+    outcomes: list[AttemptOutcome]
+
+
+class GivenBack(NamedTuple):
+    """A request has gone back to the queue; of interest where nodes share the store."""
+
+    uuid: bytes
+
+
+class Certain(NamedTuple):
+    """No worker can get this closed request any more, or one has it."""
+
+    uuid: bytes
+
+
+Effect = Recall | AskWorkers | Survey | Maintain | KeepOutcomes | GivenBack | Certain
+
 _NO_POLICY = Policy()
 _COUNTED_AS = {Status.DONE: "succeeded", Status.FAILED: "failed", Status.EXPIRED: "expired"}
 
@@ -76,14 +121,15 @@ def _counted_as(outcome: AttemptOutcome) -> str:
 class DispatchCore:
     """Decides; `now` is monotonic seconds."""
 
-    def __init__(self, config: ServerConfig, *, seed: int | None = None) -> None:
-        self.backlogs = backlogs = Backlogs(config)
+    def __init__(self, config: ServerConfig, *, shared: bool = False, seed: int | None = None) -> None:
+        """`shared`: whether other nodes use the store, too."""
+        self.timers: Timers[Alarm] = Timers()
+        """What is due later: ALARMS."""
+        self.backlogs = backlogs = Backlogs(config, self.timers, shared=shared)
         self.flights: dict[bytes, Flight] = {}
-        self.outcomes = OutcomeBuffer()
+        self.outcomes = OutcomeBuffer(self.timers)
         self.stopping = False
         """While true, nothing new is sent."""
-        self.given_back: list[bytes] | None = None
-        """Collects requests that have gone back to the queue; None: the store need not be notified."""
         self.counts = {"dispatched": 0, "succeeded": 0, "failed": 0, "expired": 0, "retried": 0, "returned": 0}
         self.ended = EndedCounts()
         self.again = 0
@@ -95,15 +141,13 @@ class DispatchCore:
         self.arrived, self.returned, self.emptied = backlogs.arrived, backlogs.returned, backlogs.emptied
         self.present, self.surveyed, self.unreadable = backlogs.present, backlogs.surveyed, backlogs.unreadable
         self._config = config
+        self._shared = shared
         self._dice = random.Random(seed)
-        self._recalls = recalls = Recalls(self.flights)
-        self.recall, self.take_recalls = recalls.add, recalls.take
-        """Of requests that no worker is to begin: answer what was taken with `refused` (499), or with `kept`."""
         self._unready: dict[bytes, float] = {}
         """Since when no worker was ready for a request."""
         self._sends: list[Send] = []
-        self._certain: list[bytes] = []
-        self._alarm: float | None = None
+        self._effects: list[Effect] = []
+        self._to_ask: list[bytes] = []
 
     def reconfigure(self, config: ServerConfig) -> None:
         """Go on with other settings."""
@@ -114,7 +158,7 @@ class DispatchCore:
         """Pause these services. Requests that no worker has started come back."""
         self.backlogs.pause_services(names)
         if names:
-            self._recalls.add([uuid for uuid, flight in self.flights.items() if flight.backlog.name in names])
+            self.recall([uuid for uuid, flight in self.flights.items() if flight.backlog.name in names])
 
     # -- what happened ---------------------------------------------------------------------------------------
 
@@ -187,11 +231,10 @@ class DispatchCore:
         if flight is not None:
             self._failed(uuid, flight, f"no reply within {self._config.attempt_timeout:g} s", [])
 
-    def tick(self, now: float) -> None:
-        """Handle what is due."""
-        self._recalls.tick(now)
-        for backlog in self.backlogs.tick(now):
-            self._recalls.overtake(backlog, now)
+    def recall(self, uuids: Iterable[bytes]) -> None:
+        """Have these back, as far as they are under way and no worker has begun them."""
+        flights = self.flights
+        self._effects += [Recall(uuid) for uuid in uuids if uuid in flights and not flights[uuid].settling]
 
     def kept(self, uuid: bytes) -> bool:
         """Note that a request cannot be taken back: a worker has it, or may have it. True when this ends its attempt;
@@ -201,7 +244,7 @@ class DispatchCore:
             return False
         if flight.closed:
             flight.kept = True
-            self._certain.append(uuid)
+            self._effects.append(Certain(uuid))
         if flight.closed or not flight.overdue:
             return False
         flight.backlog.abandoned += 1
@@ -237,7 +280,7 @@ class DispatchCore:
             if self.outcomes.hold(flight):
                 flight.backlog.in_flight += 1
                 self.backlogs.place(flight.backlog)
-        self.outcomes.again(outcomes, now)
+        self.outcomes.write_again(outcomes, now)
 
     def progressed(self, uuid: bytes, said: bytes) -> None:
         """The worker of a request says how far it is."""
@@ -264,31 +307,50 @@ class DispatchCore:
             flight = self.flights.get(uuid)
             if flight is not None:
                 flight.closed = True
-                self._recalls.add((uuid,))
+                self.recall((uuid,))
 
     def in_doubt(self, uuid: bytes) -> bool:
         """Whether a worker may still receive a closed request: it was sent, and no worker is known to have it.
-        `take_certain` returns it once that is decided."""
+        `Certain` follows once that is decided."""
         flight = self.flights.get(uuid)
         return flight is not None and flight.closed and not flight.settling and not flight.kept
 
     def set_alarm(self, when: float | None) -> None:
         """The store has something to do then; None: never."""
-        self._alarm = when
+        if when is None:
+            self.timers.cancel(MAINTENANCE)
+        else:
+            self.timers.set(MAINTENANCE, when)
 
     def hasten_alarm(self, when: float) -> None:
         """The store has something more to do then."""
-        self._alarm = when if self._alarm is None else min(self._alarm, when)
+        before = self.timers.get(MAINTENANCE)
+        self.set_alarm(when if before is None else min(before, when))
 
     # -- what is to be done ----------------------------------------------------------------------------------
 
-    def take_questions(self, now: float) -> list[bytes]:
-        """Return the services to ask the broker for: answer with `present`."""
-        return [] if self.stopping else self.backlogs.take_questions(now)
+    def take_effects(self, now: float, wanted: Container[bytes] | None = None) -> list[Effect]:
+        """What is to be done, in order.
 
-    def take_survey(self, now: float) -> bool:
-        """Whether the broker is to be asked for all its workers: answer with `surveyed`."""
-        return not self.stopping and self.backlogs.take_survey(now)
+        `wanted`: the requests with waiting clients. Other outcomes may be gathered for a moment while more requests
+        are in flight. None: do not gather.
+        """
+        timers, settling = self.timers, self.outcomes
+        if timers.wake_at is not None and timers.wake_at <= now:
+            for what, about in timers.due(now):
+                self.ALARMS[what](self, about, now)
+            if self._to_ask:
+                self._effects.append(AskWorkers(self._to_ask))
+                self._to_ask = []
+        if settling.pending:
+            hurry = wanted is None or self.stopping or settling.flights >= len(self.flights) or settling.wants(wanted)
+            self._effects += [KeepOutcomes(batch) for batch in settling.take(now, hurry)]
+        effects, self._effects = self._effects, []
+        return effects
+
+    def next_deadline(self) -> float | None:
+        """When `take_effects` may have something to return, whatever happens or not."""
+        return self.timers.wake_at
 
     def take_fetches(self) -> list[Fetch]:
         """What is to be read from the store, services in turn: answer one after the other with `fetched`, `damaged` or
@@ -312,40 +374,10 @@ class DispatchCore:
                 self._expired(send.uuid)
                 continue
             if end:
-                self._recalls.lapse(send.uuid, now + (end - wall_us) / 1e6)
+                self.timers.set(("lapsed", send.uuid), now + (end - wall_us) / 1e6)
             good.append(send)
         self.counts["dispatched"] += len(good)
         return good
-
-    def take_certain(self) -> list[bytes]:
-        """Closed requests that no worker can get any more."""
-        certain, self._certain = self._certain, []
-        return certain
-
-    def take_outcomes(self, now: float, wanted: Container[bytes] | None = None) -> list[list[AttemptOutcome]]:
-        """Return the outcomes to write, each list at once.
-
-        `wanted`: the requests with waiting clients. Other outcomes may be gathered for a moment while more requests
-        are in flight. None: do not gather.
-        """
-        settling = self.outcomes
-        hurry = wanted is None or self.stopping or settling.flights >= len(self.flights) or settling.wants(wanted)
-        return settling.take(now, hurry)
-
-    def take_alarm(self, now: float) -> bool:
-        """Whether the alarm is due. It is cleared then: the caller starts the maintenance, which sets it again."""
-        if self._alarm is None or now < self._alarm or self.stopping:
-            return False
-        self._alarm = None
-        return True
-
-    def next_deadline(self) -> float | None:
-        """The next time at which something is due."""
-        backlogs = self.backlogs
-        times = [self._recalls.next_deadline(), backlogs.overtakes.next(), self.outcomes.next_deadline()]
-        if not self.stopping:
-            times += (backlogs.next_deadline(), self._alarm)
-        return earliest(*times)
 
     # -- inside ----------------------------------------------------------------------------------------------
 
@@ -364,7 +396,7 @@ class DispatchCore:
         if backlog.allowed is not None:
             self.backlogs.began(backlog, now)
         if flight.policy.limit:
-            self._recalls.limit(row.uuid, now + flight.policy.limit)
+            self.timers.set(("limit", row.uuid), now + flight.policy.limit)
         context = context_of(row, flight, wall_us, alone=row.uuid in self._suspects)
         self._sends.append(Send(row.uuid, backlog.name, row.body, row.expires_at > 0, context))
 
@@ -386,11 +418,13 @@ class DispatchCore:
         if flight is None or flight.settling:
             return None
         flight.backlog.in_flight -= 1
-        if flight.policy.limit or flight.expires_at:
-            self._recalls.ended(uuid, flight)
+        if flight.policy.limit:
+            self.timers.cancel(("limit", uuid))
+        if flight.expires_at:
+            self.timers.cancel(("lapsed", uuid))
         if flight.closed:
             self._forget(uuid)
-            self._certain.append(uuid)
+            self._effects.append(Certain(uuid))
             return None
         self.backlogs.place(flight.backlog)
         return flight
@@ -433,10 +467,10 @@ class DispatchCore:
 
     def _give_back(self, uuid: bytes, flight: Flight, now: float, *, pause: bool) -> None:
         self.counts["returned"] += 1
-        if self.given_back is not None:
-            self.given_back.append(uuid)
+        if self._shared:
+            self._effects.append(GivenBack(uuid))
         if flight.expires_at:
-            self._alarm = now  # its time to live counts again
+            self.set_alarm(now)  # its time to live counts again
         backlog = flight.backlog
         backlog.rewind()  # first: a backlog where something waits is not forgotten
         if pause:
@@ -444,3 +478,73 @@ class DispatchCore:
         elif backlog.room and backlog.in_flight < backlog.room and not flight.recalled:
             backlog.room -= 1  # no worker took its place: the others go on
         self._forget(uuid)
+
+    # -- alarms ----------------------------------------------------------------------------------------------
+
+    def _past_limit(self, uuid: bytes, now: float) -> None:
+        """The attempt fails if a worker has the request, whether or not it is still busy with it; the broker is asked
+        now whether one has it."""
+        flight = self.flights.get(uuid)
+        if flight is not None and not flight.settling and not flight.closed:
+            flight.overdue = True
+            self._effects.append(Recall(uuid))
+
+    def _lapsed(self, uuid: bytes, now: float) -> None:
+        """Its time to live is over: a worker that has not started it must not start it."""
+        flight = self.flights.get(uuid)
+        if flight is not None and not flight.settling and not flight.closed:
+            self._effects.append(Recall(uuid))
+
+    def _overtake(self, name: bytes, now: float) -> None:
+        """Take back what was sent ahead and is less urgent than what has arrived since."""
+        if (backlog := self.backlogs.get(name)) is None:
+            return
+        urgent, backlog.urgent = backlog.urgent, 0
+        behind = [
+            (uuid, flight)
+            for uuid, flight in self.flights.items()
+            if flight.backlog is backlog
+            and flight.priority < urgent
+            and flight.started <= now - OVERTAKE
+            and not (flight.settling or flight.closed or flight.recalled)
+        ]
+        # No worker has those yet that were sent last.
+        for uuid, flight in behind[-backlog.surplus :] if backlog.surplus else []:
+            flight.recalled = True
+            self._effects.append(Recall(uuid))
+
+    def _check_rate(self, name: bytes, now: float) -> None:
+        self.backlogs.check_rate(name, now)
+
+    def _ask(self, name: bytes, now: float) -> None:
+        if not self.stopping:
+            self.backlogs.ask(name)
+            self._to_ask.append(name)
+
+    def _survey(self, _: bytes, now: float) -> None:
+        if not self.stopping:
+            self.backlogs.survey()
+            self._effects.append(Survey())
+
+    def _maintain(self, _: bytes, now: float) -> None:
+        if not self.stopping:
+            self._effects.append(Maintain())
+
+    def _write(self, _: bytes, now: float) -> None:
+        self.outcomes.gathered = True
+
+    def _write_again(self, _: bytes, now: float) -> None:
+        self.outcomes.again = True
+
+    ALARMS: ClassVar[dict[str, Callable[[DispatchCore, bytes, float], None]]] = {
+        "limit": _past_limit,
+        "lapsed": _lapsed,
+        "overtake": _overtake,
+        "rate": _check_rate,
+        "ask": _ask,
+        "survey": _survey,
+        "maintenance": _maintain,
+        "write": _write,
+        "write again": _write_again,
+    }
+    """What is due, by its word."""

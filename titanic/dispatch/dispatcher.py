@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -20,7 +20,17 @@ from typing import Any
 from broker import Channel, Loop, earliest
 from titanic.commit.writer import LIGHT_BYTES, Write, Writer
 from titanic.dispatch.attempts import Finish, Send
-from titanic.dispatch.core import DispatchCore
+from titanic.dispatch.core import (
+    AskWorkers,
+    Certain,
+    DispatchCore,
+    Effect,
+    GivenBack,
+    KeepOutcomes,
+    Maintain,
+    Recall,
+    Survey,
+)
 from titanic.dispatch.fetching import Fetching, LocalFetch
 from titanic.dispatch.maintenance import Maintenance
 from titanic.dispatch.outcomes import CompletionEvents, Outcomes, OutcomeWrite
@@ -131,7 +141,7 @@ class Dispatcher(Channel):
         most_waiters: int = MOST_WAITERS,
     ) -> None:
         """`send_answers`: to clients that wait for replies. `loop`: to run in. `most_waiters`: see `Waiters`."""
-        self.core = DispatchCore(config)
+        self.core = DispatchCore(config, shared=store.remote)
         self.loop = loop
         awaited = ReadService(WAIT, reader.read_awaited, self.replies_read, shared=True, replies=True)
         self.waiters = Waiters(
@@ -311,7 +321,6 @@ class Dispatcher(Channel):
         self._guarded(self._flush, now)
 
     def _tick(self, now: float) -> None:
-        self.core.tick(now)
         self.waiters.tick(now)
         self.failures.tick(now)
         if self.core.again:
@@ -323,63 +332,53 @@ class Dispatcher(Channel):
         """At once, when requests were left unread; else when something is due."""
         if self._ended:
             return None
-        if self._fetch_at is not None and self._fetch_at <= 0.0:
-            return 0.0
-        due = self.core.next_deadline() if self.transport is not None else None
-        if self.core.again and self._tell_again_at is None:
-            return 0.0
-        times = (
-            due,
-            self._tell_again_at,
-            self._fetch_at,
-            self.waiters.next_deadline(),
-            self.maintenance.next_deadline(),
-        )
-        return earliest(*times)
+        again = 0.0 if self.core.again and self._tell_again_at is None else self._tell_again_at
+        core = self.core.next_deadline() if self.transport is not None else None
+        return earliest(self._fetch_at, again, core, self.waiters.next_deadline(), self.maintenance.next_deadline())
 
     def _flush(self, now: float) -> None:
         """One round: take in results, decide, send."""
         core, transport = self.core, self.transport
         if transport is not None:
-            self._move(core, transport, now)
-        for uuid in core.take_certain():
-            self._withdrawn_from_workers(uuid)
+            # First: when the transport finds the broker dead, it must know what is not wanted any more.
+            if effects := core.take_effects(now, self.waiters):
+                self._perform(effects, transport, now)
+                transport.push(now)  # clients wait for this, and what follows may take a while
+            transport.deliver_results(now)
+            if self._counts_workers and now >= self._count_at:
+                self._count_at = now + COUNT_EVERY
+                transport.survey(now)
+            self._fetch_at = self._fetching.fetch(now)
+            self._perform(core.take_effects(now, self.waiters), transport, now)
+            transport.push(now)
         if core.stopping and not core.flights and not self._fetching.busy:
             self._shutdown.settled.set()
         if self.waiters.dismissed:
             self._shutdown.dismissed.set()
+
+    def _perform(self, effects: Iterable[Effect], transport: Transport, now: float) -> None:
+        for effect in effects:
+            match effect:
+                case KeepOutcomes(outcomes):
+                    self._writer.enqueue(self._new_write(outcomes))
+                case Recall(uuid):
+                    transport.recall_request(uuid, now)
+                case AskWorkers(services):
+                    transport.ask_presence(services, now)
+                case Survey():
+                    transport.survey(now)
+                case Maintain():
+                    self.maintenance.begin()
+                case Certain(uuid):
+                    self._withdrawn_from_workers(uuid)
+                case GivenBack(uuid):
+                    self._fetching.given_back(uuid)
 
     def _withdrawn_from_workers(self, uuid: bytes) -> None:
         """No worker can get this closed request any more."""
         self._pending_closes.over(uuid)
 
     # -- inside ----------------------------------------------------------------------------------------------
-
-    def _move(self, core: DispatchCore, transport: Transport, now: float) -> None:
-        # First: when the transport finds the broker dead, it must know what is not wanted any more.
-        if recalls := core.take_recalls():
-            for uuid in recalls:
-                transport.recall_request(uuid, now)
-            transport.push(now)  # clients wait for this, and what follows may take a while
-        transport.deliver_results(now)
-        if core.take_alarm(now):
-            self.maintenance.begin()
-        if questions := core.take_questions(now):
-            transport.ask_presence(questions, now)
-        if core.take_survey(now) or self._uncounted(now):
-            transport.survey(now)
-        self._fetch_at = self._fetching.fetch(now)
-        for uuid in core.take_recalls():
-            transport.recall_request(uuid, now)
-        for outcomes in core.take_outcomes(now, self.waiters):
-            self._writer.enqueue(self._new_write(outcomes))
-        transport.push(now)
-
-    def _uncounted(self, now: float) -> bool:
-        if not self._counts_workers or now < self._count_at:
-            return False
-        self._count_at = now + COUNT_EVERY
-        return True
 
     def _new_write(self, outcomes: Outcomes) -> Write:
         return OutcomeWrite(outcomes, partial(self.call, self.written), self._unwritten, ends=self.completions)

@@ -45,6 +45,9 @@ class Fetching(Protocol):
         """Read what the core wants, and send it. When to call again: 0 when there is more at once, None when not before
         something has happened."""
 
+    def given_back(self, uuid: bytes) -> None:
+        """A request has gone back to the queue."""
+
     def emptied(self, names: Sequence[bytes]) -> None:
         """Report to the core which of these services' queues are empty now: something has left them."""
 
@@ -86,6 +89,9 @@ class LocalFetch:
             if left <= 0:
                 break
         return 0.0
+
+    def given_back(self, uuid: bytes) -> None:
+        """Nothing: it was in the queue all the time."""
 
     def emptied(self, names: Sequence[bytes]) -> None:
         try:

@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import cast
 
-from broker import earliest
+from broker import Timers
 from titanic.commit.writer import LIGHT_BYTES, LIGHT_OUTCOMES, Write, halves
 from titanic.dispatch.attempts import AttemptOutcome, Finish, Flight
+from titanic.dispatch.backlogs import Alarm
 from titanic.errors import InvalidRequest, RecordCorrupt, StoreError, StoreFull
 from titanic.logs import Incident, event
 from titanic.protocol.submit_options import DEFAULT_PRIORITY
@@ -44,12 +45,15 @@ ENOUGH = 100
 FOOTPRINT = 500
 """Bytes of memory that an outcome takes besides its frames, roughly."""
 
+GATHERED: Alarm = ("write", b"")
+WRITE_AGAIN: Alarm = ("write again", b"")
+
 
 class OutcomeBuffer:
     """What was decided and is not written yet. `bytes` and `expiring` leave out what the disk did not take: such a
     request keeps its worker's place instead."""
 
-    def __init__(self) -> None:
+    def __init__(self, timers: Timers[Alarm]) -> None:
         self.bytes = 0
         self.expiring = 0
         """Outcomes of requests that have expired."""
@@ -57,10 +61,13 @@ class OutcomeBuffer:
         """Whether nothing can be written now: all is kept."""
         self.flights = 0
         """How many requests have an outcome here or on its way to the disk."""
+        self.gathered = False
+        """Whether what was gathered is to be written now; its alarm sets it."""
+        self.again = False
+        """The same of what the disk did not take."""
+        self._timers = timers
         self._outcomes: list[AttemptOutcome] = []
-        self._gather_until: float | None = None
         self._rewrites: list[AttemptOutcome] = []
-        self._rewrite_at: float | None = None
         self._pause = 0.0
         self._hurried = False
 
@@ -73,6 +80,11 @@ class OutcomeBuffer:
     def crowded(self) -> bool:
         """Whether so many outcomes are expiries that no more should be searched for."""
         return self.expiring >= EXPIRING_MOST
+
+    @property
+    def pending(self) -> bool:
+        """Whether something is to be written, soon or later."""
+        return bool(self._outcomes) or self.again
 
     def add(self, flight: Flight, outcome: AttemptOutcome, size: int) -> None:
         """Take the outcome of a request; `size` is the bytes of its frames or text."""
@@ -99,18 +111,18 @@ class OutcomeBuffer:
         self._discount(flight)
         return True
 
-    def again(self, outcomes: Iterable[AttemptOutcome], now: float) -> None:
+    def write_again(self, outcomes: Iterable[AttemptOutcome], now: float) -> None:
         """Write these again after a pause, which doubles each time."""
         self._rewrites += outcomes
-        if self._rewrite_at is None:
+        if WRITE_AGAIN not in self._timers:
             self._pause = min(WRITE_AGAIN_MOST, self._pause * 2 or WRITE_AGAIN_FIRST)
-            self._rewrite_at = now + (WRITE_AGAIN_AT_THE_END if self._hurried else self._pause)
+            self._timers.set(WRITE_AGAIN, now + (WRITE_AGAIN_AT_THE_END if self._hurried else self._pause))
 
     def hurry(self, now: float) -> None:
         """The server stops: write what is to be written again now, and then again and again."""
         self._hurried = True
-        if self._rewrite_at is not None:
-            self._rewrite_at = min(self._rewrite_at, now)
+        if WRITE_AGAIN in self._timers:
+            self._timers.set(WRITE_AGAIN, now)
 
     def wants(self, uuids: Container[bytes]) -> bool:
         """Whether one of these is to be written next."""
@@ -122,19 +134,17 @@ class OutcomeBuffer:
         batches: list[list[AttemptOutcome]] = []
         if self.blocked:
             return batches
-        if self._outcomes and self._gather_until is None:
-            self._gather_until = now + GATHER
-        if self._gather_until is not None and (hurry or now >= self._gather_until or len(self._outcomes) >= ENOUGH):
-            batches.append(self._outcomes)
-            self._outcomes, self._gather_until = [], None
-        if self._rewrite_at is not None and now >= self._rewrite_at:
+        if self._outcomes:
+            if hurry or self.gathered or len(self._outcomes) >= ENOUGH:
+                batches.append(self._outcomes)
+                self._outcomes, self.gathered = [], False
+                self._timers.cancel(GATHERED)
+            elif GATHERED not in self._timers:
+                self._timers.set(GATHERED, now + GATHER)
+        if self.again:
             batches += [[outcome] for outcome in self._rewrites]
-            self._rewrites, self._rewrite_at = [], None
+            self._rewrites, self.again = [], False
         return batches
-
-    def next_deadline(self) -> float | None:
-        """When something has gathered for long enough, or is to be written again."""
-        return None if self.blocked else earliest(self._gather_until, self._rewrite_at)
 
     def _discount(self, flight: Flight) -> None:
         self.bytes -= flight.size

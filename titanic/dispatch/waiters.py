@@ -193,7 +193,7 @@ class Waiters:
 
     def next_deadline(self) -> float | None:
         """When `tick` has something to do."""
-        return self._deadlines.next()
+        return self._deadlines.wake_at
 
     def _make_room(self) -> None:
         """Send away the asks that have waited longest, but not before the reader has looked them up."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_right, insort
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Container, Iterable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypedDict, Unpack, cast
 from broker import DELIVERY, Delivery, Handler, RemoteError, error_frames, execute, failure, read_error
 from titanic.dispatch.attempts import AttemptOutcome, Finish, Send
 from titanic.dispatch.backlogs import Fetch
-from titanic.dispatch.core import DispatchCore
+from titanic.dispatch.core import AskWorkers, DispatchCore, KeepOutcomes, Recall
 from titanic.errors import InvalidRequest, RequestFailed, TimedOut
 from titanic.protocol.answers import Ended, RequestInfo, standing, unknown
 from titanic.protocol.submit_options import Span, SubmitOptions, encode, seconds
@@ -219,16 +219,14 @@ class MemoryQueue:
             busy = True
             while busy:
                 busy = False
-                core.tick(self._now)
-                for name in core.take_questions(self._now):
-                    core.present(name, self._depth if name in served else 0, self._now)
+                self._perform(served)
                 for fetch in core.take_fetches():
                     busy = True
                     core.fetched(fetch.service, self._fetch(fetch), self._now, self._wall_us)
                     for send in core.take_sends(self._now, self._wall_us):
                         self._execute(send, served[send.service])
-                        self._settle()
-                self._settle()
+                        self._perform(served)
+                self._perform(served)
         finally:
             self._depth -= 1
 
@@ -262,16 +260,20 @@ class MemoryQueue:
         else:
             core.replied(send.uuid, [*parts, *body], self._now)
 
-    def _settle(self) -> None:
+    def _perform(self, served: Container[bytes]) -> None:
         core = self._core
-        for uuid in core.take_recalls():
-            core.kept(uuid)
-        core.take_certain()
-        for outcomes in core.take_outcomes(self._now):
-            for outcome in outcomes:
-                if (row := self._rows.get(outcome.uuid)) is not None:
-                    self._keep(row, outcome)
-            core.settled([outcome.uuid for outcome in outcomes])
+        for effect in core.take_effects(self._now):
+            match effect:
+                case AskWorkers(services):
+                    for name in services:
+                        core.present(name, self._depth if name in served else 0, self._now)
+                case Recall(uuid):
+                    core.kept(uuid)
+                case KeepOutcomes(outcomes):
+                    for outcome in outcomes:
+                        if (row := self._rows.get(outcome.uuid)) is not None:
+                            self._keep(row, outcome)
+                    core.settled([outcome.uuid for outcome in outcomes])
 
     def _keep(self, row: Row, outcome: AttemptOutcome) -> None:
         self._unready(row)

@@ -8,6 +8,7 @@ import pytest
 from support.dispatch_play import Play, at_work, names
 
 from broker import TRACEBACK, ErrorReply
+from titanic.dispatch.core import KeepOutcomes, Maintain
 from titanic.dispatch.outcomes import MOST_BYTES
 from titanic.store import Status
 
@@ -138,8 +139,9 @@ def test_of_a_long_detail_the_end_stays_until_the_next_attempt() -> None:
 def test_a_traceback_that_finds_no_room_is_not_waited_for() -> None:
     play = at_work("a", max_attempts=1)
     play.core.failed(b"a", ErrorReply(500, "ValueError: no", [TRACEBACK + b"..."]), play.now)
-    ((outcome,),) = play.core.take_outcomes(play.now)
-    play.core.unsettled([outcome], play.now, full=True)
+    (keep,) = play.core.take_effects(play.now)
+    assert isinstance(keep, KeepOutcomes)
+    play.core.unsettled(keep.outcomes, play.now, full=True)
     play.later_by(1)
     assert play.ended["a"][1:5] == (Status.FAILED, [], 1, "ValueError: no")
 
@@ -241,7 +243,7 @@ def test_a_closed_one_is_in_doubt_until_it_is_known_that_no_worker_gets_it() -> 
     play.close("a", "b", "c")
     assert [play.core.in_doubt(name) for name in (b"a", b"b", b"c")] == [True, True, False]
     play.go()
-    assert sorted(play.core.take_certain()) == [b"a", b"b"]
+    assert sorted(play.certain) == [b"a", b"b"]
     assert not play.core.in_doubt(b"a")
     play.reply("a", b"late")
     assert play.core.flights == {}
@@ -278,7 +280,7 @@ def test_what_the_disk_does_not_take_is_tried_with_growing_pauses() -> None:
     play.reply("a", b"A")
     pauses = []
     for _ in range(7):
-        deadline = play.core.next_deadline()
+        deadline = play.core.timers.next()
         assert deadline is not None
         pauses.append(deadline - play.now)
         play.later_by(deadline - play.now)
@@ -369,9 +371,7 @@ def test_the_alarm_rings_once() -> None:
     core = Play().core
     core.set_alarm(10.0)
     assert core.next_deadline() == 10.0
-    assert not core.take_alarm(9.9)
-    assert core.take_alarm(10.0)
-    assert not core.take_alarm(11.0)
+    assert [core.take_effects(now) for now in (9.9, 10.0, 11.0)] == [[], [Maintain()], []]
     core.set_alarm(20.0)
     core.set_alarm(None)
     assert core.next_deadline() is None
