@@ -104,7 +104,7 @@ class Server:
         self.endpoints, self.gathers = self.front.endpoints, self.front.gathers
         """Where clients reach it, and where requests that want no answer are gathered, with real ports."""
         self._refusals = Refusals()
-        self._reader = Reader(self.store, self.front.congested, self._refusals)
+        self._reader = Reader(self.store, self.front.congested, self._refusals, self._others)
         front, store, writer, reader = self.front, self.store, self.writer, self._reader
         parts = config, store, writer, reader, front.send_answers, front.loop, front.most_waiters
         self._shared = cluster.ClusterDispatcher(*parts, host=self, limits=self._limits) if store.remote else None
@@ -126,10 +126,8 @@ class Server:
             figures=self._figures,
             forbidden=self._forbidden,
             incarnation=None if node is None else node.incarnation,
-            others=bool if node is None else node.others,
+            others=self._others,
         )
-        if node is not None:
-            reader.others = node.others
         self._drains = False
         """Whether clients and workers are redirected because of that."""
         self.draining = False
@@ -286,6 +284,9 @@ class Server:
         rows = cast(NodesReadTransaction, transaction).nodes()
         draining = sum(row.draining for row in rows)
         return NodeSnapshot(self.facts().name, len(rows), draining, node.lease_left, node.held, node.leases_lost)
+
+    def _others(self) -> bool:
+        return self.node is not None and self.node.others()
 
     def _figures(self) -> ServiceFigures:
         """What is known here of services."""

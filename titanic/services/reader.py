@@ -63,14 +63,18 @@ class Reader:
     """Answers asks that only read the store."""
 
     def __init__(
-        self, store: Store, congested: Callable[[Any], bool] = lambda ask: False, refusals: Refusals | None = None
+        self,
+        store: Store,
+        congested: Callable[[Any], bool] = lambda ask: False,
+        refusals: Refusals | None = None,
+        others: Callable[[], bool] = bool,
     ) -> None:
-        """`congested`: whether the peer of an ask does not read its answers. `refusals`: counts refused asks."""
+        """`congested`: whether the peer of an ask does not read its answers. `refusals`: counts refused asks.
+        `others`: see `ServiceContext`."""
         self.refusals = refusals or Refusals()
         self.replies_given = 0
         self.congested = congested
-        self.others: Callable[[], bool] = bool
-        """See `ServiceContext`."""
+        self._others = others
         self._store = store
         self._turns = Turns(congested)
         self._thread: BatchThread[Batch] = BatchThread("reader", self._answer_batches)
@@ -150,7 +154,7 @@ class Reader:
             return tsp.failure(f"not read: {type(error).__name__}: {error}")
 
     def _not_read(self, error: StoreError) -> Frames:
-        return not_done("not read", error, others=self.others())
+        return not_done("not read", error, others=self._others())
 
 
 def _portion() -> defaultdict[ReadService, list[tuple[Any, Frames]]]:
