@@ -38,7 +38,7 @@ COUNTED = 0.05
 
 
 Alarm = tuple[str, bytes]
-"""What something is due about, a word, and the service or request that it is about; `DispatchCore.ALARMS` has all."""
+"""What something is due about, a word, and the service or request that it is about; ALARMS in core.py has all."""
 
 SURVEY: Alarm = ("survey", b"")
 

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from broker import ErrorReply, Timers
 from titanic.dispatch.attempts import (
@@ -338,7 +338,7 @@ class DispatchCore:
         timers, settling = self.timers, self.outcomes
         if timers.wake_at is not None and timers.wake_at <= now:
             for what, about in timers.due(now):
-                self.ALARMS[what](self, about, now)
+                ALARMS[what](self, about, now)
             if self._to_ask:
                 self._effects.append(AskWorkers(self._to_ask))
                 self._to_ask = []
@@ -536,15 +536,16 @@ class DispatchCore:
     def _write_again(self, _: bytes, now: float) -> None:
         self.outcomes.again = True
 
-    ALARMS: ClassVar[dict[str, Callable[[DispatchCore, bytes, float], None]]] = {
-        "limit": _past_limit,
-        "lapsed": _lapsed,
-        "overtake": _overtake,
-        "rate": _check_rate,
-        "ask": _ask,
-        "survey": _survey,
-        "maintenance": _maintain,
-        "write": _write,
-        "write again": _write_again,
-    }
-    """What is due, by its word."""
+
+ALARMS: dict[str, Callable[[DispatchCore, bytes, float], None]] = {
+    "limit": DispatchCore._past_limit,
+    "lapsed": DispatchCore._lapsed,
+    "overtake": DispatchCore._overtake,
+    "rate": DispatchCore._check_rate,
+    "ask": DispatchCore._ask,
+    "survey": DispatchCore._survey,
+    "maintenance": DispatchCore._maintain,
+    "write": DispatchCore._write,
+    "write again": DispatchCore._write_again,
+}
+"""What is due, by its word."""
