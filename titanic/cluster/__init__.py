@@ -1,5 +1,5 @@
-"""What a server does only if it shares its store with others: it claims requests (claims.py, node.py), dispatches what
-it has claimed (dispatcher.py), and finds out what other nodes do (notifications.py).
+"""What only a server with a shared store does: claim requests (claims.py, node.py), dispatch them (dispatcher.py), and
+exchange notifications with other nodes (notifications.py).
 
 The exports are loaded on first use: a server that shares its store with no other does not need them.
 """

@@ -21,7 +21,8 @@ POLL_INTERVAL = 0.05
 """Seconds between polls of a remote store for what is due: each takes time there."""
 
 APART_US = 1_000_000
-"""Nodes that share a store know its time to less than this. What another one has just given is not from the future."""
+"""Nodes know the time of a shared store to less than this: what another node has just written is not from the
+future."""
 
 Found = TypeVar("Found")
 
@@ -32,7 +33,7 @@ class BackgroundReader:
     def __init__(
         self, store: Store, read_soon: Callable[[Callable[[], None]], None], call: Callable[..., None]
     ) -> None:
-        """`read_soon`: has a function called in the reader's thread. `call`: has one called in the loop's."""
+        """`read_soon`: schedules a function in the reader's thread. `call`: schedules one in the loop's."""
         self._store = store
         self._read_soon = read_soon
         self._call = call

@@ -65,13 +65,13 @@ CLAIM_TRANSITIONS: dict[tuple[ClaimState, ClaimEvent], ClaimState] = {
 
 
 class Claim(NamedTuple):
-    """Claim at most so many requests of each service: answer with `claimed` or `failed`."""
+    """Claim at most this many requests of each service: answer with `claimed` or `failed`."""
 
     number: int
     incarnation: int
     wants: dict[bytes, int]
     bounds: Mapping[bytes, Bound] = {}
-    """What holds for some of them over all nodes."""
+    """Limits of some of them over all nodes."""
 
 
 class Release(NamedTuple):
@@ -118,7 +118,7 @@ CLAIM_MOST = 1000
 
 
 class LeaseState(Enum):
-    """Where a node stands with the store."""
+    """The state of a node's membership."""
 
     OUTSIDE = "outside"
     INSIDE = "inside"
@@ -128,7 +128,7 @@ class LeaseState(Enum):
 
 
 class LeaseEvent(Enum):
-    """What a node hears of its incarnation."""
+    """What the store reports about a node's incarnation."""
 
     JOINED = "joined"
     STILLBORN = "stillborn"  # the next one ended before the node knew that it had joined
@@ -155,7 +155,7 @@ LEASE_TRANSITIONS: dict[tuple[LeaseState, LeaseEvent], LeaseState] = {
 """What has no entry changes nothing."""
 
 IN_FORCE = (LeaseState.INSIDE, LeaseState.DOUBTED)
-"""Where the lease counts."""
+"""States in which the lease counts."""
 OUT = (LeaseState.LEFT, LeaseState.REFUSED)
 
 
@@ -170,7 +170,7 @@ class Join(NamedTuple):
 
 
 class Renew(NamedTuple):
-    """Renew the lease, end the silent: answer with `renewed`, `failed` or `refused`."""
+    """Renew the lease and expire silent nodes: answer with `renewed`, `failed` or `refused`."""
 
     number: int
     sent: float
@@ -199,15 +199,15 @@ class Lease:
         self.until = -math.inf
         """When the node has to stop dispatching."""
         self.due_at = -math.inf
-        """When the store is to be asked next."""
+        """When to query the store next."""
         self._draw = draw
         self._number = 0
         self.drawn: int | None = None
         """The one that it is about to join."""
         self.asked: LeaseCall | None = None
-        """What the store was asked and has not answered."""
+        """The call to the store that is not answered yet."""
         self._seen: dict[int, tuple[int, float]] = {}
-        """The others' `lease_until`, and since when each is seen so."""
+        """The others' `lease_until`, and since when each has been unchanged."""
         self._polled_at = -math.inf
 
     def lasts(self, now: float) -> bool:
@@ -215,12 +215,12 @@ class Lease:
         return now < self.until and self.state in IN_FORCE
 
     def take_number(self) -> int:
-        """A number for what is asked or answered: later ones are higher."""
+        """Return a number for a call or an answer: later ones are higher."""
         self._number += 1
         return self._number
 
     def next_deadline(self) -> float | None:
-        """When to ask the store."""
+        """When to query the store."""
         return self.due_at if self.asked is None and self.state not in OUT else None
 
     # -- what is to be asked ---------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ class Lease:
         self._stop(LeaseEvent.TOO_OLD, math.inf)
 
     def over(self, now: float) -> None:
-        """Others have ended this incarnation: join again, at once."""
+        """Join again at once: other nodes have ended this incarnation."""
         self._stop(LeaseEvent.OVER, now)
 
     def doubt(self, now: float) -> None:
@@ -299,11 +299,11 @@ class Lease:
             self.hasten(now)
 
     def hasten(self, now: float) -> None:
-        """Ask the store at once."""
+        """Query the store at once."""
         self.due_at = min(self.due_at, now)
 
     def failed(self, op: LeaseCall, now: float) -> None:
-        """The store gave no answer. Whatever became of it, the same may be asked again."""
+        """The store gave no answer. The call can be repeated, whatever its outcome."""
         if op == self.asked:
             self.asked = None
             self.due_at = now + self.config.renew / 4
@@ -325,7 +325,7 @@ class Lease:
         return now - since >= self.config.lease
 
     def _see_others(self, others: Sequence[Silent], now: float) -> None:
-        """Remember since when the others are seen as they are."""
+        """Remember since when the other nodes' leases have been unchanged."""
         if now - self._polled_at > self.config.lease / 2:
             self._seen.clear()
         self._polled_at = now
@@ -349,7 +349,7 @@ class ClaimsCore:
         self.lease = self.lease_kind(draw, config)
         self.draining = self._leaves = False
         self.bounds: dict[bytes, Bound] = {}
-        """What holds for some services over all nodes."""
+        """Limits of some services over all nodes."""
         self.holds: dict[bytes, Hold] = {}
         self._claim: Claim | None = None
         self._release: Release | None = None
@@ -360,8 +360,8 @@ class ClaimsCore:
         """Services that had more than was asked for."""
         self._poll_at: dict[bytes, float] = {}
         """When services that had too little are asked for again."""
-        self._told: set[bytes] = set()
-        """Services that have something more since the claim was sent."""
+        self._reported: set[bytes] = set()
+        """Services reported to have new requests since the claim was sent."""
         self._gone: set[bytes] = set()
         """Requests that are not held any more since then."""
         self._watched = False
@@ -404,7 +404,7 @@ class ClaimsCore:
         for name in services:
             self._poll_at.pop(name, None)
             if self._claim is not None:
-                self._told.add(name)
+                self._reported.add(name)
 
     def sent(self, uuid: bytes) -> None:
         """The request is on its way to a worker."""
@@ -416,7 +416,7 @@ class ClaimsCore:
             self._change(uuid, ClaimEvent.GIVEN_BACK)
 
     def ended(self, uuid: bytes) -> None:
-        """The attempt is over; its outcome is to be written."""
+        """The attempt has ended; its outcome is to be written."""
         self._change(uuid, ClaimEvent.ENDED)
 
     def forgotten(self, uuid: bytes) -> None:
@@ -524,7 +524,7 @@ class ClaimsCore:
         if not wants:
             return None
         self._claims_first = False
-        self._told.clear()
+        self._reported.clear()
         self._gone.clear()
         bounds = {name: bound for name, bound in self.bounds.items() if name in wants}
         self._claim = Claim(self.lease.take_number(), incarnation, wants, bounds)
@@ -556,7 +556,7 @@ class ClaimsCore:
                 self._plenty.add(name)
             else:
                 self._plenty.discard(name)
-                if name not in self._told:
+                if name not in self._reported:
                     self._poll_at[name] = now + again.get(name, POLL_INTERVAL)
             if fresh := [row for row in found if self._grant(name, row, number)]:
                 new[name] = fresh
@@ -590,7 +590,7 @@ class ClaimsCore:
     # -- outcomes --------------------------------------------------------------------------------------------
 
     def bounded(self, uuids: Iterable[bytes]) -> list[Place]:
-        """Those of these that count for bounds."""
+        """Return those of these that count for bounds."""
         return [hold.place for uuid in uuids if (hold := self.holds.get(uuid)) is not None and hold.bounded]
 
     def writing(self, uuids: Iterable[bytes]) -> Writing:

@@ -1,7 +1,7 @@
 """The dispatcher of a node: of a server that shares its store with others.
 
-It dispatches what the node has claimed (node.py). What happens here that concerns other nodes is published, and what
-happens there is found out (notifications.py).
+It dispatches what the node has claimed (node.py), publishes events that concern other nodes, and receives theirs
+(notifications.py).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ClusterDispatcher(Dispatcher):
         self.node = ClaimingNode(
             config, store, self._writer, core, self, self._background, self._cache, host, channel, self.completions
         )
-        """This process as one of those that share the store."""
+        """This process as a node of the shared store."""
         self.cluster: Cluster | None = None
         """The other nodes, if notifications go between them."""
         if channel is not None:
@@ -95,7 +95,7 @@ class ClusterDispatcher(Dispatcher):
         super().settings_changed(settings, then)
 
     def publish_settings(self) -> None:
-        """Have other nodes read what is set for services, and their limits."""
+        """Notify other nodes that settings or limits of services have changed."""
         if self.cluster is not None:
             self.cluster.settings_changed()
 
@@ -132,7 +132,7 @@ class ClusterDispatcher(Dispatcher):
             self.cluster.begin()
 
     def _read_settings(self) -> None:
-        """Nothing: they are read before the first claim."""
+        """Do nothing: they are read before the first claim."""
 
     def _reconfigure(self, config: ServerConfig) -> None:
         self.node.reconfigure(config)

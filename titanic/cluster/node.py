@@ -160,7 +160,7 @@ class Host(Protocol):
         now and then: workers may have come."""
 
     def limits_changed(self) -> None:
-        """Go by the shared limits, which another node has changed."""
+        """Apply the shared limits, which another node has changed."""
 
 
 class ClaimingNode:
@@ -183,7 +183,7 @@ class ClaimingNode:
         self.claims = ClaimsCore(_draw, config.lease)
         self.reconfigure(config)
         self.cut_off = False
-        """Whether others serve what this node cannot. Any thread may read it."""
+        """Whether other nodes serve while this one cannot. Any thread may read it."""
         self.leases_lost = 0
         self.problem: TitanicError | None = None
         """Why this node must not go on: the store is for later versions by now."""
@@ -200,7 +200,7 @@ class ClaimingNode:
         self._thread: BatchThread[None] = BatchThread("lease", _nothing)
         self._clock = ClockJumps()
         self._now_us = store.now_us
-        self._clock.look(self._now_us())
+        self._clock.observe(self._now_us())
         self.turn_at: float | None = 0.0
         """When it is to be called next at the latest; in the loop's clock, like all other times here except those
         passed to ClaimsCore."""
@@ -220,7 +220,7 @@ class ClaimingNode:
         self._damage = Incident(log, "dispatch")
 
     def reconfigure(self, config: ServerConfig) -> None:
-        """Go on with other settings."""
+        """Apply other settings."""
         self.config = config
         bounds = {name: Bound(limits.running, limits.rate) for name, limits in config.limits.items()}
         self.claims.bounds = {name: bound for name, bound in bounds.items() if any(bound)}
@@ -232,11 +232,11 @@ class ClaimingNode:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask nothing more of the store. Another thread calls it."""
+        """Query the store no more. Another thread calls it."""
         self._thread.stop()
 
     def turn(self, now: float) -> None:
-        """Do what is due about the lease: before anything is dispatched."""
+        """Handle the lease, before anything is dispatched."""
         claims, clock = self.claims, elapsed()
         if recalls := claims.take_recalls(clock):
             self._core.recall(recalls)
@@ -249,7 +249,7 @@ class ClaimingNode:
         self.turn_at = None if due is None else now + max(0.0, due - clock)
 
     def drain(self) -> None:
-        """Claim nothing more, give back what no worker has started, and leave when nothing is left."""
+        """Claim nothing more, return what no worker has started, and leave when nothing is left."""
         self.claims.drain()
         self._core.recall(self._core.flights)
 
@@ -378,7 +378,7 @@ class ClaimingNode:
         self._poll_at = 0.0
 
     def arrived(self, services: Collection[bytes]) -> None:
-        """These services have something more to be claimed."""
+        """These services have new requests to claim."""
         self.claims.arrived(services)
 
     def returned(self, services: Collection[bytes]) -> None:
@@ -460,7 +460,7 @@ class ClaimingNode:
     def _dispatch(
         self, granted: Mapping[bytes, list[ReadyRow]], damaged: Mapping[bytes, RecordCorrupt], now: float
     ) -> None:
-        core, sure_us = self._core, self._clock.look(self._now_us())
+        core, sure_us = self._core, self._clock.observe(self._now_us())
         for name, rows in granted.items():
             core.fetched(name, [row for row in rows if row.uuid not in damaged], now, sure_us)
         sends = core.take_sends(now, sure_us)

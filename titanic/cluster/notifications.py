@@ -65,7 +65,7 @@ SHARE = 10
 """A slow poll is followed by a pause that is this many times as long."""
 
 NAMESAKES = 2.0
-"""Leases after which another one of the same name is no predecessor."""
+"""Leases after which another node of the same name is not this node's predecessor."""
 
 PATIENCE = 2 * POLL_INTERVAL
 """Seconds that a node has to find a recall after the end of the incarnation that it was for."""
@@ -75,10 +75,10 @@ BALANCE_EVERY = 60.0
 """Seconds between checks whether this node has more workers than its share."""
 
 CROWDED = 1.25
-"""Shares of which it has more then."""
+"""It has more than its share if it has this many times its share."""
 
 SENT_ON = 10
-"""One of so many workers is sent on each time, at least one."""
+"""Each time one in this many workers is sent on, at least one."""
 
 
 SAME_NAME = "another node has this node's name: both are listed with their numbers; give each its own, as --node-name"
@@ -94,8 +94,8 @@ _OVER = b""
 
 
 class ProgressElsewhere:
-    """How far workers are with requests: each node publishes this of its own about once a second, and remembers what it
-    hears. Nothing is stored, and what is lost comes again. Methods are called in the loop's thread, `get` in any."""
+    """Progress of requests at other nodes: each node publishes its own about once a second and remembers what it
+    receives. Nothing is stored. Methods are called in the loop's thread, `get` in any."""
 
     def __init__(self, line: NotificationChannel, flights: Mapping[bytes, Flight]) -> None:
         self._line = line
@@ -117,7 +117,7 @@ class ProgressElsewhere:
             self._line.publish(Notification(progress=news))
 
     def heard(self, news: Mapping[bytes, bytes]) -> None:
-        """Take another node's progress."""
+        """Remember another node's progress."""
         for uuid, text in news.items():
             self._heard.pop(uuid, None)
             if (progress := read_progress(text)) is not None:
@@ -131,7 +131,7 @@ class ProgressElsewhere:
             self._heard.pop(uuid, None)
 
     def get(self, uuid: bytes) -> Progress | None:
-        """How far another node's worker is with this one, as far as was heard."""
+        """Return the last progress of this request that another node has published."""
         return self._heard.get(uuid)
 
 
@@ -151,7 +151,7 @@ class Cluster:
         host: Host,
         call: Callable[..., None],
     ) -> None:
-        """`call`: has a function called in the loop's thread."""
+        """`call`: schedules a function in the loop's thread."""
         self._line = line
         self._node = node
         self._core = core
@@ -163,7 +163,7 @@ class Cluster:
         self._host = host
         self._call = call
         self.progress = ProgressElsewhere(line, core.flights)
-        """How far workers at other nodes are."""
+        """Progress of requests at other nodes."""
         self._own: set[int] = set()
         """The incarnations that this node has had."""
         self._poll_at: float | None = None
@@ -175,14 +175,15 @@ class Cluster:
         self._expected: dict[bytes, list[_Expected]] = {}
         """The closes that wait for other nodes, by request."""
         self._over_since: dict[bytes, float] = {}
-        """Since when it is known that the incarnation is over which was to take a request back."""
+        """When it became known that the incarnation which had to withdraw a request is over."""
         self._taking_back: dict[bytes, int] = {}
-        """What others have closed, and a worker here might be given; by which incarnation it was claimed."""
+        """Requests that other nodes have closed and a worker here may still get, with the incarnation that claimed
+        them."""
         self._settled: list[tuple[bytes, int]] = []
         """Recalls that are to be removed."""
         self._balance_at = math.inf
         self._namesakes_since: float | None = None
-        """Since when others have this node's name; infinite when that was said."""
+        """Since when others have this node's name; infinite once that was logged."""
         self._incident = Incident(log, "poll for changes by other nodes")
 
     def begin(self) -> None:
@@ -204,7 +205,7 @@ class Cluster:
             self._line.publish(Notification(ended=set(uuids)))
 
     def settings_changed(self) -> None:
-        """Something was set for a service."""
+        """Publish that settings of a service have changed."""
         if not self._line.alone:
             self._line.publish(Notification(poll={Topic.SETTINGS}))
 
@@ -250,7 +251,7 @@ class Cluster:
         self._background.read(partial(_poll, question), partial(self._seen, question), self._not_seen)
 
     def hurry(self) -> None:
-        """There is something to see."""
+        """Poll soon."""
         self._hurried = True
         if self._poll_at is not None and not self._polling:
             self._poll_at = min(self._poll_at, self._began + MIN_POLL_INTERVAL)
@@ -329,8 +330,8 @@ class Cluster:
     # -- inside: closes that wait for others ---------------------------------------------------------------------
 
     def _found_recalled(self, asked: Collection[bytes], recalls: Sequence[Recall], *, publish: bool = True) -> None:
-        """Settle the closes of the requests in `asked` that other nodes need not take back any more; those in
-        `recalls` they still must."""
+        """Settle the closes of the requests in `asked` that have no recall left in `recalls`: other nodes have
+        withdrawn them."""
         left = {recall.uuid: recall for recall in recalls}
         now = time.monotonic()
         for uuid in asked:
@@ -344,7 +345,7 @@ class Cluster:
             self._line.publish(Notification(closed={recall.uuid: recall.incarnation for recall in recalls}))
 
     def _over(self, uuid: bytes) -> None:
-        """No other node can give a worker this one."""
+        """Note that no other node can send this request to a worker."""
         self._over_since.pop(uuid, None)
         for expected in self._expected.pop(uuid, ()):
             expected.over(uuid)
@@ -352,7 +353,7 @@ class Cluster:
     # -- inside: what others have closed -------------------------------------------------------------------------
 
     def _take_back_soon(self, recalls: Iterable[tuple[bytes, int]]) -> None:
-        """What was claimed before it was closed may be on its way here still, from the writer."""
+        """Withdraw these soon: claims made before the close may still arrive from the writer."""
         new = {uuid: incarnation for uuid, incarnation in recalls if uuid not in self._taking_back}
         if new:
             self._taking_back |= new
@@ -366,7 +367,7 @@ class Cluster:
             self._pending_closes.add(((uuid,), partial(self._settle, [(uuid, incarnation)])))
 
     def _settle(self, recalls: Sequence[tuple[bytes, int]]) -> None:
-        """No worker can be given these."""
+        """Remove the recalls of requests that no worker can get."""
         if not self._settled:
             self._call(self._write_settled)
         self._settled += recalls

@@ -1,7 +1,7 @@
-"""What servers that share a store have in common: what is set for services, and the limits of services.
+"""What servers of a shared store have in common: settings and limits of services.
 
 The store has both. Each server reads them before it claims anything, with each renewal of its lease, and when another
-one reports that something was set.
+server reports a change.
 """
 
 from __future__ import annotations
@@ -30,22 +30,23 @@ log = logging.getLogger(__name__)
 
 
 class SharedLimits:
-    """The limits of services that hold at all servers of a store."""
+    """The limits of services that all servers of a store apply."""
 
     def __init__(self, store: Store, given: Mapping[bytes, ServiceLimits]) -> None:
-        """`given`: by the options of this server. Raises OtherLimits if others hold."""
+        """`given`: by the options of this server. Raises OtherLimits if the store has others."""
         self._store = store
         self._given = _as_stored(given)
         self._held = self._seen = self._agree()
-        """What this server goes by, and what was found last."""
+        """What this server applies, and what it found last."""
 
     @property
     def held(self) -> dict[bytes, ServiceLimits]:
-        """What this server goes by."""
+        """The limits that this server applies."""
         return {name: ServiceLimits(*limits) for name, limits in self._held.items()}
 
     def change(self, given: Mapping[bytes, ServiceLimits]) -> None:
-        """Set at all servers what differs from what was given before. Raises StoreError; then nothing changes."""
+        """Store, for all servers, the limits that differ from those given before. Raises StoreError; then nothing
+        changes."""
         before, now = self._given, _as_stored(given)
         with self._store.write() as transaction:
             shared = cast(SharedWriteTransaction, transaction)
@@ -54,7 +55,7 @@ class SharedLimits:
         self._given = now
 
     def found(self, limits: Mapping[bytes, Limits]) -> bool:
-        """Go by the limits that the store has now. Returns whether they have changed since they were found last."""
+        """Apply the limits that the store has now. Returns whether they have changed since the last call."""
         if limits == self._seen:
             return False
         before, self._held = self._held, dict(limits)
@@ -80,7 +81,7 @@ class SharedLimits:
 
 
 class ServiceSettingsCache:
-    """Keeps what is set up to date. Methods are called in the loop's thread, unless they say otherwise."""
+    """Keeps settings of services up to date. Methods are called in the loop's thread, unless they say otherwise."""
 
     def __init__(
         self,
@@ -91,8 +92,8 @@ class ServiceSettingsCache:
         limits_changed: Callable[[], None],
         call: Callable[..., None],
     ) -> None:
-        """`limits`: None if they are not shared. `hold`: takes what is set for services. `call`: has a function called
-        in the loop's thread."""
+        """`limits`: None if they are not shared. `hold`: applies settings. `call`: schedules a function in the loop's
+        thread."""
         self._store = store
         self._background = background
         self._limits = limits
@@ -100,22 +101,22 @@ class ServiceSettingsCache:
         self._limits_changed = limits_changed
         self._call = call
         self._changes = 0
-        """How often something was set by this server."""
+        """The number of changes by this server."""
         self._unread = Incident(log, "read what is set for services")
 
     def read_first(self) -> None:
-        """Read what is set for services before anything is claimed, in the thread of the lease. Raises StoreError."""
+        """Read the settings before anything is claimed, in the thread of the lease. Raises StoreError."""
         with self._store.read() as transaction:
             self._call(self._hold, transaction.service_settings())
 
     def refresh(self) -> None:
-        """Read everything: it may have changed."""
+        """Read all settings again: they may have changed."""
         self._background.read(_settings, partial(self._found, self._changes), self._unread.failed)
         if self._limits is not None:
             self._background.read(_limits, partial(self._found_limits, self._limits), self._unread.failed)
 
     def changed_here(self) -> None:
-        """Note that this server has set something. Any thread may call it."""
+        """Note a change by this server. Any thread may call it."""
         self._changes += 1
 
     def _found(self, changes: int, settings: ServiceSettings) -> None:

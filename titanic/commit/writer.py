@@ -191,7 +191,7 @@ class Writer:
         self.stop = self._thread.stop
         self.clock_jumps = ClockJumps()
         self._now_us = store.now_us
-        self.clock_jumps.look(self._now_us())
+        self.clock_jumps.observe(self._now_us())
         """The wall clock, read in each commit."""
         self._enqueued = self._done = 0
         """Writes that were passed to the thread, and those that it has finished."""
@@ -226,7 +226,7 @@ class Writer:
     def _commit(self, writes: list[Write], tries: int = 1) -> None:
         now_us, began, worked = self._now_us(), time.monotonic(), time.thread_time()
         at_work: Write | None = None
-        self.clock_jumps.look(now_us)
+        self.clock_jumps.observe(now_us)
         try:
             with self._store.write() as transaction:
                 if self._remote:

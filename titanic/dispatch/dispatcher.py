@@ -1,8 +1,8 @@
 """The dispatcher moves requests: store → core → transport → broker, and outcomes: transport → core → writer.
 
-It is a channel in the loop of the front: what has just been accepted goes to its worker in the same round. The services
-report what they committed (`DispatcherInbox`). Clients that wait for replies wait here, because the end of a request is
-known here first.
+It is a channel in the loop of the front, so an accepted request goes to its worker in the same round. The services
+report what they committed (`DispatcherInbox`). Clients wait for replies here, because the dispatcher is the first to
+know that a request has ended.
 """
 
 from __future__ import annotations
@@ -48,20 +48,19 @@ from titanic.store import KnownSettings, ServiceSettings, Status, Store
 log = logging.getLogger(__name__)
 
 LAST_WRITE = 2.0
-"""Seconds at the end for keeping which requests workers still have."""
+"""Seconds of a shutdown reserved for recording which requests workers still have."""
 
-TELL_AGAIN = 1.0
-"""Seconds for which it is counted what is dispatched again, before the log says so."""
+LOG_REDISPATCH_AFTER = 1.0
+"""Seconds for which dispatches after a restart are counted before they are logged."""
 
 COUNT_EVERY = 5.0
-"""Seconds between surveys of the workers at a broker elsewhere. They are for `workers` alone: services that have enough
-workers are not asked for otherwise."""
+"""Seconds between counts of the workers at a separate broker, for `workers` alone."""
 
 
 DISMISS_MOST = 2.0
-"""Seconds that the reader has to read the replies for the clients that began to wait last."""
+"""Maximum time for reading the replies of the clients that began to wait last."""
 
-GRACE_LOOK = 0.5
+GRACE_CHECK = 0.5
 """Seconds between checks whether waiting for the requests in flight still makes sense."""
 
 
@@ -74,10 +73,10 @@ class Shutdown:
         self.dismissed = threading.Event()
 
     def wait_settled(self, grace: float, sensible: Callable[[], bool]) -> None:
-        """Wait so many seconds at most, and only as long as it is `sensible`."""
+        """Wait at most `grace` seconds, and only while it is `sensible`."""
         until = time.monotonic() + grace
         while sensible() and (left := until - time.monotonic()) > 0:
-            if self.settled.wait(min(left, GRACE_LOOK)):
+            if self.settled.wait(min(left, GRACE_CHECK)):
                 return
 
     def wait_dismissed(self) -> None:
@@ -85,7 +84,7 @@ class Shutdown:
         self.dismissed.wait(DISMISS_MOST)
 
     def over(self) -> None:
-        """Nothing more is to be waited for."""
+        """End all waiting."""
         self.settled.set()
         self.dismissed.set()
 
@@ -104,14 +103,14 @@ class _Doubt:
 
 
 class PendingCloses:
-    """Those of this node's dispatcher. Methods are called in the loop's thread."""
+    """Pending closes of this node's dispatcher. Methods are called in the loop's thread."""
 
     def __init__(self, core: DispatchCore) -> None:
         self._core = core
         self._doubts: dict[bytes, list[_Doubt]] = {}
 
     def add(self, closed: CloseDoubt) -> None:
-        """The core knows that these are closed. What is not in flight now never will be: the store has it no more."""
+        """Add requests that the core knows are closed. Those not in flight now will never be sent."""
         about, then = closed
         doubt = _Doubt({uuid for uuid in about if self._core.in_doubt(uuid)}, then)
         for uuid in doubt.left:
@@ -120,13 +119,13 @@ class PendingCloses:
             then()
 
     def over(self, uuid: bytes) -> None:
-        """No worker of this node can be given this one any more."""
+        """Note that no further worker of this node can get this request."""
         for doubt in self._doubts.pop(uuid, ()):
             doubt.over(uuid)
 
 
 class Dispatcher(Channel):
-    """Methods that begin with an underscore are called in the loop's thread. It rests until it gets a report."""
+    """Methods that begin with an underscore are called in the loop's thread. It is idle until it gets a report."""
 
     rests = True
 
@@ -150,31 +149,31 @@ class Dispatcher(Channel):
         self.failures = FailureLog()
         self._refusals = reader.refusals
         self.settings = KnownSettings()
-        """What is set for services, as this process goes by it."""
+        """Settings of services that this process applies."""
         self.completions = CompletionEvents(self.settings, self.arrived)
         self._pending_closes = PendingCloses(self.core)
         self._counts_workers = config.broker is not None
         self._count_at = 0.0
         self._fetch_at: float | None = None
-        """When to fetch from the store again, whatever happens; at once, when the last round left requests unread."""
+        """When to fetch from the store again at the latest; at once, if the last round left requests unread."""
         self._store = store
         self._writer = writer
         self.transport: Transport | None = None
-        """What requests travel by; None: no broker is known yet."""
+        """The transport to the broker; None: no broker is known yet."""
         self._shutdown = Shutdown()
         self._started = self._ended = False
         self._fetching = self._new_fetching(config, reader)
         self.maintenance = self._new_maintenance(config)
-        self._tell_again_at: float | None = None
+        self._log_redispatch_at: float | None = None
         """When to log how many requests were dispatched again."""
         self.loop.add(self)
 
     def _new_fetching(self, config: ServerConfig, reader: Reader) -> Fetching:
-        """Make what reads the requests to be sent. Part of the construction, like the next."""
+        """Create the `Fetching`. Part of the construction, like the next."""
         return LocalFetch(self._store, self.core, self.send)
 
     def _new_maintenance(self, config: ServerConfig) -> Maintenance:
-        """Make the maintenance of the store."""
+        """Create the maintenance of the store."""
         reports = self.call, self.expired, self.core.returned, self.completions
         return Maintenance(config, self._store, self._writer, self.core, *reports)
 
@@ -184,14 +183,14 @@ class Dispatcher(Channel):
         self.call(self._begin)
 
     def call(self, function: Callable[..., None], *args: Any) -> None:
-        """Have a function called in the loop's thread, with `guard`. Any thread may ask."""
+        """Call a function in the loop's thread, with `guard`. Any thread may call this."""
         self.loop.call(self.guard, function, *args)
 
     def guard(self, function: Callable[..., None], *args: Any) -> None:
         """Call a function, in the loop's thread.
 
-        What is in flight is known here alone, and an error halfway could lose a request for ever. So the first error
-        ends the dispatcher, and with it the server: one that starts again forgets none.
+        Only the dispatcher knows what is in flight, and an error halfway could lose a request. So the first error ends
+        the dispatcher, and with it the server: after a restart none is forgotten.
         """
         self.wake()
         self._guarded(function, *args)
@@ -206,11 +205,11 @@ class Dispatcher(Channel):
             self._end()
 
     def wake(self) -> None:
-        """Something came, for its transport perhaps. Call this in the loop's thread."""
+        """Run a round: something arrived. Call this in the loop's thread."""
         self.loop.touch(self)
 
     def connect(self, transport: Transport) -> None:
-        """Send requests with this from now on. Call it before the loop runs, or in its thread."""
+        """Send requests with this transport. Call it before the loop runs, or in its thread."""
         if self.transport is not None:
             self.transport.dismiss(time.monotonic())
         self.transport = transport
@@ -219,8 +218,8 @@ class Dispatcher(Channel):
         self.wake()
 
     def wind_down(self, grace: float) -> None:
-        """Send nothing new, and give what is in flight `grace` seconds to come back and reach the disk. A store that
-        cannot be used any more is not waited for."""
+        """Send nothing new, and wait `grace` seconds until the requests in flight have returned and are stored. A
+        failed store is not waited for."""
         self.call(self._set_stopping)
         self._shutdown.wait_settled(grace, self._may_settle)
         if not self._shutdown.settled.is_set():
@@ -238,11 +237,11 @@ class Dispatcher(Channel):
 
     @property
     def alive(self) -> bool:
-        """Whether it works."""
+        """Whether it is running."""
         return self._started and not self._ended and not self.loop.ended
 
     def stop(self) -> None:
-        """Do nothing more; the loop goes on. What is in flight is executed again after the next start."""
+        """Stop; the loop goes on. Requests in flight are executed again after the next start."""
         if self.alive:
             self.call(self.waiters.dismiss)
             self._shutdown.wait_dismissed()
@@ -264,42 +263,42 @@ class Dispatcher(Channel):
         self.call(self._settings_changed, then)
 
     def reconfigure(self, config: ServerConfig) -> None:
-        """Go on with other settings. Any thread may call it."""
+        """Apply other settings. Any thread may call it."""
         self.call(self._reconfigure, config)
 
     def wait_for_replies(self, asks: Sequence[Ask]) -> None:
         self.call(self._wait, asks)
 
     def replies_read(self, answers: Answers) -> None:
-        """What the reader found of replies that clients wait for."""
+        """Send the replies that the reader found to waiting clients."""
         self.call(self.waiters.found, answers)
 
     def running(self) -> Collection[bytes]:
         return self.core.flights.copy().keys()
 
     def progress(self, uuids: Collection[bytes]) -> dict[bytes, Progress]:
-        """How far those of these are that are running, as far as their workers have said. Any thread may ask."""
+        """Return the progress of the running ones among these. Any thread may call it."""
         flights = self.core.flights
         found = ((uuid, flight.progress) for uuid in uuids if (flight := flights.get(uuid)) is not None)
         return {uuid: progress for uuid, progress in found if progress is not None}
 
     def worker_of(self, uuid: bytes) -> str:
-        """The process of the worker that has a request, as HOST:PID; empty: unknown. Any thread may ask."""
+        """Return the process of the worker that has a request, as HOST:PID; empty: unknown. Any thread may call it."""
         return "" if self.transport is None else self.transport.worker_of(uuid)
 
     def running_since(self, uuids: Collection[bytes]) -> dict[bytes, int]:
-        """When those of these were sent that are in flight, in µs since the epoch. Any thread may ask."""
+        """Return when those in flight among these were sent, in µs since the epoch. Any thread may call it."""
         now, now_us, flights = time.monotonic(), self._store.now_us(), self.core.flights
         sent = ((uuid, flights.get(uuid)) for uuid in uuids)
         return {uuid: now_us - int((now - one.started) * 1e6) for uuid, one in sent if one is not None}
 
     def in_flight(self) -> dict[bytes, int]:
-        """How many stored requests of each service are running, where there are any. Any thread may ask."""
+        """The number of running stored requests of each service that has any. Any thread may read it."""
         return dict(Counter(one.backlog.name for one in self.core.flights.copy().values() if not one.closed))
 
     def workers(self) -> dict[bytes, int | None]:
-        """How many workers each service has, as a broker elsewhere reported lately; None: some, but it does not report
-        how many. Any thread may ask."""
+        """The workers of each service, as a separate broker last reported; None: some, number unknown. Any thread may
+        read it."""
         return self.core.backlogs.all_workers()
 
     def replies_given(self) -> int:
@@ -324,23 +323,23 @@ class Dispatcher(Channel):
         self.waiters.tick(now)
         self.failures.tick(now)
         if self.core.again:
-            self._tell_again(now)
+            self._log_redispatched(now)
         self._refusals.tick(now)
         self.maintenance.tick(now)
 
     def next_deadline(self) -> float | None:
-        """At once, when requests were left unread; else when something is due."""
+        """Return when the next round is due: at once, if requests were left unread."""
         if self._ended:
             return None
-        again = 0.0 if self.core.again and self._tell_again_at is None else self._tell_again_at
+        again = 0.0 if self.core.again and self._log_redispatch_at is None else self._log_redispatch_at
         core = self.core.next_deadline() if self.transport is not None else None
         return earliest(self._fetch_at, again, core, self.waiters.next_deadline(), self.maintenance.next_deadline())
 
     def _flush(self, now: float) -> None:
-        """One round: take in results, decide, send."""
+        """Run one round: collect results, decide, send."""
         core, transport = self.core, self.transport
         if transport is not None:
-            # First: when the transport finds the broker dead, it must know what is not wanted any more.
+            # First: when the transport finds the broker dead, it must know which requests are closed.
             if effects := core.take_effects(now, self.waiters):
                 self._perform(effects, transport, now)
                 transport.push(now)  # clients wait for this, and what follows may take a while
@@ -384,8 +383,8 @@ class Dispatcher(Channel):
         return OutcomeWrite(outcomes, partial(self.call, self.written), self._unwritten, ends=self.completions)
 
     def send(self, sends: Sequence[Send], now: float) -> None:
-        """Give requests to the transport."""
-        assert self.transport is not None  # nothing is fetched without, and what was there is only replaced
+        """Pass requests to the transport."""
+        assert self.transport is not None  # nothing is fetched without one, and a transport is only replaced
         self.transport.send_requests(sends, now)
 
     def _begin(self) -> None:
@@ -398,7 +397,7 @@ class Dispatcher(Channel):
             self.hold_settings(transaction.service_settings())
 
     def hold_settings(self, settings: ServiceSettings) -> None:
-        """Go by what is set for services."""
+        """Apply the settings of services."""
         if settings != self.settings.all:
             self.settings.know(settings)
         if self.settings.paused != self.core.backlogs.paused:
@@ -409,13 +408,13 @@ class Dispatcher(Channel):
         then()
 
     def _end(self) -> None:
-        """Stop for good, and let no thread wait for it."""
+        """Stop for good, and release all waiting threads."""
         self._ended = True
         self.failures.finish()
         self._shutdown.over()
 
     def _is_running(self, uuid: bytes) -> bool:
-        """Whether an outcome of this request is to be expected that its clients may hear."""
+        """Return whether this request is still to get an outcome that its clients may see."""
         return (flight := self.core.flights.get(uuid)) is not None and not flight.closed
 
     def _wait(self, asks: Sequence[Ask]) -> None:
@@ -427,19 +426,19 @@ class Dispatcher(Channel):
         self.maintenance.refresh_alarm()
 
     def _give_up(self) -> None:
-        """Keep of what workers still have that they had it. What no worker has was recalled when the stop began."""
+        """Record which requests workers still have. The others were recalled when the stop began."""
         now = datetime.now().astimezone().isoformat(" ", "seconds")
         if count := self.core.give_up(f"the server stopped at {now} while a worker had it, which may go on with it"):
             text = "%d requests are still with workers: they are dispatched again, and these workers may go on"
             log.warning(text, count, extra=event("given-up"))
 
-    def _tell_again(self, now: float) -> None:
-        if self._tell_again_at is None:
-            self._tell_again_at = now + TELL_AGAIN
-        elif now >= self._tell_again_at:
+    def _log_redispatched(self, now: float) -> None:
+        if self._log_redispatch_at is None:
+            self._log_redispatch_at = now + LOG_REDISPATCH_AFTER
+        elif now >= self._log_redispatch_at:
             text = "%d requests dispatched again: workers had them before, and may go on; titanic show says since when"
             log.warning(text, self.core.again, extra=event("dispatched-again"))
-            self._tell_again_at, self.core.again = None, 0
+            self._log_redispatch_at, self.core.again = None, 0
 
     def _arrived(self, services: Mapping[bytes, int], due_us: int | None) -> None:
         if services:
@@ -465,7 +464,7 @@ class Dispatcher(Channel):
         self._keep_pending(doubts)
 
     def _keep_pending(self, closes: Sequence[CloseDoubt]) -> None:
-        """Answer these closes as soon as no worker can be given any of their requests."""
+        """Answer these closes as soon as no further worker can get any of their requests."""
         for close in closes:
             self._pending_closes.add(close)
 

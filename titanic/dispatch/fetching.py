@@ -69,7 +69,7 @@ class LocalFetch:
         self._send = send
         self._clock = ClockJumps()
         self._now_us = store.now_us
-        self._clock.look(self._now_us())
+        self._clock.observe(self._now_us())
         """The wall clock, as the dispatcher sees it."""
         self._damage = Incident(log, "dispatch")
         self._unread = Incident(log, "read what to dispatch")
@@ -84,7 +84,7 @@ class LocalFetch:
             if not (fetches := core.take_fetches()):
                 return None
             left = self._read(fetches, left, now)
-            if sends := core.take_sends(now, self._clock.look(self._now_us())):
+            if sends := core.take_sends(now, self._clock.observe(self._now_us())):
                 self._send(sends, now)
             if left <= 0:
                 break
@@ -102,7 +102,7 @@ class LocalFetch:
 
     def _read(self, fetches: Sequence[Fetch], left: int, now: float) -> int:
         """Read the store once, bodies of `left` bytes at most. Return how many bytes are left then."""
-        sure_us = self._clock.look(self._now_us())
+        sure_us = self._clock.observe(self._now_us())
         try:
             with self._store.read() as transaction:
                 for service, after, limit in fetches:

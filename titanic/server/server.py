@@ -2,10 +2,10 @@
 
 threads      job
 broker       the broker's loop (integrated), or `lanes`: worker sockets at a broker elsewhere. In this loop runs the
-             dispatcher, which sends stored requests to their services. What comes alone is committed here, too
-writer       all other changes of the store: one transaction and one sync for everything that has gathered
+             dispatcher, which sends stored requests to their services. A change that arrives alone is committed here
+writer       all other changes of the store: one transaction and one sync for all that have arrived
 reader       titanic.reply and the other services that only read
-gather       requests without an answer, if it gathers any
+gather       requests without an answer, with `--gather`
 drain        the beginning of a drain, which must not hold up the broker
 """
 
@@ -46,7 +46,7 @@ from titanic.version import __version__
 log = logging.getLogger(__name__)
 
 RELOAD_SECONDS = 10.0
-"""So long `reload` waits at most until the broker's loop goes by the new access file."""
+"""Maximum time that `reload` waits until the broker's loop applies the new access file."""
 
 SHORTAGES = {
     "store": "the store is full; close requests, or raise its capacity",
@@ -55,15 +55,15 @@ SHORTAGES = {
 
 
 ENDING = "shutting down: try again in a moment"
-"""What new requests are refused with at the end."""
+"""The answer to new requests during the shutdown."""
 
 DRAINING = tsp.draining("this node ends soon: another one takes new requests")
 CUT_OFF = tsp.draining("this node cannot reach the database, but others could: ask another one")
-"""The same of a node while others serve."""
+"""The answer of a node that is cut off while other nodes serve."""
 
 
 class Server:
-    """A Titanic. `start`, then `stop`; or as a context manager."""
+    """A Titanic server. `start`, then `stop`; or use it as a context manager."""
 
     def __init__(self, config: ServerConfig) -> None:
         """Open the store and bind the endpoints: raises StoreError, broker.EndpointError, or broker.AccessError for an
@@ -102,14 +102,14 @@ class Server:
             self.store.discard()
             raise
         self.endpoints, self.gathers = self.front.endpoints, self.front.gathers
-        """Where clients reach it, and where requests that want no answer are gathered, with real ports."""
+        """The endpoints for clients and for requests without an answer, with real ports."""
         self._refusals = Refusals()
         self._reader = Reader(self.store, self.front.congested, self._refusals, self._others)
         front, store, writer, reader = self.front, self.store, self.writer, self._reader
         parts = config, store, writer, reader, front.send_answers, front.loop, front.most_waiters
         self._shared = cluster.ClusterDispatcher(*parts, host=self, limits=self._limits) if store.remote else None
         self.node = None if self._shared is None else self._shared.node
-        """This server as one of those that share the store; None: it has the store to itself."""
+        """This server as a node of a shared store; None: the store is not shared."""
         self.dispatcher = self._shared or Dispatcher(*parts)
         node = self.node
         self._context = ServiceContext(
@@ -131,13 +131,13 @@ class Server:
         self._drains = False
         """Whether clients and workers are redirected because of that."""
         self.draining = False
-        """Whether it drains: it stops when it has nothing left to do."""
+        """Whether it is draining: it stops when it is idle."""
         self._services = ServiceHandler(self.store, self.writer, self._reader, self._context)
         threads = {"writer": self.writer.call, "reader": self._reader.call}
         self.watchdog = Watchdog(threads | self.front.threads())
 
     def start(self) -> Server:
-        """Serve, in threads of its own. An endpoint that cannot be right raises broker.EndpointError."""
+        """Start the threads. An invalid endpoint raises broker.EndpointError."""
         try:
             self.front.start(self.dispatcher, self._services.handle_batch)
         except BaseException:
@@ -149,17 +149,17 @@ class Server:
         return self
 
     def drain(self) -> None:
-        """Drain a node that shares its store: it is `drained` when it has nothing left to do. Any thread may call it.
+        """Drain a node of a shared store: it is `drained` when it is idle. Any thread may call it.
 
-        New requests are refused, so that clients go to another node; no more requests are claimed; those that no worker
-        has are returned; workers are redirected to other nodes as they become free. Workers finish their requests.
+        New requests are refused, so that clients go to another node. No more requests are claimed, and those that no
+        worker has are returned. Workers finish their requests and are redirected to other nodes as they become free.
         """
         if not self.draining and self.node is not None:
             self.draining = True
             threading.Thread(target=self._drain, name="drain", daemon=True).start()
 
     def _drain(self) -> None:
-        self.front.stop_gathering(LAST)  # first: what it has taken can only be stored here
+        self.front.stop_gathering(LAST)  # first: what was gathered can only be stored here
         self._turn_away()
 
     def _turn_away(self) -> None:
@@ -186,7 +186,7 @@ class Server:
 
     @property
     def elsewhere(self) -> str:
-        """Why clients and workers are sent to other nodes; empty: they are not. Any thread may ask."""
+        """Why clients and workers are sent to other nodes; empty: they are not. Any thread may call it."""
         if self.draining:
             return "draining"
         node = self.node
@@ -194,17 +194,17 @@ class Server:
 
     @property
     def drained(self) -> bool:
-        """Whether nothing is left to do since `drain`: it can be stopped."""
+        """Whether it has been idle since `drain`: it can be stopped."""
         node = self.node
         return self._drains and self.draining and node is not None and node.has_left and self.front.wound_down
 
     def stop(self, *, started: bool = True) -> None:
-        """Finish what is in hand and stop.
+        """Finish the requests in hand and stop.
 
-        New requests are refused from now on. Requests that workers have get `grace` seconds to bring their replies;
-        those that take longer are executed again after the next start. Nothing is waited for when the store cannot be
-        used any more. Not `begun`: it cannot serve after all. Then, as with a `problem`, the store is deleted if it was
-        made for this server and is empty. A node that shares its store is drained first, as far as `grace` lasts.
+        New requests are refused. Workers have `grace` seconds to return their replies; requests that take longer are
+        executed again after the next start. If the store has failed, nothing is waited for. Not `started`: the server
+        cannot serve; then, as with a `problem`, an empty store that was created for it is deleted. A node of a shared
+        store is drained first, within `grace`.
         """
         self.front.stop_gathering(LAST if self.store.usable else 0.0)
         if self.node is None:
@@ -219,13 +219,13 @@ class Server:
 
     @property
     def problem(self) -> TitanicError | None:
-        """Why it cannot serve, if that is found out after `start`. It is not `alive` then."""
+        """Why it cannot serve, if that is discovered after `start`. It is not `alive` then."""
         node = self.node
         return self.front.problem or (node.problem if node is not None else None)
 
     @property
     def running(self) -> int:
-        """Requests that are with a worker, or whose outcome is on its way to the disk."""
+        """Requests that a worker has or that wait for their outcome to be stored."""
         return len(self.dispatcher.core.flights)
 
     @property
@@ -235,7 +235,7 @@ class Server:
 
     @property
     def gathered(self) -> dict[str, int]:
-        """Messages that came without wanting an answer: "stored", "dropped", and "waiting" for either."""
+        """Gathered messages: "stored", "dropped", and "waiting" for either."""
         return self.front.gathered()
 
     @property
@@ -244,7 +244,7 @@ class Server:
         return self.front.workers()
 
     def snapshot(self) -> ServerSnapshot:
-        """What was counted and what is there. Any thread may ask; it takes some milliseconds with many services."""
+        """Counters and current figures. Any thread may call it; it takes some milliseconds with many services."""
         workers: WorkerCounts | None = self.workers
         if workers is None and self.ready:
             workers = self.dispatcher.workers()
@@ -289,17 +289,17 @@ class Server:
         return self.node is not None and self.node.others()
 
     def _figures(self) -> ServiceFigures:
-        """What is known here of services."""
+        """Figures of services at this server."""
         dispatcher, workers = self.dispatcher, self.workers
         counts = dispatcher.workers() if workers is None else workers
         return ServiceFigures(dispatcher.in_flight(), counts, dispatcher.core.ended.copy())
 
     def _forbidden(self) -> dict[tuple[str, str], int]:
-        """What users lacked a permission for."""
+        """Numbers of refusals, by user and action."""
         return refusals(self._refusals.counts, self.front.refusals())
 
     def facts(self) -> NodeFacts:
-        """What other nodes see of this one. Any thread may ask."""
+        """What this node publishes to other nodes. Any thread may call it."""
         workers, running = self.workers, self.dispatcher.in_flight()
         if workers is None:
             workers = {name: count or 0 for name, count in self.dispatcher.workers().items()}
@@ -313,8 +313,8 @@ class Server:
         return NodeFacts(config.node_name or socket.gethostname(), __version__, endpoints, services, access)
 
     def shortages(self) -> dict[str, str]:
-        """Why requests are refused now, and what to do: for want of room ("store", "disk"), or because the database is
-        away ("database"). Any thread may ask."""
+        """Why requests are refused now, and what to do: no room ("store", "disk"), or no database ("database"). Any
+        thread may call it."""
         try:
             with self.store.read() as transaction:
                 space = transaction.space()
@@ -327,9 +327,8 @@ class Server:
         return {name: SHORTAGES[name] for name in found if found[name]}
 
     def reload(self, config: ServerConfig) -> None:
-        """Go on with the settings of `config` that are LIVE, and with what the access file says now; the others stay as
-        they were. Raises broker.AccessError when that file has a fault, and StoreError when limits of services, which
-        servers that share a store have in common, cannot be changed there: then nothing changes."""
+        """Apply the LIVE settings of `config` and the access file; the others stay. Raises broker.AccessError for a
+        fault in that file, and StoreError if the shared limits of services cannot be changed: then nothing changes."""
         access = None if self.control is None else self.control.read_again()
         if self._limits is not None and self._shared is not None:
             self._limits.change(config.limits)
@@ -347,18 +346,18 @@ class Server:
             in_force.wait(RELOAD_SECONDS)
 
     def send_workers_on(self, most: int | None = None) -> None:
-        """Send idle workers to other nodes: so many at most, by default all. Any thread may call it."""
+        """Send idle workers to other nodes, at most `most`, by default all. Any thread may call it."""
         self.front.send_on(most)
 
     def limits_changed(self) -> None:
-        """Go by the shared limits, which another node has changed. Called in the loop's thread."""
+        """Apply the shared limits, which another node has changed. Called in the loop's thread."""
         if self._limits is not None:
             self.config = replace(self.config, limits=self._limits.held)
             self.dispatcher.reconfigure(self.config)
             self._context.limits = self.config.limits
 
     def _end(self, *, started: bool) -> None:
-        """Close what is open, once the threads that use the store have ended, or never began."""
+        """Close everything once the threads that use the store have ended."""
         self.dispatcher.stop()
         self.front.stop()
         self._refusals.finish()

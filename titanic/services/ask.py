@@ -1,4 +1,4 @@
-"""What the services are asked; where answers go, and what the dispatcher is told."""
+"""Requests to the services, their answers, notices to the dispatcher, and the state that services share."""
 
 from __future__ import annotations
 
@@ -27,79 +27,79 @@ class Ask(Protocol):
 
     @property
     def peer(self) -> object:
-        """From where it came."""
+        """The connection or socket that it came from."""
 
     @property
     def user(self) -> User | None:
-        """Who asks; None without access control: all is allowed."""
+        """The user that sent it; None without access control: everything is allowed."""
 
 
 Answers = Sequence[tuple[Any, Frames]]
-"""Asks, each with the body of its answer."""
+"""Requests, each with the body of its answer."""
 
 SendAnswers = Callable[[Answers], None]
-"""Sends answers to those who asked. Any thread may call it."""
+"""Sends answers to their clients. Any thread may call it."""
 
 HandleBatch = Callable[[bytes, Sequence[Ask]], None]
-"""Takes a batch of asks for the service of that name. One thread calls it."""
+"""Handles a batch of requests to the service of that name. One thread calls it."""
 
 CloseDoubt = tuple[Sequence[bytes], Callable[[], None]]
-"""Closed requests that a worker may still get, and what to call when none can get any of them any more; another thread
-calls it."""
+"""Closed requests that a worker may still get, and a function to call, from another thread, when no worker can get any
+of them."""
 
 
 def not_done(what: str, error: StoreError, *, others: bool) -> Frames:
-    """The answer when the store has failed, such as "not stored"; or it is not known whether it has. `others`: whether
-    other nodes are alive, which may reach the database if this one does not. Clients that have several endpoints repeat
-    the same there, as after a lost connection."""
+    """Return the answer for a failed store, such as "not stored", or for an unknown outcome. `others`: whether other
+    nodes are alive, which may reach the database if this one does not. Clients with several endpoints then repeat the
+    request there, as after a lost connection."""
     doubt = "perhaps " if isinstance(error, OutcomeUnknown) else ""
     ask_another = others and isinstance(error, StoreAway | OutcomeUnknown)
     return (tsp.draining if ask_another else tsp.failure)(f"{doubt}{what}: {error}")
 
 
 class DispatcherInbox(Protocol):
-    """What the services tell the dispatcher. Any thread may call."""
+    """Notices of the services to the dispatcher. Any thread may call."""
 
     def arrived(self, services: Mapping[bytes, int], due_us: int | None) -> None:
-        """These services have new requests on disk, the highest priority of which is given. `due_us`: when the first of
-        what was stored with them is due (µs since the epoch); None: nothing is."""
+        """These services have new requests on disk; the values are their highest priorities. `due_us`: when the first
+        delayed request, TTL or key stored with them is due (µs since the epoch); None: none is."""
 
     def returned(self, services: Collection[bytes]) -> None:
-        """These services have requests again that were there before."""
+        """Requests of these services are waiting again."""
 
     def closed(self, uuids: Sequence[bytes], services: Collection[bytes], doubts: Sequence[CloseDoubt]) -> None:
         """These requests are closed: do not dispatch them, drop their replies. `services`: where some waited."""
 
     def settings_changed(self, settings: ServiceSettings, then: Callable[[], None]) -> None:
-        """This is set for services now, and on disk. `then` is called when it holds here."""
+        """These settings of services are on disk. `then` is called when the dispatcher applies them."""
 
     def wait_for_replies(self, asks: Sequence[Ask]) -> None:
-        """These asks for titanic.wait have come. The dispatcher answers them."""
+        """Answer these requests to titanic.wait when the requests that they name have ended."""
 
     def replies_given(self) -> int:
-        """How many replies clients got that waited for them."""
+        """Return the number of replies sent to waiting clients."""
 
     def stats(self) -> dict[str, Any]:
-        """What is going on, for titanic.stats."""
+        """Return the current figures for titanic.stats."""
 
     def running(self) -> Collection[bytes]:
-        """The requests that are with a worker now, or whose outcome is on its way to the disk."""
+        """Return the requests that a worker has or that wait for their outcome to be stored."""
 
     def progress(self, uuids: Collection[bytes]) -> Mapping[bytes, Progress]:
-        """How far those of these requests are that are running, as far as their workers have said."""
+        """Return the progress of the running ones among these requests, as reported by their workers."""
 
     def worker_of(self, uuid: bytes) -> str:
-        """The process whose worker has a request, as HOST:PID; empty: it is not known."""
+        """Return the process of the worker that has a request, as HOST:PID; empty: unknown."""
 
     def running_since(self, uuids: Collection[bytes]) -> Mapping[bytes, int]:
-        """When those of these requests were sent that are running here, in µs since the epoch."""
+        """Return when the running ones among these requests were sent, in µs since the epoch."""
 
 
 NOTHING: Mapping[bytes, Any] = MappingProxyType({})
 
 
 class ServiceFigures(NamedTuple):
-    """Of services: requests that are in flight here, workers, as far as known, and how many requests have ended here
+    """Figures of services at this server: requests in flight, workers as far as known, and the requests that have ended
     since the start: done, failed, expired."""
 
     running: Mapping[bytes, int] = NOTHING
@@ -108,29 +108,29 @@ class ServiceFigures(NamedTuple):
 
 
 class FillRate:
-    """When the store will be full if it goes on as in the last hour. Any thread may ask: a lock."""
+    """Estimates when the store will be full at the rate of the last hour. Any thread may query it."""
 
     EVERY = 60.0
-    """Seconds between two looks."""
+    """Seconds between two samples."""
     LEAST = 600.0
-    """Seconds from when on they say something."""
+    """Seconds that the samples must cover for an estimate."""
     SPAN = 3600.0
-    """Seconds for which they count."""
+    """Seconds for which a sample is kept."""
 
     def __init__(self) -> None:
-        self._looks: deque[tuple[float, int]] = deque()
+        self._samples: deque[tuple[float, int]] = deque()
         self._lock = threading.Lock()
 
     def full_in(self, now: float, room: Callable[[], int]) -> float | None:
-        """Seconds until there is no room; None: it does not get less, or it is not known yet. `room`: asks the store
-        for it, about once a minute."""
-        looks = self._looks
+        """Return the seconds until there is no room; None: the room is not shrinking, or the samples do not suffice
+        yet. `room`: queries the store, about once a minute."""
+        samples = self._samples
         with self._lock:
-            if not looks or now >= looks[-1][0] + self.EVERY:
-                looks.append((now, room()))
-            while looks[0][0] < now - self.SPAN:
-                looks.popleft()
-            (began, before), (ended, left) = looks[0], looks[-1]
+            if not samples or now >= samples[-1][0] + self.EVERY:
+                samples.append((now, room()))
+            while samples[0][0] < now - self.SPAN:
+                samples.popleft()
+            (began, before), (ended, left) = samples[0], samples[-1]
         if ended - began < self.LEAST or left >= before:
             return None
         return max(0.0, left * (ended - began) / (before - left) - (now - ended))
@@ -142,41 +142,41 @@ REASONS = ("invalid", "forbidden", "store_full", "service_full", "user_full", "b
 
 @dataclass(slots=True, eq=False)
 class ServiceContext:
-    """What the services share: where answers go, who is told what, settings and counts."""
+    """State that the services share: where answers and notices go, settings and counts."""
 
     send_answers: SendAnswers
     dispatcher: DispatcherInbox
     clock_jumps: ClockJumps
-    """The wall clock, as the writer's thread sees it."""
+    """Jumps of the wall clock, as the writer's thread measures them."""
     limits: Mapping[bytes, ServiceLimits] = field(default_factory=dict)
-    """Limits of single services. Any thread may set others."""
+    """Limits of single services. Any thread may replace them."""
     most_body: int | None = None
-    """Bytes of the body of a request, at most; None: the broker refuses what is too large."""
+    """Maximum bytes of a request's body; None: the broker refuses larger ones."""
     most_bytes: int = 1 << 30
-    """Bytes of bodies that may wait for the disk; more are refused, or a slow disk would fill the memory."""
+    """Maximum bytes of bodies that wait for the disk; more are refused, or a slow disk would fill the memory."""
     refusals: Refusals = field(default_factory=Refusals)
-    """What users lacked a permission for."""
+    """Refusals for want of a permission."""
     refusing: Frames | None = None
-    """What every new request is refused with; None: they are taken. Any thread may set it."""
+    """The answer to every new request while all are refused; None: they are accepted. Any thread may set it."""
     others: Callable[[], bool] = bool
-    """Whether other nodes that share the store are alive, as far as this one knows. Any thread may ask."""
+    """Whether other nodes that share the store are alive, as far as this one knows. Any thread may call it."""
     incarnation: Callable[[], int | None] | None = None
     """The number under which this node claims requests, if it has one now; None: its server has the store to itself."""
     settings: KnownSettings = field(default_factory=KnownSettings)
-    """What is set for services. The dispatcher keeps it up to date."""
+    """Stored settings of services. The dispatcher keeps them up to date."""
     fill_rate: FillRate = field(default_factory=FillRate)
     """When the store will be full."""
     refused_full_at: float = -math.inf
-    """When a request was refused for want of room in the store, in monotonic seconds."""
+    """When a request was last refused because the store was full, in monotonic seconds."""
     forbidden: Callable[[], Mapping[tuple[str, str], int]] = dict
-    """What users lacked a permission for, by user and action, in the server and its broker."""
+    """Numbers of refusals by user and action, in the server and its broker."""
     figures: Callable[[], ServiceFigures] = ServiceFigures
-    """What is known here of services."""
+    """Figures of services at this server."""
     source_of: Callable[[Any], bytes] = lambda ask: b""
-    """The IP address from which an ask came; empty: it is unknown. Any thread may ask."""
+    """The IP address that a request came from; empty: unknown. Any thread may call it."""
     queue: str = ""
-    """Which of the nodes that share the store this is; empty when there can be no others."""
-    # What follows is counted in one thread each, because += is not atomic.
+    """This node's id among those that share the store; empty when there can be no others."""
+    # Each of the following is counted in one thread, because += is not atomic.
     bytes_written: int = 0
     counts: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(("accepted", "refused", "repeated", "replies_given", "closed"), 0)

@@ -1,7 +1,7 @@
 """titanic.close: see PROTOCOL.md.
 
-A request that is closed before it has ended may be on its way to a worker. The answer waits until no worker can get it
-any more: it was not sent, the broker gave it back, or a worker has it already.
+A request that is closed before it has ended may be on its way to a worker. The answer waits until no further
+worker can get it: it was not sent, the broker returned it, or a worker has it already.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from titanic.services.ownership import is_kept, not_owned
 from titanic.store import WriteTransaction
 
 UUID_BYTES = 33
-"""Of each in the body of an ask, with what separates it from the next."""
+"""Bytes of one UUID in the body of a request, separator included."""
 
 
 @dataclass(slots=True, eq=False)
 class _CloseAsk:
-    """An ask, its answer, and how many of its UUIDs are not dealt with yet."""
+    """A request to titanic.close, its answer, and how many of its UUIDs are not closed yet."""
 
     ask: Ask
     left: int
     answer: Frames = field(default_factory=lambda: [tsp.OK])
 
     def done(self, count: int) -> bool:
-        """So many more are dealt with; whether these were the last. Any thread may call it."""
+        """Count closed UUIDs; return whether these were the last. Any thread may call it."""
         with _counting:
             self.left -= count
             return not self.left
@@ -45,10 +45,10 @@ _counting = threading.Lock()
 
 
 class CloseWrite:
-    """A batch of asks, as one `Write`.
+    """A batch of requests to titanic.close, as one `Write`.
 
-    In a full store a transaction must not change too much, so the UUIDs of an ask can be closed in several: it is
-    answered after the last one.
+    In a full store a transaction must not change too much, so the UUIDs of a request can be closed in several, and
+    the answer follows the last one.
     """
 
     def __init__(self, context: ServiceContext, asks: Sequence[Ask]) -> None:
@@ -109,14 +109,14 @@ class CloseWrite:
         self._context.counts["closed"] += len(self._closed)
         for user, uuid in self._forbidden:
             self._context.refusals.add(user, tsp.CLOSE, not_owned(user, uuid), uuid=uuid)
-        self._tell()
+        self._report()
 
     def failed(self, error: StoreError) -> None:
         if self._items is None:
             self._items = self._read()
         self._begin()
         self._refused = dict.fromkeys(range(len(self._items)), error)
-        self._tell()
+        self._report()
 
     def _read(self) -> list[tuple[_CloseAsk, bytes]]:
         items = []
@@ -133,8 +133,8 @@ class CloseWrite:
                 items += [(closing, uuid) for uuid in uuids]
         return items
 
-    def _tell(self) -> None:
-        """Answer the asks that are dealt with."""
+    def _report(self) -> None:
+        """Answer the finished requests, and notify the dispatcher."""
         in_doubt: dict[_CloseAsk, list[bytes]] = {}
         for at, (closing, uuid) in enumerate(self._items or ()):
             if at in self._doubtful:

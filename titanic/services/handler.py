@@ -1,10 +1,10 @@
-"""Titanic's services: a batch of asks in, a list of answers out.
+"""Titanic's services: a batch of requests in, a list of answers out.
 
     ServiceHandler.handle_batch ──► Writer ──► store      requests, closes and administration: a change each
                                 ──► Reader ──► store      replies, lists and figures
-                                ──► dispatcher            who waits for a reply
+                                ──► dispatcher            waits for replies
 
-Both ways to run Titanic use this. Where asks come from and how answers go back is behind `Ask` and `SendAnswers`.
+Both ways to run Titanic use this; `Ask` and `SendAnswers` hide where requests come from and how answers return.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from titanic.services.request_submit import PARSERS, AcceptWrite
 from titanic.store import ReadTransaction, Store
 
 REFUSED_LATELY = 60.0
-"""Seconds for which it is said that a request was refused for want of room."""
+"""Seconds for which `refuses_for_room` stays true after a request was refused because the store was full."""
 
 LITTLE_ROOM = 0.05
-"""Of the capacity: while there is more room, it is not said."""
+"""`refuses_for_room` is false while more than this share of the capacity is free."""
 
 
 class ServiceHandler:
@@ -53,12 +53,12 @@ class ServiceHandler:
 
     @property
     def counts(self) -> dict[str, int]:
-        """What was counted since the start. Any thread may ask."""
+        """Counters since the start. Any thread may read them."""
         given = self._reader.replies_given + self._context.dispatcher.replies_given()
         return {**self._context.counts, "replies_given": given}
 
     def handle_batch(self, name: bytes, batch: Sequence[Ask]) -> None:
-        """Take a batch for one of the services; the answers follow. Never blocks. One thread calls it."""
+        """Handle a batch of requests to one of the services; the answers follow. Never blocks. One thread calls it."""
         if name in PARSERS:
             size = sum(len(frame) for ask in batch for frame in ask.body)
             waiting = self._bytes_taken - self._context.bytes_written

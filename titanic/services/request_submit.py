@@ -1,4 +1,4 @@
-"""titanic.request and titanic.submit take requests in. What they may say is in PROTOCOL.md; the options are declared in
+"""titanic.request and titanic.submit accept requests. PROTOCOL.md describes their messages; the options are declared in
 `titanic/protocol/messages.py`. A message is accepted as a whole or not at all."""
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from titanic.settings import ServiceLimits
 from titanic.store import Load, NewRequest, WriteTransaction
 
 Parse = Callable[[Frames, int, bytes, bytes], "Submission"]
-"""The requests of an owner, from a source, in the body of an ask; ValueError says what is wrong with it."""
+"""Parses a message's body into the requests of an owner, from a source; raises ValueError with the reason."""
 
 
 _Parsed = tuple[Ask, list[NewRequest]]
-"""An ask, and the requests in it."""
+"""A message, and the requests in it."""
 
 
 class AcceptWrite:
-    """A batch of asks for one of the services in `PARSERS`, as one `Write`."""
+    """A batch of messages to one of the services in `PARSERS`, as one `Write`."""
 
     def __init__(self, context: ServiceContext, name: bytes, asks: Sequence[Ask], size: int) -> None:
         self._context = context
@@ -87,7 +87,7 @@ class AcceptWrite:
     def _check_sizes(self, requests: Sequence[NewRequest]) -> None:
         """Raise ValueError for a body that no worker would get."""
         most = self._context.most_body
-        if most is not None and self._size > most:  # the sum of all asks: mostly that is enough to know
+        if most is not None and self._size > most:  # the sum over all messages usually suffices
             for request in requests:
                 if (size := sum(map(len, request.body))) > most:
                     raise ValueError(f"body has {size} bytes; this server takes at most {most}")
@@ -95,7 +95,7 @@ class AcceptWrite:
     def _accept(
         self, transaction: WriteTransaction, asks: Sequence[_Parsed], now_us: int, *, alone: bool = False
     ) -> None:
-        """`alone`: the limits of its service and its user are not known to suffice."""
+        """Store the requests. `alone`: check the limits of the service and the user first."""
         requests = [request for _, each in asks for request in each]
         if not requests:
             return
@@ -134,7 +134,7 @@ class AcceptWrite:
             self._arrived[request.service] = max(highest, request.priority)
 
     def _is_full(self, transaction: WriteTransaction, one: _Parsed, now_us: int) -> bool:
-        """Whether an ask is refused because its service or its user has too many requests."""
+        """Return whether a message is refused because its service or its user has too many requests."""
         ask, requests = one
         name, user = requests[0].service, ask.user
         limits = self._context.limits.get(name)
@@ -203,13 +203,12 @@ def _has_limit(user: User) -> bool:
 
 
 def _kept(requests: Sequence[NewRequest]) -> int:
-    """Bytes that will be kept for their owner: a message of many may have more of names and keys than of bodies."""
+    """Return the bytes that count for the owner: names and keys may exceed the bodies."""
     return sum(request.kept for request in requests)
 
 
 def _all_fit(transaction: WriteTransaction, asks: Sequence[_Parsed]) -> bool:
-    """Whether the limits of all users suffice for these, even if none is submitted again: then they need not be looked
-    at one by one."""
+    """Return whether all users stay within their limits even if every request is new: then none is checked singly."""
     more: dict[bytes, tuple[int, int]] = {}
     for ask, requests in asks:
         if ask.user is not None:
@@ -220,34 +219,34 @@ def _all_fit(transaction: WriteTransaction, asks: Sequence[_Parsed]) -> bool:
     return not any(over_limit(loads[user.owner], user.limits, *more[user.owner], "") for user in users)
 
 
-def over_limit(load: Load, limits: ServiceLimits | UserLimits, more: int, size: int, whose: str) -> str | None:
-    """Why so many more requests are too many, of this size: of their bodies for a service, of all that is kept for a
-    user. None: they are not."""
+def over_limit(load: Load, limits: ServiceLimits | UserLimits, more: int, size: int, subject: str) -> str | None:
+    """Return why `more` requests of `size` bytes exceed a limit; None: they do not. The size is that of the bodies for
+    a service, of everything stored for a user."""
     if limits.waiting and load.waiting + more > limits.waiting:
-        return f"{load.waiting} requests wait for {whose}; its limit is {limits.waiting}"
+        return f"{load.waiting} requests wait for {subject}; its limit is {limits.waiting}"
     if limits.bytes and load.bytes + size > limits.bytes:
         if isinstance(limits, UserLimits):  # what has ended counts as well
-            return f"{load.bytes} bytes are kept for {whose}; its limit is {limits.bytes}: close what has ended"
-        return f"{load.bytes} bytes wait for {whose}; its limit is {limits.bytes}"
+            return f"{load.bytes} bytes are kept for {subject}; its limit is {limits.bytes}: close what has ended"
+        return f"{load.bytes} bytes wait for {subject}; its limit is {limits.bytes}"
     return None
 
 
 class Submission(NamedTuple):
-    """The requests of a message. `forget`: keys that count no longer."""
+    """The requests of a message. `forget`: keys to release."""
 
     requests: list[NewRequest]
     forget: Sequence[bytes] = ()
 
 
 def parse_request(body: Frames, now_us: int, owner: bytes = b"", source: bytes = b"") -> Submission:
-    """The request in the body of a titanic.request. ValueError says what is wrong."""
+    """Parse the body of a titanic.request. Raises ValueError with the reason."""
     if fault := tsp.request_fault(body):
         raise ValueError(fault)
     return Submission([NewRequest(body[0], body[1:], owner=owner, source=source)])
 
 
 def parse_submit(body: Frames, now_us: int, owner: bytes = b"", source: bytes = b"") -> Submission:
-    """The requests of an owner in the body of a titanic.submit. ValueError says what is wrong."""
+    """Parse the body of a titanic.submit. Raises ValueError with the reason."""
     if len(body) < 3:
         raise ValueError("a titanic.submit is options, a service name and at least one body frame")
     options = read(Submit, body[0])

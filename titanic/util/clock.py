@@ -39,7 +39,7 @@ def capped(until: int, since: int, now_us: int) -> int:
 
 
 class ClockJumps:
-    """Notices when the wall clock was set, by looking at it now and then. One thread uses it."""
+    """Detects that the wall clock was set, by comparing it from time to time. One thread uses it."""
 
     def __init__(self, elapsed: Callable[[], float] = elapsed) -> None:
         self._elapsed = elapsed
@@ -52,7 +52,7 @@ class ClockJumps:
         """The key up to which requests were checked for times of a clock that was wrong; None: all are checked. The
         check is due at a start, and each time the clock was set back."""
 
-    def look(self, now_us: int) -> int:
+    def observe(self, now_us: int) -> int:
         """Compare the wall clock with the other one. Returns the earliest time that it may be, µs since the epoch."""
         elapsed = self._elapsed()
         offset = now_us - int(elapsed * 1e6)

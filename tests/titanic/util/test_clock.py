@@ -55,7 +55,7 @@ class Times:
     def go(self, seconds, leap=0.0):
         self.true += seconds
         self.wall += round((seconds + leap) * SECOND)
-        self.clock_jumps.look(self.wall)
+        self.clock_jumps.observe(self.wall)
         return self.clock_jumps
 
 
@@ -102,7 +102,7 @@ def test_a_clock_that_was_set_ahead_and_back_is_doubted_for_the_rest(back, ahead
     times.go(1, leap=100)
     clock_jumps = times.go(1, leap=-back)
     assert (clock_jumps.ahead_us, clock_jumps.unchecked) == (ahead * SECOND, b"")
-    assert clock_jumps.look(times.wall) == times.wall - ahead * SECOND
+    assert clock_jumps.observe(times.wall) == times.wall - ahead * SECOND
 
 
 def due(store):
