@@ -101,8 +101,8 @@ class Desk:
                 transaction.fetch(f"{node} ON CONFLICT DO NOTHING")
                 transaction.fetch(claimed, ids(uuids))
         elif isinstance(self.store, RemoteStore):
-            self.store.tables.nodes[1] = 1
-            self.store.tables.claimed = dict.fromkeys(uuids, 1)
+            self.store.shared.nodes[1] = 1
+            self.store.shared.claimed = dict.fromkeys(uuids, 1)
 
     def ask(self, name: bytes, *bodies: list[bytes], user: User | None = None) -> list[Frames]:
         """All in one batch."""

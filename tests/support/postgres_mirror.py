@@ -1,4 +1,4 @@
-"""The tables of a DictStore, as rows in PostgreSQL: what the engine's reads must find there."""
+"""The tables of a store in memory, as rows in PostgreSQL: what the engine's reads must find there."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections import defaultdict
 
 from msgspec.structs import asdict
 from psycopg import Connection
-from support.store_dict import DictStore, size_of
 from support.store_facts import closed_range
 
+from titanic.store.memory import MemoryStore
+from titanic.store.memory_tables import size_of
 from titanic.store.request import COLUMNS
 
 SHARDS = 2
@@ -17,7 +18,7 @@ SHARDS = 2
 _COUNTED = ("request", "ready", "later", "expiring", "reply", "closed", "key", "load", "usage")
 
 
-def mirror(store: DictStore, connection: Connection) -> None:
+def mirror(store: MemoryStore, connection: Connection) -> None:
     """Have the tables, which were made before, say what the store has."""
     for table in _COUNTED:
         connection.execute(f"DELETE FROM titanic.{table}")
@@ -47,7 +48,7 @@ def mirror(store: DictStore, connection: Connection) -> None:
     connection.execute(
         "UPDATE titanic.meta SET capacity = %s, registered = %s, archived_upto = %s, closed_first = %s,"
         " closed_last = %s",
-        [store.capacity, tables.registered, tables.archived_upto, first, last],
+        [store.capacity, *tables.ring.agreement[:2], first, last],
     )
 
 

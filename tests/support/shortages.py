@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from support.store_dict import Write as DictWriteTransaction
 
 from titanic.errors import StoreFailed
 from titanic.store import WriteTransaction
 from titanic.store.lmdb.store import LmdbWriteTransaction
+from titanic.store.memory import MemoryWriteTransaction
 from titanic.store.postgres.store import PostgresWriteTransaction
 
 
@@ -50,6 +50,6 @@ def broken_disk() -> Iterator[list[WriteTransaction]]:
         return fail
 
     with pytest.MonkeyPatch.context() as patch:
-        for engine in (LmdbWriteTransaction, PostgresWriteTransaction, DictWriteTransaction):
+        for engine in (LmdbWriteTransaction, PostgresWriteTransaction, MemoryWriteTransaction):
             patch.setattr(engine, "__exit__", failing(engine.__exit__))
         yield tried

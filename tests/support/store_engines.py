@@ -1,4 +1,4 @@
-"""The engines that tests run with, where all must do the same: LMDB, the dicts of store_dict.py, PostgreSQL."""
+"""The engines that tests run with, where all must do the same: LMDB, the engine in memory, PostgreSQL."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support import postgres
-from support.store_dict import DictStore
+from support.store_memory import DamageableStore
 
 from titanic.store import Store, open_store
 from titanic.store.lmdb.store import LmdbStore
@@ -39,7 +39,7 @@ def forget_databases() -> None:
         postgres.shared_server().drop_database(_databases.popitem()[1])
 
 
-ENGINES: dict[str, Callable[..., Store]] = {"lmdb": open_store, "dict": DictStore, "postgres": open_postgres}
+ENGINES: dict[str, Callable[..., Store]] = {"lmdb": open_store, "memory": DamageableStore, "postgres": open_postgres}
 
 PARAMETERS = [pytest.param(name, marks=postgres.needs_postgres if name == "postgres" else ()) for name in ENGINES]
 
@@ -53,7 +53,7 @@ def is_sound(store: Store) -> bool:
 
 def damage_reply(store: Store, uuid: bytes) -> None:
     """What can be read of the reply is not what was stored."""
-    if isinstance(store, DictStore):
+    if isinstance(store, DamageableStore):
         store.damaged.add(uuid)
         return
     with store.write() as transaction:

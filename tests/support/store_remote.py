@@ -1,4 +1,4 @@
-"""A store as if it were on another machine: transactions in dicts (store_dict.py) over a network that a test can hold,
+"""A store as if it were on another machine: transactions in memory over a network that a test can hold,
 claims, and a record of what was prefetched. For tests of the layers above a remote store.
 """
 
@@ -9,14 +9,13 @@ from contextlib import contextmanager
 from threading import Event, RLock, get_ident
 from typing import Any
 
-from support.store_dict import DictStore, Read, Write
 from support.store_facts import state_of
+from support.store_memory import DamageableRead, DamageableStore, DamageableWrite
 
 from titanic.errors import OutcomeUnknown, RecordCorrupt, StoreError, StoreFailed
 from titanic.store import (
     Bound,
     Claimed,
-    Closed,
     Joined,
     LeaseConfig,
     NodeFacts,
@@ -34,7 +33,27 @@ OVER = -1
 """The `lease_until` of an incarnation that is over."""
 
 
-class RemoteStore(DictStore):
+class Shared:
+    """What nodes share beside requests. It is copied for each transaction, and kept or dropped with it."""
+
+    def __init__(self) -> None:
+        self.claimed: dict[bytes, int] = {}
+        """By whom requests are claimed."""
+        self.nodes: dict[int, int] = {}
+        """Until when incarnations have their leases, in renewals."""
+        self.bounded: dict[tuple[bytes, int], bytes] = {}
+        """The services of requests that count for bounds, by request and incarnation."""
+
+    def copy(self) -> Shared:
+        other = Shared()
+        other.__dict__ |= {name: dict(one) for name, one in vars(self).items()}
+        return other
+
+    def lives(self, incarnation: int) -> bool:
+        return self.nodes.get(incarnation, OVER) != OVER
+
+
+class RemoteStore(DamageableStore):
     """Nodes may share it."""
 
     remote = True
@@ -42,12 +61,7 @@ class RemoteStore(DictStore):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.tables.claimed = {}
-        """By whom requests are claimed. (A dict, so it is copied and kept or dropped like the others.)"""
-        self.tables.nodes = {}
-        """Until when incarnations have their leases, in renewals."""
-        self.tables.bounded = {}
-        """The services of requests that count for bounds, by request and incarnation."""
+        self.shared = Shared()
         self.network = RLock()
         self.waits = Event()
         """Somebody has begun or ends a transaction, and perhaps waits for the network."""
@@ -77,13 +91,13 @@ class RemoteStore(DictStore):
 
     @property
     def claimed(self) -> set[bytes]:
-        return {uuid for uuid, incarnation in self.tables.claimed.items() if self.lives(incarnation)}
+        return {uuid for uuid, incarnation in self.shared.claimed.items() if self.lives(incarnation)}
 
     def lives(self, incarnation: int) -> bool:
-        return self.tables.nodes.get(incarnation, OVER) != OVER
+        return self.shared.lives(incarnation)
 
     def living(self) -> list[int]:
-        return [incarnation for incarnation in self.tables.nodes if self.lives(incarnation)]
+        return [incarnation for incarnation in self.shared.nodes if self.lives(incarnation)]
 
     # -- leases, which have a connection of their own ---------------------------------------------------------
 
@@ -128,8 +142,8 @@ class RemoteStore(DictStore):
             raise self.too_new
         if facts is not None:
             self.facts[incarnation] = facts
-        with Write(self) as transaction:
-            yield transaction.tables
+        with _Lease(self) as transaction:
+            yield transaction.shared
 
     @contextmanager
     def stalled(self) -> Iterator[None]:
@@ -151,7 +165,7 @@ def others(tables: Any, incarnation: int) -> list[Silent]:
     return [Silent(*one) for one in tables.nodes.items() if one[0] != incarnation and one[1] != OVER]
 
 
-class RemoteRead(Read):
+class RemoteRead(DamageableRead):
     def __enter__(self) -> RemoteRead:
         self.store.travel()
         return super().__enter__()
@@ -179,7 +193,19 @@ class RemoteRead(Read):
         return page
 
 
-class RemoteWrite(RemoteRead, Write):
+class _Lease(DamageableWrite):
+    def __enter__(self) -> Any:
+        super().__enter__()
+        self.shared: Shared = self.store.shared.copy()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if error[0] is None:
+            self.store.shared = self.shared
+        super().__exit__(*error)
+
+
+class RemoteWrite(RemoteRead, _Lease):
     def __init__(self, store: RemoteStore) -> None:
         super().__init__(store)
         self.not_own: set[bytes] = set()
@@ -189,12 +215,12 @@ class RemoteWrite(RemoteRead, Write):
             if error[0] is None:
                 self.store.travel()
         except StoreFailed:
-            super().__exit__(StoreFailed)
+            super().__exit__(StoreFailed, None, None)
             raise
         unknown = OutcomeUnknown("it is not known whether the commit was done", "the connection broke", "look")
         if error[0] is None and self.store.lost:
             self.store.lost -= 1
-            super().__exit__(OutcomeUnknown)
+            super().__exit__(OutcomeUnknown, None, None)
             raise unknown
         super().__exit__(*error)
         if error[0] is None and self.store.silent:
@@ -209,10 +235,10 @@ class RemoteWrite(RemoteRead, Write):
             return None
         found: dict[bytes, list[ReadyRow]] = {}
         more: list[bytes] = []
-        taken = {uuid for uuid, owner in self.tables.claimed.items() if self.lives(owner)}
+        taken = {uuid for uuid, owner in self.shared.claimed.items() if self.lives(owner)}
         for service, limit in wants.items():
             if service in bounds:
-                counted = [one for (_, owner), one in self.tables.bounded.items() if self.lives(owner)]
+                counted = [one for (_, owner), one in self.shared.bounded.items() if self.lives(owner)]
                 running = counted.count(service)
                 limit = min(limit, max(0, bounds[service].running - running))
             if max_bytes <= 0:
@@ -221,25 +247,25 @@ class RemoteWrite(RemoteRead, Write):
             for row in self.next_ready(service, None, limit, 1 << 40, skip=taken):
                 if max_bytes > 0:
                     max_bytes -= sum(map(len, row.body))
-                    self.tables.claimed[row.uuid] = incarnation
+                    self.shared.claimed[row.uuid] = incarnation
                     found.setdefault(service, []).append(row)
                     if service in bounds:
-                        self.tables.bounded[row.uuid, incarnation] = service
+                        self.shared.bounded[row.uuid, incarnation] = service
                 else:
                     more.append(service)
         damaged = [row.uuid for rows in found.values() for row in rows if row.uuid in self.store.damaged]
         return Claimed(found, more, {}, {uuid: RecordCorrupt(uuid, "request", "its sum is wrong") for uuid in damaged})
 
     def lives(self, incarnation: int) -> bool:
-        return self.tables.nodes.get(incarnation, OVER) != OVER
+        return self.shared.lives(incarnation)
 
     def count_no_more(self, incarnation: int, places: Sequence[Place]) -> None:
         for place in places:
-            self.tables.bounded.pop((place.uuid, incarnation), None)
+            self.shared.bounded.pop((place.uuid, incarnation), None)
 
     def under(self, incarnation: int, failed: Sequence[bytes]) -> None:
         own = self.lives(incarnation)
-        self.not_own = {uuid for uuid in failed if not own or self.tables.claimed.get(uuid) != incarnation}
+        self.not_own = {uuid for uuid in failed if not own or self.shared.claimed.get(uuid) != incarnation}
 
     def finish(self, uuid: bytes, status: Status, *args: Any, **options: Any) -> bool:
         return uuid not in self.not_own and super().finish(uuid, status, *args, **options)
@@ -247,19 +273,15 @@ class RemoteWrite(RemoteRead, Write):
     def postpone(self, uuid: bytes, **options: Any) -> bool:
         return uuid not in self.not_own and super().postpone(uuid, **options)
 
-    def change(self, row: Any, **fields: Any) -> None:
-        super().change(row, **fields)
-        if state_of(self, row.uuid) is not State.WAITING:
-            self.unclaim(row.uuid)  # the claim goes with its place in the queue
-
-    def close(self, uuid: bytes, *args: Any, **options: Any) -> Closed | None:
-        self.unclaim(uuid)
-        return super().close(uuid, *args, **options)
+    def _put_request(self, uuid: bytes, row: Any) -> None:
+        super()._put_request(uuid, row)
+        if state_of(self, uuid) is not State.WAITING:
+            self.unclaim(uuid)  # the claim goes with its place in the queue
 
     def unclaim(self, uuid: bytes) -> None:
-        self.tables.claimed.pop(uuid, None)
+        self.shared.claimed.pop(uuid, None)
 
     def release(self, incarnation: int, places: Sequence[Place]) -> None:
         for place in places:
-            if self.tables.claimed.get(place.uuid) == incarnation:
+            if self.shared.claimed.get(place.uuid) == incarnation:
                 self.unclaim(place.uuid)

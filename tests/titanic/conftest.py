@@ -20,7 +20,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "engine" in metafunc.fixturenames:
         names = ["lmdb"] if metafunc.definition.get_closest_marker("lmdb") else PARAMETERS
         if metafunc.definition.get_closest_marker("lasting"):
-            names = [parameter for parameter in PARAMETERS if parameter.values != ("dict",)]
+            names = [parameter for parameter in PARAMETERS if parameter.values != ("memory",)]
         metafunc.parametrize("engine", names, indirect=True)
 
 

@@ -1,4 +1,4 @@
-"""The interface of a store, in terms of the states (states.py). `lmdb/` and `postgres/` implement it.
+"""The interface of a store, in terms of the states (states.py). `lmdb/`, `postgres/` and `memory.py` implement it.
 
 *Atomicity.* A write transaction is kept as a whole when its `with` block ends without an error; otherwise nothing of it
 is. A process or a machine that dies leaves one or the other. There is one writer at a time: the next one waits. Readers

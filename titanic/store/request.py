@@ -11,9 +11,11 @@ Times are µs since the epoch, 0 = none; sizes are bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import struct
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
+from zlib import crc32
 
 from msgspec import Struct
 
@@ -73,7 +75,7 @@ values_of: Callable[[Any], tuple[Any, ...]] = attrgetter(*COLUMNS)
 lasting_values: Callable[[Any], tuple[Any, ...]] = attrgetter(*LASTING)
 _texts: Callable[[Any], tuple[bytes, ...]] = attrgetter(*TEXTS)
 
-HEAD_SIZE, FRAME_SIZE, _KEY_SIZE = 44, 4, 18
+HEAD_SIZE, FRAME_SIZE, KEY_SIZE = 44, 4, 18
 """Bytes that a store adds to a request, to each frame of its body, and to the row of its key."""
 
 
@@ -106,14 +108,22 @@ class NewRequest(NamedTuple):
     def kept(self) -> int:
         """Bytes that will be kept for its owner: the request, and its key."""
         size = self.size
-        if self.key:
-            size += _KEY_SIZE + len(self.owner) + len(self.key) + SIZE * (self.together or 1)
-        return size
+        return size + key_size(self.owner, len(self.key), self.together or 1) if self.key else size
 
 
 def fields_size(request: NewRequest | RequestFields, frames: int, body_bytes: int) -> int:
     """Bytes of a request whose body has that many frames and bytes."""
     return HEAD_SIZE + sum(map(len, _texts(request))) + FRAME_SIZE * frames + body_bytes
+
+
+def key_size(owner: bytes, key_bytes: int, requests: int) -> int:
+    """Bytes of an idempotency key that stands for that many requests."""
+    return KEY_SIZE + len(owner) + key_bytes + SIZE * requests
+
+
+def outcome_size(reason: bytes, frames: int, frames_bytes: int) -> int:
+    """Bytes of an outcome, for the load of its request's owner."""
+    return 32 + len(reason) + FRAME_SIZE * frames + frames_bytes
 
 
 class StoredRequest(RequestFields, kw_only=True):
@@ -174,8 +184,14 @@ CLOSED_LAYOUT = (
 )
 """The header of a record in ClosedBulk: its fields, with their codes in `struct`, little-endian and without padding."""
 
+_PREFIX, _CRC, _NUMBER, _LENGTH = map(struct.Struct, ("<BBH", "<I", ">Q", "<I"))
+_REST = struct.Struct("<" + "".join(code for _, code in CLOSED_LAYOUT[4:]))
+
 CLOSED_FORMAT = 0x81
 """In `format`: 128 + 1."""
+
+_HERE, _LEFT_OUT = 0, 2
+"""In `request_where` and `reply_where`."""
 
 UNCLAIMED = 0x80
 """In `kind`: no client closed it."""
@@ -210,6 +226,35 @@ class ClosedRequest(ClosedFields, kw_only=True):
     reply_left_out: bool
 
 
+def pack_closed(one: ClosedRequest, request_frames: int, reply_frames: int) -> bytes:
+    """Its record in CLOSED_LAYOUT, with the checksum that it would have on a disk; so many frames there were, also if
+    they were left out."""
+    error = one.error.encode()
+    texts = [error if name == "error" else getattr(one, name) for name in CLOSED_TEXTS]
+    rest = _REST.pack(
+        one.submitted_at,
+        one.dispatched_at,
+        one.replied_at,
+        one.closed_at,
+        one.uuid,
+        request_frames,
+        one.request_bytes + 4 * request_frames,
+        reply_frames,
+        one.reply_bytes + 4 * reply_frames,
+        _LEFT_OUT if one.request_left_out else _HERE,
+        _LEFT_OUT if one.reply_left_out else _HERE,
+        one.priority,
+        *map(len, texts),
+    )
+    texts.insert(0, rest)
+    for frame in (*one.request, *one.reply):
+        texts += (_LENGTH.pack(len(frame)), frame)
+    body = b"".join(texts)
+    kind = int(one.status) | (UNCLAIMED if one.unclaimed else 0)
+    prefix = _PREFIX.pack(CLOSED_FORMAT, kind, min(one.attempts, 0xFFFF))
+    return prefix + _CRC.pack(crc32(body, crc32(prefix, crc32(_NUMBER.pack(one.sequence))))) + body
+
+
 class ClosedBulk(NamedTuple):
     """The records of closed requests with the numbers from `first` on, without gaps.
 
@@ -223,3 +268,23 @@ class ClosedBulk(NamedTuple):
     data: bytes
     starts: list[int]
     apart: dict[int, ClosedRequest]
+
+    @classmethod
+    def of(cls, first: int, rows: Iterable[tuple[ClosedRequest, int, int]], max_bytes: int) -> ClosedBulk:
+        """Make it of requests, each with the number of its frames and of its reply's. Ends when the records come to
+        `max_bytes`."""
+        parts: list[bytes] = []
+        starts: list[int] = []
+        apart: dict[int, ClosedRequest] = {}
+        at = 0
+        for one, request_frames, reply_frames in rows:
+            if at >= max_bytes:
+                break
+            record = [pack_closed(one, request_frames, reply_frames)]
+            if one.request_left_out or one.reply_left_out or request_frames > 1 or reply_frames > 1:
+                apart[len(starts)] = one
+                record += [*one.request, *one.reply]
+            starts.append(at)
+            parts += record
+            at += sum(map(len, record))
+        return cls(first, b"".join(parts), starts, apart)

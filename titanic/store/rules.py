@@ -5,14 +5,20 @@ from __future__ import annotations
 from functools import lru_cache
 
 from titanic.errors import InvalidRequest, StoreTooOld
-from titanic.protocol.submit_options import MAX_KEY, MOST_TOGETHER
+from titanic.protocol.submit_options import MAX_KEY, MAX_PRIORITY, MOST_TOGETHER
+from titanic.store.request import LASTING_TEXTS, NewRequest
 from titanic.util.clock import capped
 
 MAX_SERVICE = 255
 MAX_OPTIONS = 1000
 MAX_OWNER = 32
+MAX_REASON = 1000
+MAX_TEXT = 255
+"""Bytes of a reason that are kept, and of any other text."""
 LATEST = 2**63 - 1
 """The latest time that every engine has room for, in 290,000 years. Later ones are no different."""
+
+_OTHER_TEXTS = [name for name in LASTING_TEXTS if name not in ("service", "key", "owner")]
 
 
 @lru_cache(maxsize=4096)
@@ -57,6 +63,33 @@ def check_together(together: int, there: int) -> int:
     if count > min(there, MOST_TOGETHER):
         raise InvalidRequest("one key stands for too many requests", str(count), f"give it to 1 to {MOST_TOGETHER}")
     return count
+
+
+def check_request(new: NewRequest) -> int:
+    """How many bytes the request counts. Raises InvalidRequest when it can't be stored."""
+    not_before, expires_at = new.not_before, new.expires_at
+    check_service(new.service)
+    if not 0 <= new.priority <= MAX_PRIORITY:
+        raise InvalidRequest("no such priority", str(new.priority), "use 0 to 9")
+    if len(new.options) > MAX_OPTIONS:
+        raise InvalidRequest("the options are too long", f"{len(new.options)} bytes", f"use at most {MAX_OPTIONS}")
+    if new.owner:
+        check_owner(new.owner)
+    for name in _OTHER_TEXTS:
+        if (size := len(getattr(new, name))) > MAX_TEXT:
+            raise InvalidRequest(f"the {name} is too long", f"{size} bytes", f"use at most {MAX_TEXT}")
+    if not (0 <= not_before < 2**64 and 0 <= expires_at < 2**64 and 0 <= new.max_attempts < 2**16):
+        fact = f"not before {not_before}, expires at {expires_at}, {new.max_attempts} attempts"
+        raise InvalidRequest("a number or size in the request is out of range", fact, "use smaller ones")
+    return new.size
+
+
+def shortened(reason: str) -> bytes:
+    """A reason as it is stored: at most MAX_REASON bytes of UTF-8, and no half letter at the end."""
+    if not reason:
+        return b""  # mostly
+    text = reason.encode(errors="replace")
+    return text[:MAX_REASON].decode(errors="ignore").encode() if len(text) > MAX_REASON else text
 
 
 def times_again(submitted_at: int, not_before: int, expires_at: int, attempts: int, now_us: int) -> tuple[int, int]:

@@ -61,7 +61,6 @@ def test_records_in_one_piece(store: Store) -> None:
         assert {2, 4, 8, 10} <= set(bulk.apart)
 
 
-@pytest.mark.lasting
 def test_a_part(store: Store) -> None:
     with store.read() as txn:
         assert len(txn.closed_bulk(3, 5).starts) == 3
@@ -105,7 +104,6 @@ def test_requests_that_have_not_ended(engine: Callable[..., Store], tmp_path: Pa
             assert txn.holder(b"none") is txn.holder(b"") is None
 
 
-@pytest.mark.lasting
 def test_an_acknowledgement_for_another_store(store: Store) -> None:
     with store.write() as txn:
         (entry,) = txn.closed(4, 1, 1 << 20)

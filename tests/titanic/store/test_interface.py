@@ -1,4 +1,4 @@
-"""What both engines have, as titanic/store/interface.py says: who calls by keyword calls all of them alike."""
+"""What all engines have, as titanic/store/interface.py says: who calls by keyword calls all of them alike."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from support.postgres import needs_postgres
 from support.store_engines import forget_databases, open_postgres
 
 from titanic.store import ReadTransaction, Store, WriteTransaction, open_store
+from titanic.store.memory import MemoryStore
 
-OPENED = [pytest.param(open_store, id="lmdb")]
+OPENED = [pytest.param(open_store, id="lmdb"), pytest.param(MemoryStore, id="memory")]
 OPENED.append(pytest.param(open_postgres, id="postgres", marks=needs_postgres))
 
 

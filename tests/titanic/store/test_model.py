@@ -1,4 +1,4 @@
-"""Random lives of random requests, in LMDB or PostgreSQL, and in the dicts that say what must be (store_dict.py)."""
+"""Random lives of random requests, in LMDB or PostgreSQL, and in memory, where all must be the same."""
 
 import shutil
 import tempfile
@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, precondition, rule
 from msgspec.structs import replace
 from support.postgres import needs_postgres
-from support.store_dict import DictStore
 from support.store_engines import forget_databases, is_sound, open_postgres
 from support.store_facts import closed_range
 from support.torture import LONG, MOST_SECONDS, SEED, tally
@@ -24,6 +23,8 @@ from titanic.store.lmdb import closed_record, closed_ring
 from titanic.store.lmdb.schema import closed_key, sequence_of
 from titanic.store.lmdb.store import LmdbReadTransaction, LmdbStore
 from titanic.store.lmdb.tools import check
+from titanic.store.memory import MemoryReadTransaction, MemoryStore
+from titanic.store.memory_tables import Tables, closed_size
 from titanic.store.postgres.transaction import SnapshotReader
 from titanic.util.ids import IdMaker
 
@@ -86,6 +87,10 @@ def not_closed(txn, owner):
     load = txn.load(owner=owner)
     if owner and isinstance(txn, SnapshotReader):
         return Load(load.waiting, load.bytes - txn.fetch_row(WAITS_FOR_ARCHIVE, owner)[0])
+    if owner and isinstance(txn, MemoryReadTransaction):
+        awaits = txn.tables.ring.agreement.awaits
+        waits = [one for number, one in txn.tables.closed.items() if one.owner == owner and awaits(number)]
+        return Load(load.waiting, load.bytes - sum(map(closed_size, waits)))
     since = closed_ring.charged_since(txn) if owner and isinstance(txn, LmdbReadTransaction) else None
     if since is None:
         return load
@@ -108,7 +113,7 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.path = Path(tempfile.mkdtemp(prefix="titanic-model-"))
         self.store = self.open(capacity=CAPACITY)
-        self.model = DictStore(capacity=1 << 60)
+        self.model = MemoryStore(capacity=1 << 60)
         self.now = START
         self.ahead = 0  # by how much the clock may be
 
@@ -230,7 +235,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert registered.archived_upto >= expected.archived_upto, "what was dropped for its room is not missed"
             assert acknowledged.archived_upto == txn.update_archive(upto=upto).archived_upto
 
-    @precondition(lambda self: self.model.tables.registered)
+    @precondition(lambda self: self.model.tables.ring.agreement.registered)
     @rule()
     def give_the_archive_up(self):
         def give_up(txn):
@@ -314,17 +319,19 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_ring_is_right(self):
-        tables = self.model.tables
+        before, sequence, _, agreement = self.model.tables.ring
         with self.store.read() as txn:
             first, last = closed_range(txn)
             found = txn.closed(0, 10_000, 1 << 30)
-        before = min(tables.closed, default=tables.sequence + 1)
-        assert last == tables.sequence
+        assert last == sequence
         assert first >= before
-        if tables.registered:
-            assert first <= max(tables.archived_upto + 1, before), "what the archive hasn't got is there"
-        tables.closed = {number: one for number, one in tables.closed.items() if number >= first}
-        expected = list(tables.closed.values())
+        if agreement.registered:
+            assert first <= max(agreement.upto + 1, before), "what the archive hasn't got is there"
+        with self.model.write() as txn:  # what made way for new requests goes here, too
+            for number in range(before, first):
+                txn._put(Tables.put_closed, number, None)
+            txn._put_ring(first=first)
+            expected = txn.closed(0, 10_000, 1 << 30)
         for n, one in enumerate(found):  # there may have been no room for its frames
             if one.request_left_out:
                 expected[n] = replace(expected[n], request=[], request_left_out=True)

@@ -9,9 +9,9 @@ import psycopg
 import pytest
 from support.postgres import needs_postgres, shared_server
 from support.postgres_mirror import mirror
-from support.store_dict import DictStore
 from support.store_lives import live
 
+from titanic.store.memory import MemoryStore
 from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.tools import USAGE, check, check_all
 from titanic.store.postgres.transaction import REQUEST_SIZE
@@ -53,7 +53,7 @@ def database() -> Iterator[str]:
     server = shared_server()
     name = server.new_database()
     with PostgresStore.open(server.url(name)), psycopg.connect(server.url(name)) as connection:
-        model = DictStore()
+        model = MemoryStore()
         live(model, random.Random(5), 300)
         mirror(model, connection)
         used = f"SELECT found FROM ({USAGE.format(size=REQUEST_SIZE)}) one WHERE what = 'used'"

@@ -1,4 +1,4 @@
-"""What the engine in PostgreSQL reads is what its tables say: those of random lives in dicts, copied row by row."""
+"""What the engine in PostgreSQL reads is what its tables say: those of random lives in memory, copied row by row."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import psycopg
 import pytest
 from support.postgres import needs_postgres, shared_server
 from support.postgres_mirror import mirror
-from support.store_dict import DictStore
 from support.store_facts import accept_all, closed_range, state_of
 from support.store_lives import NOW, OWNERS, SERVICES, live
 
 from titanic.errors import RecordCorrupt
 from titanic.store import CLOSED_LAYOUT, NewRequest, Retention, State, Status
 from titanic.store.lmdb import closed_record
+from titanic.store.memory import MemoryStore
 from titanic.store.postgres import closed, queries
 from titanic.store.postgres.store import PostgresStore
 
@@ -36,7 +36,7 @@ def postgres(database: str) -> Iterator[PostgresStore]:
         yield store
 
 
-def copy(model: DictStore, database: str) -> None:
+def copy(model: MemoryStore, database: str) -> None:
     with psycopg.connect(database) as connection:
         mirror(model, connection)
 
@@ -108,7 +108,7 @@ def all_that_is_read(transaction, uuids: list[bytes], chance: random.Random) -> 
 @pytest.mark.parametrize("seed", range(3))
 def test_all_that_is_read(seed: int, database: str, postgres: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queries, "LOOKED_AT", 20)
-    model = DictStore(capacity=[1 << 60, 60_000, 1 << 60][seed])
+    model = MemoryStore(capacity=[1 << 60, 60_000, 1 << 60][seed])
     uuids = live(model, random.Random(seed), 90)
     if seed == 2:
         with model.write() as transaction:
@@ -131,12 +131,12 @@ def test_what_is_no_id_is_unknown(postgres: PostgresStore) -> None:
 
 
 def test_what_was_foreseen_is_not_read_again(database: str, postgres: PostgresStore) -> None:
-    model = DictStore()
+    model = MemoryStore()
     uuids = live(model, random.Random(9), 40)
     copy(model, database)
     with postgres.read() as transaction, model.read() as expected:
         transaction.prefetch([*uuids, bytes(16)], replies=True)
-        copy(DictStore(), database)
+        copy(MemoryStore(), database)
         assert [transaction.reply(uuid) for uuid in uuids] == [expected.reply(uuid) for uuid in uuids]
         assert state_of(transaction, bytes(16)) is None
     with postgres.read() as transaction:
@@ -144,7 +144,7 @@ def test_what_was_foreseen_is_not_read_again(database: str, postgres: PostgresSt
 
 
 def test_large_replies_are_read_when_they_are_asked_for(database: str, postgres: PostgresStore) -> None:
-    model = DictStore()
+    model = MemoryStore()
     with model.write() as transaction:
         uuids = accept_all(transaction, [NewRequest(b"a", [])] * 3, NOW)
         for uuid in uuids:
@@ -163,7 +163,7 @@ def test_large_replies_are_read_when_they_are_asked_for(database: str, postgres:
 def test_bulk_is_laid_out_as_in_lmdb(database: str, postgres: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each record is one that LMDB's decoder takes, with its checksum."""
     monkeypatch.setattr(closed, "AT_ONCE", 7)
-    model = DictStore()
+    model = MemoryStore()
     live(model, random.Random(4))
     with model.write() as transaction:
         (uuid,) = accept_all(transaction, [NewRequest(b"a", [bytes(70_000)], owner=b"eve")], NOW)
@@ -196,7 +196,7 @@ def test_bulk_is_laid_out_as_in_lmdb(database: str, postgres: PostgresStore, mon
 
 
 def test_damage_is_named(database: str, postgres: PostgresStore) -> None:
-    model = DictStore()
+    model = MemoryStore()
     live(model, random.Random(2), 100)
     with model.write() as transaction:
         new = NewRequest(b"a", [b"body"], expires_at=0)

@@ -18,10 +18,10 @@ from titanic.errors import InvalidRequest, StoreFull
 from titanic.store.postgres.changes import FORGET
 from titanic.store.postgres.closed import make_room
 from titanic.store.postgres.connection import ids, numbers, texts
-from titanic.store.postgres.tables import KEY, REQUEST, KeyRow, LaterRow, ReadyRow, check, key_size, request_row
+from titanic.store.postgres.tables import KEY, REQUEST, KeyRow, LaterRow, ReadyRow, check, request_row
 from titanic.store.postgres.writing import Writing
 from titanic.store.records import Accepted
-from titanic.store.request import NewRequest
+from titanic.store.request import NewRequest, key_size
 from titanic.store.rules import LATEST, check_key, check_owner, check_together
 from titanic.util.ids import SIZE
 

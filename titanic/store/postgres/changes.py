@@ -10,23 +10,21 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
+from titanic.store.agreement import Agreement
 from titanic.store.postgres.connection import Raw, ids, lists, numbers, texts
 from titanic.store.postgres.tables import (
     KEY,
-    KEY_TIMES,
     REQUEST_COLUMNS,
-    Agreement,
     ClosedRow,
     KeyRow,
     LaterRow,
     ReadyRow,
     ReplyRow,
     RequestRow,
-    key_size,
     listed,
 )
 from titanic.store.postgres.transaction import RequestSnapshot, Row, Statement, by_key
-from titanic.store.request import LASTING
+from titanic.store.request import KEY_SIZE, LASTING, key_size
 from titanic.store.states import State
 from titanic.util.ids import SIZE
 
@@ -128,7 +126,7 @@ FROM unnest(%s::bytea[], %s::bytea[], %s::bigint[], %s::bigint[], %s::bigint[])
 AS given (kind, name, waiting, bytes, ready)"""
 
 _LOADS_FORGOTTEN = f"""
-SELECT 'o'::"char", owner, %s, 0, -(2 + length(owner) + length + {KEY_TIMES} + {SIZE} * requests), 0
+SELECT 'o'::"char", owner, %s, 0, -({KEY_SIZE} + length(owner) + length + {SIZE} * requests), 0
 FROM forgotten WHERE owner <> ''"""
 """Of the keys that are forgotten in the statement (`key_size`)."""
 

@@ -16,15 +16,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from typing import NamedTuple
-from zlib import crc32
 
-from titanic.errors import InvalidArchive, RecordCorrupt
+from titanic.errors import RecordCorrupt
+from titanic.store.agreement import Agreement
 from titanic.store.postgres.queries import expect_frames
-from titanic.store.postgres.tables import CLOSED_COLUMNS, Agreement, listed
+from titanic.store.postgres.tables import CLOSED_COLUMNS, listed
 from titanic.store.postgres.transaction import Row, SnapshotReader
 from titanic.store.postgres.writing import Writing
 from titanic.store.records import ArchiveState, Archivist
-from titanic.store.request import CLOSED_FORMAT, CLOSED_LAYOUT, CLOSED_TEXTS, UNCLAIMED, ClosedBulk, ClosedRequest
+from titanic.store.request import ClosedBulk, ClosedRequest
 from titanic.store.states import Status
 
 AT_ONCE = 5_000
@@ -53,12 +53,7 @@ _ARCHIVE = "SELECT registered, archived_upto, closed_first, closed_last, lost FR
 _ARCHIVIST = "SELECT archivist_id, archivist_name FROM titanic.meta WHERE archivist_id IS NOT NULL"
 
 _LAST = 2**63 - 1
-_HERE, _LEFT_OUT = 0, 2
-_REST = struct.Struct("<" + "".join(code for _, code in CLOSED_LAYOUT[4:]))
-_PREFIX = struct.Struct("<BBH")
-_CRC = struct.Struct("<I")
 _NUMBER = struct.Struct(">Q")
-_LENGTH = struct.Struct("<I")
 _STATUS = {int(status): status for status in Status}
 
 
@@ -101,25 +96,16 @@ def archivist(tx: SnapshotReader) -> Archivist | None:
 
 def closed_bulk(tx: SnapshotReader, first: int, last: int, max_bytes: int = 16 << 20) -> ClosedBulk:
     """The closed requests number `first` to `last`, or those of them that come to `max_bytes`; one however large."""
-    parts: list[bytes] = []
-    starts: list[int] = []
-    apart: dict[int, ClosedRequest] = {}
-    at = 0
-    if first >= closed_range(tx)[0]:
-        for number, row in enumerate(_run(tx, first, last, max_bytes), first):
-            if row[0] != number:
-                raise RecordCorrupt(_NUMBER.pack(number), "closed", "it is missing")
-            if at >= max_bytes:
-                break
-            one, request_frames, reply_frames = decoded(row)
-            record = [_encode(one, request_frames, reply_frames)]
-            if one.request_left_out or one.reply_left_out or request_frames > 1 or reply_frames > 1:
-                apart[number - first] = one
-                record += [*one.request, *one.reply]
-            starts.append(at)
-            parts += record
-            at += sum(map(len, record))
-    return ClosedBulk(first, b"".join(parts), starts, apart)
+    if first < closed_range(tx)[0]:
+        return ClosedBulk(first, b"", [], {})
+    return ClosedBulk.of(first, _gapless(_run(tx, first, last, max_bytes), first), max_bytes)
+
+
+def _gapless(rows: Iterator[Row], first: int) -> Iterator[DecodedRow]:
+    for number, row in enumerate(rows, first):
+        if row[0] != number:
+            raise RecordCorrupt(_NUMBER.pack(number), "closed", "it is missing")
+        yield decoded(row)
 
 
 def cut_closed(tx: SnapshotReader, first: int, last: int, max_bytes: int) -> int:
@@ -165,34 +151,6 @@ def decoded(row: Row) -> DecodedRow:
         reply_left_out=reply is None,
     )
     return DecodedRow(found, *counts)
-
-
-def _encode(one: ClosedRequest, request_frames: int, reply_frames: int) -> bytes:
-    """Its record in CLOSED_LAYOUT, with the checksum that it would have on a disk."""
-    error = one.error.encode()
-    texts = [error if name == "error" else getattr(one, name) for name in CLOSED_TEXTS]
-    rest = _REST.pack(
-        one.submitted_at,
-        one.dispatched_at,
-        one.replied_at,
-        one.closed_at,
-        one.uuid,
-        request_frames,
-        one.request_bytes + 4 * request_frames,
-        reply_frames,
-        one.reply_bytes + 4 * reply_frames,
-        _LEFT_OUT if one.request_left_out else _HERE,
-        _LEFT_OUT if one.reply_left_out else _HERE,
-        one.priority,
-        *map(len, texts),
-    )
-    texts.insert(0, rest)
-    for frame in (*one.request, *one.reply):
-        texts += (_LENGTH.pack(len(frame)), frame)
-    body = b"".join(texts)
-    kind = int(one.status) | (UNCLAIMED if one.unclaimed else 0)
-    prefix = _PREFIX.pack(CLOSED_FORMAT, kind, min(one.attempts, 0xFFFF))
-    return prefix + _CRC.pack(crc32(body, crc32(prefix, crc32(_NUMBER.pack(one.sequence))))) + body
 
 
 # -- drops -----------------------------------------------------------------------------------------------------
@@ -276,44 +234,24 @@ def update_archive(
     uuid: bytes | None = None,
 ) -> ArchiveState:
     """Change the agreement with the archive, and return it."""
+    found, before = _known(tx)
+    now = before
     if register:
-        _register(tx, archivist)
+        now = now.with_archive(None if archivist is None else _storable(archivist), found.first)
     elif register is not None:
-        agreed = _known(tx)[1]
-        _agree(tx, agreed, agreed._replace(registered=False))
+        now = now._replace(registered=False)
     if upto is not None:
-        _acknowledge(tx, upto, uuid, archivist)
-    return current_archive(tx)
+        row = tx.fetch_apart(_ID_OF, upto) if uuid is not None and before.upto < upto <= found.last else ()
+        now = now.acknowledged(upto, archivist, found.last, (uuid, row[0][0] if row else None))
+    if now != before:
+        first = tx.changes.agreement
+        tx.changes.agreement = (before if first is None else first[0], now)
+    return found._replace(registered=now.registered, archived_upto=now.upto)
 
 
-def _register(tx: Writing, archivist: Archivist | None) -> None:
-    found, agreed = _known(tx)
-    registered, upto, known = agreed
-    if registered:
-        _expect(known, archivist)
-    if archivist is not None and archivist != known:
-        if known is None or known.id != archivist.id:
-            upto, registered = found.first - 1, False  # this archive need not have what another one has
-        name = archivist.name.replace("\0", "").encode(errors="replace").decode(errors="replace")[:_MOST_NAME]
-        known = Archivist(archivist.id, name)
-    if not registered:
-        upto = max(upto, found.first - 1)
-    _agree(tx, agreed, Agreement(True, upto, known))
-
-
-def _acknowledge(tx: Writing, upto: int, uuid: bytes | None, archivist: Archivist | None) -> None:
-    found, agreed = _known(tx)
-    if not found.registered:
-        raise InvalidArchive("nothing can be acknowledged", "no archive is registered", "register it first")
-    _expect(agreed.archivist, archivist)
-    what = f"closed requests up to {upto} can't be acknowledged"
-    if upto > found.last:
-        raise InvalidArchive(what, f"the last is {found.last}", "name another store")
-    if upto <= found.archived_upto:
-        return
-    if uuid is not None and (row := tx.fetch_apart(_ID_OF, upto)) and row[0][0] != uuid:
-        raise InvalidArchive(what, "another request has that number here", "name another store")
-    _agree(tx, agreed, agreed._replace(upto=upto))
+def _storable(archivist: Archivist) -> Archivist:
+    name = archivist.name.replace("\0", "").encode(errors="replace").decode(errors="replace")[:_MOST_NAME]
+    return Archivist(archivist.id, name)
 
 
 def _known(tx: Writing) -> tuple[ArchiveState, Agreement]:
@@ -326,18 +264,3 @@ def _known(tx: Writing) -> tuple[ArchiveState, Agreement]:
         agreed = tx.changes.agreement[1]
     state = ArchiveState(agreed.registered, agreed.upto, first, last + len(tx.changes.closed), lost)
     return state, agreed
-
-
-def _agree(tx: Writing, before: Agreement, now: Agreement) -> None:
-    if now != before:
-        first = tx.changes.agreement
-        tx.changes.agreement = (before if first is None else first[0], now)
-
-
-def _expect(known: Archivist | None, archivist: Archivist | None) -> None:
-    """Raise InvalidArchive unless the archive is this archivist's, or has no owner."""
-    if known is not None and (archivist is None or archivist.id != known.id):
-        fact = f"{known.name} (id {known.id.hex()})"
-        raise InvalidArchive(
-            "another archive is registered", fact, "go on with that one, or end it first: titanic-data unregister"
-        )

@@ -33,14 +33,13 @@ from titanic.store.postgres.tables import (
     LaterRow,
     ReadyRow,
     ReplyRow,
-    shortened,
     sizes,
 )
-from titanic.store.postgres.transaction import RequestSnapshot, reply_size
+from titanic.store.postgres.transaction import RequestSnapshot
 from titanic.store.postgres.writing import Writing
 from titanic.store.records import Closed, Retention, Trimmed
-from titanic.store.request import LASTING_TEXTS
-from titanic.store.rules import LATEST, late, times_again
+from titanic.store.request import LASTING_TEXTS, outcome_size
+from titanic.store.rules import LATEST, late, shortened, times_again
 from titanic.store.states import ENDING, Event, State, Status
 from titanic.util.clock import capped
 from titanic.util.ids import SIZE
@@ -196,7 +195,7 @@ def _end(
 
 
 def _reply_size(one: RequestSnapshot) -> int:
-    return reply_size(one.reason, one.reply_frames, one.reply_bytes)
+    return outcome_size(one.reason, one.reply_frames, one.reply_bytes)
 
 
 def _later(one: RequestSnapshot) -> LaterRow:
@@ -225,7 +224,7 @@ def close_request(tx: Writing, uuid: bytes, now_us: int, unclaimed: bool = False
     if waited:
         leave_unended(tx, one)
     else:
-        replied = reply_size(one.reason, one.reply_frames, one.reply_bytes)
+        replied = outcome_size(one.reason, one.reply_frames, one.reply_bytes)
         used += replied + REPLY
         size += replied
         changes.leave(one)

@@ -23,11 +23,9 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from titanic.errors import CapacityTooSmall, InvalidRequest
-from titanic.protocol.submit_options import MAX_PRIORITY
-from titanic.store.records import MIN_CAPACITY, Archivist
-from titanic.store.request import COLUMNS, LASTING, LASTING_TEXTS, NewRequest
-from titanic.store.rules import LATEST, MAX_OPTIONS, check_owner, check_service
-from titanic.util.ids import SIZE
+from titanic.store.records import MIN_CAPACITY
+from titanic.store.request import COLUMNS, LASTING, NewRequest
+from titanic.store.rules import LATEST, check_request
 
 REQUEST = 512
 """Bytes that a request counts beyond its own: its rows and those of its end, with their places in indexes."""
@@ -112,13 +110,6 @@ RequestRow = tuple[Any, ...]
 _given: Callable[[NewRequest], tuple[Any, ...]] = attrgetter(*(name for name in COLUMNS if name in NewRequest._fields))
 
 
-_OTHER_TEXTS = [name for name in LASTING_TEXTS if name not in ("service", "key", "owner")]
-"""Those without a rule of their own."""
-
-MAX_TEXT = 255
-"""Bytes of each."""
-
-
 def request_row(uuid: bytes, submitted_at: int, new: NewRequest) -> RequestRow:
     """The row of a request."""
     body = new.body
@@ -179,15 +170,6 @@ class KeyRow(NamedTuple):
     uuids: Sequence[bytes]
 
 
-class Agreement(NamedTuple):
-    """What is agreed with an archive: whether it is registered, up to which number it has the closed requests, and its
-    owner."""
-
-    registered: bool
-    upto: int
-    archivist: Archivist | None
-
-
 class ClosedRow(NamedTuple):
     """What is kept of a closed request, beside what its rows say themselves. `flags` are of UNCLAIMED, WITH_REQUEST and
     WITH_REPLY."""
@@ -209,49 +191,15 @@ UNCLAIMED, WITH_REQUEST, WITH_REPLY = 1, 2, 4
 # -- new request -----------------------------------------------------------------------------------------------
 
 
-MAX_REASON = 1000
-"""Bytes of a reason that are kept."""
-
-KEY_TIMES = 16
-"""Bytes of the times of an idempotency key."""
 _MAX_BODY = 1 << 30  # PostgreSQL has no larger values
-
-
-def key_size(owner: bytes, key_bytes: int, requests: int) -> int:
-    """Bytes of an idempotency key, for the load of its owner; 0 when it has none."""
-    return 2 + len(owner) + key_bytes + KEY_TIMES + SIZE * requests if owner else 0
-
-
-def shortened(reason: str) -> bytes:
-    """A reason as it is stored: at most MAX_REASON bytes of UTF-8, and no half letter at the end."""
-    if not reason:
-        return b""  # mostly
-    text = reason.encode(errors="replace")
-    return text[:MAX_REASON].decode(errors="ignore").encode() if len(text) > MAX_REASON else text
 
 
 def check(new: NewRequest) -> int:
     """How many bytes the request counts. Raises InvalidRequest when it can't be stored."""
-    body, options, not_before, expires_at = new.body, new.options, new.not_before, new.expires_at
-    check_service(new.service)
-    if not 0 <= new.priority <= MAX_PRIORITY:
-        raise InvalidRequest("no such priority", str(new.priority), "use 0 to 9")
-    if options and len(options) > MAX_OPTIONS:
-        raise InvalidRequest("the options are too long", f"{len(options)} bytes", f"use at most {MAX_OPTIONS}")
-    if new.owner:
-        check_owner(new.owner)
-    for name in _OTHER_TEXTS:
-        if len(getattr(new, name)) > MAX_TEXT:
-            raise InvalidRequest(
-                f"the {name} is too long", f"{len(getattr(new, name))} bytes", f"use at most {MAX_TEXT}"
-            )
-    body_bytes = sum(map(len, body))
-    if not (0 <= not_before < 2**64 and 0 <= expires_at < 2**64 and 0 <= new.max_attempts < 2**16):
-        fact = f"not before {not_before}, expires at {expires_at}, {new.max_attempts} attempts"
-        raise InvalidRequest("a number or size in the request is out of range", fact, "use smaller ones")
-    if body_bytes + 4 * len(body) >= _MAX_BODY:
+    size, body_bytes = check_request(new), sum(map(len, new.body))
+    if body_bytes + 4 * len(new.body) >= _MAX_BODY:
         raise InvalidRequest("the body is too large for PostgreSQL", f"{body_bytes} bytes", "use less than 1 GiB")
-    return new.size
+    return size
 
 
 def sizes(frames: Sequence[bytes]) -> int:

@@ -315,11 +315,6 @@ REQUEST_SIZE = (
 """`fields_size` of a request `r`."""
 
 
-def reply_size(reason: bytes, frames: int, frames_bytes: int) -> int:
-    """Bytes of an outcome, for the load of its request's owner."""
-    return 32 + len(reason) + 4 * frames + frames_bytes
-
-
 # -- snapshots -------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,662 @@
+"""A store in memory: what interface.py promises, for as long as the process holds it. For tests, and for the queue that
+`Tasks.testing` gives.
+
+A write transaction changes the tables (memory_tables.py) in place and notes what was there; rolling back puts it back,
+the last first.
+
+Readers share the tables as long as nobody changes them. A writer that finds readers goes on in a copy; a reader that
+comes while a writer has changed something gets a copy without that. So nobody waits, and a lone thread never copies.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from threading import Lock
+from types import TracebackType
+from typing import Any, Self
+
+from titanic.errors import InvalidRequest, StoreFull
+from titanic.store import rules, service_settings
+from titanic.store.memory_tables import END, Change, Holder, Key, Row, Tables, size_of
+from titanic.store.records import (
+    DEFAULT_CAPACITY,
+    Accepted,
+    ArchiveState,
+    Archivist,
+    Closed,
+    Counts,
+    Durability,
+    Load,
+    Outcome,
+    Page,
+    Pending,
+    QueueFigures,
+    ReadyRow,
+    Retention,
+    Space,
+    StoreReader,
+    Trimmed,
+)
+from titanic.store.request import (
+    ClosedBulk,
+    ClosedRequest,
+    Description,
+    NewRequest,
+    StoredRequest,
+    key_size,
+    outcome_size,
+)
+from titanic.store.service_settings import ServiceSetting, ServiceSettings
+from titanic.store.states import ENDING, TRANSITIONS, Event, State, Status
+from titanic.util.clock import capped, wall_us
+from titanic.util.ids import SIZE, IdMaker, time_of
+
+SHORT_REASON = 80
+"""Bytes of a reason that fit into the room that is set aside."""
+LOOKED_AT = 100_000
+"""Requests that a listing looks at, at most."""
+
+
+class MemoryStore:
+    """A store that is gone when its last reference is. `path` is only its name."""
+
+    remote = False
+    usable = True
+    batch = 1000
+    now_us = staticmethod(wall_us)
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] = "memory",
+        *,
+        capacity: int | None = None,
+        keep_closed: bool = True,
+        closed_body_limit: int = 64 << 10,
+        drop_unarchived: bool = False,
+        durability: Durability = "memory",
+    ) -> None:
+        """See `open_store`."""
+        self.path, self.place = Path(path), str(path)
+        self.capacity = capacity or DEFAULT_CAPACITY
+        self.durability = durability
+        self.keep_closed, self.closed_body_limit, self.drop_unarchived = keep_closed, closed_body_limit, drop_unarchived
+        self.ids = IdMaker(None)
+        self.id = os.urandom(SIZE)
+        self.tables = Tables()
+        self.writer = Lock()
+        self.lock = Lock()
+        """Held for moments: while one row is put, and while a transaction begins or ends."""
+        self.changes: list[Change] = []
+        """What the write transaction under way has changed in `tables`."""
+
+    def read(self) -> MemoryReadTransaction:
+        return MemoryReadTransaction(self)
+
+    def write(self) -> MemoryWriteTransaction:
+        return MemoryWriteTransaction(self)
+
+    def snapshot(self) -> Tables:
+        """What is committed. Whoever takes it says when it is no longer needed (`release`)."""
+        with self.lock:
+            tables = self.tables
+            if self.changes:
+                tables = tables.copy()
+                tables.undo(self.changes)
+            tables.readers += 1
+            return tables
+
+    def release(self, tables: Tables) -> None:
+        with self.lock:
+            tables.readers -= 1
+
+    def sync(self) -> None: ...
+
+    def reader_check(self) -> int:
+        return 0
+
+    def readers(self) -> list[StoreReader]:
+        return []
+
+    def close(self) -> None: ...
+
+    def discard(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class MemoryReadTransaction:
+    """The store at one moment."""
+
+    store: MemoryStore
+    tables: Tables
+
+    def __init__(self, store: MemoryStore) -> None:
+        self.store = store
+
+    def __enter__(self) -> Self:
+        self.tables = self.store.snapshot()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.store.release(self.tables)
+
+    def prefetch(self, uuids: Sequence[bytes], replies: bool = False) -> None: ...
+
+    # -- one request -----------------------------------------------------------------------------------------
+
+    def request(self, uuid: bytes) -> StoredRequest | None:
+        row = self.tables.requests.get(uuid)
+        return row and StoredRequest(*row._replace(expires_at=row.new.expires_at).fields, body=[*row.new.body])
+
+    def reply(self, uuid: bytes) -> Outcome | Pending | None:
+        row = self.tables.requests.get(uuid)
+        return row and (row.outcome or Pending(row.state))
+
+    def describe(self, uuid: bytes) -> Description | None:
+        row = self.tables.requests.get(uuid)
+        return row and row.described()
+
+    def owner(self, uuid: bytes) -> bytes | None:
+        row = self.tables.requests.get(uuid)
+        return row and row.new.owner
+
+    def holder(self, key: bytes, owner: bytes = b"") -> bytes | None:
+        holder = self.tables.keys.get((owner, key))
+        return holder and holder.uuids[0]
+
+    # -- queues ----------------------------------------------------------------------------------------------
+
+    def next_ready(
+        self, service: bytes, after: bytes | None, limit: int, max_bytes: int, skip: Container[bytes] = ()
+    ) -> list[ReadyRow]:
+        found: list[ReadyRow] = []
+        queue, size = self.tables.ready.get(service, []), 0
+        for at in range(0 if after is None else bisect_right(queue, after), len(queue)):
+            key = queue[at]
+            if key[-SIZE:] in skip:
+                continue
+            row = self.tables.requests[key[-SIZE:]]
+            size += row.size
+            if len(found) >= limit or (found and size > max_bytes):
+                break
+            new, tried = row.new, (row.attempts, [*row.new.body], row.new.max_attempts, row.expires_at)
+            found.append(ReadyRow(key, row.uuid, *tried, new.options, new.key, row.deliveries))
+        return found
+
+    def next_due(self, policy: Retention | None = None, skip: Collection[bytes] = (), ahead_us: int = 0) -> int | None:
+        tables = self.tables
+        times = [*islice((time for time, uuid in tables.expiring if uuid not in skip), 1)]
+        if policy is not None:
+            for ends, kept in ((tables.replied, policy.reply_retention), (tables.dead, policy.dead_retention)):
+                times += [time + kept for time, _ in ends[:1] if kept]
+            ring = tables.ring
+            if policy.closed_retention and ring.first <= ring.last and not ring.agreement.awaits(ring.first):
+                times.append(tables.closed[ring.first].closed_at + policy.closed_retention)
+            times += [end[0] for end in tables.key_ends[:1]]
+        return min([time + ahead_us for time in times] + [time for time, _ in tables.due[:1]], default=None)
+
+    def waiting(self) -> dict[bytes, int]:
+        return {service: len(queue) for service, queue in self.tables.ready.items() if queue}
+
+    def queues(self, skip: Container[bytes] = ()) -> dict[bytes, QueueFigures]:
+        ready = self.tables.ready
+        return {
+            service: QueueFigures(len(ready.get(service, ())), *load, self.oldest(service, skip))
+            for service, load in self.tables.services.items()
+        }
+
+    def oldest(self, service: bytes, skip: Container[bytes] = ()) -> int | None:
+        queue, times, at = self.tables.ready.get(service, []), list[int](), 0
+        while at < len(queue):
+            key = queue[at]
+            at += 1
+            if key[-SIZE:] not in skip:
+                times.append(time_of(key[-SIZE:]))
+                at = bisect_left(queue, b"%b%c" % (key[: -SIZE - 1], key[-SIZE - 1] + 1), at)
+        return min(times, default=None)
+
+    # -- listing and counts ----------------------------------------------------------------------------------
+
+    def select(
+        self,
+        states: Collection[State] | None = None,
+        *,
+        service: bytes | None = None,
+        older_than: int | None = None,
+        owner: bytes | None = None,
+        after: bytes | None = None,
+        limit: int = 100,
+        newest: bool = False,
+        text: str | None = None,
+    ) -> Page:
+        page, last = Page(), after
+        for looked_at, uuid in enumerate(self._from(after, newest)):
+            row = self.tables.requests[uuid]
+            if looked_at >= LOOKED_AT:
+                page.next = last
+                break
+            if (states is not None and row.state not in states) or (service not in (None, row.new.service)):
+                last = uuid
+                continue
+            if owner in (None, row.new.owner):
+                if len(page) >= limit:
+                    page.next = last
+                    break
+                found = row.described()
+                if (text is None or found.mentions(text)) and (
+                    older_than is None or (found.finished_at or found.submitted_at) < older_than
+                ):
+                    page.append(found)
+            last = uuid
+        return page
+
+    def _from(self, after: bytes | None, newest: bool) -> Iterator[bytes]:
+        order = self.tables.order
+        if newest:
+            return (order[n] for n in range((len(order) if after is None else bisect_left(order, after)) - 1, -1, -1))
+        return (order[n] for n in range(0 if after is None else bisect_right(order, after), len(order)))
+
+    def load(self, service: bytes = b"", *, owner: bytes = b"") -> Load:
+        loads, name = (self.tables.owners, owner) if owner else (self.tables.services, service)
+        return loads.get(name, Load(0, 0))
+
+    def counts(self) -> Counts:
+        tables = self.tables
+        ended = len(tables.replied) + len(tables.dead)
+        numbers = len(tables.requests), tables.waiting, len(tables.due), ended
+        return Counts(*numbers, tables.used, self.store.capacity, len(tables.closed), tables.ring.lost)
+
+    def space(self) -> Space:
+        return Space(self.room_left() <= 0, False)
+
+    def room_left(self) -> int:
+        return max(0, self.store.capacity - self.tables.used + self._droppable())
+
+    def _droppable(self) -> int:
+        """Bytes of the closed requests that may be dropped."""
+        return self.tables.closed_used - (0 if self.store.drop_unarchived else self.tables.awaited)
+
+    def identity(self) -> bytes | None:
+        return self.store.id
+
+    # -- closed requests -------------------------------------------------------------------------------------
+
+    def closed(self, after_seq: int, limit: int, max_bytes: int) -> list[ClosedRequest]:
+        ring, found, size = self.tables.ring, list[ClosedRequest](), 0
+        for number in range(max(after_seq + 1, ring.first), ring.last + 1):
+            one = self.tables.closed[number]
+            size += size_of(one.request) + size_of(one.reply)
+            if len(found) >= limit or (found and size > max_bytes):
+                break
+            found.append(one)
+        return found
+
+    def archive(self) -> ArchiveState:
+        first, last, lost, (registered, upto, _) = self.tables.ring
+        return ArchiveState(registered, upto, first, last, lost)
+
+    def archivist(self) -> Archivist | None:
+        return self.tables.ring.agreement.archivist
+
+    def service_settings(self) -> ServiceSettings:
+        return self.tables.settings
+
+    # -- reading in bulk -------------------------------------------------------------------------------------
+
+    def closed_bulk(self, first: int, last: int, max_bytes: int = 16 << 20) -> ClosedBulk:
+        some = self.closed(first - 1, last - first + 1, max_bytes) if first >= self.tables.ring.first else []
+        rows = [(one, len(one.request) or one.request_left_out, len(one.reply) or one.reply_left_out) for one in some]
+        return ClosedBulk.of(first, rows, max_bytes)
+
+    def cut_closed(self, first: int, last: int, max_bytes: int) -> int:
+        size, number = 0, first - 1
+        while number < min(last, self.tables.ring.last):
+            one = self.tables.closed.get(number + 1)
+            size += one.request_bytes + one.reply_bytes if one is not None else 0
+            if number >= first and size > max_bytes:
+                break
+            number += 1
+        return number
+
+    def request_ids(self, every: int) -> list[bytes]:
+        return self.tables.order[::every]
+
+    def unended(
+        self, begin: bytes, end: bytes | None, limit: int, max_bytes: int = 16 << 20
+    ) -> tuple[list[tuple[Description, list[bytes]]], bytes | None]:
+        order, found, size = self.tables.order, list[tuple[Description, list[bytes]]](), 0
+        at = bisect_left(order, begin)
+        until = len(order) if end is None else bisect_left(order, end)
+        for uuid in order[at : min(until, at + limit)]:
+            row = self.tables.requests[uuid]
+            if row.outcome is None:
+                size += size_of(row.new.body)
+                if found and size > max_bytes:
+                    break
+                found.append((row.described(), [*row.new.body]))
+            at += 1
+        return found, order[at] if at < until else None
+
+
+class MemoryWriteTransaction(MemoryReadTransaction):
+    """Changes of the store: all of them, or none."""
+
+    def __enter__(self) -> Self:
+        self.store.writer.acquire()
+        self.tables = self.store.tables
+        self._changes: list[Change] = []
+        self.store.changes = self._changes
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        store = self.store
+        with store.lock:
+            if kind is None:
+                store.tables = self.tables
+            elif self.tables is store.tables:
+                self.tables.undo(self._changes)
+            store.changes = []
+        store.writer.release()
+
+    def _put(self, put: Callable[[Tables, Any, Any], Any], key: Any, value: Any) -> None:
+        store = self.store
+        with store.lock:
+            if self.tables.readers:  # it is the first change: whoever comes later does not rely on these tables
+                self.tables, store.changes = self.tables.copy(), []
+            self._changes.append((put, key, put(self.tables, key, value)))
+
+    def _put_request(self, uuid: bytes, row: Row | None) -> None:
+        self._put(Tables.put_request, uuid, row)
+
+    def _put_ring(self, **fields: Any) -> None:
+        self._put(Tables.put_ring, None, self.tables.ring._replace(**fields))
+
+    def optimistic(self, alone: bool = False) -> None: ...
+
+    # -- accept ----------------------------------------------------------------------------------------------
+
+    def accept(self, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> list[Accepted]:
+        uuids = self.store.ids.make(len(requests), now_us)
+        holders, known = self._look_up(requests, uuids, now_us, now_us - ahead_us)
+        rows = [_row(uuid, new, now_us) for uuid, new in zip(uuids, requests, strict=True)]
+        needs = [0 if n in known else row.size + END for n, row in enumerate(rows)]
+        keys = sum(key_size(owner, len(key), len(holder.uuids)) for (owner, key), holder in holders.items())
+        if any(needs) and not self._make_room(sum(needs) + keys):
+            free, fitting = self.room_left() - keys, 0
+            for need in needs:
+                free -= need
+                if free < 0:
+                    break
+                fitting += 1
+            raise StoreFull(self.tables.used, self.store.capacity, sum(needs), fitting)
+        for n, row in enumerate(rows):
+            if n not in known:
+                self._put_request(row.uuid, row)
+        for name, holder in holders.items():
+            self._put(Tables.put_key, name, holder)
+        return [Accepted(known.get(n, uuid), n not in known) for n, uuid in enumerate(uuids)]
+
+    def _look_up(
+        self, requests: Sequence[NewRequest], uuids: Sequence[bytes], now_us: int, sure_us: int
+    ) -> tuple[dict[Key, Holder], dict[int, bytes]]:
+        """The keys that are new, and by their place the ids of the requests whose key is taken."""
+        given: dict[Key, Holder] = {}
+        known: dict[int, bytes] = {}
+        for n, new in enumerate(requests):
+            if not new.key:
+                continue
+            rules.check_key(new.key, new.key_until)
+            count = rules.check_together(new.together, len(requests) - n)
+            name = new.owner, new.key
+            holder = given.get(name) or self.tables.keys.get(name)
+            if holder is None or (holder.until <= sure_us and name not in given):
+                given[name] = Holder(new.key_until, [*uuids[n : n + count]], now_us)
+            elif len(holder.uuids) != count:
+                fact = f"it was given to {len(holder.uuids)} in one message"
+                raise InvalidRequest("the key stands for other requests", fact, "use another key")
+            else:
+                known |= dict(enumerate(holder.uuids, n))
+        return given, known
+
+    def _make_room(self, needed: int) -> bool:
+        """Whether so many more bytes can be used. Closed requests make way if that suffices."""
+        missing = self.tables.used + needed - self.store.capacity
+        if missing > self._droppable():
+            return False
+        ring, end = self.tables.ring, self.tables.used - missing
+        first = ring.first
+        while self.tables.used > end:
+            self._put(Tables.put_closed, first, None)
+            first += 1
+        if first > ring.first:
+            lost = sum(map(ring.agreement.awaits, range(ring.first, first)))
+            self._put_ring(first=first, lost=ring.lost + lost)
+        return True
+
+    def fresh(self, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> list[NewRequest]:
+        _, known = self._look_up(requests, [b""] * len(requests), now_us, now_us - ahead_us)
+        return [new for n, new in enumerate(requests) if n not in known]
+
+    def forget(self, keys: Sequence[bytes], owner: bytes = b"") -> None:
+        for key in keys:
+            if (owner, key) in self.tables.keys:
+                self._put(Tables.put_key, (owner, key), None)
+
+    def set_service(self, service: bytes, setting: ServiceSetting) -> ServiceSettings:
+        self._put(Tables.put_settings, None, service_settings.changed(self.tables.settings, service, setting))
+        return self.tables.settings
+
+    # -- from state to state ---------------------------------------------------------------------------------
+
+    def _may(self, uuid: bytes, event: Event) -> Row | None:
+        """The request, if that can happen to it."""
+        row = self.tables.requests.get(uuid)
+        return row if row and (row.state, event) in TRANSITIONS else None
+
+    def finish(
+        self,
+        uuid: bytes,
+        status: Status,
+        frames: Sequence[bytes],
+        *,
+        attempts: int,
+        dispatched_at: int,
+        finished_at: int,
+        reason: str = "",
+    ) -> bool:
+        row = self._may(uuid, ENDING[status])
+        if row is None:
+            return False
+        self._end(row, Outcome(status, [*frames], reason, attempts, dispatched_at, finished_at))
+        return True
+
+    def _end(self, row: Row, end: Outcome) -> None:
+        end = end._replace(reason=self._reason(row, end.reason, end.frames))
+        self._put_request(row.uuid, row._replace(outcome=end, due=0, deliveries=0, expires_at=row.new.expires_at))
+
+    def _reason(self, row: Row, reason: str, frames: Sequence[bytes] = ()) -> str:
+        """The reason as it is stored with these frames, once there is room for both."""
+        text = rules.shortened(reason)
+        needed = outcome_size(text, len(frames), size_of(frames)) - max(END, row.end_size)
+        if needed > 0 and not self._make_room(needed):
+            if frames:
+                raise StoreFull(self.tables.used, self.store.capacity, needed)
+            text = text[:SHORT_REASON]
+        return text.decode(errors="ignore")
+
+    def postpone(
+        self, uuid: bytes, *, due: int, attempts: int, dispatched_at: int, reason: str, deliveries: int = 0
+    ) -> bool:
+        row = self._may(uuid, Event.POSTPONE)
+        if row is None:
+            return False
+        row = row._replace(due=max(due, 1), dispatched_at=dispatched_at, reason=self._reason(row, reason))
+        had = deliveries if deliveries > attempts else 0
+        self._put_request(uuid, row._replace(attempts=attempts, deliveries=had))
+        return True
+
+    def promote(self, now_us: int, limit: int = 1000) -> list[tuple[bytes, int]]:
+        promoted: dict[bytes, int] = {}
+        for due, uuid in self.tables.due[:limit]:
+            if due > now_us:
+                break
+            row = self.tables.requests[uuid]
+            self._put_request(uuid, row._replace(due=0))
+            promoted[row.new.service] = promoted.get(row.new.service, 0) + 1
+        return [*promoted.items()]
+
+    def expire(
+        self, now_us: int, limit: int = 1000, skip: Collection[bytes] = (), ahead_us: int = 0
+    ) -> list[tuple[bytes, bytes]]:
+        due: list[Row] = []
+        for time, uuid in self.tables.expiring:
+            if time > now_us - ahead_us or len(due) >= limit:
+                break
+            if uuid not in skip:
+                due.append(self.tables.requests[uuid])
+        for row in due:
+            tried = row.attempts, row.dispatched_at, now_us
+            self._end(row, Outcome(Status.EXPIRED, [], rules.late(row.attempts), *tried))
+        return [(row.uuid, row.new.service) for row in due]
+
+    def retry(self, uuid: bytes, now_us: int) -> bool:
+        row = self._may(uuid, Event.RETRY)
+        if row is None or row.outcome is None:
+            return False
+        new, given = row.new, row.submitted_at
+        due, expires_at = rules.times_again(given, new.not_before, new.expires_at, row.outcome.attempts, now_us)
+        self._put_request(uuid, Row(uuid, new, given, row.size, expires_at, due))
+        return True
+
+    def close(self, uuid: bytes, now_us: int | None = None) -> Closed | None:
+        return self._close(uuid, self.store.now_us() if now_us is None else now_us, False)
+
+    def _close(self, uuid: bytes, now_us: int, unclaimed: bool) -> Closed | None:
+        row = self.tables.requests.get(uuid)
+        if row is None:
+            return None
+        self._put_request(uuid, None)
+        if self.store.keep_closed:
+            number = self.tables.ring.last + 1
+            self._put(Tables.put_closed, number, self._closed(row, number, now_us, unclaimed))
+            self._put_ring(last=number)
+        return Closed(row.new.service, row.state)
+
+    def _closed(self, row: Row, number: int, now_us: int, unclaimed: bool) -> ClosedRequest:
+        new, end, limit = row.new, row.outcome, self.store.closed_body_limit
+        last, request, reply = end or row, [*new.body], end.frames if end else []
+        sizes = size_of(request), size_of(reply)
+        return ClosedRequest(
+            *(row.uuid, row.submitted_at, new.priority, new.service, new.key, new.owner, new.source),
+            status=end.status if end else Status.CANCELLED,
+            unclaimed=unclaimed,
+            attempts=last.attempts,
+            dispatched_at=last.dispatched_at,
+            replied_at=end.finished_at if end else 0,
+            closed_at=now_us,
+            error=last.reason,
+            sequence=number,
+            request=[] if sizes[0] > limit else request,
+            reply=[] if sizes[1] > limit else reply,
+            request_bytes=sizes[0],
+            reply_bytes=sizes[1],
+            request_left_out=sizes[0] > limit,
+            reply_left_out=sizes[1] > limit,
+        )
+
+    # -- time ------------------------------------------------------------------------------------------------
+
+    def trim(self, now_us: int, policy: Retention | None = None, limit: int = 1000, ahead_us: int = 0) -> Trimmed:
+        policy, tables = policy or Retention(), self.tables
+        sure_us, left, done = now_us - ahead_us, limit, list[int]()
+        keys = [end for end in tables.key_ends[:left] if end[0] <= sure_us]
+        for _, _, owner, key in keys:
+            self._put(Tables.put_key, (owner[:-1], key), None)
+        left -= len(keys)
+        for name, kept in (("replied", policy.reply_retention), ("dead", policy.dead_retention)):
+            ends = getattr(self.tables, name)[:left] if kept else ()
+            due = [uuid for finished_at, uuid in ends if finished_at <= sure_us - kept]
+            for uuid in due:
+                self._close(uuid, now_us, unclaimed=True)
+            done.append(len(due))
+            left -= len(due)
+        replies, dead = done
+        dropped = self._drop_older(sure_us - policy.closed_retention, left) if policy.closed_retention else 0
+        return Trimmed(replies, dead, dropped, len(keys), left <= dropped)
+
+    def _drop_older(self, closed_at: int, limit: int) -> int:
+        """Drop closed requests that were closed by then and that no archive waits for; how many."""
+        ring = self.tables.ring
+        number = ring.first
+        while number < min(ring.first + limit, ring.last + 1):
+            if ring.agreement.awaits(number) or self.tables.closed[number].closed_at > closed_at:
+                break
+            self._put(Tables.put_closed, number, None)
+            number += 1
+        self._put_ring(first=number)
+        return number - ring.first
+
+    def clamp_timers(self, now_us: int, after: bytes = b"", limit: int = 1000) -> tuple[int, bytes | None]:
+        """Requests a part at a time, and all keys with the last part."""
+        order, changed = self.tables.order, 0
+        at = bisect_right(order, after)
+        uuids = order[at : at + limit]
+        for uuid in uuids:
+            row = self.tables.requests[uuid]
+            if row.outcome is None:
+                given, since = row.new.not_before, row.submitted_at
+                if row.dispatched_at:
+                    given, since = row.due, row.dispatched_at
+                due = min(row.due, capped(given, since, now_us))
+                ends_at = min(row.expires_at, capped(row.new.expires_at, row.submitted_at, now_us))
+                if (due, ends_at) != (row.due, row.expires_at):
+                    changed += (due != row.due) + (ends_at != row.expires_at)
+                    sent_at = row.dispatched_at if due == row.due else min(row.dispatched_at, now_us)
+                    self._put_request(uuid, row._replace(due=due, expires_at=ends_at, dispatched_at=sent_at))
+        if at + limit < len(order):
+            return changed, uuids[-1]
+        for key, holder in [*self.tables.keys.items()]:
+            until = capped(holder.until, holder.given, now_us)
+            if until != holder.until:
+                self._put(Tables.put_key, key, holder._replace(until=until, given=now_us))
+                changed += 1
+        return changed, None
+
+    # -- the archive -----------------------------------------------------------------------------------------
+
+    def update_archive(
+        self,
+        archivist: Archivist | None = None,
+        *,
+        register: bool | None = None,
+        upto: int | None = None,
+        uuid: bytes | None = None,
+    ) -> ArchiveState:
+        first, last, _, agreement = self.tables.ring
+        if register is not None:
+            agreement = agreement.with_archive(archivist, first) if register else agreement._replace(registered=False)
+        if upto is not None:
+            here = self.tables.closed.get(upto)
+            agreement = agreement.acknowledged(upto, archivist, last, (uuid, here.uuid if here else None))
+        self._put_ring(agreement=agreement)
+        return self.archive()
+
+
+def _row(uuid: bytes, new: NewRequest, now_us: int) -> Row:
+    """Raises InvalidRequest. Requests that share a key have none of their own."""
+    size = rules.check_request(new)
+    new = new._replace(body=tuple(new.body), key=b"" if new.together else new.key)
+    return Row(uuid, new, now_us, size, new.expires_at, new.not_before if new.not_before > now_us else 0)

@@ -1,0 +1,260 @@
+"""What a store in memory (memory.py) keeps: rows by id, sorted lists for what is read in an order, and counters.
+
+Rows are never changed, only replaced, each by one `put_…`, which keeps lists and counters in step and returns what was
+there before. So a change is undone by putting that back.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from titanic.store.agreement import Agreement
+from titanic.store.records import Load, Outcome
+from titanic.store.request import ClosedRequest, Description, NewRequest, key_size, outcome_size
+from titanic.store.service_settings import ServiceSettings
+from titanic.store.states import State
+
+END = 240
+"""Bytes that a request counts besides its own: room for its end, and for its record once it is closed."""
+_CLOSED = 76
+"""Bytes that a closed request counts besides its texts and frames: no more than it did before."""
+DEAD = (State.FAILED, State.EXPIRED)
+
+
+def size_of(frames: Iterable[bytes]) -> int:
+    """Bytes of all frames."""
+    return sum(map(len, frames))
+
+
+def _add(places: list[Any], place: Any) -> None:
+    if not places or places[-1] < place:
+        places.append(place)  # mostly
+    else:
+        insort(places, place)
+
+
+def _drop(places: list[Any], place: Any) -> None:
+    del places[bisect_left(places, place)]
+
+
+class Row(NamedTuple):
+    """A request: as it came, and what became of it. Times are µs since the epoch; `due`: 0: it is not delayed."""
+
+    uuid: bytes
+    new: NewRequest
+    submitted_at: int
+    size: int
+    expires_at: int
+    due: int = 0
+    attempts: int = 0
+    dispatched_at: int = 0
+    reason: str = ""
+    deliveries: int = 0
+    outcome: Outcome | None = None
+
+    @property
+    def state(self) -> State:
+        if self.outcome is not None:
+            return State(self.outcome.status)
+        return State.DELAYED if self.due else State.WAITING
+
+    @property
+    def key(self) -> bytes:
+        """Its place in the queue of its service."""
+        return b"%b\0%c%b" % (self.new.service, 9 - self.new.priority, self.uuid)
+
+    @property
+    def end_size(self) -> int:
+        """Bytes of its end: of its reply, or of the reason why it was postponed."""
+        frames = self.outcome.frames if self.outcome else ()
+        return outcome_size((self.outcome or self).reason.encode(), len(frames), size_of(frames))
+
+    @property
+    def fields(self) -> tuple[Any, ...]:
+        """The values of RequestFields."""
+        new, texts = self.new, (self.new.service, self.new.key, self.new.owner, self.new.source)
+        times = new.not_before, self.expires_at, new.max_attempts, new.options
+        return (self.uuid, self.submitted_at, new.priority, *texts, *times)
+
+    def described(self) -> Description:
+        """All but its frames."""
+        body, end = self.new.body, self.outcome
+        last, reply = end or self, end.frames if end else []
+        return Description(
+            *self.fields,
+            state=self.state,
+            body_frames=len(body),
+            body_bytes=size_of(body),
+            attempts=last.attempts,
+            due=self.due,
+            dispatched_at=last.dispatched_at,
+            finished_at=end.finished_at if end else 0,
+            reason=last.reason,
+            reply_frames=len(reply),
+            reply_bytes=size_of(reply),
+            deliveries=self.deliveries,
+        )
+
+
+class Holder(NamedTuple):
+    """The requests that have an idempotency key, until when it counts, and when it was given."""
+
+    until: int
+    uuids: list[bytes]
+    given: int
+
+
+Key = tuple[bytes, bytes]
+"""Of an owner (empty: nobody's), and the idempotency key."""
+
+
+def _key_end(key: Key, holder: Holder) -> tuple[int, bool, bytes, bytes]:
+    """Of keys that end at one time, those of an owner whose name begins another's come behind the other's."""
+    return holder.until, bool(key[0]), key[0] + b"\xff", key[1]
+
+
+class Ring(NamedTuple):
+    """Closed requests: the first and the last number, those lost, and the agreement with the archive."""
+
+    first: int = 1
+    last: int = 0
+    lost: int = 0
+    agreement: Agreement = Agreement()
+
+
+def closed_size(one: ClosedRequest) -> int:
+    texts = len(one.service) + len(one.key) + len(one.owner) + len(one.source) + len(one.error.encode())
+    return _CLOSED + texts + sum(len(frame) + 4 for frames in (one.request, one.reply) for frame in frames)
+
+
+class Tables:
+    """All that is stored. `readers`: how many transactions rely on its staying as it is."""
+
+    def __init__(self) -> None:
+        self.readers = 0
+        self.requests: dict[bytes, Row] = {}
+        self.order: list[bytes] = []
+        self.keys: dict[Key, Holder] = {}
+        self.key_ends: list[tuple[int, bool, bytes, bytes]] = []
+        self.closed: dict[int, ClosedRequest] = {}
+        self.ring = Ring()
+        self.settings: ServiceSettings = {}
+        self.ready: dict[bytes, list[bytes]] = {}
+        """The queue of each service: `Row.key`."""
+        self.due: list[tuple[int, bytes]] = []
+        self.expiring: list[tuple[int, bytes]] = []
+        self.replied: list[tuple[int, bytes]] = []
+        self.dead: list[tuple[int, bytes]] = []
+        """When delayed requests are due, others expire, and those that ended did so."""
+        self.services: dict[bytes, Load] = {}
+        self.owners: dict[bytes, Load] = {}
+        self.waiting = 0
+        self.used = 0
+        self.closed_used = 0
+        self.awaited = 0
+        """Bytes of closed requests, and of those that the archive does not have yet."""
+
+    def copy(self) -> Tables:
+        other = Tables()
+        for name, value in vars(self).items():
+            setattr(other, name, value.copy() if isinstance(value, dict | list) else value)
+        other.ready = {service: queue.copy() for service, queue in self.ready.items()}
+        other.readers = 0
+        return other
+
+    def undo(self, changes: Iterable[Change]) -> None:
+        """Put back what was there before these changes."""
+        for put, key, before in reversed([*changes]):
+            put(self, key, before)
+
+    def put_request(self, uuid: bytes, row: Row | None) -> Row | None:
+        before = self.requests.get(uuid)
+        if before is not None:
+            self._list(before, _drop, -1)
+        if row is not None:
+            self.requests[uuid] = row
+            self._list(row, _add, 1)
+            if before is None:
+                _add(self.order, uuid)
+        elif before is not None:
+            del self.requests[uuid]
+            _drop(self.order, uuid)
+        return before
+
+    def _list(self, row: Row, put: Callable[[list[Any], Any], None], sign: int) -> None:
+        new, end, end_size = row.new, row.outcome, row.end_size
+        if end is not None:
+            put(self.dead if row.state in DEAD else self.replied, (end.finished_at, row.uuid))
+        else:
+            if row.due:
+                put(self.due, (row.due, row.uuid))
+            else:
+                put(self.ready.setdefault(new.service, []), row.key)
+                self.waiting += sign
+                if not self.ready[new.service]:
+                    del self.ready[new.service]
+            if row.expires_at:
+                put(self.expiring, (row.expires_at, row.uuid))
+            _count(self.services, new.service, sign, sign * row.size)
+        self.used += sign * (row.size + max(END, end_size))
+        if new.owner:
+            _count(self.owners, new.owner, sign * (end is None), sign * (row.size + end_size * (end is not None)))
+
+    def put_key(self, key: Key, holder: Holder | None) -> Holder | None:
+        before = self.keys.pop(key, None)
+        for one, put, sign in ((before, _drop, -1), (holder, _add, 1)):
+            if one is not None:
+                put(self.key_ends, _key_end(key, one))
+                size = key_size(key[0], len(key[1]), len(one.uuids))
+                self.used += sign * size
+                if key[0]:
+                    _count(self.owners, key[0], 0, sign * size)
+        if holder is not None:
+            self.keys[key] = holder
+        return before
+
+    def put_closed(self, number: int, one: ClosedRequest | None) -> ClosedRequest | None:
+        before = self.closed.pop(number, None)
+        for each, sign in ((before, -1), (one, 1)):
+            if each is not None:
+                size = closed_size(each)
+                self.used += sign * size
+                self.closed_used += sign * size
+                if self.ring.agreement.awaits(number):
+                    self._await(each, sign)
+        if one is not None:
+            self.closed[number] = one
+        return before
+
+    def put_ring(self, _: None, ring: Ring) -> Ring:
+        before, self.ring = self.ring, ring
+        was, now = before.agreement, ring.agreement
+        if (was.registered, was.upto) != (now.registered, now.upto):
+            begin = min(one.upto if one.registered else before.last for one in (was, now))
+            for number in range(max(begin + 1, before.first), before.last + 1):
+                if was.awaits(number) != now.awaits(number):
+                    self._await(self.closed[number], 1 if now.awaits(number) else -1)
+        return before
+
+    def _await(self, one: ClosedRequest, sign: int) -> None:
+        size = sign * closed_size(one)
+        self.awaited += size
+        if one.owner:
+            _count(self.owners, one.owner, 0, size)
+
+    def put_settings(self, _: None, settings: ServiceSettings) -> ServiceSettings:
+        before, self.settings = self.settings, settings
+        return before
+
+
+Change = tuple[Callable[[Tables, Any, Any], Any], Any, Any]
+"""A `put_…` of Tables, its key, and what was there before."""
+
+
+def _count(loads: dict[bytes, Load], name: bytes, requests: int, size: int) -> None:
+    waiting, bytes_ = loads.get(name, (0, 0))
+    loads[name] = Load(waiting + requests, bytes_ + size)
+    if loads[name] == (0, 0):
+        del loads[name]
