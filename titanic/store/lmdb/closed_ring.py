@@ -19,7 +19,8 @@ from itertools import accumulate, count, islice
 from operator import itemgetter
 from zlib import crc32
 
-from titanic.errors import InvalidArchive, RecordCorrupt
+from titanic.errors import RecordCorrupt
+from titanic.store.agreement import Agreement
 from titanic.store.lmdb import closed_record
 from titanic.store.lmdb.closed_record import ClosedRecord
 from titanic.store.lmdb.record import BODY, PREFIX, verify
@@ -249,61 +250,21 @@ def update_archive(
     uuid: bytes | None = None,
 ) -> ArchiveState:
     """Change the agreement with the archive, and return it."""
+    first, last = closed_range(tx)
+    before = now = Agreement(*tx.archived(), known_archivist(tx))
     if register:
-        _register(tx, archivist)
-    elif register is not None and (agreed := tx.archived())[0]:
-        _note_archive(tx, False, agreed[1])
+        now = now.with_archive(archivist, first)
+    elif register is not None:
+        now = now._replace(registered=False)
     if upto is not None:
-        _acknowledge(tx, upto, uuid, archivist)
-    return archive(tx)
-
-
-def _register(tx: Writing, archivist: Archivist | None) -> None:
-    registered, upto = tx.archived()
-    if registered:
-        _expect_archivist(tx, archivist)
-    first = closed_range(tx)[0]
-    if archivist is not None and archivist != (known := known_archivist(tx)):
-        if known is None or known.id != archivist.id:
-            upto, registered = first - 1, False  # this archive need not have what another one has
-        row = archivist.id + archivist.name.encode(errors="replace")[:_MOST_NAME]
+        record = (
+            tx.raw.get(closed_key(upto), db=tx.db.closed) if uuid is not None and before.upto < upto <= last else None
+        )
+        here = None if record is None else closed_record.decode_header(upto, record).uuid
+        now = now.acknowledged(upto, archivist, last, (uuid, here))
+    if now.archivist is not None and now.archivist != before.archivist:
+        row = now.archivist.id + now.archivist.name.encode(errors="replace")[:_MOST_NAME]
         tx.raw.put(ARCHIVIST_KEY, row, db=tx.db.meta)
-    if not registered:
-        _note_archive(tx, True, max(upto, first - 1))
-
-
-def _acknowledge(tx: Writing, upto: int, uuid: bytes | None, archivist: Archivist | None) -> None:
-    registered, before = tx.archived()
-    last = tx.last_sequence()
-    if not registered:
-        raise InvalidArchive("nothing can be acknowledged", "no archive is registered", "register it first")
-    _expect_archivist(tx, archivist)
-    if upto > last:
-        raise InvalidArchive(
-            f"closed requests up to {upto} can't be acknowledged", f"the last is {last}", "name another store"
-        )
-    if upto > before and uuid is not None:
-        record = tx.raw.get(closed_key(upto), db=tx.db.closed)
-        if record is not None and closed_record.decode_header(upto, record).uuid != uuid:
-            raise InvalidArchive(
-                f"closed requests up to {upto} can't be acknowledged",
-                "another request has that number here",
-                "name another store",
-            )
-    if upto > before:
-        _note_archive(tx, True, upto)
-
-
-def _expect_archivist(tx: Writing, archivist: Archivist | None) -> None:
-    """Raise InvalidArchive unless the archive is this archivist's, or has no owner."""
-    known = known_archivist(tx)
-    if known is not None and (archivist is None or archivist.id != known.id):
-        raise InvalidArchive(
-            "another archive is registered",
-            f"{known.name} (id {known.id.hex()})",
-            "go on with that one, or end it first: titanic-data unregister",
-        )
-
-
-def _note_archive(tx: Writing, registered: bool, upto: int) -> None:
-    tx.raw.put(ARCHIVE_KEY, ARCHIVE.pack(registered, upto), db=tx.db.meta)
+    if now[:2] != before[:2]:
+        tx.raw.put(ARCHIVE_KEY, ARCHIVE.pack(now.registered, now.upto), db=tx.db.meta)
+    return archive(tx)
