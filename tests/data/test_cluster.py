@@ -1,4 +1,7 @@
-"""On a standalone cluster of Spark, by a client of Spark Connect: nothing of a session's own JVM is there."""
+"""On a standalone cluster of Spark, by a client of Spark Connect: nothing of a session's own JVM is there.
+
+It takes a minute to start: `make torture`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from titanic import Client, Server
 from titanic_data.errors import MissingPart
 from titanic_data.session import expect_java
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = pytest.mark.torture
 LONGEST = 600
 """Seconds that a program may take, on a busy machine."""
 

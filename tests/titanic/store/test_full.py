@@ -255,7 +255,7 @@ def some_size(rng):
 
 @pytest.mark.parametrize("keep_closed", [True, False])
 def test_the_file_never_exceeds_the_capacity_and_room_that_is_free_can_be_used(tmp_path, keep_closed):
-    turn_over(tmp_path, CAPACITY, turns=6, keep_closed=keep_closed, seed=7)
+    turn_over(tmp_path, CAPACITY, turns=3, keep_closed=keep_closed, seed=7)
 
 
 @pytest.mark.torture

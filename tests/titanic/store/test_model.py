@@ -365,11 +365,11 @@ if LONG:
     hypothesis.seed(SEED)(PostgresMachine)
 TestStore = pytest.mark.torture(short=True)(pytest.mark.timeout(MOST_SECONDS)(StoreMachine.TestCase))
 TestStore.settings = settings(
-    max_examples=1000 if LONG else 25,
+    max_examples=1000 if LONG else 12,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
 TestPostgres = pytest.mark.timeout(MOST_SECONDS)(needs_postgres(PostgresMachine.TestCase))  # a busy machine is slow
 TestPostgres = pytest.mark.torture(short=True)(TestPostgres)
-TestPostgres.settings = settings(TestStore.settings, max_examples=200 if LONG else 5)
+TestPostgres.settings = settings(TestStore.settings, max_examples=200 if LONG else 3)

@@ -51,28 +51,28 @@ def calls() -> list[tuple[str, str]]:
 # -- pages of others ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"Origin": "https://evil.example"},
-        {"Origin": "null"},
-        {"Origin": "http://127.0.0.1"},  # another port
-        {"Origin": "http://127.0.0.1.evil.example"},
-        {"Sec-Fetch-Site": "cross-site"},
-        {"Sec-Fetch-Site": "same-site"},
-        {"Sec-Fetch-Site": "nonsense"},
-    ],
-)
-def test_a_page_from_elsewhere_changes_nothing(scene: Secured, headers: dict[str, str]) -> None:
-    browser = scene.browser("chief")
-    csrf = browser.get("/v1/session").json()["csrf"]
-    for path in actions():
-        answer = browser.post(path, data={"csrf": csrf, "uuid": UUID}, headers=headers)
-        assert answer.status_code == 403, (path, headers)
-    for method, path in calls():
-        answer = browser.request(method, path, content=b"{}", headers=headers | {"X-CSRF-Token": csrf})
-        assert answer.status_code == 403, (path, headers)
-    assert browser.post("/login", data={"token": TOKENS["alice"]}, headers=headers).status_code == 403
+FOREIGN = [
+    {"Origin": "https://evil.example"},
+    {"Origin": "null"},
+    {"Origin": "http://127.0.0.1"},  # another port
+    {"Origin": "http://127.0.0.1.evil.example"},
+    {"Sec-Fetch-Site": "cross-site"},
+    {"Sec-Fetch-Site": "same-site"},
+    {"Sec-Fetch-Site": "nonsense"},
+]
+
+
+def test_a_page_from_elsewhere_changes_nothing(scene: Secured) -> None:
+    for headers in FOREIGN:
+        browser = scene.browser("chief")
+        csrf = browser.get("/v1/session").json()["csrf"]
+        for path in actions():
+            answer = browser.post(path, data={"csrf": csrf, "uuid": UUID}, headers=headers)
+            assert answer.status_code == 403, (path, headers)
+        for method, path in calls():
+            answer = browser.request(method, path, content=b"{}", headers=headers | {"X-CSRF-Token": csrf})
+            assert answer.status_code == 403, (path, headers)
+        assert browser.post("/login", data={"token": TOKENS["alice"]}, headers=headers).status_code == 403, headers
 
 
 def test_each_action_needs_the_csrf_token_of_its_session(scene: Secured) -> None:
@@ -138,83 +138,91 @@ def test_no_get_changes_anything(scene: Secured) -> None:
 # -- tricks with names and paths ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        "evil.example",
-        "127.0.0.1.evil.example",
-        "evil.example#127.0.0.1",
-        "evil.example@127.0.0.1",
-        "127.0.0.1@evil.example",
-        "127.0.0.1:80@evil.example",
-        "127.0.0.1/../evil.example",
-        "localhost.evil.example",
-        "[::1].evil.example",
-        "127.0.0.1 evil.example",
-        "127.0.0.1,evil.example",
-        "127.0.0.1:99999999",
-        "",
-        "0",
-        "[::ffff:8.8.8.8]",
-    ],
-)
-def test_a_name_that_is_none_of_ours_is_refused(http: httpx.Client, host: str) -> None:
-    for path in ("/", "/v1/stats", "/login", "/healthz", "/static/app.css"):
-        assert http.get(path, headers={"Host": host}).status_code in (400, 403), path
+FOREIGN_NAMES = [
+    "evil.example",
+    "127.0.0.1.evil.example",
+    "evil.example#127.0.0.1",
+    "evil.example@127.0.0.1",
+    "127.0.0.1@evil.example",
+    "127.0.0.1:80@evil.example",
+    "127.0.0.1/../evil.example",
+    "localhost.evil.example",
+    "[::1].evil.example",
+    "127.0.0.1 evil.example",
+    "127.0.0.1,evil.example",
+    "127.0.0.1:99999999",
+    "",
+    "0",
+    "[::ffff:8.8.8.8]",
+]
 
 
-@pytest.mark.parametrize("name", ["X-Forwarded-Host", "X-Forwarded-For", "X-Real-IP", "Forwarded", "X-Original-URL"])
-def test_headers_of_proxies_are_not_believed(http: httpx.Client, name: str) -> None:
-    for value in ("127.0.0.1", "evil.example", "for=127.0.0.1;host=evil.example", "/v1/stats"):
-        answer = http.get("/nothing", headers={name: value})
-        assert answer.status_code == 404
-        assert "evil.example" not in answer.text
+def test_a_name_that_is_none_of_ours_is_refused(http: httpx.Client) -> None:
+    for host in FOREIGN_NAMES:
+        for path in ("/", "/v1/stats", "/login", "/healthz", "/static/app.css"):
+            assert http.get(path, headers={"Host": host}).status_code in (400, 403), path
 
 
-@pytest.mark.parametrize("name", ["X-HTTP-Method-Override", "X-Method-Override", "X-HTTP-Method"])
-def test_a_method_is_what_the_request_says(http: httpx.Client, name: str) -> None:
-    uuid = http.post("/v1/services/kept/requests", content=b"x").json()["uuid"]
-    assert http.get(f"/v1/requests/{uuid}", headers={name: "DELETE"}).status_code == 200
-    assert http.post(f"/v1/requests/{uuid}?_method=DELETE", headers={name: "DELETE"}).status_code in (400, 405)
-    assert http.get(f"/v1/requests/{uuid}").status_code == 200
+PROXY_HEADERS = ["X-Forwarded-Host", "X-Forwarded-For", "X-Real-IP", "Forwarded", "X-Original-URL"]
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/static/../app.py",
-        "/static/..%2fapp.py",
-        "/static/%2e%2e/app.py",
-        "/static/%2e%2e%2fapp.py",
-        "/static/..%5capp.py",
-        "/static/%252e%252e%252fapp.py",
-        "/static//etc/passwd",
-        "/static/%2fetc%2fpasswd",
-        "/static/....//app.py",
-        "/static/app.css%00.html",
-        "/static/%00",
-        "/static/",
-        "/static/.",
-        "/static/" + "x" * 3000,
-        "/v1/requests/..%2f..%2fstats",
-        "/v1/requests/%00",
-        "/requests/..%2fusers",
-        "/services/..%2f..%2fetc%2fpasswd",
-        "//127.0.0.1/v1/stats",
-        "/v1//stats",
-        "/v1/./stats",
-        "/V1/stats",
-        "/%76%31/stats",
-    ],
-)
-def test_tricks_with_paths(scene: Secured, anybody: httpx.Client, path: str) -> None:
+def test_headers_of_proxies_are_not_believed(http: httpx.Client) -> None:
+    for name in PROXY_HEADERS:
+        for value in ("127.0.0.1", "evil.example", "for=127.0.0.1;host=evil.example", "/v1/stats"):
+            answer = http.get("/nothing", headers={name: value})
+            assert answer.status_code == 404, name
+            assert "evil.example" not in answer.text, name
+
+
+METHOD_HEADERS = ["X-HTTP-Method-Override", "X-Method-Override", "X-HTTP-Method"]
+
+
+def test_a_method_is_what_the_request_says(http: httpx.Client) -> None:
+    for name in METHOD_HEADERS:
+        uuid = http.post("/v1/services/kept/requests", content=b"x").json()["uuid"]
+        assert http.get(f"/v1/requests/{uuid}", headers={name: "DELETE"}).status_code == 200, name
+        assert http.post(f"/v1/requests/{uuid}?_method=DELETE", headers={name: "DELETE"}).status_code in (400, 405), (
+            name
+        )
+        assert http.get(f"/v1/requests/{uuid}").status_code == 200, name
+
+
+TRICKS = [
+    "/static/../app.py",
+    "/static/..%2fapp.py",
+    "/static/%2e%2e/app.py",
+    "/static/%2e%2e%2fapp.py",
+    "/static/..%5capp.py",
+    "/static/%252e%252e%252fapp.py",
+    "/static//etc/passwd",
+    "/static/%2fetc%2fpasswd",
+    "/static/....//app.py",
+    "/static/app.css%00.html",
+    "/static/%00",
+    "/static/",
+    "/static/.",
+    "/static/" + "x" * 3000,
+    "/v1/requests/..%2f..%2fstats",
+    "/v1/requests/%00",
+    "/requests/..%2fusers",
+    "/services/..%2f..%2fetc%2fpasswd",
+    "//127.0.0.1/v1/stats",
+    "/v1//stats",
+    "/v1/./stats",
+    "/V1/stats",
+    "/%76%31/stats",
+]
+
+
+def test_tricks_with_paths(scene: Secured, anybody: httpx.Client) -> None:
     """Whatever it is, it is not a file of ours, and nobody comes in by it."""
-    answer = anybody.get(httpx.URL(scene.url).copy_with(raw_path=path.encode()))
-    assert answer.status_code in (303, 400, 401, 404, 405), (path, answer.status_code)
-    assert "import" not in answer.text
-    assert "root:" not in answer.text
-    if answer.status_code == 303:
-        assert answer.headers["location"].startswith("/login")
+    for path in TRICKS:
+        answer = anybody.get(httpx.URL(scene.url).copy_with(raw_path=path.encode()))
+        assert answer.status_code in (303, 400, 401, 404, 405), (path, answer.status_code)
+        assert "import" not in answer.text, path
+        assert "root:" not in answer.text, path
+        if answer.status_code == 303:
+            assert answer.headers["location"].startswith("/login"), path
 
 
 def test_everything_but_the_log_in_wants_one(anybody: httpx.Client) -> None:
@@ -233,36 +241,36 @@ def test_everything_but_the_log_in_wants_one(anybody: httpx.Client) -> None:
 # -- the log-in --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        *(
-            "//evil.example",
-            "/\\evil.example",
-            "\\\\evil.example",
-            "https://evil.example",
-            "evil.example",
-            "/\t/evil.example",
-        ),
-        *(
-            "javascript:boom()",
-            "",
-            "/login",
-            "/logout",
-            "/a b",
-            "/\n",
-            "/x\r\nSet-Cookie: a=b",
-            "http:/evil",
-            "///evil.example",
-        ),
-        *("/x" * 1500, "/ä", "/login?next=/login", "%2f%2fevil.example"),
-    ],
-)
-def test_after_the_log_in_one_stays_here(scene: Secured, path: str) -> None:
-    assert local_path(path) == "/"
-    answer = scene.browser().post("/login", data={"token": TOKENS["chief"], "next": path})
-    assert (answer.status_code, answer.headers["location"]) == (303, "/")
-    assert "a=b" not in str(answer.headers)
+ELSEWHERE = [
+    *(
+        "//evil.example",
+        "/\\evil.example",
+        "\\\\evil.example",
+        "https://evil.example",
+        "evil.example",
+        "/\t/evil.example",
+    ),
+    *(
+        "javascript:boom()",
+        "",
+        "/login",
+        "/logout",
+        "/a b",
+        "/\n",
+        "/x\r\nSet-Cookie: a=b",
+        "http:/evil",
+        "///evil.example",
+    ),
+    *("/x" * 1500, "/ä", "/login?next=/login", "%2f%2fevil.example"),
+]
+
+
+def test_after_the_log_in_one_stays_here(scene: Secured) -> None:
+    for path in ELSEWHERE:
+        assert local_path(path) == "/", path
+        answer = scene.browser().post("/login", data={"token": TOKENS["chief"], "next": path})
+        assert (answer.status_code, answer.headers["location"]) == (303, "/"), path
+        assert "a=b" not in str(answer.headers), path
 
 
 @pytest.mark.parametrize("path", ["/", "/services?x=1&y=%C3%A4", "/requests/abc#x", "/services/a%2F%2Fb", "/x//y"])

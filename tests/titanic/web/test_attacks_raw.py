@@ -101,51 +101,49 @@ def test_who_is_gone_before_he_is_answered_is_no_error(
     assert not caplog.text
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
-        POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + INNER,
-        POST + b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n" + INNER,
-        POST + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello" + INNER,
-        POST + b"Content-Length: 5\r\nContent-Length: 5\r\n\r\nhello" + INNER,
-        POST + b"Content-Length: 5, 5\r\n\r\nhello" + INNER,
-        POST + b"Content-Length: +5\r\n\r\nhello" + INNER,
-        POST + b"Content-Length: 0x5\r\n\r\nhello" + INNER,
-        POST + b"Content-Length: -1\r\n\r\n" + INNER,
-        POST + b"Content-Length : 5\r\n\r\nhello" + INNER,
-        POST + b"Content-Length: 99999999999999999999999\r\n\r\n" + INNER,
-        POST + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n" + INNER,
-        POST + b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n" + INNER,
-        POST + b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n" + INNER,
-        POST + b"Transfer-Encoding: chunked\r\n\r\n-1\r\n\r\n" + INNER,
-        POST + b"Transfer-Encoding: chunked\r\n\r\n5 hello\r\n" + INNER,
-        POST + b"X: a\r\n Content-Length: 5\r\n\r\nhello" + INNER,  # obs-fold
-        POST + b"X: a\r\n\tTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + INNER,
-        POST + b"Content-Length: 5\r\nX: a\nTransfer-Encoding: chunked\r\n\r\nhello" + INNER,
-        POST + b"Content-Length: 0\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n" + INNER,
-        POST + b"X: a\0b\r\n\r\n" + INNER,
-        POST + b"X\r\n\r\n" + INNER,
-        b"POST /v1/services/raw/requests HTTP/1.1\nHost: localhost\n\n" + INNER,
-        b"POST /v1/services/raw/requests HTTP/9.9\r\nHost: localhost\r\n\r\n" + INNER,
-        b"POST /v1/services/raw/requests\r\n\r\n" + INNER,
-        b"POST http://evil.example/v1/services/raw/requests HTTP/1.1\r\nHost: evil.example\r\n\r\n",
-        b"CONNECT evil.example:80 HTTP/1.1\r\nHost: localhost\r\n\r\n" + INNER,
-        POST + b"Host: evil.example\r\nContent-Length: 0\r\n\r\n",
-        b"POST /v1/services/raw/requests HTTP/1.1\r\nContent-Length: 0\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 200_000 + b"\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * 5000 + b"\r\n",
-        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    ],
-)
-def test_what_is_not_quite_http_is_refused_and_nothing_behind_it_is_heard(
-    web: str, http: httpx.Client, request_: bytes
-) -> None:
+ODD = [
+    POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + INNER,
+    POST + b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n" + INNER,
+    POST + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello" + INNER,
+    POST + b"Content-Length: 5\r\nContent-Length: 5\r\n\r\nhello" + INNER,
+    POST + b"Content-Length: 5, 5\r\n\r\nhello" + INNER,
+    POST + b"Content-Length: +5\r\n\r\nhello" + INNER,
+    POST + b"Content-Length: 0x5\r\n\r\nhello" + INNER,
+    POST + b"Content-Length: -1\r\n\r\n" + INNER,
+    POST + b"Content-Length : 5\r\n\r\nhello" + INNER,
+    POST + b"Content-Length: 99999999999999999999999\r\n\r\n" + INNER,
+    POST + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n" + INNER,
+    POST + b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n" + INNER,
+    POST + b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n" + INNER,
+    POST + b"Transfer-Encoding: chunked\r\n\r\n-1\r\n\r\n" + INNER,
+    POST + b"Transfer-Encoding: chunked\r\n\r\n5 hello\r\n" + INNER,
+    POST + b"X: a\r\n Content-Length: 5\r\n\r\nhello" + INNER,  # obs-fold
+    POST + b"X: a\r\n\tTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + INNER,
+    POST + b"Content-Length: 5\r\nX: a\nTransfer-Encoding: chunked\r\n\r\nhello" + INNER,
+    POST + b"Content-Length: 0\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n" + INNER,
+    POST + b"X: a\0b\r\n\r\n" + INNER,
+    POST + b"X\r\n\r\n" + INNER,
+    b"POST /v1/services/raw/requests HTTP/1.1\nHost: localhost\n\n" + INNER,
+    b"POST /v1/services/raw/requests HTTP/9.9\r\nHost: localhost\r\n\r\n" + INNER,
+    b"POST /v1/services/raw/requests\r\n\r\n" + INNER,
+    b"POST http://evil.example/v1/services/raw/requests HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+    b"CONNECT evil.example:80 HTTP/1.1\r\nHost: localhost\r\n\r\n" + INNER,
+    POST + b"Host: evil.example\r\nContent-Length: 0\r\n\r\n",
+    b"POST /v1/services/raw/requests HTTP/1.1\r\nContent-Length: 0\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 200_000 + b"\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * 5000 + b"\r\n",
+    b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+]
+
+
+def test_what_is_not_quite_http_is_refused_and_nothing_behind_it_is_heard(web: str, http: httpx.Client) -> None:
     """Where two programs disagree on where a request ends, the next one is somebody else's."""
-    found = statuses(said(web, request_, SILENCE))
-    assert not found or (found[0] >= 400 and found[0] != 500), found
-    assert services(http) & {"raw", "smuggled"} == set()
+    for request_ in ODD:
+        found = statuses(said(web, request_, SILENCE))
+        assert not found or (found[0] >= 400 and found[0] != 500), found
+        assert services(http) & {"raw", "smuggled"} == set(), request_
 
 
 @pytest.mark.parametrize("size", [66_000, 100_000])

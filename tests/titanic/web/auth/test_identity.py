@@ -43,29 +43,29 @@ def test_a_token_is_its_users(scene: Secured) -> None:
     assert scene.program("bob").get("/v1/stats").status_code == 403
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        (),
-        ("",),
-        ("Bearer",),
-        ("Bearer x",),
-        (f"Bearer {TOKENS['chief']}x",),
-        (f"Basic {TOKENS['chief']}",),
-        (TOKENS["chief"],),
-        (f"Bearer {TOKENS['chief']}", f"Bearer {TOKENS['chief']}"),
-        (f"Bearer {TOKENS['chief']}, Bearer x",),
-        ("Bearer " + "x" * 5000,),
-        ("Bearer ä",),
-    ],
-)
-def test_who_shows_nothing_that_counts_is_told_to_log_in(scene: Secured, values: tuple[str, ...]) -> None:
-    headers = [(name.encode(), value.encode("latin-1")) for name, value in authorization(*values)]
-    answer = httpx.get(f"{scene.url}/v1/stats", timeout=PATIENCE, headers=headers)
-    assert answer.status_code == 401
-    assert answer.headers["www-authenticate"] == 'Bearer realm="titanic"'
-    assert answer.headers["content-type"] == "application/problem+json"
-    assert "x-content-type-options" in answer.headers
+WORTHLESS = [
+    (),
+    ("",),
+    ("Bearer",),
+    ("Bearer x",),
+    (f"Bearer {TOKENS['chief']}x",),
+    (f"Basic {TOKENS['chief']}",),
+    (TOKENS["chief"],),
+    (f"Bearer {TOKENS['chief']}", f"Bearer {TOKENS['chief']}"),
+    (f"Bearer {TOKENS['chief']}, Bearer x",),
+    ("Bearer " + "x" * 5000,),
+    ("Bearer ä",),
+]
+
+
+def test_who_shows_nothing_that_counts_is_told_to_log_in(scene: Secured) -> None:
+    for values in WORTHLESS:
+        headers = [(name.encode(), value.encode("latin-1")) for name, value in authorization(*values)]
+        answer = httpx.get(f"{scene.url}/v1/stats", timeout=PATIENCE, headers=headers)
+        assert answer.status_code == 401, values
+        assert answer.headers["www-authenticate"] == 'Bearer realm="titanic"', values
+        assert answer.headers["content-type"] == "application/problem+json", values
+        assert "x-content-type-options" in answer.headers, values
 
 
 def test_a_wrong_token_is_not_made_good_by_a_session(scene: Secured) -> None:
