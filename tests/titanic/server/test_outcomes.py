@@ -236,8 +236,8 @@ TAKEN = MOST_FRAMES - 5
 
 @pytest.mark.parametrize(
     ("parts", "final"),
-    [([], MOST), ([MOST - 1], 1), ([MOST // 3] * 2, MOST // 3), ([1] * 1000, MOST - 1000)],
-    ids=str,
+    [([], MOST), ([1] * 1000, MOST - 1000)],
+    ids=["one message", "many parts"],
 )
 def test_the_longest_replies_can_be_fetched(client: Client, parts: list[int], final: int) -> None:
     uuid = finished(client, [[b""] * count for count in parts], [b""] * (final - 1) + [b"end"])

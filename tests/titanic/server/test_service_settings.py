@@ -92,11 +92,11 @@ def test_a_paused_service_gets_nothing_until_it_is_resumed(server: Server, clien
 
 def test_what_waits_at_the_broker_comes_back_and_what_runs_goes_on(server: Server, client: Client) -> None:
     with Worker("shout", shout, server.endpoints[0], config=QUICK):
-        uuids = client.submit_many("shout", [b"x"] * 2000)
+        uuids = client.submit_many("shout", [b"x"] * 1000)
         client.set_service("shout", paused=True)
         until(lambda: server.dispatcher.stats()["running"] == 0)
-        done = sum(state == "done" for state in states(client, *uuids))
-        assert sum(state == "done" for state in states(client, *uuids)) == done
+        done = sum(state == "done" for state in states(client, *uuids[::10]))
+        assert sum(state == "done" for state in states(client, *uuids[::10])) == done
         assert server.dispatcher.core.counts["failed"] == 0
         client.set_service("shout", paused=False)
         assert all(outcome == [b"X"] for _, outcome in client.replies(uuids, 60))
