@@ -32,8 +32,9 @@ help: ## Show this list
 demo: $(READY) ## Real requests surviving absent workers and killed processes, in under a minute
 	$(BIN)/titanic demo
 
-test: $(TOOLED) tools java compiled ## Every test, in parallel; those of cores, protocol and store on the compiled build, too
+test: $(TOOLED) tools java ## Every test, in parallel; those of cores, protocol and store on the compiled build, too
 	$(BIN)/pytest -n $(JOBS) --dist worksteal tests
+	$(COMPILE)
 	$(ON_COMPILED) -n $(JOBS) --dist worksteal $(NO_POSTGRES) --ignore=tests/titanic/cluster $(CORE_TESTS)
 
 quick: lint ## For every save, under 90 seconds: lint, layering, cores, protocol, the embedded stores, clients, command line
@@ -57,8 +58,10 @@ CORE_TESTS := tests/broker/core $(wildcard tests/broker/patterns/*/test_core.py)
   tests/titanic/services $(filter-out $(SLOW_STORE),$(wildcard tests/titanic/store/test_*.py))
 # Nothing of it is compiled.
 NO_POSTGRES := -k "not postgres" $(patsubst %,--ignore-glob='*%*',postgres several_nodes claims_broken)
+# Tests of packages compile, too, beside all others; afterwards there is only to copy.
+COMPILE = MYPYC_OPT_LEVEL=$(COMPILED_LEVEL) $(BIN)/python hatch_build.py $(BUILT)
 compiled: $(TOOLED)
-	MYPYC_OPT_LEVEL=$(COMPILED_LEVEL) $(BIN)/python hatch_build.py $(BUILT)
+	$(COMPILE)
 
 mutants: $(TOOLED) ## Small faults in store, dispatch and broker: which do the tests not notice? SAMPLE=50 of each, SEED=3; long
 	nice -n 10 $(BIN)/python tests/mutants.py run --sample $(SAMPLE) --seed $(SEED)
