@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from titanic.aio import Client
 from titanic.web.hooks.delivery import Delivery
-from titanic.web.hooks.hook import STATES, Hook, id_of
-from titanic.web.hooks.registry import Registry
+from titanic.web.hooks.registry import STATES, Hook, Registry, id_of
 
 SECRET = "nobody-may-see-this"
 LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"),)

@@ -17,12 +17,15 @@ from starlette.types import ASGIApp
 
 import broker
 from titanic.errors import TitanicError
+from titanic.web.api.events import Feed
+from titanic.web.api.leases import Leases
 from titanic.web.api.routes import ROUTES as API_ROUTES
 from titanic.web.app_state import AppState, app_state
 from titanic.web.auth.clients import ANYBODY
 from titanic.web.auth.middleware import Guard
 from titanic.web.hooks.delivery import new_delivery
 from titanic.web.pages import ROUTES as PAGE_ROUTES
+from titanic.web.pages.bulk import BulkJobs
 from titanic.web.settings import WebSettings
 
 READY_CACHED, READY_TIMEOUT = 1.0, 3.0
@@ -83,6 +86,7 @@ class Gateway(Starlette):
 
     def __init__(self, settings: WebSettings) -> None:
         self.titanic = AppState(settings)
+        self.feed, self.leases, self.bulk_jobs = Feed(self.titanic.stats_poller), Leases(settings), BulkJobs()
         self.readiness = Readiness()
         static = Mount("/static", StaticFiles(directory=STATIC), name="static")
         own = [Route("/healthz", healthz), Route("/readyz", readyz), static]
@@ -91,6 +95,12 @@ class Gateway(Starlette):
     def build_middleware_stack(self) -> ASGIApp:
         """A single middleware instead of Starlette's two and ours: each step costs every request."""
         return Guard(self.router, self.titanic)
+
+    def shut_down(self) -> None:
+        """End waiting calls and event streams before the process ends."""
+        self.titanic.ending.set()
+        self.feed.end()
+        self.leases.end_waiting()
 
 
 @asynccontextmanager
@@ -104,8 +114,8 @@ async def _lifespan(app: Gateway) -> AsyncIterator[None]:
     finally:
         refreshing.cancel()
         state.stats_poller.close()
-        state.bulk_jobs.close()
-        await state.leases.end()
+        app.bulk_jobs.close()
+        await app.leases.end()
         state.clients.close()
 
 

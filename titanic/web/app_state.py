@@ -1,4 +1,4 @@
-"""The state of a running `titanic web`, which all handlers share."""
+"""The state of a running `titanic web`, which all handlers share, with limits on what users may hold of it."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import asyncio
 import base64
 import hmac
 import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.types import Scope
 
 from titanic.version import __version__
 from titanic.web import problems, template_filters
 from titanic.web.auth.clients import Clients, Submissions
 from titanic.web.auth.identity import Identity, Visitor
-from titanic.web.auth.quota import Quota
-from titanic.web.bulk_jobs import BulkJobs
 from titanic.web.hooks.delivery import HooksUser
 from titanic.web.hooks.registry import Registry
-from titanic.web.leases import Leases
 from titanic.web.problems import Problem
+from titanic.web.protocol import Tls
 from titanic.web.settings import WebSettings
 from titanic.web.stats import StatsPoller, TtlCache
-from titanic.web.streams import Feed
-from titanic.web.tls import Tls
 
 MAX_BODIES = 256 << 20
 """Bytes of request bodies in memory at a time, or twice the largest body if that is more. With access control, one user
@@ -36,14 +36,12 @@ class AppState:
 
     def __init__(self, settings: WebSettings) -> None:
         self.settings = settings
+        self.stats_poller = StatsPoller()
         self.clients = Clients(settings)
         self.identity = Identity(settings)
         self.deliverer = HooksUser(settings)
         self.tls = Tls(settings) if settings.tls_certificate is not None else None
-        self.stats_poller = StatsPoller()
         self.cache = TtlCache()
-        self.feed = Feed(self.stats_poller)
-        self.leases = Leases(settings)
         self.submissions = Submissions()
         most = max(MAX_BODIES, 2 * settings.max_body)
         self.bodies = Quota("bytes of bodies", most, most if self.identity.is_open else most // 2)
@@ -53,7 +51,6 @@ class AppState:
         """Set when this process is shutting down; calls that wait for a reply then return."""
         self.reload = threading.Event()
         """Set to reload the access file."""
-        self.bulk_jobs = BulkJobs()
         self._message_cookie = f"{'__Host-' if settings.is_https else ''}titanic-told-{settings.bind[1]}"
         self.templates = Environment(
             loader=PackageLoader("titanic.web"),
@@ -64,12 +61,6 @@ class AppState:
         )
         self.templates.filters.update(template_filters.FILTERS)
         self.templates.globals["version"] = __version__
-
-    def shut_down(self) -> None:
-        """End waiting calls and event streams before the process ends."""
-        self.ending.set()
-        self.feed.end()
-        self.leases.end_waiting()
 
     def refresh(self) -> None:
         """Reload changed files and close what has expired. Called in the loop, often."""
@@ -136,3 +127,68 @@ def problem_response(request: Request, problem: Problem) -> Response:
     page = app_state(request).page(request, "problem.html", problem.status, problem=problem, again=again)
     page.headers.update(problem.headers)
     return page
+
+
+class Quota:
+    """A limit for all users together, and one for each user."""
+
+    def __init__(self, what: str, most: int, each: int) -> None:
+        """`what`: the name of what is limited, in the plural."""
+        self._what = what
+        self._most = most
+        self._each = each
+        self._held: Counter[str] = Counter()
+        self._all = 0
+
+    def acquire(self, user: str, count: int = 1) -> None:
+        """Acquire this many, to be released. Raises Problem when fewer are left: 429 for this user, 503 for all."""
+        if self._all + count > self._most:
+            raise self._full(503, f"there may be {self._most:,} in all")
+        if self._held[user] + count > self._each:
+            raise self._full(429, f"one user may have {self._each:,}")
+        self._held[user] += count
+        self._all += count
+
+    def release(self, user: str, count: int = 1) -> None:
+        """Release what was acquired."""
+        self._all -= count
+        self._held[user] -= count
+        if not self._held[user]:
+            del self._held[user]
+
+    @contextmanager
+    def held(self, user: str, count: int = 1) -> Iterator[None]:
+        """Hold this many within a `with` block."""
+        self.acquire(user, count)
+        try:
+            yield
+        finally:
+            self.release(user, count)
+
+    def __len__(self) -> int:
+        return self._all
+
+    def _full(self, status: int, fact: str) -> Problem:
+        detail = f"too many {self._what}; {fact}; end some, or try again later"
+        return Problem(status, detail, headers={"Retry-After": "5"})
+
+
+HELD = "titanic.held"
+"""The key of the scope for the counted bytes of its body."""
+
+
+UNCOUNTED = 64 << 10
+"""Smaller bodies are not counted: each connection may buffer that much in any case."""
+
+
+def hold_body(scope: Scope, size: int) -> None:
+    """Count the bytes that a request holds of its body. Raises Problem when there is no room for more."""
+    if size > UNCOUNTED and (more := size - scope.get(HELD, 0)) > 0:
+        scope["app"].titanic.bodies.acquire(scope["state"]["visitor"].user, more)
+        scope[HELD] = size
+
+
+def release_body(scope: Scope) -> None:
+    """Release what `hold_body` has counted for a request."""
+    if held := scope.pop(HELD, 0):
+        scope["app"].titanic.bodies.release(scope["state"]["visitor"].user, held)

@@ -1,17 +1,26 @@
 """uvicorn's HTTP/1.1, hardened for untrusted clients: timeouts for requests and for reading answers, limits on headers
-and connections, and the client's certificate for handlers.
+and connections, the client's certificate for handlers, and TLS.
+
+An answer is sent in one piece. uvicorn writes its head and then its body, and each write is a system call, a packet,
+and a read for the other side.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import ssl
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from titanic import logs
+from titanic.errors import CallerError
+from titanic.util.files import state_of
 from titanic.web.auth.identity import CERTIFICATE
-from titanic.web.transport import JoiningTransport
+from titanic.web.settings import WebSettings
 
 MOST_HEAD, MOST_HEADERS, MOST_URL = 64 << 10, 100, 16 << 10
 """Bytes of the request line and headers together; headers; bytes of a URL."""
@@ -156,3 +165,126 @@ class GatewayProtocol(HttpToolsProtocol):
             self.transport.write(b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
         self._stop()
         self.transport.close()
+
+
+SMALL = 16 << 10
+"""Writes below this size are joined. Larger ones gain nothing from it, and would be copied."""
+
+
+class JoiningTransport(asyncio.Transport):
+    """A transport with the methods that uvicorn uses."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self._transport = transport
+        self._loop = loop
+        self._held = b""
+        """A write that waits for the next one."""
+        self.is_closing = transport.is_closing  # type: ignore[method-assign]  # called for each request
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Send data, or hold it for the next write."""
+        if self._held and len(data) < SMALL:
+            data, self._held = self._held + data, b""
+            self._transport.write(data)
+        elif len(data) < SMALL:
+            self._held = bytes(data)
+            self._loop.call_soon(self.flush)
+        else:
+            self.flush()
+            self._transport.write(data)
+
+    def flush(self) -> None:
+        """Send held data."""
+        if self._held:
+            held, self._held = self._held, b""
+            if not self.is_closing():
+                self._transport.write(held)
+
+    def close(self) -> None:
+        """Close the connection when all data is sent."""
+        self.flush()
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        self._held = b""
+        self._transport.abort()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Return information about the connection."""
+        return self._transport.get_extra_info(name, default)
+
+    def pause_reading(self) -> None:
+        """Pause receiving."""
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Resume receiving."""
+        self._transport.resume_reading()
+
+
+log = logging.getLogger("titanic.web")
+
+
+class Tls:
+    """The TLS context for connections."""
+
+    def __init__(self, settings: WebSettings) -> None:
+        """Raises CallerError for files that cannot be used."""
+        assert settings.tls_certificate is not None
+        assert settings.tls_key is not None
+        self._certificate, self._key = settings.tls_certificate, settings.tls_key
+        self._authorities = settings.client_ca
+        self._state = self._file_state()
+        self.context = _new_context(self._certificate, self._key, self._authorities)
+
+    def given(self, *_: object) -> ssl.SSLContext:
+        """Return the context to uvicorn."""
+        return self.context
+
+    def refresh(self, *, always: bool = False) -> None:
+        """Use a changed certificate for new connections. If it is not usable, the previous one stays in use. (Changed
+        client authorities need a restart.)"""
+        state = self._file_state()
+        if state == self._state and not always:
+            return
+        self._state = state
+        try:
+            _new_context(self._certificate, self._key, self._authorities)  # half of a pair must not get into use
+            self.context.load_cert_chain(self._certificate, self._key)
+        except (CallerError, ssl.SSLError, OSError) as error:
+            text = "not reloaded, the previous certificate stays in use: %s"
+            log.error(text, error, extra=logs.event("reload-refused"))
+            return
+        log.info("%s reloaded", self._certificate, extra=logs.event("certificate-reloaded"))
+
+    def _file_state(self) -> tuple[tuple[int, ...], ...]:
+        return state_of(self._certificate), state_of(self._key)
+
+
+def _new_context(certificate: Path, key: Path, authorities: Path | None) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+    what, path, advice = (
+        "cannot use TLS",
+        certificate,
+        "give PEM files that belong together, the key without a password",
+    )
+    try:
+        context.load_cert_chain(certificate, key, password=_no_password)
+        if authorities is not None:
+            path, advice = authorities, "give a PEM file with the certificates of authorities"
+            context.load_verify_locations(authorities)
+            context.verify_mode = ssl.CERT_OPTIONAL
+    except (ssl.SSLError, OSError, ValueError) as error:
+        fact = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        files = f"{path} and {key}" if path == certificate else str(path)
+        raise CallerError(what, f"{files}: {fact}", advice) from error
+    return context
+
+
+def _no_password() -> str:
+    """Fail instead of prompting at a terminal."""
+    raise ValueError("the key has a password")

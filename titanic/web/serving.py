@@ -17,7 +17,6 @@ import uvicorn
 
 from titanic.errors import CallerError
 from titanic.web.app import Gateway
-from titanic.web.app_state import AppState
 from titanic.web.protocol import GatewayProtocol
 from titanic.web.settings import WebSettings
 
@@ -61,7 +60,7 @@ class WebServer:
             proxy_headers=False,
             timeout_graceful_shutdown=3,
         )
-        self._server = _Quiet(config, self._state)
+        self._server = _Quiet(config, app)
         self._thread: threading.Thread | None = None
 
     @property
@@ -180,9 +179,9 @@ class _Quiet(uvicorn.Server):
 
     ready: Callable[[], None] | None = None
 
-    def __init__(self, config: uvicorn.Config, state: AppState) -> None:
+    def __init__(self, config: uvicorn.Config, app: Gateway) -> None:
         super().__init__(config)
-        self._state = state
+        self._app = app
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -190,7 +189,7 @@ class _Quiet(uvicorn.Server):
             self.ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._state.shut_down()
+        self._app.shut_down()
         await super().shutdown(sockets)
 
     @contextmanager

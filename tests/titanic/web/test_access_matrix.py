@@ -198,7 +198,7 @@ def changed(scene: Scene, user: str, owner: str, action: str) -> str:
         answer = program.post(f"/v1/requests/{uuid}:retry")
     elif action.endswith(" these"):
         answer = program.post("/actions/requests", data={"do": do, "uuids": uuid, "count": "1"})
-        job = scene.web.app.titanic.bulk_jobs.get(user, answer.headers["location"].rpartition("/")[2])
+        job = scene.web.app.bulk_jobs.get(user, answer.headers["location"].rpartition("/")[2])
         until(lambda: job.ended)
         assert status(program.get(answer.headers["location"])) == "200"
         if job.error:

@@ -66,7 +66,7 @@ class Fake:
 
 
 def visitor(user: str, client: Fake) -> Visitor:
-    return cast(Visitor, SimpleNamespace(user=user, client=client))
+    return cast("Visitor", SimpleNamespace(user=user, client=client))
 
 
 def poll(*visitors: Visitor) -> list[Any]:

@@ -17,8 +17,8 @@ from support.web_secured import TOKENS, Secured, secured
 from broker import AccessError
 from titanic.errors import CallerError
 from titanic.web.auth.identity import Identity
+from titanic.web.protocol import Tls
 from titanic.web.settings import WebSettings
-from titanic.web.tls import Tls
 
 
 @pytest.fixture(scope="module")

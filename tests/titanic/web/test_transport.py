@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from titanic.web.transport import SMALL, JoiningTransport
+from titanic.web.protocol import SMALL, JoiningTransport
 
 HEAD, BODY, LARGE = b"HTTP/1.1 200 OK\r\n\r\n", b"body", b"x" * SMALL
 

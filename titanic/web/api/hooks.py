@@ -15,24 +15,26 @@ from broker import read_json
 from titanic.aio import Client
 from titanic.errors import Forbidden, UnknownRequest
 from titanic.util.text import quoted
-from titanic.web.api.resource import ApiRoute, read_body
-from titanic.web.api.responses import json_response
+from titanic.web.api.resource import ApiRoute, json_response, read_body
 from titanic.web.api.schemas import PATH, SERVICE, TEXT, answer, header, listed, parameter, record, wrong
 from titanic.web.app_state import app_state, visitor_of
-from titanic.web.hooks.hook import (
+from titanic.web.hooks.delivery import literal_address, may_reach, not_reached
+from titanic.web.hooks.registry import (
     ENDED,
+    MAX_HOOKS,
+    MAX_SERVICES,
     SECRET,
     STATES,
     URL,
     Hook,
+    NoPlace,
+    Registry,
     ServiceSettings,
     check_hook,
     hook_status,
     id_of,
     new_secret,
 )
-from titanic.web.hooks.post import literal_address, may_reach, not_reached
-from titanic.web.hooks.registry import MAX_HOOKS, MAX_SERVICES, NoPlace, Registry
 from titanic.web.problems import Problem
 from titanic.web.request_headers import read_query
 

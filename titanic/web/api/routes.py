@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from titanic.version import __version__
-from titanic.web.api import batch, events, hooks, leases, lists, requests, schemas
+from titanic.web.api import batch, events, hooks, leases, requests, schemas
 from titanic.web.api.resource import ApiRoute
 from titanic.web.api.schemas import TEXT, answer, record, wrong
 from titanic.web.app_state import visitor_of
@@ -27,7 +27,6 @@ Errors are problem documents (RFC 9457). The server checks permissions for each 
 PATHS: dict[str, dict[str, Any]] = {
     **requests.PATHS,
     **batch.PATHS,
-    **lists.PATHS,
     **events.PATHS,
     **leases.PATHS,
     **hooks.PATHS,
@@ -89,7 +88,6 @@ async def get_session(request: Request) -> Response:
 ROUTES = [
     *requests.ROUTES,
     *batch.ROUTES,
-    *lists.ROUTES,
     *events.ROUTES,
     *leases.ROUTES,
     *hooks.ROUTES,

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar, Unpack
 
 from broker import named, unreachable
 from titanic.aio import Client
 from titanic.aio.client import AsyncWire
 from titanic.client.calls import Body
-from titanic.errors import CallerError, Refused
+from titanic.errors import CallerError, Refused, TimedOut
 from titanic.protocol import tsp
-from titanic.protocol.submit_options import MOST_TOGETHER
+from titanic.protocol.answers import RequestInfo
+from titanic.protocol.submit_options import MOST_TOGETHER, SubmitOptions
 from titanic.protocol.tsp import Frames
 from titanic.util.files import state_of
 from titanic.web.problems import Problem
@@ -334,3 +335,48 @@ class Clients:
 
     def _close(self, user: str) -> None:
         self._clients.pop(user).client.disconnect()
+
+
+T = TypeVar("T")
+
+TIMEOUT = 5.0
+"""Seconds that a function may take in all."""
+
+
+class SyncClient:
+    """The methods of `titanic.Client` that such functions call, in one thread beside the event loop."""
+
+    def __init__(self, client: Client, timeout: float) -> None:
+        self._client = client
+        self._loop = asyncio.get_running_loop()
+        self._timeout = timeout
+        self._deadline = time.monotonic() + timeout
+
+    def find(self, keys: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+        """As `titanic.Client.find`."""
+        return self._call(self._client.find(keys))
+
+    def show(self, uuid: str) -> RequestInfo:
+        """As `titanic.Client.show`."""
+        return self._call(self._client.show(uuid))
+
+    def submit(self, service: Body, *body: Body, **options: Unpack[SubmitOptions]) -> str:
+        """As `titanic.Client.submit`."""
+        return self._call(self._client.submit(service, *body, **options))
+
+    def close(self, *uuids: str) -> None:
+        """As `titanic.Client.close`."""
+        return self._call(self._client.close(*uuids))
+
+    def _call(self, call: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(call, self._loop)
+        try:
+            return future.result(max(0.0, self._deadline - time.monotonic()))
+        except TimeoutError:
+            future.cancel()
+            raise TimedOut("this takes too long", f"more than {self._timeout:g} s", "try again") from None
+
+
+async def call_sync(client: Client, function: Callable[..., T], *arguments: Any, timeout: float = TIMEOUT) -> T:
+    """Call `function` in a thread with a client and `arguments`. Raises TimedOut."""
+    return await asyncio.to_thread(function, SyncClient(client, timeout), *arguments)

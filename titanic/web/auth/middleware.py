@@ -24,10 +24,8 @@ from broker import AccessError
 from titanic import logs
 from titanic.errors import TitanicError
 from titanic.web import problems
-from titanic.web.app_state import AppState, problem_response
-from titanic.web.auth.identity import Visitor, unauthorized
-from titanic.web.auth.quota import release_body
-from titanic.web.auth.sessions import Grant, Kind
+from titanic.web.app_state import AppState, problem_response, release_body
+from titanic.web.auth.identity import Grant, Kind, Visitor, unauthorized
 from titanic.web.problems import Problem, is_for_programs
 from titanic.web.request_headers import header_of, headers_of, is_repeated
 from titanic.web.settings import is_loopback

@@ -7,7 +7,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from titanic.web.app_state import app_state, visitor_of
-from titanic.web.pages import bulk, failures, overview, request, requests, schedules, services, users
+from titanic.web.pages import bulk, failures, overview, requests, schedules, services, users
 
 PAGE_TTL = 1.0
 """Seconds for which a refreshed page is cached for its visitor."""
@@ -30,7 +30,7 @@ def _refreshing(route: Route) -> Route:
 
 ROUTES: list[BaseRoute] = [
     *bulk.ROUTES,
-    *request.ROUTES,
+    *requests.ONE_ROUTES,
     *users.SESSION_ROUTES,
     *(
         _refreshing(route)

@@ -1,25 +1,27 @@
 """Retry or close many requests: those selected, or all that match a filter. A page asks for confirmation with their
-number; another shows the progress."""
+number; another shows the progress, while the job runs in the background.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import replace
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from titanic.aio import Client
-from titanic.errors import UnknownRequest
+from titanic.errors import TitanicError, UnknownRequest
 from titanic.protocol.answers import RequestInfo
 from titanic.util import ids
 from titanic.web.app_state import app_state, visitor_of
-from titanic.web.bulk_jobs import BulkJob, in_batches
 from titanic.web.pages import forms
-from titanic.web.pages.requests import AGE_LABELS, RequestFilter, find_all, parse_filter
+from titanic.web.pages.requests import AGE_LABELS, BATCH, RequestFilter, find_all, parse_filter
 from titanic.web.problems import Problem
 
 ACTIONS = ("retry", "close")
@@ -87,7 +89,7 @@ async def confirm_all(request: Request) -> Response:
 async def start(request: Request) -> Response:
     """Start a confirmed job."""
     form = await forms.read(request)
-    state, visitor = app_state(request), visitor_of(request)
+    visitor = visitor_of(request)
     action, wanted, count = _action(form), parse_filter(form), form.get("count", "")
     if "count" not in form or (count and (not count.isdecimal() or len(count) > 9)):
         raise Problem(400, "nothing was changed: the form has no number of requests; reload its page")
@@ -102,21 +104,21 @@ async def start(request: Request) -> Response:
             raise Problem(400, f"nothing was closed: type “{expected}” to confirm")
         job = BulkJob(visitor.user, action, total, wanted.url())
         batches = _matching(visitor.client, action, wanted, total)
-    state.bulk_jobs.start(job, visitor.client, batches)
+    _jobs(request).start(job, visitor.client, batches)
     return RedirectResponse(f"/works/{job.id}", 303)
 
 
 async def progress(request: Request) -> Response:
     """Show the progress of a job."""
     state = app_state(request)
-    job = state.bulk_jobs.get(visitor_of(request).user, request.path_params["work"])
+    job = _jobs(request).get(visitor_of(request).user, request.path_params["work"])
     return state.page(request, "bulk_job.html", job=job)
 
 
 async def stop(request: Request) -> Response:
     """Stop a job."""
     await forms.read(request)
-    job = app_state(request).bulk_jobs.get(visitor_of(request).user, request.path_params["work"])
+    job = _jobs(request).get(visitor_of(request).user, request.path_params["work"])
     job.stopped = True
     return RedirectResponse(f"/works/{job.id}", 303)
 
@@ -198,3 +200,93 @@ ROUTES = [
     Route("/works/{work}", progress),
     Route("/actions/works/{work}/stop", stop, methods=["POST"]),
 ]
+
+
+MAX_RUNNING = 8
+"""Jobs at a time, of all users."""
+
+MAX_KEPT = 64
+"""Jobs that are kept."""
+
+Batches = AsyncGenerator[Sequence[str], None]
+"""The UUIDs, a batch at a time."""
+
+
+@dataclass(slots=True)
+class BulkJob:
+    """A job. `action`: retry or close. `total`: the number of requests that was confirmed; None: not counted."""
+
+    user: str
+    action: str
+    total: int | None
+    back: str
+    """The URL of the list that it was started from."""
+    id: str = field(default_factory=lambda: secrets.token_hex(8))
+    processed: int = 0
+    done: int = 0
+    error: str = "an internal error of titanic web; see its log"
+    """Why it ended early."""
+    ended: bool = False
+    stopped: bool = False
+    began: float = field(default_factory=time.time)
+    task: asyncio.Task[None] | None = None
+
+    async def run(self, client: Client, batches: Batches) -> None:
+        """Process all batches, or those before it is stopped."""
+        try:
+            async with aclosing(batches):
+                async for uuids in batches:
+                    if self.action == "retry":
+                        self.done += await client.retry(*uuids)
+                    else:
+                        await client.close_many(uuids)
+                        self.done += len(uuids)
+                    self.processed += len(uuids)
+                    if self.stopped:
+                        break
+            self.error = ""
+        except TitanicError as error:
+            self.error = str(error)
+        finally:
+            self.ended = True
+
+
+class BulkJobs:
+    """The jobs of all users, with the most recent ones that ended."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, BulkJob] = {}
+
+    def start(self, job: BulkJob, client: Client, batches: Batches) -> None:
+        """Start a job. Raises Problem while too many are running."""
+        if sum(not one.ended for one in self._jobs.values()) >= MAX_RUNNING:
+            raise Problem(503, "nothing was changed: too many bulk jobs are running; try again when they have ended")
+        ended = [name for name, one in self._jobs.items() if one.ended]
+        for name in ended[: max(0, len(self._jobs) - MAX_KEPT + 1)]:
+            del self._jobs[name]
+        self._jobs[job.id] = job
+        job.task = asyncio.create_task(job.run(client, batches))
+
+    def get(self, user: str, name: str) -> BulkJob:
+        """Return a user's job. Raises Problem for unknown jobs and those of other users."""
+        job = self._jobs.get(name)
+        if job is None or job.user != user:
+            raise Problem(404, "this job is no longer known: titanic web was restarted, or many jobs ran since")
+        return job
+
+    def close(self) -> None:
+        """Cancel all jobs."""
+        for job in self._jobs.values():
+            if job.task is not None:
+                job.task.cancel()
+
+
+async def in_batches(uuids: Sequence[str]) -> Batches:
+    """Yield these UUIDs a batch at a time."""
+    for at in range(0, len(uuids), BATCH):
+        yield uuids[at : at + BATCH]
+
+
+def _jobs(request: Request) -> BulkJobs:
+    jobs: BulkJobs = request.app.bulk_jobs
+    return jobs

@@ -18,8 +18,7 @@ from starlette.datastructures import ImmutableMultiDict
 from starlette.requests import Request
 
 from titanic.errors import Forbidden
-from titanic.web.app_state import visitor_of
-from titanic.web.auth.quota import hold_body
+from titanic.web.app_state import hold_body, visitor_of
 from titanic.web.problems import Problem
 
 MAX_BYTES, MAX_FIELDS = 1 << 20, 20_000

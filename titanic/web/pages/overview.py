@@ -16,11 +16,10 @@ from starlette.routing import Route
 from titanic.aio import Client
 from titanic.protocol.answers import RequestInfo
 from titanic.web.app_state import app_state, visitor_of
-from titanic.web.pages.charts import Line, chart, spark
 from titanic.web.pages.forms import NotPermitted, unless_forbidden
 from titanic.web.pages.services import ServiceRow, services_of
 from titanic.web.stats import HISTORY_STEP, History, LatencyPoint, StatsSample
-from titanic.web.template_filters import counted, number, percent, rate, size, span
+from titanic.web.template_filters import Line, chart, counted, number, percent, rate, size, span, spark
 
 MAX_PARTS = 120
 """Points of a chart: one for each half minute of an hour."""

@@ -1,27 +1,40 @@
-"""The list of requests, fifty on a page, and the filter that its URL describes."""
+"""The list of requests, fifty on a page, and the filter that its URL describes. The page of a request: its timeline,
+its options, previews of its body and reply, and what can be done with it.
+"""
 
 from __future__ import annotations
 
+import base64
+import json
+import re
+import shlex
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import urlencode
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from titanic.aio import Client
 from titanic.client.batching import KEY_PREFIX
+from titanic.client.flows import SUFFIX, FlowTree, flow_tree
 from titanic.errors import TitanicError, UnknownRequest
-from titanic.protocol.answers import RequestInfo
+from titanic.protocol.answers import ORIGIN, RequestInfo
 from titanic.util import ids
+from titanic.util.text import counted, printable
+from titanic.web.api.requests import described
+from titanic.web.api.resource import unknown_request
 from titanic.web.app_state import app_state, visitor_of
-from titanic.web.bulk_jobs import BATCH
+from titanic.web.auth.clients import call_sync
+from titanic.web.hooks.registry import KEPT
+from titanic.web.pages import forms
 from titanic.web.pages.forms import NotPermitted, unless_forbidden
 from titanic.web.pages.services import STATES, is_internal
 from titanic.web.problems import Problem
+from titanic.web.template_filters import span
 
 PAGE = 50
 """Requests on a page."""
@@ -31,6 +44,9 @@ SUGGESTED = 200
 
 SEARCH_TIMEOUT = 1.0
 """Seconds for which a page searches for rare requests; then it says how far it got."""
+
+BATCH = 1000
+"""UUIDs sent in one call."""
 
 FOREVER = 1 << 62
 
@@ -222,5 +238,320 @@ async def _service_names(request: Request) -> list[str]:
     names = {*sample.stats["services"], *(sample.workers or ())}
     return sorted(name for name in names if not is_internal(name))[:SUGGESTED]
 
+
+ERROR = "titanic:error="
+"""The prefix of the frame in which the worker of a task names the exception (titanic/tasks/failures.py)."""
+
+HIDDEN_SECRET = b"(the secret of the web hook is not shown)"
+
+
+def _uuid(request: Request) -> str:
+    uuid = ids.plain(request.path_params["uuid"]).lower()
+    if ids.parse(uuid.encode(errors="replace")) is None:
+        raise Problem(404, "this is not the UUID of a request; a UUID has 32 hexadecimal digits")
+    return uuid
+
+
+async def request_page(request: Request) -> Response:
+    """Show a request."""
+    uuid, state, visitor = _uuid(request), app_state(request), visitor_of(request)
+    try:
+        look = await visitor.client.look(uuid, MAX_BYTES)
+    except UnknownRequest:
+        return state.page(request, "request_unknown.html", unknown_request(uuid).status, uuid=uuid)
+    row, document = look.info, described(look.info)
+    details: list[FramePreview] = []
+    frames = look.body[:1] + [HIDDEN_SECRET] * len(look.body[1:]) if row["service"] == KEPT else look.body
+    body = preview_body(frames, row["body_frames"], row["body_bytes"])
+    reply = preview_body(look.reply, row["reply_frames"], row["reply_bytes"])
+    if row["state"] == "failed":
+        details, reply = reply.frames, reply._replace(frames=[])
+    return state.page(
+        request,
+        "request.html",
+        row=row,
+        key=document["key"],
+        origin={name: row[name] for name in ORIGIN if name in row},  # type: ignore[literal-required]
+        timeline=timeline(row),
+        body=body,
+        reply=reply,
+        errors=[_error(detail) for detail in details],
+        tree=await _tree(request, row),
+        commands=_commands(request, row),
+        document=json.dumps(document, indent=2, ensure_ascii=False),
+    )
+
+
+def _error(detail: FramePreview) -> FramePreview:
+    """Show the type and arguments of a task's exception; any other detail as it is."""
+    if detail.kind != "text" or not detail.text.startswith(ERROR):
+        return detail
+    try:
+        error = json.loads(detail.text.removeprefix(ERROR))
+        arguments = ", ".join(json.dumps(one, ensure_ascii=False) for one in error["args"])
+        return detail._replace(kind="error", text=f"{error['type']}({arguments})")
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return detail
+
+
+async def _tree(request: Request, row: RequestInfo) -> FlowTree | str | None:
+    """The steps of a workflow, or why they cannot be shown; None: it is no workflow."""
+    if not row["service"].endswith(SUFFIX):
+        return None
+    try:
+        return await call_sync(visitor_of(request).client, flow_tree, row["uuid"])
+    except TitanicError as error:
+        return str(error)
+
+
+def _commands(request: Request, row: RequestInfo) -> list[tuple[str, str]]:
+    """Commands that show the same, each with a description."""
+    uuid, base = row["uuid"], str(request.base_url).rstrip("/")
+    at = "".join(f" --endpoint {shlex.quote(one)}" for one in app_state(request).settings.endpoint)
+    token = ' -H "Authorization: Bearer $TOKEN"' if visitor_of(request).user else ""
+    found = [
+        (f"titanic show {uuid}{at}", "the request"),
+        (f"curl{token} {base}/v1/requests/{uuid}", "the request as JSON"),
+    ]
+    if row["state"] == "done":
+        found.append((f"curl{token} {base}/v1/requests/{uuid}/reply", "its reply"))
+    if row["state"] in ("failed", "expired"):
+        found.append((f"titanic retry {uuid}{at}", "retry it"))
+    return found
+
+
+async def close_page(request: Request) -> Response:
+    """Ask for confirmation, because closing cannot be undone."""
+    row = await visitor_of(request).client.show(_uuid(request))
+    return app_state(request).page(request, "request_close.html", row=row)
+
+
+async def retry(request: Request) -> Response:
+    """Retry a failed or expired request."""
+    await forms.read(request)
+    uuid, client = _uuid(request), visitor_of(request).client
+    done = await client.retry(uuid)
+    if not done:
+        row = await client.show(uuid)  # raises when the visitor may not see it
+        if row["state"] in ("failed", "expired"):
+            fact = f"you lack the permission submit for {row['service']}"
+            raise Problem(403, f"the request was not retried: {fact}; ask the administrator")
+    message = "Queued again with its attempts reset." if done else "Not retried: it has not failed or expired."
+    return app_state(request).to(request, f"/requests/{uuid}", message)
+
+
+async def close(request: Request) -> Response:
+    """Close a request."""
+    await forms.read(request)
+    uuid = _uuid(request)
+    await visitor_of(request).client.close(uuid)
+    return app_state(request).to(request, f"/requests/{uuid}", "The request and its reply were deleted.")
+
+
+async def find(request: Request) -> Response:
+    """Redirect to the request with this UUID or key."""
+    text = request.query_params.get("q", "").strip()
+    uuid = ids.plain(text).lower()
+    if ids.parse(uuid.encode(errors="replace")) is not None:
+        return RedirectResponse(f"/requests/{uuid}", 303)
+    if text:
+        uuids, _ = await visitor_of(request).client.find([text[:255]])
+        if text in uuids:
+            return RedirectResponse(f"/requests/{uuids[text]}", 303)
+    return app_state(request).page(request, "request_find.html", 404 if text else 200, text=text)
+
+
+# -- timeline -----------------------------------------------------------------------------------------------------
+
+DONE, NOW, AHEAD, UNKNOWN = "done", "now", "ahead", "unknown"
+
+ENDS = {"done": "Done", "failed": "Failed permanently", "expired": "Expired", "cancelled": "Cancelled"}
+
+
+class TimelineEntry(NamedTuple):
+    """Something that happened, is happening, is to come, or happened at an unknown time."""
+
+    stage: str
+    what: str
+    at: int = 0
+    """Microseconds since 1970; 0: unknown."""
+    more: str = ""
+
+
+def timeline(row: RequestInfo) -> list[TimelineEntry]:
+    """What is known of a request, in order. What the store does not keep is shown as unknown."""
+    owner = row.get("owner")
+    found = [TimelineEntry(DONE, "Submitted", row["submitted_at"], f"by {owner}" if owner else "")]
+    ended = row["state"] in ENDS
+    if row["not_before"] > row["submitted_at"]:
+        is_delayed = not ended and row["state"] == "delayed" and not row["attempts"]
+        found.append(TimelineEntry(NOW if is_delayed else DONE, "Delayed until", row["not_before"]))
+    found += _attempts(row)
+    if row["state"] == "waiting":
+        text = "not dispatched yet" if not row["attempts"] else "retried as soon as a worker is free"
+        found.append(TimelineEntry(NOW, "Waiting for a worker", 0, text))
+    elif row["state"] == "running":
+        before = f"; dispatched {counted(row['deliveries'], 'time')} before" if row.get("deliveries") else ""
+        at = f"on {row['worker']}" if "worker" in row else "dispatched, or next in a worker's queue"
+        since = row.get("running_since", 0)
+        found.append(TimelineEntry(NOW, "Running since" if since else "Running", since, at + before))
+    elif row["state"] == "delayed" and row["attempts"]:
+        found.append(TimelineEntry(NOW, f"Next attempt ({row['attempts'] + 1})", row["due"], "after the retry delay"))
+    if ended:
+        found.append(_end(row))
+    elif row["expires_at"]:
+        found.append(TimelineEntry(AHEAD, "Expires unless started", row["expires_at"]))
+    return found
+
+
+def _attempts(row: RequestInfo) -> list[TimelineEntry]:
+    """The attempts that are over. Of all but the last only the number is stored."""
+    attempts, state = row["attempts"], row["state"]
+    if not attempts:
+        return []
+    earlier = attempts - 1
+    found = []
+    if earlier:
+        found.append(TimelineEntry(UNKNOWN, f"{counted(earlier, 'earlier attempt')} failed", 0, "times not stored"))
+    last = "Dispatched" if attempts == 1 else f"Attempt {attempts} dispatched"
+    waited = ""
+    if attempts == 1 and row["dispatched_at"]:
+        waited = f"after {span(max(0, row['dispatched_at'] - row['submitted_at']) / 1e6)}"
+    found.append(TimelineEntry(DONE, last, row["dispatched_at"], waited))
+    if state not in ENDS or state == "expired":
+        found.append(TimelineEntry(DONE, f"Attempt {attempts} failed", 0, "see the error"))
+    return found
+
+
+def _end(row: RequestInfo) -> TimelineEntry:
+    ran = row["dispatched_at"] and row["state"] in ("done", "failed")
+    since = row["dispatched_at"] if ran else row["submitted_at"]
+    took = span(max(0, row["finished_at"] - since) / 1e6)
+    return TimelineEntry(DONE, ENDS[row["state"]], row["finished_at"], f"{'ran for' if ran else 'after'} {took}")
+
+
+# -- previews of bodies and replies ---------------------------------------------------------------------------------
+# Content never becomes part of the page: text is escaped, and only pixel images are embedded as images.
+
+MAX_BYTES = 65536
+"""Bytes of a body and of a reply that are fetched."""
+
+MAX_FRAMES = 20
+"""Frames of each that are shown."""
+
+MAX_DEPTH = 20
+"""Nesting of JSON that is formatted: what is deeper would be mostly indentation."""
+
+TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+')
+"""A token of JSON."""
+
+DUMP_WIDTH = 16
+"""Bytes in a line of a hex dump."""
+
+IMAGES = (
+    (b"\x89PNG\r\n\x1a\n", 0, "image/png"),
+    (b"\xff\xd8\xff", 0, "image/jpeg"),
+    (b"GIF87a", 0, "image/gif"),
+    (b"GIF89a", 0, "image/gif"),
+    (b"WEBP", 8, "image/webp"),
+)
+"""Image formats that cannot contain a script: magic bytes, their offset, and the media type."""
+
+
+class FramePreview(NamedTuple):
+    """A frame. `kind`: json, text, image, hex or empty. `text` is shown; for an image it is a data: URI."""
+
+    kind: str
+    text: str
+    size: int
+    cut: bool = False
+    """Whether the frame is longer than what is shown."""
+
+
+class BodyPreview(NamedTuple):
+    """A body or a reply. `more`: frames that are not shown."""
+
+    frames: list[FramePreview]
+    size: int
+    more: int
+
+
+def preview_body(frames: Sequence[bytes], count: int, size: int) -> BodyPreview:
+    """Preview a body of `count` frames with `size` bytes in all, of which only `frames` were fetched; the last of
+    these may be cut."""
+    got = sum(map(len, frames))
+    shown = [preview(frame, cut=got < size and at == len(frames) - 1) for at, frame in enumerate(frames[:MAX_FRAMES])]
+    return BodyPreview(shown, size, count - len(shown))
+
+
+def preview(frame: bytes, *, cut: bool = False) -> FramePreview:
+    """Preview a frame as what it is."""
+    if not frame:
+        return FramePreview("empty", "", 0, cut)
+    kind = next((kind for magic, at, kind in IMAGES if frame[at : at + len(magic)] == magic), None)
+    if kind is not None and not cut:
+        return FramePreview("image", f"data:{kind};base64,{base64.b64encode(frame).decode()}", len(frame))
+    text = _text(frame, cut)
+    if text is None:
+        return FramePreview("hex", dump(frame), len(frame), cut)
+    formatted = None if cut else _format_json(text)
+    if formatted is not None:
+        return FramePreview("json", formatted, len(frame))
+    return FramePreview("text", printable(text), len(frame), cut)
+
+
+def dump(frame: bytes) -> str:
+    """A hex dump: offset, hexadecimal digits and ASCII."""
+    lines = []
+    for at in range(0, len(frame), DUMP_WIDTH):
+        part = frame[at : at + DUMP_WIDTH]
+        ascii_ = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in part)
+        lines.append(f"{at:06x}  {part.hex(' '):<{3 * DUMP_WIDTH}} {ascii_}")
+    return "\n".join(lines)
+
+
+def _text(frame: bytes, cut: bool) -> str | None:
+    """Decode a frame; None when it is not text."""
+    try:
+        text = frame.decode()
+    except UnicodeDecodeError as error:
+        if not (cut and error.start >= len(frame) - 3):  # the cut went through a character
+            return None
+        text = frame[: error.start].decode()
+    strange = sum(not one.isprintable() and one not in "\n\r\t\x1b" for one in text)
+    return text.replace("\r\n", "\n") if strange * 20 <= len(text) else None
+
+
+def _format_json(text: str) -> str | None:
+    """Indent a JSON object or array; None when it is none or nested too deep. Values stay as they were written:
+    parsed and serialized, 1.10 would become 1.1, and of two members with one name only the last would remain."""
+    if text.lstrip()[:1] not in ("{", "["):
+        return None
+    try:
+        json.loads(text, parse_int=len, parse_float=len)
+    except (ValueError, RecursionError):
+        return None
+    parts: list[str] = []
+    depth, before = 0, ""
+    for token in TOKEN.findall(text):
+        closes, opened = token in ("]", "}"), before in ("[", "{")
+        depth -= closes
+        if (closes and not opened) or (not closes and (opened or before == ",")):
+            parts.append("\n" + "  " * depth)
+        depth += token in ("[", "{")
+        if depth > MAX_DEPTH:
+            return None
+        parts.append(": " if token == ":" else token)
+        before = token
+    return printable("".join(parts))
+
+
+ONE_ROUTES = [
+    Route("/find", find),
+    Route("/requests/{uuid}", request_page),
+    Route("/requests/{uuid}/close", close_page),
+    Route("/actions/requests/{uuid}/retry", retry, methods=["POST"]),
+    Route("/actions/requests/{uuid}/close", close, methods=["POST"]),
+]
 
 ROUTES = [Route("/requests", requests)]

@@ -18,8 +18,8 @@ from titanic.protocol.answers import RequestInfo
 from titanic.schedules.schedule import NAME, check_name
 from titanic.schedules.scheduler import PAUSED, pause_schedule, resume_schedule
 from titanic.web.app_state import app_state, visitor_of
+from titanic.web.auth.clients import call_sync
 from titanic.web.pages import forms
-from titanic.web.pages.sync_client import call_sync
 from titanic.web.problems import Problem
 from titanic.web.template_filters import size
 

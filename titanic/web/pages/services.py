@@ -23,13 +23,12 @@ from titanic.errors import TitanicError
 from titanic.protocol.answers import RequestInfo
 from titanic.schedules.scheduler import PAUSED
 from titanic.web.app_state import AppState, app_state, visitor_of
-from titanic.web.hooks.hook import KEPT, ServiceSettings, hook_status, sources
+from titanic.web.hooks.registry import KEPT, ServiceSettings, hook_status, sources
 from titanic.web.pages import forms
-from titanic.web.pages.charts import Line, chart
 from titanic.web.pages.forms import NotPermitted, unless_forbidden
 from titanic.web.problems import Problem
 from titanic.web.stats import HOUR, ServiceCounters, StatsSample, increase, latency_of, recently_done
-from titanic.web.template_filters import number, rate, service_url
+from titanic.web.template_filters import Line, chart, number, rate, service_url
 
 PAGE = 100
 """Services on a page."""

@@ -18,17 +18,17 @@ from support.waiting import PATIENCE, until
 
 from broker import Worker
 from titanic import Client, Server
-from titanic.web import stats, streams
+from titanic.web import stats
 from titanic.web.api import events
+from titanic.web.api.events import Changes, Numbers
 from titanic.web.serving import WebServer
 from titanic.web.settings import WebSettings
-from titanic.web.streams import Changes, Numbers
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stats, "POLL_INTERVAL", 0.02)
-    monkeypatch.setattr("titanic.web.streams.POLL_INTERVAL", 0.02)
+    monkeypatch.setattr("titanic.web.api.events.POLL_INTERVAL", 0.02)
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_a_stream_ends_when_its_connection_to_the_server_was_closed(
 ) -> None:
     """It was made with a key that is no longer his, perhaps."""
     uuid = client.submit("later", b"")
-    here = gateway.app.titanic.feed
+    here = gateway.app.feed
     with reading(gateway.url, **{name: value.format(uuid=uuid) for name, value in query.items()}) as reader:
         until(lambda: here.streams)
         closed = next(iter(here.streams)).visitor.client
@@ -179,7 +179,7 @@ def test_nothing_is_left_when_the_readers_have_gone(gateway: WebServer, client: 
     uuid = client.submit("later", b"")
     with reading(gateway.url, request=uuid, service="*") as reader:
         reader.until("services")
-        here = gateway.app.titanic.feed
+        here = gateway.app.feed
         assert len(here.requests) == len(here.quota) == len(here.streams) == 1
     until(lambda: not here.streams and not here.requests and not here.quota)
     assert not here.requests.quota
@@ -222,7 +222,7 @@ def test_ends_at_once_when_the_gateway_ends(server: Server) -> None:
 def test_a_thousand_streams_that_hang_harm_nobody(gateway: WebServer, client: Client) -> None:
     """Of one visitor only some are let in. None of them reads what it is sent."""
     where = urlsplit(gateway.url)
-    here = gateway.app.titanic.feed
+    here = gateway.app.feed
     with ExitStack() as stack:
         ask = f"GET /v1/events HTTP/1.1\r\nHost: {where.netloc}\r\n\r\n".encode()
         sockets = []
@@ -230,8 +230,8 @@ def test_a_thousand_streams_that_hang_harm_nobody(gateway: WebServer, client: Cl
             sockets.append(stack.enter_context(socket.create_connection((where.hostname or "", where.port or 0))))
             sockets[-1].sendall(ask)
         first = [one.recv(20, socket.MSG_WAITALL).split()[1] for one in sockets]
-        assert first.count(b"200") == streams.MAX_STREAMS_EACH == len(here.streams)
-        assert first.count(b"429") == 1000 - streams.MAX_STREAMS_EACH
+        assert first.count(b"200") == events.MAX_STREAMS_EACH == len(here.streams)
+        assert first.count(b"429") == 1000 - events.MAX_STREAMS_EACH
         answer = httpx.get(f"{gateway.url}/v1/events", timeout=PATIENCE)
         assert answer.status_code == 429
         assert "too many event streams" in answer.json()["detail"]

@@ -26,7 +26,7 @@ from support.waiting import PATIENCE, until
 
 from broker import Worker
 from titanic import Client, RequestFailed, Server
-from titanic.web.leases import Leases
+from titanic.web.api.leases import Leases
 from titanic.web.problems import Problem
 from titanic.web.serving import WebServer
 from titanic.web.settings import WebSettings
@@ -45,7 +45,7 @@ def http(gateway: WebServer) -> Iterator[httpx.Client]:
 
 
 def held(gateway: WebServer) -> Leases:
-    found: Leases = gateway.app.titanic.leases
+    found: Leases = gateway.app.leases
     return found
 
 

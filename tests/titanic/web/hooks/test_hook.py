@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from titanic.errors import InvalidRequest
-from titanic.web.hooks.hook import Hook, check_hook, id_of, new_secret, read_hook
-from titanic.web.hooks.post import Unreachable, may_reach, resolve
+from titanic.web.hooks.delivery import Unreachable, may_reach, resolve
+from titanic.web.hooks.registry import Hook, check_hook, id_of, new_secret, read_hook
 
 HOOK = Hook(id_of("mail", "https://a.example/x"), "mail", "https://a.example/x", ("done",), "s" * 16, "u")
 

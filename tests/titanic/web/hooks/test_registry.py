@@ -16,8 +16,7 @@ from titanic.aio import Client
 from titanic.protocol.answers import Look
 from titanic.protocol.submit_options import MOST_SECONDS
 from titanic.web.hooks import registry
-from titanic.web.hooks.hook import ENDED, KEPT, Hook
-from titanic.web.hooks.registry import NoPlace, Registry, places
+from titanic.web.hooks.registry import ENDED, KEPT, Hook, NoPlace, Registry, places
 
 
 class Counting(Client):

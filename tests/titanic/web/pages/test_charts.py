@@ -6,8 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from titanic.web.pages.charts import Line, chart, nice, spark
-from titanic.web.template_filters import rate
+from titanic.web.template_filters import Line, chart, nice, rate, spark
 
 
 def test_a_chart_has_a_text_alternative() -> None:

@@ -110,7 +110,7 @@ def seconds(text: str) -> float:
 
 def row(service: str, reason: str, finished: int, state: str = "failed") -> RequestInfo:
     said: dict[str, Any] = {"service": service, "reason": reason, "finished_at": finished, "state": state}
-    return cast(RequestInfo, said)
+    return cast("RequestInfo", said)
 
 
 def test_groups_are_by_service_state_and_text_largest_first() -> None:

@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from titanic.web.app_state import Quota
 from titanic.web.auth.identity import Visitor
-from titanic.web.auth.quota import Quota
 from titanic.web.pages import forms
 from titanic.web.problems import Problem, answer
 

@@ -17,7 +17,7 @@ from broker import Worker
 from titanic import Client, Server, UnknownRequest, current
 from titanic.client.flows import step_key
 from titanic.protocol.answers import RequestInfo
-from titanic.web.pages.request import MAX_DEPTH, MAX_FRAMES, dump, preview, preview_body, timeline
+from titanic.web.pages.requests import MAX_DEPTH, MAX_FRAMES, dump, preview, preview_body, timeline
 
 UNKNOWN = "01a1fdd40f82747ea223cfe554e7afbc"
 
@@ -205,7 +205,7 @@ FRESH: dict[str, Any] = {
 
 
 def entries(**more: Any) -> list[tuple[str, str, int]]:
-    return [(one.stage, one.what, one.at) for one in timeline(cast(RequestInfo, FRESH | more))]
+    return [(one.stage, one.what, one.at) for one in timeline(cast("RequestInfo", FRESH | more))]
 
 
 def test_the_timeline_of_a_waiting_request() -> None:
@@ -232,13 +232,13 @@ def test_the_timeline_of_a_retried_request() -> None:
 def test_the_timeline_of_a_running_request() -> None:
     assert entries(state="running")[1:] == [("now", "Running", 0)]
     row = FRESH | {"state": "running", "running_since": 2_000_000, "worker": "bee:17"}
-    now = timeline(cast(RequestInfo, row))[-1]
+    now = timeline(cast("RequestInfo", row))[-1]
     assert (now.what, now.at, now.more) == ("Running since", 2_000_000, "on bee:17")
 
 
 def test_the_timeline_of_a_done_request() -> None:
     row = FRESH | {"state": "done", "attempts": 1, "dispatched_at": 1_500_000, "finished_at": 3_500_000}
-    found = timeline(cast(RequestInfo, row))
+    found = timeline(cast("RequestInfo", row))
     assert [(one.what, one.more) for one in found] == [
         ("Submitted", ""),
         ("Dispatched", "after 500 ms"),
