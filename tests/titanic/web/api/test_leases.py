@@ -263,7 +263,7 @@ def test_a_lease_is_over_when_the_server_has_gone(tmp_path: Path) -> None:
             lease = await held.take("", "upper", 30, 60)
             assert lease is not None
         async with asyncio.timeout(PATIENCE):
-            while lease.holds():
+            while lease.call.holds():
                 await asyncio.sleep(0.005)
         with pytest.raises(Problem, match="the connection to the server broke"):
             held.find("", lease.id)
