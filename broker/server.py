@@ -72,6 +72,10 @@ class LocalPeer:
         said = b"" if worker is None else worker.process_key[1].removeprefix(PROCESS)
         return said.partition(b"/")[0].decode("ascii", "replace")
 
+    def workers(self) -> dict[bytes, int]:
+        """Return the number of workers of each service that has any."""
+        return self._broker.workers()
+
     def put(self, frames: Frames) -> None:
         """Take a message for this peer; called by the broker."""
         self._inbox.append(frames)

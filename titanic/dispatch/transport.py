@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from broker import (
@@ -149,7 +149,7 @@ def fail_delivery(core: DispatchCore, send: Send, error: Exception, now: float) 
     core.failed(send.uuid, ErrorReply(500, said, []), now)
 
 
-class _OwnBrokerTransport:
+class OwnBrokerTransport:
     """To a broker of this project: one session with any number of requests in flight."""
 
     most_ahead = 256
@@ -286,13 +286,16 @@ class _OwnBrokerTransport:
             workers = {name.encode(): n for name, n in said.items() if type(n) is int and 0 <= n <= MAX_WORKERS}
         except (ValueError, TypeError, AttributeError, IndexError):  # no such answer counts as no workers
             workers = {}
+        self._present(workers, now)
+
+    def _present(self, workers: Mapping[bytes, int], now: float) -> None:
         names, self._names = self._names, set()
         for name in names:
             self._core.present(name, workers.get(name, 0), now)
         self._core.surveyed(workers, now)
 
 
-class LocalTransport(_OwnBrokerTransport):
+class LocalTransport(OwnBrokerTransport):
     """To the broker in this process."""
 
     def __init__(
@@ -313,6 +316,10 @@ class LocalTransport(_OwnBrokerTransport):
         except KeyError:  # it has just been answered
             return ""
 
+    def survey(self, now: float) -> None:
+        """No question need be sent: the broker is here."""
+        self._present(self._peer.workers(), now)
+
     def dismiss(self, now: float) -> None:
         """Not called: no other broker will come."""
 
@@ -326,7 +333,7 @@ class LocalTransport(_OwnBrokerTransport):
             self._peer.send(output)
 
 
-class SocketTransport(_OwnBrokerTransport):
+class SocketTransport(OwnBrokerTransport):
     """To a broker of this project elsewhere."""
 
     def __init__(

@@ -15,7 +15,7 @@ from support.waiting import until
 from broker import ANSWER_TIMEOUT, BrokerKind, ClientSession, ErrorReply, Loop
 from titanic.dispatch.attempts import Send
 from titanic.dispatch.connection import PAUSE, BrokerDiscovery
-from titanic.dispatch.transport import MMI_TIMEOUT, LocalTransport, PartialReplies, SocketTransport
+from titanic.dispatch.transport import MMI_TIMEOUT, LocalTransport, OwnBrokerTransport, PartialReplies, SocketTransport
 from titanic.dispatch.transport_foreign import ForeignTransport
 
 NOW = 100.0
@@ -83,6 +83,14 @@ def local(heard: Heard) -> tuple[LocalTransport, Peer]:
     return LocalTransport(heard, lambda deliver: peer, lambda function: function()), peer
 
 
+def answer_presence(transport: OwnBrokerTransport, answer: list[bytes]) -> None:
+    """The broker elsewhere answers the one question."""
+    ((_, question),) = transport.session.take_output()
+    stack = (question or [])[:2]
+    transport.session.receive(transport.session.connection, [*stack, b"MDPC02", b"\3", b"mmi.workers", *answer], NOW)
+    transport.deliver_results(NOW)
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -102,24 +110,17 @@ def local(heard: Heard) -> tuple[LocalTransport, Peer]:
     ],
 )
 def test_an_answer_about_presence_that_makes_no_sense_means_absent(heard: Heard, answer: list[bytes]) -> None:
-    transport, peer = local(heard)
+    transport = OwnBrokerTransport(heard, 1000)
     transport.ask_presence([b"echo"], NOW)
-    transport.push(NOW)
-    stack = peer.sent[0][:2]
-    transport.receive([[*stack, b"MDPC02", b"\3", b"mmi.workers", *answer]], NOW)
-    transport.deliver_results(NOW)
+    answer_presence(transport, answer)
     assert heard.presence == {b"echo": 0}
 
 
 def test_one_question_is_enough_for_all(heard: Heard) -> None:
-    transport, peer = local(heard)
+    transport = OwnBrokerTransport(heard, 1000)
     transport.ask_presence([b"a", b"b"], NOW)
     transport.ask_presence([b"c"], NOW)
-    transport.push(NOW)
-    (question,) = peer.sent
-    answer = json.dumps({"a": 2, "c": 3, "d": 4}).encode()
-    transport.receive([[*question[:2], b"MDPC02", b"\3", b"mmi.workers", answer]], NOW)
-    transport.deliver_results(NOW)
+    answer_presence(transport, [json.dumps({"a": 2, "c": 3, "d": 4}).encode()])
     assert heard.presence == {b"a": 2, b"b": 0, b"c": 3}
     assert heard.survey == {b"a": 2, b"c": 3, b"d": 4}
 

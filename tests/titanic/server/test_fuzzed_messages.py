@@ -16,7 +16,7 @@ from support.waiting import until
 from broker import ErrorReply, Worker
 from titanic import Client, RequestFailed, Server, ServerConfig
 from titanic.dispatch.core import DispatchCore
-from titanic.dispatch.transport import PartialReplies, _OwnBrokerTransport
+from titanic.dispatch.transport import PartialReplies, OwnBrokerTransport
 
 ROUNDS = 3000 if LONG else 40
 
@@ -168,7 +168,7 @@ def test_a_message_that_makes_the_server_stumble_fails_its_delivery(
 )
 def test_a_count_of_workers_that_makes_no_sense_counts_none(said: str) -> None:
     core = DispatchCore(ServerConfig(), seed=1)
-    transport = _OwnBrokerTransport(core, 1)
+    transport = OwnBrokerTransport(core, 1)
     transport.survey(0.0)
     ((_, question),) = transport.session.take_output()
     stack = (question or [])[:2]
