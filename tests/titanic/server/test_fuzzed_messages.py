@@ -16,7 +16,7 @@ from support.waiting import until
 from broker import ErrorReply, Worker
 from titanic import Client, RequestFailed, Server, ServerConfig
 from titanic.dispatch.core import DispatchCore
-from titanic.dispatch.transport import PartialReplies, OwnBrokerTransport
+from titanic.dispatch.transport import OwnBrokerTransport, PartialReplies
 
 ROUNDS = 3000 if LONG else 40
 
