@@ -53,7 +53,8 @@ class LocalPeer:
         """Its user, with access control; None: it may do everything."""
         self._broker = broker
         self._deliver = deliver
-        self._inbox: list[Frames] = []
+        self.inbox: list[Frames] = []
+        """What came in this round."""
 
     def __str__(self) -> str:
         return "this process"
@@ -78,16 +79,15 @@ class LocalPeer:
 
     def put(self, frames: Frames) -> None:
         """Take a message for this peer; called by the broker."""
-        self._inbox.append(frames)
+        self.inbox.append(frames)
 
     def flush(self) -> None:
         """Deliver what came as one batch; called by the broker at the end of a round."""
-        if self._inbox:
-            inbox, self._inbox = self._inbox, []
-            try:
-                self._deliver(inbox)
-            except Exception:
-                log.exception("a local peer failed; %d messages for it are lost", len(inbox))
+        inbox, self.inbox = self.inbox, []
+        try:
+            self._deliver(inbox)
+        except Exception:
+            log.exception("a local peer failed; %d messages for it are lost", len(inbox))
 
 
 class Broker(CoreRunner[BrokerCore]):
@@ -393,7 +393,8 @@ class Broker(CoreRunner[BrokerCore]):
                     core.withhold(local, now)
             more = self._send(core.take_output(), now)
         for local in self._locals:
-            local.flush()
+            if local.inbox:
+                local.flush()
         if self._access is not None and self._access.connections.ends and not self._router.readable:
             self._access.connections.forget_ended()
 

@@ -329,6 +329,8 @@ class BrokerCore(Core):
 
     def take_batches(self) -> list[tuple[bytes, list[Request]]]:
         """Return the requests for integrated services since the last call."""
+        if not self._batched:
+            return []
         batched, self._batched = self._batched, []
         return [(service.name, service.take_batch()) for service in batched if service.batch]
 

@@ -200,7 +200,7 @@ class Loop:
         """Call a function in the loop's thread, soon. Any thread may use this. An exception is logged, and the loop
         goes on."""
         self._calls.append((function, args))
-        if self.is_here:
+        if get_ident() == self._thread:
             return  # it looks for calls before it waits
         with self._guard:
             if not self._signalled and not self._closed:

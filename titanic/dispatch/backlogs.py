@@ -124,7 +124,7 @@ class Backlog:
     @property
     def vacant(self) -> int:
         """How many more its workers can take."""
-        return max(0, self.room + self.ahead - self.taken) if self.room else 0
+        return max(0, self.room + self.ahead - self.in_flight - self.abandoned) if self.room else 0
 
     @property
     def free(self) -> int:

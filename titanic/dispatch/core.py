@@ -342,7 +342,7 @@ class DispatchCore:
             if self._to_ask:
                 self._effects.append(AskWorkers(self._to_ask))
                 self._to_ask = []
-        if settling.pending:
+        if settling.gathering or settling.again:
             hurry = wanted is None or self.stopping or settling.flights >= len(self.flights) or settling.wants(wanted)
             self._effects += [KeepOutcomes(batch) for batch in settling.take(now, hurry)]
         effects, self._effects = self._effects, []
@@ -355,7 +355,7 @@ class DispatchCore:
     def take_fetches(self) -> list[Fetch]:
         """What is to be read from the store, services in turn: answer one after the other with `fetched`, `damaged` or
         `unreadable`, then take again, until there are no more. Those without an answer come first then."""
-        if self.stopping or self.outcomes.full:
+        if not self.backlogs.fetchable or self.stopping or self.outcomes.full:
             return []
         return self.backlogs.fetches(late=not self.outcomes.crowded)
 

@@ -348,7 +348,8 @@ class Dispatcher(Channel):
                 self._count_at = now + COUNT_EVERY
                 transport.survey(now)
             self._fetch_at = self._fetching.fetch(now)
-            self._perform(core.take_effects(now, self.waiters), transport, now)
+            if effects := core.take_effects(now, self.waiters):
+                self._perform(effects, transport, now)
             transport.push(now)
         if core.stopping and not core.flights and not self._fetching.busy:
             self._shutdown.settled.set()

@@ -66,7 +66,8 @@ class OutcomeBuffer:
         self.again = False
         """The same of what the disk did not take."""
         self._timers = timers
-        self._outcomes: list[AttemptOutcome] = []
+        self.gathering: list[AttemptOutcome] = []
+        """Those to be written, soon or at once."""
         self._rewrites: list[AttemptOutcome] = []
         self._pause = 0.0
         self._hurried = False
@@ -81,11 +82,6 @@ class OutcomeBuffer:
         """Whether so many outcomes are expiries that no more should be searched for."""
         return self.expiring >= EXPIRING_MOST
 
-    @property
-    def pending(self) -> bool:
-        """Whether something is to be written, soon or later."""
-        return bool(self._outcomes) or self.again
-
     def add(self, flight: Flight, outcome: AttemptOutcome, size: int) -> None:
         """Take the outcome of a request; `size` is the bytes of its frames or text."""
         flight.settling = True
@@ -93,7 +89,7 @@ class OutcomeBuffer:
         flight.size = size + FOOTPRINT
         self.bytes += flight.size
         self.expiring += flight.expiring
-        self._outcomes.append(outcome)
+        self.gathering.append(outcome)
 
     def written(self, flights: Iterable[Flight]) -> None:
         """The outcomes of these requests are on disk, which works."""
@@ -126,7 +122,7 @@ class OutcomeBuffer:
 
     def wants(self, uuids: Container[bytes]) -> bool:
         """Whether one of these is to be written next."""
-        return any(outcome.uuid in uuids for outcome in self._outcomes)
+        return any(outcome.uuid in uuids for outcome in self.gathering)
 
     def take(self, now: float, hurry: bool) -> list[list[AttemptOutcome]]:
         """Outcomes to be written, each list at once; without `hurry`, only when enough has gathered. Outcomes that
@@ -134,10 +130,10 @@ class OutcomeBuffer:
         batches: list[list[AttemptOutcome]] = []
         if self.blocked:
             return batches
-        if self._outcomes:
-            if hurry or self.gathered or len(self._outcomes) >= ENOUGH:
-                batches.append(self._outcomes)
-                self._outcomes, self.gathered = [], False
+        if self.gathering:
+            if hurry or self.gathered or len(self.gathering) >= ENOUGH:
+                batches.append(self.gathering)
+                self.gathering, self.gathered = [], False
                 self._timers.cancel(GATHERED)
             elif GATHERED not in self._timers:
                 self._timers.set(GATHERED, now + GATHER)
