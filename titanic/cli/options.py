@@ -196,7 +196,7 @@ def size(name: str, *, least: int = MIN_SIZE, **settings: Any) -> Callable[[Func
     return option(name, type=Size(least=least), metavar="SIZE", **settings)
 
 
-def declared(config: Any, name: str, *, help: str = "", **settings: Any) -> Callable[[Function], Function]:
+def declared(config: Any, name: str, *aliases: str, help: str = "", **settings: Any) -> Callable[[Function], Function]:
     """The option of a setting that the dataclass `config` declares. `help` replaces its sentences; `settings` are what
     only the command line knows."""
     fact, default = settings_of(config)[name], config.__dataclass_fields__[name].default
@@ -213,7 +213,9 @@ def declared(config: Any, name: str, *, help: str = "", **settings: Any) -> Call
         given["is_flag"] = True
     elif isinstance(default, int):
         given |= {
-            "type": click.IntRange(int(fact.least or 1), None if fact.most is None else int(fact.most)),
+            "type": click.IntRange(
+                1 if fact.least is None else int(fact.least), None if fact.most is None else int(fact.most)
+            ),
             "metavar": "N",
         }
     elif not isinstance(default, (str, tuple, Path, NoneType)):  # it is made by a factory
@@ -230,7 +232,7 @@ def declared(config: Any, name: str, *, help: str = "", **settings: Any) -> Call
         text = f"{text.removesuffix('.')}; default: {fact.otherwise}."
     option_name = "--" + (fact.option or name).replace("_", "-")
     names = [option_name] if option_name == f"--{name.replace('_', '-')}" else [option_name, name]
-    return option(*names, help=text, **given)
+    return option(*names, *aliases, help=text, **given)
 
 
 def _option_names(text: str) -> str:

@@ -23,6 +23,7 @@ from titanic.cli.options import (
     broker_version,
     command,
     configured,
+    declared,
     endpoint_option,
     key_options,
     log_options,
@@ -232,7 +233,7 @@ def _watch(worker: Worker) -> None:
 @endpoint_option()
 @key_options()
 @broker_version("0.2", "0.1", "majortomo")
-@seconds("--heartbeat", least=0.01, default=2.5, help="Heartbeat interval; the broker's applies if it is shorter.")
+@declared(WorkerConfig, "heartbeat_interval")
 @seconds(
     "--time-limit",
     old=("--limit",),
@@ -266,7 +267,7 @@ def work(
     time_limit: float | None,
     fatal_exit: Container[int] | None,
     kill_after: float,
-    heartbeat: float,
+    heartbeat_interval: float,
     mdp: str | None,
     endpoint: tuple[str, ...],
     curve: Curve | None,
@@ -304,7 +305,7 @@ def work(
     if shutil.which(command[0]) is None:
         raise click.UsageError(f"command not found: {command[0]}")
     handler = CommandHandler(command, time_limit, fatal_exit or (), kill_after)
-    config = WorkerConfig(heartbeat_interval=heartbeat, versions=(mdp,) if mdp else WorkerConfig().versions)
+    config = WorkerConfig(heartbeat_interval, versions=(mdp,) if mdp else WorkerConfig().versions)
     worker = Worker(service, handler, endpoint, jobs=jobs, everywhere=everywhere, config=config, key=curve)
 
     def at_once() -> None:

@@ -11,12 +11,11 @@ from titanic import logs
 from titanic.cli.options import (
     command,
     configured,
+    declared,
     endpoint_option,
     key_file_options,
     log_options,
     option,
-    seconds,
-    size,
 )
 from titanic.cli.running import EXIT_FAILED, StopSignal, say
 from titanic.pool.core import ChildConfig, PoolConfig
@@ -27,27 +26,13 @@ from titanic.pool.pool import Pool
 @click.argument("app", metavar="MODULE:APP")
 @endpoint_option()
 @key_file_options()
-@option("--processes", "-p", type=click.IntRange(1, 500), metavar="N", default=1, help="Worker processes.")
-@option(
-    "--jobs",
-    "-j",
-    type=click.IntRange(1, 500),
-    metavar="N",
-    default=1,
-    help="Requests processed at once, per process.",
-)
+@declared(PoolConfig, "processes", "-p")
+@declared(ChildConfig, "jobs", "-j")
 @option("--reload", is_flag=True, help="Restart when a source file of the app changes.")
-@option(
-    "--max-requests",
-    type=click.IntRange(0),
-    metavar="N",
-    default=0,
-    show_default="unlimited",
-    help="Replace a process after this many requests.",
-)
-@size("--memory", default=None, help="Replace a process that uses more memory.")
-@seconds("--grace", least=0, default=60.0, help="On shutdown: maximum time for running tasks to finish.")
-@seconds("--watchdog", least=3, default=30.0, help="Replace a process that has been stuck for this long.")
+@declared(ChildConfig, "max_requests", show_default="unlimited")
+@declared(PoolConfig, "memory")
+@declared(PoolConfig, "grace")
+@declared(PoolConfig, "watchdog")
 @log_options
 @configured
 @click.pass_context
@@ -96,7 +81,7 @@ def worker(
         log_level,
         log_format,
     )
-    config = PoolConfig(processes, memory or 0, grace, watchdog, wait_for_sources=reload)
+    config = PoolConfig(processes, memory, grace, watchdog, wait_for_sources=reload)
     pool = Pool(config, child, reload=reload)
     ending = StopSignal(pool.stop, pool.stop)
     say(f"starting {processes} {'process' if processes == 1 else 'processes'} for {app}", "serving")

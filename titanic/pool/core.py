@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
+from broker import setting
 from titanic.util.text import duration
 
 
@@ -31,17 +32,16 @@ class ChildConfig:
 
     target: str
     """MODULE:app."""
-    jobs: int = 1
+    jobs: int = setting(1, "Requests processed at once, per process.", most=500)
     endpoint: tuple[str, ...] = ()
     """Where the broker is; empty: where the app says."""
     key_file: str | None = None
     server_key: str | None = None
-    max_requests: int = 0
-    """Requests after which a child leaves; 0: any number."""
+    max_requests: int = setting(0, "Replace a process after this many requests.", least=0)
     grace: float = 60.0
-    """Seconds that jobs have to end when the pool is to stop, or has died."""
+    """As in `PoolConfig`; also when the pool has died."""
     overdue: float = 30.0
-    """Seconds beyond its limit after which a task counts as stuck."""
+    """Seconds beyond its limit after which a task counts as stuck: the pool's `watchdog`."""
     log_level: str = "info"
     log_format: str = "text"
 
@@ -54,12 +54,10 @@ class ChildConfig:
 class PoolConfig:
     """How children are watched. Times are seconds."""
 
-    processes: int = 1
-    memory: int = 0
-    """Bytes above which a child is replaced; 0: any number."""
-    grace: float = 60.0
-    silence: float = 30.0
-    """So long a child may say nothing before it is taken for stuck."""
+    processes: int = setting(1, "Worker processes.", most=500)
+    memory: int | None = setting(None, "Replace a process that uses more memory.", unit="B")
+    grace: float = setting(60.0, "On shutdown: maximum time for running tasks to finish.", unit="s", least=0)
+    watchdog: float = setting(30.0, "Replace a process that has been stuck for this long.", unit="s", least=3)
     wait_for_sources: bool = False
     """Whether an app that cannot be imported is to be tried again when its source has changed."""
     retry_first: float = 0.5
@@ -162,7 +160,7 @@ class PoolCore:
         elif "fault" in message:
             child.leaving = True
             self._unusable(str(message["fault"]), now)
-        elif 0 < self.config.memory < memory:
+        elif self.config.memory is not None and memory > self.config.memory:
             text = (
                 f"has {memory >> 20} MiB of memory, more than {self.config.memory >> 20} MiB; another takes its place"
             )
@@ -208,9 +206,9 @@ class PoolCore:
                 self.killed += not self._at_once
                 self._say("warning", f"process {child.number} is killed: its jobs were not done in time")
                 self._actions.append(Send(child.number, signal.SIGKILL))
-            elif child.ready and not child.leaving and now >= child.heard + self.config.silence:
+            elif child.ready and not child.leaving and now >= child.heard + self.config.watchdog:
                 self._say(
-                    "error", f"process {child.number} has said nothing for {duration(self.config.silence)}; killing it"
+                    "error", f"process {child.number} has said nothing for {duration(self.config.watchdog)}; killing it"
                 )
                 child.leaving, child.kill_at = True, now + LAST_WORDS
                 self._actions.append(Send(child.number, signal.SIGABRT))
@@ -230,7 +228,7 @@ class PoolCore:
         """When something is due."""
         times = [child.kill_at for child in self.children.values()]
         times += [
-            child.heard + self.config.silence for child in self.children.values() if child.ready and not child.leaving
+            child.heard + self.config.watchdog for child in self.children.values() if child.ready and not child.leaving
         ]
         if len(self._staying()) < self.config.processes:
             times.append(self._start_at)

@@ -136,7 +136,7 @@ def test_a_stuck_task_has_its_process_replaced_and_in_the_end_killed() -> None:
 
 
 def test_one_that_says_nothing_is_killed() -> None:
-    play = working(silence=30.0)
+    play = working(watchdog=30.0)
     play.later_by(30 + LAST_WORDS + 0.1, 2)
     assert play.sent == [(1, signal.SIGABRT), (1, signal.SIGKILL)]
     assert play.there == [1, 2, 3]
