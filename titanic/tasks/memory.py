@@ -1,4 +1,4 @@
-"""A queue in memory, for tests of tasks: the dispatcher's own core decides, with dicts as its store, the test's thread
+"""A queue in memory, for tests of tasks: the dispatcher's own core decides, with the store in memory, the test's thread
 as its only worker, and a clock that is moved.
 
 It does what a server does with options, keys, priorities, delays, times to live, back-offs and the ways in which a task
@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from bisect import bisect_right, insort
 from collections.abc import AsyncGenerator, Container, Iterable, Iterator, Mapping, Sequence
 from contextvars import copy_context
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypedDict, Unpack, cast
 
@@ -28,77 +26,13 @@ from titanic.schedules.scheduler import submit_tick
 from titanic.services.list_requests import as_document
 from titanic.services.request_submit import parse_submit
 from titanic.settings import ServerConfig
-from titanic.store import Description, NewRequest, ReadyRow, State, Status, rules
-from titanic.store.request import COLUMNS
+from titanic.store import Description, Pending, ReadyRow, Retention, Status, WriteTransaction
+from titanic.store.memory import MemoryStore
 from titanic.util import ids
 
 Body = bytes | str
-
-
-@dataclass(slots=True, eq=False)
-class Row:
-    """A stored request. Times are µs since the epoch; `due`: 0: now."""
-
-    uuid: bytes
-    new: NewRequest
-    submitted_at: int
-    due: int
-    expires_at: int
-    attempts: int = 0
-    deliveries: int = 0
-    dispatched_at: int = 0
-    finished_at: int = 0
-    reason: str = ""
-    status: Status | None = None
-    frames: list[bytes] = field(default_factory=list)
-
-    @property
-    def place(self) -> bytes:
-        """Its place in the queue of its service, as of a ReadyRow."""
-        return b"%b\0%c%b" % (self.new.service, 9 - self.new.priority, self.uuid)
-
-    @property
-    def state(self) -> State:
-        if self.status is not None:
-            return State(self.status)
-        return State.DELAYED if self.due else State.WAITING
-
-    def ready(self) -> ReadyRow:
-        """What the dispatcher's core is given."""
-        new = self.new
-        return ReadyRow(
-            self.place,
-            self.uuid,
-            self.attempts,
-            [*new.body],
-            new.max_attempts,
-            self.expires_at,
-            new.options,
-            new.key,
-            self.deliveries,
-        )
-
-    def described(self) -> Description:
-        """All that is known of it."""
-        new = self.new
-        given = {name: getattr(new, name) for name in COLUMNS if name in new._fields}
-        found = Description(
-            self.uuid,
-            self.submitted_at,
-            **given,
-            state=self.state,
-            body_frames=len(new.body),
-            body_bytes=sum(map(len, new.body)),
-            attempts=self.attempts,
-            due=self.due,
-            dispatched_at=self.dispatched_at,
-            finished_at=self.finished_at,
-            reason=self.reason,
-            reply_frames=len(self.frames),
-            reply_bytes=sum(map(len, self.frames)),
-        )
-        found.expires_at = self.expires_at
-        return found
+ENDLESS = 1 << 60
+KEEP_ALL = Retention(reply_retention=0, dead_retention=0)
 
 
 class QueueSettings(TypedDict, total=False):
@@ -133,13 +67,10 @@ class MemoryQueue:
         """Up to when each schedule was submitted."""
         self._config = ServerConfig(**settings)
         self._core = DispatchCore(self._config, seed=1)
-        self._rows: dict[bytes, Row] = {}
-        self._ready: dict[bytes, list[bytes]] = {}
-        """The places of those that wait, for each service, in order."""
-        self._keys: dict[bytes, tuple[int, bytes]] = {}
-        """Until when each key counts, and whose it is."""
-        self._ids = ids.IdMaker(None)
+        self._store = MemoryStore(capacity=ENDLESS, keep_closed=False)
         self._running: dict[bytes, Delivery] = {}
+        self._begun_us: dict[bytes, int] = {}
+        """When the last attempt of requests in flight began."""
         self._depth = 0
         self._started_us = time.time_ns() // 1000
         self._now = 0.0
@@ -167,9 +98,9 @@ class MemoryQueue:
 
     def _leap(self, until: float) -> bool:
         """Go on to the next time at which something is due, and do it; False when there is none until then."""
-        times = [
-            when for row in self._rows.values() if row.status is None for when in (row.due, row.expires_at) if when
-        ]
+        with self._store.read() as transaction:
+            due = transaction.next_due(skip=self._core.flights)
+        times = [] if due is None else [due]
         if times or until < math.inf:  # schedules go on for ever: nobody waits for them alone
             times += [tick * 1_000_000 for _, tick in self._next_ticks()]
         at = (min(times) - self._started_us) / 1e6 if times else math.inf
@@ -191,18 +122,10 @@ class MemoryQueue:
             if tick * 1_000_000 <= now_us:
                 submit_tick(self, schedule, tick)
                 self._ticked[schedule.name] = tick
-        back = set()
-        for row in self._rows.values():
-            if row.status is not None or row.uuid in self._core.flights:
-                continue
-            if 0 < row.expires_at <= now_us:
-                self._unready(row)
-                self._end(row, Status.EXPIRED, [], rules.late(row.attempts))
-            elif 0 < row.due <= now_us:
-                row.due = 0
-                insort(self._ready.setdefault(row.new.service, []), row.place)
-                back.add(row.new.service)
-        self._core.returned(back)
+        with self._store.write() as transaction:
+            transaction.expire(now_us, ENDLESS, self._core.flights)
+            back = transaction.promote(now_us, ENDLESS)
+        self._core.returned({service for service, _ in back})
         self.run()
 
     # -- what happens ----------------------------------------------------------------------------------------
@@ -231,19 +154,12 @@ class MemoryQueue:
             self._depth -= 1
 
     def _fetch(self, fetch: Fetch) -> list[ReadyRow]:
-        places = self._ready.get(fetch.service, [])
-        found: list[ReadyRow] = []
-        for place in places[0 if fetch.after is None else bisect_right(places, fetch.after) :]:
-            row = self._rows[place[-ids.SIZE :]]
-            if row.uuid not in self._core.flights:
-                found.append(row.ready())
-            if len(found) == fetch.limit:
-                break
-        return found
+        with self._store.read() as transaction:
+            return transaction.next_ready(fetch.service, fetch.after, fetch.limit, ENDLESS, self._core.flights)
 
     def _execute(self, send: Send, handler: Handler) -> None:
-        row, core, parts = self._rows[send.uuid], self._core, list[bytes]()
-        row.dispatched_at = self._wall_us
+        core, parts = self._core, list[bytes]()
+        self._begun_us[send.uuid] = self._wall_us
         delivery = self._running[send.uuid] = Delivery(send.context)
         context = copy_context()  # what a task sets is not there for the next one
         context.run(DELIVERY.set, delivery)
@@ -270,29 +186,32 @@ class MemoryQueue:
                 case Recall(uuid):
                     core.kept(uuid)
                 case KeepOutcomes(outcomes):
-                    for outcome in outcomes:
-                        if (row := self._rows.get(outcome.uuid)) is not None:
-                            self._keep(row, outcome)
+                    with self._store.write() as transaction:
+                        for outcome in outcomes:
+                            self._keep(transaction, outcome)
                     core.settled([outcome.uuid for outcome in outcomes])
 
-    def _keep(self, row: Row, outcome: AttemptOutcome) -> None:
-        self._unready(row)
-        row.attempts = outcome.attempts
+    def _keep(self, transaction: WriteTransaction, outcome: AttemptOutcome) -> None:
+        now_us, begun_us = self._wall_us, self._begun_us.pop(outcome.uuid, 0)
         if isinstance(outcome, Finish):
-            self._end(row, outcome.status, outcome.frames, outcome.reason)
+            transaction.finish(
+                outcome.uuid,
+                outcome.status,
+                outcome.frames,
+                attempts=outcome.attempts,
+                dispatched_at=begun_us,
+                finished_at=now_us,
+                reason=outcome.reason,
+            )
         else:
-            row.reason, row.deliveries = outcome.reason, outcome.deliveries
-            row.due = self._wall_us + max(1, int(outcome.delay * 1e6))
-
-    def _end(self, row: Row, status: Status, frames: list[bytes], reason: str) -> None:
-        row.status, row.frames, row.reason, row.due = status, frames, reason, 0
-        row.finished_at = self._wall_us
-
-    def _unready(self, row: Row) -> None:
-        places = self._ready.get(row.new.service, [])
-        at = bisect_right(places, row.place) - 1
-        if at >= 0 and places[at] == row.place:
-            del places[at]
+            transaction.postpone(
+                outcome.uuid,
+                due=now_us + max(1, int(outcome.delay * 1e6)),
+                attempts=outcome.attempts,
+                dispatched_at=begun_us,
+                reason=outcome.reason,
+                deliveries=outcome.deliveries,
+            )
 
     # -- what a client does ----------------------------------------------------------------------------------
 
@@ -319,31 +238,27 @@ class MemoryQueue:
         now_us = self._wall_us
         frames = [one.encode() if isinstance(one, str) else one for one in (encode(options), service, *body)]
         try:
-            (new,) = parse_submit(frames, now_us).requests
-            rules.check_service(new.service)
+            requests = parse_submit(frames, now_us).requests
         except ValueError as error:
             raise InvalidRequest(str(error)) from None
-        until, uuid = self._keys.get(new.key, (0, b""))
-        if new.key and until > now_us:
-            return uuid.hex()
-        (uuid,) = self._ids.make(1, now_us)
-        row = self._rows[uuid] = Row(uuid, new, now_us, new.not_before, new.expires_at)
-        if new.key:
-            self._keys[new.key] = new.key_until, uuid
-        if not row.due:
-            insort(self._ready.setdefault(new.service, []), row.place)
-            self._core.arrived({new.service: new.priority}, self._now)
+        with self._store.write() as transaction:
+            ((uuid, is_new),) = transaction.accept(requests, now_us)
+        if is_new and requests[0].not_before <= now_us:
+            self._core.arrived({requests[0].service: requests[0].priority}, self._now)
         return uuid.hex()
 
     def reply(self, uuid: str) -> list[bytes] | None:
         """As `Client.reply`: executes what is due now."""
         self.run()
-        row = self._row(uuid)
-        if row.status is None:
+        with self._store.read() as transaction:
+            found = transaction.reply(_id_of(uuid))
+        if found is None:
+            raise unknown(uuid)
+        if isinstance(found, Pending):
             return None
-        if row.status is Status.DONE:
-            return list(row.frames)
-        raise RequestFailed(row.reason, state=row.status.name.lower(), detail=list(row.frames))
+        if found.status is Status.DONE:
+            return [*found.frames]
+        raise RequestFailed(found.reason, state=found.status.name.lower(), detail=[*found.frames])
 
     def wait(self, uuid: str, timeout: Span | None = None) -> list[bytes]:
         """As `Client.wait`: lets time pass until the reply is there, at most `timeout`."""
@@ -377,13 +292,12 @@ class MemoryQueue:
 
     def close(self, *uuids: str) -> None:
         """As `Client.close`."""
-        for uuid in uuids:
-            row = self._rows.pop(ids.parse(ids.plain(uuid).encode()) or b"", None)
-            if row is not None:
-                self._unready(row)
-                self._core.closed([row.uuid])
-                if (delivery := self._running.get(row.uuid)) is not None:
-                    delivery.cancel()
+        with self._store.write() as transaction:
+            closed = [uuid for uuid in map(_id_of, uuids) if transaction.close(uuid) is not None]
+        self._core.closed(closed)
+        for uuid in closed:
+            if (delivery := self._running.get(uuid)) is not None:
+                delivery.cancel()
 
     def close_many(self, uuids: Iterable[str]) -> None:
         """As `Client.close_many`."""
@@ -391,11 +305,12 @@ class MemoryQueue:
 
     def find(self, keys: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
         """As `Client.find`."""
-        known = {key: self._keys[key.encode()] for key in keys if key.encode() in self._keys}
-        uuids = {key: uuid.hex() for key, (until, uuid) in known.items() if until > self._wall_us}
-        there = [self._info(row) for uuid in uuids.values() if (row := self._rows.get(bytes.fromhex(uuid))) is not None]
-        states: dict[str, str] = {row["uuid"]: row["state"] for row in there}
-        return uuids, states
+        with self._store.write() as transaction:
+            transaction.trim(self._wall_us, KEEP_ALL, ENDLESS)
+            held = {key: transaction.holder(key.encode()) for key in keys}
+            known = {key: uuid for key, uuid in held.items() if uuid is not None}
+            rows = [self._info(row) for uuid in known.values() if (row := transaction.describe(uuid)) is not None]
+        return {key: uuid.hex() for key, uuid in known.items()}, {row["uuid"]: row["state"] for row in rows}
 
     def show(self, uuid: str) -> RequestInfo:
         """As `Client.show`."""
@@ -403,25 +318,32 @@ class MemoryQueue:
 
     def requests(self, state: str | None = None) -> list[RequestInfo]:
         """All that is stored, oldest first; in one state."""
-        found = [self._info(row) for row in self._rows.values()]
+        with self._store.read() as transaction:
+            found = [self._info(row) for row in transaction.select(limit=ENDLESS)]
         return [one for one in found if state is None or one["state"] == state]
 
-    def _info(self, row: Row) -> RequestInfo:
-        return cast(RequestInfo, as_document(row.described(), row.uuid in self._running))
+    def _info(self, row: Description) -> RequestInfo:
+        return cast(RequestInfo, as_document(row, row.uuid in self._running))
 
-    def _advice(self, row: Row) -> str:
-        service = row.new.service.decode()
+    def _advice(self, row: Description) -> str:
+        service = row.service.decode()
         if service not in self._app.handlers:
             return f"this app has no task or service {service}"
         if not self.has_worker:
             return "the queue has no worker until has_worker is set"
         return "give it more time, or advance the queue's clock"
 
-    def _row(self, uuid: str) -> Row:
-        row = self._rows.get(ids.parse(ids.plain(uuid).encode()) or b"")
+    def _row(self, uuid: str) -> Description:
+        with self._store.read() as transaction:
+            row = transaction.describe(_id_of(uuid))
         if row is None:
             raise unknown(uuid)
         return row
+
+
+def _id_of(uuid: str) -> bytes:
+    """The id, or one that is unknown."""
+    return ids.parse(ids.plain(uuid).encode()) or b""
 
 
 class AioMemory:
