@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple, TypeVar
@@ -162,14 +163,11 @@ def _memory() -> str | None:
 def debian() -> Path:
     """The root file system that machines are copies of; made when there is none."""
     mirror, suite = _mirror()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "/var/cache") / "titanic-tests"
     kind = hashlib.sha256(" ".join((suite, *PACKAGES)).encode()).hexdigest()[:8]
-    kept = cache / f"{suite}-{kind}"
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # other tests want it at the same time
+    kept = _cache() / f"{suite}-{kind}"
+    with _locked("lock"):
         if not kept.exists():
-            new = cache / f"{suite}-{kind}.new"
+            new = kept.with_suffix(".new")
             shutil.rmtree(new, ignore_errors=True)
             include = f"--include={','.join(PACKAGES)}"
             done = subprocess.run(
@@ -195,7 +193,8 @@ def _mirror() -> tuple[str, str]:
 
 
 def collect_wheels(folder: Path, root: Path, *more: str) -> None:
-    """This source as a wheel, and the wheels of all that it needs, for the Python of a root file system."""
+    """This source as a wheel, and the wheels of all that it needs, for the Python of a root file system. These are
+    fetched once a week."""
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     build = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(folder), str(ROOT)]
     _call(build, TITANIC_PURE="1")  # its Python may be another one
@@ -206,9 +205,33 @@ def collect_wheels(folder: Path, root: Path, *more: str) -> None:
         check=True,
     ).stdout.strip()
     platforms = [f"--platform={name}_{os.uname().machine}" for name in PLATFORMS]
-    (wheel,) = folder.glob("titanic_queue-*.whl")
     where = ["--only-binary=:all:", f"--python-version={version}", "--implementation=cp", *platforms]
-    _call([*pip, "download", "--dest", str(folder), *where, str(wheel), *more])
+    (wheel,) = folder.glob("titanic_queue-*.whl")
+    needs = (ROOT / "pyproject.toml").read_text(), *where, *more, date.today().strftime("%G week %V")
+    kept = _cache() / f"wheels-{hashlib.sha256(repr(needs).encode()).hexdigest()[:8]}"
+    with _locked("wheels.lock"):
+        if not kept.exists():
+            new = kept.with_suffix(".new")
+            shutil.rmtree(new, ignore_errors=True)
+            _call([*pip, "download", "--dest", str(new), *where, str(wheel), *more])
+            (new / wheel.name).unlink()
+            new.rename(kept)
+    shutil.copytree(kept, folder, dirs_exist_ok=True)
+
+
+def _cache() -> Path:
+    """Where what is made once is kept."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "/var/cache") / "titanic-tests"
+    cache.mkdir(parents=True, exist_ok=True)
+    return cache
+
+
+@contextmanager
+def _locked(name: str) -> Iterator[None]:
+    """Other tests want it at the same time."""
+    with (_cache() / name).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _call(command: Sequence[str], **env: str) -> None:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from support.machine import ROOT, machine, needs_machine
-from support.postgres import needs_postgres, new_place, new_server
+from support.postgres import needs_postgres, new_server
 
 pytestmark = [needs_machine, needs_postgres, pytest.mark.timeout(1200)]
 
@@ -20,21 +15,13 @@ COMMANDS = re.findall(
 )
 
 
-@contextmanager
-def place() -> Iterator[Path]:
-    """A folder that PostgreSQL may enter, which is another user."""
-    folder, lock = new_place()
-    yield folder
-    shutil.rmtree(folder)
-    os.close(lock)
-
-
 @pytest.mark.torture
 def test_the_commands_work() -> None:
     """The database is away when it starts, comes, goes and comes back."""
     before = COMMANDS[: COMMANDS.index("systemctl daemon-reload && systemctl restart titanic") + 1]
     assert len(before) == 5
-    with place() as folder, machine(folder, "psycopg[binary]>=3.2") as here, new_server() as server:
+    with machine("psycopg[binary]>=3.2") as here, new_server() as server:
+        here.folder.parent.chmod(0o711)  # PostgreSQL, which is another user, may enter it
         socket = here.folder / "srv/db"
         socket.mkdir()
         socket.chmod(0o777)

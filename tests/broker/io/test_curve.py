@@ -39,7 +39,7 @@ from broker.patterns import (
     SimpleWorker,
 )
 
-IN_TIME = 8.0
+IN_TIME = 40.0
 """Seconds in which a client must know that its key is refused."""
 
 

@@ -68,7 +68,7 @@ def test_a_refused_key_is_told_in_time(
     done = here(*command, "--endpoint", stranger, "--key-file", key, "--server-key", SERVER_KEY)
     assert (done.code, done.out) == (1, b"")
     assert done.err.startswith(f"titanic: the server at {stranger} refused this key; no user there has the public key ")
-    assert time.monotonic() - began < 9
+    assert time.monotonic() - began < 40
 
 
 def test_health_is_unknown(stranger: str, key: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_worker_says_it_and_goes_on(stranger: str, key: Path, tmp_path: Path) 
         worker.says(r"connecting to .* to work on upper")
         began = time.monotonic()
         worker.says(r"ERROR broker.worker: the server at \S+ refused this key; .*; still trying\n")
-        assert time.monotonic() - began < 9
+        assert time.monotonic() - began < 40
         assert worker.process.poll() is None
 
 

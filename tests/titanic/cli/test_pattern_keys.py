@@ -129,7 +129,7 @@ def test_who_has_a_key_is_answered_and_who_has_not_is_told(
             done = here(*ask, *keys)
             assert (done.code, done.out) == (1, b"")
             assert said in done.err
-            assert time.monotonic() - began < 9
+            assert time.monotonic() - began < 40
 
 
 def test_a_server_with_half_of_its_keys_does_not_start(tmp_path: Path) -> None:

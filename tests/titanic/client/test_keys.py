@@ -33,7 +33,7 @@ def test_every_way_to_ask_says_that_the_key_is_refused(tmp_path: Path, monkeypat
             began = time.monotonic()
             with pytest.raises(KeyRefused, match="refused this key"):
                 ask()
-            assert time.monotonic() - began < 9
+            assert time.monotonic() - began < 40
 
 
 async def message(*body: bytes) -> AsyncGenerator[Sequence[bytes], None]:

@@ -112,7 +112,7 @@ def silent() -> Iterator[str]:
 
 def test_all_places_are_looked_at_at_once(silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is silent does not keep it from seeing the other."""
-    monkeypatch.setattr(clients, "CONNECT_TIMEOUT", 5.0)
+    monkeypatch.setattr(clients, "CONNECT_TIMEOUT", 30.0)
     with socket.create_server(("127.0.0.1", 0)) as there:
         monitor = ServerMonitor([silent, f"tcp://127.0.0.1:{there.getsockname()[1]}"])
 
