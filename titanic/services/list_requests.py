@@ -22,6 +22,8 @@ from titanic.store import Description, Outcome, ReadTransaction, SharedReadTrans
 MOST_FRAMES = 1000
 """Maximum frames of body and of reply in an answer."""
 
+PATIENCE = 0.1
+"""Seconds for which a list that finds few requests goes on, in the reader's thread. Other answers wait meanwhile."""
 
 Running = Callable[[], Collection[bytes]] | None
 """Returns the requests that workers have, which the store does not know; None: the store is shared, and knows the
@@ -108,7 +110,7 @@ def _answer(
             page = cast(SharedReadTransaction, transaction).list_running(owner=owner, **chosen)
             now_running = {row.uuid for row in page}
         else:
-            page = transaction.select(None if state is None else (state,), owner=owner, **chosen)
+            page = transaction.select(None if state is None else (state,), owner=owner, seconds=PATIENCE, **chosen)
         rows, following = page, place_behind(page, user, newest=options.newest)
     if now_running is None:
         waiting = [row.uuid for row in rows if row.state is State.WAITING]

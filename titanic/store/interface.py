@@ -186,13 +186,15 @@ class ReadTransaction(Protocol):
         limit: int = 100,
         newest: bool = False,
         text: str | None = None,
+        seconds: float = 0.0,
     ) -> Page:
         """Up to `limit` requests in the order of their ids (oldest first), of these states, this service and this owner
         if given (an empty `owner`: those without one). `newest`: newest first. `text`: only those with this text in
         their reason or key.
 
         `older_than` leaves out those that ended at that time or later or, if they have not ended, were submitted then.
-        Begins behind the request `after`. Reads a bounded number of requests; `next` of the page is where to go on.
+        Begins behind the request `after`. Reads a bounded number of requests, and more only for about `seconds` while
+        the page is not full; `next` of the page is where to go on.
         """
 
     def load(self, service: bytes = b"", *, owner: bytes = b"") -> Load:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from threading import Lock
+from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
@@ -239,11 +240,13 @@ class MemoryReadTransaction:
         limit: int = 100,
         newest: bool = False,
         text: str | None = None,
+        seconds: float = 0.0,
     ) -> Page:
         page, last = Page(), after
+        until = monotonic() + seconds if seconds else 0.0
         for looked_at, uuid in enumerate(self._from(after, newest)):
             row = self.tables.requests[uuid]
-            if looked_at >= LOOKED_AT:
+            if looked_at >= LOOKED_AT and (not until or monotonic() >= until):
                 page.next = last
                 break
             if (states is not None and row.state not in states) or (service not in (None, row.new.service)):

@@ -15,6 +15,7 @@ from support.store_facts import state_of
 from broker import NOBODY, Permission, Reach, User, UserLimits
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
+from titanic.services import list_requests
 from titanic.settings import ServiceLimits
 from titanic.store import Status
 from titanic.store.lmdb import listing
@@ -396,6 +397,7 @@ def test_a_page_that_ends_at_a_request_of_others_does_not_name_it(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, newest: bool
 ) -> None:
     monkeypatch.setattr(listing, "LOOKED_AT", 2)
+    monkeypatch.setattr(list_requests, "PATIENCE", 0.0)
     users = (SHOP, OTHER, OTHER, OTHER, SHOP, OTHER, OTHER, SHOP)
     uuids = {submit(desk, user)[1].decode(): user for user in users}
     theirs = {uuid for uuid, user in uuids.items() if user is OTHER}

@@ -1,5 +1,6 @@
 """The life of requests in the store: accepted, queued, delayed, ended, closed; across restarts."""
 
+import random
 import threading
 from contextlib import suppress
 
@@ -497,6 +498,62 @@ def test_a_listing_looks_at_a_bounded_number_of_requests(store, monkeypatch):
         while pages[-1].next:
             pages.append(txn.select(service=b"one", after=pages[-1].next))
     assert [[row.uuid for row in page] for page in pages] == [[], [], [uuids[9]]]
+
+
+def test_a_listing_with_time_finds_what_is_rare_at_once(store, monkeypatch):
+    for engine in ("lmdb.listing", "postgres.queries"):
+        monkeypatch.setattr(f"titanic.store.{engine}.LOOKED_AT", 4)
+    uuids = accept(store, NewRequest(b"rare", []), *[NewRequest(b"many", [])] * 20, NewRequest(b"rare", []))
+    for uuid in uuids:
+        finish(store, uuid)
+    rare = [uuids[0], uuids[-1]]
+    with store.read() as txn:
+        for states in (None, (State.DONE,), (State.DONE, State.FAILED), (State.WAITING, State.DONE)):
+            for newest in (False, True):
+                page = txn.select(states, service=b"rare", newest=newest, seconds=60)
+                assert [row.uuid for row in page] == (rare[::-1] if newest else rare)
+                assert page.next is None
+
+
+@pytest.mark.parametrize("share", [0.2, 0.9])
+@pytest.mark.parametrize("newest", [False, True])
+def test_pages_of_all_filters_have_what_each_request_says(store, monkeypatch, share, newest):
+    """`share`: of the requests that have ended."""
+    chance = random.Random(share)
+    services = (b"a", b"ab", b"b")
+    new = [NewRequest(chance.choice(services), [], chance.randrange(10)) for _ in range(60)]
+    uuids = accept(store, *new)
+    for uuid in uuids:
+        if chance.random() < share:
+            finish(store, uuid, chance.choice([Status.DONE, Status.DONE, Status.FAILED, Status.EXPIRED]))
+        elif chance.random() < 0.4:
+            postpone(store, uuid, FAR)
+    with store.read() as txn:
+        rows = [txn.describe(uuid) for uuid in uuids]
+        for _ in range(60):
+            states = chance.choice([None, chance.sample([*State], chance.randrange(1, 4))])
+            service = chance.choice([None, *services])
+            limit, looked_at, seconds = (
+                chance.choice([1, 5, 100]),
+                chance.choice([1, 7, 50]),
+                chance.choice([0.0, 0.001]),
+            )
+            for engine in ("lmdb.listing", "postgres.queries"):
+                monkeypatch.setattr(f"titanic.store.{engine}.LOOKED_AT", looked_at)
+            found, after = [], None
+            while True:
+                page = txn.select(states, service=service, newest=newest, limit=limit, after=after, seconds=seconds)
+                assert len(page) <= limit
+                assert page.next != after or after is None
+                found, after = found + [row.uuid for row in page], page.next
+                if after is None:
+                    break
+            right = [
+                row.uuid
+                for row in rows
+                if (states is None or row.state in states) and (service is None or row.service == service)
+            ]
+            assert found == (right[::-1] if newest else right), (states, service, limit, looked_at)
 
 
 def test_a_listing_of_one_state_does_not_look_at_the_others(store, monkeypatch):

@@ -1,10 +1,19 @@
-"""Choosing requests: by id, by state, by service, page by page or part by part."""
+"""Choosing requests: by id, by state, by service, page by page or part by part.
+
+What waits is found by its service, in `ready`. What has ended is not: records are walked over until enough are found,
+100,000 in some 50 ms. An index of ended requests by service would find rare ones at once, but each request would put a
+row into it and delete it again. Measured with such rows in another database, a life with 100 services takes 70 to 80 µs
+of the store's time instead of 70 when 50 requests share a commit, and 48 to 54 instead of 41 to 46 when 500 do: every
+request would pay a tenth for listings that are rare. So a listing of a reader goes on for some time instead
+(`seconds`), and reads of each record only what decides.
+"""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterator
-from itertools import groupby
+import struct
+import time
+from collections.abc import Callable, Collection, Iterator
 
 import lmdb
 
@@ -18,7 +27,29 @@ from titanic.store.states import ENDED, State
 from titanic.util.ids import SIZE
 
 LOOKED_AT = 10_000
-"""Requests that one call of `list` examines, at most: some 20 ms."""
+"""Requests that one call of `select` examines, at most, while it is given no time for more."""
+
+_STEP = 256
+"""Rows after which a walk that finds nothing says how far it is."""
+
+_RARE = {State.FAILED, State.EXPIRED, State.CANCELLED}
+"""Ends by which to choose first, and by service then."""
+
+Candidate = tuple[bytes, bool]
+"""An id; False: all up to it were examined, and it is not wanted itself."""
+
+
+class _Effort:
+    """What a call may do. Once it is over, the call ends where it is."""
+
+    def __init__(self, seconds: float) -> None:
+        self.rows = 0
+        self._until = time.monotonic() + seconds if seconds else 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether LOOKED_AT rows were examined, and the time is over."""
+        return self.rows >= LOOKED_AT and (not self._until or time.monotonic() >= self._until)
 
 
 def describe(tx: Reading, uuid: bytes) -> Description | None:
@@ -60,45 +91,31 @@ def select(
     limit: int = 100,
     newest: bool = False,
     text: str | None = None,
+    seconds: float = 0.0,
 ) -> Page:
     """Up to `limit` requests in the order of their ids (oldest first), of these states, service and owner if given.
-    `newest`: newest first. `text`: only those with a reason or key that contains it."""
+    `newest`: newest first. `text`: only those with a reason or key that contains it. `seconds`: how long to go on when
+    LOOKED_AT requests were examined and the page is not full."""
     page = Page()
-    ends = states if states is not None and ENDED.issuperset(states) else None
-    looked_at = 0
-    last = after
-    for uuid in _candidates(tx, states, service, after, newest):
-        if len(page) >= limit or looked_at >= LOOKED_AT:
+    effort = _Effort(seconds)
+    last, is_over = after, False
+    for uuid, is_wanted in _candidates(tx, states, service, after, newest, effort):
+        if len(page) >= limit or is_over:
             page.next = last
             break
-        looked_at += 1
         last = uuid
-        if owner is not None and read.owner(tx, uuid) != owner:
-            continue  # nor is what cannot be read: it may be another's
-        if not _may_be(tx, uuid, ends, service):
-            continue
-        found = describe(tx, uuid)
-        if found is None:
-            continue
-        if states is not None and found.state not in states:
-            continue
-        if text is not None and not found.mentions(text):
-            continue
-        if older_than is None or (found.finished_at or found.submitted_at) < older_than:
-            page.append(found)
+        if is_wanted and (owner is None or read.owner(tx, uuid) == owner):  # what cannot be read may be another's
+            found = describe(tx, uuid)
+            if (
+                found is not None
+                and (states is None or found.state in states)
+                and (service is None or found.service == service)
+                and (text is None or found.mentions(text))
+                and (older_than is None or (found.finished_at or found.submitted_at) < older_than)
+            ):
+                page.append(found)
+        is_over = effort.is_over
     return page
-
-
-def _may_be(tx: Reading, uuid: bytes, ends: Collection[State] | None, service: bytes | None) -> bool:
-    """Whether a request can be of this service and have ended so, by a few bytes: ten times as fast as all about it."""
-    if service is not None:
-        record = tx.raw.get(uuid, db=tx.db.requests)
-        if record is None or not request_record.is_of(record, service):
-            return False
-    if ends is None:
-        return True
-    end = tx.raw.get(uuid, db=tx.db.replies)
-    return end is not None and outcome_record.may_be(end, ends)
 
 
 def request_ids(tx: Reading, every: int) -> list[bytes]:
@@ -133,26 +150,114 @@ def unended(
 
 
 def _candidates(
-    tx: Reading, states: Collection[State] | None, service: bytes | None, after: bytes | None, newest: bool
-) -> Iterator[bytes]:
-    """Ids behind `after`, in order, all of those that can be in these states among them.
+    tx: Reading,
+    states: Collection[State] | None,
+    service: bytes | None,
+    after: bytes | None,
+    newest: bool,
+    effort: _Effort,
+) -> Iterator[Candidate]:
+    """Ids behind `after`, in order, all of those that can be of this service and in these states among them.
 
     It walks over the smallest databases that have them all: `replies` for ended requests, `retries` for delayed ones,
-    and the service's queue for those that wait.
+    and the service's queue for those that wait. When most requests have ended, their services are read in the order of
+    `requests`: a walk over its records takes a third of the time of a search for each.
     """
     wanted = set(State if states is None else states)
+    db, stat = tx.db, tx.raw.stat
     walk = _ids_down if newest else _ids
+    if service is not None and not wanted.isdisjoint(ENDED):
+        is_most = 2 * stat(db.replies)["entries"] > stat(db.requests)["entries"]
+        if is_most and not wanted <= _RARE:
+            found = _records(tx, db.requests, _service_test(service), after, newest, effort)
+            return _only_ended(tx, found, wanted) if wanted <= ENDED else found
     if wanted <= ENDED:
-        return walk(tx, tx.db.replies, b"", after)
+        may_be = _end_test(wanted) if wanted != ENDED else None
+        return _of_service(tx, _records(tx, db.replies, may_be, after, newest, effort), service)
     if wanted == {State.DELAYED}:
-        return walk(tx, tx.db.retries, b"", after)
+        return _of_service(tx, _each(walk(tx, db.retries, b"", after), effort), service)
     if service is not None:
-        places = [walk(tx, tx.db.ready, ready_prefix(service, priority), after) for priority in range(10)]
+        places = [_each(walk(tx, db.ready, ready_prefix(service, priority), after), effort) for priority in range(10)]
         if wanted != {State.WAITING}:
-            places += [walk(tx, tx.db.retries, b"", after), walk(tx, tx.db.replies, b"", after)]
-        # What waits to be tried again is in its queue and among the retries.
-        return (uuid for uuid, _ in groupby(heapq.merge(*places, reverse=newest)))
-    return walk(tx, tx.db.requests, b"", after)
+            places.append(_of_service(tx, _each(walk(tx, db.retries, b"", after), effort), service))
+            places.append(_of_service(tx, _records(tx, db.replies, None, after, newest, effort), service))
+        return _once(heapq.merge(*places, reverse=newest))
+    return _each(walk(tx, db.requests, b"", after), effort)
+
+
+def _each(uuids: Iterator[bytes], effort: _Effort) -> Iterator[Candidate]:
+    for uuid in uuids:
+        effort.rows += 1
+        yield uuid, True
+
+
+def _records(
+    tx: Reading,
+    database: lmdb._Database,
+    is_wanted: Callable[[memoryview], bool] | None,
+    after: bytes | None,
+    newest: bool,
+    effort: _Effort,
+) -> Iterator[Candidate]:
+    """The ids of the records in a database that pass a test, and now and then how far the walk is."""
+    cursor = tx.raw.cursor(database)
+    if newest:
+        there = cursor.prev() if cursor.set_range(after or b"\xff" * (SIZE + 1)) else cursor.last()
+        records = cursor.iterprev(keys=False)
+    else:
+        there = cursor.set_range(after or b"\0")
+        if there and after is not None and bytes(cursor.key()) == after:
+            there = cursor.next()
+        records = cursor.iternext(keys=False)
+    step = min(_STEP, LOOKED_AT)
+    for record in records if there else ():
+        effort.rows += 1
+        if is_wanted is None or is_wanted(record):
+            yield bytes(cursor.key()), True
+        elif not effort.rows % step:
+            yield bytes(cursor.key()), False
+
+
+def _service_test(service: bytes) -> Callable[[memoryview], bool]:
+    """Whether a record is a request of a service. Nothing else of it is read."""
+    size = len(service)
+    name_of = struct.Struct(f"{request_record.SERVICE_SIZE_AT}xB{request_record.SERVICE_GAP}x{size}s")
+    least, right, unpack_from = name_of.size, (size, service), name_of.unpack_from
+    return lambda record: len(record) >= least and unpack_from(record) == right
+
+
+def _end_test(states: Collection[State]) -> Callable[[memoryview], bool]:
+    """Whether a record is that of such an end, or makes no sense."""
+    kinds = frozenset(kind for kind in range(256) if outcome_record.may_be(bytes((0, kind)), states))
+    return lambda record: len(record) < 2 or record[1] in kinds
+
+
+def _only_ended(tx: Reading, candidates: Iterator[Candidate], states: Collection[State]) -> Iterator[Candidate]:
+    may_be = _end_test(states)
+    for uuid, is_wanted in candidates:
+        record = tx.raw.get(uuid, db=tx.db.replies) if is_wanted else None
+        yield uuid, record is not None and may_be(record)
+
+
+def _of_service(tx: Reading, candidates: Iterator[Candidate], service: bytes | None) -> Iterator[Candidate]:
+    if service is None:
+        yield from candidates
+        return
+    is_of = _service_test(service)
+    for uuid, is_wanted in candidates:
+        record = tx.raw.get(uuid, db=tx.db.requests) if is_wanted else None
+        yield uuid, record is not None and is_of(record)
+
+
+def _once(candidates: Iterator[Candidate]) -> Iterator[Candidate]:
+    """Each id once: what waits to be tried again is in its queue and among the retries."""
+    last = b""
+    for uuid, is_wanted in candidates:
+        if not is_wanted:
+            yield uuid, False
+        elif uuid != last:
+            last = uuid
+            yield uuid, True
 
 
 def _ids(tx: Reading, database: lmdb._Database, prefix: bytes, after: bytes | None) -> Iterator[bytes]:

@@ -56,7 +56,9 @@ _HEADER = struct.Struct("<BBBBIQQQHBBII")
 HEADER_SIZE = _HEADER.size
 _REST = struct.Struct("<QQQHBBII")  # the header from BODY on
 _MAX_REST = INLINE - BODY
-_SERVICE_SIZE_AT = 34
+SERVICE_SIZE_AT = 34
+SERVICE_GAP = _HEADER.size - SERVICE_SIZE_AT - 1
+"""Bytes between the size of the service's name and the name."""
 _pack_rest = _REST.pack
 
 
@@ -109,7 +111,7 @@ def encode(uuid: bytes, request: NewRequest, submitted_at: int, put_blob: PutBlo
 def is_of(record: memoryview | bytes, service: bytes) -> bool:
     """Whether it is a request of this service. Nothing else of the record is read."""
     at, size = _HEADER.size, len(service)
-    return len(record) >= at and record[_SERVICE_SIZE_AT] == size and record[at : at + size] == service
+    return len(record) >= at and record[SERVICE_SIZE_AT] == size and record[at : at + size] == service
 
 
 def decode_header(uuid: bytes, record: memoryview | bytes) -> RequestHeader:
@@ -164,7 +166,7 @@ def owner_in(record: memoryview | bytes) -> bytes:
     """The owner, without reading the rest; empty when the record is damaged."""
     if len(record) < _HEADER.size or record[0] != FORMAT_1:
         return b""
-    at = _HEADER.size + record[_SERVICE_SIZE_AT] + record[3]
+    at = _HEADER.size + record[SERVICE_SIZE_AT] + record[3]
     size = record[1] >> 1
     return bytes(record[at : at + size]) if size <= MAX_OWNER and at + size <= len(record) else b""
 
@@ -174,7 +176,7 @@ def row_key_in(record: memoryview | bytes) -> bytes:
     damaged record is not to be relied on."""
     if len(record) < _HEADER.size or not record[3]:
         return b""
-    at = _HEADER.size + record[_SERVICE_SIZE_AT]
+    at = _HEADER.size + record[SERVICE_SIZE_AT]
     owner_at = at + record[3]
     return row_key(bytes(record[at:owner_at]), bytes(record[owner_at : owner_at + (record[1] >> 1)]))
 

@@ -408,6 +408,7 @@ def test_what_is_rare_is_found_in_one_call(
 ) -> None:
     """The server looks at so many at a time."""
     monkeypatch.setattr("titanic.store.lmdb.listing.LOOKED_AT", 5)
+    monkeypatch.setattr("titanic.services.list_requests.PATIENCE", 0.0)
     monkeypatch.setattr(api_requests, "PAGE_TIMEOUT", 60.0)
     first = client.submit("rare", b"x", key="Order 7")
     for uuid in client.submit_batch("echo", [b"x"] * 30):
