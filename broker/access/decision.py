@@ -12,6 +12,10 @@ from broker.errors import UsageError
 from broker.toml_file import KeyPath, nearest
 
 
+_ADMINS_MAY = {Permission.METRICS: "sees all figures", Permission.ARCHIVE: "manages the archive"}
+"""What an admin may do by the flags that need not be given to it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """Whether a user may do something, and what says so."""
@@ -77,8 +81,7 @@ class _Question:
         if getattr(self._user, permission.value):
             return self._yes(self._first(permission.value, True), f"{name} has {permission.value}")
         if self._user.admin:
-            may = "sees all figures" if permission is Permission.METRICS else "manages the archive"
-            return self._yes(self._admin(), f"{name} is an admin, which {may}")
+            return self._yes(self._admin(), f"{name} is an admin, which {_ADMINS_MAY[permission]}")
         return self._no(f"{permission.value} = true")
 
     def _of_service(self) -> Decision:

@@ -100,11 +100,17 @@ class ProtocolDetection:
                 if self._kind is None:
                     about = _about(reply.body) if reply.service == _BROKER else {}
                     ours = bool(about.get("software"))
-                    access, known = bool(about.get("access")), _known(about)
+                    known = _known(about)
                     extended = ours and EXTENSION.decode() in known
-                    others = [extended and word.decode() in known for word in (ELSEWHERE, PROCESS.rstrip(b"="))]
-                    version = self._best if ours else version
-                    self._kind = BrokerKind(version, ours, ours and access, extended, _max_message(about), *others)
+                    self._kind = BrokerKind(
+                        version=self._best if ours else version,
+                        ours=ours,
+                        access=ours and bool(about.get("access")),
+                        extended=extended,
+                        max_message=_max_message(about),
+                        rebalances=extended and ELSEWHERE.decode() in known,
+                        processes=extended and PROCESS.rstrip(b"=").decode() in known,
+                    )
                 return self._kind
         return None
 
