@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from threading import Event
 from typing import Any
 
@@ -12,10 +12,19 @@ from broker import User
 from titanic.commit.writer import Writer
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
-from titanic.services.ask import Answers, CloseDoubt, ServiceContext
+from titanic.services.ask import (
+    Answers,
+    Arrived,
+    Closed,
+    Notice,
+    Returned,
+    ServiceContext,
+    SettingsChanged,
+    WaitForReplies,
+)
 from titanic.services.handler import ServiceHandler
 from titanic.services.reader import Reader, ReadService
-from titanic.store import ServiceSettings, Store, WriteTransaction
+from titanic.store import Store, WriteTransaction
 from titanic.store.postgres.connection import ids
 from titanic.store.postgres.store import PostgresStore
 
@@ -49,27 +58,25 @@ class Desk:
             assert ask not in self.answers, "answered twice"
             self.answers[ask] = body
 
-    def arrived(self, services: Mapping[bytes, int], due_us: int | None) -> None:
-        if services:
-            self.told.append(dict(services))
-        if due_us is not None:
-            self.told.append(due_us)
-
-    def returned(self, services: Collection[bytes]) -> None:
-        self.told.append(("returned", set(services)))
-
-    def closed(self, uuids: list[bytes], services: set[bytes], doubts: list[CloseDoubt]) -> None:
-        self.told.append(uuids)
-        for _, then in doubts:
-            then()
-
-    def settings_changed(self, settings: ServiceSettings, then: Callable[[], None]) -> None:
-        self.told.append(("settings", settings))
-        self.context.settings.know(settings)
-        then()
-
-    def wait_for_replies(self, asks: Any) -> None:
-        self.told.append(("wait", list(asks)))
+    def post(self, notice: Notice) -> None:
+        match notice:
+            case Arrived(services, due_us):
+                if services:
+                    self.told.append(dict(services))
+                if due_us is not None:
+                    self.told.append(due_us)
+            case Returned(services):
+                self.told.append(("returned", set(services)))
+            case Closed(uuids, _, doubts):
+                self.told.append(uuids)
+                for _, then in doubts:
+                    then()
+            case SettingsChanged(settings, then):
+                self.told.append(("settings", settings))
+                self.context.settings.know(settings)
+                then()
+            case WaitForReplies(asks):
+                self.told.append(("wait", list(asks)))
 
     def replies_given(self) -> int:
         return 0

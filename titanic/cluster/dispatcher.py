@@ -6,7 +6,7 @@ It dispatches what the node has claimed (node.py), publishes events that concern
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import cast
 
 from broker import Loop, earliest
@@ -21,10 +21,10 @@ from titanic.dispatch.maintenance import Maintenance
 from titanic.dispatch.outcomes import Outcomes
 from titanic.dispatch.waiters import MOST_WAITERS
 from titanic.protocol.tsp import Progress
-from titanic.services.ask import CloseDoubt, SendAnswers
+from titanic.services.ask import Arrived, Closed, CloseDoubt, Notice, SendAnswers, SettingsChanged
 from titanic.services.reader import Reader
 from titanic.settings import ServerConfig
-from titanic.store import ServiceSettings, SharedStore, Store
+from titanic.store import SharedStore, Store
 
 
 class ClusterDispatcher(Dispatcher):
@@ -84,15 +84,14 @@ class ClusterDispatcher(Dispatcher):
 
     # -- any thread ------------------------------------------------------------------------------------------
 
-    def arrived(self, services: Mapping[bytes, int], due_us: int | None) -> None:
-        if self.cluster is not None:
-            self.cluster.arrived(services)
-        super().arrived(services, due_us)
-
-    def settings_changed(self, settings: ServiceSettings, then: Callable[[], None]) -> None:
-        self._cache.changed_here()
-        self.publish_settings()
-        super().settings_changed(settings, then)
+    def post(self, notice: Notice) -> None:
+        match notice:
+            case Arrived(services, _) if self.cluster is not None:
+                self.cluster.arrived(services)
+            case SettingsChanged():
+                self._cache.changed_here()
+                self.publish_settings()
+        super().post(notice)
 
     def publish_settings(self) -> None:
         """Notify other nodes that settings or limits of services have changed."""
@@ -142,14 +141,12 @@ class ClusterDispatcher(Dispatcher):
         super()._set_stopping()
         self.node.claims.drain()
 
-    def _arrived(self, services: Mapping[bytes, int], due_us: int | None) -> None:
-        super()._arrived(services, due_us)
-        if services:
-            self.node.arrived(services)
-
-    def _closed(self, uuids: Sequence[bytes], services: Collection[bytes], doubts: Sequence[CloseDoubt]) -> None:
-        self._ended_here(uuids)
-        super()._closed(uuids, services, doubts)
+    def _take(self, notice: Notice) -> None:
+        if isinstance(notice, Closed):
+            self._ended_here(notice.uuids)
+        super()._take(notice)
+        if isinstance(notice, Arrived) and notice.services:
+            self.node.arrived(notice.services)
 
     def _keep_pending(self, closes: Sequence[CloseDoubt]) -> None:
         if self.cluster is None:

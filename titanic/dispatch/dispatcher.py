@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -40,7 +40,17 @@ from titanic.dispatch.waiters import MOST_WAITERS, Waiters
 from titanic.errors import StoreError
 from titanic.logs import event
 from titanic.protocol.tsp import WAIT, Progress
-from titanic.services.ask import Answers, Ask, CloseDoubt, SendAnswers
+from titanic.services.ask import (
+    Answers,
+    Arrived,
+    Closed,
+    CloseDoubt,
+    Notice,
+    Returned,
+    SendAnswers,
+    SettingsChanged,
+    WaitForReplies,
+)
 from titanic.services.reader import Reader, ReadService
 from titanic.settings import ServerConfig
 from titanic.store import KnownSettings, ServiceSettings, Status, Store
@@ -150,7 +160,7 @@ class Dispatcher(Channel):
         self._refusals = reader.refusals
         self.settings = KnownSettings()
         """Settings of services that this process applies."""
-        self.completions = CompletionEvents(self.settings, self.arrived)
+        self.completions = CompletionEvents(self.settings, self.post)
         self._pending_closes = PendingCloses(self.core)
         self._counts_workers = config.broker is not None
         self._count_at = 0.0
@@ -247,27 +257,16 @@ class Dispatcher(Channel):
             self._shutdown.wait_dismissed()
             self.call(self._end)
 
-    # -- reports of the services: see DispatcherInbox (any thread) --------------------------------------------
+    # -- the services: see DispatcherInbox (any thread) -------------------------------------------------------
 
-    def arrived(self, services: Mapping[bytes, int], due_us: int | None) -> None:
-        self.call(self._arrived, services, due_us)
-
-    def returned(self, services: Collection[bytes]) -> None:
-        self.call(self._returned, services)
-
-    def closed(self, uuids: Sequence[bytes], services: Collection[bytes], doubts: Sequence[CloseDoubt]) -> None:
-        self.call(self._closed, uuids, services, doubts)
-
-    def settings_changed(self, settings: ServiceSettings, then: Callable[[], None]) -> None:
-        self.settings.know(settings)  # for what is written from now on
-        self.call(self._settings_changed, then)
+    def post(self, notice: Notice) -> None:
+        if isinstance(notice, SettingsChanged):
+            self.settings.know(notice.settings)  # for what is written from now on
+        self.call(self._take, notice)
 
     def reconfigure(self, config: ServerConfig) -> None:
         """Apply other settings. Any thread may call it."""
         self.call(self._reconfigure, config)
-
-    def wait_for_replies(self, asks: Sequence[Ask]) -> None:
-        self.call(self._wait, asks)
 
     def replies_read(self, answers: Answers) -> None:
         """Send the replies that the reader found to waiting clients."""
@@ -404,10 +403,6 @@ class Dispatcher(Channel):
         if self.settings.paused != self.core.backlogs.paused:
             self.core.pause_services(self.settings.paused)
 
-    def _settings_changed(self, then: Callable[[], None]) -> None:
-        self.hold_settings(self.settings.all)
-        then()
-
     def _end(self) -> None:
         """Stop for good, and release all waiting threads."""
         self._ended = True
@@ -417,9 +412,6 @@ class Dispatcher(Channel):
     def _is_running(self, uuid: bytes) -> bool:
         """Return whether this request is still to get an outcome that its clients may see."""
         return (flight := self.core.flights.get(uuid)) is not None and not flight.closed
-
-    def _wait(self, asks: Sequence[Ask]) -> None:
-        self.waiters.add(asks, time.monotonic())
 
     def _reconfigure(self, config: ServerConfig) -> None:
         self.maintenance.config = config
@@ -441,20 +433,28 @@ class Dispatcher(Channel):
             log.warning(text, self.core.again, extra=event("dispatched-again"))
             self._log_redispatch_at, self.core.again = None, 0
 
-    def _arrived(self, services: Mapping[bytes, int], due_us: int | None) -> None:
-        if services:
-            self.core.arrived(services, time.monotonic())
-        if due_us is not None:
-            self.maintenance.hasten_alarm(due_us)
-
     def _set_stopping(self) -> None:
         self.core.stopping = True
         self.core.recall(self.core.flights)
         self.core.outcomes.hurry(time.monotonic())
 
-    def _returned(self, services: Collection[bytes]) -> None:
-        self.maintenance.returned(services)
-        self.maintenance.refresh_alarm()  # they may have a TTL
+    def _take(self, notice: Notice) -> None:
+        match notice:
+            case Arrived(services, due_us):
+                if services:
+                    self.core.arrived(services, time.monotonic())
+                if due_us is not None:
+                    self.maintenance.hasten_alarm(due_us)
+            case WaitForReplies(asks):
+                self.waiters.add(asks, time.monotonic())
+            case Closed(uuids, services, doubts):
+                self._closed(uuids, services, doubts)
+            case Returned(services):
+                self.maintenance.returned(services)
+                self.maintenance.refresh_alarm()  # they may have a TTL
+            case SettingsChanged(_, then):
+                self.hold_settings(self.settings.all)
+                then()
 
     def _closed(self, uuids: Sequence[bytes], services: Collection[bytes], doubts: Sequence[CloseDoubt]) -> None:
         self.core.closed(uuids)

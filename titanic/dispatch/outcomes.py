@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import cast
 
 from broker import Timers
@@ -15,6 +15,7 @@ from titanic.dispatch.backlogs import Alarm
 from titanic.errors import InvalidRequest, RecordCorrupt, StoreError, StoreFull
 from titanic.logs import Incident, event
 from titanic.protocol.submit_options import DEFAULT_PRIORITY
+from titanic.services.ask import Arrived, Notice
 from titanic.store import Description, KnownSettings, NewRequest, NodeTransaction, Place, Status, WriteTransaction
 
 log = logging.getLogger(__name__)
@@ -154,10 +155,10 @@ class CompletionEvents:
     """The requests that are stored because others have ended, in the same commit: `on_end` in PROTOCOL.md. One thread
     at a time may call."""
 
-    def __init__(self, settings: KnownSettings, arrived: Callable[[Mapping[bytes, int], int | None], None]) -> None:
-        """`arrived`: called with the services that have new requests."""
+    def __init__(self, settings: KnownSettings, post: Callable[[Notice], None]) -> None:
+        """`post`: hands a notice to the dispatcher."""
         self.settings = settings
-        self._arrived = arrived
+        self._post = post
         self._incident = Incident(log, "store a request for the end of another")
 
     def store(self, transaction: WriteTransaction, uuids: Sequence[bytes], now_us: int) -> Stored:
@@ -179,7 +180,7 @@ class CompletionEvents:
         if stored.error is not None:
             self._incident.failed(stored.error, **event("no-room-for-end"))
         if stored.services:
-            self._arrived(stored.services, None)
+            self._post(Arrived(stored.services, None))
 
     def _accept(self, transaction: WriteTransaction, new: Sequence[NewRequest], now_us: int) -> Stored:
         stored = Stored()

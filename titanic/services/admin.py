@@ -22,7 +22,7 @@ from titanic.protocol.permissions import lacks, lacks_submit
 from titanic.protocol.submit_options import MOST_UUIDS
 from titanic.protocol.tsp import Frames
 from titanic.services import nodes, set_service
-from titanic.services.ask import Ask, ServiceContext, not_done
+from titanic.services.ask import Ask, Closed, Returned, ServiceContext, SettingsChanged, not_done
 from titanic.services.ownership import is_hidden, is_kept, not_owned, place_behind
 from titanic.services.request_submit import over_limit
 from titanic.store import Archivist, ServiceSettings, SharedReadTransaction, State, WriteTransaction
@@ -174,17 +174,16 @@ class AdminWrite:
         for user, why, uuid in self._forbidden:
             self._context.refusals.add(user, tsp.ADMIN, why, uuid=uuid)
         if self._returned:
-            self._context.dispatcher.returned(self._returned)
+            self._context.dispatcher.post(Returned(self._returned))
         if self._settings is not None:
-            self._context.dispatcher.settings_changed(self._settings, self._answer)
+            self._context.dispatcher.post(SettingsChanged(self._settings, self._answer))
             return
         self._answer()
 
     def _answer(self) -> None:
         if self._closed:  # the answer waits like that of a titanic.close
-            self._context.dispatcher.closed(
-                self._closed, self._services, [(self._doubtful, partial(self._context.send_answers, self._answers))]
-            )
+            doubt = self._doubtful, partial(self._context.send_answers, self._answers)
+            self._context.dispatcher.post(Closed(self._closed, self._services, [doubt]))
         else:
             self._context.send_answers(self._answers)
 

@@ -57,24 +57,49 @@ def not_done(what: str, error: StoreError, *, others: bool) -> Frames:
     return (tsp.draining if ask_another else tsp.failure)(f"{doubt}{what}: {error}")
 
 
+class Arrived(NamedTuple):
+    """These services have new requests on disk; the values are their highest priorities. `due_us`: when the first
+    delayed request, TTL or key stored with them is due (µs since the epoch); None: none is."""
+
+    services: Mapping[bytes, int]
+    due_us: int | None
+
+
+class Returned(NamedTuple):
+    """Requests of these services are waiting again."""
+
+    services: Collection[bytes]
+
+
+class Closed(NamedTuple):
+    """These requests are closed: do not dispatch them, drop their replies. `services`: where some waited."""
+
+    uuids: Sequence[bytes]
+    services: Collection[bytes]
+    doubts: Sequence[CloseDoubt]
+
+
+class SettingsChanged(NamedTuple):
+    """These settings of services are on disk. `then` is called when the dispatcher applies them."""
+
+    settings: ServiceSettings
+    then: Callable[[], None]
+
+
+class WaitForReplies(NamedTuple):
+    """Clients ask for titanic.wait. The dispatcher answers them."""
+
+    asks: Sequence[Ask]
+
+
+Notice = Arrived | Returned | Closed | SettingsChanged | WaitForReplies
+
+
 class DispatcherInbox(Protocol):
-    """Notices of the services to the dispatcher. Any thread may call."""
+    """The dispatcher, as services see it. Any thread may call."""
 
-    def arrived(self, services: Mapping[bytes, int], due_us: int | None) -> None:
-        """These services have new requests on disk; the values are their highest priorities. `due_us`: when the first
-        delayed request, TTL or key stored with them is due (µs since the epoch); None: none is."""
-
-    def returned(self, services: Collection[bytes]) -> None:
-        """Requests of these services are waiting again."""
-
-    def closed(self, uuids: Sequence[bytes], services: Collection[bytes], doubts: Sequence[CloseDoubt]) -> None:
-        """These requests are closed: do not dispatch them, drop their replies. `services`: where some waited."""
-
-    def settings_changed(self, settings: ServiceSettings, then: Callable[[], None]) -> None:
-        """These settings of services are on disk. `then` is called when the dispatcher applies them."""
-
-    def wait_for_replies(self, asks: Sequence[Ask]) -> None:
-        """Answer these requests to titanic.wait when the requests that they name have ended."""
+    def post(self, notice: Notice) -> None:
+        """Hand over a notice. The dispatcher handles it in its own thread, in order."""
 
     def replies_given(self) -> int:
         """Return the number of replies sent to waiting clients."""

@@ -18,7 +18,7 @@ from titanic.errors import StoreError, StoreFull
 from titanic.protocol import tsp
 from titanic.protocol.permissions import lacks
 from titanic.protocol.tsp import Frames
-from titanic.services.ask import Ask, ServiceContext, not_done
+from titanic.services.ask import Ask, Closed, ServiceContext, not_done
 from titanic.services.ownership import is_kept, not_owned
 from titanic.store import WriteTransaction
 
@@ -146,7 +146,7 @@ class CloseWrite:
                 self._answers.append((closing.ask, closing.answer))
         if self._closed or in_doubt:
             doubts = [(uuids, partial(self._sure, closing, len(uuids))) for closing, uuids in in_doubt.items()]
-            self._context.dispatcher.closed(self._closed, self._services, doubts)
+            self._context.dispatcher.post(Closed(self._closed, self._services, doubts))
         if self._answers:
             self._context.send_answers(self._answers)
 

@@ -23,7 +23,7 @@ from titanic.protocol.permissions import lacks
 from titanic.protocol.tsp import Frames
 from titanic.services import list_requests, nodes, service_stats, set_service
 from titanic.services.admin import AdminWrite
-from titanic.services.ask import Ask, ServiceContext
+from titanic.services.ask import Ask, ServiceContext, WaitForReplies
 from titanic.services.close import CloseWrite
 from titanic.services.reader import Reader, ReadService
 from titanic.services.request_submit import PARSERS, AcceptWrite
@@ -74,7 +74,7 @@ class ServiceHandler:
         elif name == tsp.ADMIN:
             self._writer.enqueue(AdminWrite(self._context, batch, shared=self._store.remote))
         elif name == tsp.WAIT:
-            self._context.dispatcher.wait_for_replies(batch)
+            self._context.dispatcher.post(WaitForReplies(batch))
         else:
             self._reader.enqueue(self._read_services[name], batch)
 

@@ -18,7 +18,7 @@ from titanic.protocol.messages import Submit, read
 from titanic.protocol.permissions import lacks_submit
 from titanic.protocol.submit_options import MOST_TOGETHER, Policy
 from titanic.protocol.tsp import Frames
-from titanic.services.ask import Ask, ServiceContext, not_done
+from titanic.services.ask import Arrived, Ask, ServiceContext, not_done
 from titanic.settings import ServiceLimits
 from titanic.store import Load, NewRequest, WriteTransaction
 
@@ -187,7 +187,7 @@ class AcceptWrite:
             context.refusals.add(user, self._name, fault, service=service)
         context.send_answers(self._answers)
         if self._arrived or self._due is not None:
-            context.dispatcher.arrived(self._arrived, self._due)
+            context.dispatcher.post(Arrived(self._arrived, self._due))
 
     def failed(self, error: StoreError) -> None:
         self._context.bytes_written += self._size

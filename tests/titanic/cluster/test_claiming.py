@@ -20,6 +20,7 @@ from titanic.commit.writer import Writer
 from titanic.dispatch import outcomes
 from titanic.dispatch.attempts import Send
 from titanic.errors import StoreFailed, StoreTooNew
+from titanic.services.ask import Arrived, Closed, Returned
 from titanic.services.reader import Reader
 from titanic.store import LeaseConfig, NewRequest, NodeFacts, Outcome, Pending, State, Status
 from titanic.util.clock import elapsed, wall_us
@@ -120,7 +121,7 @@ class Node:
     def submit(self, *bodies: bytes, service: bytes = b"echo", priority: int = 4) -> list[bytes]:
         with self.store.write() as txn:
             uuids = accept_all(txn, [NewRequest(service, [body], priority) for body in bodies], wall_us())
-        self.dispatcher.arrived({service: priority}, None)
+        self.dispatcher.post(Arrived({service: priority}, None))
         return uuids
 
     def workers(self, count: int, service: bytes = b"echo") -> None:
@@ -192,7 +193,7 @@ def test_what_nobody_can_take_any_more_is_given_back(node: Node) -> None:
     with node.store.write() as txn:
         accept_all(txn, [NewRequest(b"echo", [b"%d" % n]) for n in range(1, 5)], wall_us())
     with node.store.stalled():
-        node.dispatcher.arrived({b"echo": 4}, None)
+        node.dispatcher.post(Arrived({b"echo": 4}, None))
         node.workers(4)
         assert node.store.waits.wait(30)
         node.workers(2)
@@ -226,7 +227,7 @@ def test_a_claim_of_which_nobody_was_told_is_given_back_and_made_again(
     until(lambda: not node.store.silent)
     until(lambda: node.store.claimed == {running})
     assert node.sent == [b"running"]
-    node.dispatcher.returned([b"echo"])
+    node.dispatcher.post(Returned([b"echo"]))
     until(lambda: node.sent == [b"running", b"x"])
     assert node.store.claimed == {running, uuid}
 
@@ -247,14 +248,14 @@ def test_a_service_for_which_the_bytes_did_not_suffice_is_not_taken_for_empty(
 
 def test_what_comes_while_a_claim_finds_nothing_is_found_by_the_next(node: Node) -> None:
     """It was not stored yet when the store was asked, and stored before the answer came: by another node, perhaps."""
-    node.dispatcher.arrived({b"echo": 4}, None)
+    node.dispatcher.post(Arrived({b"echo": 4}, None))
     claim, late = node.store.write().__class__.claim, threading.Event()
 
     def claims(self: object, *args: object) -> object:
         found = claim(self, *args)
         if not late.is_set():
             late.set()
-            node.dispatcher.arrived({b"echo": 4}, None)
+            node.dispatcher.post(Arrived({b"echo": 4}, None))
         return found
 
     with pytest.MonkeyPatch.context() as patch:
@@ -275,14 +276,14 @@ def test_a_service_of_which_all_is_closed_is_forgotten_but_not_one_where_somethi
     with node.store.write() as txn:
         txn.close(one)
     with node.store.stalled():
-        node.dispatcher.closed([one], [b"absent"], [])
+        node.dispatcher.post(Closed([one], [b"absent"], []))
         for _ in range(2):
             node.in_loop(lambda: None)  # it has asked what is left
-        node.dispatcher.arrived({b"absent": 4}, None)
+        node.dispatcher.post(Arrived({b"absent": 4}, None))
         node.in_loop(lambda: None)
     node.settle()
     assert b"absent" in node.core.backlogs
-    node.dispatcher.closed([one], [b"absent"], [])
+    node.dispatcher.post(Closed([one], [b"absent"], []))
     until(lambda: b"absent" not in node.core.backlogs)
 
 
@@ -401,7 +402,7 @@ def test_a_node_that_others_have_ended_begins_anew_and_keeps_what_nobody_has_tak
         assert state_of(txn, third) is State.DELAYED
     assert node.store.claimed == {second}
     node.store.leave([7])
-    node.dispatcher.returned([b"echo"])
+    node.dispatcher.post(Returned([b"echo"]))
     node.workers(3)
     until(lambda: node.sent.count(b"2") == 2)
     assert node.core.counts["retried"] == 1
@@ -460,9 +461,9 @@ def test_the_loop_goes_on_while_the_network_is_silent(node: Node) -> None:
     with node.store.write() as txn:
         accept_all(txn, [NewRequest(b"echo", [b"2"])], wall_us())
     with node.store.stalled():
-        node.dispatcher.arrived({b"echo": 4}, wall_us())
-        node.dispatcher.returned([b"echo"])
-        node.dispatcher.closed([bytes(16)], [b"echo"], [])
+        node.dispatcher.post(Arrived({b"echo": 4}, wall_us()))
+        node.dispatcher.post(Returned([b"echo"]))
+        node.dispatcher.post(Closed([bytes(16)], [b"echo"], []))
         replied(node, first)
         assert node.store.waits.wait(30)
         for _ in range(100):
