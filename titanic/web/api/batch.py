@@ -6,8 +6,9 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,9 +17,9 @@ from titanic.errors import Forbidden, TitanicError
 from titanic.protocol.submit_options import MOST_UUIDS
 from titanic.util.text import quoted
 from titanic.web import problems
+from titanic.web.api.openapi import SERVICE, SUBMIT_HEADERS, AcceptedBatch, answer, schema, wrong
 from titanic.web.api.requests import check_digest, digest, read_service
 from titanic.web.api.resource import ApiRoute, body_parts, body_too_large, json_response, max_body
-from titanic.web.api.schemas import SERVICE, SUBMIT_HEADERS, UUID, answer, listed, record, wrong
 from titanic.web.app_state import hold_body, visitor_of
 from titanic.web.problems import Problem
 from titanic.web.request_headers import read_query, read_submit_options
@@ -287,12 +288,16 @@ PATHS = {
             "requestBody": {
                 "required": True,
                 "content": {
-                    "application/json": {"schema": {"type": "array", "maxItems": MAX_ITEMS}},
-                    "application/x-ndjson": {"schema": {"type": "string"}},
+                    "application/json": {
+                        "schema": schema(
+                            Annotated[list[Any], Meta(max_length=MAX_ITEMS, extra_json_schema={"items": {}})]
+                        )
+                    },
+                    "application/x-ndjson": {"schema": schema(str)},
                 },
             },
             "responses": {
-                "202": answer("The requests are stored.", record({"uuids": listed(UUID)})),
+                "202": answer("The requests are stored.", AcceptedBatch),
                 **wrong(413, 415, 422),
             },
         },

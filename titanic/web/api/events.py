@@ -35,8 +35,8 @@ from starlette.types import Receive, Scope, Send
 from titanic.errors import Forbidden, InvalidRequest, RequestFailed, TitanicError, UnknownRequest
 from titanic.util import ids
 from titanic.web import problems
+from titanic.web.api.openapi import parameter, schema, wrong
 from titanic.web.api.resource import ApiRoute
-from titanic.web.api.schemas import TEXT, parameter, wrong
 from titanic.web.app_state import Quota, visitor_of
 from titanic.web.auth.identity import Visitor
 from titanic.web.problems import Problem
@@ -243,16 +243,14 @@ PATHS = {
             "operationId": "events",
             "summary": "Statistics and ends of requests, as server-sent events",
             "parameters": [
-                parameter(
-                    "query", "service", "Statistics of this service; `*`: of all.", {"type": "array", "items": TEXT}
-                ),
-                parameter("query", "request", "The end of this request.", {"type": "array", "items": TEXT}),
-                parameter("header", "Last-Event-ID", "The last event received: continue after it.", TEXT),
+                parameter("query", "service", "Statistics of this service; `*`: of all.", list[str]),
+                parameter("query", "request", "The end of this request.", list[str]),
+                parameter("header", "Last-Event-ID", "The last event received: continue after it.", str),
             ],
             "responses": {
                 "200": {
                     "description": "A stream of events `services`, `ended`, `problem` and `reset`.",
-                    "content": {"text/event-stream": {"schema": TEXT}},
+                    "content": {"text/event-stream": {"schema": schema(str)}},
                 },
                 **wrong(),
             },

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 from urllib.parse import urlsplit
 
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -15,17 +16,26 @@ from broker import read_json
 from titanic.aio import Client
 from titanic.errors import Forbidden, UnknownRequest
 from titanic.util.text import quoted
+from titanic.web.api.openapi import (
+    NewWebHook,
+    Path,
+    PutHook,
+    WebHook,
+    WebHooks,
+    answer,
+    header,
+    parameter,
+    schema,
+    wrong,
+)
 from titanic.web.api.resource import ApiRoute, json_response, read_body
-from titanic.web.api.schemas import PATH, SERVICE, TEXT, answer, header, listed, parameter, record, wrong
 from titanic.web.app_state import app_state, visitor_of
 from titanic.web.hooks.delivery import literal_address, may_reach, not_reached
 from titanic.web.hooks.registry import (
     ENDED,
     MAX_HOOKS,
     MAX_SERVICES,
-    SECRET,
     STATES,
-    URL,
     Hook,
     NoPlace,
     Registry,
@@ -190,28 +200,15 @@ def _sort_key(hook: Hook) -> tuple[str, str]:
     return hook.service, hook.url
 
 
-_HOOK = {
-    "id": TEXT,
-    "service": TEXT,
-    "url": TEXT,
-    "states": listed({"enum": [*STATES]}),
-    "problem": {
-        "type": ["string", "null"],
-        "description": "Why it gets no events, and what to do: its service reports its ends elsewhere. null: it gets "
-        "them.",
-    },
-    "links": record({"self": PATH}),
-}
-_ONE = parameter("path", "hook", "The id of a hook.", {"type": "string", "pattern": "^[0-9a-f]{20}$"})
-_SECRET = {"secret": {"type": "string", "description": "The key of the signatures; returned only once."}}
-_WHERE = {"Location": header("The hook.", PATH)}
+_ONE = parameter("path", "hook", "The id of a hook.", Annotated[str, Meta(pattern="^[0-9a-f]{20}$")])
+_WHERE = {"Location": header("The hook.", Path)}
 
 PATHS: dict[str, dict[str, Any]] = {
     "/v1/hooks": {
         "get": {
             "operationId": "hooks",
             "summary": "The web hooks that you may see",
-            "responses": {"200": answer("All of them.", record({"hooks": listed(record(_HOOK))})), **wrong()},
+            "responses": {"200": answer("All of them.", WebHooks), **wrong()},
         },
         "put": {
             "operationId": "hook",
@@ -222,22 +219,13 @@ PATHS: dict[str, dict[str, Any]] = {
                 "required": True,
                 "content": {
                     "application/json": {
-                        "schema": {
-                            **record(
-                                {"service": SERVICE["schema"], "url": {"type": "string", "pattern": URL}},
-                                {
-                                    "states": {**listed({"enum": [*STATES]}), "minItems": 1, "uniqueItems": True},
-                                    "secret": {"type": "string", "pattern": SECRET},
-                                },
-                            ),
-                            "additionalProperties": False,
-                        }
+                        "schema": schema(PutHook),
                     }
                 },
             },
             "responses": {
-                "200": answer("The hook existed and was updated.", record(_HOOK), _WHERE),
-                "201": answer("The hook was created.", record(_HOOK, _SECRET), _WHERE),
+                "200": answer("The hook existed and was updated.", WebHook, _WHERE),
+                "201": answer("The hook was created.", NewWebHook, _WHERE),
                 **wrong(409, 413),
             },
         },
@@ -247,7 +235,7 @@ PATHS: dict[str, dict[str, Any]] = {
         "get": {
             "operationId": "one_hook",
             "summary": "A web hook",
-            "responses": {"200": answer("The hook, without its secret.", record(_HOOK)), **wrong(404)},
+            "responses": {"200": answer("The hook, without its secret.", WebHook), **wrong(404)},
         },
         "delete": {
             "operationId": "delete_hook",

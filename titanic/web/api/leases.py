@@ -15,8 +15,9 @@ import secrets
 import time
 from collections import OrderedDict
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -26,6 +27,17 @@ from titanic import Failed, RequestContext, Retry, current
 from titanic.protocol.submit_options import MOST_SECONDS
 from titanic.protocol.tsp import Frames
 from titanic.util.text import quoted
+from titanic.web.api.openapi import (
+    ANY_ANSWER,
+    ANY_BODY,
+    SERVICE,
+    ExtendedLease,
+    answer,
+    header,
+    parameter,
+    schema,
+    wrong,
+)
 from titanic.web.api.requests import (
     DECLARED,
     REPLY_TYPE,
@@ -35,7 +47,6 @@ from titanic.web.api.requests import (
     unless_disconnected,
 )
 from titanic.web.api.resource import ApiRoute, json_response, max_body, read_body
-from titanic.web.api.schemas import ANY_ANSWER, ANY_BODY, SERVICE, TEXT, answer, header, parameter, record, wrong
 from titanic.web.app_state import Quota, visitor_of
 from titanic.web.problems import Problem
 from titanic.web.request_headers import read_number, read_query
@@ -158,10 +169,10 @@ def _time(seconds: float) -> str:
 
 
 def _seconds(name: str, text: str, most: float, least: float = 0) -> dict[str, Any]:
-    return parameter("query", name, text, {"type": "number", "minimum": least, "maximum": most})
+    return parameter("query", name, text, Annotated[float, Meta(ge=least, le=most)])
 
 
-_LEASE = parameter("path", "lease", "The value of `Titanic-Lease`.", {"type": "string", "minLength": 1})
+_LEASE = parameter("path", "lease", "The value of `Titanic-Lease`.", Annotated[str, Meta(min_length=1)])
 _LASTS = _seconds("lease", "Duration of the lease in seconds; default: 60.", MAX_LEASE, MIN_LEASE)
 _TAKEN = {
     "Titanic-Lease": header("The id of the lease, for reporting its end."),
@@ -171,7 +182,12 @@ _TAKEN = {
     "traceparent": header("The trace that it belongs to.", required=False),
 }
 _WAIT = "Seconds to wait for a request; default: 30. At least one second, because connecting takes time."
-_TEXT: dict[str, Any] = {"content": {"text/plain": {"schema": {"type": "string", "maxLength": MAX_TEXT // 4}}}}
+_TEXT: dict[str, Any] = {
+    "content": {
+        "text/plain": {"schema": schema(Annotated[str, Meta(max_length=MAX_TEXT // 4)])},
+        "application/octet-stream": {"schema": {"type": "string", "format": "binary", "maxLength": MAX_TEXT // 4}},
+    }
+}
 
 
 def _ending(name: str, summary: str, **more: Any) -> dict[str, Any]:
@@ -207,7 +223,7 @@ PATHS: dict[str, dict[str, Any]] = {
         "Fail the attempt: the first line of the body is the reason",
         requestBody=_TEXT,
         parameters=[
-            parameter("query", "fatal", "Do not retry it.", {"type": "boolean"}),
+            parameter("query", "fatal", "Do not retry it.", bool),
             _seconds("retry-after", "Seconds until it is retried.", MOST_SECONDS),
         ],
     ),
@@ -218,7 +234,7 @@ PATHS: dict[str, dict[str, Any]] = {
             "summary": "Extend a lease",
             "parameters": [_LASTS],
             "responses": {
-                "200": answer("The new deadline.", record({"lease": TEXT, "request": TEXT, "deadline": TEXT})),
+                "200": answer("The new deadline.", ExtendedLease),
                 **wrong(410),
             },
         },

@@ -9,9 +9,10 @@ import re
 import secrets
 import time
 from collections.abc import Coroutine, Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 from urllib.parse import quote, urlencode
 
+from msgspec import Meta
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive
@@ -21,9 +22,30 @@ from titanic.client.batching import KEY_PREFIX
 from titanic.errors import Forbidden, InvalidRequest, RequestFailed, TimedOut, TitanicError, UnknownRequest
 from titanic.protocol import tsp
 from titanic.protocol.answers import RequestInfo
+from titanic.protocol.messages import AnyState
 from titanic.protocol.submit_options import MOST_UUIDS
 from titanic.protocol.tsp import Frames
 from titanic.util.text import quoted
+from titanic.web.api import openapi
+from titanic.web.api.openapi import (
+    ANY_ANSWER,
+    ANY_BODY,
+    REQUEST,
+    RETRY_AFTER,
+    SERVICE,
+    STATES,
+    SUBMIT_HEADERS,
+    Accepted,
+    Path,
+    RequestPage,
+    ServiceLinks,
+    ServicePage,
+    Stats,
+    answer,
+    header,
+    parameter,
+    wrong,
+)
 from titanic.web.api.resource import (
     ApiRoute,
     body_too_large,
@@ -36,25 +58,6 @@ from titanic.web.api.resource import (
     read_body,
     timestamp,
     unknown_request,
-)
-from titanic.web.api.schemas import (
-    ANY_ANSWER,
-    ANY_BODY,
-    COUNT,
-    PATH,
-    REQUEST,
-    RETRY_AFTER,
-    SERVICE,
-    STATES,
-    SUBMIT_HEADERS,
-    TEXT,
-    answer,
-    header,
-    listed,
-    parameter,
-    record,
-    ref,
-    wrong,
 )
 from titanic.web.app_state import app_state, release_body, visitor_of
 from titanic.web.problems import Problem
@@ -367,11 +370,11 @@ def guess_type(frame: bytes) -> str:
     return "text/plain; charset=utf-8"
 
 
-_SECONDS = {"type": "number", "minimum": 0, "maximum": MAX_WAIT}
+_SECONDS = Annotated[float, Meta(ge=0, le=MAX_WAIT)]
 
-_PREFER = parameter("header", "Prefer", "`wait=30`: wait so many seconds for the reply.", {"type": "string"})
+_PREFER = parameter("header", "Prefer", "`wait=30`: wait so many seconds for the reply.", str)
 _APPLIED = {
-    "Location": header("The request.", PATH, required=False),
+    "Location": header("The request.", Path, required=False),
     "Preference-Applied": header("`wait=` and the seconds.", required=False),
 }
 
@@ -428,45 +431,44 @@ async def get_services(request: Request) -> Response:
     given = read_query(request, ("after", "limit"))
     limit = page_size(given)
     stats = (await app_state(request).stats_poller.sample(visitor_of(request))).stats
-    names = sorted(name for name in stats["services"] if name > given.get("after", ""))
-    rows = [_service(name, stats["services"][name]) for name in names[:limit]]
+    figures = _figures(stats) or {name: {"waiting": waiting} for name, waiting in stats["services"].items()}
+    names = sorted(name for name in figures if name > given.get("after", ""))
+    rows = [{"name": name, **figures[name], "links": _service_links(name)} for name in names[:limit]]
     return page("/v1/services", "services", rows, given, names[limit - 1] if len(names) > limit else None)
 
 
-def _service(name: str, figures: Any) -> dict[str, Any]:
-    known = figures if isinstance(figures, dict) else {"waiting": figures}
+def _figures(stats: dict[str, Any]) -> dict[str, Any]:
+    """The figures of each service; older servers send none."""
+    rows = stats.get("by_service") or {}
+    return {name: {**row, "oldest": timestamp(row["oldest"])} for name, row in rows.items()}
+
+
+def _service_links(name: str) -> ServiceLinks:
     path = quote(name, safe="")
     if not name.strip("."):  # `.` and `..` would be resolved as folders
         path = path.replace(".", "%2E")
-    found = {"requests": f"/v1/requests?service={path}", "submit": f"/v1/services/{path}/requests"}
-    return {"name": name, **known, "links": found}
+    return {"requests": f"/v1/requests?service={path}", "submit": f"/v1/services/{path}/requests"}
 
 
 async def get_stats(request: Request) -> Response:
     """Get the statistics of the server."""
     read_query(request, ())
     stats = (await app_state(request).stats_poller.sample(visitor_of(request))).stats
-    rows = stats.get("by_service") or {}
-    by_service = {name: {**row, "oldest": timestamp(row["oldest"])} for name, row in rows.items()}
-    return json_response({**stats, "by_service": by_service})
+    return json_response({**stats, "by_service": _figures(stats)})
 
 
+_AFTER = "Where the page starts: taken from `next`."
 _LINK = {"Link": header("The next page, as `next` (RFC 8288).", required=False)}
 _LIMIT = parameter(
-    "query", "limit", "Rows on a page.", {"type": "integer", "minimum": 1, "maximum": MOST_UUIDS, "default": PAGE}
+    "query",
+    "limit",
+    "Rows on a page.",
+    Annotated[int, Meta(ge=1, le=MOST_UUIDS, extra_json_schema={"default": PAGE})],
 )
-_NEXT = {"type": ["string", "null"], "description": "The next page; null: this is the last."}
-_SERVICE = record(
-    {"name": TEXT, "waiting": COUNT, "links": record({"requests": PATH, "submit": PATH})},
-)
 
 
-def _paged(name: str, row: dict[str, Any]) -> dict[str, Any]:
-    return {"200": answer("A page.", record({name: listed(row), "next": _NEXT}), _LINK), **wrong()}
-
-
-def _asked(name: str, text: str, **schema: Any) -> dict[str, Any]:
-    return parameter("query", name, text, {"type": "string", **schema})
+def _paged(document: Any) -> dict[str, Any]:
+    return {"200": answer("A page.", document, _LINK), **wrong()}
 
 
 PATHS: dict[str, dict[str, Any]] = {
@@ -485,12 +487,12 @@ PATHS: dict[str, dict[str, Any]] = {
                 "200": {
                     "description": "The reply, as from `/reply`.",
                     "headers": _APPLIED,
-                    "content": ANY_ANSWER,
+                    "content": ANY_BODY,
                 },
                 "202": answer(
                     "The request is stored.",
-                    ref("schemas", "Accepted"),
-                    {**_APPLIED, "Location": header("The request.", PATH)},
+                    Accepted,
+                    {**_APPLIED, "Location": header("The request.", Path)},
                 ),
                 **wrong(410, 413, 422, 424),
             },
@@ -502,7 +504,7 @@ PATHS: dict[str, dict[str, Any]] = {
             "operationId": "show",
             "summary": "Get a request's status",
             "responses": {
-                "200": answer("The request, without its body and its reply.", ref("schemas", "Request")),
+                "200": answer("The request, without its body and its reply.", openapi.Request),
                 **wrong(404, 410),
             },
         },
@@ -534,9 +536,7 @@ PATHS: dict[str, dict[str, Any]] = {
             "operationId": "retry",
             "summary": "Retry a failed or expired request",
             "responses": {
-                "202": answer(
-                    "The request waits again.", ref("schemas", "Accepted"), {"Location": header("The request.", PATH)}
-                ),
+                "202": answer("The request waits again.", Accepted, {"Location": header("The request.", Path)}),
                 **wrong(404, 409, 410),
             },
         },
@@ -553,7 +553,7 @@ PATHS: dict[str, dict[str, Any]] = {
                     "Several frames are the parts of a `multipart/mixed`.",
                     "content": ANY_ANSWER,
                 },
-                "202": answer("The reply is pending.", ref("schemas", "Accepted"), RETRY_AFTER),
+                "202": answer("The reply is pending.", Accepted, RETRY_AFTER),
                 **wrong(404, 410, 424),
             },
         },
@@ -564,29 +564,33 @@ PATHS: dict[str, dict[str, Any]] = {
             "summary": "List stored requests, oldest first",
             "description": "A page may be short, or empty, and yet have a next one.",
             "parameters": [
-                _asked("service", "Only of this service.", minLength=1),
-                _asked("state", "Only in this state.", enum=list(STATES)),
-                _asked("text", "Only with this text in the reason or the key, ignoring case."),
-                parameter("query", "newest", "Newest first.", {"type": "boolean", "default": False}),
-                _asked("after", "Where the page starts: taken from `next`.", pattern="^[0-9a-fA-F]{32}$"),
+                parameter("query", "service", "Only of this service.", Annotated[str, Meta(min_length=1)]),
+                parameter("query", "state", "Only in this state.", AnyState),
+                parameter("query", "text", "Only with this text in the reason or the key, ignoring case.", str),
+                parameter(
+                    "query", "newest", "Newest first.", Annotated[bool, Meta(extra_json_schema={"default": False})]
+                ),
+                parameter("query", "after", _AFTER, Annotated[str, Meta(pattern="^[0-9a-fA-F]{32}$")]),
                 _LIMIT,
             ],
-            "responses": _paged("requests", ref("schemas", "Request")),
+            "responses": _paged(RequestPage),
         }
     },
     "/v1/services": {
         "get": {
             "operationId": "services",
+            "tags": ["services"],
             "summary": "List the services with stored requests or workers",
-            "parameters": [_asked("after", "Where the page starts: taken from `next`."), _LIMIT],
-            "responses": _paged("services", _SERVICE),
+            "parameters": [parameter("query", "after", _AFTER, str), _LIMIT],
+            "responses": _paged(ServicePage),
         }
     },
     "/v1/stats": {
         "get": {
             "operationId": "stats",
+            "tags": ["services"],
             "summary": "Get statistics of the server",
-            "responses": {"200": answer("The document of `titanic.stats`.", {"type": "object"}), **wrong()},
+            "responses": {"200": answer("The document of `titanic.stats`.", Stats), **wrong()},
         }
     },
 }

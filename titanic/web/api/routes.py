@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from titanic.version import __version__
-from titanic.web.api import batch, events, hooks, leases, requests, schemas
+from titanic.web.api import batch, events, hooks, leases, requests
+from titanic.web.api.openapi import Session, answer, components, wrong
 from titanic.web.api.resource import ApiRoute
-from titanic.web.api.schemas import TEXT, answer, record, wrong
 from titanic.web.app_state import visitor_of
 from titanic.web.request_headers import read_query
 
@@ -24,22 +24,13 @@ DESCRIPTION = """Requests that survive: submit one, go away, come back for the r
 
 Errors are problem documents (RFC 9457). The server checks permissions for each call."""
 
-PATHS: dict[str, dict[str, Any]] = {
-    **requests.PATHS,
-    **batch.PATHS,
-    **events.PATHS,
-    **leases.PATHS,
-    **hooks.PATHS,
+_OWN: dict[str, dict[str, Any]] = {
     "/v1/session": {
         "get": {
             "operationId": "session",
             "summary": "Get the signed-in user",
             "responses": {
-                "200": answer(
-                    "`csrf` is the value of the header `X-CSRF-Token` for calls with a session cookie that change "
-                    "something; null: not needed.",
-                    record({"user": TEXT, "csrf": {"type": ["string", "null"]}}),
-                ),
+                "200": answer("The user, and the CSRF token of the session.", Session),
                 **wrong(),
             },
         }
@@ -48,10 +39,28 @@ PATHS: dict[str, dict[str, Any]] = {
         "get": {
             "operationId": "openapi",
             "summary": "This document",
-            "responses": {"200": answer("An OpenAPI document.", {"type": "object"}), **wrong()},
+            "responses": {"200": answer("An OpenAPI document.", dict[str, Any]), **wrong()},
         }
     },
 }
+
+TAGS: dict[str, tuple[dict[str, dict[str, Any]], str]] = {
+    "requests": ({**requests.PATHS, **batch.PATHS}, "Requests and their replies."),
+    "services": ({}, "Services and statistics."),
+    "events": (events.PATHS, "Server-sent events."),
+    "workers": (leases.PATHS, "Workers by HTTP."),
+    "hooks": (hooks.PATHS, "Web hooks."),
+    "gateway": (_OWN, "The gateway itself."),
+}
+"""The groups of operations, each with its paths and a sentence."""
+
+
+def _tagged(tag: str, item: dict[str, Any]) -> dict[str, Any]:
+    """A path whose operations have a tag, if they have no other."""
+    return {name: part if name == "parameters" else {"tags": [tag], **part} for name, part in item.items()}
+
+
+PATHS = {path: _tagged(tag, item) for tag, (paths, _) in TAGS.items() for path, item in paths.items()}
 
 
 def document() -> dict[str, Any]:
@@ -60,12 +69,9 @@ def document() -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "Titanic", "version": __version__, "description": DESCRIPTION, "license": {"name": "MIT"}},
         "servers": [{"url": "/"}],
+        "tags": [{"name": tag, "description": text} for tag, (_, text) in TAGS.items()],
         "paths": dict(sorted(PATHS.items())),
-        "components": {
-            "schemas": schemas.SCHEMAS,
-            "responses": schemas.RESPONSES,
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
-        },
+        "components": components(),
         "security": [{}, {"token": []}],
     }
 

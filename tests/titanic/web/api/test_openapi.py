@@ -6,9 +6,12 @@ import re
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 from support import api_contract, torture
 
+from titanic.protocol.answers import RequestInfo
+from titanic.web.api import openapi
 from titanic.web.api.routes import PATHS, ROUTES
 from titanic.web.problems import TITLES
 
@@ -36,6 +39,30 @@ def test_each_operation_is_described(http: httpx.Client) -> None:
                 assert one["description"].endswith("."), one
     assert len(set(names)) == len(names)
     assert {int(status) for status in document["components"]["responses"]} <= TITLES.keys()
+
+
+def test_a_request_has_the_members_that_clients_know() -> None:
+    assert openapi.Request.__annotations__.keys() - {"links"} == RequestInfo.__annotations__.keys()
+
+
+@pytest.mark.parametrize(
+    ("path", "document"),
+    [
+        ("/v1/requests", openapi.RequestPage),
+        ("/v1/services", openapi.ServicePage),
+        ("/v1/stats", openapi.Stats),
+        ("/v1/session", openapi.Session),
+    ],
+)
+def test_answers_are_as_declared(http: httpx.Client, path: str, document: type) -> None:
+    headers = {"Titanic-Limit": "5", "Titanic-TTL": "60", "traceparent": f"00-{1:032x}-{1:016x}-01"}
+    uuid = http.post("/v1/services/upper/requests", content=b"x", headers=headers).json()["uuid"]
+    msgspec.convert(http.get(path).json(), document)
+    shown = http.get(f"/v1/requests/{uuid}").json()
+    msgspec.convert(shown, openapi.Request)
+    assert shown.keys() <= openapi.Request.__annotations__.keys()
+    (row,) = http.get("/v1/services").json()["services"]
+    assert row.keys() == openapi.Service.__annotations__.keys() | openapi.ServiceFigures.__annotations__.keys()
 
 
 def cases(said: str) -> int:

@@ -1,0 +1,413 @@
+"""The documents of the API, declared once, and how operations refer to them in the OpenAPI document.
+
+msgspec derives the schemas: of these documents, and of the options of `messages.Submit` that are headers here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NotRequired, TypedDict, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from titanic.protocol.answers import ORIGIN
+from titanic.protocol.messages import Priority, Submit
+from titanic.web.hooks.registry import SECRET, URL
+from titanic.web.problems import PROBLEM_JSON, TITLES
+from titanic.web.request_headers import MAX_KEY, MIN_SPAN, OPTIONS
+
+Part = dict[str, Any]
+"""A part of an OpenAPI document."""
+
+STATES = ("waiting", "delayed", "running", "done", "failed", "expired")
+
+Uuid = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+Path = Annotated[str, Meta(extra_json_schema={"format": "uri-reference"})]
+Time = Annotated[str, Meta(description="RFC 3339, in UTC.", extra_json_schema={"format": "date-time"})]
+Count = Annotated[int, Meta(ge=0)]
+Next = Annotated[str | None, Meta(description="The next page; null: this is the last.")]
+Ends = Annotated[
+    list[Literal["done", "failed", "expired"]], Meta(min_length=1, extra_json_schema={"uniqueItems": True})
+]
+ServiceName = Annotated[str, Meta(min_length=1, max_length=255, extra_json_schema={"format": "service-name"})]
+
+
+class Links(TypedDict):
+    """Where a request and its reply are."""
+
+    self: Path
+    reply: Path
+
+
+class Accepted(TypedDict):
+    """A stored request."""
+
+    uuid: Uuid
+    links: Links
+
+
+class AcceptedBatch(TypedDict):
+    """Stored requests, in the order of the items."""
+
+    uuids: list[Uuid]
+
+
+class WorkerProgress(TypedDict):
+    """`done` of `of`, in the worker's own unit; `of` is null when it is not known how much there is."""
+
+    done: float
+    of: float | None
+    text: str
+
+
+class AttemptOptions(TypedDict):
+    """Options of a request, as far as given, in seconds."""
+
+    limit: NotRequired[float]
+    retry_first: NotRequired[float]
+    retry_most: NotRequired[float]
+
+
+class Request(TypedDict):
+    """All that is known of a request but its body and reply."""
+
+    uuid: Uuid
+    service: str
+    state: Literal["waiting", "delayed", "running", "done", "failed", "expired", "cancelled"]
+    key: Annotated[str, Meta(description="Its idempotency key; empty: it has none.")]
+    priority: Priority
+    max_attempts: Annotated[int, Meta(ge=0, description="0: the server's default.")]
+    options: AttemptOptions
+    submitted_at: Time | None
+    not_before: Time | None
+    expires_at: Time | None
+    body_frames: Count
+    body_bytes: Count
+    attempts: Count
+    dispatched_at: Time | None
+    due: Time | None
+    finished_at: Time | None
+    reason: Annotated[str, Meta(description="Why it failed, the last time or for good.")]
+    reply_frames: Count
+    reply_bytes: Count
+    links: Links
+    worker: NotRequired[Annotated[str, Meta(description="HOST:PID of the worker that has it, if known.")]]
+    progress: NotRequired[WorkerProgress]
+    running_since: NotRequired[Time | None]
+    deliveries: NotRequired[
+        Annotated[int, Meta(description="How often it was sent to workers, if that is more than `attempts`.")]
+    ]
+    trace: NotRequired[str]
+    owner: NotRequired[Annotated[str, Meta(description=ORIGIN["owner"])]]
+    source: NotRequired[Annotated[str, Meta(description=ORIGIN["source"])]]
+    type: NotRequired[Annotated[str, Meta(description="The content type of its body.")]]
+    digest: NotRequired[str]
+    paused: NotRequired[Annotated[bool, Meta(description="Its service is paused, and it has not started.")]]
+
+
+class RequestPage(TypedDict):
+    """A page of requests."""
+
+    requests: list[Request]
+    next: Next
+
+
+class ServiceLinks(TypedDict):
+    """Where the requests of a service are listed and submitted."""
+
+    requests: Path
+    submit: Path
+
+
+class ServiceBounds(TypedDict):
+    """The limits of a service; null: none."""
+
+    waiting: float | None
+    bytes: float | None
+    running: float | None
+    rate: float | None
+
+
+class ServiceFigures(TypedDict):
+    """Figures of a service. If servers share a store, those of running and ended requests are the asked server's."""
+
+    waiting: Count
+    delayed: NotRequired[Count]
+    running: NotRequired[Count]
+    bytes: NotRequired[Annotated[int, Meta(ge=0, description="Of its requests that have not ended.")]]
+    workers: NotRequired[Annotated[int | None, Meta(description="null: there are some, their number is unknown.")]]
+    oldest: NotRequired[Annotated[Time | None, Meta(description="When the longest-waiting request was submitted.")]]
+    done: NotRequired[Annotated[int, Meta(ge=0, description="Since the server's start.")]]
+    failed: NotRequired[Count]
+    expired: NotRequired[Count]
+    paused: NotRequired[bool]
+    on_end: NotRequired[Annotated[str | None, Meta(description="The service that is notified of ends.")]]
+    limits: NotRequired[ServiceBounds]
+
+
+class Service(ServiceFigures):
+    """A service with stored requests or workers."""
+
+    name: str
+    links: ServiceLinks
+
+
+class ServicePage(TypedDict):
+    """A page of services."""
+
+    services: list[Service]
+    next: Next
+
+
+class Stats(TypedDict):
+    """The document of `titanic.stats`; it has more members than these."""
+
+    services: Annotated[dict[str, Count], Meta(description="How many requests wait, by service.")]
+    by_service: dict[str, ServiceFigures]
+    accepting: Annotated[bool, Meta(description="Whether new requests are accepted.")]
+
+
+class ExtendedLease(TypedDict):
+    """An extended lease."""
+
+    lease: str
+    request: Annotated[str, Meta(description="The UUID; empty for a plain call.")]
+    deadline: Time
+
+
+class HookLinks(TypedDict):
+    """Where a hook is."""
+
+    self: Path
+
+
+class WebHook(TypedDict):
+    """A web hook."""
+
+    id: str
+    service: str
+    url: str
+    states: Ends
+    problem: Annotated[
+        str | None,
+        Meta(
+            description="Why it gets no events, and what to do: its service reports its ends elsewhere. null: it gets "
+            "them."
+        ),
+    ]
+    links: HookLinks
+
+
+class NewWebHook(WebHook):
+    """A registered web hook."""
+
+    secret: NotRequired[Annotated[str, Meta(description="The key of the signatures; returned only once.")]]
+
+
+class WebHooks(TypedDict):
+    """The web hooks that you may see."""
+
+    hooks: list[WebHook]
+
+
+class PutHook(msgspec.Struct, forbid_unknown_fields=True):
+    """A web hook to register. Without a secret one is generated."""
+
+    service: ServiceName
+    url: Annotated[str, Meta(pattern=URL)]
+    states: Ends | msgspec.UnsetType = msgspec.UNSET
+    secret: Annotated[str, Meta(pattern=SECRET)] | msgspec.UnsetType = msgspec.UNSET
+
+
+class Session(TypedDict):
+    """The signed-in user."""
+
+    user: str
+    csrf: Annotated[
+        str | None,
+        Meta(
+            description="The value of the header `X-CSRF-Token` for calls with a session cookie that change something; "
+            "null: not needed."
+        ),
+    ]
+
+
+class Problem(TypedDict):
+    """RFC 9457."""
+
+    type: Annotated[str, Meta(description="For programs: `urn:titanic:problem:` and a name.")]
+    title: str
+    status: int
+    detail: Annotated[str, Meta(description="For people: what is wrong, why, and what to do.")]
+    uuid: NotRequired[Uuid]
+    state: NotRequired[str]
+    worker: NotRequired[Annotated[list[str], Meta(description="The worker's description of the failure.")]]
+    stored: NotRequired[
+        Annotated[int, Meta(ge=0, description="For a batch: how many requests were stored before it failed.")]
+    ]
+    uuids: NotRequired[list[Uuid]]
+
+
+DOCUMENTS = (
+    Accepted,
+    AcceptedBatch,
+    Request,
+    RequestPage,
+    ServicePage,
+    Stats,
+    ExtendedLease,
+    WebHook,
+    NewWebHook,
+    WebHooks,
+    PutHook,
+    Session,
+    Problem,
+)
+"""The documents of operations."""
+
+_BINARY: Part = {"schema": {"type": "string", "format": "binary"}}
+
+ANY_BODY: Part = {"application/octet-stream": _BINARY, "*/*": _BINARY}
+"""A request body of any type. Clients that are generated for one type send bytes."""
+
+ANY_ANSWER: Part = {"application/octet-stream": _BINARY, "application/json": {"schema": {}}, "*/*": _BINARY}
+"""A response body of any type. The first is for generated clients that read one: it fits all."""
+
+
+def ref(kind: str, name: str) -> Part:
+    """A reference to a component."""
+    return {"$ref": f"#/components/{kind}/{name}"}
+
+
+def schema(type: Any) -> Part:
+    """The schema of a type; for documents, a reference to their component."""
+    return ref("schemas", type.__name__) if type in DOCUMENTS else msgspec.json.schema(type)
+
+
+def answer(text: str, document: Any = None, headers: Mapping[str, Part] | None = None) -> Part:
+    """A response, with a JSON document if one is given."""
+    found: Part = {"description": text}
+    if document is not None:
+        found["content"] = {"application/json": {"schema": schema(document)}}
+    if headers:
+        found["headers"] = dict(headers)
+    return found
+
+
+def header(text: str, type: Any = str, *, required: bool = True) -> Part:
+    """A header of a response."""
+    return {"description": text, "schema": schema(type), "required": required}
+
+
+def parameter(where: str, name: str, text: str, type: Any) -> Part:
+    """A parameter in the `query`, the `header` or the `path`."""
+    return {"in": where, "name": name, "description": text, "schema": schema(type), "required": where == "path"}
+
+
+def wrong(*more: int) -> dict[str, Part]:
+    """Error responses: those that every call may return, and these."""
+    return {str(status): ref("responses", str(status)) for status in sorted({*EVERYWHERE, *more})}
+
+
+EVERYWHERE = (400, 401, 403, 429, 503, 504)
+
+_HEADER_TEXTS = {
+    "Titanic-TTL": "Seconds after which the request expires if no worker has started it.",
+    "Titanic-Delay": "Seconds before the request may start.",
+    "Titanic-Priority": "Requests with a higher priority start first.",
+    "Titanic-Max-Attempts": "Maximum number of attempts before the request fails.",
+    "Titanic-Limit": "Maximum seconds of one attempt.",
+}
+
+
+def _option_header(name: str, text: str) -> Part:
+    """The header that sets an option of a submission."""
+    option, _ = OPTIONS[name.lower()]
+    found = msgspec.json.schema(_SUBMIT_TYPES[option])
+    found.pop("description")
+    if found.pop("exclusiveMinimum", None) is not None:  # headers have at most three decimals
+        found["minimum"] = MIN_SPAN
+    default = _SUBMIT_DEFAULTS[option]
+    if default is not msgspec.UNSET:
+        found["default"] = default
+    return {"in": "header", "name": name, "description": text, "schema": found, "required": False}
+
+
+_SUBMIT_TYPES = {
+    name: hint.__args__[0] if msgspec.UnsetType in getattr(hint, "__args__", ()) else hint
+    for name, hint in get_type_hints(Submit, include_extras=True).items()
+}
+_SUBMIT_DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Submit)}
+
+SUBMIT_HEADERS = [
+    parameter("header", "traceparent", "The trace of the request (W3C). It is passed to the worker.", str),
+    *(_option_header(name, text) for name, text in _HEADER_TEXTS.items()),
+    parameter(
+        "header",
+        "Idempotency-Key",
+        "Submitting again with the same key returns the same request. Plain text, or a quoted string in the syntax of "
+        "structured fields.",
+        Annotated[
+            str,
+            Meta(
+                max_length=MAX_KEY,
+                pattern=r'^([!#-}]([ -~]*[!-~])?|"([!#-\[\]-}]|\\["\\])([ !#-\[\]-~]|\\["\\])*")$',
+            ),
+        ],
+    ),
+]
+
+SERVICE = parameter(
+    "path",
+    "service",
+    "The name of a service: printable UTF-8 of 1 to 255 bytes, percent-encoded, also a slash. "
+    "Names that begin with `mmi.` or `titanic.` are not for requests.",
+    ServiceName,
+)
+
+REQUEST = parameter(
+    "path",
+    "uuid",
+    "The UUID of a request: 32 hexadecimal digits, with or without dashes.",
+    Annotated[
+        str,
+        Meta(pattern="^[0-9a-fA-F]{8}(-?)[0-9a-fA-F]{4}\\1[0-9a-fA-F]{4}\\1[0-9a-fA-F]{4}\\1[0-9a-fA-F]{12}$"),
+    ],
+)
+
+WHAT_NOW = {
+    400: "The request is wrong: repeating it does not help.",
+    401: "You are not logged in.",
+    403: "You lack a permission, or the request is cross-origin.",
+    429: "You have too much open at the same time.",
+    503: "Temporarily unavailable: no room, or the server is away or shutting down. Retry later.",
+    504: "The server did not answer. With an idempotency key, retry.",
+    404: "There is no such request.",
+    409: "The request is in another state.",
+    410: "The request no longer exists: closed, deleted after its time, or never accepted.",
+    413: "The body is too large.",
+    415: "The content type is not supported.",
+    422: "The key was used with another body.",
+    424: "The request has ended without a reply: it failed or expired.",
+}
+
+RETRY_AFTER = {"Retry-After": header("Seconds to wait.", int)}
+
+
+def _problem(status: int) -> Part:
+    response: Part = {
+        "description": f"{TITLES[status]}. {WHAT_NOW[status]}",
+        "content": {PROBLEM_JSON: {"schema": schema(Problem)}},
+    }
+    return response | ({"headers": RETRY_AFTER} if status in (503, 504) else {})
+
+
+def components() -> Part:
+    """The components of the OpenAPI document."""
+    _, found = msgspec.json.schema_components(DOCUMENTS, ref_template="#/components/schemas/{name}")
+    return {
+        "schemas": found,
+        "responses": {str(status): _problem(status) for status in WHAT_NOW},
+        "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+    }
