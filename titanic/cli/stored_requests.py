@@ -207,6 +207,8 @@ def _lines(row: RequestInfo) -> Iterator[tuple[str, str]]:
         yield "type", printable(kind)
     if digest := row.get("digest"):
         yield "digest", digest
+    if trace := row.get("trace"):
+        yield "trace", trace
     for name, value in row["options"].items():
         yield name.replace("_", " "), duration(value)
     if row["max_attempts"]:

@@ -66,6 +66,9 @@ def test_a_paused_service(at: tuple[str, str]) -> None:
     here("close", uuid, *at)
 
 
+TRACE = f"00-{1:032x}-{2:016x}-01"
+
+
 def test_show(at: tuple[str, str]) -> None:
     uuid = here("submit", "echo", "a", "bc", "--wait", "20", *at).err.split()[0]
     shown = rows(here("show", uuid, *at).out)
@@ -81,13 +84,22 @@ def test_show(at: tuple[str, str]) -> None:
 
 
 def test_show_tells_all_that_was_asked_for(at: tuple[str, str]) -> None:
-    options = {"priority": "7", "limit": "90", "max-attempts": "3", "delay": "1h", "ttl": "2h", "key": "inspect: 1"}
+    options = {
+        "priority": "7",
+        "limit": "90",
+        "max-attempts": "3",
+        "delay": "1h",
+        "ttl": "2h",
+        "key": "inspect: 1",
+        "trace": TRACE,
+    }
     words = [word for name, value in options.items() for word in (f"--{name}", value)]
     uuid = here("submit", "absent", "x", *words, *at).line
     text = here("show", uuid, *at).out.decode()
     for line in (
         r"key +inspect: 1",
         r"priority +7",
+        rf"trace +{TRACE}",
         r"limit +90 s",
         r"max attempts +3",
         r"not before +\S+ \S+ \(in (1 h|60 min)\)",

@@ -108,6 +108,7 @@ class Demo:
         failed, _ = self.client.list(service="resize", state="failed", newest=True, limit=1)
         return {
             "overview": "/",
+            "service": "/services/resize",
             "requests": "/requests?state=failed",
             "request": f"/requests/{failed[0]['uuid']}",
             "failures": "/failures",

@@ -117,8 +117,9 @@ def service_of(sample: StatsSample, name: str) -> ServiceRow:
     row = (sample.stats.get("by_service") or {}).get(name)
     if row is None:
         return ServiceRow(name, sample.stats["services"].get(name, 0), workers=workers)
-    limits = {limit: most for limit, most in row["limits"].items() if most is not None}
-    return ServiceRow(name, workers=workers, limits=limits, **{figure: row[figure] for figure in FIGURES})
+    limits = {limit: most for limit, most in row.get("limits", {}).items() if most is not None}
+    figures = {figure: row[figure] for figure in FIGURES if figure in row}  # an older server has fewer
+    return ServiceRow(name, workers=workers, limits=limits, **figures)
 
 
 # -- the list -----------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from titanic import Client
 from titanic.schedules.scheduler import pause_schedule
 from titanic.settings import ServiceLimits
 from titanic.web.pages import services
+from titanic.web.stats import StatsSample
 
 
 def page_of(http: httpx.Client, path: str) -> Page:
@@ -25,6 +26,12 @@ def test_an_empty_list_says_what_to_do(http: httpx.Client) -> None:
     assert "No services yet" in page.text
     assert "titanic work SERVICE -- COMMAND" in page.text
     assert "No matching services" not in page.text
+
+
+def test_an_older_server_has_fewer_figures() -> None:
+    row = {"waiting": 3, "workers": 1, "done": 2, "failed": 0}
+    found = services.service_of(StatsSample(0.0, {"by_service": {"a": row}}, {"a": 1}, 0.0), "a")
+    assert (found.waiting, found.done, found.workers, found.paused, found.limits) == (3, 2, 1, False, {})
 
 
 def test_sorting_filters_and_pages(
