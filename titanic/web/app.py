@@ -22,7 +22,7 @@ from titanic.web.api.leases import Leases
 from titanic.web.api.routes import ROUTES as API_ROUTES
 from titanic.web.app_state import AppState, app_state
 from titanic.web.auth.clients import ANYBODY
-from titanic.web.auth.middleware import Guard
+from titanic.web.auth.middleware import GatewayMiddleware
 from titanic.web.hooks.delivery import new_delivery
 from titanic.web.pages import ROUTES as PAGE_ROUTES
 from titanic.web.pages.bulk import BulkJobs
@@ -94,7 +94,7 @@ class Gateway(Starlette):
 
     def build_middleware_stack(self) -> ASGIApp:
         """A single middleware instead of Starlette's two and ours: each step costs every request."""
-        return Guard(self.router, self.titanic)
+        return GatewayMiddleware(self.router, self.titanic)
 
     def shut_down(self) -> None:
         """End waiting calls and event streams before the process ends."""

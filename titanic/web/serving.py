@@ -96,7 +96,7 @@ class WebServer:
             except SystemExit as error:
                 raise next(map(self._start_error, faults), CallerError("it did not start")) from error
 
-    def _start_error(self, fault: Fault) -> Exception:
+    def _start_error(self, fault: StartFault) -> Exception:
         """The exception to raise for an error at the start."""
         if not fault.listening or not isinstance(fault.error, OSError):
             return fault.error
@@ -122,7 +122,7 @@ class WebServer:
             self._thread.join()
 
 
-class Fault(NamedTuple):
+class StartFault(NamedTuple):
     """An error at the start."""
 
     error: Exception
@@ -131,17 +131,17 @@ class Fault(NamedTuple):
 
 
 @contextmanager
-def _faults_of_start(server: uvicorn.Server) -> Iterator[list[Fault]]:
+def _faults_of_start(server: uvicorn.Server) -> Iterator[list[StartFault]]:
     """Collect the errors that uvicorn logs before it exits at the start, to report them as one message."""
-    found: list[Fault] = []
+    found: list[StartFault] = []
 
     def keep(record: logging.LogRecord) -> bool:
         if server.started:
             return True
         if isinstance(record.msg, OSError):
-            found.append(Fault(record.msg, listening=True))
+            found.append(StartFault(record.msg, listening=True))
         elif isinstance(error := sys.exc_info()[1], Exception):  # the traceback of the exception being handled
-            found.append(Fault(error, listening=False))
+            found.append(StartFault(error, listening=False))
         return not found
 
     log = logging.getLogger("uvicorn.error")

@@ -269,7 +269,7 @@ End = dict[str, str]
 """How a request ended: `state` is done, failed, expired, unknown or refused; `reason` for people."""
 
 
-class Listener(Protocol):
+class StreamListener(Protocol):
     """The interface of an open stream."""
 
     visitor: Visitor
@@ -296,7 +296,7 @@ class Numbers:
         return self.last
 
 
-class Changes(Generic[Key, Value]):
+class ChangeLog(Generic[Key, Value]):
     """The current values by key, the least recently changed first."""
 
     def __init__(self, numbers: Numbers, most: int) -> None:
@@ -356,11 +356,11 @@ class StatsWatcher:
     """The statistics of each service, and the streams that report them."""
 
     def __init__(self, poller: StatsPoller, numbers: Numbers) -> None:
-        self.rows: Changes[str, Row] = Changes(numbers, MAX_SERVICES)
+        self.rows: ChangeLog[str, Row] = ChangeLog(numbers, MAX_SERVICES)
         self._numbers = numbers
         self._poller = poller
         self._sample: StatsSample | None = None
-        self._streams: dict[str, set[Listener]] = {}
+        self._streams: dict[str, set[StreamListener]] = {}
         """By user."""
         self._faults: dict[str, Problem] = {}
         """Why a user's streams get no statistics at present."""
@@ -393,7 +393,7 @@ class StatsWatcher:
         """Whether no stream is open."""
         return self._task is None
 
-    async def _refresh_for(self, streams: set[Listener]) -> None:
+    async def _refresh_for(self, streams: set[StreamListener]) -> None:
         try:
             await self.refresh(next(iter(streams)).visitor)
         except InvalidRequest:  # the connection of their user was closed: readers that reconnect get a new one
@@ -404,13 +404,13 @@ class StatsWatcher:
         """Why this user's streams get no statistics at present."""
         return self._faults.get(user)
 
-    def join(self, stream: Listener) -> None:
+    def join(self, stream: StreamListener) -> None:
         """Wake a stream whenever there is something new."""
         self._streams.setdefault(stream.visitor.user, set()).add(stream)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._keep_refreshing())
 
-    def leave(self, stream: Listener) -> None:
+    def leave(self, stream: StreamListener) -> None:
         """Stop waking a stream."""
         user = stream.visitor.user
         if (streams := self._streams.get(user)) is not None:
@@ -471,26 +471,26 @@ RETRY_INTERVAL = 2.0
 @dataclass(slots=True)
 class _Wait:
     task: asyncio.Task[None]
-    listeners: set[Listener] = field(default_factory=set)
+    listeners: set[StreamListener] = field(default_factory=set)
 
 
 class RequestWatcher:
     """Waits for the ends of requests, for the streams of all users."""
 
     def __init__(self, numbers: Numbers) -> None:
-        self.ends: Changes[tuple[str, str], End] = Changes(numbers, MAX_ENDS)
+        self.ends: ChangeLog[tuple[str, str], End] = ChangeLog(numbers, MAX_ENDS)
         """By user and UUID: the ends that were reported, also to streams that have broken since."""
         self._waits: dict[tuple[str, str], _Wait] = {}
         self.quota = Quota("requests that are followed", MAX_WATCHED, MAX_WATCHED_EACH)
 
-    def follow(self, listener: Listener, uuid: str) -> None:
+    def follow(self, listener: StreamListener, uuid: str) -> None:
         """Report the end of a request to a stream."""
         key = listener.visitor.user, uuid
         if (wait := self._waits.get(key)) is None:
             wait = self._waits[key] = _Wait(asyncio.create_task(self._wait(listener.visitor, uuid)))
         wait.listeners.add(listener)
 
-    def leave(self, listener: Listener, uuid: str) -> None:
+    def leave(self, listener: StreamListener, uuid: str) -> None:
         """Stop following a request for a stream."""
         key = listener.visitor.user, uuid
         if (wait := self._waits.get(key)) is not None:
@@ -548,7 +548,7 @@ class Feed:
         self.stats = StatsWatcher(poller, self.numbers)
         self.requests = RequestWatcher(self.numbers)
         self.quota = Quota("event streams", MAX_STREAMS, MAX_STREAMS_EACH)
-        self.streams: set[Listener] = set()
+        self.streams: set[StreamListener] = set()
         self.ending = False
 
     def end(self) -> None:

@@ -82,7 +82,7 @@ async def post_take(request: Request) -> Response:
     return Response(status_code=204) if lease is None else _leased(lease)
 
 
-def _leased(lease: Lease) -> Response:
+def _leased(lease: RequestLease) -> Response:
     context = lease.context
     more = {"Titanic-Lease": lease.id, "Titanic-Deadline": _time(lease.deadline)}
     if context:  # plain calls are not stored: they have neither a UUID nor attempts
@@ -249,7 +249,7 @@ ROUTES = [
 ]
 
 
-class Lease:
+class RequestLease:
     """One attempt of one request. The MDP worker that has the request awaits `reply`."""
 
     def __init__(self, call: _Taker, user: str, context: RequestContext, body: Frames, seconds: float) -> None:
@@ -341,7 +341,7 @@ class Leases:
 
     def __init__(self, settings: WebSettings) -> None:
         self._settings = settings
-        self._leases: dict[str, Lease] = {}
+        self._leases: dict[str, RequestLease] = {}
         self._over: OrderedDict[str, str] = OrderedDict()
         """Why each ended."""
         self._takers: set[_Taker] = set()
@@ -351,7 +351,7 @@ class Leases:
     def __len__(self) -> int:
         return len(self._leases)
 
-    async def take(self, user: str, service: str, wait: float, seconds: float) -> Lease | None:
+    async def take(self, user: str, service: str, wait: float, seconds: float) -> RequestLease | None:
         """Lease a request of this service for so many seconds; None: none arrived in time. Raises Problem."""
         if service.startswith(("titanic.", "mmi.")):
             raise Problem(403, f"'{service}' is reserved for the server; its requests cannot be leased")
@@ -366,7 +366,7 @@ class Leases:
         self._takers.add(taker)
         return await taker.take(wait)
 
-    def find(self, user: str, id_: str) -> Lease:
+    def find(self, user: str, id_: str) -> RequestLease:
         """Find a user's active lease. Raises Problem 410."""
         lease = self._leases.get(id_)
         if lease is not None and lease.user == user:
@@ -380,11 +380,11 @@ class Leases:
         """Whether this lease ended with a reply. A worker that missed the answer repeats `:done`."""
         return self._over.get(_key(user, id_)) == DONE
 
-    async def done(self, lease: Lease, reply: Frames) -> None:
+    async def done(self, lease: RequestLease, reply: Frames) -> None:
         """End a lease with a reply. Raises Problem 410 when the server did not receive it."""
         await self._finish(lease, DONE, reply)
 
-    async def failed(self, lease: Lease, error: RemoteError) -> None:
+    async def failed(self, lease: RequestLease, error: RemoteError) -> None:
         """End a lease with an error. Raises Problem 410 when the server did not receive it."""
         await self._finish(lease, "it is :failed", error)
 
@@ -403,20 +403,20 @@ class Leases:
         if running:
             await asyncio.wait(running)
 
-    async def _finish(self, lease: Lease, why: str, outcome: Frames | RemoteError) -> None:
+    async def _finish(self, lease: RequestLease, why: str, outcome: Frames | RemoteError) -> None:
         self._end(lease, why, outcome)
         if not await lease.call.was_delivered():
             self._over[_key(lease.user, lease.id)] = LOST
             raise _over(LOST)
 
-    def _end(self, lease: Lease, why: str, outcome: Frames | RemoteError | None) -> None:
+    def _end(self, lease: RequestLease, why: str, outcome: Frames | RemoteError | None) -> None:
         lease.end(why, outcome)
         self._forget(lease)
 
-    def _begin(self, lease: Lease) -> None:
+    def _begin(self, lease: RequestLease) -> None:
         self._leases[lease.id] = lease
 
-    def _forget(self, lease: Lease) -> None:
+    def _forget(self, lease: RequestLease) -> None:
         if self._leases.pop(lease.id, None) is not None:
             self._over[_key(lease.user, lease.id)] = lease.over
             if len(self._over) > REMEMBERED:
@@ -448,12 +448,12 @@ class _Taker:
         except UsageError as error:
             raise Problem(400, str(error)) from error
         self._where = " or ".join(settings.endpoint)
-        self._taken: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+        self._taken: asyncio.Future[RequestLease] = asyncio.get_running_loop().create_future()
         self._registered = False
         self.worker.every(POLL_INTERVAL, self._check_session)
         self.running = asyncio.create_task(self.worker.run())
 
-    async def take(self, wait: float) -> Lease | None:
+    async def take(self, wait: float) -> RequestLease | None:
         """Wait so many seconds for a request."""
         self.running.add_done_callback(self._ended)
         try:
@@ -473,7 +473,7 @@ class _Taker:
         finally:
             self._taken.cancel()
 
-    def _lease(self) -> Lease | None:
+    def _lease(self) -> RequestLease | None:
         taken = self._taken
         return taken.result() if taken.done() and not taken.cancelled() and taken.exception() is None else None
 
@@ -497,7 +497,7 @@ class _Taker:
             self.worker.abandon()
             await asyncio.Event().wait()  # until `abandon` cancels this
         self.worker.stop()  # accept no further request
-        lease = Lease(self, self._user, current(), frames, self._seconds)
+        lease = RequestLease(self, self._user, current(), frames, self._seconds)
         self._leases._begin(lease)
         self._taken.set_result(lease)
         try:

@@ -129,7 +129,7 @@ class ServiceBounds(TypedDict):
     rate: float | None
 
 
-class ServiceFigures(TypedDict):
+class ServiceNumbers(TypedDict):
     """Figures of a service. If servers share a store, those of running and ended requests are the asked server's."""
 
     waiting: Count
@@ -146,7 +146,7 @@ class ServiceFigures(TypedDict):
     limits: NotRequired[ServiceBounds]
 
 
-class Service(ServiceFigures):
+class Service(ServiceNumbers):
     """A service with stored requests or workers."""
 
     name: str
@@ -164,7 +164,7 @@ class Stats(TypedDict):
     """The document of `titanic.stats`; it has more members than these."""
 
     services: Annotated[dict[str, Count], Meta(description="How many requests wait, by service.")]
-    by_service: dict[str, ServiceFigures]
+    by_service: dict[str, ServiceNumbers]
     accepting: Annotated[bool, Meta(description="Whether new requests are accepted.")]
 
 

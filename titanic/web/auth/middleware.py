@@ -79,7 +79,7 @@ def _encoded(headers: dict[str, str], https: bool) -> list[tuple[bytes, bytes]]:
     return [(name.lower().encode(), value.encode()) for name, value in said.items()]
 
 
-class Guard:
+class GatewayMiddleware:
     """Sets the `visitor` of each request, or refuses it. Answers get `DOCUMENTS` from the API and `PAGES` otherwise, as
     far as they do not have these headers."""
 

@@ -235,7 +235,7 @@ def new_delivery(settings: WebSettings) -> Delivery:
     )
 
 
-def _judge(hook: Hook, answer: Answer) -> None:
+def _judge(hook: Hook, answer: PostAnswer) -> None:
     """Raise the error of the attempt, unless the receiver accepted the event."""
     if 200 <= answer.status < 300:
         return
@@ -351,7 +351,7 @@ KEPT_BYTES = 500
 _SECONDS = re.compile(rb"[0-9]{1,6}")
 
 
-class Answer(NamedTuple):
+class PostAnswer(NamedTuple):
     """The answer of a receiver."""
 
     status: int
@@ -387,7 +387,7 @@ class _Reader:
         self.over = bool(self.status)
 
 
-async def post(url: str, headers: Mapping[str, str], body: bytes, allowed: Sequence[Network]) -> Answer:
+async def post(url: str, headers: Mapping[str, str], body: bytes, allowed: Sequence[Network]) -> PostAnswer:
     """POST a body; redirects are not followed. Raises Unreachable when there is no answer."""
     try:
         async with asyncio.timeout(POST_TIMEOUT):
@@ -398,7 +398,7 @@ async def post(url: str, headers: Mapping[str, str], body: bytes, allowed: Seque
         raise Unreachable(f"the connection failed: {error or type(error).__name__}") from error
 
 
-async def _post(url: str, headers: Mapping[str, str], body: bytes, allowed: Sequence[Network]) -> Answer:
+async def _post(url: str, headers: Mapping[str, str], body: bytes, allowed: Sequence[Network]) -> PostAnswer:
     parts = urlsplit(url)
     host, secure = parts.hostname or "", parts.scheme == "https"
     port = parts.port or (443 if secure else 80)
@@ -441,7 +441,7 @@ def _error_text(error: OSError) -> str:
     return os.strerror(error.errno) if error.errno else type(error).__name__
 
 
-async def _read_answer(reader: asyncio.StreamReader) -> Answer:
+async def _read_answer(reader: asyncio.StreamReader) -> PostAnswer:
     answer = _Reader()
     read = 0
     while not answer.over and len(answer.text) < KEPT_BYTES:
@@ -454,4 +454,4 @@ async def _read_answer(reader: asyncio.StreamReader) -> Answer:
             break  # the rest is not needed
     if not answer.status:
         raise EOFError("the connection was closed before an answer")
-    return Answer(answer.status, answer.text.decode(errors="replace"), answer.retry_after)
+    return PostAnswer(answer.status, answer.text.decode(errors="replace"), answer.retry_after)

@@ -20,7 +20,7 @@ from broker import Worker
 from titanic import Client, Server
 from titanic.web import stats
 from titanic.web.api import events
-from titanic.web.api.events import Changes, Numbers
+from titanic.web.api.events import ChangeLog, Numbers
 from titanic.web.serving import WebServer
 from titanic.web.settings import WebSettings
 
@@ -245,7 +245,7 @@ def test_a_thousand_streams_that_hang_harm_nobody(gateway: WebServer, client: Cl
 
 def test_changes_are_those_after_a_number() -> None:
     numbers = Numbers()
-    changes: Changes[str, int] = Changes(numbers, 2)
+    changes: ChangeLog[str, int] = ChangeLog(numbers, 2)
     changes.put("a", 1)
     first = numbers.last
     changes.put("b", 1)

@@ -62,7 +62,7 @@ def test_answers_are_as_declared(http: httpx.Client, path: str, document: type) 
     msgspec.convert(shown, openapi.Request)
     assert shown.keys() <= openapi.Request.__annotations__.keys()
     (row,) = http.get("/v1/services").json()["services"]
-    assert row.keys() == openapi.Service.__annotations__.keys() | openapi.ServiceFigures.__annotations__.keys()
+    assert row.keys() == openapi.Service.__annotations__.keys() | openapi.ServiceNumbers.__annotations__.keys()
 
 
 def cases(said: str) -> int:
