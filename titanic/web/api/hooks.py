@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import Annotated, Any, TypeVar
 from urllib.parse import urlsplit
 
-from msgspec import Meta
+from msgspec import UNSET, Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from broker import read_json
 from titanic.aio import Client
 from titanic.errors import Forbidden, UnknownRequest
+from titanic.protocol.messages import read
 from titanic.util.text import quoted
 from titanic.web.api.openapi import (
     NewWebHook,
@@ -35,7 +35,6 @@ from titanic.web.hooks.registry import (
     ENDED,
     MAX_HOOKS,
     MAX_SERVICES,
-    STATES,
     Hook,
     NoPlace,
     Registry,
@@ -60,8 +59,6 @@ deleted."""
 NO_UUID = "0" * 32
 """The UUID of no request."""
 
-MEMBERS = ("service", "url", "states", "secret")
-
 
 async def put_hook(request: Request) -> Response:
     """Register a hook, replacing the one for the same service and URL. Without a secret, one is generated and returned
@@ -69,8 +66,8 @@ async def put_hook(request: Request) -> Response:
     read_query(request, ())
     hooks, client = _registry(request), visitor_of(request).client
     given = _read(await read_body(request, MAX_DOCUMENT))
-    service, url, states = given["service"], given["url"], tuple(given.get("states", STATES))
-    hook = Hook(id_of(service, url), service, url, states, given["secret"] if "secret" in given else new_secret())
+    service, url, secret = given.service, given.url, given.secret
+    hook = Hook(id_of(service, url), service, url, given.states, new_secret() if secret is UNSET else secret)
     check_hook(hook)
     before = await _ask(hooks.find(hook.id))  # first: while the server is away, only reads fail quickly
     on_end = (await client.set_service(service))["on_end"]  # changes nothing; raises Forbidden without the permission
@@ -80,7 +77,7 @@ async def put_hook(request: Request) -> Response:
     settings = await _ask(hooks.settings()) | {service: {"on_end": on_end or ENDED}}
     if status := hook_status(settings, service):
         raise Problem(409, status)
-    if before is not None and "secret" not in given:
+    if before is not None and secret is UNSET:
         hook = replace(hook, secret=before.secret)
     try:
         await _ask(hooks.check_room(service))
@@ -89,34 +86,16 @@ async def put_hook(request: Request) -> Response:
     except NoPlace as error:
         raise Problem(409, str(error)) from error
     await client.set_service(service, on_end=ENDED)  # the last hook may have been deleted at the same moment
-    document = _as_json(hook, settings) | ({"secret": hook.secret} if before is None and "secret" not in given else {})
+    document = _as_json(hook, settings) | ({"secret": hook.secret} if before is None and secret is UNSET else {})
     return json_response(document, 201 if before is None else 200, {"Location": f"/v1/hooks/{hook.id}"})
 
 
-def _read(body: bytes) -> dict[str, Any]:
-    """Parse the document of a hook and check the types of its members. Raises Problem."""
+def _read(body: bytes) -> PutHook:
+    """Parse the document of a hook. Raises Problem."""
     try:
-        given = read_json(body)
-    except ValueError:
-        given = None
-    if not isinstance(given, dict):
-        raise Problem(400, 'the body is not a JSON object; send {"service": "mail", "url": "https://example.com/hook"}')
-    if unknown := [name for name in given if name not in MEMBERS]:
-        raise Problem(400, f"the member {quoted(unknown[0])} is unknown; known are {', '.join(MEMBERS)}")
-    for name in ("service", "url"):
-        if not isinstance(given.get(name), str) or not _is_text(given[name]):
-            raise Problem(400, f"{name} is missing or not a string; every hook has one")
-    if "secret" in given and not isinstance(given["secret"], str):
-        raise Problem(400, "secret is not a string; leave it out to have one generated")
-    states = given.get("states", [])
-    if not isinstance(states, list) or not all(isinstance(state, str) and _is_text(state) for state in states):
-        raise Problem(400, f"states is not a list of strings; known are {', '.join(STATES)}; leave it out for all")
-    return given
-
-
-def _is_text(text: str) -> bool:
-    """Whether a string can be encoded in UTF-8: JSON can contain half of a surrogate pair."""
-    return text.isascii() or text.encode(errors="replace").decode() == text
+        return read(PutHook, body)
+    except ValueError as error:
+        raise Problem(400, f'{error}; send {{"service": "mail", "url": "https://example.com/hook"}}') from None
 
 
 async def get_hooks(request: Request) -> Response:

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from titanic.protocol.answers import ORIGIN
-from titanic.protocol.messages import Priority, Submit
+from titanic.protocol.messages import Message, Priority, Submit
 from titanic.web.hooks.registry import SECRET, URL
 from titanic.web.problems import PROBLEM_JSON, TITLES
 from titanic.web.request_headers import MAX_KEY, MIN_SPAN, OPTIONS
@@ -28,9 +28,12 @@ Time = Annotated[str, Meta(description="RFC 3339, in UTC.", extra_json_schema={"
 Count = Annotated[int, Meta(ge=0)]
 Next = Annotated[str | None, Meta(description="The next page; null: this is the last.")]
 Ends = Annotated[
-    list[Literal["done", "failed", "expired"]], Meta(min_length=1, extra_json_schema={"uniqueItems": True})
+    tuple[Literal["done", "failed", "expired"], ...], Meta(min_length=1, extra_json_schema={"uniqueItems": True})
 ]
 ServiceName = Annotated[str, Meta(min_length=1, max_length=255, extra_json_schema={"format": "service-name"})]
+
+
+_SECRET = "16 to 256 printable ASCII characters without spaces"
 
 
 class Links(TypedDict):
@@ -211,13 +214,13 @@ class WebHooks(TypedDict):
     hooks: list[WebHook]
 
 
-class PutHook(msgspec.Struct, forbid_unknown_fields=True):
+class PutHook(Message):
     """A web hook to register. Without a secret one is generated."""
 
-    service: ServiceName
-    url: Annotated[str, Meta(pattern=URL)]
-    states: Ends | msgspec.UnsetType = msgspec.UNSET
-    secret: Annotated[str, Meta(pattern=SECRET)] | msgspec.UnsetType = msgspec.UNSET
+    service: Annotated[ServiceName, Meta(description="the name of a service")]
+    url: Annotated[str, Meta(pattern=URL, description="like https://example.com/hook, in printable ASCII, without #")]
+    states: Annotated[Ends, Meta(description="a list of done, failed and expired")] = ("done", "failed", "expired")
+    secret: Annotated[str, Meta(pattern=SECRET, description=_SECRET)] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Session(TypedDict):
