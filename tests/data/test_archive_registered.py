@@ -12,7 +12,7 @@ from support.cli_titanic import serving
 from support.ring import fill, ring
 
 from titanic import Client
-from titanic.store import open_store
+from titanic.store import ArchiveState, open_store
 from titanic.store.lmdb.tools import backup
 from titanic_data.archive import Archive, Archiver, PyArrowEngine, Queue, verify
 from titanic_data.errors import ArchiveError
@@ -97,8 +97,8 @@ def test_a_server_refuses_it_too(tmp_path: Path) -> None:
 class Late(Queue):
     """It has looked before another archive was registered."""
 
-    def archivist(self) -> None:
-        return None
+    def progress(self) -> ArchiveState:
+        return super().progress()._replace(archivist=None)
 
 
 def test_of_two_at_the_same_moment_the_server_takes_one(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_an_archive_that_was_moved_is_the_same(store: Path, tmp_path: Path) -> N
     (tmp_path / "archive").rename(tmp_path / "elsewhere")
     close_more(store, 5)
     assert run(store, tmp_path / "elsewhere") == 5
-    archivist = Queue(store).archivist()
+    archivist = Queue(store).progress().archivist
     assert archivist is not None
     assert archivist.name.startswith(f"{tmp_path / 'elsewhere'} on ")
 
@@ -152,7 +152,7 @@ def test_a_store_and_an_archive_of_an_earlier_version(store: Path, tmp_path: Pat
     assert Archive.open(about.parent).id == ""
     assert run(store, tmp_path / "archive") == 5
     identity = Queue(store).identity()
-    archivist = Queue(store).archivist()
+    archivist = Queue(store).progress().archivist
     assert archivist is not None
     assert run(store, tmp_path / "archive") == 0
     told = json.loads(about.read_text())

@@ -216,9 +216,10 @@ def _archive(transaction: WriteTransaction, options: Archive) -> dict[str, Any]:
     if options.register is not None or options.upto is not None:
         uuid = bytes.fromhex(options.uuid or "")
         transaction.update_archive(archivist, register=options.register, upto=options.upto, uuid=uuid)
-    known = transaction.archivist()
+    document = transaction.archive()._asdict()
+    known = document.pop("archivist")
     return {
-        **transaction.archive()._asdict(),
+        **document,
         "store": identity and identity.hex(),
         "archive": known and known.id.hex(),
         "name": known and known.name,

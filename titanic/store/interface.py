@@ -226,11 +226,7 @@ class ReadTransaction(Protocol):
         come to `max_bytes`; one is returned however large it is."""
 
     def archive(self) -> ArchiveState:
-        """Whether an archive is registered, what it has, and the first and last closed request that can be read. The
-        first is one above the last when there are none."""
-
-    def archivist(self) -> Archivist | None:
-        """The owner of the archive that is registered, or was last; None when it is unknown."""
+        """Whether an archive is registered, what it has, and the first and last closed request that can be read."""
 
     def service_settings(self) -> ServiceSettings:
         """The settings of services, by their names."""

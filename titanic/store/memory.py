@@ -306,11 +306,8 @@ class MemoryReadTransaction:
         return found
 
     def archive(self) -> ArchiveState:
-        first, last, lost, (registered, upto, _) = self.tables.ring
-        return ArchiveState(registered, upto, first, last, lost)
-
-    def archivist(self) -> Archivist | None:
-        return self.tables.ring.agreement.archivist
+        first, last, lost, (registered, upto, archivist) = self.tables.ring
+        return ArchiveState(registered, upto, first, last, lost, archivist)
 
     def service_settings(self) -> ServiceSettings:
         return self.tables.settings

@@ -20,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from titanic.errors import StoreCorrupt
-from titanic.store.records import ArchiveState, Archivist, Outcome
+from titanic.store.records import ArchiveState, Outcome
 from titanic.store.request import ClosedRequest, StoredRequest
 from titanic.store.rules import LATEST
 from titanic.store.service_settings import ServiceSettings
@@ -94,12 +94,11 @@ class StoredClosing(NamedTuple):
 
 
 class StoreHead(NamedTuple):
-    """What a store has once. `identity` and `archivist`: see ReadTransaction."""
+    """What a store has once. `identity`: see ReadTransaction."""
 
     identity: bytes | None
     capacity: int
     archive: ArchiveState
-    archivist: Archivist | None
     settings: ServiceSettings
 
 

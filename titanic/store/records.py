@@ -132,21 +132,24 @@ class StoreReader(NamedTuple):
     pinned: int
 
 
+class Archivist(NamedTuple):
+    """The owner of an archive: an id of 16 bytes and, for people, the archive's location."""
+
+    id: bytes
+    name: str
+
+
 class ArchiveState(NamedTuple):
-    """The archive of closed requests. It has them up to number `archived_upto`; the store has `first` … `last`."""
+    """The archive of closed requests. It has them up to number `archived_upto`; the store has `first` … `last`, and
+    `first` is one above `last` when there are none. `archivist` is that of the archive that is registered, or was last;
+    None when it is unknown."""
 
     registered: bool
     archived_upto: int
     first: int
     last: int
     lost: int
-
-
-class Archivist(NamedTuple):
-    """The owner of an archive: an id of 16 bytes and, for people, the archive's location."""
-
-    id: bytes
-    name: str
+    archivist: Archivist | None = None
 
 
 class Accepted(NamedTuple):

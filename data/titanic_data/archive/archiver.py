@@ -135,7 +135,8 @@ class Archiver:
     def _expect_all_that_was_told(self) -> None:
         """Raise ArchiveError when the archive has less than it acknowledged: the ring need not have the rest."""
         archive, queue = self._archive, self._queue
-        progress, known = queue.progress(), queue.archivist()
+        progress = queue.progress()
+        known = progress.archivist
         behind = known is not None and known.id == archive.archivist.id and progress.archived_upto > archive.head
         # Not for an archive with a ring that has moved on without it: that is a gap, and reported as one.
         gap = archive.entries and progress.archived_upto < progress.first
@@ -298,17 +299,14 @@ class Queue:
         """The id of the store, 32 hexadecimal digits; empty before a server of this version has opened it."""
         return identity(self.store)
 
-    def archivist(self) -> Archivist | None:
-        """The archive that is registered, or was last."""
-        return self._read(lambda transaction: transaction.archivist())
-
     def _read(self, question: Callable[[ReadTransaction], Answer]) -> Answer:
         with store_at(self.store).read() as transaction:
             return question(transaction)
 
     def register(self, archivist: Archivist) -> None:
         """Have the ring keep what this archive lacks. Raises ArchiveError while another archive is registered."""
-        known, registered = self.archivist(), self.progress().registered
+        progress = self.progress()
+        known, registered = progress.archivist, progress.registered
         if registered and known == archivist:
             return
         if registered and known is not None and known.id != archivist.id:

@@ -49,7 +49,7 @@ def rebuild_manifest(
     """
     if store is not None and (path / "data").is_dir() and not (path / "archive.json").exists():
         queue = Queue(store)
-        known = queue.archivist()
+        known = queue.progress().archivist
         if known is None:
             what = f"archive.json of {path} cannot be made again"
             raise ArchiveError(what, f"no archive was ever registered with {store}", "name the store that was archived")

@@ -215,12 +215,12 @@ def test_the_oldest_make_way_for_requests(store):
     first, last = sequence_range(store)
     assert last == 6000
     assert (3000 if isinstance(store, LmdbStore) else 1500) < first < 6000
-    assert archive(store) == (False, 0, first, last, 0)
+    assert archive(store) == (False, 0, first, last, 0, None)
 
 
 def test_an_archive_is_not_overtaken(store):
     with store.write() as txn:
-        assert txn.update_archive(register=True) == (True, 0, 1, 0, 0)
+        assert txn.update_archive(register=True) == (True, 0, 1, 0, 0, None)
         assert txn.update_archive(register=True).registered
     refused_at = None
     for n in range(50):
@@ -232,7 +232,7 @@ def test_an_archive_is_not_overtaken(store):
     assert refused_at is not None
     first, last = sequence_range(store)
     assert first == 1
-    assert archive(store) == (True, 0, 1, last, 0)
+    assert archive(store) == (True, 0, 1, last, 0, None)
     with store.write() as txn:
         assert txn.update_archive(upto=last // 2).archived_upto == last // 2
     pass_through(store, 100, size=4000)
@@ -295,7 +295,7 @@ def test_full_to_the_brim_it_closes_nothing_that_an_archive_would_miss(store):
             else:
                 assert txn.finish(one, Status.DONE, [], attempts=1, dispatched_at=NOW, finished_at=NOW)
                 assert txn.trim(NOW + 100, Retention(reply_retention=1)).replies == 0
-    assert archive(store) == (True, 0, 1, 300, 0)
+    assert archive(store) == (True, 0, 1, 300, 0, None)
     with store.read() as txn:
         assert (state_of(txn, one), state_of(txn, other)) == (State.DONE, State.DELAYED)
 
@@ -315,7 +315,7 @@ def test_without_an_archive_it_closes_them_and_counts_that_they_are_forgotten(st
     one, *_ = fill_to_the_brim(store)
     assert close(store, one) == [(b"echo", State.DELAYED)]
     assert sequence_range(store) == (1, 0)
-    assert archive(store) == (False, 0, 1, 0, 1)
+    assert archive(store) == (False, 0, 1, 0, 1, None)
 
 
 def test_acknowledging_goes_forward_only_and_not_beyond_the_end(store):
@@ -336,13 +336,13 @@ def test_an_archive_comes_back_to_where_it_was(store):
     with store.write() as txn:
         txn.update_archive(register=True)
         txn.update_archive(upto=30)
-        assert txn.update_archive(register=False) == (False, 30, 1, 100, 0)
+        assert txn.update_archive(register=False) == (False, 30, 1, 100, 0, None)
         assert txn.update_archive(register=False).archived_upto == 30
     with store.write() as txn:
-        assert txn.update_archive(register=True) == (True, 30, 1, 100, 0)
+        assert txn.update_archive(register=True) == (True, 30, 1, 100, 0, None)
         txn.update_archive(register=False)
         txn.trim(NOW + 10, Retention(closed_retention=1), limit=60)
-        assert txn.update_archive(register=True) == (True, 60, 61, 100, 0)
+        assert txn.update_archive(register=True) == (True, 60, 61, 100, 0, None)
 
 
 def test_their_time_over_they_go_but_not_before_the_archive_has_them(store):

@@ -72,7 +72,7 @@ READING: list[Callable[..., object]] = [
     lambda txn, uuids: txn.load(b"echo"),
     lambda txn, uuids: txn.counts(),
     lambda txn, uuids: txn.archive(),
-    lambda txn, uuids: (txn.archivist(), txn.identity(), txn.service_settings()),
+    lambda txn, uuids: (txn.identity(), txn.service_settings()),
     lambda txn, uuids: txn.select(),
     lambda txn, uuids: txn.closed(0, 9, 1 << 20),
 ]

@@ -161,7 +161,7 @@ def test_two_who_change_the_agreement_at_once_do_not_overwrite_each_other(nodes)
         with other.write() as second:
             second.update_archive(Archivist(b"b" * 16, "second"), register=True)
     with one.read() as txn:
-        assert txn.archivist() == Archivist(b"b" * 16, "second")
+        assert txn.archive().archivist == Archivist(b"b" * 16, "second")
 
 
 def test_reading_what_was_foreseen_is_one_round_trip(nodes, trips):

@@ -98,7 +98,7 @@ def all_that_is_read(transaction, uuids: list[bytes], chance: random.Random) -> 
     keys = [b"", b"x" * 999, *(b"k%d" % n for n in range(50))]
     seen["holders"] = [transaction.holder(key, owner) for key in keys for owner in OWNERS]
     seen["closed"] = transaction.closed(0, 10_000, 1 << 30), transaction.closed(5, 3, 1 << 30)
-    seen["ring"] = closed_range(transaction), transaction.archive(), transaction.archivist()
+    seen["ring"] = closed_range(transaction), transaction.archive()
     seen["ids"] = transaction.request_ids(7), transaction.request_ids(1)
     seen["unended"] = parts(transaction, 5, 1 << 30), parts(transaction, 1000, 1 << 30)
     seen["part"] = transaction.unended(uuids[5], uuids[20], 9)

@@ -174,7 +174,7 @@ def archive(tx: Reading) -> ArchiveState:
     """Whether an archive is registered, what it has, and what there is."""
     tx.put_counters()
     registered, upto = tx.archived()
-    return ArchiveState(registered, upto, *closed_range(tx), tx.lost_count())
+    return ArchiveState(registered, upto, *closed_range(tx), tx.lost_count(), known_archivist(tx))
 
 
 def known_archivist(tx: Reading) -> Archivist | None:

@@ -94,7 +94,6 @@ class LmdbReadTransaction(Reading):
     select = method(listing.select)
     closed = method(closed_ring.closed)
     archive = method(closed_ring.archive)
-    archivist = method(closed_ring.known_archivist)
     service_settings = method(read.settings_of_services)
     closed_bulk = method(closed_ring.closed_bulk)
     cut_closed = method(closed_ring.cut_closed)

@@ -49,8 +49,8 @@ _SIZES = """
     WHERE seq >= greatest(%s, (SELECT closed_first FROM titanic.meta)) AND seq <= %s ORDER BY seq LIMIT %s"""
 
 _RANGE = "SELECT closed_first, closed_last FROM titanic.meta"
-_ARCHIVE = "SELECT registered, archived_upto, closed_first, closed_last, lost FROM titanic.meta"
-_ARCHIVIST = "SELECT archivist_id, archivist_name FROM titanic.meta WHERE archivist_id IS NOT NULL"
+_ARCHIVE = """
+    SELECT registered, archived_upto, archivist_id, archivist_name, closed_first, closed_last, lost FROM titanic.meta"""
 
 _LAST = 2**63 - 1
 _NUMBER = struct.Struct(">Q")
@@ -85,13 +85,8 @@ def closed_range(tx: SnapshotReader) -> tuple[int, int]:
 
 def archive(tx: SnapshotReader) -> ArchiveState:
     """Whether an archive is registered, what it has, and what there is."""
-    return ArchiveState(*tx.fetch_row(_ARCHIVE))
-
-
-def archivist(tx: SnapshotReader) -> Archivist | None:
-    """The owner of the archive that is registered, or was last; None when it is unknown."""
-    rows = tx.fetch(_ARCHIVIST)
-    return Archivist(*rows[0]) if rows else None
+    registered, upto, id_, name, first, last, lost = tx.fetch_row(_ARCHIVE)
+    return ArchiveState(registered, upto, first, last, lost, None if id_ is None else Archivist(id_, name))
 
 
 def closed_bulk(tx: SnapshotReader, first: int, last: int, max_bytes: int = 16 << 20) -> ClosedBulk:
@@ -210,19 +205,12 @@ def drop_older(tx: Writing, closed_before: int, limit: int) -> int:
 _MOST_NAME = 255
 """Letters of an archivist's name that are kept."""
 
-_KNOWN = """
-SELECT registered, archived_upto, archivist_id, archivist_name, closed_first, closed_last, lost FROM meta"""
 _ID_OF = "SELECT uuid FROM closed WHERE seq = %s AND seq >= (SELECT closed_first FROM meta)"
 
 
 def current_archive(tx: Writing) -> ArchiveState:
     """Whether an archive is registered, what it has, and what there is, with the changes of this transaction."""
     return _known(tx)[0]
-
-
-def current_archivist(tx: Writing) -> Archivist | None:
-    """The owner of the archive that is registered, or was last; None when it is unknown."""
-    return _known(tx)[1].archivist
 
 
 def update_archive(
@@ -246,7 +234,7 @@ def update_archive(
     if now != before:
         first = tx.changes.agreement
         tx.changes.agreement = (before if first is None else first[0], now)
-    return found._replace(registered=now.registered, archived_upto=now.upto)
+    return found._replace(registered=now.registered, archived_upto=now.upto, archivist=now.archivist)
 
 
 def _storable(archivist: Archivist) -> Archivist:
@@ -258,9 +246,9 @@ def _known(tx: Writing) -> tuple[ArchiveState, Agreement]:
     """What there is, with the changes that are not in the database yet."""
     if tx.changes.drop_before:
         tx.flush()
-    ((registered, upto, id_, name, first, last, lost),) = tx.fetch_apart(_KNOWN)
+    ((registered, upto, id_, name, first, last, lost),) = tx.fetch_apart(_ARCHIVE)
     agreed = Agreement(registered, upto, None if id_ is None else Archivist(id_, name))
     if tx.changes.agreement is not None:
         agreed = tx.changes.agreement[1]
-    state = ArchiveState(agreed.registered, agreed.upto, first, last + len(tx.changes.closed), lost)
+    state = ArchiveState(agreed.registered, agreed.upto, first, last + len(tx.changes.closed), lost, agreed.archivist)
     return state, agreed

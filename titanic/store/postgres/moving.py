@@ -152,7 +152,7 @@ class PostgresExport:
         found = {name: ServiceSetting(paused, on_end) for name, paused, on_end in settings}
         identity, capacity, registered, upto, first, last, lost, archivist, name = row
         known = None if archivist is None else Archivist(archivist, name)
-        self.head = StoreHead(identity, capacity, ArchiveState(registered, upto, first, last, lost), known, found)
+        self.head = StoreHead(identity, capacity, ArchiveState(registered, upto, first, last, lost, known), found)
         self.totals = Totals(*totals)
         return self
 
@@ -345,7 +345,7 @@ class PostgresImport:
 
     def put_head(self, head: StoreHead) -> None:
         """What the store has once."""
-        archive, archivist = head.archive, head.archivist
+        archive, archivist = head.archive, head.archive.archivist
         self._capacity = head.capacity
         values = {
             "store_id": UUID(bytes=head.identity) if head.identity else None,

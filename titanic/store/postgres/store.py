@@ -193,7 +193,6 @@ class PostgresReadTransaction(SnapshotReader):
     closed_bulk = closed_module.closed_bulk
     cut_closed = closed_module.cut_closed
     archive = closed_module.archive
-    archivist = closed_module.archivist
     service_settings = nodes_module.settings
     service_limits = nodes_module.service_limits
     nodes = nodes_module.nodes
@@ -223,7 +222,6 @@ class PostgresWriteTransaction(Writing, PostgresReadTransaction):
     under = claims.under
     settle = nodes.settle
     archive = closed.current_archive
-    archivist = closed.current_archivist
     drain_nodes = nodes.drain_nodes
     update_archive = closed.update_archive
     set_service = nodes.set_service

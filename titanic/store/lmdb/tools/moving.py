@@ -105,7 +105,7 @@ class LmdbExport:
     def __enter__(self) -> Self:
         tx = self._tx.__enter__()
         counts = tx.counts()
-        self.head = StoreHead(tx.identity(), counts.capacity, tx.archive(), tx.archivist(), tx.service_settings())
+        self.head = StoreHead(tx.identity(), counts.capacity, tx.archive(), tx.service_settings())
         self.totals = Totals(counts.requests, int(tx.raw.stat(tx.db.keys)["entries"]), counts.closed)
         return self
 
@@ -216,8 +216,8 @@ class LmdbImport:
                 rows[ARCHIVE_KEY] = ARCHIVE.pack(archive.registered, archive.archived_upto)
             if archive.lost:
                 rows[LOST_KEY] = U64.pack(archive.lost)
-            if head.archivist is not None:
-                rows[ARCHIVIST_KEY] = head.archivist.id + head.archivist.name.encode(errors="replace")
+            if archive.archivist is not None:
+                rows[ARCHIVIST_KEY] = archive.archivist.id + archive.archivist.name.encode(errors="replace")
             if head.identity is not None:
                 rows[IDENTITY_KEY] = head.identity
             if head.settings:
