@@ -37,7 +37,7 @@ def mirror(store: MemoryStore, connection: Connection) -> None:
         counts, (first, last) = read.counts(), closed_range(read)
         for owner in {row.new.owner for row in tables.requests.values()} | {owner for owner, _ in tables.keys}:
             if owner:
-                loads["o", owner][:2] = read.load(owner=owner)
+                loads["o", owner][:2] = read.load(owner)
     for (kind, name), load in loads.items():
         for shard in range(SHARDS):
             parts = [n // SHARDS + (n % SHARDS) * (shard == 0) for n in load]

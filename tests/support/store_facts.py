@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from titanic.store import NewRequest, ReadTransaction, State, WriteTransaction
+from titanic.store import NO_QUEUE, Load, NewRequest, ReadTransaction, State, WriteTransaction, ready_counts
 
 
 def accept_all(transaction: WriteTransaction, requests: Sequence[NewRequest], now_us: int) -> list[bytes]:
@@ -22,3 +22,13 @@ def closed_range(transaction: ReadTransaction) -> tuple[int, int]:
     """The first and the last number of closed requests; the first is one above the last when there are none."""
     found = transaction.archive()
     return found.first, found.last
+
+
+def waiting_in(transaction: ReadTransaction) -> dict[bytes, int]:
+    """The number of requests in each service's queue."""
+    return ready_counts(transaction.queues())
+
+
+def load_of(transaction: ReadTransaction, service: bytes) -> Load:
+    """The requests of a service that have not ended."""
+    return transaction.queues([service]).get(service, NO_QUEUE).load

@@ -21,7 +21,7 @@ from titanic.protocol.documents import NodeInfo
 from titanic.protocol.tsp import Frames
 from titanic.services import list_requests, nodes, set_service
 from titanic.settings import ServerConfig
-from titanic.store import Outcome, open_read_only
+from titanic.store import Outcome, open_read_only, ready_counts
 
 OFFLINE = "Without a server"
 
@@ -82,10 +82,10 @@ class Files:
     def stats(self) -> dict[str, Any]:
         """What is stored and what waits."""
         with self._store.read() as transaction:
-            settings = transaction.service_settings()
+            settings, counts = transaction.service_settings(), ready_counts(transaction.queues())
             return {
                 "store": {"path": self._store.place, **transaction.counts()._asdict()},
-                "services": {name.decode(errors="replace"): count for name, count in transaction.waiting().items()},
+                "services": {name.decode(errors="replace"): count for name, count in counts.items()},
                 **({"settings": set_service.document(settings)} if settings else {}),
             }
 

@@ -68,6 +68,7 @@ from titanic.store import (
     Renewed,
     Store,
     WriteTransaction,
+    ready_counts,
 )
 from titanic.util.clock import ClockJumps, elapsed
 
@@ -528,4 +529,4 @@ def _nothing(items: list[None]) -> None:
 
 
 def _waiting(transaction: ReadTransaction) -> Collection[bytes]:
-    return transaction.waiting()
+    return ready_counts(transaction.queues())

@@ -18,7 +18,7 @@ from titanic.dispatch.core import DispatchCore
 from titanic.errors import RecordCorrupt, StoreError
 from titanic.logs import Incident
 from titanic.protocol.submit_options import DEFAULT_PRIORITY
-from titanic.store import ReadyRow, Store
+from titanic.store import NO_QUEUE, ReadyRow, Store, ready_counts
 from titanic.util.clock import ClockJumps
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class LocalFetch:
 
     def begin(self) -> None:
         with self._store.read() as transaction:
-            self._core.arrived(dict.fromkeys(transaction.waiting(), DEFAULT_PRIORITY), time.monotonic())
+            self._core.arrived(dict.fromkeys(ready_counts(transaction.queues()), DEFAULT_PRIORITY), time.monotonic())
 
     def fetch(self, now: float) -> float | None:
         core, left = self._core, FETCH_BYTES
@@ -96,7 +96,8 @@ class LocalFetch:
     def emptied(self, names: Sequence[bytes]) -> None:
         try:
             with self._store.read() as transaction:
-                self._core.emptied([name for name in names if transaction.oldest(name) is None])
+                queues = transaction.queues(names, skip=())
+            self._core.emptied([name for name in names if queues.get(name, NO_QUEUE).oldest is None])
         except StoreError as error:
             self._unread.failed(error)
 

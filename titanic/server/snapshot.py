@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from titanic.commit.writer import Histogram
-from titanic.store import Counts, Durability, ReadTransaction, StoreReader
+from titanic.store import NO_QUEUE, Counts, Durability, ReadTransaction, StoreReader, ready_counts
 
 MOST_SERVICES = 100
 """Services with their own statistics: those with the most waiting requests. Clients can invent any number of names."""
@@ -97,12 +97,12 @@ def service_snapshots(
 ) -> dict[str, ServiceSnapshot]:
     """Snapshots of the services with their own statistics, and one of all others together. `elsewhere`: the number of
     requests running at other nodes. `skip`: the requests running here."""
-    queues = transaction.waiting().items()
+    queues = ready_counts(transaction.queues()).items()
     waiting = {name: max(0, n - running.get(name, 0) - elsewhere.get(name, 0)) for name, n in queues}
     named = gather(waiting, running, workers)
-    found = {}
+    found, figures = {}, transaction.queues(named, skip)
     for name in named:
-        oldest = transaction.oldest(name, skip)
+        oldest = figures.get(name, NO_QUEUE).oldest
         found[name.decode(errors="replace")] = ServiceSnapshot(
             waiting.get(name, 0),
             running.get(name, 0),

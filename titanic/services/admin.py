@@ -145,7 +145,7 @@ class AdminWrite:
         if row is not None and user is not None and (fault := lacks_submit(user, row.service)) is not None:
             return self._keep(user, uuid, fault)
         if row is not None and user is not None and row.owner == user.owner and row.state in DEAD:
-            load, holder = transaction.load(owner=user.owner), f"user '{user.name}'"
+            load, holder = transaction.load(user.owner), f"user '{user.name}'"
             waiting = UserLimits(waiting=user.limits.waiting)  # its bytes count already
             if (fault := over_limit(load, waiting, 1, 0, holder)) is not None:
                 raise _UserFull(fault)

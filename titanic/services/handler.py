@@ -27,7 +27,7 @@ from titanic.services.ask import Ask, ServiceContext, WaitForReplies
 from titanic.services.close import CloseWrite
 from titanic.services.reader import Reader, ReadService
 from titanic.services.request_submit import PARSERS, AcceptWrite
-from titanic.store import ReadTransaction, Store
+from titanic.store import ReadTransaction, Store, ready_counts
 
 REFUSED_LATELY = 60.0
 """Seconds for which `refuses_for_room` stays true after a request was refused because the store was full."""
@@ -108,7 +108,7 @@ class ServiceHandler:
             },
             "services": {
                 name.decode(errors="replace"): max(0, count - running[name])
-                for name, count in transaction.waiting().items()
+                for name, count in ready_counts(transaction.queues()).items()
             },
             "durability": self._store.durability,
             "accepting": not (space.disk_full or space.full),

@@ -20,7 +20,7 @@ from titanic.protocol.submit_options import MOST_TOGETHER, Policy
 from titanic.protocol.tsp import Frames
 from titanic.services.ask import Arrived, Ask, ServiceContext, not_done
 from titanic.settings import ServiceLimits
-from titanic.store import Load, NewRequest, WriteTransaction
+from titanic.store import NO_QUEUE, Load, NewRequest, WriteTransaction
 
 Parse = Callable[[Frames, int, bytes, bytes], "Submission"]
 """Parses a message's body into the requests of an owner, from a source; raises ValueError with the reason."""
@@ -145,12 +145,14 @@ class AcceptWrite:
             return False
         size = sum(len(frame) for request in requests for frame in request.body)
         if limits is not None and (
-            fault := over_limit(transaction.load(name), limits, len(requests), size, name.decode())
+            fault := over_limit(
+                transaction.queues([name]).get(name, NO_QUEUE).load, limits, len(requests), size, name.decode()
+            )
         ):
             self._refuse(ask, "service_full", tsp.failure(f"service full: {fault}"))
         elif user is not None and (
             fault := over_limit(
-                transaction.load(owner=user.owner), user.limits, len(requests), _kept(requests), f"user '{user.name}'"
+                transaction.load(user.owner), user.limits, len(requests), _kept(requests), f"user '{user.name}'"
             )
         ):
             self._refuse(ask, "user_full", tsp.failure(f"user full: {fault}"))
@@ -214,7 +216,7 @@ def _all_fit(transaction: WriteTransaction, asks: Sequence[_Parsed]) -> bool:
         if ask.user is not None:
             count, size = more.get(ask.user.owner, (0, 0))
             more[ask.user.owner] = (count + len(requests), size + _kept(requests))
-    loads = {owner: transaction.load(owner=owner) for owner in more}
+    loads = {owner: transaction.load(owner) for owner in more}
     users = {ask.user for ask, _ in asks if ask.user is not None}
     return not any(over_limit(loads[user.owner], user.limits, *more[user.owner], "") for user in users)
 

@@ -8,10 +8,9 @@ from typing import Any
 from titanic.protocol.tsp import SERVICES
 from titanic.services.ask import ServiceFigures
 from titanic.settings import ServiceLimits
-from titanic.store import NOTHING_SET, QueueFigures, ReadTransaction, ServiceSettings
+from titanic.store import NO_QUEUE, NOTHING_SET, ReadTransaction, ServiceSettings
 
 _NO_LIMITS = ServiceLimits()
-_NO_QUEUE = QueueFigures(0, 0, 0, None)
 
 
 def each(
@@ -24,12 +23,12 @@ def each(
 ) -> dict[str, Any]:
     """The services that there are, by name. `skip`: the requests that are running here; `elsewhere`: how many of each
     service are at other nodes."""
-    queues, figures = transaction.queues(skip), here()
+    queues, figures = transaction.queues(skip=skip), here()
     running, workers, ended = figures.running, figures.workers, figures.ended
     names = queues.keys() | running.keys() | workers.keys() | ended.keys() | limits.keys() | settings.keys()
     found = {}
     for name in sorted(names.difference(SERVICES)):
-        queue, set_for, limit = queues.get(name, _NO_QUEUE), settings.get(name, NOTHING_SET), limits.get(name)
+        queue, set_for, limit = queues.get(name, NO_QUEUE), settings.get(name, NOTHING_SET), limits.get(name)
         here_running = running.get(name, 0)
         done, failed, expired = ended.get(name, (0, 0, 0))
         found[name.decode(errors="replace")] = {

@@ -37,6 +37,7 @@ from titanic.store.records import DAY as DAY
 from titanic.store.records import DEFAULT_CAPACITY as DEFAULT_CAPACITY
 from titanic.store.records import DURABILITIES as DURABILITIES
 from titanic.store.records import MIN_CAPACITY as MIN_CAPACITY
+from titanic.store.records import NO_QUEUE as NO_QUEUE
 from titanic.store.records import PINS_MUCH as PINS_MUCH
 from titanic.store.records import Accepted as Accepted
 from titanic.store.records import ArchiveState as ArchiveState
@@ -55,6 +56,7 @@ from titanic.store.records import Space as Space
 from titanic.store.records import StoreReader as StoreReader
 from titanic.store.records import Trimmed as Trimmed
 from titanic.store.records import priority_in as priority_in
+from titanic.store.records import ready_counts as ready_counts
 from titanic.store.request import CLOSED_LAYOUT as CLOSED_LAYOUT
 from titanic.store.request import CLOSED_TEXTS as CLOSED_TEXTS
 from titanic.store.request import LASTING_TEXTS as LASTING_TEXTS

@@ -163,15 +163,14 @@ class ReadTransaction(Protocol):
         there is no timer. Requests in `skip` do not expire. Promoting does not wait for `ahead_us`.
         """
 
-    def waiting(self) -> dict[bytes, int]:
-        """The number of requests in each service's queue, from counters. Services without any are absent."""
+    def queues(
+        self, services: Collection[bytes] | None = None, skip: Container[bytes] | None = None
+    ) -> dict[bytes, QueueFigures]:
+        """The figures of each service that has requests, or of those of `services` that have some, from counters.
 
-    def queues(self, skip: Container[bytes] = ()) -> dict[bytes, QueueFigures]:
-        """The figures of each service that has requests. `skip`: see `oldest`."""
-
-    def oldest(self, service: bytes, skip: Container[bytes] = ()) -> int | None:
-        """When the oldest request in the service's queue was submitted; None when there is none. Requests in `skip`
-        do not count, nor, in a store that nodes share, those that a node has claimed."""
+        With `skip`, also when the oldest request in the queue was submitted, of those that are not in `skip` and, in a
+        store that nodes share, that no node has claimed. The store looks for it in each queue.
+        """
 
     # -- listing and counts ----------------------------------------------------------------------------------
 
@@ -197,11 +196,11 @@ class ReadTransaction(Protocol):
         the page is not full; `next` of the page is where to go on.
         """
 
-    def load(self, service: bytes = b"", *, owner: bytes = b"") -> Load:
-        """The requests of a service, or of an owner, that have not ended, from counters.
+    def load(self, owner: bytes) -> Load:
+        """The requests of an owner that have not ended, from counters.
 
-        The bytes of an owner are those of all that is kept for it: requests and replies until they are closed,
-        idempotency keys until they are forgotten. A closed request counts while it waits for a registered archive; in
+        The bytes are those of all that is kept for the owner: requests and replies until they are closed, idempotency
+        keys until they are forgotten. A closed request counts while it waits for a registered archive; in
         LMDB, only if the archive was registered when it was closed. Without access control, there is no owner and
         nothing is counted.
         """

@@ -207,25 +207,16 @@ class MemoryReadTransaction:
             times += [end[0] for end in tables.key_ends[:1]]
         return min([time + ahead_us for time in times] + [time for time, _ in tables.due[:1]], default=None)
 
-    def waiting(self) -> dict[bytes, int]:
-        return {service: len(queue) for service, queue in self.tables.ready.items() if queue}
-
-    def queues(self, skip: Container[bytes] = ()) -> dict[bytes, QueueFigures]:
-        ready = self.tables.ready
-        return {
-            service: QueueFigures(len(ready.get(service, ())), *load, self.oldest(service, skip))
-            for service, load in self.tables.services.items()
-        }
-
-    def oldest(self, service: bytes, skip: Container[bytes] = ()) -> int | None:
-        queue, times, at = self.tables.ready.get(service, []), list[int](), 0
-        while at < len(queue):
-            key = queue[at]
-            at += 1
-            if key[-SIZE:] not in skip:
-                times.append(time_of(key[-SIZE:]))
-                at = bisect_left(queue, b"%b%c" % (key[: -SIZE - 1], key[-SIZE - 1] + 1), at)
-        return min(times, default=None)
+    def queues(
+        self, services: Collection[bytes] | None = None, skip: Container[bytes] | None = None
+    ) -> dict[bytes, QueueFigures]:
+        loads, found = self.tables.services, dict[bytes, QueueFigures]()
+        for service in loads if services is None else services:
+            if service in loads:
+                queue = self.tables.ready.get(service, [])
+                oldest = None if skip is None else _oldest(queue, skip)
+                found[service] = QueueFigures(len(queue), *loads[service], oldest)
+        return found
 
     # -- listing and counts ----------------------------------------------------------------------------------
 
@@ -270,9 +261,8 @@ class MemoryReadTransaction:
             return (order[n] for n in range((len(order) if after is None else bisect_left(order, after)) - 1, -1, -1))
         return (order[n] for n in range(0 if after is None else bisect_right(order, after), len(order)))
 
-    def load(self, service: bytes = b"", *, owner: bytes = b"") -> Load:
-        loads, name = (self.tables.owners, owner) if owner else (self.tables.services, service)
-        return loads.get(name, Load(0, 0))
+    def load(self, owner: bytes) -> Load:
+        return self.tables.owners.get(owner, Load(0, 0))
 
     def counts(self) -> Counts:
         tables = self.tables
@@ -653,6 +643,18 @@ class MemoryWriteTransaction(MemoryReadTransaction):
             agreement = agreement.acknowledged(upto, archivist, last, (uuid, here.uuid if here else None))
         self._put_ring(agreement=agreement)
         return self.archive()
+
+
+def _oldest(queue: list[bytes], skip: Container[bytes]) -> int | None:
+    """When the oldest request in a queue was submitted that is not in `skip`: it is the first of its priority."""
+    times, at = list[int](), 0
+    while at < len(queue):
+        key = queue[at]
+        at += 1
+        if key[-SIZE:] not in skip:
+            times.append(time_of(key[-SIZE:]))
+            at = bisect_left(queue, b"%b%c" % (key[: -SIZE - 1], key[-SIZE - 1] + 1), at)
+    return min(times, default=None)
 
 
 def _row(uuid: bytes, new: NewRequest, now_us: int) -> Row:

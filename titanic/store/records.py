@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from titanic.store.request import Description
@@ -82,12 +83,25 @@ class Load(NamedTuple):
 
 class QueueFigures(NamedTuple):
     """What a service has to do: requests in its queue, those that have not ended (delayed ones included), their bytes,
-    and when the oldest in the queue was submitted that waits; None: there is none."""
+    and when the oldest in the queue was submitted that waits; None: there is none, or it was not looked for."""
 
-    ready: int
-    unended: int
-    bytes: int
-    oldest: int | None
+    ready: int = 0
+    unended: int = 0
+    bytes: int = 0
+    oldest: int | None = None
+
+    @property
+    def load(self) -> Load:
+        """Its requests that have not ended."""
+        return Load(self.unended, self.bytes)
+
+
+NO_QUEUE = QueueFigures()
+
+
+def ready_counts(queues: Mapping[bytes, QueueFigures]) -> dict[bytes, int]:
+    """The number of requests in each queue that is not empty."""
+    return {service: queue.ready for service, queue in queues.items() if queue.ready}
 
 
 class Counts(NamedTuple):

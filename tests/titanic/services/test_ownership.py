@@ -322,7 +322,7 @@ def test_many_without_a_body_take_room_as_well(desk: Desk, options: bytes, besid
     assert first[0].startswith(b"500 user full: ")
     assert [answer[0] for answer in rest] == [b"200"] * len(others)
     with desk.store.read() as transaction:
-        assert transaction.load(owner=b"small").bytes < 5000
+        assert transaction.load(b"small").bytes < 5000
 
 
 def test_what_is_submitted_again_takes_no_room(desk: Desk) -> None:
@@ -340,7 +340,7 @@ def test_keys_that_are_repeated_in_one_batch_count_once(desk: Desk, waiting: int
     assert [answer[0] for answer in answers] == [b"200"] * 4
     assert answers[0] == answers[1] == answers[3]
     with desk.store.read() as transaction:
-        assert transaction.load(owner=b"small").waiting == 2
+        assert transaction.load(b"small").waiting == 2
 
 
 def test_one_user_at_his_limit_keeps_no_other_from_submitting(desk: Desk) -> None:
@@ -366,7 +366,7 @@ def test_what_is_retried_counts_against_the_limit(desk: Desk) -> None:
     full = b"500 user full: 2 requests wait for user 'small'; its limit is 2; what was before it is done"
     assert answer == [full]
     with desk.store.read() as transaction:
-        assert transaction.load(owner=b"small").waiting == 2
+        assert transaction.load(b"small").waiting == 2
     assert administer(desk, ROOT, do="retry") == 1
 
 

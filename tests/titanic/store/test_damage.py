@@ -2,7 +2,7 @@
 
 import pytest
 from support.store_damage import BODY, NOW, edit, make
-from support.store_facts import accept_all, closed_range, state_of
+from support.store_facts import accept_all, closed_range, load_of, state_of, waiting_in
 
 from titanic.errors import RecordCorrupt
 from titanic.store import NewRequest, Outcome, Retention, State, Status
@@ -45,7 +45,7 @@ def drain(store):
         for uuid in [bytes(key) for key in txn.raw.cursor(txn.db.requests).iternext(values=False)]:
             assert txn.close(uuid)
         assert txn.counts()[:4] == (0, 0, 0, 0)
-        assert txn.waiting() == {}
+        assert waiting_in(txn) == {}
     # Left are only blobs that nothing refers to any more, or that were handed on with their damage.
     assert {problem.where.split()[0] for problem in check(store)} <= {"blobs", "closed"}
     repair(store, NOW)
@@ -103,9 +103,9 @@ def test_what_is_damaged_can_be_ended_so_that_nobody_meets_it_again(path, index)
         damage(path, "retries", uuid)
     with LmdbStore.open(path) as store:
         with store.write() as txn:
-            waiting, size = txn.load(b"echo")
+            waiting, size = load_of(txn, b"echo")
             assert txn.finish(uuid, Status.FAILED, [], attempts=1, dispatched_at=0, finished_at=1, reason="damaged")
-            assert txn.load(b"echo") == (waiting - 1, size), "what its size was can't be read any more"
+            assert load_of(txn, b"echo") == (waiting - 1, size), "what its size was can't be read any more"
         with store.read() as txn:
             assert txn.reply(uuid) == Outcome(Status.FAILED, [], "damaged", 1, 0, 1)
         drain(store)
@@ -425,7 +425,7 @@ def test_a_request_without_a_row_is_dispatched_after_repair(path):
     store, uuids = repaired(path, _drop_ready)
     with store, store.read() as txn:
         assert [row.uuid for row in txn.next_ready(b"echo", None, 9, 1 << 20)] == uuids[:1]
-        assert txn.waiting() == {b"echo": 1}
+        assert waiting_in(txn) == {b"echo": 1}
 
 
 def test_a_lost_reply_fails_and_can_be_tried_again(path):

@@ -3,7 +3,7 @@
 import pytest
 from support.dropping import drop
 from support.store_engines import is_sound
-from support.store_facts import accept_all
+from support.store_facts import accept_all, load_of
 
 from titanic.errors import InvalidRequest, StoreFull
 from titanic.protocol.submit_options import MOST_TOGETHER
@@ -59,7 +59,7 @@ def test_the_same_key_is_the_same_request(store):
     assert requests(store) == 1
     with store.read() as txn:
         assert txn.describe(first.uuid).key == b"k"
-        assert txn.load(b"other") == (0, 0)
+        assert load_of(txn, b"other") == (0, 0)
 
 
 def test_also_within_one_batch(store):

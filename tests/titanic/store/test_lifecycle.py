@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 from msgspec.structs import replace
-from support.store_facts import accept_all, state_of
+from support.store_facts import accept_all, load_of, state_of, waiting_in
 
 from titanic.errors import InvalidRequest, StoreFailed
 from titanic.store import NOTHING_SET, NewRequest, Outcome, Pending, ServiceSetting, State, Status, service_settings
@@ -119,7 +119,7 @@ def test_services_do_not_see_each_other(store):
         assert [row.uuid for row in queue(store, name)] == [uuid]
     assert queue(store, b"ec") == []
     with store.read() as txn:
-        assert txn.waiting() == dict.fromkeys(names, 1)
+        assert waiting_in(txn) == dict.fromkeys(names, 1)
 
 
 def test_the_queue_is_read_on_from_any_row(store):
@@ -196,13 +196,13 @@ def test_an_exception_drops_all_that_the_transaction_did(store):
 def test_a_write_transaction_sees_its_own_changes(store):
     with store.write() as txn:
         one, two = accept_all(txn, [NewRequest(b"echo", []), NewRequest(b"echo", [])], NOW)
-        assert txn.waiting() == {b"echo": 2}
+        assert waiting_in(txn) == {b"echo": 2}
         txn.close(one)
-        assert txn.waiting() == {b"echo": 1}
+        assert waiting_in(txn) == {b"echo": 1}
         assert txn.counts()[:4] == (1, 1, 0, 0)
         assert [row.uuid for row in txn.next_ready(b"echo", None, 9, 1 << 20)] == [two]
     with store.read() as txn:
-        assert txn.waiting() == {b"echo": 1}
+        assert waiting_in(txn) == {b"echo": 1}
 
 
 def test_a_reply_is_the_same_each_time(store):
@@ -255,8 +255,8 @@ def test_an_emptied_store_has_no_page_left_but_two(store, wanted):
         close(store, in_state(store, wanted))
     with store.read() as txn:
         assert txn.counts()[:5] == (0, 0, 0, 0, 2 * 4096)  # one of counters, one of closed requests
-        assert txn.waiting() == {}
-        assert txn.load(b"echo") == (0, 0)
+        assert waiting_in(txn) == {}
+        assert load_of(txn, b"echo") == (0, 0)
 
 
 def test_nothing_happens_to_a_closed_request(store):
@@ -594,7 +594,7 @@ def test_threads_write_one_after_the_other(store):
     for thread in threads:
         thread.join()
     with store.read() as txn:
-        assert txn.waiting() == dict.fromkeys(names, 60)
+        assert waiting_in(txn) == dict.fromkeys(names, 60)
     assert counts(store) == (180, 180, 0, 0)
 
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from support.store_facts import accept_all, state_of
+from support.store_facts import accept_all, state_of, waiting_in
 from support.store_lives import NOW, live
 
 from titanic.errors import StoreFull
@@ -80,18 +80,18 @@ def test_a_reader_sees_its_moment_whatever_a_writer_does_meanwhile() -> None:
             with store.read() as during:
                 assert state_of(during, uuid) is None
         assert state_of(before, uuid) is None
-        assert before.waiting() == {}
+        assert waiting_in(before) == {}
         with store.read() as after:
             assert state_of(after, uuid) is State.WAITING
     with store.write() as txn:
         txn.close(uuid)
         with store.read() as during:
             txn.accept([NewRequest(b"b", [])], NOW)
-            assert during.waiting() == {b"a": 1}
+            assert waiting_in(during) == {b"a": 1}
         with suppress(Dropped), store.read() as during:
             raise Dropped
     with store.read() as after:
-        assert after.waiting() == {b"b": 1}
+        assert waiting_in(after) == {b"b": 1}
         assert after.archive().last == 1
     assert store.tables.readers == 0
 

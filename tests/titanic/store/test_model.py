@@ -13,7 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from msgspec.structs import replace
 from support.postgres import needs_postgres
 from support.store_engines import forget_databases, is_sound, open_postgres
-from support.store_facts import closed_range
+from support.store_facts import closed_range, load_of, waiting_in
 from support.torture import LONG, MOST_SECONDS, SEED, tally
 
 from titanic.errors import StoreFull
@@ -84,7 +84,7 @@ WAITS_FOR_ARCHIVE = """
 
 def not_closed(txn, owner):
     """What is kept for an owner, without the closed requests that wait for the archive: those a check counts."""
-    load = txn.load(owner=owner)
+    load = txn.load(owner)
     if owner and isinstance(txn, SnapshotReader):
         return Load(load.waiting, load.bytes - txn.fetch_row(WAITS_FOR_ARCHIVE, owner)[0])
     if owner and isinstance(txn, MemoryReadTransaction):
@@ -293,7 +293,7 @@ class StoreMachine(RuleBasedStateMachine):
     def the_queues_are_right(self):
         def seen(txn):
             rows = {service: txn.next_ready(service, None, 1000, 1 << 30) for service in SERVICES}
-            loads = {service: txn.load(service) for service in SERVICES}
+            loads = {service: load_of(txn, service) for service in SERVICES}
             pages = [txn.select(states, limit=1000) for states in (None, DEAD, [State.DELAYED], [State.WAITING])]
             pages += [txn.select(service=service, limit=1000) for service in SERVICES]
             pages += [txn.select(service=service, newest=True, limit=1000) for service in SERVICES]
@@ -308,8 +308,8 @@ class StoreMachine(RuleBasedStateMachine):
                 owned,
                 pages,
                 holders,
-                txn.waiting(),
-                txn.queues(),
+                waiting_in(txn),
+                txn.queues(skip=()),
                 txn.counts()[:4],
                 txn.next_due(ahead_us=self.ahead),
             )

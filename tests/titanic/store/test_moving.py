@@ -16,7 +16,7 @@ from support.postgres import needs_postgres
 from support.processes import ROOT
 from support.store_contents import SECOND, START, fill
 from support.store_engines import forget_databases, is_sound, place_of
-from support.store_facts import accept_all, closed_range
+from support.store_facts import accept_all, closed_range, load_of, waiting_in
 
 from titanic.errors import NotAStore, RecordCorrupt, StoreCorrupt, StoreError, StoreLocked
 from titanic.store import (
@@ -57,16 +57,16 @@ def seen(store: Store) -> dict[str, Any]:
     """All that the interface shows of a store."""
     with store.read() as tx:
         rows = tx.select(limit=10_000)
-        services = sorted(tx.waiting())
+        services = sorted(waiting_in(tx))
         return {
             "identity": tx.identity(),
             "rows": rows,
             "requests": [tx.request(row.uuid) for row in rows],
             "replies": [tx.reply(row.uuid) for row in rows],
             "queues": [tx.next_ready(service, None, 1000, 1 << 30) for service in services],
-            "loads": [tx.load(service) for service in services],
-            "unended": [tx.load(owner=owner).waiting for owner in OWNERS],
-            "waiting": tx.waiting(),
+            "loads": [load_of(tx, service) for service in services],
+            "unended": [tx.load(owner).waiting for owner in OWNERS],
+            "waiting": waiting_in(tx),
             "counts": tx.counts()[:4],
             "due": [tx.next_due(), tx.next_due(Retention())],
             "keys": [tx.holder(b"key %d" % n, owner) for n in range(120) for owner in [b"", *OWNERS]],
@@ -85,7 +85,7 @@ def archived(store: Store) -> list[Load]:
     with store.write() as tx:
         tx.trim(START)
     with store.read() as tx:
-        return [tx.load(owner=owner) for owner in OWNERS]
+        return [tx.load(owner) for owner in OWNERS]
 
 
 def migrate(source: str, target: str, tell: Progress = lambda doing, done, total: None) -> Summary:
@@ -121,7 +121,7 @@ def test_everything_moves_and_goes_on(places: Places, one: str, other: str) -> N
                 assert tx.close(row.uuid, START)
         with store.read() as tx:
             assert closed_range(tx)[1] == before["archive"].last + len(before["rows"]) + 1
-            assert tx.load(owner=b"eve").waiting == tx.load(b"a").waiting == tx.load(b"a").bytes == 0
+            assert tx.load(b"eve").waiting == load_of(tx, b"a").waiting == load_of(tx, b"a").bytes == 0
         assert is_sound(store)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.store_damage import NOW, edit, make
-from support.store_facts import accept_all, closed_range, state_of
+from support.store_facts import accept_all, closed_range, load_of, state_of, waiting_in
 
 from titanic.errors import StoreCorrupt, StoreError
 from titanic.store import NewRequest, Retention, Status
@@ -68,8 +68,8 @@ READING: list[Callable[..., object]] = [
     lambda txn, uuids: [(state_of(txn, uuid), txn.reply(uuid), txn.request(uuid)) for uuid in uuids],
     lambda txn, uuids: txn.next_ready(b"echo", None, 9, 1 << 20),
     lambda txn, uuids: txn.next_due(Retention(closed_retention=1)),
-    lambda txn, uuids: txn.waiting(),
-    lambda txn, uuids: txn.load(b"echo"),
+    lambda txn, uuids: waiting_in(txn),
+    lambda txn, uuids: load_of(txn, b"echo"),
     lambda txn, uuids: txn.counts(),
     lambda txn, uuids: txn.archive(),
     lambda txn, uuids: (txn.identity(), txn.service_settings()),

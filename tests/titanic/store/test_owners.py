@@ -37,7 +37,7 @@ def ids(store, *requests):
 def loads(store):
     """How many requests of each owner have not ended."""
     with store.read() as txn:
-        found = {owner: txn.load(owner=owner) for owner in OWNERS}
+        found = {owner: txn.load(owner) for owner in OWNERS}
         has = {owner: bool(owner and txn.select(owner=owner)) for owner in OWNERS}
     assert all(bool(found[owner].bytes) == has[owner] for owner in OWNERS)
     return [found[owner].waiting for owner in OWNERS]
@@ -46,7 +46,7 @@ def loads(store):
 def sizes(store):
     """The bytes that are kept for each owner."""
     with store.read() as txn:
-        return [txn.load(owner=owner).bytes for owner in OWNERS]
+        return [txn.load(owner).bytes for owner in OWNERS]
 
 
 def finish(store, uuid, status=Status.DONE):
@@ -159,15 +159,15 @@ def test_who_waits_is_counted_by_owner_through_every_state(store):
     with store.write() as txn:
         assert txn.postpone(other, due=NOW + 9, attempts=1, dispatched_at=NOW, reason="no")
         assert txn.promote(NOW + 50) == [(b"echo", 2)]
-        assert txn.load(owner=EVE).waiting == 2
+        assert txn.load(EVE).waiting == 2
         assert txn.expire(NOW + 60) == [(mortal, b"echo")]
-        assert txn.load(owner=EVE).waiting == 1, "a transaction sees what it has changed"
+        assert txn.load(EVE).waiting == 1, "a transaction sees what it has changed"
     assert loads(store) == [1, 1, 0]
     with store.write() as txn:
-        before = txn.load(owner=EVE).bytes
+        before = txn.load(EVE).bytes
         assert txn.retry(two, NOW + 70)
         assert txn.retry(mortal, NOW + 70)
-        assert 5000 < txn.load(owner=EVE).bytes < before, "two outcomes less"
+        assert 5000 < txn.load(EVE).bytes < before, "two outcomes less"
     assert loads(store) == [3, 1, 0]
     close(store, one, two)
     assert loads(store) == [2, 1, 0]
@@ -188,7 +188,7 @@ def test_what_is_closed_by_time_was_counted_before(store):
 def test_what_was_dropped_or_is_known_is_not_counted(store):
     accept(store, owned(EVE, key=b"k"), owned(EVE, key=b"k"))
     accept(store, owned(EVE, key=b"k"))
-    drop(store, lambda txn: txn.accept([owned(EVE)], NOW) and txn.load(owner=EVE))
+    drop(store, lambda txn: txn.accept([owned(EVE)], NOW) and txn.load(EVE))
     assert loads(store) == [1, 0, 0]
 
 
@@ -228,9 +228,9 @@ def test_a_key_counts_until_it_is_forgotten(store):
     with store.write() as txn:
         assert txn.clamp_timers(NOW - 5000)[0] > 0
         txn.forget([b"k" * 200, b"never given"], EVE)
-        assert 200 < txn.load(owner=EVE).bytes < both - 200
+        assert 200 < txn.load(EVE).bytes < both - 200
         assert txn.trim(LATER).keys == 2
-        assert txn.load(owner=EVE) == (0, 0)
+        assert txn.load(EVE) == (0, 0)
     accept(store, owned(EVE, key=b"k"))
     once = sizes(store)
     accept(store, owned(EVE, key=b"k"), now=LATER)  # its time is over: the row is written anew
@@ -296,7 +296,7 @@ def problems(store):
 def test_a_wrong_count_is_found_and_mended(store, row):
     accept(store, owned(EVE), owned(EVE), owned(BOB))
     with store.read() as txn:
-        right = txn.load(owner=EVE)
+        right = txn.load(EVE)
     with store.write() as txn:
         txn.raw.put(OWNER_PREFIX + b"gone", bytes(16), db=txn.db.meta)
         if row is None:
@@ -307,7 +307,7 @@ def test_a_wrong_count_is_found_and_mended(store, row):
     assert len(check(store)) == 2
     repair(store, NOW)
     with store.read() as txn:
-        assert (txn.load(owner=EVE), txn.load(owner=b"gone").waiting) == (right, 0)
+        assert (txn.load(EVE), txn.load(b"gone").waiting) == (right, 0)
 
 
 @pytest.mark.lmdb

@@ -11,7 +11,7 @@ from itertools import count as count_up
 import psycopg
 import pytest
 from support.postgres import needs_postgres, shared_server
-from support.store_facts import accept_all
+from support.store_facts import accept_all, waiting_in
 from support.waiting import until
 
 from titanic.errors import RecordCorrupt, StoreFailed, StoreTooNew
@@ -113,7 +113,7 @@ def test_a_request_is_claimed_once(nodes):
     assert other.claim((b"x", 9), (b"y", 9)) == {b"x": [c]}
     assert one.claim((b"x", 9)) == {}
     with one.store.read() as txn:
-        assert txn.waiting() == {b"x": 3, b"y": 1}, "who runs them is not asked here"
+        assert waiting_in(txn) == {b"x": 3, b"y": 1}, "who runs them is not asked here"
 
 
 def test_a_claim_has_what_a_worker_gets(nodes):
@@ -680,7 +680,7 @@ def test_a_bound_holds_when_nodes_claim_at_once(url):
 
     def empty(node):
         with node.store.read() as txn:
-            return not txn.waiting()
+            return not waiting_in(txn)
 
     def running():
         with nodes[0].store.read() as txn:

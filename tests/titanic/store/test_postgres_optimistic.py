@@ -69,15 +69,15 @@ def test_new_keys_and_old_ones_cost_no_round_trip(nodes, trips):
     assert submit(one, new(b"a"), new(b"a", b"eve"), new(b"b", together=2), new()) == [True] * 4
     assert submit(one, new(b"c"), forget=[b"a", b"unknown"]) == [True]
     with one.read() as txn:
-        before = txn.load(owner=b"eve").bytes
+        before = txn.load(b"eve").bytes
     del trips[2:]
     assert submit(one, new(b"d", b"eve"), forget=[b"a"], owner=b"eve") == [True]
     assert trips == [1, 1, 1]
     with other.read() as txn:
         assert [txn.holder(key) is not None for key in (b"a", b"b", b"c")] == [False, True, True]
         assert txn.holder(b"a", b"eve") is None
-        assert txn.load(owner=b"eve").waiting == 2
-        assert txn.load(owner=b"eve").bytes > before
+        assert txn.load(b"eve").waiting == 2
+        assert txn.load(b"eve").bytes > before
 
 
 def test_all_that_is_submitted_in_a_commit_is_one_statement(nodes, trips):
@@ -220,7 +220,7 @@ def test_what_a_node_has_claimed_ends_and_closes_in_one_round_trip_each(nodes, t
     assert finish(one, *uuids) == [True] * n
     with other.read() as txn:
         assert [txn.reply(uuid).frames for uuid in uuids] == [[b"reply"]] * n
-        assert txn.load(owner=b"eve").waiting == txn.counts().waiting == 0
+        assert txn.load(b"eve").waiting == txn.counts().waiting == 0
     trips.clear()
     assert [one.state for one in close(one, *uuids)] == [State.DONE] * n
     assert trips == [1]

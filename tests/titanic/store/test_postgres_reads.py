@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from support.postgres import needs_postgres, shared_server
 from support.postgres_mirror import mirror
-from support.store_facts import accept_all, closed_range, state_of
+from support.store_facts import accept_all, closed_range, state_of, waiting_in
 from support.store_lives import NOW, OWNERS, SERVICES, live
 
 from titanic.errors import RecordCorrupt
@@ -70,12 +70,12 @@ def all_that_is_read(transaction, uuids: list[bytes], chance: random.Random) -> 
         for limit, max_bytes in ((1, 1), (3, 800), (50, 10_000)):
             after = chance.choice(rows).key if rows else None
             seen["part", service, limit] = transaction.next_ready(service, after, limit, max_bytes, skip)
-        seen["service", service] = transaction.load(service), transaction.oldest(service)
+        seen["service", service] = transaction.queues([service, b"none"], set())
     seen["totals"] = (
-        transaction.waiting(),
-        transaction.queues(),
+        waiting_in(transaction),
+        transaction.queues(skip=()),
         transaction.counts(),
-        [transaction.load(owner=owner) for owner in OWNERS],
+        [transaction.load(owner) for owner in OWNERS],
     )
     for policy in (None, Retention(), Retention(5, 0, 7)):
         for skip in (set(), set(uuids[::2])):

@@ -202,4 +202,4 @@ def test_what_one_closes_while_another_agrees_with_the_archive_is_counted_once(n
         closing.result()
     with one.read() as txn:
         assert closed_range(txn)[1] == 360
-        assert [txn.load(owner=owner).bytes for owner in owners] == [0, 0, 0]
+        assert [txn.load(owner).bytes for owner in owners] == [0, 0, 0]

@@ -2,7 +2,7 @@
 
 import pytest
 from support.store_engines import is_sound
-from support.store_facts import accept_all, state_of
+from support.store_facts import accept_all, load_of, state_of
 
 from titanic.store import DAY, NewRequest, Retention, State, Status
 
@@ -54,7 +54,7 @@ def state(store, uuid):
 
 def load(store, service=b"echo"):
     with store.read() as txn:
-        return txn.load(service)
+        return load_of(txn, service)
 
 
 def test_a_request_expires_when_its_time_is_over(store):
@@ -142,12 +142,12 @@ def test_the_load_counts_what_has_not_ended(store):
     assert 53_000 < size < 53_500
     with store.write() as txn:
         txn.postpone(uuids[0], due=NOW + 1, attempts=1, dispatched_at=NOW, reason="")
-        assert txn.load(b"echo") == (4, size)
+        assert load_of(txn, b"echo") == (4, size)
         txn.promote(NOW + 1)
-        assert txn.load(b"echo") == (4, size)
+        assert load_of(txn, b"echo") == (4, size)
         txn.close(uuids[3], NOW)
-        assert txn.load(b"echo").waiting == 3
-        assert txn.load(b"echo").bytes < size - 50_000
+        assert load_of(txn, b"echo").waiting == 3
+        assert load_of(txn, b"echo").bytes < size - 50_000
     finish(store, uuids[0], Status.FAILED)
     assert load(store).waiting == 2
     retry(store, uuids[0])

@@ -31,7 +31,7 @@ from titanic.store.lmdb.capacity import divide, reserved
 from titanic.store.lmdb.closed_ring import archive, known_archivist
 from titanic.store.lmdb.disk import disk_full, flags, is_of_the_system, settle
 from titanic.store.lmdb.pages import SALVAGE, faults, release
-from titanic.store.lmdb.read import identity, waiting
+from titanic.store.lmdb.read import identity, queues
 from titanic.store.lmdb.readers import Readers
 from titanic.store.lmdb.schema import PAGE, Databases
 from titanic.store.lmdb.transaction import Environment, Pace, Reading, Settings
@@ -155,7 +155,7 @@ def open_environment(
         with Reading(environment) as tx:
             used = tx.used()
             if not to_repair:
-                waiting(tx)  # what every server needs at once; better it ends here, with a reason, than later
+                queues(tx)  # what every server needs at once; better it ends here, with a reason, than later
                 archive(tx)
                 known_archivist(tx)
                 nameless = identity(tx) is None

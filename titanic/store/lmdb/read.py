@@ -131,15 +131,7 @@ def next_due(
     return min(times, default=None)
 
 
-def waiting(tx: Reading) -> dict[bytes, int]:
-    """How many requests each service has in the queue. Services without any are absent."""
-    tx.put_counters()
-    return {service: load[0] for service, load in _loads_by_service(tx).items() if load[0]}
-
-
-def oldest(tx: Reading, service: bytes, skip: Container[bytes] = ()) -> int | None:
-    """When the oldest request in the service's queue was submitted that is not in `skip`, in µs since the epoch; None:
-    there is none."""
+def _oldest(tx: Reading, service: bytes, skip: Container[bytes]) -> int | None:
     cursor = tx.raw.cursor(tx.db.ready)
     times, prefix, rank = [], service + b"\0", 0
     there = cursor.set_range(prefix)
@@ -157,22 +149,23 @@ def oldest(tx: Reading, service: bytes, skip: Container[bytes] = ()) -> int | No
     return min(times, default=None)
 
 
-def queues(tx: Reading, skip: Container[bytes] = ()) -> dict[bytes, QueueFigures]:
-    """What each service has to do, of those that have something; the oldest of those that are not in `skip`."""
+def queues(
+    tx: Reading, services: Collection[bytes] | None = None, skip: Container[bytes] | None = None
+) -> dict[bytes, QueueFigures]:
+    """What each service has to do, of those that have something; with `skip`, also the oldest request not in it."""
     tx.put_counters()
-    return {
-        service: QueueFigures(ready, unended, size, oldest(tx, service, skip) if ready else None)
-        for service, (ready, unended, size) in _loads_by_service(tx).items()
-    }
+    found: dict[bytes, QueueFigures] = {}
+    for service, load in _loads_by_service(tx, services):
+        ready, unended, size = load
+        oldest = _oldest(tx, service, skip) if ready and skip is not None else None
+        found[service] = QueueFigures(ready, unended, size, oldest)
+    return found
 
 
-def load(tx: Reading, service: bytes = b"", *, owner: bytes = b"") -> Load:
-    """The requests of a service, or of an owner, that have not ended, without counting."""
+def load(tx: Reading, owner: bytes) -> Load:
+    """The requests of an owner that have not ended, without counting."""
     tx.put_counters()
-    if owner:
-        return Load(*(tx.meta_row(schema.OWNER_PREFIX + owner, schema.OWNER_LOAD) or (0, 0)))
-    _, waiting, size = tx.meta_row(schema.LOAD_PREFIX + service, schema.LOAD) or (0, 0, 0)
-    return Load(waiting, size)
+    return Load(*(tx.meta_row(schema.OWNER_PREFIX + owner, schema.OWNER_LOAD) or (0, 0)))
 
 
 def counts(tx: Reading) -> Counts:
@@ -249,15 +242,21 @@ def is_untouched(tx: Reading) -> bool:
     return not kept and not tx.last_sequence() and not tx.archived()[0] and not has_settings
 
 
-def _loads_by_service(tx: Reading) -> dict[bytes, tuple[int, ...]]:
-    loads: dict[bytes, tuple[int, ...]] = {}
+def _loads_by_service(tx: Reading, services: Collection[bytes] | None) -> list[tuple[bytes, tuple[int, ...]]]:
+    prefix = schema.LOAD_PREFIX
+    loads: list[tuple[bytes, tuple[int, ...]]] = []
+    if services is not None:
+        for service in services:
+            if (row := tx.meta_row(prefix + service, schema.LOAD)) is not None:
+                loads.append((service, row))
+        return loads
     cursor = tx.raw.cursor(tx.db.meta)
-    if cursor.set_range(schema.LOAD_PREFIX):
+    if cursor.set_range(prefix):
         for view, value in cursor.iternext():
             key = bytes(view)
-            if not key.startswith(schema.LOAD_PREFIX):
+            if not key.startswith(prefix):
                 break
-            loads[key[len(schema.LOAD_PREFIX) :]] = unpack(schema.LOAD, value, "meta", key)
+            loads.append((key[len(prefix) :], unpack(schema.LOAD, value, "meta", key)))
     return loads
 
 

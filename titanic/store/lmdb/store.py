@@ -82,8 +82,6 @@ class LmdbReadTransaction(Reading):
     holder = method(read.holder)
     next_ready = method(read.next_ready)
     next_due = method(read.next_due)
-    waiting = method(read.waiting)
-    oldest = method(read.oldest)
     queues = method(read.queues)
     load = method(read.load)
     counts = method(read.counts)

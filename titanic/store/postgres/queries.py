@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from titanic.errors import RecordCorrupt
 from titanic.protocol.submit_options import MAX_KEY
-from titanic.store.postgres.connection import ids
+from titanic.store.postgres.connection import ids, texts
 from titanic.store.postgres.nodes import CLAIMED
 from titanic.store.postgres.pool import Pool
 from titanic.store.postgres.tables import divide
@@ -129,15 +129,9 @@ _ROWS = f"""
     JOIN titanic.ready q ON q.service = r.service AND q.rank = 9 - r.priority AND q.uuid = r.uuid
     WHERE one.place = 1 OR one.size <= %s ORDER BY one.place"""
 
-_WAITING = "SELECT name, sum(ready)::bigint FROM titanic.load WHERE kind = 's' GROUP BY name HAVING sum(ready) > 0"
-
 _UNCLAIMED = """(incarnation IS NULL OR EXISTS (
     SELECT FROM titanic.node AS n WHERE n.incarnation = ready.incarnation AND n.lease_until = '-infinity'))"""
 """Of a row of `ready`: it waits. What a node has claimed is running, or is about to."""
-
-_OLDEST = f"""
-    SELECT one.uuid FROM generate_series(0, 9) AS p (rank) CROSS JOIN LATERAL
-    (SELECT uuid FROM titanic.ready WHERE service = %s AND rank = p.rank AND {_UNCLAIMED} ORDER BY uuid LIMIT 1) one"""
 
 _FIRST_DUE = """
     SELECT (SELECT expires_at FROM titanic.expiring WHERE uuid <> ALL(%s::uuid[]) ORDER BY expires_at LIMIT 1),
@@ -219,43 +213,30 @@ def next_due(
     return min(times, default=None)
 
 
-_QUEUES = f"""
-SELECT l.name, l.ready, l.waiting, l.bytes, ARRAY(
-    SELECT one.uuid FROM generate_series(0, 9) AS p (rank) CROSS JOIN LATERAL (
-        SELECT uuid FROM titanic.ready WHERE service = l.name AND rank = p.rank AND {_UNCLAIMED} ORDER BY uuid LIMIT 1
-    ) AS one WHERE l.ready > 0)
+_QUEUES = """
+SELECT l.name, l.ready, l.waiting, l.bytes, {firsts}
 FROM (
     SELECT name, sum(ready)::bigint AS ready, sum(waiting)::bigint AS waiting, sum(bytes)::bigint AS bytes
-    FROM titanic.load WHERE kind = 's' GROUP BY name
+    FROM titanic.load WHERE kind = 's' AND {which} GROUP BY name
 ) AS l WHERE l.waiting > 0"""
 
-
-def waiting(tx: SnapshotReader) -> dict[bytes, int]:
-    """How many requests each service has in the queue. Services without any are absent."""
-    return dict(tx.fetch(_WAITING))
-
-
-def oldest(tx: SnapshotReader, service: bytes, skip: Container[bytes] = ()) -> int | None:
-    """When the oldest request in the service's queue was submitted that no node has claimed, in µs since the epoch;
-    None: there is none."""
-    return min(
-        (
-            time_of(uuid)
-            for (uuid,) in tx.fetch(
-                _OLDEST,
-                service,
-            )
-        ),
-        default=None,
-    )
+_OLDEST = f"""ARRAY(
+    SELECT one.uuid FROM generate_series(0, 9) AS p (rank) CROSS JOIN LATERAL (
+        SELECT uuid FROM titanic.ready WHERE service = l.name AND rank = p.rank AND {_UNCLAIMED} ORDER BY uuid LIMIT 1
+    ) AS one WHERE l.ready > 0)"""
 
 
-def queues(tx: SnapshotReader, skip: Container[bytes] = ()) -> dict[bytes, QueueFigures]:
-    """What each service has to do, of those that have something."""
-    found: dict[bytes, QueueFigures] = {}
-    for name, ready, unended, size, firsts in tx.fetch(_QUEUES):
-        found[name] = QueueFigures(ready, unended, size, min(map(time_of, firsts), default=None))
-    return found
+def queues(
+    tx: SnapshotReader, services: Collection[bytes] | None = None, skip: Container[bytes] | None = None
+) -> dict[bytes, QueueFigures]:
+    """What each service has to do, of those that have something; with `skip`, also the oldest that no node has
+    claimed."""
+    firsts = "'{}'::uuid[]" if skip is None else _OLDEST
+    which, names = ("true", []) if services is None else ("name = ANY(%s)", [texts(list(services))])
+    return {
+        name: QueueFigures(ready, unended, size, min(map(time_of, uuids), default=None))
+        for name, ready, unended, size, uuids in tx.fetch(_QUEUES.format(firsts=firsts, which=which), *names)
+    }
 
 
 # -- listing ---------------------------------------------------------------------------------------------------
@@ -485,9 +466,9 @@ def _whole(place: bytes, fill: bytes = b"\0") -> str:
 SMALL_REQUEST = 4096
 """Bytes for which there must be room, or the store is full."""
 
-_LOAD = "SELECT coalesce(sum(waiting), 0)::bigint, coalesce(sum(bytes), 0)::bigint FROM titanic.load"
-_SERVICE_LOAD = f"{_LOAD} WHERE kind = 's' AND name = %s"
-_OWNER_LOAD = f"{_LOAD} WHERE kind = 'o' AND name = %s"
+_LOAD = """
+    SELECT coalesce(sum(waiting), 0)::bigint, coalesce(sum(bytes), 0)::bigint
+    FROM titanic.load WHERE kind = 'o' AND name = %s"""
 
 _COUNTS = """
     SELECT u.requests, u.waiting, u.delayed, u.replies, u.used, m.capacity, m.closed_last - m.closed_first + 1, m.lost
@@ -542,9 +523,9 @@ _DROPPABLE = """
 """The same of all, by what the first ones cost."""
 
 
-def load(tx: SnapshotReader, service: bytes = b"", *, owner: bytes = b"") -> Load:
-    """The requests of a service, or of an owner, that have not ended, without counting."""
-    return Load(*(tx.fetch_row(_OWNER_LOAD, owner) if owner else tx.fetch_row(_SERVICE_LOAD, service)))
+def load(tx: SnapshotReader, owner: bytes) -> Load:
+    """The requests of an owner that have not ended, without counting."""
+    return Load(*tx.fetch_row(_LOAD, owner))
 
 
 def counts(tx: SnapshotReader) -> Counts:

@@ -174,8 +174,6 @@ class PostgresReadTransaction(SnapshotReader):
     holder = queries.holder
     next_ready = queries.next_ready
     next_due = queries.next_due
-    waiting = queries.waiting
-    oldest = queries.oldest
     queues = queries.queues
     select = queries.select
     request_ids = queries.request_ids
