@@ -20,8 +20,6 @@ from titanic.web.request_headers import MAX_KEY, MIN_SPAN, OPTIONS
 Part = dict[str, Any]
 """A part of an OpenAPI document."""
 
-STATES = ("waiting", "delayed", "running", "done", "failed", "expired")
-
 Uuid = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
 Path = Annotated[str, Meta(extra_json_schema={"format": "uri-reference"})]
 Time = Annotated[str, Meta(description="RFC 3339, in UTC.", extra_json_schema={"format": "date-time"})]

@@ -7,7 +7,6 @@ import hashlib
 import json
 import re
 import secrets
-import time
 from collections.abc import Coroutine, Mapping
 from typing import Annotated, Any, TypeVar
 from urllib.parse import quote, urlencode
@@ -33,7 +32,6 @@ from titanic.web.api.openapi import (
     REQUEST,
     RETRY_AFTER,
     SERVICE,
-    STATES,
     SUBMIT_HEADERS,
     Accepted,
     Path,
@@ -61,6 +59,7 @@ from titanic.web.api.resource import (
 )
 from titanic.web.app_state import app_state, release_body, visitor_of
 from titanic.web.problems import Problem
+from titanic.web.request_filter import STATES, RequestFilter, find_page
 from titanic.web.request_headers import (
     MAX_WAIT,
     read_content_type,
@@ -379,9 +378,6 @@ _APPLIED = {
 }
 
 
-PAGE_TIMEOUT = 1.0
-"""Seconds for which a page searches for rare matches: the server scans some thousands of requests per call."""
-
 PAGE = 100
 """Default number of rows on a page."""
 
@@ -410,19 +406,9 @@ async def get_requests(request: Request) -> Response:
         raise Problem(400, f"newest is {quoted(newest)}; it must be true or false")
     if (after := given.get("after")) is not None:
         after = query_uuid("after", after)
-    client, rows, until = visitor_of(request).client, list[RequestInfo](), time.monotonic() + PAGE_TIMEOUT
-    while True:
-        found, after = await client.list(
-            service=given.get("service"),
-            state=state,
-            text=given.get("text"),
-            newest=newest == "true",
-            after=after,
-            limit=limit - len(rows),
-        )
-        rows += found
-        if after is None or len(rows) >= limit or time.monotonic() >= until:
-            break
+    service, text = given.get("service", ""), given.get("text", "")
+    wanted = RequestFilter(service, state or "", text, oldest=newest == "false")
+    rows, after = await find_page(visitor_of(request).client, wanted, after, limit)
     return page("/v1/requests", "requests", [described(row) for row in rows], given, after)
 
 

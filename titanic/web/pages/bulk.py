@@ -21,8 +21,8 @@ from titanic.protocol.answers import RequestInfo
 from titanic.util import ids
 from titanic.web.app_state import app_state, visitor_of
 from titanic.web.pages import forms
-from titanic.web.pages.requests import AGE_LABELS, BATCH, RequestFilter, find_all, parse_filter
 from titanic.web.problems import Problem
+from titanic.web.request_filter import AGE_LABELS, BATCH, RequestFilter, find_all, parse_filter
 
 ACTIONS = ("retry", "close")
 

@@ -18,8 +18,8 @@ from titanic.aio import Client
 from titanic.protocol.answers import RequestInfo
 from titanic.web.app_state import app_state, visitor_of
 from titanic.web.pages.bulk import confirm
-from titanic.web.pages.requests import RequestFilter
 from titanic.web.problems import Problem
+from titanic.web.request_filter import RequestFilter
 from titanic.web.template_filters import bars
 
 MAX_FAILURES = 1000

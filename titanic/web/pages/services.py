@@ -27,6 +27,7 @@ from titanic.web.hooks.registry import KEPT, ServiceSettings, hook_status, sourc
 from titanic.web.pages import forms
 from titanic.web.pages.forms import NotPermitted, unless_forbidden
 from titanic.web.problems import Problem
+from titanic.web.request_filter import STATES
 from titanic.web.stats import HOUR, ServiceCounters, StatsSample, increase, latency_of, recently_done
 from titanic.web.template_filters import Line, chart, number, rate, service_url
 
@@ -35,8 +36,6 @@ PAGE = 100
 
 PARTS = 30
 """Points of a chart: one for two minutes."""
-
-STATES = ("waiting", "delayed", "running", "done", "failed", "expired")
 
 MIN_RATE_SPAN = 10.0
 """Seconds over which rates are measured, at least."""

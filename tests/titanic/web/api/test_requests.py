@@ -16,7 +16,7 @@ from support.waiting import until
 
 from broker import RemoteError, Worker
 from titanic import Client, Server, current
-from titanic.web.api import requests as api_requests
+from titanic.web import request_filter
 
 SUBMIT = "/v1/services/echo/requests"
 
@@ -409,7 +409,7 @@ def test_what_is_rare_is_found_in_one_call(
     """The server looks at so many at a time."""
     monkeypatch.setattr("titanic.store.lmdb.listing.LOOKED_AT", 5)
     monkeypatch.setattr("titanic.services.list_requests.PATIENCE", 0.0)
-    monkeypatch.setattr(api_requests, "PAGE_TIMEOUT", 60.0)
+    monkeypatch.setattr(request_filter, "SEARCH_TIMEOUT", 60.0)
     first = client.submit("rare", b"x", key="Order 7")
     for uuid in client.submit_batch("echo", [b"x"] * 30):
         client.wait(uuid, 30)
@@ -417,7 +417,7 @@ def test_what_is_rare_is_found_in_one_call(
     found = http.get("/v1/requests?service=rare").json()
     assert ([row["uuid"] for row in found["requests"]], found["next"]) == ([first, last], None)
     assert [row["uuid"] for row in http.get("/v1/requests?text=ORDER").json()["requests"]] == [first]
-    monkeypatch.setattr(api_requests, "PAGE_TIMEOUT", 0.0)
+    monkeypatch.setattr(request_filter, "SEARCH_TIMEOUT", 0.0)
     assert http.get("/v1/requests?service=rare").json()["next"]
 
 

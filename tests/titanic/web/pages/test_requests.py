@@ -14,9 +14,10 @@ from broker import Worker
 from titanic import Client, Server
 from titanic.aio import Client as AioClient
 from titanic.util.ids import IdMaker
+from titanic.web import request_filter
 from titanic.web.pages import bulk, requests
-from titanic.web.pages.requests import RequestFilter, find_page, first_id, parse_filter
 from titanic.web.problems import Problem
+from titanic.web.request_filter import RequestFilter, find_page, first_id, parse_filter
 
 
 def page_of(http: httpx.Client, path: str) -> Page:
@@ -125,9 +126,9 @@ def test_a_page_searches_until_it_is_full_or_late(
             rows, after = await find_page(asked, RequestFilter(service="mail", **chosen), None, 6)
             return [row["uuid"] for row in rows], after
 
-    monkeypatch.setattr(requests, "SEARCH_TIMEOUT", 60.0)
+    monkeypatch.setattr(request_filter, "SEARCH_TIMEOUT", 60.0)
     assert asyncio.run(look()) == (known[:3:-1], known[4])
-    monkeypatch.setattr(requests, "SEARCH_TIMEOUT", 0.0)
+    monkeypatch.setattr(request_filter, "SEARCH_TIMEOUT", 0.0)
     assert asyncio.run(look()) == (known[:7:-1], known[8])
 
 
@@ -137,7 +138,7 @@ def test_a_page_searches_until_it_is_full_or_late(
 @pytest.fixture(autouse=True)
 def no_search_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches are complete, also on a busy machine."""
-    monkeypatch.setattr(requests, "SEARCH_TIMEOUT", 60.0)
+    monkeypatch.setattr(request_filter, "SEARCH_TIMEOUT", 60.0)
 
 
 def job_page(http: httpx.Client, answer: httpx.Response) -> Page:
@@ -217,7 +218,7 @@ def test_without_a_count_all_is_typed(http: httpx.Client, client: Client, monkey
 
 
 def test_all_pages_are_counted(http: httpx.Client, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "BATCH", 2)
+    monkeypatch.setattr(request_filter, "BATCH", 2)
     client.submit_batch("mail", [b"x"] * 9)
     assert page_of(http, "/requests/all?do=close&service=mail&state=waiting").headings[0] == "Close 9 requests?"
 
