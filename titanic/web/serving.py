@@ -82,9 +82,12 @@ class WebServer:
     def run(self, ready: Callable[[], None] | None = None, alive: Callable[[], None] | None = None) -> None:
         """Serve until `stop`. In the loop, `ready` is called once it listens, and then `alive` every few seconds.
         Raises CallerError when it cannot listen, and any other error that keeps it from starting."""
-        self._server.ready = ready
 
         async def notify() -> None:
+            nonlocal ready
+            if ready is not None:
+                ready()
+                ready = None
             if alive is not None:
                 alive()
 
@@ -175,18 +178,11 @@ def _room() -> int:
 
 
 class _Quiet(uvicorn.Server):
-    """Leaves signals to its caller, reports when it listens, and ends waiting calls at shutdown."""
-
-    ready: Callable[[], None] | None = None
+    """Leaves signals to its caller, and ends waiting calls at shutdown."""
 
     def __init__(self, config: uvicorn.Config, app: Gateway) -> None:
         super().__init__(config)
         self._app = app
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.ready is not None:
-            self.ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._app.shut_down()

@@ -1,1 +1,1 @@
-"""Who asks, by what he was let in, what he may hold at a time, and the connection that is his."""
+"""Authentication of requests, and the connections of users to the server."""
