@@ -20,7 +20,7 @@ from support.store_formats import STORES, synthetic_step, unpack, unpack_tables
 
 from titanic.errors import NotAStore, StoreTooNew, StoreTooOld
 from titanic.store import NewRequest, open_export, open_read_only, open_store
-from titanic.store.lmdb import closed_record, opening, outcome_record, request_record, retry_record, schema
+from titanic.store.lmdb import closed_record, opening, outcome_record, request_record, schema
 from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import check, restore
 from titanic.store.postgres import schema as postgres_schema
@@ -88,7 +88,7 @@ def test_packed_tables_are_opened_and_have_all_of_it(tmp_path: Path, url: str, n
 
 def test_the_layout_is_that_of_its_format() -> None:
     """All keys, layouts of values and names of databases that are declared."""
-    modules = (schema, request_record, outcome_record, retry_record, closed_record)
+    modules = (schema, request_record, outcome_record, closed_record)
     values = {repr(schema.Databases._fields)}
     for value in (value for module in modules for name, value in vars(module).items() if name.strip("_").isupper()):
         if isinstance(value, bytes | struct.Struct):

@@ -22,7 +22,7 @@ from titanic.store.lmdb import readers
 from titanic.store.lmdb.readers import COPY
 from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import check, findings
-from titanic.store.lmdb.tools.apart import expect_room
+from titanic.store.lmdb.tools.backup import expect_room
 from titanic.store.lmdb.tools.check import check_in_use
 
 CAPACITY = 16 << 20

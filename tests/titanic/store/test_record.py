@@ -7,11 +7,10 @@ from msgspec.structs import replace
 
 from titanic.errors import InvalidRequest, RecordCorrupt
 from titanic.store import NewRequest, Outcome, Status, rules
-from titanic.store.lmdb import blob, closed_record, outcome_record, request_record, retry_record
-from titanic.store.lmdb.blob import refer
+from titanic.store.lmdb import closed_record, outcome_record, request_record
 from titanic.store.lmdb.closed_record import ClosedRecord, Part, Where
-from titanic.store.lmdb.record import join_frames, seal
-from titanic.store.lmdb.retry_record import Retry
+from titanic.store.lmdb.outcome_record import Retry
+from titanic.store.lmdb.record import blob_key, blob_rows, join_frames, refer, seal, unpack_ref
 from titanic.store.lmdb.schema import INLINE
 from titanic.store.request import COLUMNS, LASTING
 
@@ -162,19 +161,19 @@ def test_frames_that_were_left_out_say_so():
 @given(st.integers(1, 9000), st.integers(1, 2**60))
 def test_a_blob_is_cut_into_equal_pieces_that_fit_into_half_a_page(size, blob_id):
     body = bytes(n % 251 for n in range(size))
-    ref, rows = refer(blob_id, body), blob.rows(blob_id, body)
+    ref, rows = refer(blob_id, body), blob_rows(blob_id, body)
     assert b"".join(value for _, value in rows) == body
-    assert [key for key, _ in rows] == sorted(blob.key(blob_id, n) for n in range(ref.pieces))
+    assert [key for key, _ in rows] == sorted(blob_key(blob_id, n) for n in range(ref.pieces))
     sizes = [len(value) for _, value in rows]
     assert sizes == sorted(sizes, reverse=True)
     assert max(sizes) <= 2018
     assert max(sizes) - min(sizes) < len(sizes)
-    assert blob.unpack(ref.pack(), 0) == ref
+    assert unpack_ref(ref.pack(), 0) == ref
 
 
 @given(RETRIES)
 def test_a_retry_comes_back(past):
-    assert retry_record.decode(UUID, memoryview(retry_record.encode(UUID, past))) == past
+    assert outcome_record.decode_retry(UUID, memoryview(outcome_record.encode_retry(UUID, past))) == past
 
 
 RECORDS = [
@@ -187,8 +186,8 @@ RECORDS = [
         request_record.encode(UUID, NewRequest(b"echo", [b"one"], options=b"{}", owner=b"shop"), 5),
     ),
     (outcome_record.decode, outcome_record.encode(UUID, Outcome(Status.FAILED, [b"x"], "no", 3, 4, 5))),
-    (retry_record.decode, retry_record.encode(UUID, Retry(1, 2, 3, "no"))),
-    (retry_record.decode, retry_record.encode(UUID, Retry(1, 2, 3, "no", 9, 2))),
+    (outcome_record.decode_retry, outcome_record.encode_retry(UUID, Retry(1, 2, 3, "no"))),
+    (outcome_record.decode_retry, outcome_record.encode_retry(UUID, Retry(1, 2, 3, "no", 9, 2))),
 ]
 NAMES = ["request", "owned request", "outcome", "retry", "deliveries"]
 TWO = {"request": part([b"one"]), "reply": part([b"two", b""])}
@@ -303,7 +302,9 @@ def test_records_of_other_formats_are_refused(decode, record):
 
 
 def test_a_long_reason_is_cut_without_breaking_a_letter():
-    past = retry_record.decode(UUID, memoryview(retry_record.encode(UUID, Retry(1, 0, 0, "x" + "é" * 5000))))
+    past = outcome_record.decode_retry(
+        UUID, memoryview(outcome_record.encode_retry(UUID, Retry(1, 0, 0, "x" + "é" * 5000)))
+    )
     assert past.reason == "x" + "é" * 499
 
 

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 from titanic.errors import InvalidRequest, StoreFailed
 from titanic.store import service_settings
-from titanic.store.lmdb import idempotency_key, request_record, retry_record
-from titanic.store.lmdb.blob import REF_SIZE, Ref, refer
+from titanic.store.lmdb import outcome_record, request_record
 from titanic.store.lmdb.capacity import CHARGE
 from titanic.store.lmdb.free_space import could_fit, drop_oldest, fits, recount, refusal
-from titanic.store.lmdb.idempotency_key import Holder, row_key
+from titanic.store.lmdb.outcome_record import Retry
 from titanic.store.lmdb.read import settings_of_services
-from titanic.store.lmdb.retry_record import Retry
+from titanic.store.lmdb.record import REF_SIZE, Ref, refer
+from titanic.store.lmdb.request_record import Holder, row_key
 from titanic.store.lmdb.schema import (
     EXPIRY,
     KEY,
@@ -196,7 +196,7 @@ def _plan(tx: Writing, requests: Sequence[NewRequest], uuids: list[bytes], now_u
         if owner:
             owned.setdefault(owner, []).append(load[-1])
         if not_before > now_us:
-            delay = retry_record.encode(uuid, Retry(0, not_before))
+            delay = outcome_record.encode_retry(uuid, Retry(0, not_before))
             later.append((later_key(not_before, uuid), prefix))
             retries.append((uuid, delay))
             extra += len(delay) + 3 * _TIMER_COST
@@ -248,7 +248,7 @@ def _holder(tx: Writing, key: bytes, now_us: int) -> Holder | None:
 def _hold(tx: Writing, key: bytes, holder: Holder) -> None:
     if (old := tx.key_holder(key)) is not None:  # its time is over
         tx.delete(tx.db.timers, timer_key(KEY, old.until, key))
-    tx.put_key(key, idempotency_key.encode(holder))
+    tx.put_key(key, request_record.encode_holder(holder))
     tx.put(tx.db.timers, timer_key(KEY, holder.until, key), b"")
 
 

@@ -7,15 +7,13 @@ from typing import TypeVar
 
 from titanic.errors import RecordCorrupt
 from titanic.store.lmdb import closed_record, outcome_record, request_record
-from titanic.store.lmdb.blob import Ref, refer
 from titanic.store.lmdb.closed_record import NO_FRAMES, ClosedRecord, Part, Where
 from titanic.store.lmdb.closed_ring import charge
 from titanic.store.lmdb.free_space import fits, make_room, refusal
 from titanic.store.lmdb.lifecycle import drop_timers, find, leave
-from titanic.store.lmdb.outcome_record import OutcomeHeader
-from titanic.store.lmdb.record import verify
+from titanic.store.lmdb.outcome_record import OutcomeHeader, Retry
+from titanic.store.lmdb.record import Ref, refer, verify
 from titanic.store.lmdb.request_record import RequestHeader
-from titanic.store.lmdb.retry_record import Retry
 from titanic.store.lmdb.schema import INLINE, PAGE, TIME_SIZE, closed_key, cost
 from titanic.store.lmdb.transaction import Writing
 from titanic.store.records import Closed

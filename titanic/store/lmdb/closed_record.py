@@ -24,7 +24,7 @@ in another order than they came.
         74     1  priority
         75        for each text of CLOSED_TEXTS its size: 1 byte; for the error (why it failed or expired, UTF-8) 2
                   the texts; a service of 0 bytes is unknown: the request was damaged
-                  the request's frames (record.py), a reference to them (blob.py), or nothing
+                  the request's frames, a reference to them (record.py), or nothing
                   the same of the reply
 """
 
@@ -37,9 +37,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from titanic.errors import RecordCorrupt
-from titanic.store.lmdb import blob
-from titanic.store.lmdb.blob import Ref
-from titanic.store.lmdb.record import FetchBlob, cut, read_frames, refuse_blob, seal, verify
+from titanic.store.lmdb.record import REF_SIZE, FetchBlob, Ref, read_frames, refuse_blob, seal, unpack_ref, verify
 from titanic.store.lmdb.schema import closed_key
 from titanic.store.request import (
     CLOSED_FORMAT,
@@ -50,6 +48,7 @@ from titanic.store.request import (
     ClosedRequest,
     lasting_values,
 )
+from titanic.store.rules import shortened
 from titanic.store.states import Status
 
 DATABASE = "closed"
@@ -91,7 +90,7 @@ class Part(NamedTuple):
     @property
     def ref(self) -> Ref | None:
         """The blob that has them."""
-        return blob.unpack(self.data, 0) if self.where is Where.BLOB else None
+        return unpack_ref(self.data, 0) if self.where is Where.BLOB else None
 
     @property
     def is_left_out(self) -> bool:
@@ -121,7 +120,7 @@ class ClosedRecord(ClosedFields, kw_only=True):  # which mypyc ignores: so each 
 
 def encode(sequence: int, closed: ClosedRecord) -> bytes:
     """The record."""
-    texts = (*_texts(closed), cut(closed.error))
+    texts = (*_texts(closed), shortened(closed.error))
     request, reply = closed.request, closed.reply
     kind = int(closed.status) | (UNCLAIMED if closed.unclaimed else 0)
     rest = _REST.pack(
@@ -145,7 +144,7 @@ def encode(sequence: int, closed: ClosedRecord) -> bytes:
 
 def size(closed: ClosedRecord) -> int:
     """Bytes of the record."""
-    texts = sum(map(len, _texts(closed))) + len(cut(closed.error))
+    texts = sum(map(len, _texts(closed))) + len(shortened(closed.error))
     return _HEADER.size + texts + len(closed.request.data) + len(closed.reply.data)
 
 
@@ -182,7 +181,7 @@ def decode_header(sequence: int, record: memoryview | bytes) -> ClosedRecord:
     try:
         for number, count, part_size in ((where, frames, length), (other_where, other_frames, other_length)):
             place = Where(number)
-            stored = blob.REF_SIZE if place is Where.BLOB else part_size if place is Where.HERE else 0
+            stored = REF_SIZE if place is Where.BLOB else part_size if place is Where.HERE else 0
             parts.append(Part(place, count, part_size, record[at : at + stored]))
             at += stored
     except ValueError as fault:

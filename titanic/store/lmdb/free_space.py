@@ -11,8 +11,9 @@ from __future__ import annotations
 from itertools import islice
 
 from titanic.errors import RecordCorrupt, StoreFull
-from titanic.store.lmdb import blob, closed_record
+from titanic.store.lmdb import closed_record
 from titanic.store.lmdb.closed_ring import charged_since, closed_range, end_charges, kept
+from titanic.store.lmdb.record import blob_id_of, blob_key
 from titanic.store.lmdb.schema import PAGE, SETTLED_KEY, U32, closed_key, sequence_of, unpack
 from titanic.store.lmdb.transaction import Reading, Writing
 
@@ -191,11 +192,11 @@ def _empty_graves(tx: Writing) -> bool:
         if not cursor.first():
             break
         key = bytes(cursor.key())
-        blob_id = blob.id_of(key, "graves")
+        blob_id = blob_id_of(key, "graves")
         (pieces,) = unpack(U32, cursor.value(), "graves", key)
         rest = max(0, pieces - allowed)
         for index in range(rest, pieces):
-            raw.delete(blob.key(blob_id, index), db=tx.db.blobs)
+            raw.delete(blob_key(blob_id, index), db=tx.db.blobs)
         allowed -= pieces - rest
         tx.freed += (pieces - rest) // 2 + 1
         if rest:

@@ -6,12 +6,12 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from titanic.errors import RecordCorrupt, StoreCorrupt
-from titanic.store.lmdb import outcome_record, request_record, retry_record, schema
-from titanic.store.lmdb.blob import REF_SIZE, Ref, refer
+from titanic.store.lmdb import outcome_record, request_record, schema
 from titanic.store.lmdb.capacity import CHARGE
 from titanic.store.lmdb.free_space import fits, make_room, refusal
+from titanic.store.lmdb.outcome_record import Retry
+from titanic.store.lmdb.record import REF_SIZE, Ref, refer
 from titanic.store.lmdb.request_record import RequestHeader
-from titanic.store.lmdb.retry_record import Retry
 from titanic.store.lmdb.schema import (
     EXPIRY,
     PAGE,
@@ -87,10 +87,10 @@ def postpone(
     due = max(due, 1)  # 0 would say that it is ready
     expires_at = None if place.past is None else place.past.expires_at
     past = Retry(attempts, due, dispatched_at, reason, expires_at, deliveries if deliveries > attempts else 0)
-    record = retry_record.encode(uuid, past)
+    record = outcome_record.encode_retry(uuid, past)
     needed = cost(SIZE, len(record))
     if needed > CHARGE and not fits(tx, needed, tx.room.reply):
-        record = retry_record.encode(uuid, past._replace(reason=_shortened(reason)))
+        record = outcome_record.encode_retry(uuid, past._replace(reason=_shortened(reason)))
     tx.put(tx.db.later, later_key(due, uuid), place.prefix)
     tx.put(tx.db.retries, uuid, record)
     tx.added += cost(SIZE, len(record))
@@ -160,7 +160,7 @@ def retry(tx: Writing, uuid: bytes, now_us: int) -> bool:
     else:
         tx.put(tx.db.ready, prefix + uuid, b"")
     if past.due or past.matters:
-        tx.put(tx.db.retries, uuid, retry_record.encode(uuid, past))
+        tx.put(tx.db.retries, uuid, outcome_record.encode_retry(uuid, past))
     if expires_at:
         tx.put(tx.db.timers, timer_key(EXPIRY, expires_at, uuid), b"")
     tx.count_load(header.service, ready=0 if past.due else 1, pending=1, size=header.size)
@@ -201,7 +201,7 @@ def leave(tx: Writing, uuid: bytes, place: Place) -> None:
     header = place.header
     if header is None:
         drop_timers(tx, uuid)
-    elif expires_at := retry_record.expiry(header.expires_at, place.past):
+    elif expires_at := outcome_record.expiry(header.expires_at, place.past):
         tx.delete(tx.db.timers, timer_key(EXPIRY, expires_at, uuid))
     if place.service is not None:
         tx.count_load(place.service, pending=-1, size=-header.size if header else 0)
@@ -216,7 +216,7 @@ def _forget_delay(tx: Writing, uuid: bytes) -> None:
     except RecordCorrupt:
         past = None  # one attempt too many is better than a request that never runs
     if past is not None and past.matters:
-        tx.put(tx.db.retries, uuid, retry_record.encode(uuid, past._replace(due=0)))
+        tx.put(tx.db.retries, uuid, outcome_record.encode_retry(uuid, past._replace(due=0)))
     else:
         tx.delete(tx.db.retries, uuid)
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterator
 import lmdb
 
 from titanic.store.lmdb import outcome_record, read, request_record
-from titanic.store.lmdb.retry_record import expiry
+from titanic.store.lmdb.outcome_record import expiry
 from titanic.store.lmdb.schema import ready_prefix
 from titanic.store.lmdb.transaction import Reading
 from titanic.store.records import Page

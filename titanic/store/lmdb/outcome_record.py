@@ -1,6 +1,6 @@
-"""How a request ended.
+"""How a request ended, and before that how its attempts went.
 
-The record, little-endian, in database `replies` under the request's id. It is written once.
+The record of its end, little-endian, in database `replies` under the request's id. It is written once.
 
     offset  size  field
          0     1  record format: 129 (record.py)
@@ -12,7 +12,24 @@ The record, little-endian, in database `replies` under the request's id. It is w
         24     4  r: bytes of reason
         28     4  number of frames
         32     r  reason, UTF-8, for people; empty when DONE
-      32+r        reply: frames (record.py), or a reference to them (blob.py)
+      32+r        reply: frames, or a reference to them (record.py)
+
+*Retries* are what is remembered of a request that didn't simply wait and run.
+
+The record, little-endian, in database `retries` under the request's id. Only a request has one that is delayed, has
+failed at least once, runs again after it had expired, or was given its time to live by a clock that was ahead. It is
+the one record that is written again, once per failure, and it is small.
+
+    offset  size  field
+         0     1  record format: 129 (record.py)
+         1     1  flags: 1 = the expiry in the request doesn't count any more; 2 = it is here; 4 = deliveries are
+         2     2  attempts made
+         4     4  CRC-32 (record.py)
+         8     8  due, µs since the epoch: when it becomes ready; 0 = it is ready
+        16     8  dispatched_at, µs since the epoch, of the last attempt; 0 = never
+        24     8  with flag 2: expires_at, µs since the epoch
+     24/32     2  with flag 4: how often workers had it, which is more often than `attempts`
+  24 to 34        reason of the last failure, UTF-8, to the end; 1000 bytes at most
 """
 
 from __future__ import annotations
@@ -22,24 +39,26 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from titanic.errors import RecordCorrupt
-from titanic.store.lmdb import blob
-from titanic.store.lmdb.blob import Ref
 from titanic.store.lmdb.record import (
     FORMAT_1,
+    REF_SIZE,
     FetchBlob,
     PutBlob,
-    cut,
+    Ref,
     join_frames,
     read_frames,
     refuse_blob,
     seal,
+    unpack_ref,
     verify,
 )
 from titanic.store.lmdb.schema import DEAD, INLINE, REPLIED, timer_key
 from titanic.store.records import Outcome
+from titanic.store.rules import shortened
 from titanic.store.states import Status
 
 DATABASE = "replies"
+RETRIES = "retries"
 
 _IN_BLOB = 0x80
 _HEADER = struct.Struct("<BBHIQQII")
@@ -47,6 +66,14 @@ HEADER_SIZE = _HEADER.size
 _PREFIX = struct.Struct("<BBH")
 _REST = struct.Struct("<QQII")
 _STATUS = {int(status): status for status in Status}
+
+_ENDLESS = 1
+_EXPIRES_HERE = 2
+_DELIVERIES_HERE = 4
+_RETRY_HEADER = struct.Struct("<BBHIQQ")
+_RETRY_REST = struct.Struct("<QQ")
+_EXPIRES_AT = struct.Struct("<Q")
+_DELIVERIES = struct.Struct("<H")
 
 
 class OutcomeHeader(NamedTuple):
@@ -79,7 +106,7 @@ def encode(uuid: bytes, outcome: Outcome, put_blob: PutBlob | None = None) -> by
     Frames that are too large for the row are given to `put_blob`.
     """
     status, frames, reason, attempts, dispatched_at, finished_at = outcome
-    text = cut(reason)
+    text = shortened(reason)
     body = join_frames(frames)
     kind = int(status)
     if put_blob is not None and _HEADER.size + len(text) + len(body) > INLINE:
@@ -96,13 +123,13 @@ def decode_header(uuid: bytes, record: memoryview | bytes) -> OutcomeHeader:
     format_, kind, attempts, _, dispatched_at, finished_at, size, frame_count = _HEADER.unpack_from(record)
     body_at = _HEADER.size + size
     status = _STATUS.get(kind & ~_IN_BLOB)
-    ref_size = blob.REF_SIZE if kind & _IN_BLOB else 0
+    ref_size = REF_SIZE if kind & _IN_BLOB else 0
     if format_ != FORMAT_1:
         raise RecordCorrupt(uuid, DATABASE, f"record format {format_} is unknown")
     if body_at + ref_size > len(record) or status is None:
         raise RecordCorrupt(uuid, DATABASE, "its header makes no sense")
     reason = bytes(record[_HEADER.size : body_at]).decode(errors="replace")
-    ref = blob.unpack(record, body_at) if ref_size else None
+    ref = unpack_ref(record, body_at) if ref_size else None
     body_size = ref.size if ref else len(record) - body_at
     return OutcomeHeader(status, attempts, dispatched_at, finished_at, reason, frame_count, body_at, body_size, ref)
 
@@ -123,3 +150,65 @@ def decode_with(uuid: bytes, record: memoryview | bytes, header: OutcomeHeader, 
     verify(uuid, record, DATABASE)
     frames = read_frames(uuid, DATABASE, record, header.body_at, header.frame_count, header.ref, fetch)
     return Outcome(header.status, frames, header.reason, header.attempts, header.dispatched_at, header.finished_at)
+
+
+# -- retries ---------------------------------------------------------------------------------------------------
+
+
+class Retry(NamedTuple):
+    """A delay or the failures so far. Times are µs since the epoch; `due` is 0 while the request is ready.
+
+    `expires_at` counts instead of the request's own; 0: it never expires, because it was
+    retried after it had expired. None: the request's own counts.
+    """
+
+    attempts: int
+    due: int
+    dispatched_at: int = 0
+    reason: str = ""
+    expires_at: int | None = None
+    deliveries: int = 0
+
+    @property
+    def matters(self) -> bool:
+        """Whether it is to be remembered while the request isn't delayed."""
+        return bool(self.attempts or self.deliveries) or self.expires_at is not None
+
+
+def expiry(own: int, past: Retry | None) -> int:
+    """When a request expires of which its record says `own`; 0 = never."""
+    return own if past is None or past.expires_at is None else past.expires_at
+
+
+def encode_retry(uuid: bytes, retry: Retry) -> bytes:
+    """The record. Attempts and deliveries beyond 65535 are written as 65535, long reasons are cut."""
+    flags, rest = 0, _RETRY_REST.pack(retry.due, retry.dispatched_at)
+    if retry.expires_at:
+        flags, rest = _EXPIRES_HERE, rest + _EXPIRES_AT.pack(retry.expires_at)
+    elif retry.expires_at == 0:
+        flags = _ENDLESS
+    if retry.deliveries > retry.attempts:
+        flags |= _DELIVERIES_HERE
+        rest += _DELIVERIES.pack(min(retry.deliveries, 0xFFFF))
+    return seal(uuid, _PREFIX.pack(FORMAT_1, flags, min(retry.attempts, 0xFFFF)), rest + shortened(retry.reason))
+
+
+def decode_retry(uuid: bytes, record: memoryview | bytes) -> Retry:
+    """The retry. Raises RecordCorrupt when the checksum is wrong."""
+    verify(uuid, record, RETRIES)
+    if len(record) < _RETRY_HEADER.size or record[0] != FORMAT_1:
+        raise RecordCorrupt(uuid, RETRIES, "its header makes no sense")
+    _, flags, attempts, _, due, dispatched_at = _RETRY_HEADER.unpack_from(record)
+    at, expires_at = _RETRY_HEADER.size, 0 if flags & _ENDLESS else None
+    if flags & _EXPIRES_HERE:
+        if len(record) < at + _EXPIRES_AT.size:
+            raise RecordCorrupt(uuid, RETRIES, "it ends before its expiry")
+        (expires_at,) = _EXPIRES_AT.unpack_from(record, at)
+        at += _EXPIRES_AT.size
+    deliveries = 0
+    if flags & _DELIVERIES_HERE:
+        if len(record) < at + _DELIVERIES.size:
+            raise RecordCorrupt(uuid, RETRIES, "it ends before its deliveries")
+        (deliveries,) = _DELIVERIES.unpack_from(record, at)
+        at += _DELIVERIES.size
+    return Retry(attempts, due, dispatched_at, bytes(record[at:]).decode(errors="ignore"), expires_at, deliveries)

@@ -13,9 +13,9 @@ from titanic.store.lmdb.capacity import Room
 from titanic.store.lmdb.closed_ring import charges_to_end, oldest_closing
 from titanic.store.lmdb.disk import ENOUGH, is_still_refused
 from titanic.store.lmdb.free_space import can_make_way, droppable
-from titanic.store.lmdb.idempotency_key import row_key
+from titanic.store.lmdb.outcome_record import expiry
 from titanic.store.lmdb.record import verify
-from titanic.store.lmdb.retry_record import expiry
+from titanic.store.lmdb.request_record import row_key
 from titanic.store.lmdb.schema import PAGE, due_of, odd_row, unpack, uuid_of
 from titanic.store.lmdb.transaction import Reading
 from titanic.store.records import Counts, Load, Outcome, Pending, QueueFigures, ReadyRow, Retention, Space

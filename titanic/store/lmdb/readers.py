@@ -3,7 +3,7 @@
 A read transaction sees the store as it was when it began. So LMDB does not use a page again that was freed since: the
 page is *pinned*. That matters only when a reader takes long, such as a copy onto a disk that hangs. What such readers
 pin counts as taken (free_space.py). A process of Titanic that only reads ends when it pins more than it may
-(capacity.py), by itself (tools/apart.py) or by SIGKILL: one that is stopped can't end itself. It ends as well when
+(capacity.py), by itself (tools/backup.py) or by SIGKILL: one that is stopped can't end itself. It ends as well when
 requests have been refused because of it for GRACE.
 """
 

@@ -1,4 +1,4 @@
-"""A request as it is handed in, as it is stored, and as it is read back.
+"""A request as it is handed in, as it is stored, and as it is read back; and its idempotency key.
 
 The record, little-endian, in database `requests` under the request's id. It is written once.
 
@@ -21,32 +21,44 @@ The record, little-endian, in database `requests` under the request's id. It is 
     44+s+k     w  owner: the user that submitted it
   44+s+k+w     a  source: the IP address that it was submitted from
 44+s+k+w+a     o  options
-  then            body: frames (record.py), or a reference to them (blob.py)
+  then            body: frames, or a reference to them (record.py)
+
+*Idempotency keys*: one request per key, or one message of several, however often it is submitted.
+
+The row, little-endian, in database `keys` under the key (`row_key`). It outlives its request: a client that repeats a
+submission after the reply was fetched and the request closed still gets the first id.
+
+    offset  size  field
+         0     8  until, µs since the epoch: when the key is forgotten
+         8     8  given, µs since the epoch: when it came; 0 = unknown
+        16  16 n  id of the request that had it first; of a message of n requests, the ids of all
 """
 
 from __future__ import annotations
 
 import struct
+from typing import NamedTuple
 
 from titanic.errors import InvalidRequest, RecordCorrupt
-from titanic.protocol.submit_options import MAX_PRIORITY
-from titanic.store.lmdb import blob
-from titanic.store.lmdb.blob import Ref
-from titanic.store.lmdb.idempotency_key import row_key
+from titanic.protocol.submit_options import MAX_PRIORITY, MOST_TOGETHER
 from titanic.store.lmdb.record import (
     BODY,
     FORMAT_1,
+    REF_SIZE,
     FetchBlob,
     PutBlob,
+    Ref,
     join_frames,
     read_frames,
     refuse_blob,
     seal,
+    unpack_ref,
     verify,
 )
 from titanic.store.lmdb.schema import INLINE
 from titanic.store.request import NewRequest, RequestFields, StoredRequest, values_of
 from titanic.store.rules import MAX_OPTIONS, MAX_OWNER, check_owner, check_service
+from titanic.util.ids import SIZE
 
 DATABASE = "requests"
 
@@ -60,6 +72,9 @@ SERVICE_SIZE_AT = 34
 SERVICE_GAP = _HEADER.size - SERVICE_SIZE_AT - 1
 """Bytes between the size of the service's name and the name."""
 _pack_rest = _REST.pack
+_TIMES = struct.Struct("<QQ")
+PLAIN_HOLDER_SIZE = _TIMES.size + SIZE
+"""Bytes of the row of one request."""
 
 
 class RequestHeader(RequestFields, kw_only=True):  # which mypyc ignores: so each field needs a default
@@ -130,12 +145,12 @@ def decode_header(uuid: bytes, record: memoryview | bytes) -> RequestHeader:
     source_at = owner_at + owner_size
     options_at = source_at + source_size
     body_at = options_at + options_size
-    ref_size = blob.REF_SIZE if flags & _IN_BLOB else 0
+    ref_size = REF_SIZE if flags & _IN_BLOB else 0
     if format_ != FORMAT_1:
         raise RecordCorrupt(uuid, DATABASE, f"record format {format_} is unknown")
     if body_at + ref_size > len(record) or priority > MAX_PRIORITY or not service_size or owner_size > MAX_OWNER:
         raise RecordCorrupt(uuid, DATABASE, "its header makes no sense")
-    ref = blob.unpack(record, body_at) if ref_size else None
+    ref = unpack_ref(record, body_at) if ref_size else None
     return RequestHeader(
         uuid,
         submitted_at,
@@ -184,6 +199,63 @@ def row_key_in(record: memoryview | bytes) -> bytes:
 def decode_body(uuid: bytes, record: memoryview | bytes, header: RequestHeader, fetch: FetchBlob) -> list[bytes]:
     """The body, when the header was decoded and the checksum verified before. Raises RecordCorrupt."""
     return read_frames(uuid, DATABASE, record, header.body_at, header.frame_count, header.ref, fetch)
+
+
+# -- idempotency keys ----------------------------------------------------------------------------------------------
+
+
+def row_key(key: bytes, owner: bytes) -> bytes:
+    """The key of the row. Those of an owner are apart from all others: FF is in no UTF-8, so in no key and no owner.
+
+    A key without an owner that begins with FF is stored under an empty owner, which no user has.
+    """
+    return b"\xff%b\xff%b" % (owner, key) if owner or key[:1] == b"\xff" else key
+
+
+def owner_of_key(key: bytes) -> bytes:
+    """The owner in the key of a row; empty when it has none."""
+    return key[1:].partition(b"\xff")[0] if key[:1] == b"\xff" else b""
+
+
+class Holder(NamedTuple):
+    """The requests that have a key, until when it counts, and when it was given (µs since the epoch)."""
+
+    until: int
+    ids: bytes  # concatenated
+    given: int = 0
+
+    @property
+    def uuid(self) -> bytes:
+        """The first request."""
+        return self.ids[:SIZE]
+
+    @property
+    def requests(self) -> int:
+        """How many there are."""
+        return len(self.ids) // SIZE
+
+    def at(self, index: int) -> bytes:
+        """The request at a place."""
+        return self.ids[index * SIZE : (index + 1) * SIZE]
+
+
+def encode_holder(holder: Holder) -> bytes:
+    """The row."""
+    return _TIMES.pack(holder.until, holder.given) + holder.ids
+
+
+def fits_holder(row: memoryview | bytes) -> bool:
+    """Whether the row has a length that it can have."""
+    ids, rest = divmod(len(row) - _TIMES.size, SIZE)
+    return not rest and 1 <= ids <= MOST_TOGETHER
+
+
+def decode_holder(row: memoryview | bytes) -> Holder | None:
+    """The holder of the key; None when the row is damaged."""
+    if not fits_holder(row):
+        return None
+    until, given = _TIMES.unpack_from(row)
+    return Holder(until, bytes(row[_TIMES.size :]), given)
 
 
 assert _REST.size == _HEADER.size - BODY

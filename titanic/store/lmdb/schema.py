@@ -23,7 +23,7 @@
     replies    uuid                                       outcome_record.py: how it ended, and the reply
     ready      service + 00 + (9 - priority) + uuid       nothing: what can be dispatched now
     later      due, u64 µs + uuid                         service + 00 + (9 - priority)
-    retries    uuid                                       retry_record.py: attempts, delay, last error
+    retries    uuid                                       outcome_record.py: attempts, delay, last error
     keys       idempotency key, of those without an owner 2 × u64 µs, until when it counts, when it came + uuids
                FF + owner + FF + idempotency key          the same
     timers     b"E" + expires_at, u64 µs + uuid           nothing: a request that has not ended and can expire
@@ -31,7 +31,7 @@
                b"D" + finished_at, u64 µs + uuid          nothing: a dead request (FAILED, EXPIRED)
                b"K" + until, u64 µs + key in `keys`       nothing: a row of `keys`
     closed     sequence, u64                              closed_record.py: a closed request
-    blobs      id, u64 + index, u32                       blob.py: a piece of a body too large for its record
+    blobs      id, u64 + index, u32                       record.py: a piece of a body too large for its record
     graves     id, u64                                    u32 pieces: a blob that is to be deleted, bit by bit
     aside      what was repaired + its key                the damaged record, for people
 

@@ -20,7 +20,7 @@ forgotten.
 
 The ids sort by time (ids.py), so requests are appended at the end of their tree and closed, mostly, at its
 beginning. LMDB uses freed pages again: the file stays at its size, like a ring, except that one old request pins
-only its own pages and not all that came after. Bodies that are larger than a row are cut into pieces (blob.py), so
+only its own pages and not all that came after. Bodies that are larger than a row are cut into pieces (record.py), so
 that any free page will do, and the file never exceeds its capacity (capacity.py).
 
 LMDB writes to free pages only and switches to them when they are synced, by writing the one page that says where the

@@ -14,12 +14,12 @@ from collections.abc import Callable
 from itertools import islice, takewhile
 
 from titanic.errors import RecordCorrupt, StoreFull
-from titanic.store.lmdb import idempotency_key, request_record, retry_record
+from titanic.store.lmdb import outcome_record, request_record
 from titanic.store.lmdb.close import close_request
 from titanic.store.lmdb.closed_ring import charges_to_end, end_charges
 from titanic.store.lmdb.free_space import drop_oldest
+from titanic.store.lmdb.outcome_record import Retry, expiry
 from titanic.store.lmdb.request_record import RequestHeader
-from titanic.store.lmdb.retry_record import Retry, expiry
 from titanic.store.lmdb.schema import DEAD, EXPIRY, KEY, REPLIED, due_of, later_key, timer_key, timer_of, uuid_of
 from titanic.store.lmdb.transaction import Writing
 from titanic.store.records import Retention, Trimmed
@@ -124,7 +124,7 @@ def _cap_delay(tx: Writing, key: bytes, now_us: int) -> bool:
     tx.put(tx.db.later, later_key(end, uuid), prefix)
     # It was not sent in the future; and the next time the length of the delay must be the same.
     past = past._replace(due=end, dispatched_at=min(past.dispatched_at, now_us))
-    tx.put(tx.db.retries, uuid, retry_record.encode(uuid, past))
+    tx.put(tx.db.retries, uuid, outcome_record.encode_retry(uuid, past))
     return True
 
 
@@ -139,7 +139,7 @@ def _cap_expiry(tx: Writing, key: bytes, now_us: int) -> bool:
         return False
     tx.delete(tx.db.timers, key)
     tx.put(tx.db.timers, timer_key(EXPIRY, end, uuid), b"")
-    tx.put(tx.db.retries, uuid, retry_record.encode(uuid, past._replace(expires_at=end)))
+    tx.put(tx.db.retries, uuid, outcome_record.encode_retry(uuid, past._replace(expires_at=end)))
     return True
 
 
@@ -153,7 +153,7 @@ def _cap_key(tx: Writing, key: bytes, now_us: int) -> bool:
         return False
     tx.delete(tx.db.timers, key)
     tx.put(tx.db.timers, timer_key(KEY, end, name), b"")
-    tx.put(tx.db.keys, name, idempotency_key.encode(holder._replace(until=end, given=now_us)))
+    tx.put(tx.db.keys, name, request_record.encode_holder(holder._replace(until=end, given=now_us)))
     return True
 
 

@@ -17,13 +17,13 @@ from typing import NamedTuple, Self
 import lmdb
 
 from titanic.errors import DiskFull, StoreCorrupt, StoreError, StoreFailed
-from titanic.store.lmdb import blob, idempotency_key, retry_record, schema
-from titanic.store.lmdb.blob import Ref
+from titanic.store.lmdb import outcome_record, request_record, schema
 from titanic.store.lmdb.capacity import CHARGE, Room, divide_disk
 from titanic.store.lmdb.disk import largest_file, room_on_disk, translate
-from titanic.store.lmdb.idempotency_key import Holder
+from titanic.store.lmdb.outcome_record import Retry
 from titanic.store.lmdb.readers import Readers
-from titanic.store.lmdb.retry_record import Retry
+from titanic.store.lmdb.record import Ref, blob_id_of, blob_key, blob_rows, grave_key, read_blob
+from titanic.store.lmdb.request_record import Holder
 from titanic.store.lmdb.schema import PAGE, U32, U64, Databases, timer_of, unpack
 from titanic.store.records import Durability
 from titanic.util.ids import IdMaker
@@ -132,17 +132,17 @@ class Reading:
 
     def fetch(self, ref: Ref) -> bytes:
         """The body that is in a blob. ValueError when it is damaged."""
-        return blob.read(self.raw, self.db.blobs, ref)
+        return read_blob(self.raw, self.db.blobs, ref)
 
     def past(self, uuid: bytes) -> Retry | None:
         """The request's delay and failures; None when it has none. Raises RecordCorrupt."""
         record = self.raw.get(uuid, db=self.db.retries)
-        return None if record is None else retry_record.decode(uuid, record)
+        return None if record is None else outcome_record.decode_retry(uuid, record)
 
     def key_holder(self, key: bytes) -> Holder | None:
         """The holder of an idempotency key; None when the key is unknown, or its row is damaged."""
         row = self.raw.get(key, db=self.db.keys)
-        return None if row is None else idempotency_key.decode(row)
+        return None if row is None else request_record.decode_holder(row)
 
     def timers(self, kind: bytes) -> Iterator[tuple[bytes, int, bytes]]:
         """Key, time and subject of the timers of a kind, the earliest first."""
@@ -247,7 +247,7 @@ class Writing(Reading):
 
     def _count_key(self, key: bytes, size: int) -> None:
         """The row of a key gets this size."""
-        if owner := idempotency_key.owner_of(key):
+        if owner := request_record.owner_of_key(key):
             old = self.raw.get(key, db=self.db.keys)
             self.count_owned(owner, size=size if old is None else size - len(key) - len(old))
 
@@ -255,13 +255,13 @@ class Writing(Reading):
         """An id above all in use."""
         if self._next_blob is None:
             cursor = self.raw.cursor(self.db.blobs)
-            self._next_blob = blob.id_of(cursor.key()) + 1 if cursor.last() else 1
+            self._next_blob = blob_id_of(cursor.key()) + 1 if cursor.last() else 1
         self._next_blob += 1
         return self._next_blob - 1
 
     def put_blob(self, ref: Ref, body: bytes) -> None:
         """Put the pieces of a body."""
-        self.raw.cursor(self.db.blobs).putmulti(blob.rows(ref.id, body), append=True)
+        self.raw.cursor(self.db.blobs).putmulti(blob_rows(ref.id, body), append=True)
         self.added += ref.pages * PAGE
 
     def drop_blob(self, ref: Ref | None) -> None:
@@ -269,10 +269,10 @@ class Writing(Reading):
         if ref is None:
             return
         if self.freed + ref.pages > self.room.pages_freed:
-            self.put(self.db.graves, blob.grave_key(ref.id), U32.pack(ref.pieces))
+            self.put(self.db.graves, grave_key(ref.id), U32.pack(ref.pieces))
             return
         for index in range(ref.pieces):
-            self.raw.delete(blob.key(ref.id, index), db=self.db.blobs)
+            self.raw.delete(blob_key(ref.id, index), db=self.db.blobs)
         self.freed += ref.pages
 
     # -- counters --------------------------------------------------------------------------------------------

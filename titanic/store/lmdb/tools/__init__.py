@@ -1,11 +1,9 @@
 """LMDB's own tools: check, repair, salvage, backup."""
 
-from titanic.store.lmdb.tools.apart import Checked, check_apart
-from titanic.store.lmdb.tools.backup import backup, restore
+from titanic.store.lmdb.tools.backup import Checked, backup, check_apart, restore
 from titanic.store.lmdb.tools.check import check
 from titanic.store.lmdb.tools.findings import Problem, Progress
-from titanic.store.lmdb.tools.repair import repair
-from titanic.store.lmdb.tools.salvage import Salvaged, salvage
+from titanic.store.lmdb.tools.repair import Salvaged, repair, salvage
 
 __all__ = [
     "Checked",

@@ -16,7 +16,7 @@ from operator import itemgetter
 from zlib import crc32
 
 from titanic.protocol.submit_options import MAX_PRIORITY
-from titanic.store.lmdb import idempotency_key, outcome_record, request_record
+from titanic.store.lmdb import outcome_record, request_record
 from titanic.store.lmdb.closed_record import fields
 from titanic.store.lmdb.record import BODY, FORMAT_1, PREFIX
 from titanic.store.lmdb.schema import DEAD, EXPIRY, KEY, REPLIED, TIME_SIZE, U64, ready_prefix, service_of, timer_key
@@ -192,9 +192,9 @@ def keys(walk: Walk, rows: list[Row]) -> list[Row]:
     """Check rows of `keys`, that each is forgotten, and that its request has this key."""
     if walk.light:
         for key, row in rows:
-            walk.own(idempotency_key.owner_of(key), len(key) + len(row))
+            walk.own(request_record.owner_of_key(key), len(key) + len(row))
         return []
-    plain_size = idempotency_key.PLAIN_SIZE
+    plain_size = request_record.PLAIN_HOLDER_SIZE
     requests = walk.values("requests", [row[-SIZE:] for _, row in rows if len(row) == plain_size])
     odd: list[Row] = []
     timers: list[bytes] = []
@@ -206,7 +206,7 @@ def keys(walk: Walk, rows: list[Row]) -> list[Row]:
             continue
         timers.append(timer_key(KEY, U64.unpack_from(row)[0], key))
         if key[:1] == b"\xff":
-            walk.own(idempotency_key.owner_of(key), len(key) + len(row))
+            walk.own(request_record.owner_of_key(key), len(key) + len(row))
     for timer in walk.missing("timers", timers):
         key = timer[1 + TIME_SIZE :]
         walk.report("keys", key, "it would never be forgotten", Remedy(Verb.PUT, "timers", timer))

@@ -11,20 +11,12 @@ from functools import partial
 import lmdb
 
 from titanic.errors import RecordCorrupt, StoreCorrupt
-from titanic.store.lmdb import (
-    blob,
-    closed_record,
-    idempotency_key,
-    outcome_record,
-    request_record,
-    retry_record,
-    schema,
-)
+from titanic.store.lmdb import closed_record, outcome_record, request_record, schema
 from titanic.store.lmdb.closed_ring import kept
+from titanic.store.lmdb.outcome_record import Retry, expiry
 from titanic.store.lmdb.read import settings_of_services
-from titanic.store.lmdb.record import verify
+from titanic.store.lmdb.record import BLOB_KEY_SIZE, GRAVE_KEY_SIZE, blob_id_of, blob_key, grave_key, verify
 from titanic.store.lmdb.request_record import RequestHeader
-from titanic.store.lmdb.retry_record import Retry, expiry
 from titanic.store.lmdb.schema import (
     ARCHIVE,
     ARCHIVE_KEY,
@@ -199,7 +191,7 @@ def _retries(walk: Walk) -> None:
         if walk.has("replies", uuid):
             walk.report("retries", uuid, "the request has ended", Remedy(aside, "retries", uuid))
         try:
-            past = retry_record.decode(uuid, record)
+            past = outcome_record.decode_retry(uuid, record)
         except RecordCorrupt as error:
             walk.report("retries", uuid, str(error), Remedy(aside, "retries", uuid))
             continue
@@ -281,8 +273,8 @@ def _keys(walk: Walk) -> None:
 
 
 def _key(walk: Walk, key: bytes, row: bytes) -> None:
-    walk.own(idempotency_key.owner_of(key), len(key) + len(row))
-    holder = idempotency_key.decode(row)
+    walk.own(request_record.owner_of_key(key), len(key) + len(row))
+    holder = request_record.decode_holder(row)
     if holder is None:
         walk.report("keys", key, f"the row has {len(row)} bytes", Remedy(Verb.SET_ASIDE, "keys", key))
         return
@@ -296,7 +288,7 @@ def _key(walk: Walk, key: bytes, row: bytes) -> None:
         header = request_record.decode_header(holder.uuid, record)
     except RecordCorrupt:
         return
-    if header.key and idempotency_key.row_key(header.key, header.owner) != key:
+    if header.key and request_record.row_key(header.key, header.owner) != key:
         what = f"its request {holder.uuid.hex()} has the key {header.key!r}"
         walk.report("keys", key, what, Remedy(Verb.SET_ASIDE, "keys", key))
 
@@ -351,15 +343,15 @@ def _timer_fault(walk: Walk, kind: bytes, time: int, subject: bytes) -> str:
 
 def _blobs(walk: Walk) -> None:
     found: dict[int, int] = {}
-    for key, _ in walk.rows("blobs", blob.KEY_SIZE, values=False):
-        blob_id = blob.id_of(key)
+    for key, _ in walk.rows("blobs", BLOB_KEY_SIZE, values=False):
+        blob_id = blob_id_of(key)
         found[blob_id] = found.get(blob_id, 0) + 1
         ref = walk.refs.get(blob_id)
-        if ref is not None and key >= blob.key(blob_id, ref.pieces):
+        if ref is not None and key >= blob_key(blob_id, ref.pieces):
             what = f"it has only {ref.pieces} pieces"
             walk.report("blobs", key, what, Remedy(Verb.DELETE, "blobs", key), across=True)
-    for key, value in walk.rows("graves", blob.GRAVE_KEY_SIZE):
-        blob_id = blob.id_of(key, "graves")
+    for key, value in walk.rows("graves", GRAVE_KEY_SIZE):
+        blob_id = blob_id_of(key, "graves")
         pieces = U32.unpack(value)[0] if len(value) == U32.size else -1
         if blob_id in walk.refs:
             what = "a record refers to it"
@@ -368,7 +360,7 @@ def _blobs(walk: Walk) -> None:
             what = f"it doesn't have {pieces} pieces" if pieces >= 0 else f"the row has {len(value)} bytes"
             walk.report("graves", key, what, Remedy(Verb.BURY, "blobs", key), across=True)
     for blob_id in found.keys() - walk.refs.keys():
-        key = blob.grave_key(blob_id)
+        key = grave_key(blob_id)
         walk.report("blobs", key, "no record refers to it", Remedy(Verb.BURY, "blobs", key), across=True)
 
 

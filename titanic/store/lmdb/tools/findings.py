@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import lmdb
 
 from titanic.errors import RecordCorrupt
-from titanic.store.lmdb.blob import Ref
-from titanic.store.lmdb.retry_record import Retry
+from titanic.store.lmdb.outcome_record import Retry
+from titanic.store.lmdb.record import Ref
 from titanic.store.lmdb.store import LmdbReadTransaction, LmdbStore
 from titanic.store.lmdb.transaction import Reading
 from titanic.util.ids import SIZE

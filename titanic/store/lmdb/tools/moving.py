@@ -17,13 +17,12 @@ from msgspec.structs import asdict, replace
 
 from titanic.errors import NotAStore, StoreCorrupt, StoreFailed
 from titanic.store import service_settings
-from titanic.store.lmdb import closed_record, idempotency_key, opening, outcome_record, request_record, retry_record
-from titanic.store.lmdb.blob import Ref, refer
+from titanic.store.lmdb import closed_record, opening, outcome_record, request_record
 from titanic.store.lmdb.capacity import divide
 from titanic.store.lmdb.closed_record import ClosedRecord, Part, Where
-from titanic.store.lmdb.idempotency_key import Holder, row_key
-from titanic.store.lmdb.record import join_frames, verify
-from titanic.store.lmdb.retry_record import Retry, expiry
+from titanic.store.lmdb.outcome_record import Retry, expiry
+from titanic.store.lmdb.record import Ref, join_frames, refer, verify
+from titanic.store.lmdb.request_record import Holder, row_key
 from titanic.store.lmdb.schema import (
     ARCHIVE,
     ARCHIVE_KEY,
@@ -155,9 +154,9 @@ class LmdbExport:
         tx = self._tx
         for view, row in tx.raw.cursor(tx.db.keys).iternext():
             name = bytes(view)
-            owner = idempotency_key.owner_of(name)
+            owner = request_record.owner_of_key(name)
             key = name[2 + len(owner) :] if name[:1] == b"\xff" else name
-            holder = idempotency_key.decode(row)
+            holder = request_record.decode_holder(row)
             if holder is None:
                 raise StoreCorrupt(f"the store {self.place} is damaged", f"key {name.hex()} makes no sense", REPAIR)
             uuids = [holder.at(n) for n in range(holder.requests)]
@@ -236,7 +235,7 @@ class LmdbImport:
         with self._store.write() as tx:
             for owner, key, until, given, uuids in keys:
                 name = row_key(key, owner)
-                tx.put_key(name, idempotency_key.encode(Holder(until, b"".join(uuids), given)))
+                tx.put_key(name, request_record.encode_holder(Holder(until, b"".join(uuids), given)))
                 tx.put(tx.db.timers, timer_key(KEY, until, name), b"")
 
     def put_closed(self, closings: Sequence[StoredClosing]) -> None:
@@ -301,7 +300,7 @@ def _put_life(tx: LmdbWriteTransaction, life: StoredLife) -> None:
     else:
         tx.put(tx.db.ready, prefix + uuid, b"")
     if past.due or past.matters:
-        tx.put(tx.db.retries, uuid, retry_record.encode(uuid, past))
+        tx.put(tx.db.retries, uuid, outcome_record.encode_retry(uuid, past))
     if life.expires_at:
         tx.put(tx.db.timers, timer_key(EXPIRY, life.expires_at, uuid), b"")
     tx.count_load(service, ready=0 if past.due else 1, pending=1, size=size)
