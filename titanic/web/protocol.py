@@ -180,7 +180,6 @@ class JoiningTransport(asyncio.Transport):
         self._loop = loop
         self._held = b""
         """A write that waits for the next one."""
-        self.is_closing = transport.is_closing  # type: ignore[method-assign]  # called for each request
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Send data, or hold it for the next write."""
@@ -200,6 +199,10 @@ class JoiningTransport(asyncio.Transport):
             held, self._held = self._held, b""
             if not self.is_closing():
                 self._transport.write(held)
+
+    def is_closing(self) -> bool:
+        """Whether the connection is closed, or about to be."""
+        return self._transport.is_closing()
 
     def close(self) -> None:
         """Close the connection when all data is sent."""
