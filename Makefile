@@ -52,8 +52,8 @@ torture: $(TOOLED) tools java $(if $(COMPILED),compiled) ## The tests' long runs
 BUILT := build/compiled
 COMPILED_LEVEL ?= 0
 ON_COMPILED = PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/$(BUILT) $(BIN)/pytest -o pythonpath="$(BUILT) data tests"
-# Without those of the store that are about the disk under it, and take long.
-SLOW_STORE := %crash.py %damage.py %disk.py %durability.py %full.py %salvage.py %soak.py
+# Without those of the store that take long: about the disk under it, processes beside it, and what other versions left.
+SLOW_STORE := %crash.py %damage.py %disk.py %durability.py %formats.py %full.py %moving.py %readers.py %salvage.py %soak.py
 CORE_TESTS := tests/broker/core $(wildcard tests/broker/patterns/*/test_core.py) tests/titanic/protocol tests/titanic/dispatch tests/titanic/cluster \
   tests/titanic/services $(filter-out $(SLOW_STORE),$(wildcard tests/titanic/store/test_*.py))
 # Nothing of it is compiled.

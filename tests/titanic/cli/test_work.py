@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.cli_titanic import STOPPING, Running, alive, here, running, serving, titanic, working
+from support.cli_titanic import STOPPING, Running, alive, here, running, serving, working
 from support.waiting import until
 
 
@@ -182,7 +182,7 @@ def test_options_of_the_command_need_no_dashes_before_it(endpoint: str, tmp_path
 
 
 def test_command_not_found(endpoint: str) -> None:
-    done = titanic("work", "s", "--endpoint", endpoint, "--", "no-such-command-anywhere", "-x")
+    done = here("work", "s", "--endpoint", endpoint, "--", "no-such-command-anywhere", "-x")
     assert done.code == 2
     assert "command not found: no-such-command-anywhere" in done.err
     assert here("work", "s").code == 2

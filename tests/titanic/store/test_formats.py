@@ -12,7 +12,7 @@ from pathlib import Path
 import lmdb
 import psycopg
 import pytest
-from support.cli_titanic import titanic
+from support.cli_titanic import here, titanic
 from support.postgres import needs_postgres, shared_server
 from support.store_contents import contents, difference
 from support.store_facts import accept_all
@@ -218,7 +218,7 @@ def test_a_directory_from_before_the_first_release_is_refused_and_stays(tmp_path
             ("status", *store),
             ("serve", *store, "--bind", "tcp://127.0.0.1:0"),
         ):
-            done = titanic(*command)
+            done = (titanic if command[0] == "serve" else here)(*command)
             assert (done.code != 0, done.out, text in done.err) == (True, b"", True), (command, done)
     assert (path / "data.mdb").read_bytes() == before
     assert not (new / "data.mdb").exists()
@@ -258,6 +258,6 @@ def test_tables_from_before_the_first_release_are_refused_and_stay(tmp_path: Pat
             ("status", "--store", url),
             ("serve", "--store", url, "--bind", "tcp://127.0.0.1:0"),
         ):
-            done = titanic(*command)
+            done = (titanic if command[0] == "serve" else here)(*command)
             assert (done.code != 0, done.out, refused_at[0] in done.err) == (True, b"", True), (command, done)
     assert [sql(url, text) for text in everything] == before

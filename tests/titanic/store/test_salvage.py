@@ -306,7 +306,7 @@ def test_no_backup_is_made_of_damaged_pages_or_restored(damaged, tmp_path):
     path, _ = damaged
     spoil(path, live(path, b"key 70")[0], "zero")
     new = tmp_path / "new"
-    for done in (titanic("backup", new, "--store", path), titanic("restore", path, "--store", new)):
+    for done in (here("backup", new, "--store", path), here("restore", path, "--store", new)):
         assert done.code == 1
         assert done.err.startswith(f"titanic: {path}/data.mdb is damaged; ")
         assert not new.exists()
