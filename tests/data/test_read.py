@@ -11,7 +11,7 @@ import lmdb
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from support.ring import BEGIN, ring, wait_for_room
-from support.store_facts import accept_all, closed_range
+from support.store_facts import accept_all, closed_in, closed_range
 
 from pyspark_titanic.batch import ClosedReader
 from titanic.store import ClosedRequest, NewRequest, Status, open_read_only, open_store
@@ -33,7 +33,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def entries(store: Path) -> list[ClosedRequest]:
     """The ring, one by one."""
     with open_read_only(store) as opened, opened.read() as txn:
-        return txn.closed(0, COUNT, 1 << 40)
+        return closed_in(txn, 0, COUNT, 1 << 40)
 
 
 def load(spark: SparkSession, path: Path, **options: Any) -> DataFrame:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from titanic.store import NO_QUEUE, Load, NewRequest, ReadTransaction, State, WriteTransaction, ready_counts
+from titanic.store import (
+    NO_QUEUE,
+    ClosedRequest,
+    Load,
+    NewRequest,
+    ReadTransaction,
+    State,
+    WriteTransaction,
+    ready_counts,
+)
 
 
 def accept_all(transaction: WriteTransaction, requests: Sequence[NewRequest], now_us: int) -> list[bytes]:
@@ -22,6 +31,15 @@ def closed_range(transaction: ReadTransaction) -> tuple[int, int]:
     """The first and the last number of closed requests; the first is one above the last when there are none."""
     found = transaction.archive()
     return found.first, found.last
+
+
+def closed_in(
+    transaction: ReadTransaction, after: int = 0, limit: int = 1000, max_bytes: int = 1 << 40
+) -> list[ClosedRequest]:
+    """Up to `limit` closed requests with numbers above `after`."""
+    first, last = closed_range(transaction)
+    first = max(first, after + 1)
+    return transaction.closed_bulk(first, min(last, first + limit - 1), max_bytes).requests()
 
 
 def waiting_in(transaction: ReadTransaction) -> dict[bytes, int]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from support.faults import Lost
-from support.store_facts import accept_all, closed_range, state_of
+from support.store_facts import accept_all, closed_in, closed_range, state_of
 
 from titanic.errors import StoreError
 from titanic.store import NewRequest, Outcome, Retention, Status
@@ -246,7 +246,7 @@ def verify(path: Path, lines: list[dict[str, Any]]) -> int:
         with store.read() as txn:
             first, _ = closed_range(txn)
             assert first == 1, "nothing was dropped"
-            lives = txn.closed(0, 100_000, 1 << 40)
+            lives = closed_in(txn, 0, 100_000, 1 << 40)
             ring = {life.uuid.hex(): life for life in lives}
             assert len(ring) == len(lives), "nothing is closed twice"
             for uuid, facts in known.items():

@@ -22,7 +22,7 @@ from support.cast import Cast
 from support.journal import Journal
 from support.lives import Life, Seen, World, summary, violations
 from support.random_client import ABSENT, RandomClient
-from support.store_facts import closed_range
+from support.store_facts import closed_in, closed_range
 from support.torture import SEED, figures, tally
 from support.waiting import until
 
@@ -208,7 +208,7 @@ class Episode:
         """Each request that was closed is remembered once, as long as there was room."""
         with open_store(self.cast.store) as store, store.read() as transaction:
             first, last = closed_range(transaction)
-            uuids = [closed.uuid.hex() for closed in transaction.closed(first - 1, last, 1 << 30)]
+            uuids = [closed.uuid.hex() for closed in closed_in(transaction, first - 1, last, 1 << 30)]
         assert len(uuids) == len({*uuids})
         if first == 1:
             assert {life.uuid for life in self.world.lives.values() if life.uuids} <= {*uuids}

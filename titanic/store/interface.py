@@ -49,7 +49,7 @@ from titanic.store.records import (
     StoreReader,
     Trimmed,
 )
-from titanic.store.request import ClosedBulk, ClosedRequest, Description, NewRequest, StoredRequest
+from titanic.store.request import ClosedBulk, Description, NewRequest, StoredRequest
 from titanic.store.service_settings import ServiceSetting, ServiceSettings
 from titanic.store.states import State, Status
 
@@ -219,10 +219,6 @@ class ReadTransaction(Protocol):
         """Which store this is: 16 bytes that copies have, too. None: it was damaged, and repaired since."""
 
     # -- closed requests -------------------------------------------------------------------------------------
-
-    def closed(self, after_seq: int, limit: int, max_bytes: int) -> list[ClosedRequest]:
-        """The closed requests with numbers above `after_seq`, in order. Ends at `limit` of them or when their frames
-        come to `max_bytes`; one is returned however large it is."""
 
     def archive(self) -> ArchiveState:
         """Whether an archive is registered, what it has, and the first and last closed request that can be read."""

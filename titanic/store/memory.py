@@ -285,16 +285,6 @@ class MemoryReadTransaction:
 
     # -- closed requests -------------------------------------------------------------------------------------
 
-    def closed(self, after_seq: int, limit: int, max_bytes: int) -> list[ClosedRequest]:
-        ring, found, size = self.tables.ring, list[ClosedRequest](), 0
-        for number in range(max(after_seq + 1, ring.first), ring.last + 1):
-            one = self.tables.closed[number]
-            size += size_of(one.request) + size_of(one.reply)
-            if len(found) >= limit or (found and size > max_bytes):
-                break
-            found.append(one)
-        return found
-
     def archive(self) -> ArchiveState:
         first, last, lost, (registered, upto, archivist) = self.tables.ring
         return ArchiveState(registered, upto, first, last, lost, archivist)
@@ -305,8 +295,9 @@ class MemoryReadTransaction:
     # -- reading in bulk -------------------------------------------------------------------------------------
 
     def closed_bulk(self, first: int, last: int, max_bytes: int = 16 << 20) -> ClosedBulk:
-        some = self.closed(first - 1, last - first + 1, max_bytes) if first >= self.tables.ring.first else []
-        rows = [(one, len(one.request) or one.request_left_out, len(one.reply) or one.reply_left_out) for one in some]
+        numbers = range(first, min(last, self.tables.ring.last) + 1) if first >= self.tables.ring.first else ()
+        some = map(self.tables.closed.__getitem__, numbers)
+        rows = ((one, len(one.request) or one.request_left_out, len(one.reply) or one.reply_left_out) for one in some)
         return ClosedBulk.of(first, rows, max_bytes)
 
     def cut_closed(self, first: int, last: int, max_bytes: int) -> int:

@@ -185,6 +185,8 @@ CLOSED_LAYOUT = (
 """The header of a record in ClosedBulk: its fields, with their codes in `struct`, little-endian and without padding."""
 
 _PREFIX, _CRC, _NUMBER, _LENGTH = map(struct.Struct, ("<BBH", "<I", ">Q", "<I"))
+_CLOSED_NAMES = tuple(name for name, _ in CLOSED_LAYOUT)
+_CLOSED_HEADER = struct.Struct("<" + "".join(code for _, code in CLOSED_LAYOUT))
 _REST = struct.Struct("<" + "".join(code for _, code in CLOSED_LAYOUT[4:]))
 
 CLOSED_FORMAT = 0x81
@@ -255,6 +257,36 @@ def pack_closed(one: ClosedRequest, request_frames: int, reply_frames: int) -> b
     return prefix + _CRC.pack(crc32(body, crc32(prefix, crc32(_NUMBER.pack(one.sequence))))) + body
 
 
+def _unpack_closed(number: int, data: bytes, at: int) -> ClosedRequest:
+    """A record with at most one frame of the request and one of the reply, at a place in the data."""
+    fields = dict(zip(_CLOSED_NAMES, _CLOSED_HEADER.unpack_from(data, at), strict=True))
+    at += _CLOSED_HEADER.size
+    for name in CLOSED_TEXTS:
+        fields[name] = data[at : at + fields[f"{name}_size"]]
+        at += len(fields[name])
+    bodies: list[list[bytes]] = [[], []]
+    for body, name in zip(bodies, ("request_frames", "reply_frames"), strict=True):
+        for _ in range(fields[name]):
+            (size,) = _LENGTH.unpack_from(data, at)
+            at += _LENGTH.size + size
+            body.append(data[at - size : at])
+    kept = ("attempts", "dispatched_at", "replied_at", "closed_at")
+    return ClosedRequest(
+        *(fields[name] for name in LASTING),
+        **{name: fields[name] for name in kept},
+        status=Status(fields["kind"] & ~UNCLAIMED),
+        unclaimed=bool(fields["kind"] & UNCLAIMED),
+        error=fields["error"].decode(errors="replace"),
+        sequence=number,
+        request=bodies[0],
+        reply=bodies[1],
+        request_bytes=sum(map(len, bodies[0])),
+        reply_bytes=sum(map(len, bodies[1])),
+        request_left_out=False,
+        reply_left_out=False,
+    )
+
+
 class ClosedBulk(NamedTuple):
     """The records of closed requests with the numbers from `first` on, without gaps.
 
@@ -288,3 +320,8 @@ class ClosedBulk(NamedTuple):
             parts += record
             at += sum(map(len, record))
         return cls(first, b"".join(parts), starts, apart)
+
+    def requests(self) -> list[ClosedRequest]:
+        """All of them, decoded one by one."""
+        rows = enumerate(self.starts)
+        return [self.apart.get(n) or _unpack_closed(self.first + n, self.data, start) for n, start in rows]

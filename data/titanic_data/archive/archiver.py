@@ -292,8 +292,8 @@ class Queue:
 
     def id_of(self, number: int) -> str | None:
         """The UUID of the request with this number; None when the ring does not have it."""
-        found = self._read(lambda transaction: transaction.closed(number - 1, 1, 1))
-        return found[0].uuid.hex() if found and found[0].sequence == number else None
+        found = self._read(lambda transaction: transaction.closed_bulk(number, number)).requests()
+        return found[0].uuid.hex() if found else None
 
     def identity(self) -> str:
         """The id of the store, 32 hexadecimal digits; empty before a server of this version has opened it."""

@@ -132,7 +132,7 @@ def restore_range(archive: Archive, store: Path, first: int, last: int) -> Entry
             )
         with store_at(store).read() as transaction:
             ring = transaction.archive()
-            found = transaction.closed(last - 1, 1, 1) if ring.first <= first and last <= ring.last else []
+            found = transaction.closed_bulk(last, last).requests() if ring.first <= first and last <= ring.last else []
         if not found:
             what = f"the store {store} does not have closed requests {first} to {last}"
             raise ArchiveError(what, f"it has {ring.first} to {ring.last}", "name a backup of that time with --store")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from support.postgres import PostgresServer, needs_postgres, new_server
 from support.serving import QUICK, config
+from support.store_facts import closed_in
 from support.waiting import until
 
 from broker import Worker
@@ -55,7 +56,7 @@ def test_lives_are_whole(server: Server, client: Client) -> None:
         client.close(*uuids)
     with server.store.read() as transaction:
         assert transaction.counts()[:4] == (0, 0, 0, 0)
-        assert [one.uuid.hex() for one in transaction.closed(0, 100, 1 << 20)] == uuids
+        assert [one.uuid.hex() for one in closed_in(transaction, 0, 100, 1 << 20)] == uuids
 
 
 def test_an_outage_is_told_once_and_by_one(

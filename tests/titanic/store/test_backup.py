@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from support.store_facts import accept_all
+from support.store_facts import accept_all, closed_in
 
 from titanic.errors import NotAStore, StoreCorrupt, StoreReadOnly, StoreUnwritable
 from titanic.store import NewRequest, Status
@@ -30,9 +30,8 @@ def store(tmp_path):
 
 def contents(store):
     with store.read() as txn:
-        return [(row, txn.request(row.uuid), txn.reply(row.uuid)) for row in txn.select(limit=1000)], txn.closed(
-            0, 1000, 1 << 30
-        )
+        rows = [(row, txn.request(row.uuid), txn.reply(row.uuid)) for row in txn.select(limit=1000)]
+        return rows, closed_in(txn)
 
 
 def names(path):
@@ -138,7 +137,7 @@ with LmdbStore.open_read_only(sys.argv[1]) as store:
     with store.read() as txn:
         counts = txn.counts()
         assert txn.next_ready(b"echo", None, 9, 1 << 20)
-        assert len(txn.closed(0, 100, 1 << 20)) == counts.closed
+        assert len(txn.closed_bulk(1, 100).starts) == counts.closed
     backup(store, sys.argv[2])
     print(counts.requests, counts.capacity, flush=True)
 """

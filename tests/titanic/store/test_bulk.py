@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.store_facts import accept_all
+from support.store_facts import accept_all, closed_in
 
 from titanic.errors import InvalidArchive, RecordCorrupt
 from titanic.store import CLOSED_LAYOUT, CLOSED_TEXTS, NewRequest, Status, Store
@@ -38,7 +38,7 @@ def test_records_in_one_piece(store: Store) -> None:
         [(name, "V16" if code == "16s" else f"<u{np.dtype(code).itemsize}") for name, code in CLOSED_LAYOUT]
     )
     with store.read() as txn:
-        one_by_one = txn.closed(0, 100, 1 << 30)
+        one_by_one = closed_in(txn, 0, 100, 1 << 30)
         bulk = txn.closed_bulk(1, 100)
     assert len(bulk.starts) == len(one_by_one) == 12
     assert bulk.first == 1
@@ -106,7 +106,7 @@ def test_requests_that_have_not_ended(engine: Callable[..., Store], tmp_path: Pa
 
 def test_an_acknowledgement_for_another_store(store: Store) -> None:
     with store.write() as txn:
-        (entry,) = txn.closed(4, 1, 1 << 20)
+        (entry,) = closed_in(txn, 4, 1, 1 << 20)
         txn.update_archive(register=True)
         with pytest.raises(InvalidArchive, match="another request has that number"):
             txn.update_archive(upto=5, uuid=bytes(16))

@@ -2,7 +2,7 @@
 
 import pytest
 from support.store_damage import BODY, NOW, edit, make
-from support.store_facts import accept_all, closed_range, load_of, state_of, waiting_in
+from support.store_facts import accept_all, closed_in, closed_range, load_of, state_of, waiting_in
 
 from titanic.errors import RecordCorrupt
 from titanic.store import NewRequest, Outcome, Retention, State, Status
@@ -397,7 +397,7 @@ def test_repair_puts_right_and_loses_nobody(path, change):
                 assert state_of(txn, uuid) is not None
                 assert txn.request(uuid) is not None
             assert closed_range(txn) == (1, 3)
-            assert [entry.sequence for entry in txn.closed(0, 9, 1 << 20)] == [1, 2, 3]
+            assert [entry.sequence for entry in closed_in(txn, 0, 9, 1 << 20)] == [1, 2, 3]
         drain(store)
 
 
@@ -442,7 +442,7 @@ def test_a_lost_reply_fails_and_can_be_tried_again(path):
 
 def test_what_is_missing_in_the_ring_says_so(path):
     with repaired(path, _drop_a_closed_one(2))[0] as store, store.read() as txn:
-        entries = txn.closed(0, 9, 1 << 20)
+        entries = closed_in(txn, 0, 9, 1 << 20)
         assert [entry.error for entry in entries] == ["", "its record was missing", ""]
         assert entries[1].request_left_out
 

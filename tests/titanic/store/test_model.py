@@ -13,7 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from msgspec.structs import replace
 from support.postgres import needs_postgres
 from support.store_engines import forget_databases, is_sound, open_postgres
-from support.store_facts import closed_range, load_of, waiting_in
+from support.store_facts import closed_in, closed_range, load_of, waiting_in
 from support.torture import LONG, MOST_SECONDS, SEED, tally
 
 from titanic.errors import StoreFull
@@ -322,7 +322,7 @@ class StoreMachine(RuleBasedStateMachine):
         before, sequence, _, agreement = self.model.tables.ring
         with self.store.read() as txn:
             first, last = closed_range(txn)
-            found = txn.closed(0, 10_000, 1 << 30)
+            found = closed_in(txn, 0, 10_000, 1 << 30)
         assert last == sequence
         assert first >= before
         if agreement.registered:
@@ -331,7 +331,7 @@ class StoreMachine(RuleBasedStateMachine):
             for number in range(before, first):
                 txn._put(Tables.put_closed, number, None)
             txn._put_ring(first=first)
-            expected = txn.closed(0, 10_000, 1 << 30)
+            expected = closed_in(txn, 0, 10_000, 1 << 30)
         for n, one in enumerate(found):  # there may have been no room for its frames
             if one.request_left_out:
                 expected[n] = replace(expected[n], request=[], request_left_out=True)

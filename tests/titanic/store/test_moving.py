@@ -16,7 +16,7 @@ from support.postgres import needs_postgres
 from support.processes import ROOT
 from support.store_contents import SECOND, START, fill
 from support.store_engines import forget_databases, is_sound, place_of
-from support.store_facts import accept_all, closed_range, load_of, waiting_in
+from support.store_facts import accept_all, closed_in, closed_range, load_of, waiting_in
 
 from titanic.errors import NotAStore, RecordCorrupt, StoreCorrupt, StoreError, StoreLocked
 from titanic.store import (
@@ -71,7 +71,7 @@ def seen(store: Store) -> dict[str, Any]:
             "due": [tx.next_due(), tx.next_due(Retention())],
             "keys": [tx.holder(b"key %d" % n, owner) for n in range(120) for owner in [b"", *OWNERS]],
             "three": tx.holder(b"three", b"eve"),
-            "closed": tx.closed(0, 10_000, 1 << 30),
+            "closed": closed_in(tx, 0, 10_000, 1 << 30),
             "bulk": len(tx.closed_bulk(*closed_range(tx)).starts),
             "archive": tx.archive(),
             "settings": tx.service_settings(),

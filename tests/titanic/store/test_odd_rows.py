@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.store_damage import NOW, edit, make
-from support.store_facts import accept_all, closed_range, load_of, state_of, waiting_in
+from support.store_facts import accept_all, closed_in, closed_range, load_of, state_of, waiting_in
 
 from titanic.errors import StoreCorrupt, StoreError
 from titanic.store import NewRequest, Retention, Status
@@ -74,7 +74,7 @@ READING: list[Callable[..., object]] = [
     lambda txn, uuids: txn.archive(),
     lambda txn, uuids: (txn.identity(), txn.service_settings()),
     lambda txn, uuids: txn.select(),
-    lambda txn, uuids: txn.closed(0, 9, 1 << 20),
+    lambda txn, uuids: closed_in(txn, 0, 9, 1 << 20),
 ]
 WRITING: list[Callable[..., object]] = [
     lambda txn, uuids: accept_all(txn, [NewRequest(b"echo", [b"x"], expires_at=NOW + 99)], NOW),
@@ -185,7 +185,7 @@ def ring(path: Path) -> tuple[int, int, list[str], int]:
         assert repair(store, NOW + 6) == []
         with store.read() as txn:
             numbers = closed_range(txn)
-            entries = txn.closed(0, 99, 1 << 20)
+            entries = closed_in(txn, 0, 99, 1 << 20)
             assert [entry.sequence for entry in entries] == list(range(numbers[0], numbers[1] + 1))
             return *numbers, [entry.error for entry in entries], txn.archive().archived_upto
 

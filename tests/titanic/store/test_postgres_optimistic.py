@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from support.desk import Desk
 from support.postgres import needs_postgres, shared_server
-from support.store_facts import accept_all, state_of
+from support.store_facts import accept_all, closed_in, state_of
 from support.waiting import until
 
 from titanic.errors import StoreFailed, WriteConflict
@@ -226,7 +226,7 @@ def test_what_a_node_has_claimed_ends_and_closes_in_one_round_trip_each(nodes, t
     assert trips == [1]
     with other.read() as txn:
         assert txn.counts().requests == 0
-        assert [closed.reply for closed in txn.closed(0, n, 1 << 20)] == [[b"reply"]] * n
+        assert [closed.reply for closed in closed_in(txn, 0, n, 1 << 20)] == [[b"reply"]] * n
 
 
 def test_what_another_node_has_closed_meanwhile_does_not_end(nodes):

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from support.postgres import needs_postgres, shared_server
 from support.postgres_mirror import mirror
-from support.store_facts import accept_all, closed_range, state_of, waiting_in
+from support.store_facts import accept_all, closed_in, closed_range, state_of, waiting_in
 from support.store_lives import NOW, OWNERS, SERVICES, live
 
 from titanic.errors import RecordCorrupt
@@ -97,7 +97,7 @@ def all_that_is_read(transaction, uuids: list[bytes], chance: random.Random) -> 
     seen["first"] = list(transaction.select(limit=5))
     keys = [b"", b"x" * 999, *(b"k%d" % n for n in range(50))]
     seen["holders"] = [transaction.holder(key, owner) for key in keys for owner in OWNERS]
-    seen["closed"] = transaction.closed(0, 10_000, 1 << 30), transaction.closed(5, 3, 1 << 30)
+    seen["closed"] = closed_in(transaction, 0, 10_000, 1 << 30), closed_in(transaction, 5, 3, 1 << 30)
     seen["ring"] = closed_range(transaction), transaction.archive()
     seen["ids"] = transaction.request_ids(7), transaction.request_ids(1)
     seen["unended"] = parts(transaction, 5, 1 << 30), parts(transaction, 1000, 1 << 30)
@@ -170,7 +170,7 @@ def test_bulk_is_laid_out_as_in_lmdb(database: str, postgres: PostgresStore, mon
         transaction.close(uuid, NOW)
     copy(model, database)
     with postgres.read() as transaction, model.read() as expected:
-        entries = expected.closed(0, 1000, 1 << 30)
+        entries = closed_in(expected, 0, 1000, 1 << 30)
         bulk = transaction.closed_bulk(1, 1000)
         assert [len(transaction.closed_bulk(first, 9).starts) for first in (1, 5, 9, 10)] == [9, 5, 1, 0]
         assert transaction.closed_bulk(len(entries) + 1, 1000).starts == []
@@ -218,7 +218,7 @@ def test_damage_is_named(database: str, postgres: PostgresStore) -> None:
         assert state_of(transaction, one) is State.WAITING
         assert transaction.describe(one).body_bytes == 3
         assert transaction.request(other).body == [b"body"]
-        assert len(transaction.closed(last - 6, 9, 1 << 30)) == 2
+        assert len(closed_in(transaction, last - 6, 2)) == 2
         for begin, missing in ((1, last - 6), (last - 5, last - 3)):
             with pytest.raises(RecordCorrupt, match=missing.to_bytes(8, "big").hex()):
                 transaction.closed_bulk(begin, last)

@@ -2,7 +2,7 @@
 
 import pytest
 from support.store_engines import is_sound
-from support.store_facts import accept_all, load_of, state_of
+from support.store_facts import accept_all, closed_in, load_of, state_of
 
 from titanic.store import DAY, NewRequest, Retention, State, Status
 
@@ -245,7 +245,7 @@ def test_what_nobody_closes_is_closed_in_the_end(store):
     assert trim(store, 300) == (0, 1, 0, 0, False)
     assert next_due(store, POLICY) is None
     with store.read() as txn:
-        lives = txn.closed(0, 9, 1 << 20)
+        lives = closed_in(txn, 0, 9, 1 << 20)
     assert [(life.uuid, life.status, life.closed_at - NOW) for life in lives] == [
         (done, Status.DONE, 100),
         (cancelled, Status.CANCELLED, 299),

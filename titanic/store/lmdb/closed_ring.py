@@ -23,7 +23,7 @@ from titanic.errors import RecordCorrupt
 from titanic.store.agreement import Agreement
 from titanic.store.lmdb import closed_record
 from titanic.store.lmdb.closed_record import ClosedRecord
-from titanic.store.lmdb.record import BODY, PREFIX, verify
+from titanic.store.lmdb.record import BODY, PREFIX
 from titanic.store.lmdb.schema import (
     ARCHIVE,
     ARCHIVE_KEY,
@@ -50,31 +50,6 @@ _AT_ONCE = 1000
 """Records of which the sums are made before the next are read."""
 _MOST_NAME = 255
 """Bytes of an archivist's name that are kept."""
-
-
-def closed(tx: Reading, after_seq: int, limit: int, max_bytes: int) -> list[ClosedRequest]:
-    """The entries with numbers above `after_seq`, in order."""
-    entries: list[ClosedRequest] = []
-    cursor = tx.raw.cursor(tx.db.closed)
-    if not cursor.set_range(closed_key(after_seq + 1)):
-        return entries
-    size = 0
-    for view, record in cursor.iternext():
-        if len(entries) >= limit:
-            break
-        sequence = sequence_of(view)
-        try:
-            header = closed_record.decode_header(sequence, record)
-            size += len(record) + sum(ref.size for ref in header.refs)
-            if entries and size > max_bytes:
-                break
-            verify(closed_key(sequence), record, closed_record.DATABASE)
-            entries.append(closed_record.decode_rest(sequence, header, tx.fetch))
-        except RecordCorrupt:
-            if entries:
-                break
-            raise
-    return entries
 
 
 def closed_range(tx: Reading) -> tuple[int, int]:

@@ -90,7 +90,6 @@ class LmdbReadTransaction(Reading):
     identity = method(read.identity)
     describe = method(listing.describe)
     select = method(listing.select)
-    closed = method(closed_ring.closed)
     archive = method(closed_ring.archive)
     service_settings = method(read.settings_of_services)
     closed_bulk = method(closed_ring.closed_bulk)

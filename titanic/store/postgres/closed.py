@@ -65,18 +65,6 @@ class DecodedRow(NamedTuple):
     reply_frames: int
 
 
-def closed(tx: SnapshotReader, after_seq: int, limit: int, max_bytes: int) -> list[ClosedRequest]:
-    """The entries with numbers above `after_seq`, in order."""
-    rows = tx.fetch(_CLOSED, after_seq + 1, _LAST, limit, max_bytes)
-    found: list[ClosedRequest] = []
-    try:
-        found.extend(decoded(row).request for row in rows)
-    except RecordCorrupt:
-        if not found:
-            raise
-    return found
-
-
 def closed_range(tx: SnapshotReader) -> tuple[int, int]:
     """The first and the last number that can be read; the first is one above the last when there are none."""
     first, last = tx.fetch_row(_RANGE)

@@ -187,7 +187,6 @@ class PostgresReadTransaction(SnapshotReader):
     space = queries.space
     room_left = queries.room_left
     identity = queries.identity
-    closed = closed_module.closed
     closed_bulk = closed_module.closed_bulk
     cut_closed = closed_module.cut_closed
     archive = closed_module.archive
