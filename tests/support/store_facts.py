@@ -50,3 +50,8 @@ def waiting_in(transaction: ReadTransaction) -> dict[bytes, int]:
 def load_of(transaction: ReadTransaction, service: bytes) -> Load:
     """The requests of a service that have not ended."""
     return transaction.queues([service]).get(service, NO_QUEUE).load
+
+
+def holder_of(transaction: ReadTransaction, key: bytes, owner: bytes = b"") -> bytes | None:
+    """The id of the request with an idempotency key; None when the key is unknown."""
+    return transaction.holders([key], owner).get(key)

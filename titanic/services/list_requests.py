@@ -91,8 +91,9 @@ def _answer(
     state = State[options.state.upper()] if options.state else None
     if options.keys is not None:
         namespace = b"" if user is None else user.owner
-        found = ((key, transaction.holder(key.encode(errors="replace"), namespace)) for key in options.keys)
-        holders = {key: uuid for key, uuid in found if uuid is not None}
+        keys = {key: key.encode(errors="replace") for key in options.keys}
+        found = transaction.holders([*keys.values()], namespace)
+        holders = {text: found[key] for text, key in keys.items() if key in found}
         rows = _described(transaction, list(holders.values()), user)
     elif options.uuid is not None:
         rows = _described(transaction, [bytes.fromhex(options.uuid)], user)

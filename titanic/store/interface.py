@@ -143,9 +143,9 @@ class ReadTransaction(Protocol):
         """The owner of the request. Empty when it has none: there was no access control, or its record is too damaged
         to read. None when the request is unknown."""
 
-    def holder(self, key: bytes, owner: bytes = b"") -> bytes | None:
-        """The id of the request that its owner submitted with this idempotency key, also when it is closed; None when
-        the key is unknown or forgotten. Owners may use the same keys."""
+    def holders(self, keys: Sequence[bytes], owner: bytes = b"") -> dict[bytes, bytes]:
+        """The ids of the requests that their owner submitted with these idempotency keys, by key, also when they are
+        closed. Keys that are unknown or forgotten are absent. Owners may use the same keys."""
 
     # -- queues ----------------------------------------------------------------------------------------------
 

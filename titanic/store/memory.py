@@ -172,9 +172,9 @@ class MemoryReadTransaction:
         row = self.tables.requests.get(uuid)
         return row and row.new.owner
 
-    def holder(self, key: bytes, owner: bytes = b"") -> bytes | None:
-        holder = self.tables.keys.get((owner, key))
-        return holder and holder.uuids[0]
+    def holders(self, keys: Sequence[bytes], owner: bytes = b"") -> dict[bytes, bytes]:
+        found = {key: self.tables.keys.get((owner, key)) for key in keys}
+        return {key: holder.uuids[0] for key, holder in found.items() if holder is not None}
 
     # -- queues ----------------------------------------------------------------------------------------------
 

@@ -307,8 +307,8 @@ class MemoryQueue:
         """As `Client.find`."""
         with self._store.write() as transaction:
             transaction.trim(self._wall_us, KEEP_ALL, ENDLESS)
-            held = {key: transaction.holder(key.encode()) for key in keys}
-            known = {key: uuid for key, uuid in held.items() if uuid is not None}
+            held = transaction.holders([key.encode() for key in keys])
+            known = {key.decode(): uuid for key, uuid in held.items()}
             rows = [self._info(row) for uuid in known.values() if (row := transaction.describe(uuid)) is not None]
         return {key: uuid.hex() for key, uuid in known.items()}, {row["uuid"]: row["state"] for row in rows}
 

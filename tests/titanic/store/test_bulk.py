@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.store_facts import accept_all, closed_in
+from support.store_facts import accept_all, closed_in, holder_of
 
 from titanic.errors import InvalidArchive, RecordCorrupt
 from titanic.store import CLOSED_LAYOUT, CLOSED_TEXTS, NewRequest, Status, Store
@@ -101,7 +101,7 @@ def test_requests_that_have_not_ended(engine: Callable[..., Store], tmp_path: Pa
             found, following = txn.unended(uuids[6], uuids[8], 6)
             assert [row.uuid for row, _ in found] == uuids[6:8]
             assert following is None
-            assert txn.holder(b"none") is txn.holder(b"") is None
+            assert holder_of(txn, b"none") is holder_of(txn, b"") is None
 
 
 def test_an_acknowledgement_for_another_store(store: Store) -> None:

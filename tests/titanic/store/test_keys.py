@@ -3,7 +3,7 @@
 import pytest
 from support.dropping import drop
 from support.store_engines import is_sound
-from support.store_facts import accept_all, load_of
+from support.store_facts import accept_all, holder_of, load_of
 
 from titanic.errors import InvalidRequest, StoreFull
 from titanic.protocol.submit_options import MOST_TOGETHER
@@ -177,7 +177,7 @@ def test_one_key_for_several(store):
     assert [one.uuid for one in again[1:4]] == [one.uuid for one in first]
     assert [request(store, one.uuid).body for one in first] == [[b"1"], [b"2"], [b"3"]]
     with store.read() as txn:
-        assert txn.holder(b"k") == first[0].uuid
+        assert holder_of(txn, b"k") == first[0].uuid
         assert txn.describe(first[0].uuid).key == b""
 
 

@@ -13,7 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from msgspec.structs import replace
 from support.postgres import needs_postgres
 from support.store_engines import forget_databases, is_sound, open_postgres
-from support.store_facts import closed_in, closed_range, load_of, waiting_in
+from support.store_facts import closed_in, closed_range, holder_of, load_of, waiting_in
 from support.torture import LONG, MOST_SECONDS, SEED, tally
 
 from titanic.errors import StoreFull
@@ -300,7 +300,7 @@ class StoreMachine(RuleBasedStateMachine):
             pages += [txn.select(states, newest=True, text="1", limit=1000) for states in (None, (State.FAILED,))]
             pages += [txn.select(DEAD, owner=owner, limit=1000) for owner in OWNERS]
             pages += [txn.select(owner=owner, limit=1000) for owner in [*OWNERS, b"ev"]]
-            holders = [txn.holder(key, owner) for key in (b"k", b"l", b"all") for owner in OWNERS]
+            holders = [holder_of(txn, key, owner) for key in (b"k", b"l", b"all") for owner in OWNERS]
             owned = [not_closed(txn, owner) for owner in OWNERS]
             return (
                 rows,

@@ -16,7 +16,7 @@ from support.postgres import needs_postgres
 from support.processes import ROOT
 from support.store_contents import SECOND, START, fill
 from support.store_engines import forget_databases, is_sound, place_of
-from support.store_facts import accept_all, closed_in, closed_range, load_of, waiting_in
+from support.store_facts import accept_all, closed_in, closed_range, holder_of, load_of, waiting_in
 
 from titanic.errors import NotAStore, RecordCorrupt, StoreCorrupt, StoreError, StoreLocked
 from titanic.store import (
@@ -69,8 +69,8 @@ def seen(store: Store) -> dict[str, Any]:
             "waiting": waiting_in(tx),
             "counts": tx.counts()[:4],
             "due": [tx.next_due(), tx.next_due(Retention())],
-            "keys": [tx.holder(b"key %d" % n, owner) for n in range(120) for owner in [b"", *OWNERS]],
-            "three": tx.holder(b"three", b"eve"),
+            "keys": [holder_of(tx, b"key %d" % n, owner) for n in range(120) for owner in [b"", *OWNERS]],
+            "three": holder_of(tx, b"three", b"eve"),
             "closed": closed_in(tx, 0, 10_000, 1 << 30),
             "bulk": len(tx.closed_bulk(*closed_range(tx)).starts),
             "archive": tx.archive(),
@@ -316,5 +316,5 @@ def test_times_that_a_database_has_no_room_for_are_the_latest_there_are(places: 
         moved = tx.describe(uuid)
         assert moved is not None
         assert (moved.state, moved.due, moved.expires_at) == (State.DELAYED, LATEST, LATEST)
-        assert tx.holder(b"k") == uuid
+        assert holder_of(tx, b"k") == uuid
         assert is_sound(store)

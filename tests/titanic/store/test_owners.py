@@ -3,7 +3,7 @@
 import pytest
 from support.dropping import drop
 from support.store_engines import is_sound
-from support.store_facts import state_of
+from support.store_facts import holder_of, state_of
 
 from titanic.errors import InvalidRequest
 from titanic.store import Accepted, NewRequest, Retention, State, Status
@@ -71,20 +71,20 @@ def test_a_key_is_each_owners_own(store, at_once):
     assert accept(store, *requests) == [Accepted(one.uuid, False) for one in first]
     with store.write() as txn:
         assert txn.fresh(requests, NOW) == []
-        assert [txn.holder(b"k", owner) for owner in OWNERS] == [one.uuid for one in first]
+        assert [holder_of(txn, b"k", owner) for owner in OWNERS] == [one.uuid for one in first]
         assert [txn.request(one.uuid).body for one in first] == [[owner] for owner in OWNERS]
         assert [txn.describe(one.uuid).key for one in first] == [b"k"] * 3
         assert txn.fresh([owned(b"mallory", key=b"k")], NOW)
-        assert txn.holder(b"k", b"mallory") is None
+        assert holder_of(txn, b"k", b"mallory") is None
 
 
 def test_it_is_forgotten_for_its_owner_alone(store):
     uuids = ids(store, *(owned(owner, key=b"k") for owner in OWNERS))
     with store.write() as txn:
         txn.forget([b"k"], EVE)
-        assert [txn.holder(b"k", owner) for owner in OWNERS] == [None, *uuids[1:]]
+        assert [holder_of(txn, b"k", owner) for owner in OWNERS] == [None, *uuids[1:]]
         txn.forget([b"k"])
-        assert [txn.holder(b"k", owner) for owner in OWNERS] == [None, uuids[1], None]
+        assert [holder_of(txn, b"k", owner) for owner in OWNERS] == [None, uuids[1], None]
     with store.write() as txn:
         assert txn.trim(LATER - 1).keys == 0
         assert txn.trim(LATER).keys == 1
@@ -108,9 +108,9 @@ def test_no_key_leads_to_another_owners(store):
     (uuid,) = ids(store, owned(b"ab", key=b"cd"))
     with store.write() as txn:
         for key, owner in ((b"\xffab\xffcd", b""), (b"bcd", b"a"), (b"d", b"abc"), (b"cd", b"a"), (b"cd", b"")):
-            assert txn.holder(key, owner) is None
+            assert holder_of(txn, key, owner) is None
             txn.forget([key], owner)
-        assert txn.holder(b"cd", b"ab") == uuid
+        assert holder_of(txn, b"cd", b"ab") == uuid
     for key, owner in ((b"\xffab\xffcd", b""), (b"\xffcd", b"ab"), (b"cd", b"ab\xff"), (b"cd", b"x" * 33)):
         with pytest.raises(InvalidRequest):
             accept(store, owned(owner, key=key))
@@ -121,9 +121,9 @@ def test_an_owners_keys_follow_a_clock_that_is_set_back(store):
     with store.write() as txn:
         assert txn.clamp_timers(NOW - 5000) == (1, None)
         assert txn.trim(NOW - 4001).keys == 0
-        assert txn.holder(b"k", EVE) == uuid
+        assert holder_of(txn, b"k", EVE) == uuid
         assert txn.trim(NOW - 4000).keys == 1
-        assert txn.holder(b"k", EVE) is None
+        assert holder_of(txn, b"k", EVE) is None
 
 
 # -- loads ---------------------------------------------------------------------------------------------------
@@ -318,7 +318,7 @@ def test_a_damaged_request_stays_its_owners_where_that_can_be_told(store):
     with store.read() as txn:
         assert (txn.owner(spoilt), state_of(txn, spoilt)) == (EVE, State.FAILED)
         assert [row.uuid for row in txn.select(owner=EVE)] == [whole, spoilt]
-        assert txn.holder(b"k", EVE) == spoilt
+        assert holder_of(txn, b"k", EVE) == spoilt
     assert loads(store) == [1, 0, 0]
 
 

@@ -17,7 +17,7 @@ from support.postgres import PASSWORD, USER, PostgresServer, needs_postgres, new
 from support.postgres_pair import new_pair
 from support.relay import relay
 from support.small_disk import small_disk
-from support.store_facts import accept_all
+from support.store_facts import accept_all, holder_of
 from support.waiting import until
 
 from titanic.errors import DiskFull, StoreFailed
@@ -117,7 +117,7 @@ def test_a_key_has_its_request_once_whatever_became_of_the_commit(store: Store, 
     assert (found.new, found.uuid == first.uuid) == ((True, False) if what == "request" else (False, True))
     with store.read() as tx:
         assert tx.counts().requests == 2
-        assert tx.holder(b"k") == found.uuid
+        assert holder_of(tx, b"k") == found.uuid
 
 
 @pytest.mark.parametrize("what", ["request", "answer"])

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from support.desk import Desk
 from support.postgres import needs_postgres, shared_server
-from support.store_facts import accept_all, closed_in, state_of
+from support.store_facts import accept_all, closed_in, holder_of, state_of
 from support.waiting import until
 
 from titanic.errors import StoreFailed, WriteConflict
@@ -74,8 +74,8 @@ def test_new_keys_and_old_ones_cost_no_round_trip(nodes, trips):
     assert submit(one, new(b"d", b"eve"), forget=[b"a"], owner=b"eve") == [True]
     assert trips == [1, 1, 1]
     with other.read() as txn:
-        assert [txn.holder(key) is not None for key in (b"a", b"b", b"c")] == [False, True, True]
-        assert txn.holder(b"a", b"eve") is None
+        assert [holder_of(txn, key) is not None for key in (b"a", b"b", b"c")] == [False, True, True]
+        assert holder_of(txn, b"a", b"eve") is None
         assert txn.load(b"eve").waiting == 2
         assert txn.load(b"eve").bytes > before
 

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from support.postgres import needs_postgres, shared_server
 from support.postgres_mirror import mirror
-from support.store_facts import accept_all, closed_in, closed_range, state_of, waiting_in
+from support.store_facts import accept_all, closed_in, closed_range, holder_of, state_of, waiting_in
 from support.store_lives import NOW, OWNERS, SERVICES, live
 
 from titanic.errors import RecordCorrupt
@@ -96,7 +96,7 @@ def all_that_is_read(transaction, uuids: list[bytes], chance: random.Random) -> 
         seen["text", str(states)] = pages(transaction, states=states, limit=9, text="ate")
     seen["first"] = list(transaction.select(limit=5))
     keys = [b"", b"x" * 999, *(b"k%d" % n for n in range(50))]
-    seen["holders"] = [transaction.holder(key, owner) for key in keys for owner in OWNERS]
+    seen["holders"] = [holder_of(transaction, key, owner) for key in keys for owner in OWNERS]
     seen["closed"] = closed_in(transaction, 0, 10_000, 1 << 30), closed_in(transaction, 5, 3, 1 << 30)
     seen["ring"] = closed_range(transaction), transaction.archive()
     seen["ids"] = transaction.request_ids(7), transaction.request_ids(1)

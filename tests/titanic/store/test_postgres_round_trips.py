@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from support.postgres import needs_postgres, shared_server
-from support.store_facts import accept_all, closed_range
+from support.store_facts import accept_all, closed_range, holder_of
 
 from titanic.store import NewRequest, Status
 from titanic.store.postgres.store import PostgresStore
@@ -124,10 +124,10 @@ def test_keys_are_forgotten_with_those_that_are_taken(store, trips):
         assert [one.new for one in txn.accept([new(b"k"), new(b"m")], NOW)] == [True, True]
     assert trips == [2, 2]
     with store.read() as txn:
-        assert txn.holder(b"l") is None
+        assert holder_of(txn, b"l") is None
     with store.write() as txn:
         txn.forget([b"m"])
-        assert txn.holder(b"m") is None
+        assert holder_of(txn, b"m") is None
     with store.write() as txn:
         txn.forget([b"k"])
     assert check(store) == []

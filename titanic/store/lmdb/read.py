@@ -61,10 +61,10 @@ def owner(tx: Reading, uuid: bytes) -> bytes | None:
     return None if record is None else request_record.owner_in(record)
 
 
-def holder(tx: Reading, key: bytes, owner: bytes = b"") -> bytes | None:
-    """The id of the request that its owner submitted with this idempotency key, also when it is closed."""
-    holder = tx.key_holder(row_key(key, owner)) if 0 < len(key) <= MAX_KEY else None
-    return None if holder is None else holder.uuid
+def holders(tx: Reading, keys: Sequence[bytes], owner: bytes = b"") -> dict[bytes, bytes]:
+    """The ids of the requests that their owner submitted with these idempotency keys, also when they are closed."""
+    found = {key: tx.key_holder(row_key(key, owner)) for key in keys if 0 < len(key) <= MAX_KEY}
+    return {key: holder.uuid for key, holder in found.items() if holder is not None}
 
 
 def next_ready(

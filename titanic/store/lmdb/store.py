@@ -79,7 +79,7 @@ class LmdbReadTransaction(Reading):
     reply = method(read.reply)
     request = method(read.request)
     owner = method(read.owner)
-    holder = method(read.holder)
+    holders = method(read.holders)
     next_ready = method(read.next_ready)
     next_due = method(read.next_due)
     queues = method(read.queues)

@@ -37,7 +37,7 @@ from titanic.util.ids import SIZE, time_of
 
 _BODY = "SELECT body FROM titanic.request WHERE uuid = %s::uuid"
 _FRAMES = "SELECT frames FROM titanic.reply WHERE uuid = %s::uuid"
-_HOLDER = "SELECT uuids[1] FROM titanic.key WHERE owner = %s AND key = %s"
+_HOLDERS = "SELECT key, uuids[1] FROM titanic.key WHERE owner = %s AND key = ANY(%s)"
 
 
 def owner(tx: SnapshotReader, uuid: bytes) -> bytes | None:
@@ -91,10 +91,9 @@ def reply(tx: SnapshotReader, uuid: bytes) -> Outcome | Pending | None:
     return one.answer
 
 
-def holder(tx: SnapshotReader, key: bytes, owner: bytes = b"") -> bytes | None:
-    """The id of the request that its owner submitted with this idempotency key, also when it is closed."""
-    rows = tx.fetch(_HOLDER, owner, key) if 0 < len(key) <= MAX_KEY else []
-    return rows[0][0] if rows else None
+def holders(tx: SnapshotReader, keys: Sequence[bytes], owner: bytes = b"") -> dict[bytes, bytes]:
+    """The ids of the requests that their owner submitted with these idempotency keys, also when they are closed."""
+    return dict(tx.fetch(_HOLDERS, owner, texts([key for key in keys if 0 < len(key) <= MAX_KEY])))
 
 
 def expect_frames(uuid: bytes, table: str, frames: Sequence[bytes], count: int, size: int) -> None:

@@ -171,7 +171,7 @@ class PostgresReadTransaction(SnapshotReader):
     reply = queries.reply
     describe = queries.describe
     owner = queries.owner
-    holder = queries.holder
+    holders = queries.holders
     next_ready = queries.next_ready
     next_due = queries.next_due
     queues = queries.queues
