@@ -92,6 +92,7 @@ def test_a_gap_after_a_crash(store: Path, tmp_path: Path, point: str, upto: int)
     a_gap_after_a_crash(store, tmp_path / "archive", PyArrowEngine(), point, upto)
 
 
+@pytest.mark.torture
 def test_a_gap_after_a_crash_of_spark(store: Path, tmp_path: Path, spark: SparkSession) -> None:
     a_gap_after_a_crash(store, tmp_path / "archive", SparkEngine(spark), "renaming", 330)
 

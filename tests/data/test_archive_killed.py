@@ -131,12 +131,9 @@ def kill_at_points(folder: Path, engine: str, points: tuple[str, ...]) -> None:
         finish(folder, endpoint, thread)
 
 
+@pytest.mark.torture(short=True)
 def test_pyarrow_is_killed_at_every_point(tmp_path: Path) -> None:
-    kill_at_points(tmp_path, "pyarrow", POINTS)
-
-
-def test_spark_is_killed(tmp_path: Path) -> None:
-    kill_at_points(tmp_path, "spark", ("renaming",))
+    kill_at_points(tmp_path, "pyarrow", tuple(torture.part([*POINTS], 3)))
 
 
 @pytest.mark.torture

@@ -175,7 +175,7 @@ def transform(requests):
 """
 
 
-@pytest.mark.parametrize("busy", [True, False], ids=["busy", "idle"])
+@pytest.mark.parametrize("busy", [True, pytest.param(False, marks=pytest.mark.torture)], ids=["busy", "idle"])
 def test_a_worker_without_its_spark_ends_and_answers_nothing(
     server: Server, client: Client, tmp_path: Path, busy: bool
 ) -> None:

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import date
@@ -28,6 +29,8 @@ PATIENCE = 240.0
 """Seconds after which something that should happen has not; an installation takes 8, where nothing else runs."""
 ROOM = 4 << 30
 """Bytes that several machines take, each of them one at most."""
+WEB: list[str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["web"]
+"""What install.sh --web wants besides."""
 PACKAGES = ("systemd", "systemd-sysv", "dbus", "python3", "python3-venv", "util-linux", "procps", "curl")
 NEEDED = ("systemd-nspawn", "debootstrap", "nsenter")
 PLATFORMS = ("manylinux_2_28", "manylinux2014", "manylinux_2_17")

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-import tomllib
 
 import pytest
-from support.machine import ROOT, machine, needs_machine
+from support.machine import ROOT, WEB, machine, needs_machine
 
 README = (ROOT / "deploy/README.md").read_text()
 COMMANDS = re.findall(r"^    # (.*)$", README, re.MULTILINE)
-
-WEB = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["web"]
 
 WITHOUT_NETWORK = {
     "deploy/install.sh": "deploy/install.sh --web --wheels /root/wheels",

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from support.machine import Machine, machine, needs_machine
+from support.machine import WEB, Machine, machine, needs_machine
 from support.scraping import named_in_alerts, named_in_dashboard, names_of
 from support.torture import LONG
 
@@ -22,7 +22,7 @@ SERVERS = tuple(f"titanic{name}.service" for name in ("", "-broker", "-store", "
 
 @pytest.fixture
 def here() -> Iterator[Machine]:
-    with machine() as one:
+    with machine(*WEB) as one:
         yield one
 
 
@@ -48,7 +48,7 @@ def serve_upper(here: Machine) -> None:
 
 
 def test_its_life(here: Machine) -> None:
-    assert here.does(*INSTALL).endswith(" is installed in /opt/titanic")
+    assert here.does(*INSTALL, "--web").endswith(" is installed in /opt/titanic")
 
     # It serves, and systemd knows how it is.
     assert here.shows("titanic", "ActiveState") == "active"
@@ -141,6 +141,30 @@ def test_its_life(here: Machine) -> None:
     assert [one for one in [kept, *acknowledged] if one not in listed] == []
     uuid = here.does("titanic", "submit", "upper", "again", user=SOMEBODY)
     assert here.does("titanic", "reply", uuid, "--wait", "60", user=SOMEBODY) == "AGAIN"
+
+    # The web console.
+    here.does("systemctl", "enable", "--now", "titanic-web")
+    assert here.does("curl", "-sf", "http://127.0.0.1:8080/readyz") == "ok"
+    assert here.shows("titanic-web", "User") == "titanic-web"
+    assert here.shows("titanic-web", "StatusText").endswith("; without access control")
+
+    # What it may not: read the store.
+    assert here.run("runuser", "-u", "titanic-web", "--", "ls", "/var/lib/titanic/store").code != 0
+
+    # Killed: it is there again. Ended with an open stream: it ends in time.
+    here.does("kill", "-KILL", here.shows("titanic-web", "MainPID"))
+    here.until(lambda: here.run("curl", "-sf", "http://127.0.0.1:8080/healthz").code == 0)
+    here.says("curl -sN http://127.0.0.1:8080/v1/events >/root/stream 2>&1 & until [ -s /root/stream ]; do :; done")
+    here.does("systemctl", "stop", "titanic-web")
+    assert here.shows("titanic-web", "Result") == "success"
+    assert here.shows("titanic-web", "ExecMainStatus") == "0"
+
+    # A fault in the settings is told, and not tried again.
+    settings = here.folder / "etc/titanic/titanic.toml"
+    settings.write_text(settings.read_text().replace('#bind = "127.0.0.1:8080"', 'bind = "10.0.0.1:8080"'))
+    assert here.run("systemctl", "start", "titanic-web").code != 0
+    here.until(lambda: "no access file, but 10.0.0.1 is to be bound" in here.journal("-u", "titanic-web"))
+    assert here.shows("titanic-web", "NRestarts") == "0"
 
 
 @pytest.mark.torture
@@ -277,6 +301,7 @@ def test_its_upkeep(here: Machine) -> None:
     assert here.run("id", "titanic").code != 0
 
 
+@pytest.mark.torture(short=True)
 def test_what_install_says(here: Machine) -> None:
     assert here.does("/root/deploy/install.sh", "--help").startswith("Usage: install.sh ")
     for arguments, code, fact in (
@@ -324,8 +349,9 @@ def test_what_install_says(here: Machine) -> None:
     assert "titanic: missing argument '-- COMMAND...'" in here.journal("-u", "titanic-worker@nothing")
     assert [here.shows(f"titanic-worker@{name}", "NRestarts") for name in ("nobody", "nothing")] == ["0", "0"]
     assert "/srv/t/current/bin/titanic serve" in here.does("systemctl", "cat", "titanic")
-    assert here.does(*INSTALL, "--no-start").endswith(" is installed in /srv/t")
-    assert here.does("/root/deploy/install.sh", "--rollback").endswith(" is in use again")
+    if LONG:
+        assert here.does(*INSTALL, "--no-start").endswith(" is installed in /srv/t")
+        assert here.does("/root/deploy/install.sh", "--rollback").endswith(" is in use again")
     assert here.does("titanic", "--version").startswith("titanic, version ")
     here.does("/root/deploy/install.sh", "--uninstall")
     assert here.says("find /srv/t") == "/srv/t\n/srv/t/2024-01-photos\n/srv/t/2024-01-photos/a"
