@@ -21,6 +21,7 @@ from support.waiting import PATIENCE, until
 
 from titanic import Client
 from titanic_data.cli.main import COMMANDS
+from titanic_data.session import QUICK as QUICK_JAVA
 from titanic_data.store_reader import forget
 
 ROOT = Path(__file__).parents[2]
@@ -227,7 +228,9 @@ def test_a_worker(tmp_path: Path) -> None:
     with serving(tmp_path) as (_, endpoint), Client(endpoint) as client:
         arguments = ("work", "shout", "shout:shout", "--endpoint", endpoint, "--lanes", "8")
         program = (sys.executable, "-m", "titanic_data")
-        with running(tmp_path / "work.log", *arguments, program=program, PYTHONPATH=path) as worker:
+        with running(
+            tmp_path / "work.log", *arguments, program=program, PYTHONPATH=path, JAVA_TOOL_OPTIONS=QUICK_JAVA
+        ) as worker:
             uuid = client.submit("shout", "hello")
             assert client.wait(uuid, 300) == [b"hello!"]
             worker.process.terminate()
