@@ -262,7 +262,7 @@ def test_only_the_stores_own_tools_know_its_engine() -> None:
     }
     assert {one for one in known if not one.startswith("titanic/store/")} == {"titanic/cli/check_backup.py"}
     assert {one for one in known if not one.startswith("titanic/store/lmdb/")} - {"titanic/cli/check_backup.py"} == {
-        "titanic/store/engines.py",
+        "titanic/store/engine_choice.py",
         "titanic/store/moving_engines.py",
     }
 

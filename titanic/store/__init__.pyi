@@ -21,11 +21,11 @@ from titanic.store.cluster import SharedStore as SharedStore
 from titanic.store.cluster import SharedWriteTransaction as SharedWriteTransaction
 from titanic.store.cluster import StatusQuery as StatusQuery
 from titanic.store.cluster import Topic as Topic
-from titanic.store.engines import expect_no_store as expect_no_store
-from titanic.store.engines import expect_psycopg as expect_psycopg
-from titanic.store.engines import open_read_only as open_read_only
-from titanic.store.engines import open_store as open_store
-from titanic.store.engines import remove_store as remove_store
+from titanic.store.engine_choice import expect_no_store as expect_no_store
+from titanic.store.engine_choice import expect_psycopg as expect_psycopg
+from titanic.store.engine_choice import open_read_only as open_read_only
+from titanic.store.engine_choice import open_store as open_store
+from titanic.store.engine_choice import remove_store as remove_store
 from titanic.store.interface import ReadTransaction as ReadTransaction
 from titanic.store.interface import Store as Store
 from titanic.store.interface import WriteTransaction as WriteTransaction

@@ -1,10 +1,11 @@
-"""Which engine reads out a whole store, or makes one of what was read out: as engines.py has it."""
+"""Which engine reads out a whole store, or makes one of what was read out, as engine_choice.py has it: apart from that,
+since a server loads neither this nor moving.py."""
 
 from __future__ import annotations
 
 import os
 
-from titanic.store.engines import expect_psycopg
+from titanic.store.engine_choice import expect_psycopg
 from titanic.store.moving import Export, Import
 from titanic.util.text import is_url
 
@@ -16,10 +17,10 @@ def open_export(place: str | os.PathLike[str]) -> Export:
     """
     if is_url(place):
         expect_psycopg()
-        from titanic.store.postgres.moving import PostgresExport
+        from titanic.store.postgres.postgres_export import PostgresExport
 
         return PostgresExport.open(str(place))
-    from titanic.store.lmdb.tools.moving import LmdbExport
+    from titanic.store.lmdb.tools.lmdb_export import LmdbExport
 
     return LmdbExport.open(place)
 
@@ -31,9 +32,9 @@ def open_import(place: str | os.PathLike[str]) -> Import:
     """
     if is_url(place):
         expect_psycopg()
-        from titanic.store.postgres.moving import PostgresImport
+        from titanic.store.postgres.postgres_export import PostgresImport
 
         return PostgresImport(str(place))
-    from titanic.store.lmdb.tools.moving import LmdbImport
+    from titanic.store.lmdb.tools.lmdb_export import LmdbImport
 
     return LmdbImport(place)

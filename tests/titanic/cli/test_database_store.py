@@ -83,7 +83,9 @@ def test_a_password_on_the_command_line_is_refused(database: str) -> None:
 
 def test_without_psycopg_each_command_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec
-    monkeypatch.setattr("titanic.store.engines.find_spec", lambda name: None if name == "psycopg" else found(name))
+    monkeypatch.setattr(
+        "titanic.store.engine_choice.find_spec", lambda name: None if name == "psycopg" else found(name)
+    )
     for name in [name for name in sys.modules if name.startswith(("psycopg", "titanic.store.postgres"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "psycopg", None)

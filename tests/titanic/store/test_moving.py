@@ -30,9 +30,9 @@ from titanic.store import (
     open_import,
     open_store,
 )
-from titanic.store.lmdb.tools.moving import LmdbImport
+from titanic.store.lmdb.tools.lmdb_export import LmdbImport
 from titanic.store.moving import Progress, StoredKey, Summary, move
-from titanic.store.postgres import moving
+from titanic.store.postgres import postgres_export
 from titanic.store.rules import LATEST
 
 ENGINES = ("lmdb", pytest.param("postgres", marks=needs_postgres))
@@ -200,7 +200,7 @@ def test_a_directory_of_somebody_else_stays_as_it_was(places: Places, tmp_path: 
 
 @pytest.mark.parametrize("kind", ENGINES)
 def test_who_uses_the_source_goes_first(places: Places, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr(moving, "_PATIENCE", 0.1)
+    monkeypatch.setattr(postgres_export, "_PATIENCE", 0.1)
     with open_store(places(kind, "source")) as store:
         with store.write() as tx:
             accept_all(tx, [NewRequest(b"a", [b"x"])], START)

@@ -94,13 +94,13 @@ def expect_psycopg() -> None:
 def expect_no_store(url: str) -> None:
     """Raise NotAStore when there is a store in a database, or anything in its place."""
     expect_psycopg()
-    from titanic.store.postgres.moving import expect_nothing
+    from titanic.store.postgres.postgres_export import expect_nothing
 
     expect_nothing(url)
 
 
 def remove_store(url: str) -> None:
     """Remove the store in a database with all that is in it: for one that was made to be measured."""
-    from titanic.store.postgres.moving import remove
+    from titanic.store.postgres.postgres_export import remove
 
     remove(url)
