@@ -29,7 +29,8 @@ PATIENCE = 240.0
 """Seconds after which something that should happen has not; an installation takes 8, where nothing else runs."""
 ROOM = 4 << 30
 """Bytes that several machines take, each of them one at most."""
-WEB: list[str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["web"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+WEB: list[str] = PROJECT["optional-dependencies"]["web"]
 """What install.sh --web wants besides."""
 PACKAGES = ("systemd", "systemd-sysv", "dbus", "python3", "python3-venv", "util-linux", "procps", "curl")
 NEEDED = ("systemd-nspawn", "debootstrap", "nsenter")
@@ -210,12 +211,15 @@ def collect_wheels(folder: Path, root: Path, *more: str) -> None:
     platforms = [f"--platform={name}_{os.uname().machine}" for name in PLATFORMS]
     where = ["--only-binary=:all:", f"--python-version={version}", "--implementation=cp", *platforms]
     (wheel,) = folder.glob("titanic_queue-*.whl")
-    needs = (ROOT / "pyproject.toml").read_text(), *where, *more, date.today().strftime("%G week %V")
+    needs = *PROJECT["dependencies"], *where, *more, date.today().strftime("%G week %V")
     kept = _cache() / f"wheels-{hashlib.sha256(repr(needs).encode()).hexdigest()[:8]}"
     with _locked("wheels.lock"):
         if not kept.exists():
             new = kept.with_suffix(".new")
             shutil.rmtree(new, ignore_errors=True)
+            for old in _cache().glob("wheels-*/"):
+                if old.stat().st_mtime < time.time() - 14 * 86400:
+                    shutil.rmtree(old)
             _call([*pip, "download", "--dest", str(new), *where, str(wheel), *more])
             (new / wheel.name).unlink()
             new.rename(kept)
