@@ -78,8 +78,9 @@ def fill(store: Store) -> None:
 def contents(place: str) -> dict[str, Any]:
     """All of a store that no process has open. A store of an earlier format is converted."""
     with open_export(place) as store:
+        head = plain(store.head)
         return {
-            "head": plain(store.head),
+            "head": {**head, "archivist": head["archive"]["archivist"]},  # packed stores have it there
             "requests": [plain(life) for lives in store.requests() for life in lives],
             "keys": sorted((plain(key) for keys in store.idempotency_keys() for key in keys), key=str),
             "closed": [plain(closing) for closings in store.closed() for closing in closings],

@@ -19,7 +19,7 @@ from broker.io.router import Router
 from broker.io.sockets import MOST_BODY_FRAMES, MOST_FRAMES
 from titanic import Client, RequestFailed, Server, UnknownRequest
 
-WIRE = {"heartbeat_interval": 0.5, "liveness": 12, "request_expiry": 0.2, "max_body": 1 << 20}
+WIRE = {"heartbeat_interval": 0.5, "liveness": 12, "request_expiry": 1.0, "max_body": 1 << 20}
 """Most workers here send no heartbeats: they are dead after half a minute."""
 
 
