@@ -52,7 +52,7 @@ _QUEUE = b"titanic."
 """Prefix of the services whose workers learn the user of each request."""
 
 
-class Refusal(NamedTuple):
+class AccessRefusal(NamedTuple):
     """A refused action. `user` is empty for an unknown one, `why` if it would only repeat the action."""
 
     user: str
@@ -66,8 +66,8 @@ class Refusal(NamedTuple):
 class Report:
     """What one user was refused of one action: the first time, the last time, and how often."""
 
-    first: Refusal
-    last: Refusal
+    first: AccessRefusal
+    last: AccessRefusal
     count: int = 1
 
 
@@ -254,7 +254,7 @@ class Guard:
         """Count a refusal, and remember it for the log. `why`: in words, with what would have to be allowed."""
         self._stats["forbidden"] += 1
         self.count(user, action)
-        refusal = Refusal(user.name, action, service[:255].decode(errors="replace"), peer, why)
+        refusal = AccessRefusal(user.name, action, service[:255].decode(errors="replace"), peer, why)
         report = self._reports.get((user.name, action))
         if report is None:
             self._reports[user.name, action] = Report(refusal, refusal)

@@ -78,7 +78,7 @@ class Exchange(Conversation):
         super().__init__(endpoint, ClientSession(config, correlated=correlated), curve)
         self._loop = asyncio.get_running_loop()
         self._answers: dict[int, Answers] = {}
-        self._readers = Readers(self._loop, self._run)
+        self._readers = WaitingReaders(self._loop, self._run)
         self._watched_probe: KeyProbe | None = None
         """The probe whose sockets are watched."""
         self._due = False
@@ -202,7 +202,7 @@ class Exchange(Conversation):
             self._session.cancel(one.ticket)
 
 
-class Readers:
+class WaitingReaders:
     """Has an asyncio loop call a function when one of some ZeroMQ sockets has input.
 
     The descriptor of such a socket becomes readable when something arrives at a socket that had nothing, and any use of

@@ -15,7 +15,7 @@ from contextlib import suppress
 import zmq
 
 from broker.access.keys import Keys
-from broker.access.rules import Guard, Refusal
+from broker.access.rules import AccessRefusal, Guard
 from broker.access.users import NOBODY, Access
 from broker.core.throttle import COUNTED, Throttle
 from broker.io.loop import Channel
@@ -151,7 +151,7 @@ class AccessLog(Channel):
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
-        self._throttle: Throttle[tuple[str, str], Refusal] = Throttle(lines=1, window=LINE_EVERY, most=MOST_KINDS)
+        self._throttle: Throttle[tuple[str, str], AccessRefusal] = Throttle(lines=1, window=LINE_EVERY, most=MOST_KINDS)
 
     def flush(self, now: float) -> None:
         self._log_counts(now)
@@ -177,7 +177,7 @@ class AccessLog(Channel):
         for _, more, last in self._throttle.ended(now):
             self._write(last, f" (the last of {more} more within {LINE_EVERY:g} s)")
 
-    def _write(self, refusal: Refusal, counted: str = "") -> None:
+    def _write(self, refusal: AccessRefusal, counted: str = "") -> None:
         peer = refusal.peer.address if isinstance(refusal.peer, UserConnection) else refusal.peer
         log.warning(
             "refused: user %r, %s%s, from %s%s; %d so far%s",

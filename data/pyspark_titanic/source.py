@@ -30,7 +30,7 @@ from titanic_data.tables import TABLES
 
 
 @dataclass
-class Accepted(WriterCommitMessage):
+class AcceptedRows(WriterCommitMessage):
     """The number of rows of a task that are on the disk of the queue."""
 
     rows: int
@@ -42,9 +42,9 @@ class _Writer:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
 
-    def write(self, iterator: Iterator[Any]) -> Accepted:
+    def write(self, iterator: Iterator[Any]) -> AcceptedRows:
         """In a task."""
-        return Accepted(submit(self._layout, iterator))
+        return AcceptedRows(submit(self._layout, iterator))
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):

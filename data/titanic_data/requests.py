@@ -41,7 +41,7 @@ _WHOLE = {"tinyint", "smallint", "int", "bigint"}
 _REAL = {*_WHOLE, "float", "double"}
 
 
-class Setting(NamedTuple):
+class RequestOption(NamedTuple):
     """An option of requests that may be a column: its Spark types, and the numbers that it takes."""
 
     types: set[str]
@@ -50,12 +50,12 @@ class Setting(NamedTuple):
     what: str
 
 
-_SECONDS = Setting(_REAL, 0, MOST_SECONDS, "it is a number of seconds, 0 to ten years")
+_SECONDS = RequestOption(_REAL, 0, MOST_SECONDS, "it is a number of seconds, 0 to ten years")
 SETTINGS = {
     "ttl": _SECONDS,
     "delay": _SECONDS,
-    "priority": Setting(_WHOLE, 0, 9, "it is a whole number from 0 to 9"),
-    "max_attempts": Setting(_WHOLE, 0, 65535, "it is a whole number from 1 to 65535, or 0 for the queue's own"),
+    "priority": RequestOption(_WHOLE, 0, 9, "it is a whole number from 0 to 9"),
+    "max_attempts": RequestOption(_WHOLE, 0, 65535, "it is a whole number from 1 to 65535, or 0 for the queue's own"),
 }
 
 
@@ -66,7 +66,7 @@ class Layout(NamedTuple):
     columns: tuple[str, ...]
 
 
-class Row(NamedTuple):
+class RowToSubmit(NamedTuple):
     """A request to submit. Rows of one `group` (service and settings) can share a message, unless `body` is a list of
     frames."""
 
@@ -110,7 +110,7 @@ def _expect_column(types: Mapping[str, str], name: str, what: str, option: str, 
         raise InvalidRows(f"the column {name} cannot be {what}", fact, "cast it")
 
 
-def rows(found: Layout, batches: Iterable[Any]) -> Iterator[Row]:
+def rows(found: Layout, batches: Iterable[Any]) -> Iterator[RowToSubmit]:
     """The rows of Arrow batches. Raises InvalidRows for one that cannot become a request."""
     options = found.options
     defaults = {name: getattr(options, name) for name in SETTINGS}
@@ -125,7 +125,7 @@ def rows(found: Layout, batches: Iterable[Any]) -> Iterator[Row]:
             group = service, tuple((name, value) for name, value in settings if value or name == "priority")
             if isinstance(body, list) and len(body) == 1:
                 (body,) = body
-            yield Row(group, str(key), body.encode() if isinstance(body, str) else body)
+            yield RowToSubmit(group, str(key), body.encode() if isinstance(body, str) else body)
 
 
 def check_batch(batch: Any, found: Layout) -> None:
@@ -190,7 +190,7 @@ def submit(found: Layout, batches: Iterable[Any]) -> int:
     Raises InvalidRows, or what titanic.Client raises: rows that were submitted before stay in the queue.
     """
     options, count = found.options, 0
-    groups: dict[Any, list[Row]] = defaultdict(list)
+    groups: dict[Any, list[RowToSubmit]] = defaultdict(list)
     sizes: dict[Any, int] = defaultdict(int)
     gathered = 0
 
@@ -222,7 +222,7 @@ def submit(found: Layout, batches: Iterable[Any]) -> int:
     return count
 
 
-def _send(client: Client, some: list[Row], options: WriteOptions) -> None:
+def _send(client: Client, some: list[RowToSubmit], options: WriteOptions) -> None:
     """Submit rows of one group, as often as it takes: their keys make one request of each."""
     service, pairs = some[0].group
     settings: dict[str, Any] = {**dict(pairs), "key_for": options.keyfor}

@@ -16,7 +16,7 @@ from support.settings_documents import README, TABLES, TOML, readme, table_of
 from broker import BrokerConfig, ClientConfig, WorkerConfig, settings_of
 from titanic.cli import main
 from titanic.cli.config_file import commands_of
-from titanic.cli.serve import Queue
+from titanic.cli.serve import ServedQueue
 
 FILE = TOML
 
@@ -67,4 +67,4 @@ def test_what_is_marked_live_can_be_changed_alive() -> None:
     text = FILE.read_text().partition("[broker]")[0]
     marked = set(re.findall(r"\(live\)\n#([a-z-]+) = ", text))
     options = commands_of(click.Context(main))["serve"]
-    assert marked == {key for key, option in options.items() if option.name in Queue.live | {"log_level"}}
+    assert marked == {key for key, option in options.items() if option.name in ServedQueue.live | {"log_level"}}

@@ -9,7 +9,7 @@ from typing import Any
 
 from support.claims_store import LEASE, Look, Outcome, Settle, Writes
 
-from titanic.cluster.claims import Claim, ClaimState, Join, LeaseState, Leave, Release, Renew, Room, Writing
+from titanic.cluster.claims import Claim, ClaimState, Join, LeaseState, Leave, OutcomeWriting, Release, Renew, Room
 from titanic.store import Bound, ReadyRow
 
 SERVICES = (b"a", b"b")
@@ -244,5 +244,5 @@ class Node:
                 self.looked()
             return
         self.core.failed(op, self.now(), unchanged=unchanged)
-        if isinstance(op, Writing):
+        if isinstance(op, OutcomeWriting):
             self.world.later(0.5, self.world.at_node, self, self.writing.difference_update, op.uuids)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from titanic.cluster.claims import Claim, Join, LeaseConfig, Leave, Release, Renew, Writing
+from titanic.cluster.claims import Claim, Join, LeaseConfig, Leave, OutcomeWriting, Release, Renew
 from titanic.store import Bound, Joined, Place, ReadyRow, Renewed, Silent
 
 OVER = -1
@@ -34,7 +34,7 @@ class Outcome(NamedTuple):
 
 
 class Writes(NamedTuple):
-    """What goes with a Writing or a Release: `uncounted` are those that do not count for bounds any more."""
+    """What goes with an OutcomeWriting or a Release: `uncounted` are those that do not count for bounds any more."""
 
     outcomes: Sequence[Outcome]
     uncounted: Sequence[Place]
@@ -185,7 +185,7 @@ class ModelStore:
     def execute(self, op: Any, extra: Any) -> Any:
         if isinstance(op, Renew):
             return self.renew(op.incarnation, op.silent)
-        if isinstance(op, Writing):
+        if isinstance(op, OutcomeWriting):
             self.count_no_more(op.incarnation, extra.uncounted)
             return self.write(op.incarnation, extra.outcomes)
         if isinstance(op, Release):
@@ -202,7 +202,7 @@ class ModelStore:
 
     def is_locked(self, op: Any) -> bool:
         """Whether a statement waits for a claim to be committed."""
-        if isinstance(op, Writing):
+        if isinstance(op, OutcomeWriting):
             uuids: Sequence[bytes] = op.uuids
         elif isinstance(op, Join | Release):
             uuids = [place.uuid for place in (op.held if isinstance(op, Join) else op.places)]

@@ -18,7 +18,16 @@ from broker import ErrorReply
 from titanic import ServerConfig
 from titanic.dispatch.attempts import AttemptOutcome, Finish, Postpone
 from titanic.dispatch.backlogs import Fetch
-from titanic.dispatch.core import AskWorkers, Certain, DispatchCore, Effect, KeepOutcomes, Maintain, Recall, Survey
+from titanic.dispatch.core import (
+    AskWorkers,
+    Certain,
+    DispatchCore,
+    Effect,
+    KeepOutcomes,
+    Maintain,
+    RecallRequest,
+    Survey,
+)
 from titanic.protocol.submit_options import DEFAULT_PRIORITY
 from titanic.store import ReadyRow
 from titanic.store.lmdb.schema import ready_prefix
@@ -171,11 +180,11 @@ class Play:
                     self.surveys += 1
                     if self.answers_presence:
                         self.core.surveyed({name: count for name, count in self.present.items() if count}, self.now)
-                case Recall(uuid) if uuid in self.queued:
+                case RecallRequest(uuid) if uuid in self.queued:
                     self.queued.remove(uuid)
                     del self.running[uuid]
                     self.core.refused(uuid, ErrorReply(499, "cancelled by its client", []), self.now)
-                case Recall(uuid):
+                case RecallRequest(uuid):
                     if uuid in self.running and self.core.kept(uuid):
                         self.lingering.append((uuid, self.running.pop(uuid)))
                 case KeepOutcomes(outcomes):

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
 from titanic.aio import Client
-from titanic.web.hooks.delivery import Delivery
+from titanic.web.hooks.delivery import HookDelivery
 from titanic.web.hooks.registry import STATES, Hook, Registry, id_of
 
 SECRET = "nobody-may-see-this"
@@ -102,6 +102,6 @@ class Delivering:
 
     async def _deliver(self, endpoint: str, settings: dict[str, Any]) -> None:
         loop, over = asyncio.get_running_loop(), asyncio.Event()
-        async with Delivery([endpoint], **{"allowed": LOOPBACK, "timeout": 30.0} | settings):
+        async with HookDelivery([endpoint], **{"allowed": LOOPBACK, "timeout": 30.0} | settings):
             self._stop.set_result(lambda: loop.call_soon_threadsafe(over.set))
             await over.wait()

@@ -15,7 +15,7 @@ from titanic.cli.store_files import expect_readable, expect_store, may_write, pl
 from titanic.errors import StoreCorrupt, StoreLocked
 from titanic.store import Store, expect_psycopg
 from titanic.store.lmdb.store import LmdbStore
-from titanic.store.lmdb.tools import Checked, Problem, Progress, Salvaged, check_apart, salvage
+from titanic.store.lmdb.tools import Checked, Finding, Progress, Salvaged, check_apart, salvage
 from titanic.store.lmdb.tools import backup as copy_store
 from titanic.store.lmdb.tools import check as check_store
 from titanic.store.lmdb.tools import repair as repair_store
@@ -154,7 +154,7 @@ def _check_database(url: str, bar: Bar, repair: bool) -> tuple[str, Checked, int
     from titanic.store.postgres.tools import repair as repair_tables
 
     with ReadOnlyPostgresStore.open_read_only(url) as store:
-        problems = [Problem(*problem) for problem in check_tables(store, _checking(bar))]
+        problems = [Finding(*problem) for problem in check_tables(store, _checking(bar))]
         found = Checked(problems, *_counts(store))
         if repair and problems:
             with PostgresStore.open(url) as changing:
@@ -171,7 +171,7 @@ def _repair(path: Path, bar: Bar) -> tuple[Salvaged | None, Checked, int]:
             return saved, Checked(problems, *_counts(store)), len(check_store(store, _checking(bar)))
     except StoreCorrupt as damage:
         saved = salvage(path)
-        found = [Problem("data.mdb", damage.fact, "save what can be read in a new file"), *saved.problems]
+        found = [Finding("data.mdb", damage.fact, "save what can be read in a new file"), *saved.problems]
     with LmdbStore.open(path, to_repair=True, verified=True) as store:
         problems = found + repair_store(store, progress=_checking(bar))
         return saved, Checked(problems, *_counts(store)), len(check_store(store, _checking(bar)))

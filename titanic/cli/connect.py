@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import broker
 from broker import unreachable
-from titanic.cli.endpoint import Reach
+from titanic.cli.endpoint import EndpointReach
 from titanic.cli.printing import say
 from titanic.client.client import Client
 from titanic.errors import TimedOut
@@ -20,13 +20,13 @@ AGAIN = 0.1
 """Seconds between two tries to connect."""
 
 
-def connect(reach: Reach, *, wait: float | None = None) -> Client:
+def connect(reach: EndpointReach, *, wait: float | None = None) -> Client:
     """A client that waits for `wait` seconds, by default the time-out."""
     report_absence(reach.endpoint, reach.timeout if wait is None else wait)
     return Client(reach.endpoint, timeout=reach.timeout, version=reach.mdp, key=reach.curve)
 
 
-def connect_to_look(reach: Reach, advice: str = "", *, retries: int | None = None) -> Client:
+def connect_to_look(reach: EndpointReach, advice: str = "", *, retries: int | None = None) -> Client:
     """A client that changes nothing. Raises TimedOut when no server accepts a connection within a second."""
     seconds = min(READ_TIMEOUT, reach.timeout)
     until = time.monotonic() + seconds
@@ -45,7 +45,7 @@ def report_absence(endpoint: tuple[str, ...], seconds: float) -> None:
         say(f"{reason}; waiting up to {duration(seconds)} for a server there")
 
 
-def name_version(error: Exception, reach: Reach) -> None:
+def name_version(error: Exception, reach: EndpointReach) -> None:
     """After a time-out: raises TimedOut that names the version to speak when the broker there knows only 0.1."""
     for where in reach.endpoint if reach.mdp not in (None, "0.1") else ():
         if not unreachable([where]) and answers(reach, [where], "0.1") and _is_other(reach, where):
@@ -53,7 +53,7 @@ def name_version(error: Exception, reach: Reach) -> None:
             raise TimedOut(f"no answer in MDP {reach.mdp}", fact, "try --mdp 0.1") from error
 
 
-def answers(reach: Reach, endpoint: Sequence[str], mdp: str | None) -> bool:
+def answers(reach: EndpointReach, endpoint: Sequence[str], mdp: str | None) -> bool:
     """Whether a broker answers there in this version of MDP; None: in any that is detected."""
     with broker.Client(endpoint, timeout=1.0, retries=0, version=mdp, key=reach.curve) as client:
         try:
@@ -63,7 +63,7 @@ def answers(reach: Reach, endpoint: Sequence[str], mdp: str | None) -> bool:
         return True
 
 
-def _is_other(reach: Reach, endpoint: str) -> bool:
+def _is_other(reach: EndpointReach, endpoint: str) -> bool:
     """Whether a broker that answers in MDP 0.1 is not of this project."""
     with broker.Client(endpoint, timeout=1.0, retries=0, version="0.1", key=reach.curve) as client:
         try:

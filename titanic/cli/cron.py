@@ -11,7 +11,7 @@ import click
 
 from titanic import logs
 from titanic.cli.connect import connect, connect_to_look
-from titanic.cli.endpoint import Reach
+from titanic.cli.endpoint import EndpointReach
 from titanic.cli.options import command, endpoint, json_flag, log_options, option
 from titanic.cli.printing import print_json, print_table
 from titanic.cli.running import StopSignal, say
@@ -31,7 +31,7 @@ Words = tuple[str, ...]
 @json_flag
 @log_options
 @endpoint
-def cron(words: Words, once: bool, as_json: bool, log_level: str, log_format: str, reach: Reach) -> None:
+def cron(words: Words, once: bool, as_json: bool, log_level: str, log_format: str, reach: EndpointReach) -> None:
     """Submit requests on the schedules in FILE.
 
     \b
@@ -103,7 +103,7 @@ def cron(words: Words, once: bool, as_json: bool, log_level: str, log_format: st
         _run(schedules, reach)
 
 
-def _run(schedules: Sequence[Schedule], reach: Reach) -> None:
+def _run(schedules: Sequence[Schedule], reach: EndpointReach) -> None:
     # A signal waits for the question that is under way, so that has less time than usual: it is asked again anyway.
     with Client(reach.endpoint, timeout=reach.timeout / 3, retries=0, version=reach.mdp, key=reach.curve) as client:
         scheduler = Scheduler(client, schedules)
@@ -145,7 +145,7 @@ def _list(client: Client, schedules: Sequence[Schedule], as_json: bool) -> None:
     print_table(("NAME", "WHEN", "NEXT", "LAST", "UUID", "STATE"), lines)
 
 
-def _run_now(schedules: Sequence[Schedule], name: str, as_json: bool, reach: Reach) -> None:
+def _run_now(schedules: Sequence[Schedule], name: str, as_json: bool, reach: EndpointReach) -> None:
     named = [schedule for schedule in schedules if schedule.name == name]
     if not named:
         raise click.UsageError(f"no schedule is called {name}; there are {', '.join(one.name for one in schedules)}")
@@ -157,7 +157,7 @@ def _run_now(schedules: Sequence[Schedule], name: str, as_json: bool, reach: Rea
         click.echo(uuid)
 
 
-def _set_paused(verb: str, names: Words, as_json: bool, reach: Reach) -> None:
+def _set_paused(verb: str, names: Words, as_json: bool, reach: EndpointReach) -> None:
     if not names:
         raise click.UsageError(f"write titanic cron {verb} NAME")
     for name in names:

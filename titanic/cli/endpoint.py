@@ -109,7 +109,7 @@ class Listen(click.ParamType[Address]):
         return Address(match[1] or match[2] or "", int(match[3]))
 
 
-class Reach(NamedTuple):
+class EndpointReach(NamedTuple):
     """How to reach a broker: endpoints, seconds to wait for an answer, version of MDP, keys."""
 
     endpoint: tuple[str, ...]

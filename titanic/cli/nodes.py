@@ -12,7 +12,7 @@ import click
 
 import broker
 from titanic.cli.connect import connect, connect_to_look
-from titanic.cli.endpoint import Reach
+from titanic.cli.endpoint import EndpointReach
 from titanic.cli.options import command, endpoint, json_flag, seconds
 from titanic.cli.printing import age, print_json, print_table, say
 from titanic.cli.running import EXIT_PENDING
@@ -88,7 +88,7 @@ def _line(row: NodeInfo, rows: Sequence[NodeInfo]) -> tuple[str, ...]:
     help="Maximum time to wait for it to stop; 0: do not wait; default: no limit.",
 )
 @endpoint
-def drain(node: str | None, wait: float | None, reach: Reach) -> None:
+def drain(node: str | None, wait: float | None, reach: EndpointReach) -> None:
     """Drain the server NODE, then stop it. By default, drain the server that answers.
 
     NODE is a name, or an incarnation from `titanic nodes --json`; it is required with several endpoints. Any server
@@ -114,7 +114,7 @@ def drain(node: str | None, wait: float | None, reach: Reach) -> None:
         sys.exit(EXIT_PENDING)
 
 
-def _has_ended(node: NodeInfo, reach: Reach, wait: float) -> bool:
+def _has_ended(node: NodeInfo, reach: EndpointReach, wait: float) -> bool:
     """Whether a node that drains ends within so many seconds. It may go on under another number meanwhile."""
     end = time.monotonic() + wait
     while True:
@@ -137,7 +137,7 @@ def _has_ended(node: NodeInfo, reach: Reach, wait: float) -> bool:
 @click.argument("service")
 @json_flag
 @endpoint
-def pause(service: str, as_json: bool, reach: Reach) -> None:
+def pause(service: str, as_json: bool, reach: EndpointReach) -> None:
     """Pause a service: dispatch none of its stored requests until it is resumed. Running requests continue.
 
     New requests are accepted. The time to live of waiting requests keeps running. The pause applies to all servers that
@@ -162,7 +162,7 @@ def pause(service: str, as_json: bool, reach: Reach) -> None:
 @click.argument("service")
 @json_flag
 @endpoint
-def resume(service: str, as_json: bool, reach: Reach) -> None:
+def resume(service: str, as_json: bool, reach: EndpointReach) -> None:
     """Resume a service: dispatch its requests to workers again.
 
     With access control, requires admin = true. --json prints {service, paused, on_end, done: 1 if this changed

@@ -19,7 +19,7 @@ import broker
 from broker import DEFAULT_ENDPOINT, settings_of
 from titanic import logs
 from titanic.cli import config_file
-from titanic.cli.endpoint import PEER, Reach, separate
+from titanic.cli.endpoint import PEER, EndpointReach, separate
 from titanic.cli.printing import say
 from titanic.errors import TimedOut
 from titanic.util import ids, units
@@ -344,7 +344,7 @@ def _reaching(function: Function) -> Function:
 
     @functools.wraps(function)
     def asking(*args: Any, **settings: Any) -> Any:
-        reach = Reach(*(settings.pop(name) for name in Reach._fields))
+        reach = EndpointReach(*(settings.pop(name) for name in EndpointReach._fields))
         try:
             return function(*args, reach=reach, **settings)
         except (TimedOut, broker.TimedOut) as error:

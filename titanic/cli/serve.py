@@ -95,7 +95,7 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
     except (NotInMemory, AccessError) as error:
         raise click.UsageError(str(error)) from error
     server.start()
-    queue = Queue(server)
+    queue = ServedQueue(server)
     if config.broker is not None:
         queue.wait_for_broker(signals)
     with server.store.read() as transaction:
@@ -203,7 +203,7 @@ class Rate:
         return max(0, count - before) / max(now - then, 0.001)
 
 
-class Queue(serve_run.Subject):
+class ServedQueue(serve_run.Subject):
     """A `Server`, as `serve_run.run` runs it."""
 
     live = live_settings(ServerConfig) | live_settings(OperatorSettings)

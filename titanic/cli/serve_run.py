@@ -160,7 +160,7 @@ def run(subject: Subject, signals: Signals, metrics: Address | None, *, open: bo
 
 def _listen(subject: Subject, signals: Signals, address: Address, *, open: bool) -> Callable[[], None]:
     """Serve the metrics; returns what stops that."""
-    from titanic.metrics.listener import Listener  # not every server pays for it
+    from titanic.metrics.listener import MetricsListener  # not every server pays for it
 
     exposed = is_exposed(f"tcp://{address}")
     if exposed and not open and subject.control is None:
@@ -190,7 +190,7 @@ def _listen(subject: Subject, signals: Signals, address: Address, *, open: bool)
                 return shortages[name]
         return "" if subject.ready else "its broker is not there yet"
 
-    listener = Listener(*address, subject.collect, unhealthy=unhealthy, unready=unready, admits=admits)
+    listener = MetricsListener(*address, subject.collect, unhealthy=unhealthy, unready=unready, admits=admits)
     say(f"metrics at http://{Address(address.host, listener.port)}/metrics", "metrics")
     return listener.stop
 

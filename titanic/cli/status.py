@@ -13,7 +13,7 @@ import click
 
 import broker
 from titanic.cli.connect import connect_to_look
-from titanic.cli.endpoint import Reach
+from titanic.cli.endpoint import EndpointReach
 from titanic.cli.options import GroupedCommand, command, json_flag, option, reaching, seconds
 from titanic.cli.printing import print_json, print_table, say, size
 from titanic.cli.store_files import Files, look, lookable
@@ -249,7 +249,7 @@ class Probe(GroupedCommand):
 )
 @seconds("--max-age", least=0, default=None, help="Warn if a request has waited longer.")
 @reaching(2.0, "Maximum time to wait for an answer; more than half of it is a warning.")
-def health(as_json: bool, max_waiting: int | None, max_age: float | None, reach: Reach) -> None:
+def health(as_json: bool, max_waiting: int | None, max_age: float | None, reach: EndpointReach) -> None:
     """Check the health of the queue: it answers, it accepts requests, and waiting requests are within the given limits.
 
     Prints one line within two seconds and exits with a Nagios code: 0 healthy; 1 warning (slow answer, store full

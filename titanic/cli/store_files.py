@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from titanic.cli.connect import connect_to_look
-from titanic.cli.endpoint import Reach
+from titanic.cli.endpoint import EndpointReach
 from titanic.cli.options import FOLDER, STORE, endpoint, option, together
 from titanic.client.client import Client
 from titanic.errors import StoreUnwritable
@@ -57,7 +57,7 @@ lookable = together(
 """`--offline` and `--store`, and what a client needs: `look` takes their values."""
 
 
-def look(*, offline: bool, store: Path | str, reach: Reach) -> Client | Files:
+def look(*, offline: bool, store: Path | str, reach: EndpointReach) -> Client | Files:
     """The source to ask: a server, or the files."""
     source = click.get_current_context().get_parameter_source("store")
     if offline or source is ParameterSource.COMMANDLINE:

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from titanic.cli.connect import connect
-from titanic.cli.endpoint import Reach
+from titanic.cli.endpoint import EndpointReach
 from titanic.cli.options import command, endpoint, json_flag, option, seconds
 from titanic.cli.options import uuid as uuid_type
 from titanic.cli.printing import (
@@ -278,7 +278,12 @@ def _span(row: Mapping[str, Any], since: str, until: str) -> str:
 @json_flag
 @endpoint
 def retry(
-    uuid: tuple[str, ...], everything: bool, service: str | None, older_than: float | None, as_json: bool, reach: Reach
+    uuid: tuple[str, ...],
+    everything: bool,
+    service: str | None,
+    older_than: float | None,
+    as_json: bool,
+    reach: EndpointReach,
 ) -> None:
     """Requeue requests that failed or expired, as if they had never been tried. Prints their number.
 
@@ -334,7 +339,7 @@ def _explain(client: Client, uuids: tuple[str, ...]) -> None:
 @json_flag
 @endpoint
 def purge(
-    state: str, everything: bool, service: str | None, older_than: float | None, as_json: bool, reach: Reach
+    state: str, everything: bool, service: str | None, older_than: float | None, as_json: bool, reach: EndpointReach
 ) -> None:
     """Close all requests in a state, which deletes them and their replies. Prints their number.
 

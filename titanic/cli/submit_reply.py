@@ -16,7 +16,7 @@ import click
 
 import broker
 from titanic.cli.connect import answers, connect, report_absence
-from titanic.cli.endpoint import Reach
+from titanic.cli.endpoint import EndpointReach
 from titanic.cli.options import (
     CONNECTION,
     PATIENCE,
@@ -206,7 +206,7 @@ def submit(
     lines: BinaryIO | None,
     wait: float | None,
     as_json: bool,
-    reach: Reach,
+    reach: EndpointReach,
     **chosen: Any,
 ) -> None:
     """Store a request for SERVICE and print its UUID. Each BODY is a frame; - stands for standard input.
@@ -310,7 +310,7 @@ def _size(lines: BinaryIO) -> int:
 @json_flag
 @seconds("--wait", least=0, default=None, help="Wait at most this long for the reply.")
 @endpoint
-def reply(uuid: str, wait: float | None, as_json: bool, reach: Reach) -> None:
+def reply(uuid: str, wait: float | None, as_json: bool, reach: EndpointReach) -> None:
     """Print the reply to the request with this UUID, byte for byte. It stays until the request is closed.
 
     Exits with 3 while the request is pending, with 4 when the UUID is unknown, with 1 when the request failed for good
@@ -368,7 +368,7 @@ def _why_pending(row: RequestInfo) -> str:
 @click.argument("uuid", type=uuid_type, metavar="UUID...", nargs=-1, required=True)
 @json_flag
 @endpoint
-def close(uuid: tuple[str, ...], as_json: bool, reach: Reach) -> None:
+def close(uuid: tuple[str, ...], as_json: bool, reach: EndpointReach) -> None:
     """Close requests: cancel those not dispatched yet, and delete the others with their replies. Unknown UUIDs are not
     an error.
 
@@ -394,7 +394,7 @@ def close(uuid: tuple[str, ...], as_json: bool, reach: Reach) -> None:
 @json_flag
 @stdin_flag
 @endpoint
-def call(service: str, body: tuple[bytes, ...], from_stdin: bool, as_json: bool, reach: Reach) -> None:
+def call(service: str, body: tuple[bytes, ...], from_stdin: bool, as_json: bool, reach: EndpointReach) -> None:
     """Send a plain MDP request to SERVICE and print the reply. Nothing is stored. A BODY of - is standard input.
 
     `titanic call mmi.services` and the other mmi. services report the state of the broker. If no answer arrives in

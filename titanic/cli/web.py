@@ -152,7 +152,7 @@ def web(log_level: str, log_format: str, key_file: str | None, endpoint: tuple[s
     run(server)
 
 
-class Runs(Protocol):
+class WebRunner(Protocol):
     """The interface of `WebServer`, whose package may not be installed."""
 
     def run(self, ready: Callable[[], None], alive: Callable[[], None]) -> None:
@@ -165,7 +165,7 @@ class Runs(Protocol):
         """Reload its files."""
 
 
-def run(server: Runs) -> None:
+def run(server: WebRunner) -> None:
     """Serve until a signal ends it, reporting to the service manager."""
     notifier = Notifier()
     ending = StopSignal(server.stop, server.stop)

@@ -15,7 +15,7 @@ from contextlib import aclosing, closing, suppress
 from itertools import islice
 from typing import Any, TypeVar
 
-from titanic.client.calls import LEAST_LOOK, Body, Calls, Lane, frame_size
+from titanic.client.calls import LEAST_LOOK, Body, CallLane, Calls, frame_size
 from titanic.errors import InvalidRequest, TimedOut
 from titanic.protocol import tsp
 from titanic.protocol.answers import Ended, check, read_outcomes, read_uuids
@@ -94,7 +94,7 @@ async def replies(
 
 
 async def look_for(
-    calls: Calls, lane: Lane, pending: dict[str, None], timeout: float | None, window: int
+    calls: Calls, lane: CallLane, pending: dict[str, None], timeout: float | None, window: int
 ) -> AsyncGenerator[list[tuple[str, Ended]], None]:
     """The outcomes of the requests in `pending`, until there are none left in it. Others may be put in and taken out
     meanwhile."""
@@ -130,7 +130,7 @@ async def look_for(
 
 
 async def _look(
-    calls: Calls, lane: Lane, unread: Sequence[str], window: int
+    calls: Calls, lane: CallLane, unread: Sequence[str], window: int
 ) -> AsyncGenerator[list[tuple[str, Ended]], None]:
     """Look once for each of these: those that have ended."""
     while unread:

@@ -4,7 +4,7 @@ Large bodies are checked against the broker's limit before they are sent. A fram
 broker's `max_body` breaks the connection: the sender would see no answer. A smaller frame that is still too large gets
 an answer.
 
-`Wire` and `Lane` are what the procedures await. Here they block; `titanic.aio` has those for asyncio.
+`Wire` and `CallLane` are what the procedures await. Here they block; `titanic.aio` has those for asyncio.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from titanic.protocol.tsp import Frames
 Body = bytes | str
 
 
-class Lane(Protocol):
+class CallLane(Protocol):
     """Many messages on their way at once."""
 
     timeout: float
@@ -56,7 +56,7 @@ class Wire(Protocol):
     async def is_foreign(self, timeout: float) -> bool | None:
         """Whether the broker is not one of this project; None: nobody said so within `timeout` seconds."""
 
-    def lane(self, tries: tuple[float, int] | None = None) -> Lane:
+    def lane(self, tries: tuple[float, int] | None = None) -> CallLane:
         """A way for many messages; the caller closes it. `tries`: a time-out and retries instead of the usual ones."""
 
     async def sleep(self, seconds: float) -> None:
@@ -274,13 +274,13 @@ class Calls:
         except broker.BrokerError as error:
             raise translate(error, b"", self.wire.endpoint, self.patience) from error
 
-    def lane(self, within: float | None = None) -> Lane:
+    def lane(self, within: float | None = None) -> CallLane:
         """The way for many messages, to be closed by the caller; `within`: one of its own, which tries for so many
         seconds."""
         return self.wire.lane(None if within is None else self._tries(within))
 
     async def map(
-        self, lane: Lane, service: bytes, messages: AsyncGenerator[Sequence[Body], None], window: int
+        self, lane: CallLane, service: bytes, messages: AsyncGenerator[Sequence[Body], None], window: int
     ) -> AsyncGenerator[Frames, None]:
         """Send messages, `window` on their way at once; yield the answers in the order of the messages."""
 

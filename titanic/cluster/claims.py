@@ -82,7 +82,7 @@ class Release(NamedTuple):
     places: list[Place]
 
 
-class Writing(NamedTuple):
+class OutcomeWriting(NamedTuple):
     """Write the outcomes of these requests: answer with `written` or `failed`."""
 
     number: int
@@ -593,12 +593,12 @@ class ClaimsCore:
         """Return those of these that count for bounds."""
         return [hold.place for uuid in uuids if (hold := self.holds.get(uuid)) is not None and hold.bounded]
 
-    def writing(self, uuids: Iterable[bytes]) -> Writing:
+    def writing(self, uuids: Iterable[bytes]) -> OutcomeWriting:
         """Outcomes of these requests, all `ended`, are about to be written. Call it while `writes` only."""
         assert self.lease.incarnation is not None
-        return Writing(self.lease.take_number(), self.lease.incarnation, list(uuids))
+        return OutcomeWriting(self.lease.take_number(), self.lease.incarnation, list(uuids))
 
-    def written(self, op: Writing, unchanged: Collection[bytes]) -> list[bytes]:
+    def written(self, op: OutcomeWriting, unchanged: Collection[bytes]) -> list[bytes]:
         """They are committed; those `unchanged` had ended, or are claimed by others. Returns those to be written again:
         what the store said of them is about a claim before the present one."""
         again = []
@@ -615,7 +615,7 @@ class ClaimsCore:
                 self._drop(uuid)
         return again
 
-    def failed(self, op: LeaseCall | Claim | Release | Writing, now: float, *, unchanged: bool) -> None:
+    def failed(self, op: LeaseCall | Claim | Release | OutcomeWriting, now: float, *, unchanged: bool) -> None:
         """The store cannot be reached. `unchanged`: it is known that nothing was changed. Outcomes are to be written
         again in either case."""
         if isinstance(op, Join | Renew | Leave):

@@ -31,10 +31,10 @@ from titanic.cluster.claims import (
     LeaseCall,
     LeaseState,
     Leave,
+    OutcomeWriting,
     Release,
     Renew,
     Room,
-    Writing,
 )
 from titanic.cluster.settings import ServiceSettingsCache
 from titanic.commit.writer import BatchThread, Write, Writer
@@ -501,7 +501,7 @@ class ClaimingNode:
         ends = self._completions
         return OutcomeWrite(outcomes, written, unwritten, op.incarnation, self.claims.bounded(uuids), ends)
 
-    def _written(self, op: Writing, done: Outcomes, unchanged: Outcomes, without_room: Outcomes) -> None:
+    def _written(self, op: OutcomeWriting, done: Outcomes, unchanged: Outcomes, without_room: Outcomes) -> None:
         claims = self.claims
         uuids = [outcome.uuid for outcome in done]
         services = {hold.place.service for uuid in uuids if (hold := claims.holds.get(uuid)) is not None}
@@ -513,7 +513,7 @@ class ClaimingNode:
         self.returned([name for name in services if name in self.config.limits])  # the bound may have been in the way
         self._dispatcher.written(done, unchanged, without_room)
 
-    def _unwritten(self, op: Writing, outcomes: Outcomes, error: StoreError) -> None:
+    def _unwritten(self, op: OutcomeWriting, outcomes: Outcomes, error: StoreError) -> None:
         self.claims.failed(op, elapsed(), unchanged=not isinstance(error, OutcomeUnknown))
         self._core.unsettled(outcomes, time.monotonic())
 

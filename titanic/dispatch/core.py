@@ -66,7 +66,7 @@ LATE_MOST = 256
 MAINTENANCE: Alarm = ("maintenance", b"")
 
 
-class Recall(NamedTuple):
+class RecallRequest(NamedTuple):
     """Have the broker give back a request that no worker is to begin: its attempt is beyond its limit, its time to live
     is over, it was closed, more urgent ones wait behind it, or the node gives it up. Answer with `refused` (499), or
     with `kept`."""
@@ -106,7 +106,7 @@ class Certain(NamedTuple):
     uuid: bytes
 
 
-Effect = Recall | AskWorkers | Survey | Maintain | KeepOutcomes | GivenBack | Certain
+Effect = RecallRequest | AskWorkers | Survey | Maintain | KeepOutcomes | GivenBack | Certain
 
 _NO_POLICY = Policy()
 _COUNTED_AS = {Status.DONE: "succeeded", Status.FAILED: "failed", Status.EXPIRED: "expired"}
@@ -234,7 +234,7 @@ class DispatchCore:
     def recall(self, uuids: Iterable[bytes]) -> None:
         """Have these back, as far as they are under way and no worker has begun them."""
         flights = self.flights
-        self._effects += [Recall(uuid) for uuid in uuids if uuid in flights and not flights[uuid].settling]
+        self._effects += [RecallRequest(uuid) for uuid in uuids if uuid in flights and not flights[uuid].settling]
 
     def kept(self, uuid: bytes) -> bool:
         """Note that a request cannot be taken back: a worker has it, or may have it. True when this ends its attempt;
@@ -487,13 +487,13 @@ class DispatchCore:
         flight = self.flights.get(uuid)
         if flight is not None and not flight.settling and not flight.closed:
             flight.overdue = True
-            self._effects.append(Recall(uuid))
+            self._effects.append(RecallRequest(uuid))
 
     def _lapsed(self, uuid: bytes, now: float) -> None:
         """Its time to live is over: a worker that has not started it must not start it."""
         flight = self.flights.get(uuid)
         if flight is not None and not flight.settling and not flight.closed:
-            self._effects.append(Recall(uuid))
+            self._effects.append(RecallRequest(uuid))
 
     def _overtake(self, name: bytes, now: float) -> None:
         """Take back what was sent ahead and is less urgent than what has arrived since."""
@@ -511,7 +511,7 @@ class DispatchCore:
         # No worker has those yet that were sent last.
         for uuid, flight in behind[-backlog.surplus :] if backlog.surplus else []:
             flight.recalled = True
-            self._effects.append(Recall(uuid))
+            self._effects.append(RecallRequest(uuid))
 
     def _check_rate(self, name: bytes, now: float) -> None:
         self.backlogs.check_rate(name, now)

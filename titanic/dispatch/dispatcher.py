@@ -28,7 +28,7 @@ from titanic.dispatch.core import (
     GivenBack,
     KeepOutcomes,
     Maintain,
-    Recall,
+    RecallRequest,
     Survey,
 )
 from titanic.dispatch.fetching import Fetching, LocalFetch
@@ -360,7 +360,7 @@ class Dispatcher(Channel):
             match effect:
                 case KeepOutcomes(outcomes):
                     self._writer.enqueue(self._new_write(outcomes))
-                case Recall(uuid):
+                case RecallRequest(uuid):
                     transport.recall_request(uuid, now)
                 case AskWorkers(services):
                     transport.ask_presence(services, now)

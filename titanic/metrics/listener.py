@@ -46,7 +46,7 @@ Fault = Callable[[], str]
 """What is wrong; empty: nothing."""
 
 
-class Listener:
+class MetricsListener:
     """Answers HTTP requests in threads, from its creation until `stop`."""
 
     def __init__(

@@ -76,7 +76,7 @@ class Start(NamedTuple):
     number: int
 
 
-class Send(NamedTuple):
+class SendSignal(NamedTuple):
     """Send this child a signal."""
 
     number: int
@@ -90,7 +90,7 @@ class Say(NamedTuple):
     text: str
 
 
-Action = Start | Send | Say
+Action = Start | SendSignal | Say
 
 
 @dataclass(slots=True, eq=False)
@@ -205,13 +205,13 @@ class PoolCore:
                 child.kill_at = None
                 self.killed += not self._at_once
                 self._say("warning", f"process {child.number} is killed: its jobs were not done in time")
-                self._actions.append(Send(child.number, signal.SIGKILL))
+                self._actions.append(SendSignal(child.number, signal.SIGKILL))
             elif child.ready and not child.leaving and now >= child.heard + self.config.watchdog:
                 self._say(
                     "error", f"process {child.number} has said nothing for {duration(self.config.watchdog)}; killing it"
                 )
                 child.leaving, child.kill_at = True, now + LAST_WORDS
-                self._actions.append(Send(child.number, signal.SIGABRT))
+                self._actions.append(SendSignal(child.number, signal.SIGABRT))
         while self._start_at is not None and now >= self._start_at and len(self._staying()) < self.config.processes:
             self._count += 1
             self.children[self._count] = Child(self._count, now, now)
@@ -247,7 +247,7 @@ class PoolCore:
         child.leaving = True
         if kill_at is not None:
             child.kill_at = kill_at if child.kill_at is None else min(child.kill_at, kill_at)
-        self._actions.append(Send(child.number, signal.SIGTERM))
+        self._actions.append(SendSignal(child.number, signal.SIGTERM))
 
     def _unusable(self, fault: str, now: float) -> None:
         """The app cannot be imported, or cannot work."""

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from titanic.pool.core import ChildConfig, PoolConfig, PoolCore, Say, Send, Start
+from titanic.pool.core import ChildConfig, PoolConfig, PoolCore, Say, SendSignal, Start
 from titanic.util.sd_notify import VARIABLES, Notifier
 
 log = logging.getLogger("titanic.pool")
@@ -196,7 +196,7 @@ class Pool:
                 getattr(log, action.level)("%s", action.text)
             elif isinstance(action, Start):
                 self._start(action.number)
-            elif isinstance(action, Send) and action.number in self._processes:
+            elif isinstance(action, SendSignal) and action.number in self._processes:
                 self._processes[action.number].popen.send_signal(action.signal)
 
     def _start(self, number: int) -> None:

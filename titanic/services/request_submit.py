@@ -22,7 +22,7 @@ from titanic.services.ask import Arrived, Ask, ServiceContext, not_done
 from titanic.settings import ServiceLimits
 from titanic.store import NO_QUEUE, Load, NewRequest, WriteTransaction
 
-Parse = Callable[[Frames, int, bytes, bytes], "Submission"]
+Parse = Callable[[Frames, int, bytes, bytes], "ParsedSubmit"]
 """Parses a message's body into the requests of an owner, from a source; raises ValueError with the reason."""
 
 
@@ -233,21 +233,21 @@ def over_limit(load: Load, limits: ServiceLimits | UserLimits, more: int, size: 
     return None
 
 
-class Submission(NamedTuple):
+class ParsedSubmit(NamedTuple):
     """The requests of a message. `forget`: keys to release."""
 
     requests: list[NewRequest]
     forget: Sequence[bytes] = ()
 
 
-def parse_request(body: Frames, now_us: int, owner: bytes = b"", source: bytes = b"") -> Submission:
+def parse_request(body: Frames, now_us: int, owner: bytes = b"", source: bytes = b"") -> ParsedSubmit:
     """Parse the body of a titanic.request. Raises ValueError with the reason."""
     if fault := tsp.request_fault(body):
         raise ValueError(fault)
-    return Submission([NewRequest(body[0], body[1:], owner=owner, source=source)])
+    return ParsedSubmit([NewRequest(body[0], body[1:], owner=owner, source=source)])
 
 
-def parse_submit(body: Frames, now_us: int, owner: bytes = b"", source: bytes = b"") -> Submission:
+def parse_submit(body: Frames, now_us: int, owner: bytes = b"", source: bytes = b"") -> ParsedSubmit:
     """Parse the body of a titanic.submit. Raises ValueError with the reason."""
     if len(body) < 3:
         raise ValueError("a titanic.submit is options, a service name and at least one body frame")
@@ -272,7 +272,7 @@ def parse_submit(body: Frames, now_us: int, owner: bytes = b"", source: bytes = 
     ]
     if options.key and len(bodies) > 1:
         requests[0] = requests[0]._replace(together=len(bodies))
-    return Submission(requests, [key.encode() for key in options.forget])
+    return ParsedSubmit(requests, [key.encode() for key in options.forget])
 
 
 def _moment(seconds: float | UnsetType, now_us: int) -> int:

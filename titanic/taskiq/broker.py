@@ -86,7 +86,7 @@ class Held:
             self.reply.set_exception(Retry("its worker stops", after=0, count=False))
 
 
-class Listener:
+class TaskListener:
     """What one `listen` has in hand. Its methods are called in the loop."""
 
     def __init__(
@@ -348,7 +348,7 @@ class TitanicBroker(AsyncBroker):
         self._options: SubmitOptions = {"key_for": KEY_FOR, **(options or {})}
         self._endpoint, self._timeout, self._key, self._server_key = endpoint, timeout, key, server_key
         self._client: Client | None = None
-        self._listeners: list[Listener] = []
+        self._listeners: list[TaskListener] = []
 
     @property
     def client(self) -> Client:
@@ -366,7 +366,7 @@ class TitanicBroker(AsyncBroker):
 
     async def listen(self) -> AsyncGenerator[bytes | AckableMessage, None]:
         """The tasks for this process. While one is in hand no other worker gets it."""
-        listener = Listener(self.formatter.loads, self.find_task, asyncio.get_running_loop())
+        listener = TaskListener(self.formatter.loads, self.find_task, asyncio.get_running_loop())
         listener.start(self.service, self._endpoint, self._jobs, self._key, self._server_key)
         self._listeners.append(listener)
         try:

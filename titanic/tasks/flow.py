@@ -18,7 +18,7 @@ from titanic.client.queue import AppQueues
 from titanic.errors import CallerError, RequestFailed
 from titanic.protocol.submit_options import SubmitOptions, encode
 from titanic.tasks.failures import InvalidReply, as_raised
-from titanic.tasks.flow_worker import Plan, PlanFormat, Stage
+from titanic.tasks.flow_worker import FlowPlan, FlowStage, PlanFormat
 from titanic.tasks.ticket import AioTicket, Ticket
 from titanic.tasks.values import Serializer
 
@@ -52,7 +52,7 @@ class Link(NamedTuple):
     """A task with arguments, as a part of a flow: how its reply is read, and what it may raise."""
 
     host: FlowHost
-    stage: Stage
+    stage: FlowStage
     read: ReadReply
     declared: tuple[type[Exception], ...]
 
@@ -104,10 +104,10 @@ class Flow(Generic[R]):
     def __init__(
         self,
         host: FlowHost | None,
-        stages: Sequence[Stage],
+        stages: Sequence[FlowStage],
         read: ReadReply,
         declared: tuple[type[Exception], ...],
-        on_error: Stage | None = None,
+        on_error: FlowStage | None = None,
     ) -> None:
         """`host`: None: it is a gather without flows, whose reply is []."""
         self._host = host
@@ -148,7 +148,7 @@ class Flow(Generic[R]):
         if self._host is None:
             return Flow(None, [], self.read, (), self._on_error)
         host = self.host
-        stage = PlanFormat(host.format).stage_of(host.service, Plan(each=link.stage), {})
+        stage = PlanFormat(host.format).stage_of(host.service, FlowPlan(each=link.stage), {})
         read = _reads_list(host.format, [link.read])
         return Flow(host, [*self.stages, stage], read, (*self.declared, *link.declared), self._on_error)
 
@@ -178,16 +178,16 @@ class Flow(Generic[R]):
 
     def body(self) -> bytes:
         """The body of a request for it."""
-        stage = Stage(self.host.service, [], {"plan": PlanFormat(self.host.format).raw(self._plan())})
+        stage = FlowStage(self.host.service, [], {"plan": PlanFormat(self.host.format).raw(self._plan())})
         return PlanFormat(self.host.format).body(stage, [], None)
 
-    def _plan(self) -> Plan:
-        return Plan([self.stages], single=True, on_error=self._on_error)
+    def _plan(self) -> FlowPlan:
+        return FlowPlan([self.stages], single=True, on_error=self._on_error)
 
-    def as_chain(self, host: FlowHost) -> list[Stage]:
+    def as_chain(self, host: FlowHost) -> list[FlowStage]:
         """Its stages, as a chain of another flow of this app."""
         if self._host is None:
-            return [PlanFormat(host.format).stage_of(host.service, Plan(), {})]
+            return [PlanFormat(host.format).stage_of(host.service, FlowPlan(), {})]
         if self._on_error is None:
             return self.stages
         return [PlanFormat(host.format).stage_of(host.service, self._plan(), {})]
@@ -235,7 +235,7 @@ def gather(flows: Iterable[Flow[Next]]) -> Flow[list[Next]]:
     if not every:
         return Flow(None, [], lambda _: [], ())
     host = next((flow._host for flow in every if flow._host is not None), None) or every[0].host
-    stage = PlanFormat(host.format).stage_of(host.service, Plan([flow.as_chain(host) for flow in every]), {})
+    stage = PlanFormat(host.format).stage_of(host.service, FlowPlan([flow.as_chain(host) for flow in every]), {})
     declared = tuple(dict.fromkeys(kind for flow in every for kind in flow.declared))
     return Flow(host, [stage], _reads_list(host.format, [flow.read for flow in every]), declared)
 

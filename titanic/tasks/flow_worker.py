@@ -32,7 +32,7 @@ from titanic.errors import RequestError, RequestFailed, UnknownRequest
 from titanic.jobs.context import Cancelled, Failed, Retry, current
 
 
-class Stage(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+class FlowStage(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     """A call that is to be made."""
 
     service: str
@@ -41,14 +41,14 @@ class Stage(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     options: dict[str, Any] = {}
 
 
-class Place(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+class FlowPlace(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     """Where a step is: `at` this place of the flow `parent`, which may be within others; `root` is the outermost. What
     follows it."""
 
     root: str
     parent: str
     at: str
-    then: list[Stage] = []
+    then: list[FlowStage] = []
 
     @property
     def key(self) -> str:
@@ -56,26 +56,26 @@ class Place(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
         return step_key(self.parent, self.at)
 
     @property
-    def next(self) -> Place:
+    def next(self) -> FlowPlace:
         """Where the next step is."""
         chain, _, stage = self.at.partition(".")
-        return Place(self.root, self.parent, f"{chain}.{int(stage) + 1}", self.then[1:])
+        return FlowPlace(self.root, self.parent, f"{chain}.{int(stage) + 1}", self.then[1:])
 
 
-class Plan(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+class FlowPlan(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     """What a flow is made of: `chains`; or the stage `each`, once for each item of the reply before it. `single`: there
     is one chain, whose reply is that of the flow; else the flow replies with a list."""
 
-    chains: list[list[Stage]] = []
-    each: Stage | None = None
+    chains: list[list[FlowStage]] = []
+    each: FlowStage | None = None
     single: bool = False
-    on_error: Stage | None = None
+    on_error: FlowStage | None = None
 
 
 class FlowArguments(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     """Arguments of the service of flows. Without a plan: close what is left of the flow that `flow` tells."""
 
-    plan: Plan | None = None
+    plan: FlowPlan | None = None
 
 
 class FlowBody(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
@@ -83,7 +83,7 @@ class FlowBody(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
 
     args: list[msgspec.Raw] = []
     kwargs: FlowArguments = msgspec.field(default_factory=FlowArguments)
-    flow: Place | None = None
+    flow: FlowPlace | None = None
 
 
 class StepBody(msgspec.Struct, omit_defaults=True):
@@ -91,7 +91,7 @@ class StepBody(msgspec.Struct, omit_defaults=True):
 
     args: list[msgspec.Raw] = []
     kwargs: dict[str, msgspec.Raw] = {}
-    flow: Place | None = None
+    flow: FlowPlace | None = None
 
 
 class Format(Protocol):
@@ -112,18 +112,18 @@ class PlanFormat:
     def __init__(self, format: Format) -> None:
         self.encode = format.encode
         self.read_body: Callable[[bytes], FlowBody] = format.decoder(FlowBody)
-        self.read_place: Callable[[msgspec.Raw], Place] = format.decoder(Place)
+        self.read_place: Callable[[msgspec.Raw], FlowPlace] = format.decoder(FlowPlace)
         self.read_items: Callable[[msgspec.Raw], list[msgspec.Raw]] = format.decoder(list[msgspec.Raw])
 
     def raw(self, value: object) -> msgspec.Raw:
         """A value, to be put into a larger one."""
         return msgspec.Raw(self.encode(value))
 
-    def stage_of(self, service: str, plan: Plan, options: dict[str, Any]) -> Stage:
+    def stage_of(self, service: str, plan: FlowPlan, options: dict[str, Any]) -> FlowStage:
         """The stage that a flow within a flow is."""
-        return Stage(service, [], {"plan": self.raw(plan)}, options)
+        return FlowStage(service, [], {"plan": self.raw(plan)}, options)
 
-    def body(self, stage: Stage, first: list[msgspec.Raw], place: Place | None) -> bytes:
+    def body(self, stage: FlowStage, first: list[msgspec.Raw], place: FlowPlace | None) -> bytes:
         """The body of the request for a stage. `first`: the reply before it, if there is one."""
         return self.encode(StepBody([*first, *stage.args], stage.kwargs, place))
 
@@ -144,14 +144,14 @@ class Steps:
         """The app's queue."""
         return self._queues.client
 
-    def read(self, frame: msgspec.Raw) -> Place:
+    def read(self, frame: msgspec.Raw) -> FlowPlace:
         """Where a step is, as its body says. Raises Failed when that is no place."""
         try:
             return self.format.read_place(frame)
         except msgspec.MsgspecError as error:
             raise Failed(f"what follows this step cannot be read: {error}") from None
 
-    def begin(self, place: Place) -> None:
+    def begin(self, place: FlowPlace) -> None:
         """Before a step is executed. Raises Failed when it is not of the flow that it names: whoever may submit a task
         may not have others executed by the worker's permissions. Raises Cancelled when the flow is over."""
         self.check(place)
@@ -159,7 +159,7 @@ class Steps:
             sweep(self.client, place.root)
             raise Cancelled("its flow is over")
 
-    def check(self, place: Place) -> None:
+    def check(self, place: FlowPlace) -> None:
         """Raise Failed unless this request was submitted as this step by a worker of the same user."""
         found, _ = self.client.find([place.key])
         if not current() or found.get(place.key) != current().uuid:
@@ -172,17 +172,17 @@ class Steps:
         except UnknownRequest:
             return ""
 
-    def follow(self, place: Place, reply: bytes) -> None:
+    def follow(self, place: FlowPlace, reply: bytes) -> None:
         """Submit what follows a step that returns `reply`."""
         if place.then:
             self.submit(place.then[0], [msgspec.Raw(reply)], place.next)
 
-    def submit(self, stage: Stage, first: list[msgspec.Raw], place: Place) -> None:
+    def submit(self, stage: FlowStage, first: list[msgspec.Raw], place: FlowPlace) -> None:
         """Submit a stage as the step at this place, once however often it is done."""
         body = self.format.body(stage, first, place)
         self.client.submit(stage.service, body, **self.options(stage), key=place.key)
 
-    def options(self, stage: Stage) -> Any:
+    def options(self, stage: FlowStage) -> Any:
         """With what a stage is submitted, but the key."""
         said = {**stage.options, "key_for": KEY_FOR}
         if trace := current().trace:
@@ -205,7 +205,7 @@ AWAY = 1.0
 class _Chain(NamedTuple):
     """How far a chain is: its last step that was submitted, and that one's state; stage -1: none was."""
 
-    stages: list[Stage]
+    stages: list[FlowStage]
     stage: int
     uuid: str
     state: str
@@ -247,7 +247,7 @@ class FlowService:
         except (msgspec.MsgspecError, ValueError) as error:
             raise Failed(f"this is no flow: {error}; flows are submitted by Flow.submit") from None
 
-    def _begin(self, uuid: str, place: Place | None) -> str:
+    def _begin(self, uuid: str, place: FlowPlace | None) -> str:
         """The UUID of the outermost flow."""
         if place is not None:
             self._steps.begin(place)
@@ -259,8 +259,8 @@ class FlowService:
 
     # -- a look ----------------------------------------------------------------------------------------------
 
-    def _look(self, uuid: str, root: str, body: FlowBody, chains: list[list[Stage]]) -> bytes:
-        plan, found = body.kwargs.plan or Plan(), self._find(uuid, chains)
+    def _look(self, uuid: str, root: str, body: FlowBody, chains: list[list[FlowStage]]) -> bytes:
+        plan, found = body.kwargs.plan or FlowPlan(), self._find(uuid, chains)
         for chain in found:
             if chain.stage >= 0 and chain.state in ("failed", "expired", ""):
                 raise self._failure(uuid, root, plan, chain)
@@ -274,11 +274,11 @@ class FlowService:
         if body.flow is not None:
             self._steps.follow(body.flow, reply)
         else:
-            end = Stage(self._service)
-            self._steps.submit(end, [], Place(uuid, uuid, END))
+            end = FlowStage(self._service)
+            self._steps.submit(end, [], FlowPlace(uuid, uuid, END))
         return reply
 
-    def _find(self, uuid: str, chains: Sequence[list[Stage]]) -> list[_Chain]:
+    def _find(self, uuid: str, chains: Sequence[list[FlowStage]]) -> list[_Chain]:
         """How far each chain is. Later stages are asked for later, so what follows a step that is done is seen."""
         longest = max(map(len, chains), default=0)
         keys = {
@@ -302,7 +302,7 @@ class FlowService:
         for _, group in groupby(new, key=_kind):
             heads = [*group]
             head = heads[0][1][0]
-            places = [Place(root, uuid, place(number, 0), stages[1:]) for number, stages in heads]
+            places = [FlowPlace(root, uuid, place(number, 0), stages[1:]) for number, stages in heads]
             bodies = [steps.format.body(stages[0], first, at) for (_, stages), at in zip(heads, places, strict=True)]
             keys = [at.key for at in places]
             steps.client.submit_many(head.service, bodies, keys=keys, **steps.options(head))
@@ -318,9 +318,11 @@ class FlowService:
             number, chain = left[one]
             if isinstance(ended, Exception) or len(ended) != 1:
                 continue  # it is seen at the next look
-            self._steps.follow(Place(root, uuid, place(number, chain.stage), chain.stages[chain.stage + 1 :]), ended[0])
+            self._steps.follow(
+                FlowPlace(root, uuid, place(number, chain.stage), chain.stages[chain.stage + 1 :]), ended[0]
+            )
 
-    def _reply(self, plan: Plan, found: Sequence[_Chain]) -> bytes:
+    def _reply(self, plan: FlowPlan, found: Sequence[_Chain]) -> bytes:
         """The reply of a flow whose chains are done."""
         replies: dict[str, bytes] = {}
         for uuid, ended in self._steps.client.replies([chain.uuid for chain in found]) if found else ():
@@ -332,7 +334,7 @@ class FlowService:
         values = [replies[chain.uuid] for chain in found]
         return values[0] if plan.single else self._steps.format.encode([msgspec.Raw(value) for value in values])
 
-    def _failure(self, uuid: str, root: str, plan: Plan, chain: _Chain) -> Failed:
+    def _failure(self, uuid: str, root: str, plan: FlowPlan, chain: _Chain) -> Failed:
         """How the flow fails because of this step. Has what was to follow in that case executed."""
         what = f"step {chain.uuid} ({chain.stages[chain.stage].service})"
         if not chain.state:
@@ -343,7 +345,7 @@ class FlowService:
                 raise Retry(f"{what} was retried", after=FIRST_PAUSE, count=False)
             failed = Failed(str(ended).removeprefix("failed: "), *ended.detail)
         if plan.on_error is not None:
-            self._steps.submit(plan.on_error, [self._steps.format.raw(failed.text)], Place(root, uuid, ERROR))
+            self._steps.submit(plan.on_error, [self._steps.format.raw(failed.text)], FlowPlace(root, uuid, ERROR))
         return failed
 
     def _pause(self, uuid: str) -> float:
@@ -371,7 +373,7 @@ class FlowService:
         raise Cancelled("it has closed itself")
 
 
-def _chains(plan: Plan, body: FlowBody, steps: Steps) -> list[list[Stage]]:
+def _chains(plan: FlowPlan, body: FlowBody, steps: Steps) -> list[list[FlowStage]]:
     """The chains of a flow. Raises Failed when the reply before it is no list."""
     if plan.each is None:
         return plan.chains
@@ -379,7 +381,7 @@ def _chains(plan: Plan, body: FlowBody, steps: Steps) -> list[list[Stage]]:
         (items,) = body.args
         each = plan.each
         return [
-            [Stage(each.service, [item, *each.args], each.kwargs, each.options)]
+            [FlowStage(each.service, [item, *each.args], each.kwargs, each.options)]
             for item in steps.format.read_items(items)
         ]
     except (msgspec.MsgspecError, ValueError) as error:
@@ -388,7 +390,7 @@ def _chains(plan: Plan, body: FlowBody, steps: Steps) -> list[list[Stage]]:
         ) from None
 
 
-def _kind(head: tuple[int, list[Stage]]) -> tuple[str, str]:
+def _kind(head: tuple[int, list[FlowStage]]) -> tuple[str, str]:
     """What first steps have in common that travel together."""
     stage = head[1][0]
     return stage.service, repr(sorted(stage.options.items()))

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypedDict, Unpack, cast
 from broker import DELIVERY, Delivery, Handler, RemoteError, error_frames, execute, failure, read_error
 from titanic.dispatch.attempts import AttemptOutcome, Finish, Send
 from titanic.dispatch.backlogs import Fetch
-from titanic.dispatch.core import AskWorkers, DispatchCore, KeepOutcomes, Recall
+from titanic.dispatch.core import AskWorkers, DispatchCore, KeepOutcomes, RecallRequest
 from titanic.errors import InvalidRequest, RequestFailed, TimedOut
 from titanic.protocol.answers import Ended, RequestInfo, standing, unknown
 from titanic.protocol.submit_options import Span, SubmitOptions, encode, seconds
@@ -183,7 +183,7 @@ class MemoryQueue:
                 case AskWorkers(services):
                     for name in services:
                         core.present(name, self._depth if name in served else 0, self._now)
-                case Recall(uuid):
+                case RecallRequest(uuid):
                     core.kept(uuid)
                 case KeepOutcomes(outcomes):
                     with self._store.write() as transaction:

@@ -19,7 +19,7 @@ from titanic.protocol.submit_options import Span, SubmitOptions
 from titanic.schedules import Schedule
 from titanic.tasks.failures import InvalidArguments, UnknownArguments, as_raised, describe, unlike
 from titanic.tasks.flow import Flow, FlowApp, Link, stage_options
-from titanic.tasks.flow_worker import Place, Stage, Steps
+from titanic.tasks.flow_worker import FlowPlace, FlowStage, Steps
 from titanic.tasks.ticket import AioTicket, AioTickets, Ticket, Tickets
 from titanic.tasks.values import Serializer, Values
 
@@ -236,7 +236,7 @@ class Definition:
         self._middleware.returned(call, value)
         return reply
 
-    def _call(self, frames: list[bytes]) -> tuple[Call, Place | None]:
+    def _call(self, frames: list[bytes]) -> tuple[Call, FlowPlace | None]:
         """The call, and its place if it is a step of a flow."""
         if len(frames) != 1:
             raise Failed(f"a request for {self.service} has {len(frames)} frames; this version knows what one means")
@@ -391,7 +391,7 @@ class Submission(Generic[P, R]):
         """For flows: the task as a step, the first one or one that has the reply before it as its first argument."""
         task = self.definition
         given = task.values.step(args, kwargs, first=first)
-        stage = Stage(task.service, given.args, given.kwargs, stage_options(self._options))
+        stage = FlowStage(task.service, given.args, given.kwargs, stage_options(self._options))
         return Link(self._queues.flows, stage, task.read_reply, task.declared)
 
     def ticket(self, uuid: str) -> Ticket[R]:

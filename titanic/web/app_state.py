@@ -44,7 +44,7 @@ class AppState:
         self.cache = TtlCache()
         self.submissions = Submissions()
         most = max(MAX_BODIES, 2 * settings.max_body)
-        self.bodies = Quota("bytes of bodies", most, most if self.identity.is_open else most // 2)
+        self.bodies = UserQuota("bytes of bodies", most, most if self.identity.is_open else most // 2)
         self.hooks: Registry | None = None
         """The web hooks, while they are delivered."""
         self.ending = asyncio.Event()
@@ -129,7 +129,7 @@ def problem_response(request: Request, problem: Problem) -> Response:
     return page
 
 
-class Quota:
+class UserQuota:
     """A limit for all users together, and one for each user."""
 
     def __init__(self, what: str, most: int, each: int) -> None:

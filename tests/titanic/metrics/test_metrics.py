@@ -28,7 +28,7 @@ from titanic.client.client import Client
 from titanic.commit.writer import Histogram
 from titanic.errors import Refused
 from titanic.metrics import listener as listener_module
-from titanic.metrics.listener import MOST, Listener
+from titanic.metrics.listener import MOST, MetricsListener
 from titanic.server.snapshot import MOST_SERVICES, OTHERS, ServiceSnapshot, bounded, gather, others
 
 ANY = "tcp://127.0.0.1:*"
@@ -248,7 +248,7 @@ def test_a_histogram() -> None:
 def test_stuck_threads_are_named(tmp_path: Path) -> None:
     """As /healthz says it: see test_pulse for the threads."""
     fault = ["stuck for 10 s or more: writer"]
-    listener = Listener("::1", 0, list, unhealthy=lambda: fault[0], unready=lambda: "")
+    listener = MetricsListener("::1", 0, list, unhealthy=lambda: fault[0], unready=lambda: "")
     try:
         base = f"http://[::1]:{listener.port}"
         assert ask(f"{base}/healthz") == (503, "stuck for 10 s or more: writer\n")
@@ -266,7 +266,7 @@ def test_those_who_ask_nothing_take_no_threads(monkeypatch: pytest.MonkeyPatch) 
     """Nor do they keep others out for long: those have their answers, and the end comes at once."""
     monkeypatch.setattr(listener_module, "QUESTION", 1.0)
     before = metrics_threads()
-    listener = Listener("127.0.0.1", 0, list, unhealthy=lambda: "", unready=lambda: "")
+    listener = MetricsListener("127.0.0.1", 0, list, unhealthy=lambda: "", unready=lambda: "")
     base = f"http://127.0.0.1:{listener.port}"
     silent = [socket.create_connection(("127.0.0.1", listener.port), timeout=30) for _ in range(3 * MOST)]
     try:
@@ -289,7 +289,7 @@ def test_those_who_ask_nothing_take_no_threads(monkeypatch: pytest.MonkeyPatch) 
 def test_who_does_not_take_the_answer_has_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener_module, "PATIENCE", 0.2)
     long = [GaugeMetricFamily(f"long_{number}", "x" * 100_000, value=1) for number in range(100)]
-    listener = Listener("127.0.0.1", 0, lambda: long, unhealthy=lambda: "", unready=lambda: "")
+    listener = MetricsListener("127.0.0.1", 0, lambda: long, unhealthy=lambda: "", unready=lambda: "")
     lazy = []
     try:
         for _ in range(MOST):
@@ -307,7 +307,7 @@ def test_who_does_not_take_the_answer_has_to_go(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_head_has_no_body() -> None:
-    listener = Listener("127.0.0.1", 0, list, unhealthy=lambda: "", unready=lambda: "stopping")
+    listener = MetricsListener("127.0.0.1", 0, list, unhealthy=lambda: "", unready=lambda: "stopping")
     try:
         for path, status in (("healthz", 200), ("readyz", 503), ("metrics", 200), ("", 404)):
             connection = HTTPConnection("127.0.0.1", listener.port, timeout=30)
@@ -322,7 +322,7 @@ def test_head_has_no_body() -> None:
 
 def test_many_may_ask_at_once() -> None:
     """The system takes in those that nobody has looked at yet; they need not try again."""
-    listener = Listener("127.0.0.1", 0, list, unhealthy=lambda: "", unready=lambda: "")
+    listener = MetricsListener("127.0.0.1", 0, list, unhealthy=lambda: "", unready=lambda: "")
     listener._server.shutdown()  # nobody looks
     crowd = [socket.create_connection(("127.0.0.1", listener.port), timeout=0.5) for _ in range(60)]
     for one in crowd:

@@ -17,7 +17,7 @@ from support.cli_titanic import CLEAN
 from support.processes import PYTHONPATH
 
 from broker import hash_token
-from titanic.metrics.listener import Listener
+from titanic.metrics.listener import MetricsListener
 from titanic.server.server_access import ServerAccess
 
 ROOT = Path(__file__).parents[3]
@@ -31,7 +31,7 @@ FILE = ALICE + "".join(
 @contextmanager
 def listening(control: ServerAccess) -> Iterator[int]:
     """Where the metrics are."""
-    listener = Listener("127.0.0.1", 0, list, unhealthy=str, unready=str, admits=control.admits)
+    listener = MetricsListener("127.0.0.1", 0, list, unhealthy=str, unready=str, admits=control.admits)
     yield listener.port
     listener.stop()
 

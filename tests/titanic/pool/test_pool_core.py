@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from titanic.pool.core import LAST_WORDS, PoolConfig, PoolCore, Say, Send, Start
+from titanic.pool.core import LAST_WORDS, PoolConfig, PoolCore, Say, SendSignal, Start
 from titanic.util.text import duration
 
 
@@ -24,7 +24,7 @@ class Play:
     def go(self) -> None:
         self.core.tick(self.now)
         for action in self.core.take_actions():
-            if isinstance(action, Send):
+            if isinstance(action, SendSignal):
                 self.sent.append(action)
             elif isinstance(action, Say):
                 self.log.append(action.text)

@@ -23,7 +23,7 @@ from titanic.store.postgres.claims import CONTENDED
 from titanic.store.postgres.schema import FORMAT
 from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.tools import check
-from titanic.store.postgres.transaction import Reading
+from titanic.store.postgres.transaction import PostgresReading
 
 pytestmark = needs_postgres
 
@@ -188,8 +188,8 @@ def test_a_claim_costs_two_round_trips_and_a_bound_one_more(nodes, monkeypatch):
     one, _ = nodes
     one.accept(*[b"x"] * 9)
     trips: list[int] = []
-    exchange = Reading.exchange
-    monkeypatch.setattr(Reading, "exchange", lambda tx, given: trips.append(len(given)) or exchange(tx, given))
+    exchange = PostgresReading.exchange
+    monkeypatch.setattr(PostgresReading, "exchange", lambda tx, given: trips.append(len(given)) or exchange(tx, given))
     one.claim((b"x", 3))
     assert trips == [1, 1], "the claim, and whether it is over; COMMIT"
     del trips[:]
@@ -607,8 +607,8 @@ def test_what_a_bound_costs_is_a_claims_and_nothing_of_an_end(nodes, monkeypatch
     a, b = one.accept(b"x", b"x")
     one.claim((b"x", 2), x=2)
     trips: list[int] = []
-    exchange = Reading.exchange
-    monkeypatch.setattr(Reading, "exchange", lambda tx, given: trips.append(len(given)) or exchange(tx, given))
+    exchange = PostgresReading.exchange
+    monkeypatch.setattr(PostgresReading, "exchange", lambda tx, given: trips.append(len(given)) or exchange(tx, given))
     assert one.end(a)
     assert trips == [2, 2]
     del trips[:]

@@ -15,7 +15,7 @@ from support.waiting import until
 from titanic.store import Notification, Topic
 from titanic.store.postgres import notify, pool
 from titanic.store.postgres.notify import CHANNEL, PostgresNotifications
-from titanic.store.postgres.pool import Pool
+from titanic.store.postgres.pool import ConnectionPool
 from titanic.util.ids import IdMaker
 
 NOW = 1_795_258_520_106_479
@@ -96,7 +96,7 @@ class Line:
 
     def __init__(self, url: str, stack: ExitStack) -> None:
         self.heard: list[Notification] = []
-        self.pool = Pool(url, "synced")
+        self.pool = ConnectionPool(url, "synced")
         self.line = PostgresNotifications(self.pool)
         stack.callback(self.pool.close)
         stack.callback(self.line.stop)

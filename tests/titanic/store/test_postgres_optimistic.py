@@ -17,7 +17,7 @@ from titanic.protocol import tsp
 from titanic.store import Archivist, Closed, LeaseConfig, NewRequest, NodeFacts, State, Status
 from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.tools import check
-from titanic.store.postgres.transaction import Reading
+from titanic.store.postgres.transaction import PostgresReading
 
 pytestmark = needs_postgres
 
@@ -42,13 +42,13 @@ def nodes(url: str) -> Iterator[tuple[PostgresStore, PostgresStore]]:
 def trips(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many statements each round trip had, besides BEGIN."""
     found: list[int] = []
-    exchange = Reading.exchange
+    exchange = PostgresReading.exchange
 
     def counted(self, statements):
         found.append(len(statements))
         return exchange(self, statements)
 
-    monkeypatch.setattr(Reading, "exchange", counted)
+    monkeypatch.setattr(PostgresReading, "exchange", counted)
     return found
 
 

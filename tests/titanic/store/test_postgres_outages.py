@@ -22,7 +22,7 @@ from titanic.store.postgres import connection as connection_module
 from titanic.store.postgres import pool
 from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.transaction import Statement
-from titanic.store.postgres.writing import Writing
+from titanic.store.postgres.writing import PostgresWriting
 
 pytestmark = needs_postgres
 
@@ -148,17 +148,17 @@ def test_who_loses_the_connection_in_a_commit_says_that_it_is_not_known(store, n
 )
 def test_a_connection_that_was_ended_after_the_commit_says_nothing_of_it(store, monkeypatch, error):
     """libpq may not know yet that it is over. A claim that was wrongly taken for undone was nobody's."""
-    exchange = Writing.exchange
+    exchange = PostgresWriting.exchange
 
     def ended(self, statements):
         exchange(self, statements)
         raise error
 
-    monkeypatch.setattr(Writing, "exchange", ended)
+    monkeypatch.setattr(PostgresWriting, "exchange", ended)
     told = failure(accept, store)
     assert isinstance(told, OutcomeUnknown)
     assert told.fact in ("the server ended the connection", "terminating")
-    monkeypatch.setattr(Writing, "exchange", exchange)
+    monkeypatch.setattr(PostgresWriting, "exchange", exchange)
     assert requests(store) == 1
     accept(store)
     assert requests(store) == 2

@@ -15,7 +15,7 @@ from titanic.errors import StoreFailed
 from titanic.store.postgres import partitions as partitions_module
 from titanic.store.postgres import store as store_module
 from titanic.store.postgres.partitions import AHEAD, LARGE, PARTITION, keep_partitions
-from titanic.store.postgres.pool import Pool
+from titanic.store.postgres.pool import ConnectionPool
 from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.tables import CLOSED_COLUMNS, listed
 
@@ -146,7 +146,7 @@ def test_the_store_looks_after_them(database: str, connection: Connection, monke
 def test_they_are_looked_after_also_when_dead_nodes_cannot_be_forgotten(
     database: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(pool: Pool) -> None:
+    def fail(pool: ConnectionPool) -> None:
         raise StoreFailed("the nodes are locked", "for a test", "wait")
 
     monkeypatch.setattr(partitions_module, "EVERY", 0.0)

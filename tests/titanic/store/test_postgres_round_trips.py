@@ -11,7 +11,7 @@ from support.store_facts import accept_all, closed_range, holder_of
 from titanic.store import NewRequest, Status
 from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.tools import check
-from titanic.store.postgres.transaction import Reading
+from titanic.store.postgres.transaction import PostgresReading
 
 pytestmark = needs_postgres
 
@@ -31,13 +31,13 @@ def store() -> Iterator[PostgresStore]:
 def trips(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many statements each round trip had, besides BEGIN."""
     found: list[int] = []
-    exchange = Reading.exchange
+    exchange = PostgresReading.exchange
 
     def counted(self, statements):
         found.append(len(statements))
         return exchange(self, statements)
 
-    monkeypatch.setattr(Reading, "exchange", counted)
+    monkeypatch.setattr(PostgresReading, "exchange", counted)
     return found
 
 

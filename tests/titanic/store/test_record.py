@@ -9,7 +9,7 @@ from titanic.errors import InvalidRequest, RecordCorrupt
 from titanic.store import NewRequest, Outcome, Status, rules
 from titanic.store.lmdb import closed_record, outcome_record, request_record
 from titanic.store.lmdb.closed_record import ClosedRecord, Part, Where
-from titanic.store.lmdb.outcome_record import Retry
+from titanic.store.lmdb.outcome_record import RetryRecord
 from titanic.store.lmdb.record import blob_key, blob_rows, join_frames, refer, seal, unpack_ref
 from titanic.store.lmdb.schema import INLINE
 from titanic.store.request import COLUMNS, LASTING
@@ -43,7 +43,7 @@ OUTCOMES = st.builds(
     finished_at=U64,
 )
 RETRIES = st.builds(
-    Retry,
+    RetryRecord,
     attempts=st.integers(0, 65534),
     due=U64,
     dispatched_at=U64,
@@ -186,8 +186,8 @@ RECORDS = [
         request_record.encode(UUID, NewRequest(b"echo", [b"one"], options=b"{}", owner=b"shop"), 5),
     ),
     (outcome_record.decode, outcome_record.encode(UUID, Outcome(Status.FAILED, [b"x"], "no", 3, 4, 5))),
-    (outcome_record.decode_retry, outcome_record.encode_retry(UUID, Retry(1, 2, 3, "no"))),
-    (outcome_record.decode_retry, outcome_record.encode_retry(UUID, Retry(1, 2, 3, "no", 9, 2))),
+    (outcome_record.decode_retry, outcome_record.encode_retry(UUID, RetryRecord(1, 2, 3, "no"))),
+    (outcome_record.decode_retry, outcome_record.encode_retry(UUID, RetryRecord(1, 2, 3, "no", 9, 2))),
 ]
 NAMES = ["request", "owned request", "outcome", "retry", "deliveries"]
 TWO = {"request": part([b"one"]), "reply": part([b"two", b""])}
@@ -303,7 +303,7 @@ def test_records_of_other_formats_are_refused(decode, record):
 
 def test_a_long_reason_is_cut_without_breaking_a_letter():
     past = outcome_record.decode_retry(
-        UUID, memoryview(outcome_record.encode_retry(UUID, Retry(1, 0, 0, "x" + "é" * 5000)))
+        UUID, memoryview(outcome_record.encode_retry(UUID, RetryRecord(1, 0, 0, "x" + "é" * 5000)))
     )
     assert past.reason == "x" + "é" * 499
 

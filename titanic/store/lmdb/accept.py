@@ -12,7 +12,7 @@ from titanic.store import service_settings
 from titanic.store.lmdb import outcome_record, request_record
 from titanic.store.lmdb.capacity import CHARGE
 from titanic.store.lmdb.free_space import could_fit, drop_oldest, fits, recount, refusal
-from titanic.store.lmdb.outcome_record import Retry
+from titanic.store.lmdb.outcome_record import RetryRecord
 from titanic.store.lmdb.read import settings_of_services
 from titanic.store.lmdb.record import REF_SIZE, Ref, refer
 from titanic.store.lmdb.request_record import Holder, row_key
@@ -196,7 +196,7 @@ def _plan(tx: Writing, requests: Sequence[NewRequest], uuids: list[bytes], now_u
         if owner:
             owned.setdefault(owner, []).append(load[-1])
         if not_before > now_us:
-            delay = outcome_record.encode_retry(uuid, Retry(0, not_before))
+            delay = outcome_record.encode_retry(uuid, RetryRecord(0, not_before))
             later.append((later_key(not_before, uuid), prefix))
             retries.append((uuid, delay))
             extra += len(delay) + 3 * _TIMER_COST

@@ -48,7 +48,7 @@ _PAGES_PER_REQUEST = 8
 _PAGES_PER_LIST = 480
 
 
-class Room(NamedTuple):
+class StoreRoom(NamedTuple):
     """The capacity and its limits, in bytes, and what one transaction does at most, in pages or requests."""
 
     capacity: int
@@ -61,7 +61,7 @@ class Room(NamedTuple):
     batch: int
 
 
-def divide(capacity: int) -> Room:
+def divide(capacity: int) -> StoreRoom:
     """Divide a capacity. Raises CapacityTooSmall."""
     if capacity < MIN_CAPACITY:
         raise CapacityTooSmall(
@@ -70,16 +70,16 @@ def divide(capacity: int) -> Room:
     return _divide(capacity)
 
 
-def divide_disk(room: Room, size: int) -> Room:
+def divide_disk(room: StoreRoom, size: int) -> StoreRoom:
     """What is left of a capacity when its disk has room for a file of this size."""
     return room if size >= room.capacity else _divide(size)
 
 
-def _divide(capacity: int) -> Room:
+def _divide(capacity: int) -> StoreRoom:
     capacity -= capacity % PAGE
     reserve = min(reserved(capacity), capacity // 4)
     pages = reserve // PAGE
-    return Room(
+    return StoreRoom(
         capacity,
         accept=capacity - reserve,
         reply=capacity - reserve * 5 // 8,

@@ -11,7 +11,7 @@ from titanic.store.lmdb.closed_record import NO_FRAMES, ClosedRecord, Part, Wher
 from titanic.store.lmdb.closed_ring import charge
 from titanic.store.lmdb.free_space import fits, make_room, refusal
 from titanic.store.lmdb.lifecycle import drop_timers, find, leave
-from titanic.store.lmdb.outcome_record import OutcomeHeader, Retry
+from titanic.store.lmdb.outcome_record import OutcomeHeader, RetryRecord
 from titanic.store.lmdb.record import Ref, refer, verify
 from titanic.store.lmdb.request_record import RequestHeader
 from titanic.store.lmdb.schema import INLINE, PAGE, TIME_SIZE, closed_key, cost
@@ -26,7 +26,7 @@ Header = TypeVar("Header", RequestHeader, OutcomeHeader)
 _MOST_DROPPED = 20
 _DAMAGED = Part(Where.DAMAGED)
 _UNREADABLE = RequestHeader()
-_NEVER_TRIED = Retry(0, 0)
+_NEVER_TRIED = RetryRecord(0, 0)
 
 
 def close(tx: Writing, uuid: bytes, now_us: int | None = None) -> Closed | None:

@@ -9,7 +9,7 @@ from titanic.errors import RecordCorrupt, StoreCorrupt
 from titanic.store.lmdb import outcome_record, request_record, schema
 from titanic.store.lmdb.capacity import CHARGE
 from titanic.store.lmdb.free_space import fits, make_room, refusal
-from titanic.store.lmdb.outcome_record import Retry
+from titanic.store.lmdb.outcome_record import RetryRecord
 from titanic.store.lmdb.record import REF_SIZE, Ref, refer
 from titanic.store.lmdb.request_record import RequestHeader
 from titanic.store.lmdb.schema import (
@@ -34,14 +34,14 @@ _SHORT_REASON = 80
 """Bytes of a reason for which the charge has room (capacity.py)."""
 
 
-class Place(NamedTuple):
+class QueuePlace(NamedTuple):
     """Where a request is that has not ended: its row in `ready` or `later` (empty: none), and what is known of it."""
 
     state: State
     key: bytes
     prefix: bytes
     header: RequestHeader | None
-    past: Retry | None
+    past: RetryRecord | None
 
     @property
     def service(self) -> bytes | None:
@@ -86,7 +86,7 @@ def postpone(
     _take_out(tx, place)
     due = max(due, 1)  # 0 would say that it is ready
     expires_at = None if place.past is None else place.past.expires_at
-    past = Retry(attempts, due, dispatched_at, reason, expires_at, deliveries if deliveries > attempts else 0)
+    past = RetryRecord(attempts, due, dispatched_at, reason, expires_at, deliveries if deliveries > attempts else 0)
     record = outcome_record.encode_retry(uuid, past)
     needed = cost(SIZE, len(record))
     if needed > CHARGE and not fits(tx, needed, tx.room.reply):
@@ -154,7 +154,7 @@ def retry(tx: Writing, uuid: bytes, now_us: int) -> bool:
     tx.drop_blob(end.ref)
     prefix = ready_prefix(header.service, header.priority)
     due, expires_at = times_again(header.submitted_at, header.not_before, header.expires_at, end.attempts, now_us)
-    past = Retry(0, due, expires_at=None if expires_at == header.expires_at else expires_at)
+    past = RetryRecord(0, due, expires_at=None if expires_at == header.expires_at else expires_at)
     if past.due:
         tx.put(tx.db.later, later_key(past.due, uuid), prefix)
     else:
@@ -169,7 +169,7 @@ def retry(tx: Writing, uuid: bytes, now_us: int) -> bool:
     return True
 
 
-def _end(tx: Writing, uuid: bytes, place: Place, end: Outcome) -> None:
+def _end(tx: Writing, uuid: bytes, place: QueuePlace, end: Outcome) -> None:
     bodies: list[tuple[Ref, bytes]] = []
 
     def place_body(body: bytes) -> Ref:
@@ -194,7 +194,7 @@ def _end(tx: Writing, uuid: bytes, place: Place, end: Outcome) -> None:
     tx.added += cost(SIZE, len(record)) - CHARGE
 
 
-def leave(tx: Writing, uuid: bytes, place: Place) -> None:
+def leave(tx: Writing, uuid: bytes, place: QueuePlace) -> None:
     """Delete all that only a request has that has not ended."""
     _take_out(tx, place)
     tx.delete(tx.db.retries, uuid)
@@ -221,7 +221,7 @@ def _forget_delay(tx: Writing, uuid: bytes) -> None:
         tx.delete(tx.db.retries, uuid)
 
 
-def find(tx: Writing, uuid: bytes) -> Place | None:
+def find(tx: Writing, uuid: bytes) -> QueuePlace | None:
     """Where the request is; None when it is unknown or has ended."""
     raw, db = tx.raw, tx.db
     record = raw.get(uuid, db=db.requests)
@@ -235,23 +235,25 @@ def find(tx: Writing, uuid: bytes) -> Place | None:
         if past and past.due:
             key = later_key(past.due, uuid)
             if raw.get(key, db=db.later) is not None:
-                return Place(State.DELAYED, key, prefix, header, past)
+                return QueuePlace(State.DELAYED, key, prefix, header, past)
         elif raw.get(prefix + uuid, db=db.ready) is not None:
-            return Place(State.WAITING, prefix + uuid, prefix, header, past)
+            return QueuePlace(State.WAITING, prefix + uuid, prefix, header, past)
     except RecordCorrupt:
         pass
     return search(tx, uuid, header, past)
 
 
-def search(tx: Writing, uuid: bytes, header: RequestHeader | None = None, past: Retry | None = None) -> Place:
+def search(
+    tx: Writing, uuid: bytes, header: RequestHeader | None = None, past: RetryRecord | None = None
+) -> QueuePlace:
     """`find` for a request with damaged records: it searches all rows."""
     for view in tx.raw.cursor(tx.db.ready).iternext(keys=True, values=False):
         if view[-SIZE:] == uuid:
-            return Place(State.WAITING, bytes(view), bytes(view[:-SIZE]), header, past)
+            return QueuePlace(State.WAITING, bytes(view), bytes(view[:-SIZE]), header, past)
     for view, prefix in tx.raw.cursor(tx.db.later).iternext():
         if view[-SIZE:] == uuid:
-            return Place(State.DELAYED, bytes(view), bytes(prefix), header, past)
-    return Place(State.WAITING, b"", b"", header, past)
+            return QueuePlace(State.DELAYED, bytes(view), bytes(prefix), header, past)
+    return QueuePlace(State.WAITING, b"", b"", header, past)
 
 
 def drop_timers(tx: Writing, uuid: bytes) -> None:
@@ -262,7 +264,7 @@ def drop_timers(tx: Writing, uuid: bytes) -> None:
         tx.delete(tx.db.timers, key)
 
 
-def _take_out(tx: Writing, place: Place) -> None:
+def _take_out(tx: Writing, place: QueuePlace) -> None:
     """Delete the row in `ready` or `later`."""
     if not place.key:
         return

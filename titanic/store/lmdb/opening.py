@@ -34,7 +34,7 @@ from titanic.store.lmdb.pages import SALVAGE, faults, release
 from titanic.store.lmdb.read import identity, queues
 from titanic.store.lmdb.readers import Readers
 from titanic.store.lmdb.schema import PAGE, Databases
-from titanic.store.lmdb.transaction import Environment, Pace, Reading, Settings
+from titanic.store.lmdb.transaction import Environment, LmdbSettings, Pace, Reading
 from titanic.store.records import DEFAULT_CAPACITY, MIN_CAPACITY, Durability
 from titanic.store.rules import unreleased
 from titanic.util.ids import SIZE, IdMaker
@@ -122,7 +122,7 @@ def remove_lock(directory: Path) -> None:
 
 
 def open_environment(
-    directory: Path, capacity: int | None, settings: Settings, *, preallocate: bool = False, to_repair: bool = False
+    directory: Path, capacity: int | None, settings: LmdbSettings, *, preallocate: bool = False, to_repair: bool = False
 ) -> Environment:
     """Open the store in a directory that is prepared and locked, creating it if it isn't there.
 
@@ -208,7 +208,7 @@ def open_read_only(directory: Path) -> Environment:
                 "open it once for writing",
             )
         room = divide(max(known or 0, MIN_CAPACITY))
-        return Environment(env, _open_databases(env, data), room, Settings(), IdMaker(None), Pace(), Readers(env))
+        return Environment(env, _open_databases(env, data), room, LmdbSettings(), IdMaker(None), Pace(), Readers(env))
     except lmdb.Error as error:
         env.close()
         raise _corrupt(data, str(error)) from error

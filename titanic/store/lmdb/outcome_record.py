@@ -155,7 +155,7 @@ def decode_with(uuid: bytes, record: memoryview | bytes, header: OutcomeHeader, 
 # -- retries ---------------------------------------------------------------------------------------------------
 
 
-class Retry(NamedTuple):
+class RetryRecord(NamedTuple):
     """A delay or the failures so far. Times are µs since the epoch; `due` is 0 while the request is ready.
 
     `expires_at` counts instead of the request's own; 0: it never expires, because it was
@@ -175,12 +175,12 @@ class Retry(NamedTuple):
         return bool(self.attempts or self.deliveries) or self.expires_at is not None
 
 
-def expiry(own: int, past: Retry | None) -> int:
+def expiry(own: int, past: RetryRecord | None) -> int:
     """When a request expires of which its record says `own`; 0 = never."""
     return own if past is None or past.expires_at is None else past.expires_at
 
 
-def encode_retry(uuid: bytes, retry: Retry) -> bytes:
+def encode_retry(uuid: bytes, retry: RetryRecord) -> bytes:
     """The record. Attempts and deliveries beyond 65535 are written as 65535, long reasons are cut."""
     flags, rest = 0, _RETRY_REST.pack(retry.due, retry.dispatched_at)
     if retry.expires_at:
@@ -193,7 +193,7 @@ def encode_retry(uuid: bytes, retry: Retry) -> bytes:
     return seal(uuid, _PREFIX.pack(FORMAT_1, flags, min(retry.attempts, 0xFFFF)), rest + shortened(retry.reason))
 
 
-def decode_retry(uuid: bytes, record: memoryview | bytes) -> Retry:
+def decode_retry(uuid: bytes, record: memoryview | bytes) -> RetryRecord:
     """The retry. Raises RecordCorrupt when the checksum is wrong."""
     verify(uuid, record, RETRIES)
     if len(record) < _RETRY_HEADER.size or record[0] != FORMAT_1:
@@ -211,4 +211,4 @@ def decode_retry(uuid: bytes, record: memoryview | bytes) -> Retry:
             raise RecordCorrupt(uuid, RETRIES, "it ends before its deliveries")
         (deliveries,) = _DELIVERIES.unpack_from(record, at)
         at += _DELIVERIES.size
-    return Retry(attempts, due, dispatched_at, bytes(record[at:]).decode(errors="ignore"), expires_at, deliveries)
+    return RetryRecord(attempts, due, dispatched_at, bytes(record[at:]).decode(errors="ignore"), expires_at, deliveries)

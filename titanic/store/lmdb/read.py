@@ -9,7 +9,7 @@ from titanic.errors import RecordCorrupt
 from titanic.protocol.submit_options import MAX_KEY
 from titanic.store import service_settings
 from titanic.store.lmdb import outcome_record, request_record, schema
-from titanic.store.lmdb.capacity import Room
+from titanic.store.lmdb.capacity import StoreRoom
 from titanic.store.lmdb.closed_ring import charges_to_end, oldest_closing
 from titanic.store.lmdb.disk import ENOUGH, is_still_refused
 from titanic.store.lmdb.free_space import can_make_way, droppable
@@ -203,7 +203,7 @@ def _is_disk_full(tx: Reading) -> bool:
     return room is not tx.environment.room and (room.capacity - tx.used() < ENOUGH or _is_full(tx, room))
 
 
-def _is_full(tx: Reading, room: Room) -> bool:
+def _is_full(tx: Reading, room: StoreRoom) -> bool:
     missing = tx.used() + tx.charges() + PAGE - room.accept
     if pinned := tx.environment.readers.pinned():
         return missing + pinned > 0

@@ -47,7 +47,7 @@ from titanic.store.lmdb import closed_ring, free_space, lifecycle, listing, open
 from titanic.store.lmdb.capacity import divide
 from titanic.store.lmdb.disk import expect_memory, rewrite_meta_pages, sync_file, translate
 from titanic.store.lmdb.pages import expect_sound
-from titanic.store.lmdb.transaction import Environment, Reading, Settings, Writing
+from titanic.store.lmdb.transaction import Environment, LmdbSettings, Reading, Writing
 from titanic.store.records import Durability, StoreReader
 from titanic.util.clock import wall_us
 
@@ -210,7 +210,7 @@ class LmdbStore:
         `to_repair`: open it also when counters or the number of its format are damaged; repair() rewrites them.
         """
         directory = Path(path)
-        settings = Settings(keep_closed, closed_body_limit, drop_unarchived, durability)
+        settings = LmdbSettings(keep_closed, closed_body_limit, drop_unarchived, durability)
         if capacity is not None:
             divide(capacity)
         if durability == "memory":

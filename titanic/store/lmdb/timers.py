@@ -18,7 +18,7 @@ from titanic.store.lmdb import outcome_record, request_record
 from titanic.store.lmdb.close import close_request
 from titanic.store.lmdb.closed_ring import charges_to_end, end_charges
 from titanic.store.lmdb.free_space import drop_oldest
-from titanic.store.lmdb.outcome_record import Retry, expiry
+from titanic.store.lmdb.outcome_record import RetryRecord, expiry
 from titanic.store.lmdb.request_record import RequestHeader
 from titanic.store.lmdb.schema import DEAD, EXPIRY, KEY, REPLIED, due_of, later_key, timer_key, timer_of, uuid_of
 from titanic.store.lmdb.transaction import Writing
@@ -168,10 +168,10 @@ def _header(tx: Writing, uuid: bytes, now_us: int) -> RequestHeader | None:
         return None
 
 
-def _past(tx: Writing, uuid: bytes) -> Retry | None:
+def _past(tx: Writing, uuid: bytes) -> RetryRecord | None:
     """What is remembered of it, which may be nothing; None when it can't be read."""
     try:
-        return tx.past(uuid) or Retry(0, 0)
+        return tx.past(uuid) or RetryRecord(0, 0)
     except RecordCorrupt:
         return None
 

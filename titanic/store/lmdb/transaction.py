@@ -18,9 +18,9 @@ import lmdb
 
 from titanic.errors import DiskFull, StoreCorrupt, StoreError, StoreFailed
 from titanic.store.lmdb import outcome_record, request_record, schema
-from titanic.store.lmdb.capacity import CHARGE, Room, divide_disk
+from titanic.store.lmdb.capacity import CHARGE, StoreRoom, divide_disk
 from titanic.store.lmdb.disk import largest_file, room_on_disk, translate
-from titanic.store.lmdb.outcome_record import Retry
+from titanic.store.lmdb.outcome_record import RetryRecord
 from titanic.store.lmdb.readers import Readers
 from titanic.store.lmdb.record import Ref, blob_id_of, blob_key, blob_rows, grave_key, read_blob
 from titanic.store.lmdb.request_record import Holder
@@ -29,7 +29,7 @@ from titanic.store.records import Durability
 from titanic.util.ids import IdMaker
 
 
-class Settings(NamedTuple):
+class LmdbSettings(NamedTuple):
     """How the store was asked to behave (titanic.store.open_store says what each means)."""
 
     keep_closed: bool = True
@@ -60,8 +60,8 @@ class Environment(NamedTuple):
 
     env: lmdb.Environment
     databases: Databases
-    room: Room
-    settings: Settings
+    room: StoreRoom
+    settings: LmdbSettings
     ids: IdMaker
     pace: Pace
     readers: Readers
@@ -80,7 +80,7 @@ class Reading:
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
         self.db = environment.databases
-        self._room: Room | None = None
+        self._room: StoreRoom | None = None
 
     def __enter__(self) -> Self:
         env = self.environment.env
@@ -109,7 +109,7 @@ class Reading:
         return translate(error, self.environment.env, self.environment.room.capacity)
 
     @property
-    def room(self) -> Room:
+    def room(self) -> StoreRoom:
         """The capacity and its limits, or what its disk has room for."""
         if self._room is None:
             environment = self.environment
@@ -134,7 +134,7 @@ class Reading:
         """The body that is in a blob. ValueError when it is damaged."""
         return read_blob(self.raw, self.db.blobs, ref)
 
-    def past(self, uuid: bytes) -> Retry | None:
+    def past(self, uuid: bytes) -> RetryRecord | None:
         """The request's delay and failures; None when it has none. Raises RecordCorrupt."""
         record = self.raw.get(uuid, db=self.db.retries)
         return None if record is None else outcome_record.decode_retry(uuid, record)

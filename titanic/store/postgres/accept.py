@@ -18,8 +18,8 @@ from titanic.errors import InvalidRequest, StoreFull
 from titanic.store.postgres.changes import FORGET
 from titanic.store.postgres.closed import make_room
 from titanic.store.postgres.connection import ids, numbers, texts
-from titanic.store.postgres.tables import KEY, REQUEST, KeyRow, LaterRow, ReadyRow, check, request_row
-from titanic.store.postgres.writing import Writing
+from titanic.store.postgres.tables import KEY, REQUEST, KeyRow, LaterRow, ReadyColumns, check, request_row
+from titanic.store.postgres.writing import PostgresWriting
 from titanic.store.records import Accepted
 from titanic.store.request import NewRequest, key_size
 from titanic.store.rules import LATEST, check_key, check_owner, check_together
@@ -65,7 +65,7 @@ class Holder(NamedTuple):
     is_over: bool
 
 
-def holders(tx: Writing, names: Sequence[Name], sure_us: int) -> set[Name]:
+def holders(tx: PostgresWriting, names: Sequence[Name], sure_us: int) -> set[Name]:
     """Return the names that are taken and have not expired."""
     owners, keys = zip(*names, strict=True)
     known = {name for name in names if name in tx.assumed_keys and tx.assumed_keys[name].until > sure_us}
@@ -73,7 +73,7 @@ def holders(tx: Writing, names: Sequence[Name], sure_us: int) -> set[Name]:
 
 
 def take(
-    tx: Writing, wanted: Mapping[Name, Wanted], uuids: list[bytes], now_us: int, sure_us: int
+    tx: PostgresWriting, wanted: Mapping[Name, Wanted], uuids: list[bytes], now_us: int, sure_us: int
 ) -> dict[Name, Holder]:
     """Take the keys for requests of these ids. Returns the holders of those that were there before, which stay."""
     if tx.is_optimistic:
@@ -86,7 +86,7 @@ def take(
 
 
 def renew(
-    tx: Writing, wanted: Mapping[Name, Wanted], over: Mapping[Name, Holder], uuids: list[bytes], now_us: int
+    tx: PostgresWriting, wanted: Mapping[Name, Wanted], over: Mapping[Name, Holder], uuids: list[bytes], now_us: int
 ) -> None:
     """Give expired keys to the requests of these ids."""
     again = {name: wanted[name] for name in over}
@@ -95,14 +95,14 @@ def renew(
         _count(tx, owner, len(key), again[owner, key].requests, -len(holder.uuids))
 
 
-def give_back(tx: Writing, names: Sequence[Name]) -> None:
+def give_back(tx: PostgresWriting, names: Sequence[Name]) -> None:
     """Undo `take` for keys that were new: their requests are not accepted after all."""
     if names and not tx.is_optimistic:
         owners, keys = zip(*names, strict=True)
         tx.fetch_keys(FORGET, texts(owners), texts(keys))
 
 
-def count_taken(tx: Writing, name: Name, wanted: Wanted, uuids: Sequence[bytes], now_us: int) -> None:
+def count_taken(tx: PostgresWriting, name: Name, wanted: Wanted, uuids: Sequence[bytes], now_us: int) -> None:
     """A key is there that was not there before, unless another node took it."""
     owner, key = name
     requests = wanted.requests
@@ -115,7 +115,7 @@ def count_taken(tx: Writing, name: Name, wanted: Wanted, uuids: Sequence[bytes],
     tx.changes.count(used=KEY + SIZE * requests)
 
 
-def forget(tx: Writing, keys: Sequence[bytes], owner: bytes = b"") -> None:
+def forget(tx: PostgresWriting, keys: Sequence[bytes], owner: bytes = b"") -> None:
     """Forget these idempotency keys of an owner before their time; unknown ones are fine."""
     names = [(owner, key) for key in keys]
     if not tx.assumed_keys.keys().isdisjoint(names):
@@ -123,7 +123,7 @@ def forget(tx: Writing, keys: Sequence[bytes], owner: bytes = b"") -> None:
     tx.changes.to_forget.update(names)
 
 
-def _count(tx: Writing, owner: bytes, length: int, *requests: int) -> None:
+def _count(tx: PostgresWriting, owner: bytes, length: int, *requests: int) -> None:
     tx.changes.count_owner(owner, size=sum(requests) * SIZE if owner else 0)
     tx.changes.count(used=sum(requests) * SIZE)
 
@@ -151,7 +151,7 @@ class _Keys(NamedTuple):
     known: dict[int, bytes]
 
 
-def accept(tx: Writing, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> list[Accepted]:
+def accept(tx: PostgresWriting, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> list[Accepted]:
     """Store the requests and return their ids, in order, with which of them are new."""
     uuids = tx.writer.ids.make(len(requests), now_us)
     needs = [check(new) for new in requests]
@@ -171,7 +171,7 @@ def accept(tx: Writing, requests: Sequence[NewRequest], now_us: int, ahead_us: i
     return [Accepted(known.get(n, uuid), n not in known) for n, uuid in enumerate(uuids)]
 
 
-def fresh(tx: Writing, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> list[NewRequest]:
+def fresh(tx: PostgresWriting, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> list[NewRequest]:
     """Those that `accept` would store: their key is not taken."""
     names = sorted({(new.owner, new.key) for new in requests if new.key})
     if not names:
@@ -190,7 +190,9 @@ def fresh(tx: Writing, requests: Sequence[NewRequest], now_us: int, ahead_us: in
     return found
 
 
-def _take_keys(tx: Writing, requests: Sequence[NewRequest], uuids: list[bytes], now_us: int, sure_us: int) -> _Keys:
+def _take_keys(
+    tx: PostgresWriting, requests: Sequence[NewRequest], uuids: list[bytes], now_us: int, sure_us: int
+) -> _Keys:
     """Take the keys that are free. Raises InvalidRequest, and takes none then."""
     keys = _Keys({}, [], {}, {})
     places: list[tuple[int, Name, int]] = []
@@ -223,7 +225,7 @@ def _take_keys(tx: Writing, requests: Sequence[NewRequest], uuids: list[bytes], 
     return keys
 
 
-def _expect_room(tx: Writing, needs: list[int], keys: _Keys) -> None:
+def _expect_room(tx: PostgresWriting, needs: list[int], keys: _Keys) -> None:
     """Raise StoreFull unless there is room for requests of these sizes, and for the keys that they bring."""
     for name in keys.new:
         wanted = keys.wanted[name]
@@ -237,7 +239,7 @@ def _expect_room(tx: Writing, needs: list[int], keys: _Keys) -> None:
 
 
 def _note(
-    tx: Writing,
+    tx: PostgresWriting,
     uuids: list[bytes],
     requests: Sequence[NewRequest],
     needs: list[int],
@@ -260,7 +262,7 @@ def _note(
         if delayed:
             changes.later.append(LaterRow(uuid, not_before, 0, 0, expires_at, priority, service, b""))
         else:
-            changes.ready.append(ReadyRow(uuid, service, 9 - priority, 0, 0, expires_at, b""))
+            changes.ready.append(ReadyColumns(uuid, service, 9 - priority, 0, 0, expires_at, b""))
         if expires_at:
             changes.expiring.append((expires_at, uuid))
         for count in (of_services.setdefault(service, [0, 0, 0]), of_owners.setdefault(owner, [0, 0, 0]), in_all):

@@ -18,7 +18,7 @@ from titanic.store.postgres.tables import (
     ClosedRow,
     KeyRow,
     LaterRow,
-    ReadyRow,
+    ReadyColumns,
     ReplyRow,
     RequestRow,
     listed,
@@ -212,7 +212,7 @@ class Changes:
         self.relied: set[bytes] = set()
         """Those of them that were neither verified nor locked since they were read."""
         self.requests: list[RequestRow] = []
-        self.ready: list[ReadyRow] = []
+        self.ready: list[ReadyColumns] = []
         self.later: list[LaterRow] = []
         self.replies: list[ReplyRow] = []
         self.expiring: list[tuple[int, bytes]] = []

@@ -27,7 +27,7 @@ from titanic.store.postgres.nodes import ALIVE, FREE, places_of
 from titanic.store.postgres.queries import READY_COLUMNS, damaged_row, ready_row
 from titanic.store.postgres.tables import listed
 from titanic.store.postgres.transaction import RequestSnapshot, Statement, by_key
-from titanic.store.postgres.writing import ScanStart, Writing
+from titanic.store.postgres.writing import PostgresWriting, ScanStart
 from titanic.store.records import ReadyRow, priority_in
 from titanic.store.request import COLUMNS
 from titanic.util.ids import SIZE
@@ -123,7 +123,7 @@ LEFT JOIN rate AS r ON r.service = w.service ON CONFLICT (service) DO UPDATE SET
 
 
 def claim(
-    tx: Writing, incarnation: int, wants: Mapping[bytes, int], max_bytes: int, bounds: Mapping[bytes, Bound]
+    tx: PostgresWriting, incarnation: int, wants: Mapping[bytes, int], max_bytes: int, bounds: Mapping[bytes, Bound]
 ) -> Claimed | None:
     """What each of these services is to do next, so many requests at most: this incarnation has claimed them now, or it
     is over."""
@@ -200,17 +200,17 @@ def _seen(service: bytes, more: Sequence[Any], columns: Sequence[Any]) -> Reques
     )
 
 
-def release(tx: Writing, incarnation: int, places: Sequence[Place]) -> None:
+def release(tx: PostgresWriting, incarnation: int, places: Sequence[Place]) -> None:
     """Give back what this incarnation has claimed and does not execute now."""
     tx.fetch(_RELEASE, *places_of(places), incarnation)
 
 
-def count_no_more(tx: Writing, incarnation: int, places: Sequence[Place]) -> None:
+def count_no_more(tx: PostgresWriting, incarnation: int, places: Sequence[Place]) -> None:
     """No worker is at these requests any more, which this incarnation has claimed under a bound."""
     tx.changes.uncounted += [(service, uuid, incarnation) for service, _, uuid in places]
 
 
-def under(tx: Writing, incarnation: int, failed: Sequence[bytes]) -> None:
+def under(tx: PostgresWriting, incarnation: int, failed: Sequence[bytes]) -> None:
     """Outcomes of attempts under this incarnation follow. Those that have `failed` do not count if they are others' by
     now."""
     own = {uuid for (uuid,) in tx.fetch_apart(_OWN, ids(failed), incarnation, incarnation)} if failed else ()
@@ -218,7 +218,7 @@ def under(tx: Writing, incarnation: int, failed: Sequence[bytes]) -> None:
 
 
 def _within(
-    tx: Writing, wants: Mapping[bytes, int], bounds: Mapping[bytes, Bound]
+    tx: PostgresWriting, wants: Mapping[bytes, int], bounds: Mapping[bytes, Bound]
 ) -> tuple[dict[bytes, int], dict[bytes, float]]:
     """What can be claimed within the bounds; and the services that may have more, in how many seconds."""
     names = [name for name in bounds if name in wants]
@@ -245,7 +245,7 @@ def _within(
 
 
 def _note(
-    tx: Writing, incarnation: int, bounds: Mapping[bytes, Bound], claimed: Mapping[bytes, Sequence[ReadyRow]]
+    tx: PostgresWriting, incarnation: int, bounds: Mapping[bytes, Bound], claimed: Mapping[bytes, Sequence[ReadyRow]]
 ) -> None:
     """What was claimed counts for the bounds."""
     if noted := [(name, row.uuid) for name in bounds if bounds[name].running for row in claimed.get(name, ())]:

@@ -22,7 +22,7 @@ from titanic.store.agreement import Agreement
 from titanic.store.postgres.queries import expect_frames
 from titanic.store.postgres.tables import CLOSED_COLUMNS, listed
 from titanic.store.postgres.transaction import Row, SnapshotReader
-from titanic.store.postgres.writing import Writing
+from titanic.store.postgres.writing import PostgresWriting
 from titanic.store.records import ArchiveState, Archivist
 from titanic.store.request import ClosedBulk, ClosedRequest
 from titanic.store.states import Status
@@ -157,7 +157,7 @@ SELECT seq, total::bigint FROM (
 WHERE total >= %s ORDER BY seq LIMIT 1"""
 
 
-def make_room(tx: Writing, needed: int, limit: int) -> bool:
+def make_room(tx: PostgresWriting, needed: int, limit: int) -> bool:
     """Whether so many more bytes can be used, up to a limit. Closed requests make way if that suffices."""
     if tx.used() + needed <= limit:
         return True
@@ -174,7 +174,7 @@ def make_room(tx: Writing, needed: int, limit: int) -> bool:
     return False
 
 
-def drop_older(tx: Writing, closed_before: int, limit: int) -> int:
+def drop_older(tx: PostgresWriting, closed_before: int, limit: int) -> int:
     """Drop closed requests, the oldest first, up to one that was closed at that time or later, and return how many. The
     archive, if there is one, must have them."""
     count = size = last = 0
@@ -196,13 +196,13 @@ _MOST_NAME = 255
 _ID_OF = "SELECT uuid FROM closed WHERE seq = %s AND seq >= (SELECT closed_first FROM meta)"
 
 
-def current_archive(tx: Writing) -> ArchiveState:
+def current_archive(tx: PostgresWriting) -> ArchiveState:
     """Whether an archive is registered, what it has, and what there is, with the changes of this transaction."""
     return _known(tx)[0]
 
 
 def update_archive(
-    tx: Writing,
+    tx: PostgresWriting,
     archivist: Archivist | None = None,
     *,
     register: bool | None = None,
@@ -230,7 +230,7 @@ def _storable(archivist: Archivist) -> Archivist:
     return Archivist(archivist.id, name)
 
 
-def _known(tx: Writing) -> tuple[ArchiveState, Agreement]:
+def _known(tx: PostgresWriting) -> tuple[ArchiveState, Agreement]:
     """What there is, with the changes that are not in the database yet."""
     if tx.changes.drop_before:
         tx.flush()

@@ -31,12 +31,12 @@ from titanic.store.postgres.tables import (
     WITH_REQUEST,
     ClosedRow,
     LaterRow,
-    ReadyRow,
+    ReadyColumns,
     ReplyRow,
     sizes,
 )
 from titanic.store.postgres.transaction import RequestSnapshot
-from titanic.store.postgres.writing import Writing
+from titanic.store.postgres.writing import PostgresWriting
 from titanic.store.records import Closed, Retention, Trimmed
 from titanic.store.request import LASTING_TEXTS, outcome_size
 from titanic.store.rules import LATEST, late, shortened, times_again
@@ -67,7 +67,7 @@ ORDER BY e.expires_at, e.uuid LIMIT %s FOR UPDATE OF r SKIP LOCKED"""
 
 
 def finish(
-    tx: Writing,
+    tx: PostgresWriting,
     uuid: bytes,
     status: Status,
     frames: Sequence[bytes],
@@ -90,7 +90,7 @@ def finish(
 
 
 def postpone(
-    tx: Writing, uuid: bytes, *, due: int, attempts: int, dispatched_at: int, reason: str, deliveries: int = 0
+    tx: PostgresWriting, uuid: bytes, *, due: int, attempts: int, dispatched_at: int, reason: str, deliveries: int = 0
 ) -> bool:
     """Take a request that failed out of the queue until `due`, in µs since the epoch."""
     one = tx.to_change(uuid, Event.POSTPONE)
@@ -107,7 +107,7 @@ def postpone(
     return True
 
 
-def promote(tx: Writing, now_us: int, limit: int = 1000) -> list[tuple[bytes, int]]:
+def promote(tx: PostgresWriting, now_us: int, limit: int = 1000) -> list[tuple[bytes, int]]:
     """Put back into the queue what is due, the longest due first, at most `limit` requests."""
     promoted: dict[bytes, int] = {}
     for uuid, service in tx.fetch(_PROMOTE, now_us, limit):
@@ -121,7 +121,7 @@ def promote(tx: Writing, now_us: int, limit: int = 1000) -> list[tuple[bytes, in
 
 
 def expire(
-    tx: Writing, now_us: int, limit: int = 1000, skip: Collection[bytes] = (), ahead_us: int = 0
+    tx: PostgresWriting, now_us: int, limit: int = 1000, skip: Collection[bytes] = (), ahead_us: int = 0
 ) -> list[tuple[bytes, bytes]]:
     """Expire requests past their TTL, at most `limit`, but not those in `skip`: they are running."""
     uuids = [uuid for (uuid,) in tx.fetch(_EXPIRED, now_us - ahead_us, ids(list(skip)), limit)]
@@ -136,7 +136,7 @@ def expire(
     return expired
 
 
-def retry(tx: Writing, uuid: bytes, now_us: int) -> bool:
+def retry(tx: PostgresWriting, uuid: bytes, now_us: int) -> bool:
     """Let a request that failed or expired wait again, as if it had never been tried. False for other requests."""
     one = tx.to_change(uuid, Event.RETRY)
     if one is None:
@@ -153,7 +153,7 @@ def retry(tx: Writing, uuid: bytes, now_us: int) -> bool:
         changes.later.append(_later(one))
     else:
         one.state = State.WAITING
-        changes.ready.append(ReadyRow(uuid, one.service, 9 - one.priority, expires_at=one.ends_at))
+        changes.ready.append(ReadyColumns(uuid, one.service, 9 - one.priority, expires_at=one.ends_at))
     if one.ends_at:
         changes.expiring.append((one.ends_at, uuid))
     changes.count_service(one.service, waiting=1, size=one.size, ready=not delayed)
@@ -162,7 +162,7 @@ def retry(tx: Writing, uuid: bytes, now_us: int) -> bool:
     return True
 
 
-def leave_unended(tx: Writing, one: RequestSnapshot) -> None:
+def leave_unended(tx: PostgresWriting, one: RequestSnapshot) -> None:
     """Remove a request that has not ended from its place, and from the counts of work."""
     changes = tx.changes
     changes.leave(one)
@@ -174,7 +174,7 @@ def leave_unended(tx: Writing, one: RequestSnapshot) -> None:
 
 
 def _end(
-    tx: Writing,
+    tx: PostgresWriting,
     one: RequestSnapshot,
     status: Status,
     frames: Sequence[bytes],
@@ -206,12 +206,12 @@ def _later(one: RequestSnapshot) -> LaterRow:
 # -- close -----------------------------------------------------------------------------------------------------
 
 
-def close(tx: Writing, uuid: bytes, now_us: int | None = None) -> Closed | None:
+def close(tx: PostgresWriting, uuid: bytes, now_us: int | None = None) -> Closed | None:
     """Delete the request and all that belongs to it, whatever its state."""
     return close_request(tx, uuid, tx.pool.clock.now_us() if now_us is None else now_us)
 
 
-def close_request(tx: Writing, uuid: bytes, now_us: int, unclaimed: bool = False) -> Closed | None:
+def close_request(tx: PostgresWriting, uuid: bytes, now_us: int, unclaimed: bool = False) -> Closed | None:
     """`close`; `unclaimed`: no client did it in time."""
     one = tx.to_change(uuid)
     if one is None:
@@ -238,7 +238,7 @@ def close_request(tx: Writing, uuid: bytes, now_us: int, unclaimed: bool = False
     return Closed(one.service, one.state)
 
 
-def _remember(tx: Writing, one: RequestSnapshot, now_us: int, unclaimed: bool) -> None:
+def _remember(tx: PostgresWriting, one: RequestSnapshot, now_us: int, unclaimed: bool) -> None:
     most = tx.settings.closed_body_limit
     status = one.state if one.has_ended else Status.CANCELLED
     cost = CLOSED + sum(len(getattr(one, name)) for name in LASTING_TEXTS) + len(one.reason)
@@ -272,7 +272,9 @@ ORDER BY p.finished_at, p.uuid LIMIT %s FOR UPDATE OF r SKIP LOCKED"""
 _REPLIED, _DEAD = map(_UNCLAIMED.format, ("4, 7", "5, 6"))
 
 
-def trim(tx: Writing, now_us: int, policy: Retention | None = None, limit: int = 1000, ahead_us: int = 0) -> Trimmed:
+def trim(
+    tx: PostgresWriting, now_us: int, policy: Retention | None = None, limit: int = 1000, ahead_us: int = 0
+) -> Trimmed:
     """Close replies and dead requests that were not closed in time, drop old closed ones, forget old keys."""
     policy = policy or Retention()
     left = limit
@@ -291,7 +293,7 @@ def trim(tx: Writing, now_us: int, policy: Retention | None = None, limit: int =
     return Trimmed(replies, dead, dropped, len(rows), left <= 0)
 
 
-def _close_unclaimed(tx: Writing, text: str, retention: int, now_us: int, sure_us: int, limit: int) -> int:
+def _close_unclaimed(tx: PostgresWriting, text: str, retention: int, now_us: int, sure_us: int, limit: int) -> int:
     if not retention or limit <= 0:
         return 0
     uuids = [uuid for (uuid,) in tx.fetch(text, sure_us - retention, limit)]
@@ -342,7 +344,7 @@ _TIME = struct.Struct(">q")
 _NO_ID = bytes(SIZE)
 
 
-def clamp_timers(tx: Writing, now_us: int, after: bytes = b"", limit: int = 1000) -> tuple[int, bytes | None]:
+def clamp_timers(tx: PostgresWriting, now_us: int, after: bytes = b"", limit: int = 1000) -> tuple[int, bytes | None]:
     """Let times in the future last for their own length, counted from now. A place is a letter for the kind of rows,
     and the row to go on behind."""
     changed, place = 0, after or b"D"
@@ -359,7 +361,7 @@ def clamp_timers(tx: Writing, now_us: int, after: bytes = b"", limit: int = 1000
     return changed, place or None
 
 
-def _cap_delays(tx: Writing, begin: bytes, now_us: int, limit: int) -> tuple[int, int, bytes]:
+def _cap_delays(tx: PostgresWriting, begin: bytes, now_us: int, limit: int) -> tuple[int, int, bytes]:
     rows = tx.fetch(_DELAYS, _TIME.unpack_from(begin)[0], _id_in(begin), limit)
     capped_now: list[tuple[bytes, int]] = []
     last = b""
@@ -375,7 +377,7 @@ def _cap_delays(tx: Writing, begin: bytes, now_us: int, limit: int) -> tuple[int
     return len(rows), len(capped_now), last
 
 
-def _cap_expiries(tx: Writing, begin: bytes, now_us: int, limit: int) -> tuple[int, int, bytes]:
+def _cap_expiries(tx: PostgresWriting, begin: bytes, now_us: int, limit: int) -> tuple[int, int, bytes]:
     rows = tx.fetch(_EXPIRIES, _TIME.unpack_from(begin)[0], _id_in(begin), limit)
     capped_now: list[tuple[bytes, int, int]] = []
     last = b""
@@ -389,7 +391,7 @@ def _cap_expiries(tx: Writing, begin: bytes, now_us: int, limit: int) -> tuple[i
     return len(rows), len(capped_now), last
 
 
-def _cap_keys(tx: Writing, begin: bytes, now_us: int, limit: int) -> tuple[int, int, bytes]:
+def _cap_keys(tx: PostgresWriting, begin: bytes, now_us: int, limit: int) -> tuple[int, int, bytes]:
     until = _TIME.unpack_from(begin)[0]
     owner, _, key = begin[_TIME.size :].partition(b"\xff")  # which is in no UTF-8
     rows = tx.fetch(_KEYS, until, until, owner, key, limit)
@@ -410,7 +412,7 @@ def _id_in(begin: bytes) -> Raw:
     return Raw(begin[_TIME.size :] or _NO_ID)
 
 
-_CAPS: dict[bytes, Callable[[Writing, bytes, int, int], tuple[int, int, bytes]]] = {
+_CAPS: dict[bytes, Callable[[PostgresWriting, bytes, int, int], tuple[int, int, bytes]]] = {
     b"D": _cap_delays,
     b"E": _cap_expiries,
     b"K": _cap_keys,

@@ -22,9 +22,9 @@ from titanic.store.claiming import Joined, LeaseConfig, NodeFacts, Place, Renewe
 from titanic.store.cluster import ClusterView, Limits, NodeRow, Recall, StatusQuery
 from titanic.store.postgres import schema
 from titanic.store.postgres.connection import Raw, ids, numbers, texts
-from titanic.store.postgres.pool import Outage, Pool
+from titanic.store.postgres.pool import ConnectionPool, Outage
 from titanic.store.postgres.transaction import Row, SnapshotReader, Statement
-from titanic.store.postgres.writing import Writing
+from titanic.store.postgres.writing import PostgresWriting
 from titanic.store.records import Durability
 from titanic.store.service_settings import NOTHING_SET, ServiceSetting, ServiceSettings
 
@@ -133,7 +133,7 @@ class Membership:
         self._url = url
         self._outage = outage
         self._durability = durability
-        self._pool: Pool | None = None
+        self._pool: ConnectionPool | None = None
         self._patience = _LEAVE_PATIENCE
         self._joined: set[int] = set()
         self.lapses_at = math.inf
@@ -185,7 +185,7 @@ class Membership:
         """Execute a statement as a transaction of its own. Returns its only row. `joins`: the lease of a node that
         joins, and its incarnation before."""
         if self._pool is None:
-            self._pool = Pool(self._url, self._durability, patience=self._patience, outage=self._outage)
+            self._pool = ConnectionPool(self._url, self._durability, patience=self._patience, outage=self._outage)
         try:
             with self._pool.borrow() as connection, connection.transaction():
                 if joins is not None:
@@ -208,7 +208,7 @@ class Membership:
         schema.refuse_others(format_, oldest, self._pool.place)
 
 
-def forget_dead(pool: Pool) -> None:
+def forget_dead(pool: ConnectionPool) -> None:
     """Remove the rows of nodes that ended long ago, of which no request is left. Raises StoreFailed and the like."""
     with pool.borrow() as connection:
         connection.execute(_COUNT_NO_MORE)
@@ -268,7 +268,7 @@ def nodes_and_claims(tx: SnapshotReader) -> list[NodeRow]:
     return [_node(*row) for row in tx.fetch(_NODES_AND_CLAIMS)]
 
 
-def drain_nodes(tx: Writing, incarnations: Collection[int]) -> None:
+def drain_nodes(tx: PostgresWriting, incarnations: Collection[int]) -> None:
     """Have these end."""
     tx.fetch(_DRAIN, numbers(list(incarnations)))
 
@@ -348,7 +348,7 @@ def running(tx: SnapshotReader, uuids: Collection[bytes]) -> set[bytes]:
     return {uuid for (uuid,) in tx.fetch(_CLAIMED, ids(list(uuids)))} if uuids else set()
 
 
-def settle(tx: Writing, recalls: Iterable[tuple[bytes, int]]) -> None:
+def settle(tx: PostgresWriting, recalls: Iterable[tuple[bytes, int]]) -> None:
     """No worker can be given these requests any more by these incarnations."""
     if pairs := list(recalls):
         uuids, incarnations = zip(*pairs, strict=True)
@@ -380,7 +380,7 @@ def settings(tx: SnapshotReader) -> ServiceSettings:
     return {name: ServiceSetting(paused, on_end) for name, paused, on_end in tx.fetch(_ALL)}
 
 
-def set_service(tx: Writing, service: bytes, setting: ServiceSetting) -> ServiceSettings:
+def set_service(tx: PostgresWriting, service: bytes, setting: ServiceSetting) -> ServiceSettings:
     """Set that for a service, and return what is set for all. Raises InvalidRequest when there are too many."""
     found = service_settings.changed(settings(tx), service, setting)
     if setting == NOTHING_SET:
@@ -395,18 +395,18 @@ def service_limits(tx: SnapshotReader) -> dict[bytes, Limits]:
     return {service: Limits(*rest) for service, *rest in tx.fetch_once(_LIMITS)}
 
 
-def agree_limits(tx: Writing, given: Mapping[bytes, Limits]) -> None:
+def agree_limits(tx: PostgresWriting, given: Mapping[bytes, Limits]) -> None:
     """Set limits for services that have none; for the others, too, while no node is alive."""
     _set_limits(tx, _AGREE, given)
 
 
-def change_limits(tx: Writing, changes: Mapping[bytes, Limits | None]) -> None:
+def change_limits(tx: PostgresWriting, changes: Mapping[bytes, Limits | None]) -> None:
     """Set limits, or none any more."""
     tx.fetch(_NO_LIMITS, texts([name for name, limits in changes.items() if limits is None]))
     _set_limits(tx, _SET_LIMITS, {name: limits for name, limits in changes.items() if limits is not None})
 
 
-def _set_limits(tx: Writing, statement: str, given: Mapping[bytes, Limits]) -> None:
+def _set_limits(tx: PostgresWriting, statement: str, given: Mapping[bytes, Limits]) -> None:
     if given:
         waiting, size, running, rate = zip(*given.values(), strict=True)
         tx.fetch(statement, texts([*given]), numbers(waiting), numbers(size), numbers(running), list(map(float, rate)))

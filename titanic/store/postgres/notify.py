@@ -35,7 +35,7 @@ from psycopg import Connection, Notify
 from titanic.errors import StoreError
 from titanic.store.cluster import Notification, Topic
 from titanic.store.postgres import pool
-from titanic.store.postgres.pool import Pool
+from titanic.store.postgres.pool import ConnectionPool
 from titanic.util.ids import SIZE
 
 VERSION = 1
@@ -139,7 +139,7 @@ _NOTIFY = f"SELECT pg_notify('{CHANNEL}', %s)"
 class PostgresNotifications:
     """A `NotificationChannel`. The thread runs from `start` to `stop`."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: ConnectionPool) -> None:
         self.alone = True
         self.sent = 0
         """How many NOTIFYs were sent."""

@@ -16,7 +16,7 @@ import psycopg
 from psycopg import Connection, errors
 
 from titanic.store.postgres.connection import is_away, reason_of
-from titanic.store.postgres.pool import Pool
+from titanic.store.postgres.pool import ConnectionPool
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ _OPTIONS = (
 class Partitions:
     """Maintains the partitions at intervals. One thread at a time may call."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: ConnectionPool) -> None:
         self._pool = pool
         self._next = time.monotonic() + EVERY  # they were made when the store was opened
         self._reason = ""  # why it failed the last time

@@ -3,9 +3,9 @@
 `Outage` logs one line when the database goes away, whichever pool notices it, and one when it is back. Only servers log
 that, because they go on. For all other programs the error is the message.
 
-`Pool` keeps the idle connections, and what is known of a server that is away. A transaction has a connection to itself.
-When the server is away, one caller a second tries to connect, and all others fail at once with the reason; so no caller
-waits for a server that is away, and everything continues when it is back.
+`ConnectionPool` keeps the idle connections, and what is known of a server that is away. A transaction has a connection
+to itself. When the server is away, one caller a second tries to connect, and all others fail at once with the reason;
+so no caller waits for a server that is away, and everything continues when it is back.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ _IDLE = 8
 """Connections that are kept for later, at most."""
 
 
-class Pool:
+class ConnectionPool:
     """Any thread may take a connection and give it back. `place` is the database's, for people. Without a durability it
     is for reading."""
 

@@ -16,7 +16,7 @@ from titanic.errors import RecordCorrupt
 from titanic.protocol.submit_options import MAX_KEY
 from titanic.store.postgres.connection import ids, texts
 from titanic.store.postgres.nodes import CLAIMED
-from titanic.store.postgres.pool import Pool
+from titanic.store.postgres.pool import ConnectionPool
 from titanic.store.postgres.tables import divide
 from titanic.store.postgres.transaction import PLACES, REASON, REQUEST_SIZE, SEEN, STATE, SnapshotReader, seen
 from titanic.store.records import (
@@ -507,7 +507,7 @@ _CAN_MAKE_WAY = """
     ) one"""
 
 
-def readers(pool: Pool) -> list[StoreReader]:
+def readers(pool: ConnectionPool) -> list[StoreReader]:
     """Transactions in the database that take long: rows that are dead since stay. Only those are seen that this user
     may see: its own, or all with pg_read_all_stats."""
     with pool.borrow() as connection:

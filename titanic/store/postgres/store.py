@@ -48,12 +48,12 @@ from titanic.store.postgres.connection import (
 from titanic.store.postgres.nodes import Membership, forget_dead
 from titanic.store.postgres.notify import PostgresNotifications
 from titanic.store.postgres.partitions import Partitions
-from titanic.store.postgres.pool import Outage, Pool
+from titanic.store.postgres.pool import ConnectionPool, Outage
 from titanic.store.postgres.queries import readers
 from titanic.store.postgres.schema import FORMAT, META, formats
 from titanic.store.postgres.tables import expect_large_enough
-from titanic.store.postgres.transaction import Settings, SnapshotReader
-from titanic.store.postgres.writing import WriterState, Writing
+from titanic.store.postgres.transaction import PostgresSettings, SnapshotReader
+from titanic.store.postgres.writing import PostgresWriting, WriterState
 from titanic.store.records import Durability, StoreReader
 from titanic.util.ids import IdMaker
 
@@ -93,7 +93,7 @@ log = logging.getLogger(__name__)
 _STATE = "SELECT capacity, (SELECT coalesce(sum(used), 0)::bigint FROM usage) FROM meta"
 
 
-def reach(pool: Pool) -> Session:
+def reach(pool: ConnectionPool) -> Session:
     """The first connection. Raises StoreUnwritable."""
     try:
         return pool.take()
@@ -111,7 +111,7 @@ def _advice(fact: str) -> str:
     return advice(fact, "start PostgreSQL, or correct the URL")
 
 
-def prepare(pool: Pool) -> bool:
+def prepare(pool: ConnectionPool) -> bool:
     """Have the tables as they must be. True when they were made now. Raises StoreUnwritable, StoreTooNew, NotAStore."""
     session = reach(pool)
     try:
@@ -126,7 +126,7 @@ def prepare(pool: Pool) -> bool:
     return made
 
 
-def set_up(pool: Pool, settings: Settings, capacity: int | None) -> WriterState:
+def set_up(pool: ConnectionPool, settings: PostgresSettings, capacity: int | None) -> WriterState:
     """Note the capacity, if one is given, and have a row for this node's counters. Returns what the first write
     transaction is to know."""
     session = pool.take()
@@ -149,7 +149,7 @@ def set_up(pool: Pool, settings: Settings, capacity: int | None) -> WriterState:
         pool.give(session)
 
 
-def remove_untouched(pool: Pool) -> None:
+def remove_untouched(pool: ConnectionPool) -> None:
     """Drop the tables if nothing was ever stored in them, and no other process uses them."""
     session = pool.take()
     try:
@@ -199,7 +199,7 @@ class PostgresReadTransaction(SnapshotReader):
 # -- write transaction -----------------------------------------------------------------------------------------
 
 
-class PostgresWriteTransaction(Writing, PostgresReadTransaction):
+class PostgresWriteTransaction(PostgresWriting, PostgresReadTransaction):
     """All of the changes made in it, committed when the `with` block ends, or none. A process has one at a time."""
 
     accept = accept_module.accept
@@ -242,7 +242,9 @@ class PostgresStore:
     remote = True
     batch = 1000
 
-    def __init__(self, pool: Pool, settings: Settings, writer: WriterState, membership: Membership, made: bool) -> None:
+    def __init__(
+        self, pool: ConnectionPool, settings: PostgresSettings, writer: WriterState, membership: Membership, made: bool
+    ) -> None:
         """`made`: whether this opening has made the tables."""
         self.place = pool.place
         self.now_us = pool.clock.now_us
@@ -277,10 +279,10 @@ class PostgresStore:
         if capacity is not None:
             expect_large_enough(capacity)
         outage = Outage()
-        pool = Pool(url, durability, outage=outage)
+        pool = ConnectionPool(url, durability, outage=outage)
         try:
             made = prepare(pool)
-            settings = Settings(0, keep_closed, closed_body_limit, drop_unarchived, durability)
+            settings = PostgresSettings(0, keep_closed, closed_body_limit, drop_unarchived, durability)
             writer = set_up(pool, settings, capacity)
             settings = settings._replace(capacity=writer.quota.capacity)
             store = cls(pool, settings, writer, Membership(url, durability, outage, pool.suspect), made)
@@ -382,11 +384,11 @@ class ReadOnlyPostgresStore(PostgresStore):
     @classmethod
     def open_read_only(cls, url: str) -> Self:
         """Open the store in a database for reading. Raises NotAStore, StoreUnwritable, StoreTooNew or StoreTooOld."""
-        pool = Pool(url, None, target="any")
+        pool = ConnectionPool(url, None, target="any")
         try:
             capacity = _read_capacity(pool)
             writer, membership = WriterState(IdMaker(None), capacity, 0), Membership(url, None, Outage(), pool.suspect)
-            return cls(pool, Settings(capacity), writer, membership, False)
+            return cls(pool, PostgresSettings(capacity), writer, membership, False)
         except BaseException:
             pool.close()
             raise
@@ -399,7 +401,7 @@ class ReadOnlyPostgresStore(PostgresStore):
         """Nothing."""
 
 
-def _read_capacity(pool: Pool) -> int:
+def _read_capacity(pool: ConnectionPool) -> int:
     """The store's capacity."""
     session = reach(pool)
     connection = session.connection

@@ -123,7 +123,7 @@ def request_row(uuid: bytes, submitted_at: int, new: NewRequest) -> RequestRow:
 assert [*COLUMNS][:2] == ["uuid", "submitted_at"]  # which the store adds
 
 
-class ReadyRow(NamedTuple):
+class ReadyColumns(NamedTuple):
     uuid: bytes
     service: bytes
     rank: int

@@ -71,7 +71,7 @@ _RELEASE_ORPHANS = """
 """No number of a node is used again, so this does no harm to what a node claims meanwhile."""
 
 
-class Problem(NamedTuple):
+class TableProblem(NamedTuple):
     """Something that must not be. `where` names the table and the row, `what` the fact, `repair` what `repair` does
     about it: nothing, mostly."""
 
@@ -216,7 +216,7 @@ _LOOKS = (
 )
 
 
-def check(store: PostgresStore, progress: Progress | None = None) -> list[Problem]:
+def check(store: PostgresStore, progress: Progress | None = None) -> list[TableProblem]:
     """Find all problems of the store; an empty list means that it is sound. `progress` is called with the name of the
     table that is being checked. The store can be used meanwhile."""
     with store.read() as transaction:
@@ -229,15 +229,17 @@ def repair(store: PostgresStore) -> None:
         connection.execute(_RELEASE_ORPHANS)
 
 
-def check_all(fetch: Callable[[str], list[Row]], progress: Progress | None = None, most: int = MOST) -> list[Problem]:
+def check_all(
+    fetch: Callable[[str], list[Row]], progress: Progress | None = None, most: int = MOST
+) -> list[TableProblem]:
     """Check everything in the transaction in which `fetch` executes a statement; report at most so many of one kind."""
-    problems: list[Problem] = []
+    problems: list[TableProblem] = []
     fetch(_SETTINGS)
     for n, (table, query, remedy) in enumerate(_LOOKS):
         if progress is not None:
             progress(table, n, len(_LOOKS))
         rows = fetch(f"{query} LIMIT {most + 1}")
-        problems += [Problem(f"{table} {row}", what, remedy) for row, what in rows[:most]]
+        problems += [TableProblem(f"{table} {row}", what, remedy) for row, what in rows[:most]]
         if len(rows) > most:
-            problems.append(Problem(table, "there are more of this kind"))
+            problems.append(TableProblem(table, "there are more of this kind"))
     return problems

@@ -19,7 +19,7 @@ from psycopg import Cursor
 
 from titanic.errors import StoreError
 from titanic.store.postgres.connection import Session, ids, is_away, is_deadlock
-from titanic.store.postgres.pool import Pool
+from titanic.store.postgres.pool import ConnectionPool
 from titanic.store.records import Durability, Outcome, Pending
 from titanic.store.request import (
     COLUMNS,
@@ -37,7 +37,7 @@ from titanic.util.ids import SIZE
 Row = tuple[Any, ...]
 
 
-class Settings(NamedTuple):
+class PostgresSettings(NamedTuple):
     """How the store was asked to behave (titanic.store.open_store says what each means). `shard` is the number under
     which this node counts, `incarnation` the one under which it claims; 0: it does not."""
 
@@ -57,12 +57,12 @@ class Statement(NamedTuple):
     parameters: Sequence[object] = ()
 
 
-class Reading:
+class PostgresReading:
     """The store at one moment: that of its first statement."""
 
     BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
-    def __init__(self, pool: Pool, settings: Settings) -> None:
+    def __init__(self, pool: ConnectionPool, settings: PostgresSettings) -> None:
         self.pool = pool
         self.settings = settings
         self.session: Session | None = None
@@ -318,13 +318,13 @@ REQUEST_SIZE = (
 # -- snapshots -------------------------------------------------------------------------------------------------
 
 
-class SnapshotReader(Reading):
+class SnapshotReader(PostgresReading):
     """`seen` has the snapshots of requests, None for unknown ones. Reading them again costs nothing."""
 
     LOCKS: ClassVar[bool] = False
     """Whether requests that were read are locked against other changes until the transaction ends."""
 
-    def __init__(self, pool: Pool, settings: Settings) -> None:
+    def __init__(self, pool: ConnectionPool, settings: PostgresSettings) -> None:
         super().__init__(pool, settings)
         self.seen: dict[bytes, RequestSnapshot | None] = {}
         self.answers: dict[bytes, Answer | None] = {}

@@ -38,9 +38,9 @@ from titanic.store.postgres.connection import (
     unsure_outcome,
     write_conflict,
 )
-from titanic.store.postgres.pool import Pool
+from titanic.store.postgres.pool import ConnectionPool
 from titanic.store.postgres.tables import KeyRow, divide
-from titanic.store.postgres.transaction import RequestSnapshot, Row, Settings, SnapshotReader, Statement
+from titanic.store.postgres.transaction import PostgresSettings, RequestSnapshot, Row, SnapshotReader, Statement
 from titanic.store.states import TRANSITIONS, Event
 from titanic.util.ids import IdMaker
 
@@ -90,13 +90,13 @@ class WriterState:
             del known[next(iter(known))]
 
 
-class Writing(SnapshotReader):
+class PostgresWriting(SnapshotReader):
     """Changes of the store, gathered in `changes` until they are read or committed."""
 
     BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
     LOCKS: ClassVar[bool] = True
 
-    def __init__(self, pool: Pool, settings: Settings, writer: WriterState) -> None:
+    def __init__(self, pool: ConnectionPool, settings: PostgresSettings, writer: WriterState) -> None:
         super().__init__(pool, settings)
         self.writer = writer
         self.changes = Changes()

@@ -37,7 +37,7 @@ from titanic.util import ids
 from titanic.web import problems
 from titanic.web.api.openapi import parameter, schema, wrong
 from titanic.web.api.resource import ApiRoute
-from titanic.web.app_state import Quota, visitor_of
+from titanic.web.app_state import UserQuota, visitor_of
 from titanic.web.auth.identity import Visitor
 from titanic.web.problems import Problem
 from titanic.web.stats import POLL_INTERVAL, StatsPoller, StatsSample
@@ -481,7 +481,7 @@ class RequestWatcher:
         self.ends: ChangeLog[tuple[str, str], End] = ChangeLog(numbers, MAX_ENDS)
         """By user and UUID: the ends that were reported, also to streams that have broken since."""
         self._waits: dict[tuple[str, str], _Wait] = {}
-        self.quota = Quota("requests that are followed", MAX_WATCHED, MAX_WATCHED_EACH)
+        self.quota = UserQuota("requests that are followed", MAX_WATCHED, MAX_WATCHED_EACH)
 
     def follow(self, listener: StreamListener, uuid: str) -> None:
         """Report the end of a request to a stream."""
@@ -547,7 +547,7 @@ class Feed:
         self.numbers = Numbers()
         self.stats = StatsWatcher(poller, self.numbers)
         self.requests = RequestWatcher(self.numbers)
-        self.quota = Quota("event streams", MAX_STREAMS, MAX_STREAMS_EACH)
+        self.quota = UserQuota("event streams", MAX_STREAMS, MAX_STREAMS_EACH)
         self.streams: set[StreamListener] = set()
         self.ending = False
 

@@ -47,7 +47,7 @@ from titanic.web.api.requests import (
     unless_disconnected,
 )
 from titanic.web.api.resource import ApiRoute, json_response, max_body, read_body
-from titanic.web.app_state import Quota, visitor_of
+from titanic.web.app_state import UserQuota, visitor_of
 from titanic.web.problems import Problem
 from titanic.web.request_headers import read_number, read_query
 from titanic.web.settings import WebSettings
@@ -346,7 +346,7 @@ class Leases:
         """Why each ended."""
         self._takers: set[_Taker] = set()
         self._shutting_down = False
-        self.quota = Quota("leases, and calls that wait for one", MAX_LEASES, MAX_LEASES_EACH)
+        self.quota = UserQuota("leases, and calls that wait for one", MAX_LEASES, MAX_LEASES_EACH)
 
     def __len__(self) -> int:
         return len(self._leases)

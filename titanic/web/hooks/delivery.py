@@ -121,7 +121,7 @@ KEY_FOR = 7 * 86400.0
 """Seconds for which the key of a delivery prevents a duplicate."""
 
 
-class Delivery:
+class HookDelivery:
     """Both workers, as one user. Delivers while it is used as an asynchronous context manager."""
 
     def __init__(
@@ -146,7 +146,7 @@ class Delivery:
             for service, handler, jobs in ((ENDED, self._spread, 4), (DELIVERY, self._deliver, JOBS))
         ]
 
-    async def __aenter__(self) -> Delivery:
+    async def __aenter__(self) -> HookDelivery:
         for worker in self._workers:
             await worker.__aenter__()
         return self
@@ -200,7 +200,7 @@ class Delivery:
         }
         try:
             answer = await post(hook.url, headers, body, self._allowed)
-        except Unreachable as error:
+        except HookUnreachable as error:
             raise RemoteError(500, f"{hook.host}: {error}") from error
         _judge(hook, answer)
 
@@ -223,10 +223,10 @@ class Delivery:
         return b""
 
 
-def new_delivery(settings: WebSettings) -> Delivery:
+def new_delivery(settings: WebSettings) -> HookDelivery:
     """Make the delivery from the settings."""
     key = settings.key if settings.hooks_user is None else settings.key_of(settings.hooks_user)
-    return Delivery(
+    return HookDelivery(
         settings.endpoint,
         key=key,
         server_key=settings.server_key,
@@ -297,7 +297,7 @@ REFUSED: tuple[Network, ...] = tuple(
 """Networks outside the Internet. Addresses that Python does not classify as global are refused, too."""
 
 
-class Unreachable(Exception):
+class HookUnreachable(Exception):
     """No connection can be made, or none is allowed."""
 
 
@@ -323,15 +323,15 @@ def not_reached(host: str) -> str:
 
 
 async def resolve(host: str, port: int, allowed: Sequence[Network]) -> list[Address]:
-    """The addresses of a host that hooks may connect to. Raises Unreachable."""
+    """The addresses of a host that hooks may connect to. Raises HookUnreachable."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        raise Unreachable(f"{host} has no address: {error}") from error
+        raise HookUnreachable(f"{host} has no address: {error}") from error
     addresses = [ipaddress.ip_address(str(one[4][0]).partition("%")[0]) for one in found]
     good = [address for address in dict.fromkeys(addresses) if may_reach(address, allowed)]
     if not good:
-        raise Unreachable(not_reached(host))
+        raise HookUnreachable(not_reached(host))
     return good
 
 
@@ -388,14 +388,14 @@ class _Reader:
 
 
 async def post(url: str, headers: Mapping[str, str], body: bytes, allowed: Sequence[Network]) -> PostAnswer:
-    """POST a body; redirects are not followed. Raises Unreachable when there is no answer."""
+    """POST a body; redirects are not followed. Raises HookUnreachable when there is no answer."""
     try:
         async with asyncio.timeout(POST_TIMEOUT):
             return await _post(url, headers, body, allowed)
     except TimeoutError:
-        raise Unreachable(f"no answer in {POST_TIMEOUT:g} s") from None
+        raise HookUnreachable(f"no answer in {POST_TIMEOUT:g} s") from None
     except (OSError, EOFError, httptools.HttpParserError) as error:
-        raise Unreachable(f"the connection failed: {error or type(error).__name__}") from error
+        raise HookUnreachable(f"the connection failed: {error or type(error).__name__}") from error
 
 
 async def _post(url: str, headers: Mapping[str, str], body: bytes, allowed: Sequence[Network]) -> PostAnswer:
@@ -420,15 +420,15 @@ async def _connect(
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Connect to one of these addresses. `name`: the host name that the certificate must have; None: no TLS."""
     tls = None if name is None else await asyncio.to_thread(ssl.create_default_context)
-    fault: Exception = Unreachable("there is no address")
+    fault: Exception = HookUnreachable("there is no address")
     for address in addresses[:MAX_ADDRESSES]:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
                 return await asyncio.open_connection(str(address), port, ssl=tls, server_hostname=name)
         except TimeoutError:
-            fault = Unreachable(f"no connection in {CONNECT_TIMEOUT:g} s")
+            fault = HookUnreachable(f"no connection in {CONNECT_TIMEOUT:g} s")
         except OSError as error:
-            fault = Unreachable(f"no connection: {_error_text(error)}")
+            fault = HookUnreachable(f"no connection: {_error_text(error)}")
     raise fault
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from titanic.errors import InvalidRequest
-from titanic.web.hooks.delivery import Unreachable, may_reach, resolve
+from titanic.web.hooks.delivery import HookUnreachable, may_reach, resolve
 from titanic.web.hooks.registry import Hook, check_hook, id_of, new_secret, read_hook
 
 HOOK = Hook(id_of("mail", "https://a.example/x"), "mail", "https://a.example/x", ("done",), "s" * 16, "u")
@@ -144,14 +144,14 @@ def test_of_a_name_only_good_addresses_are_used(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     assert asyncio.run(resolve("mixed", 80, ())) == [ipaddress.ip_address("8.8.8.8")]
-    with pytest.raises(Unreachable, match="inner is not an address on the Internet") as told:
+    with pytest.raises(HookUnreachable, match="inner is not an address on the Internet") as told:
         asyncio.run(resolve("inner", 80, ()))
     assert "10.0.0.1" not in str(told.value)
-    with pytest.raises(Unreachable, match="nowhere has no address"):
+    with pytest.raises(HookUnreachable, match="nowhere has no address"):
         asyncio.run(resolve("nowhere", 80, ()))
 
 
 @pytest.mark.parametrize("host", ["2130706433", "0x7f000001", "0177.0.0.1", "127.1", "localhost", "0"])
 def test_other_ways_to_write_an_inner_address_do_not_help(host: str) -> None:
-    with pytest.raises(Unreachable):
+    with pytest.raises(HookUnreachable):
         asyncio.run(resolve(host, 80, ()))

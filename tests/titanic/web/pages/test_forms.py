@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from titanic.web.app_state import Quota
+from titanic.web.app_state import UserQuota
 from titanic.web.auth.identity import Visitor
 from titanic.web.pages import forms
 from titanic.web.problems import Problem, answer
@@ -36,7 +36,7 @@ class Page:
     def post(self, *, content: str | bytes, headers: dict[str, str]) -> httpx.Response:
         async def sent() -> httpx.Response:
             app = Starlette(routes=[Route("/", _sent, methods=["POST"])])
-            app.titanic = SimpleNamespace(bodies=Quota("bytes", 1 << 30, 1 << 30))
+            app.titanic = SimpleNamespace(bodies=UserQuota("bytes", 1 << 30, 1 << 30))
             transport = httpx.ASGITransport(app)
             async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
                 return await client.post("/", content=content, headers=headers)

@@ -2,12 +2,12 @@
 
 from titanic.store.lmdb.tools.backup import Checked, backup, check_apart, restore
 from titanic.store.lmdb.tools.check import check
-from titanic.store.lmdb.tools.findings import Problem, Progress
+from titanic.store.lmdb.tools.findings import Finding, Progress
 from titanic.store.lmdb.tools.repair import Salvaged, repair, salvage
 
 __all__ = [
     "Checked",
-    "Problem",
+    "Finding",
     "Progress",
     "Salvaged",
     "backup",

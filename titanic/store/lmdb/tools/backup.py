@@ -36,7 +36,7 @@ from titanic.store.lmdb.readers import CHECK, COPY, rename_process
 from titanic.store.lmdb.schema import PAGE
 from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools.check import check, check_in_use
-from titanic.store.lmdb.tools.findings import Problem, Progress
+from titanic.store.lmdb.tools.findings import Finding, Progress
 
 _EVERY = 0.1
 LATER = "try again when less is going on, or raise the capacity"
@@ -145,7 +145,7 @@ def _expect_sound(store: LmdbStore, progress: Progress | None) -> None:
 class Checked(NamedTuple):
     """What a check found, and how many requests and replies there are."""
 
-    problems: list[Problem]
+    problems: list[Finding]
     requests: int
     replies: int
 
@@ -156,7 +156,7 @@ def check_apart(path: Path, progress: Progress | None = None) -> Checked:
     Raises StoreCorrupt when LMDB ended the process that read it, and what opening it for reading raises, as StoreError.
     """
     found = read_apart(CHECK, _check, path, progress=progress)
-    return Checked([Problem(*row) for row in found["problems"]], found["requests"], found["replies"])
+    return Checked([Finding(*row) for row in found["problems"]], found["requests"], found["replies"])
 
 
 def _check(path: str, *, progress: Progress) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import lmdb
 from titanic.errors import RecordCorrupt, StoreCorrupt
 from titanic.store.lmdb import closed_record, outcome_record, request_record, schema
 from titanic.store.lmdb.closed_ring import kept
-from titanic.store.lmdb.outcome_record import Retry, expiry
+from titanic.store.lmdb.outcome_record import RetryRecord, expiry
 from titanic.store.lmdb.read import settings_of_services
 from titanic.store.lmdb.record import BLOB_KEY_SIZE, GRAVE_KEY_SIZE, blob_id_of, blob_key, grave_key, verify
 from titanic.store.lmdb.request_record import RequestHeader
@@ -40,13 +40,13 @@ from titanic.store.lmdb.schema import (
 )
 from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import batches
-from titanic.store.lmdb.tools.findings import CopyingReading, Problem, Progress, Remedy, Verb, Walk
+from titanic.store.lmdb.tools.findings import CopyingReading, Finding, Progress, Remedy, Verb, Walk
 from titanic.util.ids import SIZE
 
 _MISSING = b"the request was missing"
 
 
-def check(store: LmdbStore, progress: Progress | None = None) -> list[Problem]:
+def check(store: LmdbStore, progress: Progress | None = None) -> list[Finding]:
     """Find all problems of the store; an empty list means that it is sound. `progress` is called with the name of the
     database that is being checked."""
     with CopyingReading(store.environment) as tx:
@@ -55,7 +55,7 @@ def check(store: LmdbStore, progress: Progress | None = None) -> list[Problem]:
         return walk.problems
 
 
-def check_in_use(store: LmdbStore, progress: Progress, may_go_on: Callable[[int], None]) -> list[Problem]:
+def check_in_use(store: LmdbStore, progress: Progress, may_go_on: Callable[[int], None]) -> list[Finding]:
     """Check a store that a server goes on using: in short transactions.
 
     Where records seem to contradict each other, they are checked again in one transaction, which reads little of each.
@@ -149,7 +149,7 @@ def _places(walk: Walk, uuid: bytes, header: RequestHeader, ended: bool) -> None
         walk.report("requests", uuid, "it would never expire", Remedy(Verb.PUT, "timers", timer))
 
 
-def _right_place(walk: Walk, uuid: bytes, ended: bool, past: Retry | None, prefix: bytes) -> Remedy | None:
+def _right_place(walk: Walk, uuid: bytes, ended: bool, past: RetryRecord | None, prefix: bytes) -> Remedy | None:
     if ended:
         return None  # the rows too many are found with their databases
     if past and past.due:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import lmdb
 
 from titanic.errors import RecordCorrupt
-from titanic.store.lmdb.outcome_record import Retry
+from titanic.store.lmdb.outcome_record import RetryRecord
 from titanic.store.lmdb.record import Ref
 from titanic.store.lmdb.store import LmdbReadTransaction, LmdbStore
 from titanic.store.lmdb.transaction import Reading
@@ -42,7 +42,7 @@ _EVERY = 1000
 """Rows between two calls of `progress`, about."""
 
 
-class Problem(NamedTuple):
+class Finding(NamedTuple):
     """Something that must not be. `where` names the database and the row, `what` the fact, `repair` the remedy."""
 
     where: str
@@ -98,9 +98,9 @@ class Walk:
         self._copies = isinstance(tx, CopyingReading)
         self._store = store
         self._began = 0 if store is None else tx.raw.id()
-        self.across: list[Problem] = []
+        self.across: list[Finding] = []
         self._has_retries = bool(tx.raw.stat(tx.db.retries)["entries"])
-        self.problems: list[Problem] = []
+        self.problems: list[Finding] = []
         self.remedies: list[Remedy] = []
         self.refs: dict[int, Ref] = {}
         self.loads: dict[bytes, list[int]] = {}
@@ -198,7 +198,7 @@ class Walk:
             return False
         return self._store is None or self.tx.raw.id() == self._began
 
-    def past(self, uuid: bytes) -> Retry | None:
+    def past(self, uuid: bytes) -> RetryRecord | None:
         """What `retries` says; None also when that is damaged, which is reported with the retries."""
         if not self._has_retries:
             return None
@@ -238,7 +238,7 @@ class Walk:
         """`across`: several records that may be of several slices say so together."""
         wanted = [remedy for remedy in remedies if remedy is not None]
         where = name if key is None else f"{name} {key.hex()}"
-        problem = Problem(where, what, "; ".join(dict.fromkeys(remedy.verb.value for remedy in wanted)))
+        problem = Finding(where, what, "; ".join(dict.fromkeys(remedy.verb.value for remedy in wanted)))
         self.problems.append(problem)
         if across:
             self.across.append(problem)

@@ -20,7 +20,7 @@ from titanic.store import service_settings
 from titanic.store.lmdb import closed_record, opening, outcome_record, request_record
 from titanic.store.lmdb.capacity import divide
 from titanic.store.lmdb.closed_record import ClosedRecord, Part, Where
-from titanic.store.lmdb.outcome_record import Retry, expiry
+from titanic.store.lmdb.outcome_record import RetryRecord, expiry
 from titanic.store.lmdb.record import Ref, join_frames, refer, verify
 from titanic.store.lmdb.request_record import Holder, row_key
 from titanic.store.lmdb.schema import (
@@ -138,7 +138,7 @@ class LmdbExport:
                 outcome = outcome_record.decode(uuid, reply, tx.fetch)
                 yield StoredLife(request, 0, 0, 0, 0, "", outcome), size + _size(outcome.frames)
                 continue
-            past = tx.past(uuid) or Retry(0, 0)
+            past = tx.past(uuid) or RetryRecord(0, 0)
             life = life_of(
                 request,
                 expires_at=expiry(request.expires_at, past),
@@ -294,7 +294,7 @@ def _put_life(tx: LmdbWriteTransaction, life: StoredLife) -> None:
         return
     prefix = ready_prefix(service, request.priority)
     own = None if life.expires_at == request.expires_at else life.expires_at
-    past = Retry(life.attempts, life.due, life.dispatched_at, life.reason, own, life.deliveries)
+    past = RetryRecord(life.attempts, life.due, life.dispatched_at, life.reason, own, life.deliveries)
     if past.due:
         tx.put(tx.db.later, later_key(past.due, uuid), prefix)
     else:

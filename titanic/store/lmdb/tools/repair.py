@@ -50,7 +50,7 @@ from titanic.store.lmdb.schema import (
 )
 from titanic.store.lmdb.store import LmdbStore, LmdbWriteTransaction
 from titanic.store.lmdb.tools.check import check_all
-from titanic.store.lmdb.tools.findings import Problem, Progress, Remedy, Row, Verb, Walk
+from titanic.store.lmdb.tools.findings import Finding, Progress, Remedy, Row, Verb, Walk
 from titanic.store.lmdb.transaction import Writing
 from titanic.store.records import Outcome, priority_in
 from titanic.store.request import NewRequest
@@ -69,14 +69,14 @@ _PORTION = 8 << 20
 _ROOT = -1
 
 
-def repair(store: LmdbStore, now_us: int | None = None, progress: Progress | None = None) -> list[Problem]:
+def repair(store: LmdbStore, now_us: int | None = None, progress: Progress | None = None) -> list[Finding]:
     """Repair what can be repaired, and return the problems that were found. A check shows what is left.
 
     `now_us` (wall clock, µs since the epoch; None: read the clock) is the time at which damaged requests fail.
     `progress` is as for check(). Raises StoreCorrupt, and changes nothing, when LMDB can't read all of it: then
     salvage() comes first.
     """
-    found: list[Problem] = []
+    found: list[Finding] = []
     with LmdbWriteTransaction(store.environment, prepared=True) as tx:
         mender = _Mender(tx, wall_us() if now_us is None else now_us)
         for _ in range(_PASSES):  # one remedy can bring the next problem to light
@@ -214,7 +214,7 @@ class Salvaged(NamedTuple):
 
     damaged: Path
     rows: int
-    problems: list[Problem]
+    problems: list[Finding]
 
 
 def salvage(directory: Path) -> Salvaged:
@@ -312,7 +312,7 @@ def _portions(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[list[tuple[bytes,
         yield portion
 
 
-def _problems(pages: Pages) -> list[Problem]:
+def _problems(pages: Pages) -> list[Finding]:
     found = []
     if pages.is_older:
         found.append(("the last transaction", "it can't be read, only the one before it"))
@@ -321,7 +321,7 @@ def _problems(pages: Pages) -> list[Problem]:
         found.append((hole.tree, what))
     if pages.odd_rows:
         found.append(("rows", f"{pages.odd_rows} can't be read"))
-    return [Problem(where, what, "save the rest in a new file") for where, what in found]
+    return [Finding(where, what, "save the rest in a new file") for where, what in found]
 
 
 # -- leaves that no tree has ---------------------------------------------------------------------------------
