@@ -125,7 +125,7 @@ def test_a_python_client_is_generated_and_works(web: str, worker: None, tmp_path
 @pytest.mark.timeout(600)
 def test_a_typescript_client_is_generated_and_works(web: str, worker: None, tmp_path: Path) -> None:
     (tmp_path / "package.json").write_text(json.dumps(PACKAGES))
-    run("npm", "install", "--no-audit", "--no-fund", folder=tmp_path)
+    run("npm", "install", "--no-audit", "--no-fund", "--fetch-retries=5", folder=tmp_path)
     tools = tmp_path / "node_modules" / ".bin"
     run(tools / "openapi-typescript", f"{web}/v1/openapi.json", "-o", "made.ts", folder=tmp_path)
     (tmp_path / "use.ts").write_text(TYPESCRIPT)
