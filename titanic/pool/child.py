@@ -33,7 +33,7 @@ from broker import Handler, MultiWorker
 from titanic import logs
 from titanic.errors import CallerError, TitanicError
 from titanic.jobs.context import RequestContext, current
-from titanic.pool.core import ChildConfig
+from titanic.pool.core import AT_ONCE, ChildConfig
 from titanic.schedules import Scheduler
 from titanic.tasks import Tasks
 from titanic.util.text import duration
@@ -125,9 +125,11 @@ class Orders:
         return document
 
     def obey(self, worker: MultiWorker, grace: float) -> None:
-        """From now on SIGTERM stops the worker, a second one at once, and so does the end of the pool."""
+        """From now on SIGTERM stops the worker, a second one or AT_ONCE without waiting for its jobs; the end of the
+        pool stops it, too."""
         self._worker, self._grace = worker, grace
         signal.signal(signal.SIGTERM, self._handle)
+        signal.signal(AT_ONCE, self._end)
         threading.Thread(target=self._watch, name="orders", daemon=True).start()
 
     def _handle(self, *_: object) -> None:
@@ -136,6 +138,10 @@ class Orders:
         else:
             self._asked = True
             self._worker.stop()
+
+    def _end(self, *_: object) -> None:
+        self._asked = True
+        self._worker.abandon()
 
     def _watch(self) -> None:
         """End when the pool has ended without a word, as after a kill."""

@@ -66,6 +66,9 @@ class PoolConfig:
     short: float = 10.0
 
 
+AT_ONCE = signal.SIGUSR1
+"""Has a child give back its requests and end. Not a second SIGTERM: two that come close together are one."""
+
 LAST_WORDS = 3.0
 """Seconds between a signal that ends a child at once and the one that does so for certain."""
 
@@ -196,7 +199,7 @@ class PoolCore:
         """They give back what they have."""
         self._stopping, self._start_at, self._at_once = True, None, True
         for child in self.children.values():
-            self._leave(child, now + LAST_WORDS)
+            self._leave(child, now + LAST_WORDS, AT_ONCE)
 
     def tick(self, now: float) -> None:
         """Look at what is due."""
@@ -243,11 +246,11 @@ class PoolCore:
         self._say("warning", f"process {child.number} {why}")
         self._leave(child, kill_at)
 
-    def _leave(self, child: Child, kill_at: float | None) -> None:
+    def _leave(self, child: Child, kill_at: float | None, sign: int = signal.SIGTERM) -> None:
         child.leaving = True
         if kill_at is not None:
             child.kill_at = kill_at if child.kill_at is None else min(child.kill_at, kill_at)
-        self._actions.append(SendSignal(child.number, signal.SIGTERM))
+        self._actions.append(SendSignal(child.number, sign))
 
     def _unusable(self, fault: str, now: float) -> None:
         """The app cannot be imported, or cannot work."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from titanic.pool.core import LAST_WORDS, PoolConfig, PoolCore, Say, SendSignal, Start
+from titanic.pool.core import AT_ONCE, LAST_WORDS, PoolConfig, PoolCore, Say, SendSignal, Start
 from titanic.util.text import duration
 
 
@@ -179,7 +179,7 @@ def test_stopping_at_once() -> None:
     play.core.stop(play.now)
     play.core.stop_at_once(play.now)
     play.later_by(LAST_WORDS + 0.1)
-    assert [number for _, number in play.sent] == [signal.SIGTERM, signal.SIGTERM, signal.SIGKILL]
+    assert [number for _, number in play.sent] == [signal.SIGTERM, AT_ONCE, signal.SIGKILL]
     play.gone(1)
     assert (play.core.ended, play.core.killed) == (True, 0)
 

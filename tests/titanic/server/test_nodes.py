@@ -408,7 +408,7 @@ def test_who_stood_still_for_longer_than_its_lease_gives_its_workers_nothing_of_
 def test_a_worker_that_becomes_free_after_the_lease_is_over_gets_nothing_that_waits_at_the_broker(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("titanic.cluster.node.AHEAD_REMOTE", 60.0)
+    monkeypatch.setattr("titanic.dispatch.backlogs.AHEAD_REMOTE", 60.0)
     server, go_on = cluster.node(), threading.Event()
     claiming = server.dispatcher.node
     assert claiming is not None
