@@ -67,13 +67,16 @@ def load(module: str) -> ModuleType:
 
 
 def start(module: str, program: str) -> None:
-    """Run the `main` of a module. Until it runs a command, a Ctrl-C ends it without a word."""
+    """Run the `main` of a module. A Ctrl-C ends it without a word, unless a command has an answer to it."""
     for number in (signal.SIGINT, signal.SIGTERM):
         # Python takes its handlers away before it has ended: then a signal would be the end, and not the exit code.
         atexit.register(signal.signal, number, signal.SIG_IGN)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, leave)
-    load(module).main(prog_name=program)
+    try:
+        load(module).main(prog_name=program)
+    except KeyboardInterrupt:  # outside of the command, which has an answer to it: Python would end by the signal
+        sys.exit(INTERRUPTED)
 
 
 def main() -> None:

@@ -70,6 +70,21 @@ def test_an_interrupt_is_not_lost_while_a_frame_is_freed() -> None:
     assert (done.returncode, done.stderr) == (130, "")
 
 
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupt_around_a_command_is_its_exit_code() -> None:
+    """It comes when the command is made interruptible already, and not yet run."""
+    program = """
+import signal, titanic.cli, titanic.entry as entry
+def main(prog_name):
+    entry.interruptible()
+    signal.raise_signal(signal.SIGINT)
+titanic.cli.main = main
+entry.main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=CLEAN, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 def test_an_interrupt_that_is_ignored_stays_so() -> None:
     """As a shell does for what it starts in the background."""
     program = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); import titanic.entry as e; e.main()"
