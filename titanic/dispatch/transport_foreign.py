@@ -129,9 +129,12 @@ class ForeignTransport:
             return
         if not self._names and self._busy and not self._asking.open:
             self._names.append(tsp.REQUEST)  # a question only so that there is a connection to watch
-        if self._names and not len(self._asking.session):
+        asking = self._asking.session
+        if (
+            self._names and not len(asking) and not asking.has_events
+        ):  # the last answer is read before it is asked again
             self._asked = self._names.popleft()
-            self._asking.session.request(b"mmi.service", [self._asked], now)
+            asking.request(b"mmi.service", [self._asked], now)
             self._asking.flush(now)
 
     def deliver_results(self, now: float) -> None:

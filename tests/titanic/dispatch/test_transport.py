@@ -286,6 +286,19 @@ def test_the_first_services_do_not_take_all_connections(heard: Heard, monkeypatc
     foreign.loop.stop()
 
 
+def test_an_answer_that_came_is_read_before_the_next_question(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says which service it is about by being the only one."""
+    foreign = Foreign(heard, monkeypatch, room=1)
+    foreign.transport.ask_presence([b"absent"], NOW)
+    foreign.transport.push(NOW)
+    foreign.asking.receive(foreign.asking.connection, [b"MDPC02", b"\3", b"mmi.service", b"404"], NOW)
+    foreign.transport.ask_presence([b"present"], NOW)
+    foreign.transport.push(NOW)
+    foreign.transport.deliver_results(NOW)
+    assert heard.presence == {b"absent": 0}
+    foreign.loop.stop()
+
+
 def test_what_finds_no_lane_goes_back(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
     foreign = Foreign(heard, monkeypatch, room=1)
     foreign.transport.send_requests([Send(b"%d" % number, b"echo", [b""]) for number in range(6)], NOW)
