@@ -38,7 +38,7 @@ COUNTED = 0.05
 
 
 Alarm = tuple[str, bytes]
-"""What something is due about, a word, and the service or request that it is about; ALARMS in core.py has all."""
+"""A kind of alarm (see ALARMS in core.py), and the service or request that it is for."""
 
 SURVEY: Alarm = ("survey", b"")
 
@@ -115,7 +115,7 @@ class Backlog:
     ask_at: float = 0.0
     """Its presence is not asked for before this time."""
     to_ask: bool = False
-    """Whether the alarm is set for that."""
+    """Whether the alarm for that is set."""
     pause: float = 0.0
     """The present wait for that, in seconds; it doubles with each one in a row."""
     trouble: float = 0.0
@@ -196,7 +196,7 @@ class Backlogs(dict[bytes, Backlog]):
         self.most_ahead = 0
         """Requests of a service that may be in flight beyond the number of its workers."""
         self.seconds_ahead = AHEAD_REMOTE if shared else AHEAD
-        """How much work that may be."""
+        """Seconds of work that they may be."""
         self.workers: Mapping[bytes, int] | None = None
         """What a broker that can be asked for all its workers said last."""
         self.fetchable: dict[bytes, Backlog] = {}
@@ -359,7 +359,7 @@ class Backlogs(dict[bytes, Backlog]):
                 backlog.allowed = self.rates.allowed(backlog.name, limits.rate, now)
 
     def check_rate(self, name: bytes, now: float) -> None:
-        """Its rate may allow this service to continue, or another rate, or a pause, holds for it now."""
+        """Apply the rate of a service, or its pause, which may have changed."""
         if (backlog := self.get(name)) is not None:
             backlog.allowed = self._allowed(name, now)
             self.place(backlog)
@@ -367,11 +367,11 @@ class Backlogs(dict[bytes, Backlog]):
     # -- what is to be done ----------------------------------------------------------------------------------
 
     def ask(self, name: bytes) -> None:
-        """The broker is asked for this service."""
+        """Note that the broker is asked for this service."""
         self[name].asked, self[name].to_ask = True, False
 
     def survey(self) -> None:
-        """The broker is asked for all its workers."""
+        """Note that the broker is asked for all its workers."""
         self._surveying = True
 
     def fetches(self, *, late: bool) -> list[Fetch]:

@@ -95,13 +95,13 @@ class KeepOutcomes(NamedTuple):
 
 
 class GivenBack(NamedTuple):
-    """A request has gone back to the queue; of interest where nodes share the store."""
+    """A request is back in the queue. Only nodes that share a store need to know."""
 
     uuid: bytes
 
 
 class Certain(NamedTuple):
-    """No worker can get this closed request any more, or one has it."""
+    """It is certain now whether a worker has this closed request: no further one can get it."""
 
     uuid: bytes
 
@@ -124,7 +124,7 @@ class DispatchCore:
     def __init__(self, config: ServerConfig, *, shared: bool = False, seed: int | None = None) -> None:
         """`shared`: whether other nodes use the store, too."""
         self.timers: Timers[Alarm] = Timers()
-        """What is due later: ALARMS."""
+        """The alarms that are set (ALARMS)."""
         self.backlogs = backlogs = Backlogs(config, self.timers, shared=shared)
         self.flights: dict[bytes, Flight] = {}
         self.outcomes = OutcomeBuffer(self.timers)
@@ -232,7 +232,7 @@ class DispatchCore:
             self._failed(uuid, flight, f"no reply within {self._config.attempt_timeout:g} s", [])
 
     def recall(self, uuids: Iterable[bytes]) -> None:
-        """Have these back, as far as they are under way and no worker has begun them."""
+        """Recall these requests, as far as they are in flight and no worker has begun them."""
         flights = self.flights
         self._effects += [RecallRequest(uuid) for uuid in uuids if uuid in flights and not flights[uuid].settling]
 
@@ -330,7 +330,7 @@ class DispatchCore:
     # -- what is to be done ----------------------------------------------------------------------------------
 
     def take_effects(self, now: float, wanted: Container[bytes] | None = None) -> list[Effect]:
-        """What is to be done, in order.
+        """Return what is to be done, in order.
 
         `wanted`: the requests with waiting clients. Other outcomes may be gathered for a moment while more requests
         are in flight. None: do not gather.
@@ -349,7 +349,7 @@ class DispatchCore:
         return effects
 
     def next_deadline(self) -> float | None:
-        """When `take_effects` may have something to return, whatever happens or not."""
+        """Return when `take_effects` is to be called again at the latest."""
         return self.timers.wake_at
 
     def take_fetches(self) -> list[Fetch]:
@@ -482,21 +482,20 @@ class DispatchCore:
     # -- alarms ----------------------------------------------------------------------------------------------
 
     def _past_limit(self, uuid: bytes, now: float) -> None:
-        """The attempt fails if a worker has the request, whether or not it is still busy with it; the broker is asked
-        now whether one has it."""
+        """Fail the attempt if a worker has the request, even if it has stopped working on it: ask the broker."""
         flight = self.flights.get(uuid)
         if flight is not None and not flight.settling and not flight.closed:
             flight.overdue = True
             self._effects.append(RecallRequest(uuid))
 
     def _lapsed(self, uuid: bytes, now: float) -> None:
-        """Its time to live is over: a worker that has not started it must not start it."""
+        """Recall a request whose time to live is over, unless a worker has begun it."""
         flight = self.flights.get(uuid)
         if flight is not None and not flight.settling and not flight.closed:
             self._effects.append(RecallRequest(uuid))
 
     def _overtake(self, name: bytes, now: float) -> None:
-        """Take back what was sent ahead and is less urgent than what has arrived since."""
+        """Recall what was sent ahead and is less urgent than what has arrived since."""
         if (backlog := self.backlogs.get(name)) is None:
             return
         urgent, backlog.urgent = backlog.urgent, 0
@@ -548,4 +547,4 @@ ALARMS: dict[str, Callable[[DispatchCore, bytes, float], None]] = {
     "write": DispatchCore._write,
     "write again": DispatchCore._write_again,
 }
-"""What is due, by its word."""
+"""What each kind of alarm does."""

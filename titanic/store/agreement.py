@@ -1,6 +1,6 @@
 """The agreement with the archive that reads the closed requests: none is dropped before the archive has it.
 
-All engines keep the same rules; where they store the agreement is theirs.
+All engines follow these rules; each stores the agreement in its own way.
 """
 
 from __future__ import annotations

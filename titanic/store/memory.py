@@ -1,11 +1,11 @@
-"""A store in memory: what interface.py promises, for as long as the process holds it. For tests, and for the queue that
-`Tasks.testing` gives.
+"""A store in memory, for tests and for the queue of `Tasks.testing`. It implements interface.py, and is lost with the
+process.
 
-A write transaction changes the tables (memory_tables.py) in place and notes what was there; rolling back puts it back,
-the last first.
+A write transaction changes the tables (memory_tables.py) in place and logs the previous rows; a rollback restores them
+in reverse order.
 
-Readers share the tables as long as nobody changes them. A writer that finds readers goes on in a copy; a reader that
-comes while a writer has changed something gets a copy without that. So nobody waits, and a lone thread never copies.
+Readers share the tables. A writer that finds readers works on a copy; a reader that begins during a write gets a copy
+without the uncommitted changes. So no transaction waits for another, and a single thread never copies.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ from titanic.util.clock import capped, wall_us
 from titanic.util.ids import SIZE, IdMaker, time_of
 
 SHORT_REASON = 80
-"""Bytes of a reason that fit into the room that is set aside."""
+"""Bytes of a reason that always fit, because room for them is reserved."""
 LOOKED_AT = 100_000
-"""Requests that a listing looks at, at most."""
+"""Maximum number of requests that a listing examines."""
 
 
 class MemoryStore:
-    """A store that is gone when its last reference is. `path` is only its name."""
+    """A store that lives as long as this object. `path` is only its name."""
 
     remote = False
     usable = True
@@ -90,9 +90,9 @@ class MemoryStore:
         self.tables = Tables()
         self.writer = Lock()
         self.lock = Lock()
-        """Held for moments: while one row is put, and while a transaction begins or ends."""
+        """Held briefly: while a row is put, and while a transaction begins or ends."""
         self.changes: list[Change] = []
-        """What the write transaction under way has changed in `tables`."""
+        """The undo log of the current write transaction."""
 
     def read(self) -> MemoryReadTransaction:
         return MemoryReadTransaction(self)
@@ -101,7 +101,7 @@ class MemoryStore:
         return MemoryWriteTransaction(self)
 
     def snapshot(self) -> Tables:
-        """What is committed. Whoever takes it says when it is no longer needed (`release`)."""
+        """Return the committed tables. The caller must `release` them."""
         with self.lock:
             tables = self.tables
             if self.changes:
@@ -331,7 +331,7 @@ class MemoryReadTransaction:
 
 
 class MemoryWriteTransaction(MemoryReadTransaction):
-    """Changes of the store: all of them, or none."""
+    """A transaction that changes the store. Its changes are applied together or not at all."""
 
     def __enter__(self) -> Self:
         self.store.writer.acquire()
@@ -393,7 +393,7 @@ class MemoryWriteTransaction(MemoryReadTransaction):
     def _look_up(
         self, requests: Sequence[NewRequest], uuids: Sequence[bytes], now_us: int, sure_us: int
     ) -> tuple[dict[Key, Holder], dict[int, bytes]]:
-        """The keys that are new, and by their place the ids of the requests whose key is taken."""
+        """Return the new keys, and the ids of the requests whose key is taken, by position."""
         given: dict[Key, Holder] = {}
         known: dict[int, bytes] = {}
         for n, new in enumerate(requests):
@@ -413,7 +413,7 @@ class MemoryWriteTransaction(MemoryReadTransaction):
         return given, known
 
     def _make_room(self, needed: int) -> bool:
-        """Whether so many more bytes can be used. Closed requests make way if that suffices."""
+        """Return whether so many more bytes fit, after dropping closed requests if necessary."""
         missing = self.tables.used + needed - self.store.capacity
         if missing > self._droppable():
             return False
@@ -443,7 +443,7 @@ class MemoryWriteTransaction(MemoryReadTransaction):
     # -- from state to state ---------------------------------------------------------------------------------
 
     def _may(self, uuid: bytes, event: Event) -> Row | None:
-        """The request, if that can happen to it."""
+        """Return the request if this transition is allowed in its state."""
         row = self.tables.requests.get(uuid)
         return row if row and (row.state, event) in TRANSITIONS else None
 
@@ -469,7 +469,7 @@ class MemoryWriteTransaction(MemoryReadTransaction):
         self._put_request(row.uuid, row._replace(outcome=end, due=0, deliveries=0, expires_at=row.new.expires_at))
 
     def _reason(self, row: Row, reason: str, frames: Sequence[bytes] = ()) -> str:
-        """The reason as it is stored with these frames, once there is room for both."""
+        """Make room for a reason and these frames; return the reason as it is stored."""
         text = rules.shortened(reason)
         needed = outcome_size(text, len(frames), size_of(frames)) - max(END, row.end_size)
         if needed > 0 and not self._make_room(needed):
@@ -579,7 +579,7 @@ class MemoryWriteTransaction(MemoryReadTransaction):
         return Trimmed(replies, dead, dropped, len(keys), left <= dropped)
 
     def _drop_older(self, closed_at: int, limit: int) -> int:
-        """Drop closed requests that were closed by then and that no archive waits for; how many."""
+        """Drop requests closed until then that no archive waits for. Return their number."""
         ring = self.tables.ring
         number = ring.first
         while number < min(ring.first + limit, ring.last + 1):
@@ -591,7 +591,7 @@ class MemoryWriteTransaction(MemoryReadTransaction):
         return number - ring.first
 
     def clamp_timers(self, now_us: int, after: bytes = b"", limit: int = 1000) -> tuple[int, bytes | None]:
-        """Requests a part at a time, and all keys with the last part."""
+        """Handle the requests in parts, and all keys with the last part."""
         order, changed = self.tables.order, 0
         at = bisect_right(order, after)
         uuids = order[at : at + limit]
@@ -637,7 +637,7 @@ class MemoryWriteTransaction(MemoryReadTransaction):
 
 
 def _oldest(queue: list[bytes], skip: Container[bytes]) -> int | None:
-    """When the oldest request in a queue was submitted that is not in `skip`: it is the first of its priority."""
+    """Return when the oldest request of a queue was submitted that is not in `skip`; None: there is none."""
     times, at = list[int](), 0
     while at < len(queue):
         key = queue[at]
@@ -649,7 +649,7 @@ def _oldest(queue: list[bytes], skip: Container[bytes]) -> int | None:
 
 
 def _row(uuid: bytes, new: NewRequest, now_us: int) -> Row:
-    """Raises InvalidRequest. Requests that share a key have none of their own."""
+    """Return the row of a new request; a key that several requests share is not in it. Raises InvalidRequest."""
     size = rules.check_request(new)
     new = new._replace(body=tuple(new.body), key=b"" if new.together else new.key)
     return Row(uuid, new, now_us, size, new.expires_at, new.not_before if new.not_before > now_us else 0)

@@ -1,7 +1,7 @@
-"""What a store in memory (memory.py) keeps: rows by id, sorted lists for what is read in an order, and counters.
+"""The tables of a store in memory (memory.py): rows by id, sorted lists for reading in order, and counters.
 
-Rows are never changed, only replaced, each by one `put_…`, which keeps lists and counters in step and returns what was
-there before. So a change is undone by putting that back.
+Rows are immutable. A `put_…` method replaces one, updates lists and counters, and returns the previous row; putting
+that back undoes the change.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from titanic.store.service_settings import ServiceSettings
 from titanic.store.states import State
 
 END = 240
-"""Bytes that a request counts besides its own: room for its end, and for its record once it is closed."""
+"""Bytes added to the size of each request: room for its outcome, and for its record once it is closed."""
 _CLOSED = 76
-"""Bytes that a closed request counts besides its texts and frames: no more than it did before."""
+"""Bytes added to the size of each closed request. With them it is no larger than it was while open."""
 DEAD = (State.FAILED, State.EXPIRED)
 
 
 def size_of(frames: Iterable[bytes]) -> int:
-    """Bytes of all frames."""
+    """Return the bytes of all frames."""
     return sum(map(len, frames))
 
 
@@ -40,7 +40,7 @@ def _drop(places: list[Any], place: Any) -> None:
 
 
 class Row(NamedTuple):
-    """A request: as it came, and what became of it. Times are µs since the epoch; `due`: 0: it is not delayed."""
+    """A request as submitted, and its progress. Times are µs since the epoch; `due` is 0 unless it is delayed."""
 
     uuid: bytes
     new: NewRequest
@@ -67,7 +67,7 @@ class Row(NamedTuple):
 
     @property
     def end_size(self) -> int:
-        """Bytes of its end: of its reply, or of the reason why it was postponed."""
+        """Bytes of its reply, or of the reason why it was postponed."""
         frames = self.outcome.frames if self.outcome else ()
         return outcome_size((self.outcome or self).reason.encode(), len(frames), size_of(frames))
 
@@ -79,7 +79,7 @@ class Row(NamedTuple):
         return (self.uuid, self.submitted_at, new.priority, *texts, *times)
 
     def described(self) -> Description:
-        """All but its frames."""
+        """Return everything but the frames."""
         body, end = self.new.body, self.outcome
         last, reply = end or self, end.frames if end else []
         return Description(
@@ -99,7 +99,7 @@ class Row(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """The requests that have an idempotency key, until when it counts, and when it was given."""
+    """The requests with an idempotency key, when the key expires, and when it was set."""
 
     until: int
     uuids: list[bytes]
@@ -107,11 +107,11 @@ class Holder(NamedTuple):
 
 
 Key = tuple[bytes, bytes]
-"""Of an owner (empty: nobody's), and the idempotency key."""
+"""An owner (empty: none) and an idempotency key."""
 
 
 def _key_end(key: Key, holder: Holder) -> tuple[int, bool, bytes, bytes]:
-    """Of keys that end at one time, those of an owner whose name begins another's come behind the other's."""
+    """Order keys by expiry. Among equal ones, an owner sorts after all owners that its name is a prefix of."""
     return holder.until, bool(key[0]), key[0] + b"\xff", key[1]
 
 
@@ -130,7 +130,7 @@ def closed_size(one: ClosedRequest) -> int:
 
 
 class Tables:
-    """All that is stored. `readers`: how many transactions rely on its staying as it is."""
+    """All data of a store. `readers`: the number of transactions that need it unchanged."""
 
     def __init__(self) -> None:
         self.readers = 0
@@ -147,7 +147,7 @@ class Tables:
         self.expiring: list[tuple[int, bytes]] = []
         self.replied: list[tuple[int, bytes]] = []
         self.dead: list[tuple[int, bytes]] = []
-        """When delayed requests are due, others expire, and those that ended did so."""
+        """The times when delayed requests are due, when requests expire, and when requests ended."""
         self.services: dict[bytes, Load] = {}
         self.owners: dict[bytes, Load] = {}
         self.waiting = 0
