@@ -77,6 +77,10 @@ def start(module: str, program: str) -> None:
         load(module).main(prog_name=program)
     except KeyboardInterrupt:  # outside of the command, which has an answer to it: Python would end by the signal
         sys.exit(INTERRUPTED)
+    finally:
+        # Python remembers that a Ctrl-C ended an `exec` of a text, as dataclasses do, and `python -m` would end by the
+        # signal whatever the exit code is. The next text makes it forget.
+        exec("")
 
 
 def main() -> None:

@@ -150,11 +150,12 @@ class Titanic(LazyGroup):
             ctx.fail(f"no such command: {args[0]}; {advice}")
         if args[0] in self.reloadable:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it can be obeyed: it would end a starting server
-        return super().resolve_command(ctx, args)
+        found = super().resolve_command(ctx, args)
+        if signal.getsignal(signal.SIGINT) is leave:
+            interruptible()  # all is imported, and from now on a Ctrl-C has something to end
+        return found
 
     def invoke(self, ctx: click.Context) -> Any:
-        if signal.getsignal(signal.SIGINT) is leave:
-            interruptible()  # from now on a Ctrl-C has something to end
         try:
             return super().invoke(ctx)
         except (TimedOut, broker.TimedOut) as error:

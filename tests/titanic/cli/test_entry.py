@@ -85,6 +85,22 @@ entry.main()
     assert (done.returncode, done.stderr) == (130, "")
 
 
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupt_inside_an_exec_is_an_exit_code_too(tmp_path: Path) -> None:
+    """It comes while a command imports something that executes a text, as every dataclass does."""
+    (tmp_path / "command.py").write_text(
+        "import signal, sys\n"
+        "def main(prog_name):\n"
+        "    try:\n"
+        "        exec('signal.default_int_handler(2, None)')\n"
+        "    except KeyboardInterrupt:\n"
+        "        sys.exit(130)\n"
+    )
+    (tmp_path / "run.py").write_text("from titanic.entry import start; start('command', 'command')")
+    done = subprocess.run([sys.executable, "-m", "run"], cwd=tmp_path, timeout=PATIENCE, check=False)
+    assert done.returncode == 130
+
+
 def test_an_interrupt_that_is_ignored_stays_so() -> None:
     """As a shell does for what it starts in the background."""
     program = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); import titanic.entry as e; e.main()"
