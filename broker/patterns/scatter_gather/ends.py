@@ -93,7 +93,7 @@ def over(until: float | None) -> bool:
 MOST_BYTES = 128 << 20
 """Of a message."""
 
-QUIET = 0.2
+QUIET = 0.5
 """Seconds without a message after which a gathering end that was stopped expects no more."""
 
 LAST = 5.0
