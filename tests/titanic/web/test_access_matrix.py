@@ -213,8 +213,9 @@ def changed(scene: Scene, user: str, owner: str, action: str) -> str:
     return status(answer)
 
 
-def figures(scene: Scene, user: str, owner: str, action: str) -> str:
-    path = f"/v1/{action.partition(',')[0]}"
+def fetched(scene: Scene, user: str, owner: str, action: str) -> str:
+    """What is the same whoever it is of. Behind a comma the action says how a user comes to the permission."""
+    path = CALLS[action.partition(",")[0]].removeprefix("GET ")
     return status(scene.program(user).get(path))
 
 
@@ -253,10 +254,6 @@ def hooked(scene: Scene, user: str, owner: str, action: str) -> str:
     answer = program.delete(f"/v1/hooks/{made}")
     assert (scene.auditor.get(f"/v1/hooks/{made}").status_code == 404) == (answer.status_code == 204)
     return status(answer)
-
-
-def told(scene: Scene, user: str, owner: str, action: str) -> str:
-    return status(scene.program(user).get("/v1/session" if action == "session" else "/v1/openapi.json"))
 
 
 def stopped(scene: Scene, user: str, owner: str, action: str) -> str:
@@ -302,12 +299,11 @@ TRIES: dict[str, Callable[[Scene, str, str, str], str]] = {
     "list": listed,
     **dict.fromkeys(("retry", "close", "page: retry", "page: close"), changed),
     **dict.fromkeys(("page: retry these", "page: close these"), changed),
-    **dict.fromkeys(("services", "stats", "stats, reading"), figures),
+    **dict.fromkeys(("services", "stats", "stats, reading", "session", "openapi"), fetched),
     **dict.fromkeys(("events", "events of a request"), events),
     "take": taken,
     **dict.fromkeys(("done", "failed", "extend"), ended),
     **dict.fromkeys(("hooks", "hook", "put a hook", "delete a hook"), hooked),
-    **dict.fromkeys(("session", "openapi"), told),
     "page: stop": stopped,
     **dict.fromkeys(("page: pause service", "page: set ends", "page: pause", "page: resume"), paused),
     "page: run": run,

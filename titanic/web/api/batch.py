@@ -18,8 +18,9 @@ from titanic.protocol.submit_options import MOST_UUIDS
 from titanic.util.text import quoted
 from titanic.web import problems
 from titanic.web.api.openapi import SERVICE, SUBMIT_HEADERS, AcceptedBatch, answer, schema, wrong
-from titanic.web.api.requests import check_digest, digest, read_service
+from titanic.web.api.requests import check_digest, digest
 from titanic.web.api.resource import ApiRoute, body_parts, body_too_large, json_response, max_body
+from titanic.web.api.services import read_service
 from titanic.web.app_state import hold_body, visitor_of
 from titanic.web.problems import Problem
 from titanic.web.request_headers import read_query, read_submit_options

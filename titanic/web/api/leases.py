@@ -43,10 +43,10 @@ from titanic.web.api.requests import (
     REPLY_TYPE,
     frames_response,
     guess_type,
-    read_service,
     unless_disconnected,
 )
 from titanic.web.api.resource import ApiRoute, json_response, max_body, read_body
+from titanic.web.api.services import read_service
 from titanic.web.app_state import UserQuota, visitor_of
 from titanic.web.problems import Problem
 from titanic.web.request_headers import read_number, read_query

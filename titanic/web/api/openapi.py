@@ -13,6 +13,8 @@ from msgspec import Meta
 
 from titanic.protocol.answers import ORIGIN
 from titanic.protocol.messages import Message, Priority, Submit
+from titanic.protocol.submit_options import MOST_UUIDS
+from titanic.web.api.resource import PAGE
 from titanic.web.hooks.registry import SECRET, URL
 from titanic.web.problems import PROBLEM_JSON, TITLES
 from titanic.web.request_headers import MAX_KEY, MIN_SPAN, OPTIONS
@@ -311,6 +313,23 @@ def wrong(*more: int) -> dict[str, Part]:
     return {str(status): ref("responses", str(status)) for status in sorted({*EVERYWHERE, *more})}
 
 
+AFTER = "Where the page starts: taken from `next`."
+LIMIT = parameter(
+    "query",
+    "limit",
+    "Rows on a page.",
+    Annotated[int, Meta(ge=1, le=MOST_UUIDS, extra_json_schema={"default": PAGE})],
+)
+"""The query of a list; `resource.page` makes its pages."""
+
+_LINK = {"Link": header("The next page, as `next` (RFC 8288).", required=False)}
+
+
+def paged(document: Any) -> dict[str, Part]:
+    """The responses of a list."""
+    return {"200": answer("A page.", document, _LINK), **wrong()}
+
+
 EVERYWHERE = (400, 401, 403, 429, 503, 504)
 
 _HEADER_TEXTS = {
@@ -384,7 +403,7 @@ WHAT_NOW = {
     429: "You have too much open at the same time.",
     503: "Temporarily unavailable: no room, or the server is away or shutting down. Retry later.",
     504: "The server did not answer. With an idempotency key, retry.",
-    404: "There is no such request.",
+    404: "What the path names does not exist.",
     409: "The request is in another state.",
     410: "The request no longer exists: closed, deleted after its time, or never accepted.",
     413: "The body is too large.",

@@ -1,4 +1,4 @@
-"""Requests: submit one, get its status, body and reply, close it, retry it; paged lists of requests and services."""
+"""Requests: submit one, get its status, body and reply, close it, retry it; list them, a page at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import re
 import secrets
 from collections.abc import Coroutine, Mapping
 from typing import Annotated, Any, TypeVar
-from urllib.parse import quote, urlencode
 
 from msgspec import Meta
 from starlette.requests import ClientDisconnect, Request
@@ -19,16 +18,16 @@ from starlette.types import Receive
 from titanic.aio import Client
 from titanic.client.batching import KEY_PREFIX
 from titanic.errors import Forbidden, InvalidRequest, RequestFailed, TimedOut, TitanicError, UnknownRequest
-from titanic.protocol import tsp
 from titanic.protocol.answers import RequestInfo
 from titanic.protocol.messages import AnyState
-from titanic.protocol.submit_options import MOST_UUIDS
 from titanic.protocol.tsp import Frames
 from titanic.util.text import quoted
 from titanic.web.api import openapi
 from titanic.web.api.openapi import (
+    AFTER,
     ANY_ANSWER,
     ANY_BODY,
+    LIMIT,
     REQUEST,
     RETRY_AFTER,
     SERVICE,
@@ -36,11 +35,9 @@ from titanic.web.api.openapi import (
     Accepted,
     Path,
     RequestPage,
-    ServiceLinks,
-    ServicePage,
-    Stats,
     answer,
     header,
+    paged,
     parameter,
     wrong,
 )
@@ -51,19 +48,21 @@ from titanic.web.api.resource import (
     json_response,
     links,
     max_body,
+    page,
+    page_size,
     path_uuid,
     query_uuid,
     read_body,
     timestamp,
     unknown_request,
 )
+from titanic.web.api.services import read_service
 from titanic.web.app_state import app_state, release_body, visitor_of
 from titanic.web.problems import Problem
 from titanic.web.request_filter import STATES, RequestFilter, find_page
 from titanic.web.request_headers import (
     MAX_WAIT,
     read_content_type,
-    read_integer,
     read_number,
     read_preferred_wait,
     read_query,
@@ -72,14 +71,6 @@ from titanic.web.request_headers import (
 
 TIMES = ("submitted_at", "not_before", "expires_at", "dispatched_at", "running_since", "due", "finished_at")
 """The fields of a request that are times."""
-
-
-def read_service(request: Request) -> str:
-    """Read the service in the path. Raises Problem if the name is not valid."""
-    service: str = request.scope["path_params"]["service"]
-    if fault := tsp.request_fault([service.encode(), b""]):
-        raise Problem(400, fault)
-    return service
 
 
 async def post_request(request: Request) -> Response:
@@ -378,22 +369,6 @@ _APPLIED = {
 }
 
 
-PAGE = 100
-"""Default number of rows on a page."""
-
-
-def page_size(given: dict[str, str]) -> int:
-    """The requested number of rows. Raises Problem."""
-    return read_integer("limit", given["limit"], 1, MOST_UUIDS) if "limit" in given else PAGE
-
-
-def page(path: str, name: str, rows: list[Any], given: dict[str, str], after: str | None) -> Response:
-    """Make a page. `given`: the query. `after`: where the next page starts; None: this is the last."""
-    following = None if after is None else f"{path}?{urlencode({**given, 'after': after}, quote_via=quote)}"
-    headers = None if following is None else {"Link": f'<{following}>; rel="next"'}
-    return json_response({name: rows, "next": following}, headers=headers)
-
-
 async def get_requests(request: Request) -> Response:
     """List stored requests, oldest or newest first."""
     given = read_query(request, ("service", "state", "text", "newest", "after", "limit"))
@@ -410,51 +385,6 @@ async def get_requests(request: Request) -> Response:
     wanted = RequestFilter(service, state or "", text, oldest=newest == "false")
     rows, after = await find_page(visitor_of(request).client, wanted, after, limit)
     return page("/v1/requests", "requests", [described(row) for row in rows], given, after)
-
-
-async def get_services(request: Request) -> Response:
-    """List the services by name: those with stored requests or workers."""
-    given = read_query(request, ("after", "limit"))
-    limit = page_size(given)
-    stats = (await app_state(request).stats_poller.sample(visitor_of(request))).stats
-    figures = _figures(stats) or {name: {"waiting": waiting} for name, waiting in stats["services"].items()}
-    names = sorted(name for name in figures if name > given.get("after", ""))
-    rows = [{"name": name, **figures[name], "links": _service_links(name)} for name in names[:limit]]
-    return page("/v1/services", "services", rows, given, names[limit - 1] if len(names) > limit else None)
-
-
-def _figures(stats: dict[str, Any]) -> dict[str, Any]:
-    """The figures of each service; older servers send none."""
-    rows = stats.get("by_service") or {}
-    return {name: {**row, "oldest": timestamp(row.get("oldest"))} for name, row in rows.items()}
-
-
-def _service_links(name: str) -> ServiceLinks:
-    path = quote(name, safe="")
-    if not name.strip("."):  # `.` and `..` would be resolved as folders
-        path = path.replace(".", "%2E")
-    return {"requests": f"/v1/requests?service={path}", "submit": f"/v1/services/{path}/requests"}
-
-
-async def get_stats(request: Request) -> Response:
-    """Get the statistics of the server."""
-    read_query(request, ())
-    stats = (await app_state(request).stats_poller.sample(visitor_of(request))).stats
-    return json_response({**stats, "by_service": _figures(stats)})
-
-
-_AFTER = "Where the page starts: taken from `next`."
-_LINK = {"Link": header("The next page, as `next` (RFC 8288).", required=False)}
-_LIMIT = parameter(
-    "query",
-    "limit",
-    "Rows on a page.",
-    Annotated[int, Meta(ge=1, le=MOST_UUIDS, extra_json_schema={"default": PAGE})],
-)
-
-
-def _paged(document: Any) -> dict[str, Any]:
-    return {"200": answer("A page.", document, _LINK), **wrong()}
 
 
 PATHS: dict[str, dict[str, Any]] = {
@@ -556,27 +486,10 @@ PATHS: dict[str, dict[str, Any]] = {
                 parameter(
                     "query", "newest", "Newest first.", Annotated[bool, Meta(extra_json_schema={"default": False})]
                 ),
-                parameter("query", "after", _AFTER, Annotated[str, Meta(pattern="^[0-9a-fA-F]{32}$")]),
-                _LIMIT,
+                parameter("query", "after", AFTER, Annotated[str, Meta(pattern="^[0-9a-fA-F]{32}$")]),
+                LIMIT,
             ],
-            "responses": _paged(RequestPage),
-        }
-    },
-    "/v1/services": {
-        "get": {
-            "operationId": "services",
-            "tags": ["services"],
-            "summary": "List the services with stored requests or workers",
-            "parameters": [parameter("query", "after", _AFTER, str), _LIMIT],
-            "responses": _paged(ServicePage),
-        }
-    },
-    "/v1/stats": {
-        "get": {
-            "operationId": "stats",
-            "tags": ["services"],
-            "summary": "Get statistics of the server",
-            "responses": {"200": answer("The document of `titanic.stats`.", Stats), **wrong()},
+            "responses": paged(RequestPage),
         }
     },
 }
@@ -588,6 +501,4 @@ ROUTES = [
     ApiRoute("/v1/requests/{uuid}", GET=get_request, DELETE=delete_request),
     ApiRoute("/v1/requests/{uuid}/reply", GET=get_reply),
     ApiRoute("/v1/requests", GET=get_requests),
-    ApiRoute("/v1/services", GET=get_services),
-    ApiRoute("/v1/stats", GET=get_stats),
 ]

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, NoReturn
-from urllib.parse import unquote_to_bytes
+from urllib.parse import quote, unquote_to_bytes, urlencode
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -23,12 +23,13 @@ from starlette.types import Message, Receive, Scope, Send
 from titanic.aio import Client
 from titanic.client.calls import LARGE
 from titanic.errors import RequestFailed
+from titanic.protocol.submit_options import MOST_UUIDS
 from titanic.util import ids
 from titanic.util.text import quoted
 from titanic.web import problems
 from titanic.web.app_state import app_state, hold_body, release_body
 from titanic.web.problems import Problem
-from titanic.web.request_headers import header_of, headers_of
+from titanic.web.request_headers import header_of, headers_of, read_integer
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -219,6 +220,22 @@ def timestamp(microseconds: int | None) -> str | None:
     if not microseconds:
         return None
     return (datetime(1970, 1, 1) + timedelta(microseconds=microseconds)).isoformat(timespec="microseconds") + "Z"
+
+
+PAGE = 100
+"""Default number of rows on a page."""
+
+
+def page_size(given: dict[str, str]) -> int:
+    """The requested number of rows. Raises Problem."""
+    return read_integer("limit", given["limit"], 1, MOST_UUIDS) if "limit" in given else PAGE
+
+
+def page(path: str, name: str, rows: list[Any], given: dict[str, str], after: str | None) -> Response:
+    """Make a page. `given`: the query. `after`: where the next page starts; None: this is the last."""
+    following = None if after is None else f"{path}?{urlencode({**given, 'after': after}, quote_via=quote)}"
+    headers = None if following is None else {"Link": f'<{following}>; rel="next"'}
+    return json_response({name: rows, "next": following}, headers=headers)
 
 
 def path_uuid(text: str) -> str:

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from titanic.version import __version__
-from titanic.web.api import batch, events, hooks, leases, requests
+from titanic.web.api import batch, events, hooks, leases, requests, services
 from titanic.web.api.openapi import Session, answer, components, wrong
 from titanic.web.api.resource import ApiRoute
 from titanic.web.app_state import visitor_of
@@ -46,7 +46,7 @@ _OWN: dict[str, dict[str, Any]] = {
 
 TAGS: dict[str, tuple[dict[str, dict[str, Any]], str]] = {
     "requests": ({**requests.PATHS, **batch.PATHS}, "Requests and their replies."),
-    "services": ({}, "Services and statistics."),
+    "services": (services.PATHS, "Services and statistics."),
     "events": (events.PATHS, "Server-sent events."),
     "workers": (leases.PATHS, "Workers by HTTP."),
     "hooks": (hooks.PATHS, "Web hooks."),
@@ -56,7 +56,7 @@ TAGS: dict[str, tuple[dict[str, dict[str, Any]], str]] = {
 
 
 def _tagged(tag: str, item: dict[str, Any]) -> dict[str, Any]:
-    """A path whose operations have a tag, if they have no other."""
+    """A path whose operations have a tag."""
     return {name: part if name == "parameters" else {"tags": [tag], **part} for name, part in item.items()}
 
 
@@ -94,6 +94,7 @@ async def get_session(request: Request) -> Response:
 ROUTES = [
     *requests.ROUTES,
     *batch.ROUTES,
+    *services.ROUTES,
     *events.ROUTES,
     *leases.ROUTES,
     *hooks.ROUTES,

@@ -1,0 +1,76 @@
+"""Services and statistics: the list of services with their figures, and the statistics of the server."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from titanic.protocol import tsp
+from titanic.web.api.openapi import AFTER, LIMIT, ServiceLinks, ServicePage, Stats, answer, paged, parameter, wrong
+from titanic.web.api.resource import ApiRoute, json_response, page, page_size, timestamp
+from titanic.web.app_state import app_state, visitor_of
+from titanic.web.problems import Problem
+from titanic.web.request_headers import read_query
+
+
+def read_service(request: Request) -> str:
+    """Read the service in the path. Raises Problem if the name is not valid."""
+    service: str = request.scope["path_params"]["service"]
+    if fault := tsp.request_fault([service.encode(), b""]):
+        raise Problem(400, fault)
+    return service
+
+
+async def get_services(request: Request) -> Response:
+    """List the services by name: those with stored requests or workers."""
+    given = read_query(request, ("after", "limit"))
+    limit = page_size(given)
+    stats = (await app_state(request).stats_poller.sample(visitor_of(request))).stats
+    figures = _figures(stats) or {name: {"waiting": waiting} for name, waiting in stats["services"].items()}
+    names = sorted(name for name in figures if name > given.get("after", ""))
+    rows = [{"name": name, **figures[name], "links": _service_links(name)} for name in names[:limit]]
+    return page("/v1/services", "services", rows, given, names[limit - 1] if len(names) > limit else None)
+
+
+def _figures(stats: dict[str, Any]) -> dict[str, Any]:
+    """The figures of each service; older servers send none."""
+    rows = stats.get("by_service") or {}
+    return {name: {**row, "oldest": timestamp(row.get("oldest"))} for name, row in rows.items()}
+
+
+def _service_links(name: str) -> ServiceLinks:
+    path = quote(name, safe="")
+    if not name.strip("."):  # `.` and `..` would be resolved as folders
+        path = path.replace(".", "%2E")
+    return {"requests": f"/v1/requests?service={path}", "submit": f"/v1/services/{path}/requests"}
+
+
+async def get_stats(request: Request) -> Response:
+    """Get the statistics of the server."""
+    read_query(request, ())
+    stats = (await app_state(request).stats_poller.sample(visitor_of(request))).stats
+    return json_response({**stats, "by_service": _figures(stats)})
+
+
+PATHS: dict[str, dict[str, Any]] = {
+    "/v1/services": {
+        "get": {
+            "operationId": "services",
+            "summary": "List the services with stored requests or workers",
+            "parameters": [parameter("query", "after", AFTER, str), LIMIT],
+            "responses": paged(ServicePage),
+        }
+    },
+    "/v1/stats": {
+        "get": {
+            "operationId": "stats",
+            "summary": "Get statistics of the server",
+            "responses": {"200": answer("The document of `titanic.stats`.", Stats), **wrong()},
+        }
+    },
+}
+
+ROUTES = [ApiRoute("/v1/services", GET=get_services), ApiRoute("/v1/stats", GET=get_stats)]
