@@ -85,6 +85,7 @@ def _request(dice: random.Random, number: int, service: str, submitted: int, *, 
         "request_sizes": None,
         "reply_sizes": None,
         "owner": None,
+        "source": f"192.0.2.{1 + number % 3}",
         "schema_version": SCHEMA_VERSION,
     }
 

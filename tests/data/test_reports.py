@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from titanic_data import reports
 from titanic_data.errors import InvalidOption
 from titanic_data.reports import REPORTS, ServiceLevel, service_level
+from titanic_data.tables import CLOSED
 
 SAMPLE = Path(__file__).parents[2] / "data" / "sample" / "closed.parquet"
 LEVELS = [
@@ -158,6 +159,7 @@ def test_the_sample_is_what_its_maker_makes() -> None:
     made: dict[str, Any] = {"__file__": str(SAMPLE.with_name("make.py")), "__name__": "make"}
     exec(compile(SAMPLE.with_name("make.py").read_text(), "make.py", "exec"), made)
     table = pq.read_table(SAMPLE)
+    assert set(made["rows"]()[0]) == set(CLOSED.schema.names)
     again = type(table).from_pylist(made["rows"](), table.schema)
     assert again.equals(table)
 

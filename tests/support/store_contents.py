@@ -46,6 +46,7 @@ def fill(store: Store) -> None:
             key=b"key %d" % n if n % 5 == 0 else b"",
             key_until=START + 86_400 * SECOND,
             owner=(b"", b"eve", b"evelyn")[n % 3],
+            source=(b"", b"192.0.2.7", b"2001:db8::7", b"")[n % 4],
         )
         for n in range(120)
     ]

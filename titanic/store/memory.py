@@ -43,6 +43,7 @@ from titanic.store.records import (
     Trimmed,
 )
 from titanic.store.request import (
+    LASTING,
     ClosedBulk,
     ClosedRequest,
     Description,
@@ -537,11 +538,11 @@ class MemoryWriteTransaction(MemoryReadTransaction):
         return Closed(row.new.service, row.state)
 
     def _closed(self, row: Row, number: int, now_us: int, unclaimed: bool) -> ClosedRequest:
-        new, end, limit = row.new, row.outcome, self.store.closed_body_limit
-        last, request, reply = end or row, [*new.body], end.frames if end else []
+        end, limit = row.outcome, self.store.closed_body_limit
+        last, request, reply = end or row, [*row.new.body], end.frames if end else []
         sizes = size_of(request), size_of(reply)
         return ClosedRequest(
-            *(row.uuid, row.submitted_at, new.priority, new.service, new.key, new.owner, new.source),
+            *row.fields[: len(LASTING)],
             status=end.status if end else Status.CANCELLED,
             unclaimed=unclaimed,
             attempts=last.attempts,

@@ -12,7 +12,15 @@ from typing import Any, NamedTuple
 
 from titanic.store.agreement import Agreement
 from titanic.store.records import Load, Outcome
-from titanic.store.request import ClosedRequest, Description, NewRequest, key_size, outcome_size
+from titanic.store.request import (
+    ClosedRequest,
+    Description,
+    NewRequest,
+    given_values,
+    key_size,
+    lasting_texts,
+    outcome_size,
+)
 from titanic.store.service_settings import ServiceSettings
 from titanic.store.states import State
 
@@ -74,9 +82,7 @@ class Row(NamedTuple):
     @property
     def fields(self) -> tuple[Any, ...]:
         """The values of RequestFields."""
-        new, texts = self.new, (self.new.service, self.new.key, self.new.owner, self.new.source)
-        times = new.not_before, self.expires_at, new.max_attempts, new.options
-        return (self.uuid, self.submitted_at, new.priority, *texts, *times)
+        return (self.uuid, self.submitted_at, *given_values(self.new._replace(expires_at=self.expires_at)))
 
     def described(self) -> Description:
         """Return everything but the frames."""
@@ -125,7 +131,7 @@ class Ring(NamedTuple):
 
 
 def closed_size(one: ClosedRequest) -> int:
-    texts = len(one.service) + len(one.key) + len(one.owner) + len(one.source) + len(one.error.encode())
+    texts = sum(map(len, lasting_texts(one))) + len(one.error.encode())
     return _CLOSED + texts + sum(len(frame) + 4 for frames in (one.request, one.reply) for frame in frames)
 
 

@@ -2,9 +2,9 @@
 
 `RequestFields` has what a request is accepted with; `LastingFields` are those of them that are kept when it is closed,
 and that the archive has. Everything else follows from the declarations: the rows and statements of PostgreSQL, the
-record of a closed request, the columns of the archive. Written by hand is what has to be fast, the LMDB record of a
-request (lmdb/request_record.py), and what clients see, `RequestInfo` (titanic/protocol/answers.py); tests compare
-both with the declarations (tests/titanic/store/test_request.py).
+record of a closed request (its formats are in `CLOSED_LAYOUTS`), the columns of the archive. Written by hand is what
+has to be fast, the LMDB record of a request (lmdb/request_record.py), and what clients see, `RequestInfo`
+(titanic/protocol/answers.py); tests compare both with the declarations (tests/titanic/store/test_request.py).
 
 Times are µs since the epoch, 0 = none; sizes are bytes.
 """
@@ -73,10 +73,17 @@ LASTING_TEXTS = tuple(name for name in TEXTS if name in LASTING)
 values_of: Callable[[Any], tuple[Any, ...]] = attrgetter(*COLUMNS)
 """The values of a request's fields, in the order of `COLUMNS`."""
 lasting_values: Callable[[Any], tuple[Any, ...]] = attrgetter(*LASTING)
+lasting_texts: Callable[[Any], tuple[bytes, ...]] = attrgetter(*LASTING_TEXTS)
 _texts: Callable[[Any], tuple[bytes, ...]] = attrgetter(*TEXTS)
 
 HEAD_SIZE, FRAME_SIZE, KEY_SIZE = 44, 4, 18
-"""Bytes that a store adds to a request, to each frame of its body, and to the row of its key."""
+"""Bytes that a store adds to a request, to each frame of its body, and to the row of its key.
+
+HEAD_SIZE is the header of a request's record in LMDB (a test compares them). If that grows, PostgreSQL and the engine
+in memory count more for each request, too: also for those that are stored, which were counted with the former number.
+So the step in UPGRADES (postgres/schema.py) recounts `load` and `usage`, and raises `oldest`: a node of an earlier
+version would take off the former number.
+"""
 
 
 class NewRequest(NamedTuple):
@@ -109,6 +116,11 @@ class NewRequest(NamedTuple):
         """Bytes that will be kept for its owner: the request, and its key."""
         size = self.size
         return size + key_size(self.owner, len(self.key), self.together or 1) if self.key else size
+
+
+given_values: Callable[[NewRequest], tuple[Any, ...]] = attrgetter(*[*COLUMNS][2:])
+"""The values of a new request's fields, in the order of `COLUMNS`; `uuid` and `submitted_at`, which come first, are
+added by the store."""
 
 
 def fields_size(request: NewRequest | RequestFields, frames: int, body_bytes: int) -> int:
@@ -160,10 +172,7 @@ class Description(RequestFields, kw_only=True):
 # -- closed requests -------------------------------------------------------------------------------------------
 
 
-CLOSED_TEXTS = (*LASTING_TEXTS, "error")
-"""The texts of a closed request's record, in their order."""
-
-CLOSED_LAYOUT = (
+_FIXED = (
     ("format", "B"),
     ("kind", "B"),
     ("attempts", "H"),
@@ -180,17 +189,40 @@ CLOSED_LAYOUT = (
     ("request_where", "B"),
     ("reply_where", "B"),
     ("priority", "B"),
-    *((f"{name}_size", "H" if name == "error" else "B") for name in CLOSED_TEXTS),
 )
-"""The header of a record in ClosedBulk: its fields, with their codes in `struct`, little-endian and without padding."""
+
+
+class ClosedLayout(NamedTuple):
+    """A format of the records of closed requests: the fields of the header, with their codes in `struct`, little-endian
+    and without padding; the texts behind it, in their order; and what reads the header."""
+
+    fields: tuple[tuple[str, str], ...]
+    texts: tuple[str, ...]
+    header: struct.Struct
+
+    @classmethod
+    def of(cls, *texts: str) -> ClosedLayout:
+        """The layout with these texts, of which the header has the sizes."""
+        fields = *_FIXED, *((f"{name}_size", "H" if name == "error" else "B") for name in texts)
+        return cls(fields, texts, struct.Struct("<" + "".join(code for _, code in fields)))
+
+
+CLOSED_FORMAT = 0x81
+"""In `format`, of the records that are written: 128 + 1."""
+
+CLOSED_LAYOUTS = {CLOSED_FORMAT: ClosedLayout.of(*LASTING_TEXTS, "error")}
+"""By format: records are never rewritten, so each format is read for ever.
+
+When `LastingFields` gets another text, CLOSED_FORMAT becomes the next number, and the present entry keeps what it has:
+`0x81: ClosedLayout.of("service", "key", "owner", "source", "error")`. The text is empty in records that lack it. Who
+reads many records at a time (ClosedBulk, the archive) gets all of them in the layout of CLOSED_FORMAT.
+"""
+
+CLOSED_LAYOUT, CLOSED_TEXTS, _CLOSED_HEADER = CLOSED_LAYOUTS[CLOSED_FORMAT]
 
 _PREFIX, _CRC, _NUMBER, _LENGTH = map(struct.Struct, ("<BBH", "<I", ">Q", "<I"))
 _CLOSED_NAMES = tuple(name for name, _ in CLOSED_LAYOUT)
-_CLOSED_HEADER = struct.Struct("<" + "".join(code for _, code in CLOSED_LAYOUT))
 _REST = struct.Struct("<" + "".join(code for _, code in CLOSED_LAYOUT[4:]))
-
-CLOSED_FORMAT = 0x81
-"""In `format`: 128 + 1."""
 
 _HERE, _LEFT_OUT = 0, 2
 """In `request_where` and `reply_where`."""

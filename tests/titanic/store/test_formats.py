@@ -12,19 +12,32 @@ from pathlib import Path
 import lmdb
 import psycopg
 import pytest
+from msgspec.structs import asdict
 from support.cli_titanic import here, titanic
 from support.postgres import needs_postgres, shared_server
 from support.store_contents import contents, difference
-from support.store_facts import accept_all
+from support.store_facts import accept_all, closed_in
 from support.store_formats import STORES, synthetic_step, unpack, unpack_tables
 
 from titanic.errors import NotAStore, StoreTooNew, StoreTooOld
 from titanic.store import NewRequest, open_export, open_read_only, open_store
 from titanic.store.lmdb import closed_record, opening, outcome_record, request_record, schema
+from titanic.store.lmdb.record import BODY, PREFIX, seal
+from titanic.store.lmdb.schema import closed_key
 from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import check, restore
 from titanic.store.postgres import schema as postgres_schema
+from titanic.store.postgres import tables
 from titanic.store.postgres.schema import FORMAT as POSTGRES_FORMAT
+from titanic.store.request import (
+    CLOSED_FORMAT,
+    CLOSED_LAYOUT,
+    CLOSED_LAYOUTS,
+    CLOSED_TEXTS,
+    LASTING_TEXTS,
+    ClosedLayout,
+)
+from titanic_data.columns import closed_batch
 
 NOW = 1_795_258_520_106_479
 RELEASED = range(1, schema.FORMAT + 1)
@@ -82,7 +95,7 @@ def test_packed_tables_are_opened_and_have_all_of_it(tmp_path: Path, url: str, n
         assert txn.request(uuid).body == [b"body"]
     sql(url, "DROP SCHEMA titanic CASCADE")
     open_store(url).close()
-    todo = "the tables changed: raise FORMAT in postgres/tables/schema.py, add the change to UPGRADES, and pack a store"
+    todo = "the tables changed: in titanic/store/postgres/schema.py raise FORMAT, add the change to UPGRADES, then pack"
     assert there == sql(url, _CATALOG), todo
 
 
@@ -175,6 +188,60 @@ def test_a_format_that_no_version_made_is_refused(url: str) -> None:
     sql(url, "UPDATE titanic.meta SET store_format = 0, oldest = 0")
     with pytest.raises(NotAStore, match="it has format 0, which no version has made"):
         open_store(url)
+
+
+# -- a field more -------------------------------------------------------------------------------------------------
+
+
+def _without_its_last_text(record: bytes, sequence: int) -> bytes:
+    """A record of a closed request as if the last of today's fields were not known when it was written."""
+    names = [name for name, _ in CLOSED_LAYOUT]
+    fields = dict(zip(names, CLOSED_LAYOUTS[CLOSED_FORMAT].header.unpack_from(record), strict=True))
+    at, texts = CLOSED_LAYOUTS[CLOSED_FORMAT].header.size, {}
+    for name in CLOSED_TEXTS:
+        texts[name] = record[at : at + fields[f"{name}_size"]]
+        at += len(texts[name])
+    earlier = CLOSED_LAYOUTS[EARLIER]
+    head = earlier.header.pack(*(EARLIER if name == "format" else fields[name] for name, _ in earlier.fields))
+    rest = b"".join((head[BODY:], *(texts[name] for name in earlier.texts), record[at:]))
+    return seal(closed_key(sequence), head[:PREFIX], rest)
+
+
+EARLIER = CLOSED_FORMAT - 1
+
+
+def test_closed_records_of_an_earlier_format_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CLOSED_LAYOUTS, EARLIER, ClosedLayout.of(*LASTING_TEXTS[:-1], "error"))
+    last = LASTING_TEXTS[-1]
+    with LmdbStore.open(tmp_path) as store:
+        with store.write() as txn:
+            new = [NewRequest(b"x", body, owner=b"eve", source=b"192.0.2.7") for body in ([b"1"], [], [bytes(70_000)])]
+            for uuid in accept_all(txn, new, NOW):
+                txn.close(uuid, NOW)
+        with store.read() as txn:
+            expected = [asdict(one) | {last: b""} for one in closed_in(txn, 0, 3, 1 << 30)]
+        environment = store.environment
+        with environment.env.begin(write=True, db=environment.databases.closed) as raw:
+            for number in (1, 2, 3):
+                record = raw.get(closed_key(number))
+                raw.put(closed_key(number), _without_its_last_text(record, number))
+        with store.read() as txn:
+            assert [asdict(one) for one in closed_in(txn, 0, 3, 1 << 30)] == expected
+            bulk = txn.closed_bulk(1, 3)
+        assert [asdict(one) for one in bulk.requests()] == expected
+        assert {bulk.data[start] for start in bulk.starts} == {CLOSED_FORMAT}
+        rows = closed_batch(bulk, ["owner", last, "request"]).to_pylist()
+        assert [(row["owner"], row[last]) for row in rows] == [("eve", None)] * 3
+        assert check(store) == []
+
+
+def test_a_new_column_has_a_default_that_an_upgrade_can_declare(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(tables.DEFAULTS, "tenant", "''")
+    text = tables.declared({"uuid": "uuid", "tenant": "bytea"})
+    assert [" ".join(line.split()) for line in text.split(",")] == [
+        "uuid uuid NOT NULL",
+        "tenant bytea NOT NULL DEFAULT ''",
+    ]
 
 
 # -- before the first release ------------------------------------------------------------------------------------

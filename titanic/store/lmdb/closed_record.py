@@ -6,7 +6,7 @@ writer), so a reader that has read up to a number has seen all entries before it
 in another order than they came.
 
     offset  size  field
-         0     1  record format: 129 (record.py)
+         0     1  record format: 129 (record.py), the last in CLOSED_LAYOUTS (store/request.py)
          1     1  status (states.Status); + 128 = no client closed it, its retention ended
          2     2  attempts made
          4     4  CRC-32 (record.py), over the number as the key
@@ -22,7 +22,8 @@ in another order than they came.
         72     1  where the request's frames are (Where)
         73     1  where the reply's frames are (Where)
         74     1  priority
-        75        for each text of CLOSED_TEXTS its size: 1 byte; for the error (why it failed or expired, UTF-8) 2
+        75        for each text of its format (CLOSED_LAYOUTS) its size: 1 byte; for the error (why it failed or
+                  expired, UTF-8) 2
                   the texts; a service of 0 bytes is unknown: the request was damaged
                   the request's frames, a reference to them (record.py), or nothing
                   the same of the reply
@@ -31,21 +32,31 @@ in another order than they came.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from enum import IntEnum
-from operator import attrgetter
 from typing import NamedTuple
 
 from titanic.errors import RecordCorrupt
-from titanic.store.lmdb.record import REF_SIZE, FetchBlob, Ref, read_frames, refuse_blob, seal, unpack_ref, verify
+from titanic.store.lmdb.record import (
+    REF_SIZE,
+    FetchBlob,
+    Ref,
+    header_reader,
+    read_frames,
+    refuse_blob,
+    seal,
+    unpack_ref,
+    verify,
+)
 from titanic.store.lmdb.schema import closed_key
 from titanic.store.request import (
     CLOSED_FORMAT,
     CLOSED_LAYOUT,
+    CLOSED_LAYOUTS,
     LASTING_TEXTS,
     UNCLAIMED,
     ClosedFields,
     ClosedRequest,
+    lasting_texts,
     lasting_values,
 )
 from titanic.store.rules import shortened
@@ -55,15 +66,14 @@ DATABASE = "closed"
 
 
 def fields(*names: str) -> struct.Struct:
-    """What reads these fields of a record's header, in its order, and skips the others."""
-    return struct.Struct("<" + "".join(c if n in names else f"{struct.calcsize(c)}x" for n, c in CLOSED_LAYOUT))
+    """What reads these fields of the header of a record of today's format, in its order, and skips the others."""
+    return header_reader(CLOSED_LAYOUT, *names)
 
 
 _HEADER = fields(*dict(CLOSED_LAYOUT))
 _PARTS = fields("request_where", "reply_where", "request_size", "reply_size")
 _PREFIX = struct.Struct("<BBH")
 _REST = struct.Struct("<" + "".join(code for _, code in CLOSED_LAYOUT[4:]))
-_texts: Callable[[ClosedRecord], tuple[bytes, ...]] = attrgetter(*LASTING_TEXTS)
 _STATUS = {int(status): status for status in Status}
 
 
@@ -120,7 +130,7 @@ class ClosedRecord(ClosedFields, kw_only=True):  # which mypyc ignores: so each 
 
 def encode(sequence: int, closed: ClosedRecord) -> bytes:
     """The record."""
-    texts = (*_texts(closed), shortened(closed.error))
+    texts = (*lasting_texts(closed), shortened(closed.error))
     request, reply = closed.request, closed.reply
     kind = int(closed.status) | (UNCLAIMED if closed.unclaimed else 0)
     rest = _REST.pack(
@@ -144,7 +154,7 @@ def encode(sequence: int, closed: ClosedRecord) -> bytes:
 
 def size(closed: ClosedRecord) -> int:
     """Bytes of the record."""
-    texts = sum(map(len, _texts(closed))) + len(shortened(closed.error))
+    texts = sum(map(len, lasting_texts(closed))) + len(shortened(closed.error))
     return _HEADER.size + texts + len(closed.request.data) + len(closed.reply.data)
 
 
@@ -163,19 +173,19 @@ def decode_header(sequence: int, record: memoryview | bytes) -> ClosedRecord:
     The frames are views of the record and last as long as it does.
     """
     key = closed_key(sequence)
-    if len(record) < _HEADER.size:
+    layout = CLOSED_LAYOUTS.get(record[0]) if len(record) else None
+    header = _HEADER if layout is None else layout.header
+    if len(record) < header.size:
         raise RecordCorrupt(key, DATABASE, f"it has {len(record)} bytes")
-    format_, kind, attempts, _, submitted_at, dispatched_at, replied_at, closed_at, uuid, *rest = _HEADER.unpack_from(
-        record
-    )
+    if layout is None:
+        raise RecordCorrupt(key, DATABASE, f"record format {record[0]} is unknown")
+    _, kind, attempts, _, submitted_at, dispatched_at, replied_at, closed_at, uuid, *rest = header.unpack_from(record)
     frames, length, other_frames, other_length, where, other_where, priority, *sizes = rest
-    if format_ != CLOSED_FORMAT:
-        raise RecordCorrupt(key, DATABASE, f"record format {format_} is unknown")
     status = _STATUS.get(kind & ~UNCLAIMED)
-    at = _HEADER.size
-    texts = []
-    for text_size in sizes:
-        texts.append(bytes(record[at : at + text_size]))
+    at = header.size
+    texts: dict[str, bytes] = {}
+    for name, text_size in zip(layout.texts, sizes, strict=True):
+        texts[name] = bytes(record[at : at + text_size])
         at += text_size
     parts: list[Part] = []
     try:
@@ -188,19 +198,18 @@ def decode_header(sequence: int, record: memoryview | bytes) -> ClosedRecord:
         raise RecordCorrupt(key, DATABASE, "its header makes no sense") from fault
     if at != len(record) or status is None:
         raise RecordCorrupt(key, DATABASE, "its header makes no sense")
-    *texts, error = texts
     return ClosedRecord(
         uuid,
         submitted_at,
         priority,
-        *texts,
+        *[texts.get(name, b"") for name in LASTING_TEXTS],
         status=status,
         unclaimed=bool(kind & UNCLAIMED),
         attempts=attempts,
         dispatched_at=dispatched_at,
         replied_at=replied_at,
         closed_at=closed_at,
-        error=error.decode(errors="replace"),
+        error=texts["error"].decode(errors="replace"),
         request=parts[0],
         reply=parts[1],
     )

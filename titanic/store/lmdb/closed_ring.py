@@ -23,7 +23,7 @@ from titanic.errors import RecordCorrupt
 from titanic.store.agreement import Agreement
 from titanic.store.lmdb import closed_record
 from titanic.store.lmdb.closed_record import ClosedRecord
-from titanic.store.lmdb.record import BODY, PREFIX
+from titanic.store.lmdb.record import BODY, PREFIX, verify
 from titanic.store.lmdb.schema import (
     ARCHIVE,
     ARCHIVE_KEY,
@@ -36,7 +36,7 @@ from titanic.store.lmdb.schema import (
 )
 from titanic.store.lmdb.transaction import Reading, Writing
 from titanic.store.records import ArchiveState, Archivist
-from titanic.store.request import CLOSED_FORMAT, ClosedBulk, ClosedRequest
+from titanic.store.request import CLOSED_FORMAT, ClosedBulk, ClosedRequest, pack_closed
 from titanic.util.ids import SIZE
 
 _sizes = closed_record.fields("request_size", "reply_size")
@@ -95,14 +95,17 @@ def closed_bulk(tx: Reading, first: int, last: int, max_bytes: int = 16 << 20) -
         for row in rows:
             if at >= max_bytes:
                 break
+            found = [row]
+            if not _plain(number, found):
+                verify(closed_key(number), row, closed_record.DATABASE)
+                header = closed_record.decode_header(number, memoryview(row))
+                whole = apart[number - first] = closed_record.decode_rest(number, header, tx.fetch)
+                if row[0] != CLOSED_FORMAT:
+                    row = pack_closed(whole, header.request.frames, header.reply.frames)
+                found = [row, *whole.request, *whole.reply]
             starts.append(at)
-            parts.append(row)
-            at += len(row)
-            if not _plain(number, [row]):
-                whole = apart[number - first] = closed_record.decode(number, memoryview(row), tx.fetch)
-                frames = [*whole.request, *whole.reply]
-                parts += frames
-                at += sum(map(len, frames))
+            parts += found
+            at += sum(map(len, found))
             number += 1
     return ClosedBulk(first, b"".join(parts), starts, apart)
 

@@ -105,6 +105,15 @@ FetchBlob = Callable[[Ref], bytes]
 """Reads a blob. ValueError when it is damaged."""
 
 
+Layout = Sequence[tuple[str, str]]
+"""The fields of a header in their order, each with its code in `struct`; little-endian, without padding."""
+
+
+def header_reader(layout: Layout, *names: str) -> struct.Struct:
+    """What reads these fields of a header, in its order, and skips the others."""
+    return struct.Struct("<" + "".join(code if name in names else f"{struct.calcsize(code)}x" for name, code in layout))
+
+
 def seal(uuid: bytes, prefix: bytes, rest: bytes) -> bytes:
     """Join a record's first four bytes and all that follows the checksum, with the checksum in between."""
     return prefix + CRC.pack(crc32(rest, crc32(prefix, crc32(uuid)))) + rest

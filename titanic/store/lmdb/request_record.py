@@ -64,9 +64,25 @@ DATABASE = "requests"
 
 _IN_BLOB = 1
 _PREFIX = [bytes((FORMAT_1, 0, priority, 0)) for priority in range(MAX_PRIORITY + 1)]
-_HEADER = struct.Struct("<BBBBIQQQHBBII")
+LAYOUT = (
+    ("format", "B"),
+    ("flags", "B"),
+    ("priority", "B"),
+    ("key_size", "B"),
+    ("crc", "I"),
+    ("submitted_at", "Q"),
+    ("not_before", "Q"),
+    ("expires_at", "Q"),
+    ("max_attempts", "H"),
+    ("service_size", "B"),
+    ("source_size", "B"),
+    ("options_size", "I"),
+    ("frame_count", "I"),
+)
+"""The header. The sizes of further texts are between those of the service and the number of frames."""
+_HEADER = struct.Struct("<" + "".join(code for _, code in LAYOUT))
 HEADER_SIZE = _HEADER.size
-_REST = struct.Struct("<QQQHBBII")  # the header from BODY on
+_REST = struct.Struct("<" + "".join(code for _, code in LAYOUT[5:]))  # the header from BODY on
 _MAX_REST = INLINE - BODY
 SERVICE_SIZE_AT = 34
 SERVICE_GAP = _HEADER.size - SERVICE_SIZE_AT - 1

@@ -3,7 +3,7 @@
 Dropping the oldest closed requests: for their age, or for the room that new requests need.
 
 What is dropped only counts no more (`meta.closed_first`); its rows go with their partition
-(tables/closed_partitions.py).
+(partitions.py).
 
 The agreement with the archive that reads the closed requests: none is dropped before the archive has it.
 

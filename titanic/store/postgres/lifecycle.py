@@ -38,7 +38,7 @@ from titanic.store.postgres.tables import (
 from titanic.store.postgres.transaction import RequestSnapshot
 from titanic.store.postgres.writing import PostgresWriting
 from titanic.store.records import Closed, Retention, Trimmed
-from titanic.store.request import LASTING_TEXTS, outcome_size
+from titanic.store.request import lasting_texts, outcome_size
 from titanic.store.rules import LATEST, late, shortened, times_again
 from titanic.store.states import ENDING, Event, State, Status
 from titanic.util.clock import capped
@@ -241,7 +241,7 @@ def close_request(tx: PostgresWriting, uuid: bytes, now_us: int, unclaimed: bool
 def _remember(tx: PostgresWriting, one: RequestSnapshot, now_us: int, unclaimed: bool) -> None:
     most = tx.settings.closed_body_limit
     status = one.state if one.has_ended else Status.CANCELLED
-    cost = CLOSED + sum(len(getattr(one, name)) for name in LASTING_TEXTS) + len(one.reason)
+    cost = CLOSED + sum(map(len, lasting_texts(one))) + len(one.reason)
     flags = UNCLAIMED if unclaimed else 0
     if one.body_bytes <= most:
         flags |= WITH_REQUEST

@@ -41,7 +41,7 @@ from titanic.store.postgres.tables import CLOSED, CLOSED_COLUMNS, REQUEST_COLUMN
 from titanic.store.postgres.tools import LOADS, USAGE, check_all
 from titanic.store.postgres.transaction import REQUEST_SIZE, Row
 from titanic.store.records import ArchiveState, Archivist, Outcome
-from titanic.store.request import LASTING_TEXTS, ClosedRequest, StoredRequest, lasting_values, values_of
+from titanic.store.request import ClosedRequest, StoredRequest, lasting_texts, lasting_values, values_of
 from titanic.store.rules import LATEST
 from titanic.store.service_settings import ServiceSetting
 from titanic.store.states import Status
@@ -465,7 +465,7 @@ def _values(values: Sequence[Any]) -> list[Any]:
 
 def _cost(one: ClosedRequest, error: bytes) -> int:
     """Bytes that a closed request counts."""
-    texts = sum(len(getattr(one, name)) for name in LASTING_TEXTS)
+    texts = sum(map(len, lasting_texts(one)))
     return CLOSED + texts + len(error) + sum(map(len, (*one.request, *one.reply)))
 
 

@@ -312,7 +312,7 @@ REQUEST_SIZE = (
     f"({HEAD_SIZE} + {' + '.join(f'octet_length(r.{name})' for name in TEXTS)}"
     f" + {FRAME_SIZE} * r.body_frames + r.body_bytes)"
 )
-"""`fields_size` of a request `r`."""
+"""`fields_size` of a request `r`. Whether HEAD_SIZE may change: store/request.py."""
 
 
 # -- snapshots -------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from zlib import crc32
 from titanic.protocol.submit_options import MAX_PRIORITY
 from titanic.store.lmdb import outcome_record, request_record
 from titanic.store.lmdb.closed_record import fields
-from titanic.store.lmdb.record import BODY, FORMAT_1, PREFIX
+from titanic.store.lmdb.record import BODY, FORMAT_1, PREFIX, header_reader
 from titanic.store.lmdb.schema import DEAD, EXPIRY, KEY, REPLIED, TIME_SIZE, U64, ready_prefix, service_of, timer_key
 from titanic.store.lmdb.tools.findings import Remedy, Row, Verb, Walk
 from titanic.store.request import CLOSED_FORMAT, CLOSED_TEXTS, UNCLAIMED
@@ -31,9 +31,10 @@ _ENDS = {int(status): DEAD if status in (Status.FAILED, Status.EXPIRED) else REP
 """The kind of timer for each way to end."""
 
 _PRIORITIES = range(MAX_PRIORITY + 1)
-_request = struct.Struct("<BBBBI16xQ2xBBII")
-"""Of a request: format, flags, priority, bytes of key, checksum, expires_at, bytes of service, source and options,
-number of frames (request_record.py)."""
+_SIZES = [name for name, _ in request_record.LAYOUT if name.endswith("_size")]
+_request = header_reader(
+    request_record.LAYOUT, "format", "flags", "priority", "crc", "expires_at", "frame_count", *_SIZES
+)  # of which key_size is before the checksum, and service_size behind expires_at
 _outcome = struct.Struct("<BB2xI8xQII")
 """Of an outcome: format, status, checksum, finished_at, bytes of reason, number of frames (outcome_record.py)."""
 _closed = fields(
@@ -94,9 +95,9 @@ def requests(walk: Walk, rows: list[Row]) -> list[Row]:
     timers: list[bytes] = []
     for row, head, total, prefix in zip(rows, heads, _sums(uuids, records), prefixes, strict=True):
         uuid, record = row
-        format_, flags, priority, key_size, crc, expires_at, service_size, source_size, options_size, count = head
+        format_, flags, priority, key_size, crc, expires_at, service_size, *sizes, count = head
         owner_size = flags >> 1
-        at = body_at + service_size + key_size + owner_size + source_size + options_size
+        at = body_at + service_size + key_size + owner_size + sum(sizes)
         size = len(record)
         value = ready.get(prefix + uuid)
         is_ended = uuid in ended
@@ -142,10 +143,10 @@ def _count_requests(walk: Walk, rows: list[Row], heads: list[tuple[int, ...]], e
     odd = []
     for row, head in zip(rows, heads, strict=True):
         uuid, record = row
-        format_, flags, priority, key_size, _, _, service_size, source_size, options_size, _ = head
+        format_, flags, priority, key_size, _, _, service_size, *sizes, _ = head
         at = request_record.HEADER_SIZE + service_size
         size = len(record)
-        least = at + key_size + (flags >> 1) + source_size + options_size
+        least = at + key_size + (flags >> 1) + sum(sizes)
         owner_size = flags >> 1
         is_right = format_ == FORMAT_1 and priority in _PRIORITIES and service_size and owner_size <= MAX_OWNER
         if flags & 1 or not is_right or least > size:
