@@ -78,7 +78,7 @@ class Message(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Submit(Message):
-    """titanic.submit."""
+    """titanic.submit. `SubmitOptions` (submit_options.py) declares for type checkers what clients take of it."""
 
     key: Key | UnsetType = UNSET
     keys: Keys | UnsetType = UNSET
@@ -187,6 +187,21 @@ class Set(Message, tag_field="do", tag="set"):
     paused: Annotated[bool, Meta(description="true, false or null")] | UnsetType | None = UNSET
     on_end: Annotated[str, Meta(description="the name of a service")] | UnsetType | None = UNSET
 
+
+def _holds(kind: type, hint: Any) -> bool:
+    """Whether a declaration is of a type, or of several of them."""
+    return hint is kind or any(_holds(kind, one) or type(one) is kind for one in get_args(hint))
+
+
+TEXTS = {name for declared in (Submit, List) for name, hint in get_type_hints(declared).items() if _holds(str, hint)}
+"""Options of titanic.submit and titanic.list that are text."""
+
+SUBMIT_NUMBERS: dict[str, type[int] | type[float]] = {
+    name: float if _holds(float, hint) else int
+    for name, hint in get_type_hints(Submit).items()
+    if (_holds(float, hint) or _holds(int, hint)) and name != "key_for"
+}
+"""Options of a request that are numbers, for a task or a schedule as well as for one request. Times are float."""
 
 Admin = Retry | Purge | Archive | Drain | Set
 _ADMIN: dict[str, type[Admin]] = {"retry": Retry, "purge": Purge, "archive": Archive, "drain": Drain, "set": Set}

@@ -45,10 +45,9 @@ Span = float | timedelta
 """A time span: seconds, or a timedelta."""
 
 
-class SubmitOptions(TypedDict, total=False):
-    """The options of `Client.submit`, which explains them."""
+class SharedOptions(TypedDict, total=False):
+    """The options that all requests of a task can have, too."""
 
-    key: str
     key_for: Span
     ttl: Span
     delay: Span
@@ -57,6 +56,12 @@ class SubmitOptions(TypedDict, total=False):
     limit: Span
     retry_first: Span
     retry_most: Span
+
+
+class SubmitOptions(SharedOptions, total=False):
+    """The options of `Client.submit`, which explains them."""
+
+    key: str
     trace: str
     type: str
     digest: str
@@ -79,9 +84,6 @@ def encode(options: dict[str, Any]) -> str:
         return json.dumps({name: _plain(name, value) for name, value in options.items()})
 
 
-_TEXTS = ("key", "keys", "service", "state", "trace", "type", "digest")
-
-
 def _plain(name: str, value: Any) -> Any:
     if isinstance(value, timedelta):
         return value.total_seconds()
@@ -91,12 +93,16 @@ def _plain(name: str, value: Any) -> Any:
         raise InvalidRequest(f"{name} is {value}; it must be a finite number")
     if value is None or isinstance(value, (str, int, float)):
         return value
-    kind = "text" if name in _TEXTS else "a number or, if it is a time, a timedelta"
+    from titanic.protocol.messages import TEXTS  # which imports this module
+
+    kind = "text" if name in TEXTS else "a number or, if it is a time, a timedelta"
     raise InvalidRequest(f"{name} is {quoted(value)}; it must be {kind}")
 
 
 class Policy(NamedTuple):
-    """How a request is tried, as its record says; 0: the server's default. Times are seconds."""
+    """How a request is tried, as its record says; 0: the server's default. Times are seconds.
+
+    These options of titanic.submit are stored as they came, as JSON."""
 
     limit: float = 0.0
     retry_first: float = 0.0
@@ -111,18 +117,16 @@ class Policy(NamedTuple):
     @property
     def texts(self) -> dict[str, str]:
         """Those of the texts that were given, by their names."""
-        texts = self.trace, self.type, self.digest
-        return {name: value for name, value in zip(_KEPT, texts, strict=True) if value}
+        return {name: value for name in _KEPT if (value := getattr(self, name))}
 
     @property
     def spans(self) -> dict[str, float]:
         """Those of the times that were given, by their names."""
-        spans = self.limit, self.retry_first, self.retry_most
-        return {name: value for name, value in zip(_SPANS, spans, strict=True) if value}
+        return {name: value for name in _SPANS if (value := getattr(self, name))}
 
 
-_KEPT = ("trace", "type", "digest")
-_SPANS = ("limit", "retry_first", "retry_most")
+_KEPT = [name for name, default in Policy._field_defaults.items() if isinstance(default, str)]
+_SPANS = [name for name in Policy._fields if name not in _KEPT]
 
 
 @lru_cache(maxsize=1024)
@@ -130,8 +134,8 @@ def read_policy(options: bytes) -> Policy:
     """The policy in a record's options; the default when there are no options, or unreadable ones."""
     try:
         document = json.loads(options or b"{}")
-        limit, first, most = [float(document.get(name, 0.0)) for name in _SPANS]
-        trace, kind, digest = [str(document.get(name, "")) for name in _KEPT]
-        return Policy(limit, first, most, trace, kind, digest)
+        found: dict[str, Any] = {name: float(document.get(name, 0.0)) for name in _SPANS}
+        found |= {name: str(document.get(name, "")) for name in _KEPT}
+        return Policy(**found)
     except (ValueError, TypeError, AttributeError):
         return Policy()

@@ -17,17 +17,18 @@ from typing import Any
 
 from broker import KeyPath, NotToml, TomlFile
 from titanic.errors import InvalidSchedule, TitanicError
+from titanic.protocol.messages import SUBMIT_NUMBERS
 from titanic.protocol.submit_options import MOST_SECONDS
 from titanic.schedules.schedule import Schedule
 from titanic.util.text import quoted
 from titanic.util.units import read_duration
 
-OPTIONS = ("ttl", "delay", "priority", "max-attempts", "limit", "retry-first", "retry-most")
+OPTIONS = tuple(name.replace("_", "-") for name in SUBMIT_NUMBERS)
 """Those of `Client.submit`."""
 
 KEYS = ("service", "body", "body-file", "cron", "every", "tz", "missed", *OPTIONS)
 
-DURATIONS = ("every", "ttl", "delay", "limit", "retry-first", "retry-most")
+DURATIONS = ("every", *(name.replace("_", "-") for name, kind in SUBMIT_NUMBERS.items() if kind is float))
 
 
 def read_schedules(path: Path) -> list[Schedule]:

@@ -21,6 +21,7 @@ from broker import DEFAULT_ENDPOINT, Key, Worker
 from titanic.aio import Client
 from titanic.errors import CallerError, InvalidRequest, RequestFailed, UnknownRequest
 from titanic.jobs.context import Failed, RequestContext, Retry, Unready, current
+from titanic.protocol.messages import SUBMIT_NUMBERS
 from titanic.protocol.submit_options import Span, SubmitOptions
 from titanic.protocol.tsp import MOST_PROGRESS
 from titanic.util.text import quoted
@@ -28,15 +29,7 @@ from titanic.util.text import quoted
 RETRIES, REQUEUES = "_retries", "X-Taskiq-requeue"
 """Labels by which taskiq counts how often it has sent a task again, under the same task id."""
 
-OPTIONS: dict[str, Callable[[Any], float | int]] = {
-    "delay": float,
-    "limit": float,
-    "max_attempts": int,
-    "priority": int,
-    "retry_first": float,
-    "retry_most": float,
-    "ttl": float,
-}
+OPTIONS: dict[str, Callable[[Any], float | int]] = dict(sorted(SUBMIT_NUMBERS.items()))
 """Labels that are options of `Client.submit`."""
 
 

@@ -9,13 +9,13 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Concatenate, Generic, ParamSpec, TypedDict, TypeVar, Unpack, cast
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, cast
 
 from broker import RemoteError
 from titanic.errors import CallerError, RequestFailed
 from titanic.jobs.context import Cancelled, Failed, Retry, Unready, current_or_none
 from titanic.logs import event
-from titanic.protocol.submit_options import Span, SubmitOptions
+from titanic.protocol.submit_options import SharedOptions, SubmitOptions
 from titanic.schedules import Schedule
 from titanic.tasks.failures import InvalidArguments, UnknownArguments, as_raised, describe, unlike
 from titanic.tasks.flow import Flow, FlowApp, Link, stage_options
@@ -26,7 +26,7 @@ from titanic.tasks.values import Serializer, Values
 Errors = type[Exception] | tuple[type[Exception], ...]
 
 
-class TaskOptions(TypedDict, total=False):
+class TaskOptions(SharedOptions, total=False):
     """The options of `Tasks.task`, which explains them."""
 
     service: str
@@ -34,17 +34,9 @@ class TaskOptions(TypedDict, total=False):
     retry_on: Errors
     fatal: Errors
     raises: Errors
-    key_for: Span
-    ttl: Span
-    delay: Span
-    priority: int
-    max_attempts: int
-    limit: Span
-    retry_first: Span
-    retry_most: Span
 
 
-_OF_TASKS = ("service", "key", "retry_on", "fatal", "raises")
+_OF_TASKS = TaskOptions.__annotations__.keys() - SharedOptions.__annotations__.keys()
 """Those that a submission does not have, or that mean something else there."""
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.types import Scope
@@ -93,14 +93,24 @@ def _attempts(name: str, text: str) -> int:
     return read_integer(name, text, 1, 65535)
 
 
-OPTIONS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
-    "titanic-ttl": ("ttl", _span),
-    "titanic-delay": ("delay", _delay),
-    "titanic-priority": ("priority", _priority),
-    "titanic-max-attempts": ("max_attempts", _attempts),
-    "titanic-limit": ("limit", _span),
+class OptionHeader(NamedTuple):
+    """A header that sets an option of a submission, its parser, and what it means."""
+
+    option: str
+    read: Callable[[str, str], Any]
+    text: str
+
+
+OPTIONS = {
+    "titanic-ttl": OptionHeader("ttl", _span, "Seconds after which the request expires if no worker has started it."),
+    "titanic-delay": OptionHeader("delay", _delay, "Seconds before the request may start."),
+    "titanic-priority": OptionHeader("priority", _priority, "Requests with a higher priority start first."),
+    "titanic-max-attempts": OptionHeader(
+        "max_attempts", _attempts, "Maximum number of attempts before the request fails."
+    ),
+    "titanic-limit": OptionHeader("limit", _span, "Maximum seconds of one attempt."),
 }
-"""The submit option that each header sets, and its parser."""
+"""By the name of the header, in lower case. Their schemas in the OpenAPI document follow from `messages.Submit`."""
 
 
 def read_submit_options(request: Request) -> dict[str, Any]:
@@ -110,12 +120,12 @@ def read_submit_options(request: Request) -> dict[str, Any]:
         if raw.startswith(b"titanic-"):
             name = raw.decode("latin-1")
             if name not in OPTIONS:
-                known = ", ".join(map(_title, OPTIONS))
-                raise Problem(400, f"the header {_title(name)} is unknown; known are {known}")
-            option, read = OPTIONS[name]
+                known = ", ".join(map(header_title, OPTIONS))
+                raise Problem(400, f"the header {header_title(name)} is unknown; known are {known}")
+            option, read, _ = OPTIONS[name]
             if option in options:
-                raise Problem(400, f"the header {_title(name)} is there twice; give it once")
-            options[option] = read(_title(name), value.decode("latin-1"))
+                raise Problem(400, f"the header {header_title(name)} is there twice; give it once")
+            options[option] = read(header_title(name), value.decode("latin-1"))
         elif raw == b"idempotency-key":
             if "key" in options:
                 raise Problem(400, "the header Idempotency-Key is there twice; give it once")
@@ -125,7 +135,8 @@ def read_submit_options(request: Request) -> dict[str, Any]:
     return options
 
 
-def _title(name: str) -> str:
+def header_title(name: str) -> str:
+    """The name of a header as documents write it."""
     return name.title().replace("Ttl", "TTL")
 
 

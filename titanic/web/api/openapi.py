@@ -17,7 +17,7 @@ from titanic.protocol.submit_options import MOST_UUIDS
 from titanic.web.api.resource import PAGE
 from titanic.web.hooks.registry import SECRET, URL
 from titanic.web.problems import PROBLEM_JSON, TITLES
-from titanic.web.request_headers import MAX_KEY, MIN_SPAN, OPTIONS
+from titanic.web.request_headers import MAX_KEY, MIN_SPAN, OPTIONS, header_title
 
 Part = dict[str, Any]
 """A part of an OpenAPI document."""
@@ -332,18 +332,10 @@ def paged(document: Any) -> dict[str, Part]:
 
 EVERYWHERE = (400, 401, 403, 429, 503, 504)
 
-_HEADER_TEXTS = {
-    "Titanic-TTL": "Seconds after which the request expires if no worker has started it.",
-    "Titanic-Delay": "Seconds before the request may start.",
-    "Titanic-Priority": "Requests with a higher priority start first.",
-    "Titanic-Max-Attempts": "Maximum number of attempts before the request fails.",
-    "Titanic-Limit": "Maximum seconds of one attempt.",
-}
 
-
-def _option_header(name: str, text: str) -> Part:
+def _option_header(name: str) -> Part:
     """The header that sets an option of a submission."""
-    option, _ = OPTIONS[name.lower()]
+    option, _, text = OPTIONS[name]
     found = msgspec.json.schema(_SUBMIT_TYPES[option])
     found.pop("description")
     if found.pop("exclusiveMinimum", None) is not None:  # headers have at most three decimals
@@ -351,7 +343,7 @@ def _option_header(name: str, text: str) -> Part:
     default = _SUBMIT_DEFAULTS[option]
     if default is not msgspec.UNSET:
         found["default"] = default
-    return {"in": "header", "name": name, "description": text, "schema": found, "required": False}
+    return {"in": "header", "name": header_title(name), "description": text, "schema": found, "required": False}
 
 
 _SUBMIT_TYPES = {
@@ -362,7 +354,7 @@ _SUBMIT_DEFAULTS = {field.name: field.default for field in msgspec.structs.field
 
 SUBMIT_HEADERS = [
     parameter("header", "traceparent", "The trace of the request (W3C). It is passed to the worker.", str),
-    *(_option_header(name, text) for name, text in _HEADER_TEXTS.items()),
+    *(_option_header(name) for name in OPTIONS),
     parameter(
         "header",
         "Idempotency-Key",
