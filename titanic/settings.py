@@ -17,6 +17,10 @@ from titanic.errors import CallerError, Contradiction
 from titanic.store import DURABILITIES, MIN_CAPACITY, Durability, LeaseConfig, Retention
 from titanic.util.units import MAX_SECONDS
 
+JITTER = 0.1
+"""Each delay before a retry, also the longest, is longer or shorter by up to this share of it: requests that failed
+together are not retried together."""
+
 MAX_LANES = 150
 """ZeroMQ allows 1023 sockets in a process."""
 
@@ -144,7 +148,7 @@ class ServerConfig:
     )
     retry_first: float = setting(
         1.0,
-        "Delay before the first retry; doubles with each further one, plus or minus 10 % (jitter).",
+        f"Delay before the first retry; doubles with each further one, plus or minus {JITTER * 100:g} % (jitter).",
         unit="s",
         least=0,
         group=TRIED,

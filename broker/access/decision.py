@@ -12,7 +12,7 @@ from broker.errors import UsageError
 from broker.toml_file import KeyPath, nearest
 
 _ADMINS_MAY = {Permission.METRICS: "sees all figures", Permission.ARCHIVE: "manages the archive"}
-"""What an admin may do by the flags that need not be given to it."""
+"""What an admin may do by the flags that need not be given to it, in words; of others their names suffice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,8 @@ class _Question:
         if getattr(self._user, permission.value):
             return self._yes(self._first(permission.value, True), f"{name} has {permission.value}")
         if self._user.admin:
-            return self._yes(self._admin(), f"{name} is an admin, which {_ADMINS_MAY[permission]}")
+            may = _ADMINS_MAY.get(permission, f"implies {permission.value}")
+            return self._yes(self._admin(), f"{name} is an admin, which {may}")
         return self._no(f"{permission.value} = true")
 
     def _of_service(self) -> Decision:

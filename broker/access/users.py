@@ -59,10 +59,10 @@ BY_SERVICE = (Permission.SUBMIT, Permission.WORK, Permission.CALL)
 """Those that are given for services."""
 
 
-FLAGS = tuple(one.value for one in (Permission.CLOSE, Permission.METRICS, Permission.ARCHIVE, Permission.ADMIN))
-"""The names of those that are true or false."""
+FLAGS = tuple(one.value for one in Permission if one not in (*BY_SERVICE, Permission.READ))
+"""The names of those that are true or false: each is a field of User."""
 
-LATER_FLAGS = frozenset({Permission.ARCHIVE.value})
+LATER_FLAGS = frozenset(FLAGS) - {"close", "metrics", "admin"}
 """Flags that brokers of earlier versions do not send: their absence means false."""
 
 
@@ -114,6 +114,11 @@ class User:
 
     def __str__(self) -> str:
         return f"user '{self.name}'" if self.name else "a connection without a user"
+
+    @property
+    def flags(self) -> list[str]:
+        """The names of the FLAGS that the user has."""
+        return [flag for flag in sorted(FLAGS) if getattr(self, flag)]
 
     def may(self, permission: Permission, service: bytes) -> bool:
         """Whether the user may submit to a service, work for it or call it."""

@@ -100,7 +100,8 @@ class Timers(Generic[Key]):
 
 
 class Backoff:
-    """Waits longer after each failure in a row: from `first` to `most` seconds, twice as long each time."""
+    """Waits longer after each failure in a row: from `first` to `most` seconds, twice as long each time. For attempts
+    to reach something; the retries of a request are Titanic's (titanic/dispatch/attempts.py)."""
 
     def __init__(self, first: float = 1.0, most: float = 32.0) -> None:
         self._first = first

@@ -32,7 +32,7 @@ from titanic.client.batching import KEY_PREFIX
 from titanic.client.client import Client
 from titanic.client.flows import SUFFIX, FlowTree, flow_tree
 from titanic.errors import RequestFailed, UnknownRequest
-from titanic.protocol.answers import ORIGIN, RequestInfo
+from titanic.protocol.answers import SUBMITTER_FIELDS, RequestInfo
 from titanic.protocol.submit_options import DEFAULT_PRIORITY
 from titanic.protocol.tsp import Frames
 from titanic.util.text import counted, duration, printable
@@ -184,7 +184,7 @@ def _lines(row: RequestInfo) -> Iterator[tuple[str, str]]:
     """What is shown of a request: names and values. What is not set, or has its default, is left out."""
     yield "uuid", row["uuid"]
     yield "service", printable(row["service"])
-    for name in ORIGIN:
+    for name in SUBMITTER_FIELDS:
         if value := row.get(name):
             yield name, printable(str(value))
     yield "state", row["state"] + ("; its service is paused" if row.get("paused") else "")

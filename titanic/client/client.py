@@ -140,7 +140,7 @@ class Client:
             max_attempts  failed attempts after which it has failed for good; default the server's
             limit         maximum run time of one attempt
             retry_first   back-off after the first failure, doubles with each failure; default the server's
-            retry_most    the longest back-off; default the server's
+            retry_most    the back-off that it grows to, ± 10 % as each; default the server's
             trace         a W3C `traceparent`: the handler finds it in `titanic.current().trace`
             type          the content type of the body: `titanic.current().type`
             digest        hexadecimal digits that `show` tells: a hash of what was asked for, say

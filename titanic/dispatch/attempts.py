@@ -14,7 +14,7 @@ from broker import TRACEBACK
 from titanic.dispatch.backlogs import HIGHEST, Backlog
 from titanic.protocol.submit_options import Policy
 from titanic.protocol.tsp import LEAST_PAUSE, Frames, Progress, read_retry_hint
-from titanic.settings import ServerConfig
+from titanic.settings import JITTER, ServerConfig
 from titanic.store import ReadyRow, Status
 from titanic.util.ids import text
 
@@ -95,10 +95,6 @@ class Postpone(NamedTuple):
 AttemptOutcome = Finish | Postpone
 
 
-JITTER = 0.1
-"""Each pause before a retry, also the longest, is longer or shorter by up to this share of it: requests that failed
-together are not retried together."""
-
 MOST_REASON = 1000
 """Bytes that a store keeps of a reason."""
 
@@ -110,7 +106,8 @@ REFUSED_MOST = 10
 
 
 def back_off(flight: Flight, config: ServerConfig) -> float:
-    """Seconds until the next attempt; `flight.attempts` counts the one that has failed. They double with each."""
+    """Seconds until the next attempt, without the jitter; `flight.attempts` counts the one that has failed. They double
+    with each. (`broker.core.timers.Backoff` is for attempts to reach something: reconnecting, asking again.)"""
     first, most = _back_offs(flight, config)
     return float(min(most, first * 2.0 ** min(flight.attempts - 1, 60)))
 

@@ -72,7 +72,7 @@ class RequestInfo(TypedDict):
     """The IP address that it was submitted from; absent when it is not known."""
 
 
-ORIGIN = {
+SUBMITTER_FIELDS = {
     "owner": "The user who submitted it.",
     "source": "The IP address that it was submitted from.",
 }

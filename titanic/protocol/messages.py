@@ -193,9 +193,6 @@ def _holds(kind: type, hint: Any) -> bool:
     return hint is kind or any(_holds(kind, one) or type(one) is kind for one in get_args(hint))
 
 
-TEXTS = {name for declared in (Submit, List) for name, hint in get_type_hints(declared).items() if _holds(str, hint)}
-"""Options of titanic.submit and titanic.list that are text."""
-
 SUBMIT_NUMBERS: dict[str, type[int] | type[float]] = {
     name: float if _holds(float, hint) else int
     for name, hint in get_type_hints(Submit).items()

@@ -19,7 +19,9 @@ A broker applies `RULES` before it passes a request on. A rule refuses what can 
 that passes is not permitted yet: the services check again with what they read from the body. A body that a rule cannot
 read is refused by every service.
 
-`MEANINGS` and `NEEDS` are the one table: services, `titanic access` and the users page read it.
+`MEANINGS` is what `titanic access` prints of each permission; `NEEDS` what services answer to users without it, with
+`_permits` as the rule behind it. Which permissions there are, and how a user has them, is in broker/access/users.py;
+broker/access/decision.py explains decisions to `titanic access test`.
 """
 
 from __future__ import annotations
@@ -50,13 +52,8 @@ NEEDS: Mapping[str, tuple[str, str]] = {
     "drain": ("drain nodes", "admin = true"),
     "set": ("change services", "admin = true"),
 }
-"""For each action: what it is, and what the access file must contain for it."""
-
-
-def granted_flags(user: User) -> list[str]:
-    """The permissions of a user that are not given for services, by name, without `read`."""
-    flags = (Permission.ADMIN, Permission.ARCHIVE, Permission.CLOSE, Permission.METRICS)
-    return [flag.value for flag in flags if getattr(user, flag.value)]
+"""For each action: what it is, and what the access file must contain for it. One that is named like a flag needs that
+flag; `_permits` has the others."""
 
 
 def lacks_submit(user: User, service: bytes) -> str | None:
@@ -82,7 +79,7 @@ def _permits(user: User, action: str) -> bool:
         return user.close and user.read is not Reach.NONE
     if action == "stats":  # a queue on its own serves titanic.stats, and learns about others by it
         return user.metrics or user.reads_all or user.may(Permission.WORK, tsp.STATS)
-    return action == "archive" and user.archive
+    return action in user.flags
 
 
 def _request(user: User, body: Frames) -> str | None:

@@ -84,6 +84,10 @@ def encode(options: dict[str, Any]) -> str:
         return json.dumps({name: _plain(name, value) for name, value in options.items()})
 
 
+TEXTS = ("key", "keys", "service", "state", "trace", "type", "digest")
+"""Options that are text. A test compares them with `messages.Submit`, which clients do not load."""
+
+
 def _plain(name: str, value: Any) -> Any:
     if isinstance(value, timedelta):
         return value.total_seconds()
@@ -93,8 +97,6 @@ def _plain(name: str, value: Any) -> Any:
         raise InvalidRequest(f"{name} is {value}; it must be a finite number")
     if value is None or isinstance(value, (str, int, float)):
         return value
-    from titanic.protocol.messages import TEXTS  # which imports this module
-
     kind = "text" if name in TEXTS else "a number or, if it is a time, a timedelta"
     raise InvalidRequest(f"{name} is {quoted(value)}; it must be {kind}")
 

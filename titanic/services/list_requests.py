@@ -11,7 +11,7 @@ from msgspec.structs import asdict
 from broker import User
 from titanic.errors import Forbidden, RecordCorrupt
 from titanic.protocol import tsp
-from titanic.protocol.answers import ORIGIN
+from titanic.protocol.answers import SUBMITTER_FIELDS
 from titanic.protocol.messages import List, read
 from titanic.protocol.permissions import lacks
 from titanic.protocol.submit_options import read_policy
@@ -223,7 +223,7 @@ def as_document(
         document["running_since"] = since
     if paused and state in (State.WAITING, State.DELAYED):
         document["paused"] = True
-    for name in ORIGIN:
+    for name in SUBMITTER_FIELDS:
         if not document[name]:
             del document[name]
     if row.deliveries <= row.attempts:

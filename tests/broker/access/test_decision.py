@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from broker import AccessError, UsageError, decide, load_access
-from broker.access.users import BY_SERVICE, Permission
+from broker.access import decision
+from broker.access.users import BY_SERVICE, FLAGS, Permission
 
 FILE = """\
 [roles.sender]
@@ -91,6 +92,16 @@ def test_the_line_that_decides(file: Path, question: str, allowed: bool, text: s
     assert (found.allowed, found.text, found.reason) == (allowed, text, reason)
     assert FILE.split("\n")[found.line - 1].strip() == text
     assert found.path == file
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_an_admin_has_each_flag(file: Path, flag: str) -> None:
+    assert (decide(file, "boss", flag).allowed, decide(file, "none", flag).allowed) == (True, False)
+
+
+def test_a_flag_without_words_is_named(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decision, "_ADMINS_MAY", {})
+    assert decide(file, "boss", "archive").reason == "boss is an admin, which implies archive"
 
 
 def test_who_is_not_there(file: Path) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from broker import NOBODY, Permission, Reach, User, UserLimits, user_from_json
-from broker.access.users import matches
+from broker.access import users
+from broker.access.users import FLAGS, matches
 
 SHOP = User(
     "shop",
@@ -17,6 +18,22 @@ SHOP = User(
     close=True,
     limits=UserLimits(10, 20, 30, 40),
 )
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_each_flag_is_a_field_and_travels(flag: str) -> None:
+    user = User("one", **{flag: True})
+    assert user.flags == [flag]
+    assert user_from_json(user.to_json()).flags == [flag]
+    assert f"\n    {flag} " in (users.__doc__ or "")
+
+
+def test_a_flag_that_came_later_may_be_absent() -> None:
+    sent = json.loads(SHOP.to_json())
+    earlier = {
+        name: value for name, value in sent.items() if name not in FLAGS or name in ("close", "metrics", "admin")
+    }
+    assert user_from_json(json.dumps(earlier).encode()).flags == ["close"]
 
 
 @pytest.mark.parametrize("user", [SHOP, NOBODY, User("root", read=Reach.ALL, metrics=True, admin=True)])

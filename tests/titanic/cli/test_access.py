@@ -1,94 +1,150 @@
-"""Stores that one may not write, or not even read."""
+"""`titanic access`: whether a file is right, and which line decides."""
 
 from __future__ import annotations
 
-import ctypes
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.cli_titanic import CLEAN, Ended
-from support.store_facts import accept_all
-from support.waiting import PATIENCE
+from support.cli_titanic import here
 
-from titanic.store import NewRequest, open_store
+from broker.access.users import Permission
+from titanic.cli.access import ACTIONS
 
-PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 24, 1, 2
-_libc = ctypes.CDLL(None)
+FILE = """\
+[roles.sender]
+submit = ["mail.*"]
+read = "own"
+[users.shop]
+roles = ["sender"]
+keys = ["shop.key"]
+"""
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Path]:
-    """A store with a request."""
-    path = tmp_path / "store"
-    with open_store(path) as store, store.write() as transaction:
-        accept_all(transaction, [NewRequest(b"s", [b"x"])], 1)
-    yield path
-    path.chmod(0o755)
+def file(tmp_path: Path) -> Path:
+    assert here("keys", "new", "shop", "--dir", tmp_path).code == 0
+    path = tmp_path / "access.toml"
+    path.write_text(FILE)
+    return path
 
 
-def rights(store: Path, *, folder: int, data: int = 0o444, lock: int = 0o444) -> None:
-    for name, mode in (("data.mdb", data), ("lock.mdb", lock), ("titanic.lock", 0o444), ("", folder)):
-        (store / name).chmod(mode)
+def test_a_file_that_is_right(file: Path) -> None:
+    done = here("access", "check", file)
+    assert (done.code, done.err) == (0, "")
+    assert done.line == f"{file}: 1 user, 1 role, 1 key, 0 tokens, 0 endpoints: all right"
+    counts = {"users": 1, "roles": 1, "keys": 1, "tokens": 0, "endpoints": 0}
+    assert here("access", "check", file, "--json").json == counts
 
 
-def keep_to_the_rights() -> None:
-    """Root may do everything, unless it gives that up. Nobody else has it to give."""
-    for capability in (CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH):
-        _libc.prctl(PR_CAPBSET_DROP, capability)
+def test_certificates_are_counted_where_there_are_any(file: Path) -> None:
+    file.write_text(FILE + f"certificates = ['sha256:{'0a' * 32}']\n")
+    assert here("access", "check", file).line.endswith("0 tokens, 0 endpoints, 1 certificate: all right")
+    assert here("access", "check", file, "--json").json["certificates"] == 1
 
 
-def run(*arguments: str | Path) -> Ended:
-    done = subprocess.run(
-        [sys.executable, "-m", "titanic", *map(str, arguments)],
-        capture_output=True,
-        env=CLEAN,
-        timeout=PATIENCE,
-        check=False,
-        preexec_fn=keep_to_the_rights,
-    )
-    return Ended(done.returncode, done.stdout, done.stderr.decode())
-
-
-@pytest.fixture(params=["status", "ls", "check", "backup"])
-def command(request: pytest.FixtureRequest, store: Path) -> list[str | Path]:
-    """Those that look at a store's files."""
-    more = [store.parent / "copy"] if request.param == "backup" else []
-    return [request.param, *more, "--store", store]
-
-
-def test_the_lock_may_not_be_written(store: Path, command: list[str | Path]) -> None:
-    rights(store, folder=0o555)
-    done = run(*command)
+def test_each_mistake_on_a_line(file: Path) -> None:
+    file.write_text(FILE + "admin = 1\nlimits.x = 3\n")
+    done = here("access", "check", file)
     assert (done.code, done.out) == (1, b"")
-    assert done.err == (
-        f"titanic: the store in {store} cannot be looked at; lock.mdb, which readers have to write too, may not be"
-        f" written; run this as {store.owner()}, or give your group the right to read data.mdb and to read and write"
-        " lock.mdb\n"
-    )
-
-
-def test_the_lock_may_not_be_made(store: Path, command: list[str | Path]) -> None:
-    rights(store, folder=0o755)
-    (store / "lock.mdb").unlink()
-    store.chmod(0o555)
-    done = run(*command)
-    assert done.code == 1
-    assert "lock.mdb, which readers have to write too, does not exist and may not be created; run this as" in done.err
+    assert done.err.splitlines() == [
+        f"{file}:7: [users.shop] admin is a number; it must be true or false",
+        f"{file}:8: unknown [users.shop] limits.x; here may be waiting, bytes, messages, connections",
+    ]
+    missing = here("access", "check", file.parent / "none")
+    assert missing.code == 2
+    assert missing.err.startswith(f"{file.parent}/none: the access file cannot be read: No such file or directory; ")
 
 
 @pytest.mark.parametrize(
-    ("folder", "fact"), [(0o555, "data.mdb may not be read"), (0, "its folder may not be entered")]
+    ("question", "code", "answer"),
+    [
+        ("shop submit mail.x", 0, ['{file}:2: submit = ["mail.*"]', "allowed: 'mail.*' matches mail.x"]),
+        ("shop read", 0, ['{file}:3: read = "own"', "allowed: shop reads its own requests"]),
+        (
+            "shop work mail.x",
+            1,
+            [
+                "{file}:4: [users.shop]",
+                'not allowed: no line allows it; add work = ["mail.x"] here or to one of its roles',
+            ],
+        ),
+        ("shpo read", 1, ["{file}: no line", "not allowed: there is no user 'shpo'; did you mean shop?"]),
+    ],
 )
-def test_what_may_not_be_read(store: Path, command: list[str | Path], folder: int, fact: str) -> None:
-    rights(store, folder=folder, data=0)
-    done = run(*command)
+def test_the_line_that_decides(file: Path, question: str, code: int, answer: list[str]) -> None:
+    done = here("access", "test", *question.split(), "--access", file)
+    assert (done.code, done.err) == (code, "")
+    assert done.out.decode().splitlines() == [line.format(file=file) for line in answer]
+    told = here("access", "test", *question.split(), "--json", TITANIC_ACCESS=str(file))
+    assert told.code == code
+    assert told.json["allowed"] is (code == 0)
+    assert told.json["file"] == str(file)
+    assert f"llowed: {told.json['reason']}" in answer[1]
+    assert answer[0].endswith(f":{told.json['line']}: {told.json['text']}") or not told.json["line"]
+
+
+def test_questions_that_cannot_be(file: Path) -> None:
+    for arguments, fact in (
+        (("shop", "submit"), "submit is allowed for services: service name is empty; name a service"),
+        (("shop", "write"), "'write' is not one of 'submit', 'work',"),
+    ):
+        done = here("access", "test", *arguments, "--access", file)
+        assert (done.code, done.out) == (2, b"")
+        assert fact in done.err
+    assert "missing option '--access'" in here("access", "test", "shop", "read").err
+    file.write_text(FILE + "x = 1\n")
+    done = here("access", "test", "shop", "read", "--access", file)
     assert (done.code, done.out) == (1, b"")
-    assert done.err.startswith(f"titanic: the store in {store} cannot be looked at; {fact}; run this as ")
+    assert done.err.startswith(f"titanic: {file}:7: unknown [users.shop] x; ")
 
 
-def test_the_lock_is_all_that_a_reader_must_write(store: Path, command: list[str | Path]) -> None:
-    rights(store, folder=0o555, lock=0o666)
-    assert run(*command).code == 0
+def test_every_permission_can_be_asked_for() -> None:
+    assert [one.value for one in Permission] == list(ACTIONS)
+
+
+@pytest.mark.parametrize("command", ["check", "test"])
+def test_help(command: str) -> None:
+    done = here("access", command, "--help")
+    assert done.code == 0
+    assert b"Example:" in done.out
+    assert b"--json prints" in done.out
+    assert b"..." not in here("access", "--help").out.partition(b"Commands:")[2]
+
+
+def test_completion_knows_the_actions() -> None:
+    env = {"_TITANIC_COMPLETE": "bash_complete", "COMP_WORDS": "titanic access test shop ", "COMP_CWORD": "4"}
+    assert here(**env).out.decode().split() == [f"plain,{action}" for action in ACTIONS]
+
+
+SETTINGS = "# mine\n[serve]\n#access = '/x'\nstore = 'S'\n[broker]\nkey = 'own'\n[work]\njobs = 3\n"
+
+
+def test_access_control_is_turned_on_in_the_settings(file: Path) -> None:
+    settings = file.parent / "titanic.toml"
+    settings.write_text(SETTINGS)
+    settings.chmod(0o640)
+    done = here("access", "enable", settings, "--access", file)
+    assert (done.code, done.line) == (0, f"{settings}: access control is on from the next start on")
+    key = "/run/credentials/titanic.service/server.key_secret"
+    on = f'access = "{file}"\n'
+    assert settings.read_text() == SETTINGS.replace("[serve]\n", f'[serve]\n{on}key = "{key}"\n').replace(
+        "[broker]\n", f"[broker]\n{on}"
+    )
+    assert settings.stat().st_mode & 0o777 == 0o640
+    assert "nothing to do" in here("access", "enable", settings, "--access", file).line
+    settings.write_text("store = 'S'\n")
+    assert here("access", "enable", settings, "--access", file).code == 0
+    assert settings.read_text().endswith(f'\n[serve]\n{on}key = "{key}"\n')
+    assert [one.name for one in file.parent.glob(".*")] == []
+
+
+def test_access_control_is_not_turned_on_with_a_faulty_file(file: Path) -> None:
+    settings = file.parent / "titanic.toml"
+    settings.write_text("[serve]\n")
+    assert here("access", "enable", settings, "--access", file.parent / "none").code == 2
+    file.write_text("[users.a]\nx = 1\n")
+    assert here("access", "enable", settings, "--access", file).code == 1
+    settings.write_text("serve = 3\n")
+    file.write_text("[users.a]\n")
+    assert "cannot be changed" in here("access", "enable", settings, "--access", file).err
+    assert settings.read_text() == "serve = 3\n"

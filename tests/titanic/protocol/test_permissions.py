@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from itertools import product
+from pathlib import Path
 
 import pytest
 
 from broker import NOBODY, Permission, Reach, User
 from titanic.protocol import tsp
-from titanic.protocol.permissions import MEANINGS, RULES, lacks
+from titanic.protocol.permissions import MEANINGS, NEEDS, RULES, lacks
 from titanic.services.request_submit import PARSERS
 
 SENDER = User("shop", {Permission.SUBMIT: ("mail.*",)}, Reach.OWN, close=True)
@@ -38,6 +40,19 @@ ASKS: dict[str, tuple[bytes, list[bytes], set[User]]] = {
 
 def test_each_permission_has_a_meaning() -> None:
     assert MEANINGS.keys() == {*Permission}
+
+
+def test_each_permission_is_in_the_example_of_an_access_file() -> None:
+    readme = (Path(__file__).parents[3] / "titanic" / "README.md").read_text()
+    assert [one.value for one in Permission if not re.search(rf"^{one.value} = .* # ", readme, re.MULTILINE)] == []
+
+
+@pytest.mark.parametrize("action", NEEDS)
+def test_each_action_is_permitted_by_what_it_is_said_to_need(action: str) -> None:
+    needed = {word for word in re.findall(r"(\w+) = ", NEEDS[action][1]) if word != "read"}
+    user = User("one", {}, Reach.OWN if "read" in NEEDS[action][1] else Reach.NONE, **dict.fromkeys(needed, True))
+    assert lacks(user, action) is None
+    assert lacks(NOBODY, action) == f"{NOBODY} may not {NEEDS[action][0]}; it needs {NEEDS[action][1]}"
 
 
 def test_each_service_has_its_rule() -> None:

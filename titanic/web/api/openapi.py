@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict, get_type_hin
 import msgspec
 from msgspec import Meta
 
-from titanic.protocol.answers import ORIGIN
+from titanic.protocol.answers import SUBMITTER_FIELDS
 from titanic.protocol.messages import Message, Priority, Submit
 from titanic.protocol.submit_options import MOST_UUIDS
 from titanic.web.api.resource import PAGE
@@ -102,8 +102,8 @@ class Request(TypedDict):
         Annotated[int, Meta(description="How often it was sent to workers, if that is more than `attempts`.")]
     ]
     trace: NotRequired[str]
-    owner: NotRequired[Annotated[str, Meta(description=ORIGIN["owner"])]]
-    source: NotRequired[Annotated[str, Meta(description=ORIGIN["source"])]]
+    owner: NotRequired[Annotated[str, Meta(description=SUBMITTER_FIELDS["owner"])]]
+    source: NotRequired[Annotated[str, Meta(description=SUBMITTER_FIELDS["source"])]]
     type: NotRequired[Annotated[str, Meta(description="The content type of its body.")]]
     digest: NotRequired[str]
     paused: NotRequired[Annotated[bool, Meta(description="Its service is paused, and it has not started.")]]

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from titanic.client.batching import KEY_PREFIX
 from titanic.client.flows import SUFFIX, FlowTree, flow_tree
 from titanic.errors import TitanicError, UnknownRequest
-from titanic.protocol.answers import ORIGIN, RequestInfo
+from titanic.protocol.answers import SUBMITTER_FIELDS, RequestInfo
 from titanic.util import ids
 from titanic.util.text import counted, printable
 from titanic.web.api.requests import described
@@ -112,7 +112,7 @@ async def request_page(request: Request) -> Response:
         "request.html",
         row=row,
         key=document["key"],
-        origin={name: row[name] for name in ORIGIN if name in row},  # type: ignore[literal-required]
+        origin={name: row[name] for name in SUBMITTER_FIELDS if name in row},  # type: ignore[literal-required]
         timeline=timeline(row),
         body=body,
         reply=reply,

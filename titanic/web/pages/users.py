@@ -16,7 +16,6 @@ from starlette.routing import Route
 from broker import Access, AccessError, User, load_access
 from titanic.aio import Client
 from titanic.protocol.documents import Refusal
-from titanic.protocol.permissions import granted_flags
 from titanic.web.app_state import app_state, visitor_of
 from titanic.web.pages import forms
 from titanic.web.pages.forms import NotPermitted, unless_forbidden
@@ -73,7 +72,7 @@ def row_of(user: User, access: Access) -> UserRow:
     }
     credentials = [kind for kind, users in known.items() if any(one.name == user.name for one in users.values())]
     reads = READS["all" if user.admin else user.read.value]
-    also = ", ".join(granted_flags(user))
+    also = ", ".join(user.flags)
     return UserRow(user.name, services, reads, also, ", ".join(filter(None, texts)), ", ".join(credentials))
 
 

@@ -1,0 +1,94 @@
+"""Stores that one may not write, or not even read."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.cli_titanic import CLEAN, Ended
+from support.store_facts import accept_all
+from support.waiting import PATIENCE
+
+from titanic.store import NewRequest, open_store
+
+PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 24, 1, 2
+_libc = ctypes.CDLL(None)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Path]:
+    """A store with a request."""
+    path = tmp_path / "store"
+    with open_store(path) as store, store.write() as transaction:
+        accept_all(transaction, [NewRequest(b"s", [b"x"])], 1)
+    yield path
+    path.chmod(0o755)
+
+
+def rights(store: Path, *, folder: int, data: int = 0o444, lock: int = 0o444) -> None:
+    for name, mode in (("data.mdb", data), ("lock.mdb", lock), ("titanic.lock", 0o444), ("", folder)):
+        (store / name).chmod(mode)
+
+
+def keep_to_the_rights() -> None:
+    """Root may do everything, unless it gives that up. Nobody else has it to give."""
+    for capability in (CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH):
+        _libc.prctl(PR_CAPBSET_DROP, capability)
+
+
+def run(*arguments: str | Path) -> Ended:
+    done = subprocess.run(
+        [sys.executable, "-m", "titanic", *map(str, arguments)],
+        capture_output=True,
+        env=CLEAN,
+        timeout=PATIENCE,
+        check=False,
+        preexec_fn=keep_to_the_rights,
+    )
+    return Ended(done.returncode, done.stdout, done.stderr.decode())
+
+
+@pytest.fixture(params=["status", "ls", "check", "backup"])
+def command(request: pytest.FixtureRequest, store: Path) -> list[str | Path]:
+    """Those that look at a store's files."""
+    more = [store.parent / "copy"] if request.param == "backup" else []
+    return [request.param, *more, "--store", store]
+
+
+def test_the_lock_may_not_be_written(store: Path, command: list[str | Path]) -> None:
+    rights(store, folder=0o555)
+    done = run(*command)
+    assert (done.code, done.out) == (1, b"")
+    assert done.err == (
+        f"titanic: the store in {store} cannot be looked at; lock.mdb, which readers have to write too, may not be"
+        f" written; run this as {store.owner()}, or give your group the right to read data.mdb and to read and write"
+        " lock.mdb\n"
+    )
+
+
+def test_the_lock_may_not_be_made(store: Path, command: list[str | Path]) -> None:
+    rights(store, folder=0o755)
+    (store / "lock.mdb").unlink()
+    store.chmod(0o555)
+    done = run(*command)
+    assert done.code == 1
+    assert "lock.mdb, which readers have to write too, does not exist and may not be created; run this as" in done.err
+
+
+@pytest.mark.parametrize(
+    ("folder", "fact"), [(0o555, "data.mdb may not be read"), (0, "its folder may not be entered")]
+)
+def test_what_may_not_be_read(store: Path, command: list[str | Path], folder: int, fact: str) -> None:
+    rights(store, folder=folder, data=0)
+    done = run(*command)
+    assert (done.code, done.out) == (1, b"")
+    assert done.err.startswith(f"titanic: the store in {store} cannot be looked at; {fact}; run this as ")
+
+
+def test_the_lock_is_all_that_a_reader_must_write(store: Path, command: list[str | Path]) -> None:
+    rights(store, folder=0o555, lock=0o666)
+    assert run(*command).code == 0
