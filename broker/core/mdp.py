@@ -277,15 +277,17 @@ EXTENSION = b"titanic:1"
 ELSEWHERE = b"titanic:elsewhere"
 """The worker has other brokers: a DISCONNECT while it is idle does no harm."""
 
-PROCESS = b"titanic:process="
+NAMES_PROCESS = b"titanic:process"
+PROCESS = NAMES_PROCESS + b"="
 """Begins the word in READY that names a worker's process. Without a name: it only passes requests on, as a
 gateway does, and its death says nothing of them."""
 
 MAX_PROCESS = 64
 """Bytes of that word."""
 
-KNOWN_WORDS = [EXTENSION.decode(), ELSEWHERE.decode(), PROCESS.decode().rstrip("=")]
-"""The words in READY that a broker knows, as announced in mmi.broker."""
+KNOWN_WORDS = (EXTENSION, ELSEWHERE, NAMES_PROCESS)
+"""The words in READY that a broker knows, as it announces them in mmi.broker: a worker says no others
+(`BrokerKind.knows`)."""
 
 LOST = 502
 """The status of a queue's request whose worker died when others of its process had requests too: any of them may be the

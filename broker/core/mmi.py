@@ -188,7 +188,7 @@ def counters(core: ManagedBroker, now: float, user: User | None = None) -> dict[
 
 def _broker(core: ManagedBroker, now: float, user: User | None) -> dict[str, Any]:
     uptime, limits = round(now - core.started, 3), asdict(core.config)
-    document = {**asdict(core.about), "uptime": uptime, "limits": limits, "knows": KNOWN_WORDS}
+    document = {**asdict(core.about), "uptime": uptime, "limits": limits, "knows": [*map(bytes.decode, KNOWN_WORDS)]}
     return document if core.guard is None else {**document, "access": True}
 
 

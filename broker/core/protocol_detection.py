@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from broker.config import BrokerConfig
 from broker.core.json_reader import read_json
-from broker.core.mdp import CLIENT_VERSIONS, ELSEWHERE, EXTENSION, PROCESS, Frames
+from broker.core.mdp import CLIENT_VERSIONS, EXTENSION, KNOWN_WORDS, Frames
 
 ANSWER_TIMEOUT = 2.5
 """Seconds that a connected broker has for its answer."""
@@ -27,14 +27,15 @@ class BrokerKind(NamedTuple):
     """Whether it is a broker of this project."""
     access: bool = False
     """Whether it has access control. Then workers of `titanic.` services learn the user of each request."""
-    extended: bool = False
-    """Whether it knows EXTENSION."""
+    knows: frozenset[bytes] = frozenset()
+    """The KNOWN_WORDS that it knows, too; empty without EXTENSION, which the others need."""
     max_message: int = 0
     """Bytes of the largest message that it accepts; 0: unknown."""
-    rebalances: bool = False
-    """Whether it knows ELSEWHERE."""
-    processes: bool = False
-    """Whether it knows PROCESS."""
+
+    @property
+    def extended(self) -> bool:
+        """Whether it knows EXTENSION."""
+        return EXTENSION in self.knows
 
 
 class ProtocolDetection:
@@ -100,24 +101,21 @@ class ProtocolDetection:
                 if self._kind is None:
                     about = _about(reply.body) if reply.service == _BROKER else {}
                     ours = bool(about.get("software"))
-                    known = _known(about)
-                    extended = ours and EXTENSION.decode() in known
                     self._kind = BrokerKind(
                         version=self._best if ours else version,
                         ours=ours,
                         access=ours and bool(about.get("access")),
-                        extended=extended,
+                        knows=_known(about) if ours else frozenset(),
                         max_message=_max_message(about),
-                        rebalances=extended and ELSEWHERE.decode() in known,
-                        processes=extended and PROCESS.rstrip(b"=").decode() in known,
                     )
                 return self._kind
         return None
 
 
-def _known(about: dict[str, Any]) -> set[str]:
-    known = about.get("knows")
-    return {word for word in known if isinstance(word, str)} if isinstance(known, list) else set()
+def _known(about: dict[str, Any]) -> frozenset[bytes]:
+    said = about.get("knows")
+    words = frozenset(word for word in KNOWN_WORDS if isinstance(said, list) and word.decode() in said)
+    return words if EXTENSION in words else frozenset()
 
 
 def _max_message(about: dict[str, Any]) -> int:

@@ -29,6 +29,7 @@ from broker.core.json_reader import read_json
 from broker.core.mdp import (
     ELSEWHERE,
     EXTENSION,
+    NAMES_PROCESS,
     PROCESS,
     WORKER_DIALECTS,
     Command,
@@ -150,10 +151,8 @@ class WorkerSession(Core):
         self._detection = ProtocolDetection(versions)
         self._guessing = False
         """Whether READY was sent in a version that the broker has not confirmed."""
-        self._extended = False
-        """Whether the broker knows EXTENSION, by its answer on this connection."""
-        self._rebalances = self._tells_process = False
-        """Whether the broker knows ELSEWHERE and PROCESS, by its answer on this connection."""
+        self._knows: frozenset[bytes] = frozenset()
+        """The words of READY that the broker knows, by its answer on this connection."""
         self._guarded = False
         """Whether the broker has access control, by its answer on this connection."""
         self._linked = True
@@ -187,8 +186,7 @@ class WorkerSession(Core):
             return
         if self.state is SessionState.ASKING:
             if (kind := self._detection.learn(frames)) is not None:
-                self._guarded, self._extended = kind.access, kind.extended
-                self._rebalances, self._tells_process = kind.rebalances, kind.processes
+                self._guarded, self._knows = kind.access, kind.knows
                 self._register(VERSIONS[kind.version], now)
             return
         parsed = self.dialect.parse(frames)
@@ -288,7 +286,7 @@ class WorkerSession(Core):
     def progress(self, job: int, said: bytes, now: float) -> None:
         """Report the progress of a job, if the broker knows PROGRESS. Of messages in quick succession only the last is
         sent."""
-        if job == self._job and self.state is SessionState.BUSY and self._extended:
+        if job == self._job and self.state is SessionState.BUSY and EXTENSION in self._knows:
             self._untold = said
             if now >= self._tell_at:
                 self._tell(now)
@@ -377,8 +375,8 @@ class WorkerSession(Core):
     def _connect(self, now: float) -> None:
         self.connection += 1
         self._wake_at = None
-        self._heard_any = self._guessing = self._guarded = self._extended = self.refused = False
-        self._rebalances = self._tells_process = False
+        self._heard_any = self._guessing = self._guarded = self.refused = False
+        self._knows = frozenset()
         if not self._asks:
             self._register(self._dialects[0], now)
             return
@@ -392,11 +390,12 @@ class WorkerSession(Core):
         self.state = SessionState.IDLE
         self.heartbeat = self._new_heartbeat(now)
         self._silent_at = now + self.heartbeat.patience
-        self._extended = self._extended and dialect.has(Command.CANCEL)
-        words = [EXTENSION] if self._extended else []
-        if self._extended and self._rebalances and self.several:
+        if not dialect.has(Command.CANCEL):
+            self._knows = frozenset()
+        words = [EXTENSION] if EXTENSION in self._knows else []
+        if ELSEWHERE in self._knows and self.several:
             words.append(ELSEWHERE)
-        if self._extended and self._tells_process and self._process is not None:
+        if NAMES_PROCESS in self._knows and self._process is not None:
             words.append(PROCESS + self._process)
         self._send(Command.READY, (self.service, *words), now)
 
@@ -447,7 +446,7 @@ class WorkerSession(Core):
 
     def _cancel(self, rest: Frames, now: float) -> None:
         """Note a cancellation, if it is for the job in hand."""
-        if not self._extended:
+        if EXTENSION not in self._knows:
             self._reconnect(rest, now)
         elif self.state is SessionState.BUSY and rest == self._envelope:
             self._cancelled = self._job

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import threading
@@ -15,8 +16,11 @@ from support.serving import QUICK, with_broker
 from support.waiting import until
 
 from broker import Worker
+from broker.core.mdp import KNOWN_WORDS
 from titanic import Cancelled, Client, Progress, RequestFailed, Server, current
 from titanic.dispatch.transport import LocalTransport
+
+PROTOCOL = Path(__file__).parents[3] / "titanic" / "PROTOCOL.md"
 
 
 @pytest.fixture(params=["integrated", "stand-alone"])
@@ -127,8 +131,9 @@ def test_a_worker_that_does_not_know_it_gets_no_such_word(server: Server, client
 def test_what_a_raw_worker_says_and_hears(server: Server, client: Client) -> None:
     """The words themselves, as PROTOCOL.md has them."""
     with raw_client(server.endpoints[0]) as broker:
-        words = b'["titanic:1", "titanic:elsewhere", "titanic:process"]'
-        assert b'"knows": ' + words in broker.ask(b"mmi.broker", b"")[0]
+        words = json.loads(broker.ask(b"mmi.broker", b"")[0])["knows"]
+    assert words == [word.decode() for word in KNOWN_WORDS]
+    assert f"`knows` (words for READY: `{json.dumps(words)}`)" in PROTOCOL.read_text()
     with raw_worker(server.endpoints[0], b"other") as worker:
         worker.leave()
         worker.socket.send_multipart([b"MDPW02", b"\1", b"echo", b"titanic:1"])
