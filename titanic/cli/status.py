@@ -217,8 +217,8 @@ def _workers(client: Client) -> dict[str, int] | None:
     return document if isinstance(document, dict) else None
 
 
-SOON_FULL = 24 * 3600.0
-"""Seconds from which on it is a warning that the store will be full."""
+WARN_FULL_IN = 24 * 3600.0
+"""It is a warning when the store will be full in fewer seconds at its present rate, however much is in use."""
 
 OK, WARNING, CRITICAL, UNKNOWN = 0, 1, 2, 3
 """The exit codes of `health`, as Nagios and its kin read them."""
@@ -323,7 +323,7 @@ def judge(found: Observation, timeout: float, max_waiting: int | None, max_age: 
     elif found.document.get("refuses_for_room"):
         full.append("the store refuses requests: it has no room for those that come")
     full_in = found.document.get("full_in")
-    if not full and full_in is not None and full_in < SOON_FULL:
+    if not full and full_in is not None and full_in < WARN_FULL_IN:
         warnings.append(f"at the present rate the store is full in about {duration(round(full_in / 360) * 360)}")
     for reader in found.document.get("readers", ()):
         store = found.document["store"]

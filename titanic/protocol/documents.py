@@ -85,7 +85,8 @@ class ServiceStats(ServiceSetting):
     delayed: int
     running: int
     bytes: int
-    workers: int
+    workers: int | None
+    """None: there are some, their number is unknown."""
     oldest: int | None
     done: int
     """Since the start of the server, as `failed` and `expired`."""

@@ -32,7 +32,7 @@ from titanic.store import ReadTransaction, Store, ready_counts
 REFUSED_LATELY = 60.0
 """Seconds for which `refuses_for_room` stays true after a request was refused because the store was full."""
 
-LITTLE_ROOM = 0.05
+REFUSING_FREE_SHARE = 0.05
 """`refuses_for_room` is false while more than this share of the capacity is free."""
 
 
@@ -114,7 +114,7 @@ class ServiceHandler:
             "accepting": not (space.disk_full or space.full),
             "disk_full": space.disk_full,
             "full_in": self._context.fill_rate.full_in(now, transaction.room_left),
-            "refuses_for_room": lately and transaction.room_left() < counts.capacity * LITTLE_ROOM,
+            "refuses_for_room": lately and transaction.room_left() < counts.capacity * REFUSING_FREE_SHARE,
             "since_start": {**self.counts, "commits": self._writer.commits},
             **self._context.dispatcher.stats(),
         }

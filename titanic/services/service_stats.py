@@ -1,10 +1,10 @@
-"""What titanic.stats tells of each service, if it is asked for that: see PROTOCOL.md."""
+"""What titanic.stats tells of each service, if it is asked for that: see PROTOCOL.md. `ServiceStats` declares it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
-from typing import Any
 
+from titanic.protocol.documents import ServiceStats
 from titanic.protocol.tsp import SERVICES
 from titanic.services.ask import ServiceFigures
 from titanic.settings import ServiceLimits
@@ -20,13 +20,13 @@ def each(
     settings: ServiceSettings,
     skip: Container[bytes],
     elsewhere: Mapping[bytes, int],
-) -> dict[str, Any]:
+) -> dict[str, ServiceStats]:
     """The services that there are, by name. `skip`: the requests that are running here; `elsewhere`: how many of each
     service are at other nodes."""
     queues, figures = transaction.queues(skip=skip), here()
     running, workers, ended = figures.running, figures.workers, figures.ended
     names = queues.keys() | running.keys() | workers.keys() | ended.keys() | limits.keys() | settings.keys()
-    found = {}
+    found: dict[str, ServiceStats] = {}
     for name in sorted(names.difference(SERVICES)):
         queue, set_for, limit = queues.get(name, NO_QUEUE), settings.get(name, NOTHING_SET), limits.get(name)
         here_running = running.get(name, 0)

@@ -30,8 +30,9 @@ TOP = 12
 SLOW = 2.5
 """Seconds: a response that took longer is a warning."""
 
-NEARLY_FULL = 0.9
-"""A store with more of its capacity in use is a warning."""
+WARN_USED_SHARE = 0.9
+"""A store with more of its capacity in use is a warning here. `titanic health` warns by the time until it is full
+(`WARN_FULL_IN`)."""
 
 NAMED = 3
 """Services that are named in one sentence."""
@@ -149,7 +150,7 @@ def assess(sample: StatsSample, services: Sequence[ServiceRow]) -> QueueHealth:
         critical.append("The store's disk is full, so new requests are rejected. Free space on it.")
     elif not stats["accepting"]:
         critical.append("The store is full, so new requests are rejected. Close finished requests or raise --capacity.")
-    elif store["capacity"] and store["used"] > NEARLY_FULL * store["capacity"]:
+    elif store["capacity"] and store["used"] > WARN_USED_SHARE * store["capacity"]:
         share = percent(store["used"], store["capacity"])
         warnings.append(f"The store is {share} full ({size(store['used'])}). Close finished requests.")
     if sample.response_time > SLOW:

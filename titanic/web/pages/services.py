@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from operator import attrgetter
 from typing import NamedTuple
@@ -94,7 +94,8 @@ class ServiceRow:
         return self.waiting > 0 and self.workers == 0 and not self.paused
 
 
-FIGURES = ("waiting", "delayed", "running", "oldest", "done", "failed", "expired", "paused", "on_end")
+FIGURES = tuple(one.name for one in fields(ServiceRow) if one.name not in ("name", "workers", "limits"))
+"""The fields that are as the server sends them."""
 
 
 @lru_cache(maxsize=1)

@@ -14,6 +14,7 @@ from support import api_contract, torture
 
 from titanic.web.api import openapi
 from titanic.web.api.routes import PATHS, ROUTES
+from titanic.web.pages.services import FIGURES
 from titanic.web.problems import TITLES
 
 METHODS = {"get", "post", "put", "delete", "patch"}
@@ -42,7 +43,8 @@ def test_each_operation_is_described(http: httpx.Client) -> None:
     assert {int(status) for status in document["components"]["responses"]} <= TITLES.keys()
 
 
-ANSWERS = run_path(str(Path(__file__).parents[4] / "titanic/protocol/answers.py"))
+PROTOCOL = Path(__file__).parents[4] / "titanic" / "protocol"
+ANSWERS, DOCUMENTS = (run_path(str(PROTOCOL / name)) for name in ("answers.py", "documents.py"))
 """The types as they are in the source: compiled ones do not say which members may be absent."""
 
 
@@ -54,6 +56,11 @@ def members(kind: type, names: dict[str, Any]) -> dict[str, bool]:
 
 def test_a_request_has_the_members_that_clients_know() -> None:
     assert members(openapi.Request, vars(openapi)) == members(ANSWERS["RequestInfo"], ANSWERS) | {"links": False}
+
+
+def test_a_service_has_the_figures_that_clients_know() -> None:
+    assert set(openapi.ServiceNumbers.__annotations__) == set(members(DOCUMENTS["ServiceStats"], DOCUMENTS))
+    assert set(FIGURES) <= set(openapi.ServiceNumbers.__annotations__)
 
 
 @pytest.mark.parametrize(
