@@ -85,7 +85,7 @@ class DefaultSource(DataSource):
                 what = f"the table {options.table} cannot be streamed"
                 raise InvalidOption(what, "it has no order", "read it as a batch: spark.read")
             if any(name.lower() == "endingoffsets" for name in self.options):
-                advice = "leave it out; .trigger(availableNow=True) ends with what is there now"
+                advice = "leave it out; .trigger(availableNow=True) stops at the current end"
                 raise InvalidOption("endingOffsets is for spark.read", "a stream has no end", advice)
             return ClosedStream(options, _columns(options, schema))
         except PipelineError as error:
@@ -106,7 +106,7 @@ class DefaultSource(DataSource):
 
     def _layout(self, schema: StructType, overwrite: bool) -> Layout:
         if overwrite:
-            raise InvalidOption("requests cannot be overwritten", "the mode is overwrite", 'say .mode("append")')
+            raise InvalidOption("requests cannot be overwritten", "the mode is overwrite", 'use .mode("append")')
         return layout({field.name: field.dataType.simpleString() for field in schema}, write_options(self.options))
 
 

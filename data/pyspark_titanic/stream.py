@@ -88,11 +88,11 @@ class ClosedStream(ClosedParts, DataSourceStreamReader, SupportsTriggerAvailable
         if STORE not in offset:
             fact = f"its offset is {json.dumps(offset)}"
             advice = f"if it was this one, begin with another checkpointLocation and startingOffsets={number + 1}"
-            raise OtherStore("the checkpoint does not say which store was read", fact, advice)
+            raise OtherStore("the checkpoint does not have the id of its store", fact, advice)
         if offset[STORE] != found:
-            fact = f"that one's id is {offset[STORE]}, this one's {found or 'not there yet'}"
+            fact = f"its id is {offset[STORE]}, that of {path} is {found or 'none yet'}"
             advice = "name the right path; a stream of this one needs another checkpointLocation"
-            raise OtherStore(f"the stream has read another store than {path}", fact, advice)
+            raise OtherStore(f"the stream has read a store other than {path}", fact, advice)
         return number
 
 

@@ -100,24 +100,22 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
     """The options of a reader. Raises InvalidOption."""
     if any(name.lower() == "provider" for name in given):  # Spark adds it to those of CREATE TABLE
         what = "a table in Spark's catalog cannot be read or written as titanic"
-        raise InvalidOption(what, CATALOG, f"say {VIEW} (path '/var/lib/titanic')")
+        raise InvalidOption(what, CATALOG, f"use {VIEW} (path '/var/lib/titanic')")
     for name in given:
         if name.lower() in {known.lower() for known in _WRITE.keys() - _READ.keys()}:
             what, fact = f"there is no option {name!r} for reading", f"there are {', '.join(_READ)}"
-            advice = f"say {VIEW_TO_WRITE} for a view to write to"
+            advice = f"use {VIEW_TO_WRITE} for a view to write to"
             raise InvalidOption(what, fact, advice)
     values = _parsed(given, _READ)
     if not values.get("path"):
-        advice = f"""say .load("/var/lib/titanic"), or {VIEW} (path '/var/lib/titanic')"""
+        advice = f"""use .load("/var/lib/titanic"), or {VIEW} (path '/var/lib/titanic')"""
         raise InvalidOption(
             "there is no path to read from", "" if given else f"there are no options; {CATALOG}", advice
         )
     options = ReadOptions(**values)
     first, last = options.startingoffsets, options.endingoffsets
     if isinstance(first, int) and isinstance(last, int) and last < first:
-        raise InvalidOption(
-            "the range is empty", f"startingOffsets is {first}, endingOffsets {last}", "turn them round"
-        )
+        raise InvalidOption("the range is empty", f"startingOffsets is {first}, endingOffsets {last}", "swap them")
     TABLES[options.table].columns(options.columns)
     if options.table != "closed":
         for name in ("startingOffsets", "endingOffsets", "maxOffsetsPerTrigger", "pushFilters"):
@@ -130,7 +128,7 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
     """Parse the options of a writer. Raises InvalidOption, also when there are none: the writer may be that of a table
     in Spark's catalog, and its rows must not go to any queue that happens to be at the default endpoint."""
     if all(name.lower() == CHECKPOINT for name in given):
-        advice = f'say .option("service", …).option("endpoint", …), or {VIEW_TO_WRITE}'
+        advice = f'use .option("service", …).option("endpoint", …), or {VIEW_TO_WRITE}'
         raise InvalidOption("there are no options", CATALOG, advice)
     options = WriteOptions(**_parsed(given, _WRITE, STREAMING))
     if (options.keyfile is None) != (options.serverkey is None):
@@ -172,7 +170,7 @@ def _number(least: int, most: int = 1 << 62, words: Sequence[str] = ()) -> Calla
             return text
         if not text.strip().isdecimal() or not least <= int(text) <= most:
             span = f"a number from {least}" + (f" to {most}" if most < 1 << 62 else " on")
-            raise ValueError(f"it is {', '.join(words)} or {span}" if words else f"it is {span}")
+            raise ValueError(f"it must be {', '.join(words)} or {span}" if words else f"it must be {span}")
         return int(text)
 
     return parse
@@ -180,7 +178,7 @@ def _number(least: int, most: int = 1 << 62, words: Sequence[str] = ()) -> Calla
 
 def _flag(text: str) -> bool:
     if text.lower() not in ("true", "false"):
-        raise ValueError("it is true or false")
+        raise ValueError("it must be true or false")
     return text.lower() == "true"
 
 
@@ -191,7 +189,7 @@ def _seconds(least: float) -> Callable[[str], float]:
         except ValueError:
             seconds = -1.0
         if not least <= seconds <= 1e8:
-            raise ValueError(f"it is a number of seconds, {least:g} or more")
+            raise ValueError(f"it must be a number of seconds, {least:g} or more")
         return seconds
 
     return parse
@@ -200,7 +198,7 @@ def _seconds(least: float) -> Callable[[str], float]:
 def _path(text: str) -> str:
     path = re.sub(r"^file:(//)?(?=/(?!/))", "", text)
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", path):
-        raise ValueError("it is a directory, or file:///directory, where the tasks run")
+        raise ValueError("it must be a directory, or file:///directory, where the tasks run")
     return path
 
 
@@ -219,7 +217,7 @@ def _word(text: str) -> str:
 def _endpoint(text: str) -> str:
     tcp = re.fullmatch(r"tcp://[^\s/]+:(\d+)", text)
     if not (tcp and 0 < int(tcp[1]) <= 65535) and not re.fullmatch(r"ipc://\S+", text):
-        raise ValueError("it is like tcp://127.0.0.1:5555 or ipc:///run/titanic.sock")
+        raise ValueError("it must be like tcp://127.0.0.1:5555 or ipc:///run/titanic.sock")
     return text
 
 

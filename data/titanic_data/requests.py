@@ -90,10 +90,10 @@ def layout(types: Mapping[str, str], options: WriteOptions) -> Layout:
     columns = tuple(name for name in right if name in types)
     for name in columns:
         if types[name] not in right[name]:
-            fact = f"it is {types[name]}, and must be {' or '.join(sorted(right[name]))}"
+            fact = f"its type is {types[name]}; it must be {' or '.join(sorted(right[name]))}"
             raise InvalidRows(f"the column {name} cannot be used", fact, "cast or rename it")
     if "service" not in columns and not options.service:
-        raise InvalidRows("no service is given for the rows", "", 'say .option("service", …) or add a column')
+        raise InvalidRows("no service is given for the rows", "", 'set .option("service", …) or add a column')
     known = {options.bodycolumn, options.keycolumn, *right}
     if unknown := [name for name in types if name not in known]:
         fact = f"a request has {', '.join(sorted(known))}"
@@ -106,7 +106,7 @@ def _expect_column(types: Mapping[str, str], name: str, what: str, option: str, 
         fact, advice = suggest(name, types)
         raise InvalidRows(f"there is no column {name!r} for {what}", fact, advice or f"name another with {option}")
     if types[name] not in right:
-        fact = f"it is {types[name]}, and must be {' or '.join(sorted(right))}"
+        fact = f"its type is {types[name]}; it must be {' or '.join(sorted(right))}"
         raise InvalidRows(f"the column {name} cannot be {what}", fact, "cast it")
 
 
@@ -139,7 +139,7 @@ def check_batch(batch: Any, found: Layout) -> None:
         raise InvalidRows("a row has no key", text, "give each row a key")
     if (at := _first(pc.greater(pc.binary_length(keys), MOST_KEY))) is not None:
         fact = f"its column {key} has {len(keys[at].as_py().encode())} bytes"
-        _refuse(keys[at], "has too long a key", fact, f"keys have {MOST_KEY} bytes at most")
+        _refuse(keys[at], "has a key that is too long", fact, f"use at most {MOST_KEY} bytes")
     if (at := _first(pc.is_null(bodies))) is not None:
         _refuse(keys[at], f"has no {body}", "it is null", "filter such rows out")
     if pa.types.is_list(bodies.type) and bodies.flatten().null_count:
@@ -155,7 +155,7 @@ def check_batch(batch: Any, found: Layout) -> None:
 
 def _check_services(names: Any, keys: Any, service: str) -> None:
     if not service and (at := _first(pc.is_null(names))) is not None:
-        advice = "name one, or say which with the option service"
+        advice = "name one, or set the option service"
         _refuse(keys[at], "has no service", "its column service is null", advice)
     for name in pc.unique(names).to_pylist():
         if name is not None and (fault := request_service_fault(name)):

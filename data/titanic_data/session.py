@@ -38,7 +38,7 @@ def session(name: str = "titanic-data", *, quick: bool = False, settings: dict[s
             from pyspark.sql import SparkSession
     except ImportError as error:
         advice = f"{sys.executable} -m pip install 'pyspark>=4.2,<5'"
-        raise MissingPart("there is no pyspark", str(error), advice) from error
+        raise MissingPart("pyspark is not installed", str(error), advice) from error
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     usual = {
@@ -76,7 +76,7 @@ def expect_java() -> None:
     said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
     match = re.search(r'version "(?:1\.)?(\d+)', said.stderr + said.stdout)
     if match is None:
-        raise MissingPart(f"{java} does not say its version", (said.stderr or said.stdout)[:200].strip(), INSTALL_JAVA)
+        raise MissingPart(f"{java} does not report a version", (said.stderr or said.stdout)[:200].strip(), INSTALL_JAVA)
     if int(match[1]) < LEAST_JAVA:
         raise MissingPart(f"the Java at {java} is too old", f"it is version {match[1]}", INSTALL_JAVA)
 

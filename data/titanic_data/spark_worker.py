@@ -93,7 +93,7 @@ class SparkWorker:
             self._jobs.join()
         if self._fault:
             advice = "its requests go to another worker; check Spark's log, and start this worker again"
-            raise SparkEnded("Spark has ended", self._fault, advice)
+            raise SparkEnded("Spark has stopped", self._fault, advice)
 
     def start(self) -> SparkWorker:
         """Serve in other threads."""
@@ -165,7 +165,7 @@ class SparkWorker:
 
     def _give_up(self, why: str) -> None:
         self._fault = why
-        log.error("Spark has ended: %s; the worker ends, too", why)
+        log.error("Spark has stopped: %s; stopping the worker", why)
         self._worker.abandon()
 
     def _gather(self, first: _Asked) -> list[_Asked]:
@@ -192,9 +192,9 @@ class SparkWorker:
             number = row["id"]
             if number is None or not 0 <= number < len(batch):
                 what = f"the transformation returned the id {number}"
-                raise InvalidRows(what, f"those of the batch are 0 to {len(batch) - 1}", "return each id as it came")
+                raise InvalidRows(what, f"the ids of the batch are 0 to {len(batch) - 1}", "return each id unchanged")
             if number in found:
-                found[number] = RemoteError(500, "the transformation gave more than one reply")
+                found[number] = RemoteError(500, "the transformation returned more than one reply")
             elif row.get("error") is not None:
                 found[number] = RemoteError(500, str(row["error"]))
             else:
@@ -211,11 +211,11 @@ def _expect_columns(schema: Any) -> None:
     for name in ("id", "reply"):
         if name not in schema.names:
             fact = f"there are {', '.join(schema.names) or 'none'}"
-            advice = "return id and reply (text, binary or an array of these), and error if you like"
+            advice = "return id and reply (text, binary or an array of these), and optionally error"
             raise InvalidRows(f"the transformation returned no column {name}", fact, advice)
     kind = schema.field("id").type
     if not pa.types.is_integer(kind):
-        raise InvalidRows("the transformation returned other ids", f"they are {kind}", "return each id as it came")
+        raise InvalidRows("the transformation returned other ids", f"they are {kind}", "return each id unchanged")
     kind = schema.field("reply").type
     if _plain(kind) not in REPLIES:
         advice = "cast it to text, binary, or an array of these"

@@ -123,10 +123,10 @@ def read_closed(
 def lost(path: str | Path, first: int, last: int, oldest: int, newest: int, instead: str = "") -> DataLoss:
     """The error for numbers that the ring does not have. `instead` is further advice."""
     if first > newest:
-        fact, advice = f"its last number is {newest}", "is it another store than before?"
+        fact, advice = f"its last number is {newest}", "is it a different store?"
     else:
-        fact = f"they made room for others; the ring now begins at {oldest}"
-        advices = ["read the archive", "register one so that nothing goes before it is archived", instead]
+        fact = f"they were dropped to free space; the ring now begins at {oldest}"
+        advices = ["read the archive", "register one, so that none is dropped before it is archived", instead]
         advice = ", or ".join(filter(None, advices))
     return DataLoss(f"closed requests {first} to {last} are not in the store {path}", fact, advice)
 
@@ -141,14 +141,14 @@ def skip(path: str | Path, first: int, last: int, oldest: int) -> int:
 
 def await_number(path: str | Path, first: int, newest: int) -> None:
     """Log that a store has not reached the number where reading begins."""
-    log.warning("nothing is read from %d on: the last number of the store %s is %d", first, path, newest)
+    log.warning("no closed requests from number %d on: the last number of the store %s is %d", first, path, newest)
 
 
 def beyond(path: str | Path, first: int, newest: int) -> DataLoss:
     """The error for a start that the store has not reached: it was another ring that came so far."""
-    advice = f"begin at {newest + 1} at most (then there is nothing yet); failOnDataLoss=false reads nothing instead"
-    what = f"startingOffsets is {first}, which the store {path} has not come to"
-    return DataLoss(what, f"its last number is {newest}", f"is it another store than before? {advice}")
+    advice = f"start at {newest + 1} at most, to read what comes next; failOnDataLoss=false reads nothing instead"
+    what = f"startingOffsets is {first}, which the store {path} has not reached"
+    return DataLoss(what, f"its last number is {newest}", f"is it a different store? {advice}")
 
 
 def split_waiting(path: str | Path, rows: int) -> list[tuple[bytes, bytes | None]]:

@@ -133,7 +133,7 @@ def test_half_an_archive_of_an_older_crash(store: Path, tmp_path: Path) -> None:
     with pytest.raises(ArchiveError, match=r"pending.json is damaged; .*; remove it"):
         run(store, archive.path)
     (archive.path / "pending.json").write_text('{"first": 400, "last": 500}')
-    with pytest.raises(ArchiveError, match="it says 400 to 500, the archive goes up to 300"):
+    with pytest.raises(ArchiveError, match="it has 400 to 500, the archive ends at 300"):
         run(store, archive.path)
 
 
@@ -274,7 +274,7 @@ def test_an_archive_from_before_there_were_owners_and_sources(store: Path, tmp_p
             lambda table: table.set_column(
                 table.schema.get_field_index("schema_version"), "schema_version", pa.array([2] * len(table), pa.int32())
             ),
-            "its rows have the schema version 2, known is 1",
+            "its rows have schema version 2; this version reads 1",
         ),
         (lambda table: table.drop_columns(["seq"]), "it has no column seq"),
     ],
@@ -306,5 +306,5 @@ def test_what_is_no_archive(tmp_path: Path) -> None:
     with pytest.raises(ArchiveError, match="it holds 'precious'"):
         Archive.create(tmp_path)
     (tmp_path / "archive.json").write_text('{"format": 9}')
-    with pytest.raises(ArchiveError, match="its format is 9, known is 1; upgrade"):
+    with pytest.raises(ArchiveError, match="its format is 9; this version reads 1; upgrade"):
         Archive.open(tmp_path)

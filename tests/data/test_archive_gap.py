@@ -165,7 +165,7 @@ def test_the_command_says_it(store: Path, tmp_path: Path) -> None:
     done = titanic_data("archive", *where)
     assert (done.code, done.err.startswith("titanic-data: archive gap: closed requests 301 to ")) == (1, True)
     done = titanic_data("archive", *where, "--allow-gap")
-    assert done.line.endswith(f"complete up to number {last} but for 1 gap")
+    assert done.line.endswith(f"complete up to number {last} except for 1 gap")
     assert (
         f"301 to {first - 1}: never archived" in titanic_data("verify", "--archive", tmp_path / "archive").out.decode()
     )

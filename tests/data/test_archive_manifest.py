@@ -71,7 +71,7 @@ def test_a_lost_manifest_is_damage_for_everything(store: Path, archive: Path, lo
     assert content(archive) == before, "nothing is deleted, no gap is booked"
     assert Queue(store).progress() == told
     done = titanic_data("rebuild-manifest", "--archive", archive)
-    assert done.line.endswith("numbers 1 to 300 are there"), done
+    assert done.line.endswith("complete up to number 300"), done
     assert verify(Archive.open(archive)) == []
     assert rows(archive) == good
     assert [(entry.first, entry.last) for entry in Archive.open(archive).entries] == [(1, 100), (101, 200), (201, 300)]
@@ -115,9 +115,9 @@ def test_an_archive_behind_what_its_store_was_told(store: Path, archive: Path, t
     shutil.rmtree(archive)
     (tmp_path / "backup").rename(archive)
     before = content(archive)
-    fact = "it goes up to number 300, and acknowledged all up to 350"
+    fact = "it ends at number 300, and acknowledged all up to 350"
     with pytest.raises(
-        ArchiveError, match=f"{archive} has less than it acknowledged to its store {store}; {fact}; .*--allow-gap"
+        ArchiveError, match=f"{archive} lacks requests that it acknowledged to its store {store}; {fact}; .*--allow-gap"
     ):
         run(store, archive)
     assert content(archive) == before
@@ -130,7 +130,7 @@ def test_an_archive_behind_what_its_store_was_told(store: Path, archive: Path, t
 def test_an_archive_that_is_empty_again(store: Path, archive: Path) -> None:
     for name in ("manifest", "data"):
         shutil.rmtree(archive / name)
-    with pytest.raises(ArchiveError, match="it goes up to number 0, and acknowledged all up to 300"):
+    with pytest.raises(ArchiveError, match="it ends at number 0, and acknowledged all up to 300"):
         run(store, archive)
     assert run(store, archive, allow_gap=True).rows == 300
 
@@ -222,7 +222,7 @@ def test_rebuilding_refuses_what_is_not_whole(store: Path, archive: Path, fault:
         rebuild_manifest(archive)
     assert content(archive) == before
     done = titanic_data("rebuild-manifest", "--allow-gap", "--archive", archive)
-    assert done.line.endswith("numbers 1 to 300 are there but for 1 gap"), done
+    assert done.line.endswith("complete up to number 300 except for 1 gap"), done
     assert titanic_data("restore-range", "101", "200", "--store", store, "--archive", archive).code == 0
     assert rows(archive) == good
     assert verify(Archive.open(archive)) == []
@@ -268,9 +268,9 @@ def test_a_lost_archive_json_is_made_again_from_the_store(store: Path, archive: 
     for command in ("verify", "archive --store " + str(store)):
         done = titanic_data(*command.split(), "--archive", archive)
         assert done.code in (1, 2)  # 2: a file is not there
-        assert f"titanic-data rebuild-manifest --archive {archive} --store STORE makes it again" in done.err
+        assert f"titanic-data rebuild-manifest --archive {archive} --store STORE recreates it" in done.err
     done = titanic_data("rebuild-manifest", "--archive", archive, "--store", store)
-    assert done.line.endswith("nothing was missing; numbers 1 to 300 are there"), done
+    assert done.line.endswith("nothing was missing; complete up to number 300"), done
     assert about.read_bytes() == before
     assert run(store, archive).rows == 0
 

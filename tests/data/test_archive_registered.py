@@ -53,7 +53,7 @@ def test_a_wrong_endpoint_changes_no_other_store(tmp_path: Path) -> None:
         where = ("--store", one / "store", "--endpoint", wrong)
         done = titanic_data("archive", *where, "--archive", tmp_path / "archive")
         assert done.code == 1
-        assert f"the server at {wrong} has another store than {one / 'store'}; that one's id is " in done.err
+        assert f"the server at {wrong} has another store than {one / 'store'}; its id is " in done.err
         assert done.err.rstrip().endswith("nothing was changed; name the right --endpoint")
         assert not client.archive()["registered"]
         assert not (tmp_path / "archive").exists()
@@ -106,9 +106,7 @@ def test_of_two_at_the_same_moment_the_server_takes_one(tmp_path: Path) -> None:
         client.close(client.submit("absent", "x"))
         client.archive(register=True, archive=32 * "1", name="/quicker")
         archive = Archive.create(tmp_path / "archive")
-        with pytest.raises(
-            ArchiveError, match=f"the server at {endpoint} has refused .* /quicker .*nothing was changed"
-        ):
+        with pytest.raises(ArchiveError, match=f"the server at {endpoint} refused .* /quicker .*nothing was changed"):
             Archiver(archive, Late(tmp_path / "store", endpoint), PyArrowEngine()).run()
         assert not archive.path.exists()
         assert client.archive()["name"] == "/quicker"
@@ -193,7 +191,7 @@ def test_the_archive_of_another_store_whose_ring_tells_nothing(store: Path, tmp_
             txn.raw.delete(number.to_bytes(8), db=txn.db.closed)
     with open_store(other) as opened:
         fill(opened, 5, at=1000)
-    with pytest.raises(ArchiveError, match="is the archive of another store; that one's id is "):
+    with pytest.raises(ArchiveError, match="is the archive of another store; its store has the id "):
         run(other, tmp_path / "archive")
     assert not Queue(other).progress().registered
 

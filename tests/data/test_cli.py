@@ -64,7 +64,7 @@ def test_it_is_a_program_that_does_not_wait_for_spark() -> None:
 
 def test_an_archive_and_what_keeps_it_in_order(store: Path, archive: Path) -> None:
     assert titanic_data("verify", "--archive", archive).line == (
-        f"{archive} is whole: 8 files read, 300 rows, numbers 1 to 300"
+        f"{archive} is intact: 8 files read, 300 rows, numbers 1 to 300"
     )
     again = titanic_data("archive", "--store", store, "--archive", archive, "--json").json
     assert again == {"rows": 0, "bytes": 0, "ranges": 0, "head": 300}
@@ -85,10 +85,10 @@ def test_damage_and_its_repair(tmp_path: Path) -> None:
         first
         == f"{victim.parent.name}/{victim.name}: it is missing → titanic-data restore-range 1 300 --archive {archive}"
     )
-    assert last == f"{archive} is not whole: 1 fault; 6 files read, 300 rows"
+    assert last == f"{archive} is damaged: 1 fault; 6 files read, 300 rows"
     assert titanic_data("verify", "--archive", archive, "--json").json["faults"][0]["range"] == [1, 300]
     done = titanic_data("restore-range", "1", "300", "--store", store, "--archive", archive)
-    assert done.line == f"{archive}: 300 rows written again"
+    assert done.line == f"{archive}: 300 rows rewritten"
     assert titanic_data("verify", "--archive", archive).code == 0
     assert titanic_data("vacuum", "--archive", archive, "--keep", "0").line.startswith(f"{archive}: 5 files deleted")
     assert titanic_data("compact", "--archive", archive).line == f"{archive}: nothing to do, 6 files in 1 range"
@@ -99,7 +99,7 @@ def test_damage_and_its_repair(tmp_path: Path) -> None:
     assert done == f"{small}: 10 files in 6 ranges became 6 files in 1 range; vacuum deletes the old"
     done = titanic_data("vacuum", "--archive", small).line
     assert done.startswith(f"{small}: 0 files deleted, 0 B; 10 files, ")
-    assert done.endswith("kept: not yet superseded for 3600 s")
+    assert done.endswith("kept: superseded less than 3600 s ago")
     assert titanic_data("compact", "--archive", small, "--json").json == {"made": 0, "files": 6, "ranges": 1}
     listed = titanic_data("files", "--archive", small, "--json").json
     assert (len(listed), sum(one["rows"] for one in listed)) == (6, 300)
@@ -156,7 +156,7 @@ def test_a_service_level_for_a_service_that_is_not_there() -> None:
     assert done.err == "no requests of 'resiz'; there are invoice, mail, report, resize; did you mean resize?\n"
     assert titanic_data(*arguments, "--where", "seq < 0").err == "no requests of 'resiz'; there are none at all\n"
     done = titanic_data(*arguments[:-1], "mail<1s", "--where", "status = 'cancelled'")
-    assert done.err == "all requests of mail were cancelled: they do not count\n"
+    assert done.err == "all requests of mail were cancelled, which do not count\n"
 
 
 @pytest.mark.usefixtures("spark")
@@ -186,7 +186,7 @@ def test_there_and_back_again(spark: SparkSession, tmp_path: Path) -> None:
         assert titanic_data("submit", orders, *columns, "--body-column", "text", *where).code == 0
         done = titanic_data("report", "duplicates", "--live", "--store", tmp_path / "store", *where)
         assert done.out.decode().splitlines()[1].split() == ["upper", "50", "50", "50", "0"]
-        assert done.err == "since its start the queue has avoided 50 duplicates\n"
+        assert done.err == "the queue has avoided 50 duplicates since its start\n"
         archive = ("--archive", tmp_path / "archive")
         assert titanic_data("archive", "--store", tmp_path / "store", *archive, *where, "--json").json["rows"] == 50
         chosen = ("--where", "idempotency_key IN ('order 1', 'order 2')", *archive, *where)
@@ -297,7 +297,7 @@ def test_what_spark_says_is_one_line(tmp_path: Path) -> None:
         ),
         ('echo openjdk version \\"11.0.2\\" >&2', "is too old; it is version 11; install a Java 17"),
         ('echo java version \\"1.8.0_292\\" >&2', "is too old; it is version 8; install a Java 17"),
-        ("echo strange", "does not say its version; strange; install"),
+        ("echo strange", "does not report a version; strange; install"),
     ],
 )
 def test_a_java_that_will_not_do(java: str | None, fault: str, tmp_path: Path) -> None:

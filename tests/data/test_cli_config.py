@@ -38,7 +38,7 @@ def test_a_file_of_its_own(tmp_path: Path, toml: Path) -> None:
     store, archive = ring(tmp_path / "store", 10), tmp_path / "archive"
     toml.write_text(f'[archive]\nstore = "{store}"\narchive = "{archive}"\n[verify]\narchive = "{archive}"\n')
     assert titanic_data("archive", "--config", toml).line.startswith(f"{archive}: 10 rows added")
-    assert titanic_data("verify", "--config", toml).line.startswith(f"{archive} is whole: 1 file read, 10 rows")
+    assert titanic_data("verify", "--config", toml).line.startswith(f"{archive} is intact: 1 file read, 10 rows")
 
 
 def test_faults_have_their_line(toml: Path) -> None:

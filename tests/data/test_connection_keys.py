@@ -78,7 +78,7 @@ def test_an_archive_tells_a_server_that_knows_it(endpoint: str, tmp_path: Path) 
     assert queue.progress().registered
     refused = titanic_data("unregister", *where)
     assert refused.code == 1
-    assert "wants a key; this client has none" in refused.err
+    assert "requires a key; this client has none" in refused.err
     assert queue.progress().registered
     others = ("--key", tmp_path / "tables.key_secret", "--server-key", tmp_path / "server.key")
     refused = titanic_data("unregister", *where, *others)

@@ -23,7 +23,7 @@ def test_from_rows_to_a_report(spark: SparkSession, tmp_path: Path, capfd: pytes
     said = capfd.readouterr().out
     assert "200 replies are what Spark's own sha2 says" in said
     assert "200 requests closed" in said
-    assert "is whole: 1 file read, 200 rows, numbers 1 to 200" in said
+    assert "is intact: 1 file read, 200 rows, numbers 1 to 200" in said
     assert (tmp_path / "latency.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -214,11 +214,11 @@ def test_a_ring_that_let_go_meanwhile(spark: SparkSession, tmp_path: Path, caplo
         ),
         (
             {"startingOffsets": COUNT + 2},
-            f"startingOffsets is {COUNT + 2}, which the store .* has not come to; its last n",
+            f"startingOffsets is {COUNT + 2}, which the store .* has not reached; its last n",
         ),
         ({"startingOffsets": 9, "endingOffsets": 7}, "the range is empty; startingOffsets is 9, endingOffsets 7"),
-        ({"batchSize": 0}, "the option batchSize cannot be '0'; it is a number from 1"),
-        ({"failOnDataLoss": "no"}, "the option failOnDataLoss cannot be 'no'; it is true or false"),
+        ({"batchSize": 0}, "the option batchSize cannot be '0'; it must be a number from 1"),
+        ({"failOnDataLoss": "no"}, "the option failOnDataLoss cannot be 'no'; it must be true or false"),
         ({"table": "waiting", "startingOffsets": 5}, "startingOffsets is for the table closed"),
         ({"service": "mail"}, "there is no option 'service'"),
     ],
@@ -238,7 +238,8 @@ def test_there_is_nothing_yet(spark: SparkSession, store: Path) -> None:
 def test_a_start_that_the_store_has_not_come_to_is_logged(store: Path, caplog: pytest.LogCaptureFixture) -> None:
     far = {"path": str(store), "failOnDataLoss": "false", "startingOffsets": str(COUNT + 9)}
     assert ClosedReader(read_options(far), ["seq"]).partitions() == []
-    assert caplog.messages == [f"nothing is read from {COUNT + 9} on: the last number of the store {store} is {COUNT}"]
+    text = f"no closed requests from number {COUNT + 9} on: the last number of the store {store} is {COUNT}"
+    assert caplog.messages == [text]
 
 
 def test_stores_that_are_none(spark: SparkSession, tmp_path: Path) -> None:
@@ -254,7 +255,7 @@ def test_stores_that_are_none(spark: SparkSession, tmp_path: Path) -> None:
     late = ring(tmp_path / "late", 1)
     with lmdb.open(str(late), max_dbs=16, map_size=512 << 20) as env, env.begin(write=True) as txn:
         txn.put(b"store_format", (99).to_bytes(4, "little"), db=env.open_db(b"meta", txn))
-    with pytest.raises(Exception, match=r"was written by a later version; its format is 99, .*; upgrade this Titanic"):
+    with pytest.raises(Exception, match=r"was written by a later version; its format is 99, .*; upgrade Titanic"):
         load(spark, late)
 
 

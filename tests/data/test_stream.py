@@ -87,7 +87,7 @@ def test_what_a_stream_skips_is_logged(tmp_path: Path, caplog: pytest.LogCapture
     ahead = {**begin, "seq": 120}
     for _ in range(2):  # once, not with each trigger
         assert reader.latestOffset(ahead, ReadAllAvailable()) == ahead
-    assert caplog.messages == [f"nothing is read from 121 on: the last number of the store {store} is 100"]
+    assert caplog.messages == [f"no closed requests from number 121 on: the last number of the store {store} is 100"]
     forget(store)
     with open_store(store, capacity=16 << 20) as opened:
         wait_for_room(opened, 50)
@@ -107,7 +107,7 @@ def test_the_checkpoint_of_another_store(spark: SparkSession, tmp_path: Path, co
     drain(stream(spark, store), tmp_path)
     store.rename(tmp_path / "before")
     now = identity(ring(store, count))
-    fault = f"titanic: the stream has read another store than {store}; that one's id is {before}, this one's {now}"
+    fault = f"titanic: the stream has read a store other than {store}; its id is {before}, that of {store} is {now}"
     for lax in (False, True):
         with pytest.raises(Exception, match=fault):
             drain(stream(spark, store, failOnDataLoss=not lax), tmp_path)
@@ -122,7 +122,7 @@ def test_a_checkpoint_that_names_no_store(spark: SparkSession, tmp_path: Path) -
     assert named in noted.read_text()
     noted.write_text(noted.read_text().replace(named, ""))
     (noted.parent / ".0.crc").unlink(missing_ok=True)
-    fault = r'titanic: the checkpoint does not say which store was read; its offset is \{"seq": 100\}; .*101'
+    fault = r'titanic: the checkpoint does not have the id of its store; its offset is \{"seq": 100\}; .*101'
     with pytest.raises(Exception, match=fault):
         drain(stream(spark, store), tmp_path)
 

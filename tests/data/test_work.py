@@ -115,7 +115,7 @@ def test_single_requests_that_fail(spark: SparkSession, server: Server, client: 
     assert [str(replies[uuid]) for uuid in uuids[1:]] == [
         "failed: no such thing",
         "failed: the transformation gave no reply",
-        "failed: the transformation gave more than one reply",
+        "failed: the transformation returned more than one reply",
     ]
 
 
@@ -140,7 +140,7 @@ def test_heartbeats_go_on_while_spark_is_busy(spark: SparkSession) -> None:
 @pytest.mark.parametrize(
     ("columns", "why"),
     [
-        (["id - 1 AS id", "'x' AS reply"], "the transformation returned the id -1; those of the batch are 0 to "),
+        (["id - 1 AS id", "'x' AS reply"], "the transformation returned the id -1; the ids of the batch are 0 to "),
         (["id + 900 AS id", "'x' AS reply"], "the transformation returned the id 90"),
         (["CAST(NULL AS BIGINT) AS id", "'x' AS reply"], "the transformation returned the id None"),
         (["'0' AS id", "'x' AS reply"], "the transformation returned other ids; they are string"),
@@ -201,7 +201,7 @@ def test_a_worker_without_its_spark_ends_and_answers_nothing(
         worker.kill()
         worker.wait()
     said = log.read_text()
-    assert said.splitlines()[-1].startswith("titanic-data: Spark has ended; ")
+    assert said.splitlines()[-1].startswith("titanic-data: Spark has stopped; ")
     assert "Traceback" not in said
     if busy:
         with broker.Worker("upper", lambda frames: b"another's", server.endpoints[0], config=QUICK):

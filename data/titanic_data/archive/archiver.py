@@ -118,21 +118,21 @@ class Archiver:
         there = queue.id_of(archive.head) if last_id else None
         same = bool(identity) and identity == archive.store
         if progress.last < archive.head or (there and there != last_id):
-            fact = f"the archive goes up to {archive.head}, which is another request there or none"
+            fact = f"the archive ends at {archive.head}, which is another request in the store, or none"
             if same:
                 what = f"the store {queue.store} is older than its archive {archive.path}"
                 raise ArchiveError(
                     what,
                     fact,
-                    "was it restored from a backup? run titanic-data unregister, then go on with a new archive",
+                    "was it restored from a backup? run titanic-data unregister, then start a new archive",
                 )
-            raise ArchiveError(f"{archive.path} is the archive of another store", fact, "use an archive for each store")
+            raise ArchiveError(f"{archive.path} is the archive of another store", fact, "use one archive per store")
         if archive.store and not same and there is None:
-            fact = f"that one's id is {archive.store}, this one's {identity or 'not there yet'}"
-            raise ArchiveError(f"{archive.path} is the archive of another store", fact, "use an archive for each store")
-        self._expect_all_that_was_told()
+            fact = f"its store has the id {archive.store}, this one {identity or 'none yet'}"
+            raise ArchiveError(f"{archive.path} is the archive of another store", fact, "use one archive per store")
+        self._expect_acknowledged()
 
-    def _expect_all_that_was_told(self) -> None:
+    def _expect_acknowledged(self) -> None:
         """Raise ArchiveError when the archive has less than it acknowledged: the ring need not have the rest."""
         archive, queue = self._archive, self._queue
         progress = queue.progress()
@@ -141,9 +141,9 @@ class Archiver:
         # Not for an archive with a ring that has moved on without it: that is a gap, and reported as one.
         gap = archive.entries and progress.archived_upto < progress.first
         if archive.store and behind and not gap and not self._allow_gap:
-            what = f"the archive {archive.path} has less than it acknowledged to its store {queue.store}"
-            fact = f"it goes up to number {archive.head}, and acknowledged all up to {progress.archived_upto}"
-            advice = "restore the archive from a backup; or run again with --allow-gap to go on with what the ring has"
+            what = f"the archive {archive.path} lacks requests that it acknowledged to its store {queue.store}"
+            fact = f"it ends at number {archive.head}, and acknowledged all up to {progress.archived_upto}"
+            advice = "restore the archive from a backup; or run again with --allow-gap to continue without them"
             raise ArchiveError(what, fact, advice)
 
     @property
@@ -163,16 +163,15 @@ class Archiver:
             first, last = int(intent["first"]), int(intent["last"])
         except (ValueError, TypeError, KeyError) as error:
             what = f"{self._pending} is damaged"
-            raise ArchiveError(what, str(error), "remove it: what it is about was not archived") from error
+            raise ArchiveError(what, str(error), "remove it: its range was not archived") from error
         noted = archive.entries[-1] if archive.entries else None
         if last <= archive.head or (noted and noted.gap and noted.first <= first <= noted.last):
             self._pending.unlink()  # it is done, or part of it is in a gap
             return None
         if first != archive.head + 1:
-            fact = f"it says {first} to {last}, the archive goes up to {archive.head}"
-            raise ArchiveError(
-                f"{self._pending} does not fit", fact, "was the manifest restored from a backup? remove it"
-            )
+            fact = f"it has {first} to {last}, the archive ends at {archive.head}"
+            advice = "was the manifest restored from a backup? remove the file"
+            raise ArchiveError(f"{self._pending} does not match the archive", fact, advice)
         return None if self._is_lost(first) else (first, last)
 
     def _next(self, upto: int) -> tuple[int, int] | None:
@@ -190,8 +189,8 @@ class Archiver:
         if not self._allow_gap and self._archive.entries:
             what = f"archive gap: closed requests {first} to {oldest - 1} are not in the archive {self._archive.path}"
             fact = f"the ring begins at {oldest}; the archive was not registered or has lost them, or the server may "
-            fact += "drop what it lacks"
-            raise ArchiveGap(what, fact, "run again with --allow-gap to go on without them, or restore the archive")
+            fact += "drop unarchived requests"
+            raise ArchiveGap(what, fact, "run again with --allow-gap to continue without them, or restore the archive")
         self._archive.commit(Entry(first, oldest - 1, gap=True))
         self._pending.unlink(missing_ok=True)  # part of the pending range is lost: the rest becomes another range
         return True
@@ -311,7 +310,7 @@ class Queue:
             return
         if registered and known is not None and known.id != archivist.id:
             what = f"another archive is registered with the store {self.store}"
-            advice = "go on with that one; or, to have this one instead, run titanic-data unregister first"
+            advice = "continue with that one; or run titanic-data unregister first, to use this one"
             raise ArchiveError(what, f"it is {known.name} (id {known.id.hex()})", advice)
         said = {"archive": archivist.id.hex(), "name": archivist.name}
         self._report(lambda transaction: transaction.update_archive(archivist, register=True), register=True, **said)
@@ -348,7 +347,7 @@ class Queue:
                     client.archive(store=identity, **said)
                 except InvalidRequest as error:
                     self.uncertain = False
-                    what = f"the server at {self.endpoint} has refused what the archive said"
+                    what = f"the server at {self.endpoint} refused the progress of the archive"
                     raise ArchiveError(what, str(error), "nothing was changed there") from error
                 self.uncertain = False
 
@@ -359,5 +358,5 @@ class Queue:
             raise ArchiveError(what, "the server is of an earlier version", "upgrade it, and start it again")
         if answer["store"] != identity:
             what = f"the server at {self.endpoint} has another store than {self.store}"
-            fact = f"that one's id is {answer['store']}, this one's {identity}; nothing was changed"
+            fact = f"its id is {answer['store']}, this one's {identity}; nothing was changed"
             raise ArchiveError(what, fact, "name the right --endpoint")

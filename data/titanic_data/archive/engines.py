@@ -179,7 +179,7 @@ def schema_fault(content: bytes) -> str:
     if "schema_version" in found.names:
         version = pc.max(file.read(["schema_version"])["schema_version"]).as_py()
         if version is not None and version > SCHEMA_VERSION:
-            return f"its rows have the schema version {version}, known is {SCHEMA_VERSION}"
+            return f"its rows have schema version {version}; this version reads {SCHEMA_VERSION}"
     return ""
 
 

@@ -50,7 +50,7 @@ def compact(
             for entry, file in _files(run):
                 if fault := schema_fault(read_whole(archive, entry, file)):
                     what = f"{archive.data / file.path} cannot be compacted"
-                    raise ArchiveError(what, fact=fault, advice="did a later version write it? upgrade this Titanic")
+                    raise ArchiveError(what, fact=fault, advice="did a later version write it? upgrade Titanic")
         for run in runs:
             archive.clear_staging()
             first, last = run[0].first, run[-1].last
@@ -66,7 +66,7 @@ def compact(
             entry = Entry(first, last, files, run[-1].last_id, "pyarrow")
             if entry.rows != last - first + 1:
                 fact = f"{first} to {last} have {entry.rows} rows"
-                raise ArchiveError("a range is not complete", fact, "titanic-data verify says more")
+                raise ArchiveError("a range is not complete", fact, "run titanic-data verify")
             archive.commit(entry)
             archive.clear_staging()
             made.append(entry)
@@ -128,7 +128,7 @@ def restore_range(archive: Archive, store: Path, first: int, last: int) -> Entry
         entry = next((one for one in archive.entries if (one.first, one.last) == (first, last)), None)
         if entry is None:
             raise ArchiveError(
-                f"{first} to {last} is no range of the archive", "", "titanic-data verify says which are"
+                f"{first} to {last} is not a range of the archive", "", "titanic-data verify lists damaged ones"
             )
         with store_at(store).read() as transaction:
             ring = transaction.archive()

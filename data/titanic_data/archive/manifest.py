@@ -125,8 +125,9 @@ class Archive:
             advice = (isinstance(error, FileNotFoundError) and _lost(path)) or "name another directory"
             raise ArchiveError(f"{path} is not an archive", fact, advice) from error
         if not isinstance(found, dict) or found.get("format") != FORMAT:
-            fact = f"its format is {found.get('format') if isinstance(found, dict) else found!r}, known is {FORMAT}"
-            raise ArchiveError(f"the archive {path} cannot be read", fact, "upgrade this Titanic")
+            its = found.get("format") if isinstance(found, dict) else found
+            fact = f"its format is {its!r}; this version reads {FORMAT}"
+            raise ArchiveError(f"the archive {path} cannot be read", fact, "upgrade Titanic")
         archive = cls(path, str(found.get("id", "")), str(found.get("store", "")))
         archive.pending = archive._pending()
         return archive
@@ -221,9 +222,9 @@ class Archive:
         try:
             write_whole(self.path / "manifest" / entry.name, json.dumps(asdict(entry)) + "\n", new=True)
         except FileExistsError as error:
-            fact = "another archiver was quicker"
+            fact = "another archiver was faster"
             raise ArchiveError(
-                f"{entry.first} to {entry.last} are in the archive already", fact, "use one only"
+                f"{entry.first} to {entry.last} are in the archive already", fact, "run only one"
             ) from error
         self.load()
 
@@ -267,7 +268,7 @@ class Archive:
         except (ValueError, TypeError, KeyError) as error:
             raise self._damaged(f"{file.name}: {error}") from error
         if entry.name != file.name or entry.last < entry.first:
-            raise self._damaged(f"{file.name} is about {entry.name}")
+            raise self._damaged(f"{file.name} has the entry {entry.name}")
         return entry
 
     def _damaged(self, fact: str) -> ArchiveError:
@@ -280,7 +281,7 @@ def _lost(path: Path) -> str:
     """The advice for a directory that seems to be an archive without its archive.json; empty for any other."""
     if not (path / "data").is_dir() or not (path / "manifest").is_dir():
         return ""
-    return f"if archive.json was lost: titanic-data rebuild-manifest --archive {path} --store STORE makes it again"
+    return f"if archive.json was lost: titanic-data rebuild-manifest --archive {path} --store STORE recreates it"
 
 
 def write_about(path: Path, archive_id: str, store: str = "") -> None:

@@ -51,7 +51,7 @@ def rebuild_manifest(
         queue = Queue(store)
         known = queue.progress().archivist
         if known is None:
-            what = f"archive.json of {path} cannot be made again"
+            what = f"archive.json of {path} cannot be recreated"
             raise ArchiveError(what, f"no archive was ever registered with {store}", "name the store that was archived")
         write_about(path, known.id.hex(), queue.identity())
     archive = Archive.without_manifest(path)
@@ -142,11 +142,11 @@ def _expect_whole(
     what = f"the manifest of {archive.path} cannot be rebuilt"
     for gap in (entry for entry in unwanted if entry.gap):
         near = [fault for one, fault in faults if one.first <= gap.last and gap.first <= one.last]
-        fact = f"numbers {gap.first} to {gap.last} are " + (f"not whole: {near[0]}" if near else "in no file")
-        advice = "restore their files from a backup; or run again with --allow-gap, which notes them as a gap"
+        fact = f"numbers {gap.first} to {gap.last} are " + (f"incomplete: {near[0]}" if near else "in no file")
+        advice = "restore their files from a backup; or run again with --allow-gap, which records them as a gap"
         raise ArchiveError(what, fact, advice)
     head = max((entry.last for entry in entries), default=0)
     for attempt, fault in faults:
         if archive.is_beyond(attempt.first, attempt.last, head, entries):
-            advice = "restore it from a backup, or move it out of the archive, which then goes on from there"
+            advice = "restore it from a backup, or move it out of the archive, which then continues from there"
             raise ArchiveError(what, f"{attempt.first} to {attempt.last}: {fault}", advice)

@@ -86,10 +86,10 @@ def _size_fault(archive: Archive, known: File) -> str:
 
 
 def _checksum_fault(found: int, known: File) -> str:
-    return "" if found == known.crc32 else f"its checksum is {found:08x}, noted was {known.crc32:08x}"
+    return "" if found == known.crc32 else f"its checksum is {found:08x}, the manifest has {known.crc32:08x}"
 
 
 def _damaged(archive: Archive, entry: Entry, known: File, fault: str) -> ArchiveError:
     again = f"titanic-data restore-range {entry.first} {entry.last} --archive {archive.path} writes it again"
-    advice = f"{again}; titanic-data verify finds all that is damaged"
+    advice = f"{again}; titanic-data verify lists all damage"
     return ArchiveError(f"{archive.data / known.path} is damaged", fault, advice)

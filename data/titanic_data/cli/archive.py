@@ -99,7 +99,7 @@ def archive(
 
 def _but(archive: Archive) -> str:
     gaps = sum(entry.gap for entry in archive.entries)
-    return f" but for {counted(gaps, 'gap')}" if gaps else ""
+    return f" except for {counted(gaps, 'gap')}" if gaps else ""
 
 
 def _engine(name: str) -> Engine:
@@ -114,9 +114,9 @@ def _engine(name: str) -> Engine:
 @json_flag
 @archive_option
 def verify(archive: Path, as_json: bool) -> None:
-    """Read and verify a whole archive.
+    """Read and verify all of an archive.
 
-    An archive is whole if each file has the size, checksum and row count in its manifest, and each request number from
+    An archive is intact if each file has the size, checksum and row count in its manifest, and each request number from
     1 to the last occurs once. Faults are printed with the commands that repair them, and the exit code is 1. Allowed
     gaps are printed too, but are not faults.
 
@@ -139,14 +139,14 @@ def verify(archive: Path, as_json: bool) -> None:
             first, last = fault.range or (0, 0)
             click.echo(f"{fault.where}: {fault.what} → titanic-data restore-range {first} {last} --archive {archive}")
         for first, last in gaps:
-            click.echo(f"{first} to {last}: never archived, they had left the ring")
-        looked_at = f"{counted(files, 'file')} read, {counted(rows, 'row')}"
+            click.echo(f"{first} to {last}: never archived: they were dropped from the ring before")
+        checked = f"{counted(files, 'file')} read, {counted(rows, 'row')}"
         if faults:
-            click.echo(f"{archive} is not whole: {counted(len(faults), 'fault')}; {looked_at}")
+            click.echo(f"{archive} is damaged: {counted(len(faults), 'fault')}; {checked}")
         elif not opened.head:
-            click.echo(f"{archive} is whole: nothing has been archived yet")
+            click.echo(f"{archive} is intact: nothing has been archived yet")
         else:
-            click.echo(f"{archive} is whole{_but(opened)}: {looked_at}, numbers 1 to {opened.head}")
+            click.echo(f"{archive} is intact{_but(opened)}: {checked}, numbers 1 to {opened.head}")
     if faults:
         sys.exit(EXIT_FAILED)
 
@@ -179,7 +179,7 @@ def compact(archive: Path, as_json: bool) -> None:
     else:
         now = f"{counted(len(opened.files()), 'file')} in {counted(len(opened.entries), 'range')}"
         was = f"{counted(before, 'file')} in {counted(ranges, 'range')}"
-        click.echo(f"{archive}: {was} became {now}; vacuum deletes the old")
+        click.echo(f"{archive}: {was} became {now}; titanic-data vacuum deletes the old files")
 
 
 @command()
@@ -199,7 +199,7 @@ def vacuum(archive: Path, keep: float, as_json: bool) -> None:
     if as_json:
         print_json(done._asdict())
         return
-    kept = f"{counted(done.kept_files, 'file')}, {size(done.kept_bytes)}, kept: not yet superseded for {keep:g} s"
+    kept = f"{counted(done.kept_files, 'file')}, {size(done.kept_bytes)}, kept: superseded less than {keep:g} s ago"
     deleted = f"{counted(done.files, 'file')} deleted, {size(done.bytes)}"
     click.echo(f"{archive}: {deleted}{f'; {kept}' if done.kept_files else ''}")
 
@@ -219,11 +219,11 @@ def restore_range(first: int, last: int, store: Path, archive: Path) -> None:
       titanic-data restore-range 500001 1000000 --store /backup/titanic-monday --archive /archive
     """
     entry = archives.restore_range(Archive.open(archive), store, first, last)
-    click.echo(f"{archive}: {counted(entry.rows, 'row')} written again")
+    click.echo(f"{archive}: {counted(entry.rows, 'row')} rewritten")
 
 
 @command("rebuild-manifest")
-@option("--allow-gap", is_flag=True, help="Record numbers that are in no whole file as a gap, and continue.")
+@option("--allow-gap", is_flag=True, help="Record numbers that are in no intact file as a gap, and continue.")
 @archive_option
 @option(
     "--store",
@@ -238,7 +238,7 @@ def rebuild_manifest(archive: Path, store: Path | None, allow_gap: bool) -> None
     directory: the files alone do not show whether a byte has changed, nor which gaps were allowed. Existing entries are
     kept. The files of all other ranges are read, and a range gets an entry if each of its numbers occurs once.
 
-    No data file is changed. With --allow-gap, numbers that are in no whole file become a gap: `restore-range` can fill
+    No data file is changed. With --allow-gap, numbers that are in no intact file become a gap: `restore-range` can fill
     it, and `vacuum` deletes the remains of their files.
 
     \b
@@ -250,8 +250,8 @@ def rebuild_manifest(archive: Path, store: Path | None, allow_gap: bool) -> None
         made = archives.rebuild_manifest(archive, store=store, allow_gap=allow_gap, progress=progress)
     opened = Archive.open(archive)
     noted = [entry for entry in made if not entry.gap]
-    said = f"{counted(len(noted), 'range')} recorded again, {counted(sum(entry.rows for entry in noted), 'row')}"
-    there = f"numbers 1 to {opened.head} are there{_but(opened)}" if opened.head else "there are no files"
+    said = f"{counted(len(noted), 'range')} rebuilt, {counted(sum(entry.rows for entry in noted), 'row')}"
+    there = f"complete up to number {opened.head}{_but(opened)}" if opened.head else "there are no files"
     click.echo(f"{archive}: {said if made else 'nothing was missing'}; {there}")
 
 

@@ -16,7 +16,7 @@ from titanic_data.session import explain, is_of_spark, silence_query_logs
 
 COMMANDS = {
     "archive": ("archive", "Copy closed requests to Parquet files."),
-    "verify": ("archive", "Check that an archive is whole."),
+    "verify": ("archive", "Verify that an archive is intact."),
     "compact": ("archive", "Merge small files into larger ones."),
     "vacuum": ("archive", "Delete files that are no longer needed."),
     "restore-range": ("archive", "Rewrite damaged files from a store."),

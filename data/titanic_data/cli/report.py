@@ -123,7 +123,7 @@ def report(
         draw(name, answer.to_pylist(), plot)
     print_answer(answer, by, as_json)
     if avoided is not None and not as_json:
-        click.echo(f"since its start the queue has avoided {counted(avoided, 'duplicate')}", err=True)
+        click.echo(f"the queue has avoided {counted(avoided, 'duplicate')} since its start", err=True)
 
 
 def _expect_one_source(parquet: Path | None, live: bool) -> None:
@@ -142,7 +142,7 @@ def _expect_writable(out: Path | None, suffixes: Sequence[str], source: Path | N
     if out is None:
         return
     if suffixes and out.suffix.lower() not in suffixes:
-        raise click.UsageError(f"{out} cannot be a picture: its name must end with {', '.join(suffixes)}")
+        raise click.UsageError(f"{out} cannot be a plot: its name must end with {', '.join(suffixes)}")
     if not out.absolute().parent.is_dir():
         raise click.UsageError(f"there is no directory {out.parent} for {out.name}")
     if source is not None and out.exists() and source.exists() and out.samefile(source):
@@ -197,7 +197,7 @@ def _tell_absent(closed: DataFrame, promised: Sequence[ServiceLevel], found: set
     there = sorted(row.service for row in closed.select("service").distinct().collect())
     for service in absent:
         if service in there:
-            click.echo(f"all requests of {service} were cancelled: they do not count", err=True)
+            click.echo(f"all requests of {service} were cancelled, which do not count", err=True)
         else:
             fact, advice = suggest(service, there)
             said = [f"no requests of {service!r}", fact if there else "there are none at all", advice]
