@@ -248,8 +248,8 @@ class Conversation:
             session.link(not dealer.waits, now)
         if session.drops_marks:
             raise UsageError(
-                f"the broker at {dealer.server} is not of this project, and may not distinguish requests that are"
-                " in flight together; use a Client, or name the version if this broker keeps address stacks"
+                f"the broker at {dealer.server} is not a titanic broker, and may mix up requests that are in"
+                " flight together; use a Client, or name the version if this broker keeps address stacks"
             )
         if self._probe is not None:
             self._check_probe(self._probe, now)
@@ -427,7 +427,7 @@ def _bytes(value: Body) -> bytes:
         return value.encode()
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
-    raise UsageError(f"a frame is bytes or text, not {type(value).__name__}")
+    raise UsageError(f"a frame must be bytes or str, not {type(value).__name__}")
 
 
 def reply_body(event: ReplyEvent, silence: str) -> Frames:

@@ -59,7 +59,7 @@ _FIRST_USER = r'[users.me]\nkeys = ["me.key"]\nsubmit = ["*"]\nwork = ["*"]\nrea
 """An access file, as printf of a shell takes it."""
 
 _UNPROTECTED = {
-    Means.USERS: "cannot bind {endpoint}: other machines could reach it, and without access control whoever does may"
+    Means.USERS: "cannot bind {endpoint}: other machines could reach it, and without access control any client may"
     " submit, read, close and work; turn access control on:\n"
     "    titanic keys server && titanic keys new me\n"
     f"    printf '{_FIRST_USER.replace('{', '{{').replace('}', '}}')}' >access.toml\n"
@@ -67,14 +67,15 @@ _UNPROTECTED = {
     "    --access access.toml --key-file server.key_secret\n"
     "Clients and workers then give --key-file me.key_secret --server-key server.key.\n"
     "Or bind tcp://127.0.0.1 or ipc://; or allow it without access control: --open, in Python open=True",
-    Means.KEYS: "other machines could reach {endpoint}, and patterns have no access control but keys; make some:\n"
+    Means.KEYS: "other machines could reach {endpoint}, and patterns have no access control other than keys; create"
+    " some:\n"
     "    titanic keys server && titanic keys new me\n"
     "and start this again with\n"
     "    --key-file server.key_secret --allow me.key\n"
     "Clients and workers then give --key-file me.key_secret --server-key server.key.\n"
     "Or bind tcp://127.0.0.1 or ipc://; or allow it without keys: --open, in Python open=True",
-    Means.NONE: "other machines could reach {endpoint}, and patterns have no access control where there are draft"
-    " sockets; bind tcp://127.0.0.1 or ipc://, or allow it: --open, in Python open=True",
+    Means.NONE: "other machines could reach {endpoint}, and patterns with draft sockets have no access control; bind"
+    " tcp://127.0.0.1 or ipc://, or allow it: --open, in Python open=True",
 }
 
 

@@ -173,7 +173,7 @@ def as_frames(value: Any) -> Frames:
         return [_frame(value)]
     if isinstance(value, Iterable) and not isinstance(value, (Mapping, Set)):
         return [_frame(frame) for frame in value] or [b""]
-    raise TypeError(f"a reply is bytes, text, a list of them or None, not {type(value).__name__}")
+    raise TypeError(f"a reply must be bytes, str, a list of these or None, not {type(value).__name__}")
 
 
 def error_frames(error: RemoteError) -> Frames:
@@ -216,7 +216,7 @@ def _frame(value: Any) -> bytes:
         return value.encode()
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
-    raise TypeError(f"a frame of a reply is bytes or text, not {type(value).__name__}")
+    raise TypeError(f"a frame of a reply must be bytes or str, not {type(value).__name__}")
 
 
 MOST_PROGRESS = 1024

@@ -126,7 +126,7 @@ class Broker(CoreRunner[BrokerCore]):
         self._access: broker.io.AccessControl | None = None
         if access is not None:
             if context is not None:
-                raise UsageError("a broker with access control has a context of its own; leave `context` out")
+                raise UsageError("a broker with access control creates its own context; leave `context` out")
             guard = self.core.guard = Guard(access, rules, self.core.stats)
             self._access = broker.io.AccessControl(guard, keys, self._settle)
             self.loop.add(self._access.zap)

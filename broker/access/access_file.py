@@ -112,8 +112,8 @@ class AccessFile:
         keys, tokens, certificates = self._keys(), self._hashes(TOKENS), self._hashes(CERTIFICATES)
         uids = {name: self._endpoint(name, endpoint) for name, endpoint in endpoints.items()}
         if not self._file.mistakes and not document.get("users") and self.allows_lockout is False:
-            fact = "there is no user, so no client or worker could connect"
-            self._fault((), f"{fact}; add [users.NAME], or {LOCKOUT} = true if that is meant")
+            fact = "there are no users, so no client or worker could connect"
+            self._fault((), f"{fact}; add [users.NAME], or {LOCKOUT} = true if that is intended")
         if mistakes := self._file.mistakes:
             lines = [str(mistake) for mistake in mistakes[:MAX_MISTAKES]]
             more = len(mistakes) - MAX_MISTAKES
@@ -156,7 +156,7 @@ class AccessFile:
 
     def _check_name(self, path: tuple[str, str], what: str) -> None:
         if not NAME.fullmatch(path[1]):
-            advice = "take 1 to 32 letters, digits, '_', '.' and '-'"
+            advice = "use 1 to 32 letters, digits, '_', '.' and '-'"
             self._fault(path, f"{path[1][:80]!r} cannot be the name of a {what}; {advice}")
 
     def _check(self, path: KeyPath, table: Table, known: tuple[str, ...]) -> None:
@@ -240,8 +240,8 @@ class AccessFile:
         """A key or a token is one user's."""
         owner, where = found.setdefault(secret, (name, path))
         if owner != name:
-            advice = f"make another {what} for one of them"
-            fact = f"this {what} is that of user {owner}, too, in line {self.line(where)}"
+            advice = f"create another {what} for one of them"
+            fact = f"user {owner} has the same {what}, in line {self.line(where)}"
             self._fault(path, f"{_shown(path[:-1])}: {fact}; {advice}")
 
     def _endpoint(self, name: str, endpoint: Table) -> tuple[int, ...] | None:
@@ -249,7 +249,7 @@ class AccessFile:
         path = ("endpoints", name)
         local = name.startswith("ipc://") and len(name) > len("ipc://")
         if not local and not _LOOPBACK.fullmatch(name):
-            fact = "clients need no key there, so it must be one that only this machine reaches"
+            fact = "clients need no key there, so other machines must not be able to reach it"
             self._fault(path, f"{_shown(path)}: {fact}; write it like ipc:///run/titanic.sock or tcp://127.0.0.1:5555")
         self._unknown(path, endpoint, OF_ENDPOINTS)
         user = endpoint.get("user")
@@ -261,8 +261,8 @@ class AccessFile:
             self._fault((*path, "user"), f"{_shown((*path, 'user'))}: there is no user {_quoted(user)}; {advice}")
         if "uids" not in endpoint:
             if name.startswith("ipc://@"):
-                fact = "every process of this machine can connect to an abstract name, as no folder guards it"
-                self._fault(path, f'{_shown(path)}: {fact}; write which users may: uids = [0, "www-data"]')
+                fact = "any local process can connect to an abstract socket, which no directory protects"
+                self._fault(path, f'{_shown(path)}: {fact}; list the users that may: uids = [0, "www-data"]')
             return None
         where, uids = (*path, "uids"), endpoint["uids"]
         if not local:
@@ -282,7 +282,7 @@ class AccessFile:
             except (KeyError, ValueError):
                 fact = f"this machine has no user {_quoted(uid)}"
         else:
-            fact = f"{_quoted(uid)} is no user of a machine"
+            fact = f"{_quoted(uid)} is not a system user"
         self._fault(path, f"{_shown(path[:-1])}: {fact}; give a name that `getent passwd` prints, or a number")
         return MAX_UID
 
@@ -320,17 +320,17 @@ def _read(path: Path) -> bytes:
             content = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         fact = error.strerror if isinstance(error, OSError) else "no path has a NUL in it"
-        raise AccessError(f"{path}: the access file cannot be read: {fact}; give one that can") from error
+        raise AccessError(f"{path}: the access file cannot be read: {fact}; check its path and permissions") from error
     if stat.S_ISREG(mode) and mode & stat.S_IWOTH:
-        fact = "every user of this machine may change this file, and so may do anything"
+        fact = "any local user can change this file, and so grant itself any permission"
         raise AccessError(f"{path}: {fact}; run: chmod o-w {path}")
     for folder in {path.absolute().parent, path.resolve().parent}:
         rights = folder.stat().st_mode
         if rights & stat.S_IWOTH and not rights & stat.S_ISVTX:
-            fact = "every user of this machine may put another file in its place, and so may do anything"
+            fact = "any local user can replace this file, and so grant itself any permission"
             raise AccessError(f"{path}: {fact}; run: chmod o-w {folder}")
     if len(content) > MAX_BYTES:
-        raise AccessError(f"{path}: it is larger than {MAX_BYTES >> 20} MiB; give the access file")
+        raise AccessError(f"{path}: it is larger than {MAX_BYTES >> 20} MiB; is it the access file?")
     return content
 
 
@@ -339,7 +339,7 @@ def _pattern_fault(pattern: str) -> str:
     if fact := service_fault(pattern.encode(errors="replace")):
         return f"{_quoted(pattern)} matches no service: {fact}; write it like mail or mail.*"
     if "[" in pattern and "]" not in pattern:
-        return f"{_quoted(pattern)} has a [ that nothing closes; write a set like mail.[ab], and [[] for the character"
+        return f"{_quoted(pattern)} has a [ without a ]; write a set like mail.[ab], and [[] for the character"
     return ""
 
 

@@ -39,9 +39,9 @@ def decide(path: str | Path, user: str, action: str, service: str = "") -> Decis
         permission = Permission(action)
     except ValueError:
         actions = ", ".join(one.value for one in Permission)
-        raise UsageError(f"{action!r} is no action; take one of {actions}") from None
+        raise UsageError(f"unknown action {action!r}; choose one of {actions}") from None
     if permission in BY_SERVICE and (fault := service_fault(service.encode(errors="replace"))):
-        raise UsageError(f"{action} is allowed for services: {fault}; name a service")
+        raise UsageError(f"{action} needs a service: {fault}; name one")
     file = AccessFile(path)
     if user not in file.access.users:
         near = nearest(user, file.access.users)
@@ -73,8 +73,8 @@ class _Question:
                 return self._yes(self._admin(), f"{name} is an admin and reads all requests")
             if self._user.read is Reach.NONE:
                 return self._no('read = "own" or read = "all"')
-            whose = "all requests" if self._user.reads_all else "its own requests"
-            return self._yes(self._first("read", self._user.read.value), f"{name} reads {whose}")
+            reads = "all requests" if self._user.reads_all else "its own requests"
+            return self._yes(self._first("read", self._user.read.value), f"{name} reads {reads}")
         if permission is Permission.CLOSE:
             return self._of_close()
         if getattr(self._user, permission.value):
@@ -110,8 +110,8 @@ class _Question:
         if self._user.read is Reach.NONE:
             reason = f'{name} closes only what it reads, which is nothing; it needs read = "own" or read = "all"'
             return self._decision(False, where, reason)
-        whose = "all requests" if self._user.reads_all else "its own requests"
-        return self._yes(where, f"{name} closes {whose}")
+        closes = "all requests" if self._user.reads_all else "its own requests"
+        return self._yes(where, f"{name} closes {closes}")
 
     def _admin(self) -> KeyPath:
         return self._first("admin", True)

@@ -29,8 +29,8 @@ _DIGITS = {character: value for value, character in enumerate(ALPHABET)}
 MOST_BYTES = 64 * 1024
 """A larger file is none with a key."""
 
-PUBLIC_BANNER = "# The public key of {name}: hand it out to whoever has to know it.\n"
-SECRET_BANNER = "# The secret key of {name}: whoever can read this file can be {name}. Do not copy or share it.\n"
+PUBLIC_BANNER = "# The public key of {name}: it can be shared.\n"
+SECRET_BANNER = "# The secret key of {name}: anyone with this file can act as {name}. Do not copy or share it.\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def key_fault(key: str) -> str:
         for character in key[at : at + 5]:
             value = value * 85 + _DIGITS[character]
         if value >= 1 << 32:
-            return "a key is written in Z85, and no key comes out as this one"
+            return "a key is written in Z85, and this is not valid Z85"
     return ""
 
 
@@ -66,12 +66,12 @@ def new_keys(directory: str | Path, name: str, overwrite: bool = False) -> tuple
     import zmq  # who only reads keys does without
 
     if not NAME.fullmatch(name):
-        raise AccessError(f"{name!r} cannot be the name of a key; take 1 to 32 letters, digits, '_', '.' and '-'")
+        raise AccessError(f"{name!r} cannot be the name of a key; use 1 to 32 letters, digits, '_', '.' and '-'")
     public, secret = Path(directory, name + PUBLIC_SUFFIX), Path(directory, name + SECRET_SUFFIX)
     for path in () if overwrite else (secret, public):
         if os.path.lexists(path):
             shown = f", or see its public key with `titanic keys show {secret}`" if path == secret else ""
-            raise AccessError(f"{path}: there is such a file already, and it is kept; choose another name{shown}")
+            raise AccessError(f"{path}: the file exists and was not overwritten; choose another name{shown}")
     pair = Keys(*zmq.curve_keypair())
     _write(secret, _file_of(name, pair, secret=True), 0o600, overwrite)
     try:
@@ -95,7 +95,7 @@ def ensure_keys(directory: str | Path, name: str) -> bool:
     if not os.path.lexists(public):
         _write(public, _file_of(name, pair), 0o644)
     elif public_key(public) != pair.public.decode():
-        raise AccessError(f"{public}: it is not the public half of {secret}; move the one away that is wrong")
+        raise AccessError(f"{public}: it does not match {secret}; move the wrong one away")
     return False
 
 
@@ -127,7 +127,7 @@ def _write(path: Path, text: str, mode: int, overwrite: bool = False) -> None:
         finally:
             os.close(file)
     except OSError as error:
-        advice = "make the directory first" if isinstance(error, FileNotFoundError) else "choose another directory"
+        advice = "create the directory first" if isinstance(error, FileNotFoundError) else "choose another directory"
         raise AccessError(f"{path}: cannot be written: {error.strerror}; {advice}") from error
 
 
@@ -150,10 +150,10 @@ def load_secret(path: str | Path) -> Keys:
     found = _keys_in(path, text)
     if b"secret-key" not in found:
         advice = f"give the file that ends with {SECRET_SUFFIX}"
-        raise AccessError(f"{path}: it has only the public half of a pair, and the secret one is needed; {advice}")
+        raise AccessError(f"{path}: it has only a public key, and a secret key is needed; {advice}")
     if mode & stat.S_IROTH:
-        fact = f"every user of this machine may read this secret key (mode {mode:04o})"
-        advice = f"run: chmod 600 {path}, and make another pair if others were on this machine"
+        fact = f"any local user can read this secret key (mode {mode:04o})"
+        advice = f"run: chmod 600 {path}, and create another pair if other users had access"
         raise AccessError(f"{path}: {fact}; {advice}")
     pair = Keys(found[b"public-key"], found[b"secret-key"])
     _check_pair(path, pair)
@@ -164,7 +164,7 @@ def _check_pair(path: str | Path, pair: Keys) -> None:
     import zmq  # whoever has a secret key connects or listens; who looks at public ones does without
 
     if zmq.curve_public(pair.secret) != pair.public:
-        raise AccessError(f"{path}: its two halves are not of one pair; restore the file, or make another pair")
+        raise AccessError(f"{path}: its public and secret keys do not match; restore the file, or create another pair")
 
 
 def public_key(text_or_path: str | Path, folder: str | Path = "") -> str:
@@ -194,13 +194,13 @@ def _read(path: str | Path) -> tuple[bytes, int]:
         with Path(path).open("rb") as file:
             content, mode = file.read(MOST_BYTES + 1), os.fstat(file.fileno()).st_mode
     except FileNotFoundError as error:
-        raise AccessError(f"{path}: there is no such key file; `titanic keys new` makes a pair") from error
+        raise AccessError(f"{path}: there is no such key file; `titanic keys new` creates a pair") from error
     except (OSError, ValueError) as error:
-        fact = error.strerror if isinstance(error, OSError) else "no path has a NUL in it"
-        raise AccessError(f"{path}: this key file cannot be read: {fact}; give yourself the right to") from error
+        fact = error.strerror if isinstance(error, OSError) else "a path cannot contain NUL"
+        raise AccessError(f"{path}: this key file cannot be read: {fact}; check its permissions") from error
     if stat.S_ISREG(mode) and mode & stat.S_IWOTH:
-        fact = f"every user of this machine may change this key file (mode {stat.S_IMODE(mode):04o})"
-        raise AccessError(f"{path}: {fact}; run: chmod o-w {path}, and see that the key is still the right one")
+        fact = f"any local user can change this key file (mode {stat.S_IMODE(mode):04o})"
+        raise AccessError(f"{path}: {fact}; run: chmod o-w {path}, and check that the key is still the right one")
     return content, stat.S_IMODE(mode)
 
 
@@ -216,9 +216,10 @@ def _keys_in(path: str | Path, text: bytes) -> dict[bytes, bytes]:
             raise AccessError(f"{path}:{number}: there is a second {name.decode()}; keep one")
         found[name] = value.strip().strip(b"\"'")
         if fault := key_fault(found[name].decode("latin-1")):
-            raise AccessError(f"{path}:{number}: that is no {name.decode()}: {fault}; copy the file once more")
+            raise AccessError(f"{path}:{number}: invalid {name.decode()}: {fault}; copy the file again")
     if b"public-key" not in found:
-        raise AccessError(f'{path}: this is no key file: it has no line public-key = "…"; `titanic keys new` makes one')
+        what = f'{path}: this is not a key file: it has no line public-key = "…"'
+        raise AccessError(f"{what}; `titanic keys new` creates one")
     return found
 
 

@@ -156,7 +156,7 @@ class Guard:
         user = worker.user
         if user is None or user.admin or registered < (share := self.share(places)):
             return True
-        why = f"user '{user.name}' has {registered} workers; of {places} places one user may have {share}"
+        why = f"user '{user.name}' has {registered} workers; one user may have {share} of {places}"
         self.refused(user, "workers", b"", worker.peer, why)
         return False
 

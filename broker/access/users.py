@@ -170,13 +170,13 @@ def user_from_json(document: bytes) -> User:
         name, reach = said["user"], Reach(said["read"])
         rights = {flag: said[flag] for flag in FLAGS if flag in said or flag not in LATER_FLAGS}
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"that is no user: {error}") from None
+        raise ValueError(f"invalid user: {error}") from None
     texts = [name, *(pattern for patterns in services.values() for pattern in patterns)]
     counts = [getattr(limits, one) for one in LIMITS]
     if not all(isinstance(text, str) and text.isprintable() for text in texts) or len(name) > MAX_NAME:
-        raise ValueError("that is no user: a name or a pattern is no text")
+        raise ValueError("invalid user: a name or a pattern is not a string")
     if not all(type(right) is bool for right in rights.values()) or not all(type(count) is int for count in counts):
-        raise ValueError("that is no user: a permission or a limit is of a wrong type")
+        raise ValueError("invalid user: a permission or a limit has the wrong type")
     return User(name, services, reach, limits=limits, **rights)
 
 

@@ -173,7 +173,7 @@ class Client:
     def _move_in(self) -> None:
         """This is the loop from now on."""
         if self._loop is not None and not self._loop.is_closed():
-            raise UsageError("another event loop is using this client; give each loop one of its own, they are cheap")
+            raise UsageError("another event loop is using this client; create one client for each loop")
         self._drop()
         self._loop = asyncio.get_running_loop()
 

@@ -57,8 +57,8 @@ class Worker(WorkerBase):
         if fault := service_fault(name):
             raise UsageError(fault)
         if not _is_async(handler):
-            what = f"the handler of {name.decode()} is a plain function, which would hold up the event loop"
-            raise UsageError(f"{what}; make it `async def`, or take broker.Worker, which calls it in threads")
+            what = f"the handler of {name.decode()} is a plain function, which would block the event loop"
+            raise UsageError(f"{what}; make it `async def`, or use broker.Worker, which runs it in threads")
         self.service = name
         self._handlers: HandlerTasks = HandlerTasks()
         self._running: asyncio.Task[None] | None = None

@@ -455,7 +455,7 @@ class BrokerCore(Core):
         process = worker.process
         process.in_hand += 1
         if request.alone and len(process.workers) > 1:
-            process.alone, process.begun = worker, False
+            process.alone, process.is_started = worker, False
             for other in process.workers:
                 other.service.idle.pop(other, None)
             self._proceed(process, now)
@@ -486,8 +486,8 @@ class BrokerCore(Core):
             for worker in list(process.workers):
                 if worker.request is None and worker in self.registry.silences:
                     self._free(worker, now)
-        elif process.in_hand == 1 and not process.begun:
-            process.begun = True
+        elif process.in_hand == 1 and not process.is_started:
+            process.is_started = True
             self._send_request(alone, alone.request, now)
 
     def _take_unbegun(self, unwanted: Callable[[Request], bool], now: float) -> list[Request]:
@@ -495,7 +495,7 @@ class BrokerCore(Core):
         taken = []
         for process in self.registry.processes.values():
             worker = process.alone
-            if worker is None or worker.request is None or process.begun or not unwanted(worker.request):
+            if worker is None or worker.request is None or process.is_started or not unwanted(worker.request):
                 continue
             if (request := self._take_from(worker)) is not None:
                 taken.append(request)

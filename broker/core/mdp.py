@@ -371,4 +371,4 @@ def service_fault(name: bytes) -> str | None:
         text = name.decode()
     except UnicodeDecodeError:
         return "service name is not UTF-8"
-    return None if text.isprintable() else "service name has characters that cannot be printed"
+    return None if text.isprintable() else "service name has unprintable characters"

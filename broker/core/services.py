@@ -46,7 +46,7 @@ class WorkerProcess:
     meanwhile.
     """
 
-    __slots__ = ("alone", "begun", "in_hand", "workers")
+    __slots__ = ("alone", "in_hand", "is_started", "workers")
 
     def __init__(self) -> None:
         self.workers: dict[WorkerPeer, None] = {}
@@ -54,12 +54,12 @@ class WorkerProcess:
         """The number of workers with a request."""
         self.alone: WorkerPeer | None = None
         """The worker whose request runs alone, or will when the others have finished."""
-        self.begun = False
+        self.is_started = False
         """Whether that request was sent."""
 
     def waits_for_others(self, worker: WorkerPeer) -> bool:
         """Return whether the request of a worker was not sent yet."""
-        return self.alone is worker and not self.begun
+        return self.alone is worker and not self.is_started
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -96,7 +96,7 @@ def credentials(key: Key, server_key: str | Path | None) -> Curve | None:
 
     if str(server_key).endswith(SECRET_SUFFIX):  # it would work, but the secret should not be here
         raise UsageError(
-            f"{server_key}: this is the secret half of a pair, which stays with the server; give the public one as the"
+            f"{server_key}: this is a secret key file, which stays with the server; give the public one as the"
             f" server key, {Path(server_key).with_suffix(PUBLIC_SUFFIX)}"
         )
     own = load_secret(key)
@@ -234,17 +234,17 @@ class KeyProbe:
 def _unknown(endpoint: str, curve: Curve | None) -> str:
     if curve is None and endpoint.startswith("ipc:"):
         return (
-            f"the server at {endpoint} refused this client; its access file does not let this user of the machine"
-            f" (uid {os.geteuid()}) in there; run this as one of those it names, or have the uid added to it"
+            f"the server at {endpoint} refused this client; its access file does not admit this system user"
+            f" (uid {os.geteuid()}); run this as one that it names, or add the uid to it"
         )
     if curve is None:
         return (
-            f"the server at {endpoint} refused this client; nobody gets in there without a key; connect where it takes"
+            f"the server at {endpoint} refused this client; a key is required there; connect where it takes"
             " keys, with yours (--key-file, in Python key) and the server's public one (--server-key, server_key)"
         )
     return (
         f"the server at {endpoint} refused this key; no user there has the public key {curve.public.decode()};"
-        " have it added to the server's access file, or use another key"
+        " add it to the server's access file, or use another key"
     )
 
 
@@ -253,7 +253,7 @@ def _mismatch(endpoint: str, curve: Curve | None, failures: int) -> str:
     mechanism = _mechanism(endpoint)
     if curve is None and mechanism == b"CURVE":
         return (
-            f"the server at {endpoint} wants a key; this client has none;"
+            f"the server at {endpoint} requires a key; this client has none;"
             " give it its secret key file (--key-file, in Python key) and the server's public key (--server-key,"
             " server_key)"
         )
@@ -270,8 +270,8 @@ def _mismatch(endpoint: str, curve: Curve | None, failures: int) -> str:
     if mechanism is None and failures >= REFUSED_TWICE and endpoint.startswith("ipc:"):
         return (
             f"the server at {endpoint} closes the connection at once; only some users of this machine may connect"
-            f" there, and this one (uid {os.geteuid()}) is none of them; run this as one of them, or have the uid"
-            " added to the server's access file"
+            f" there, and this one (uid {os.geteuid()}) is not; run this as one of them, or add the uid"
+            " to the server's access file"
         )
     return ""
 

@@ -44,7 +44,7 @@ QUEUE = 100_000
 MUTE = 1000
 """Milliseconds after which a socket that cannot send says so."""
 
-LOOK = 100
+POLL_MS = 100
 """Milliseconds after which a waiting thread checks whether it still should."""
 
 STUCK = 1.0
@@ -211,7 +211,7 @@ class DraftSocket:
     def connect(self, endpoint: str) -> None:
         """Connect; EndpointError says why not."""
         if endpoint.startswith("tcp://") and "*" in endpoint:  # pyomq would try for ever
-            raise EndpointError(f"cannot connect to {endpoint}: * is for those who listen; name an address and a port")
+            raise EndpointError(f"cannot connect to {endpoint}: * is only for listening; name an address and a port")
         self._reach("connect to", endpoint)
 
     def send(self, data: bytes, routing_id: int = 0) -> None:
@@ -222,24 +222,24 @@ class DraftSocket:
             else:
                 self._socket.send(data)
         except self._failed as error:
-            raise Unreachable(f"nobody takes the message: {error}") from error
+            raise Unreachable(f"no receiver takes the message: {error}") from error
 
     def send_tracked(self, data: bytes, routing_id: int) -> Leaving:
         """The same with a large message of a SERVER: what tells when it has left. `data` belongs to this call alone."""
         try:
             return self._backend.track(self._socket, data, routing_id)
         except self._failed as error:
-            raise Unreachable(f"nobody takes the message: {error}") from error
+            raise Unreachable(f"no receiver takes the message: {error}") from error
 
     def receive(self, milliseconds: int | None) -> tuple[bytes, int] | None:
         """One frame, and from a SERVER the routing id of its sender; None when there was none in time, or a message of
         several was discarded (RFC 41 and 49).
 
-        `milliseconds` None: for threads that only receive; comes back with None after LOOK, or only when the socket
+        `milliseconds` None: for threads that only receive; comes back with None after POLL_MS, or only when the socket
         is closed.
         """
         if milliseconds is None:
-            milliseconds = -1 if self._backend.wakes else LOOK
+            milliseconds = -1 if self._backend.wakes else POLL_MS
         if milliseconds != self._patience:
             self._socket.rcvtimeo = self._patience = milliseconds
         try:
@@ -283,9 +283,9 @@ class DraftSocket:
             if not self.has_peers():
                 # It would not connect again. How long it takes tells whether there is something left.
                 linger = min(linger, MUTE // 2 if self._kind == "SCATTER" else 1)
-            begun = time.monotonic()
+            started = time.monotonic()
             self._socket.close(linger)
-            return not self._backend.wakes or time.monotonic() - begun < linger / 1000
+            return not self._backend.wakes or time.monotonic() - started < linger / 1000
 
     @property
     def tells_peers(self) -> bool:

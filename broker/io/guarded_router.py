@@ -58,12 +58,12 @@ def server_keys(key: ServerKey, allow: Iterable[str | Path] = (), *, open: bool 
     allowed = frozenset(public_key(one) for one in ((allow,) if isinstance(allow, str | Path) else allow))
     if key is None and allowed:
         raise UsageError(
-            "there are keys to allow, and the server has none of its own; give its secret key file as well"
-            " (--key-file, in Python key); `titanic keys server` makes one"
+            "there are allowed keys, but the server has no key of its own; give its secret key file as well"
+            " (--key-file, in Python key); `titanic keys server` creates one"
         )
     if key is not None and not allowed:
         raise UsageError(
-            "the server has a key, and lets nobody in; give the public keys of its clients and workers (--allow, in"
+            "the server has a key, but no allowed keys; give the public keys of its clients and workers (--allow, in"
             " Python allow)"
         )
     return ServerKeys(None if key is None else load_secret(key), allowed, open)

@@ -77,7 +77,7 @@ def require_connections(count: int, what: str, *, watched: bool) -> None:
     needed = count * (4 if watched else 2) + open_now + SPARE_FILES
     limit, advice = hard, "raise it (ulimit -Hn, or LimitNOFILE= of a systemd unit)"
     if (sockets := count * (3 if watched else 1) + SPARE_FILES) > MOST_SOCKETS:
-        needed, limit, advice = sockets, MOST_SOCKETS, "which is that of libzmq"
+        needed, limit, advice = sockets, MOST_SOCKETS, "libzmq cannot have more"
     if limit != resource.RLIM_INFINITY and needed > limit:
         raise UsageError(f"{what} need {needed} open files, and the limit is {limit}; {advice}, or use fewer jobs")
     if soft != resource.RLIM_INFINITY and needed > soft:
@@ -165,7 +165,7 @@ def protect(endpoint: str, *, open: bool, by: Means = Means.USERS) -> None:
         import logging  # a client does without
 
         logging.getLogger(__name__).warning(
-            "%s is open: whoever reaches it may %s",
+            "%s is open: any client that reaches it may %s",
             endpoint,
             "submit, read, close and work" if by is Means.USERS else "use it",
         )

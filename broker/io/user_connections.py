@@ -201,11 +201,11 @@ class UserConnections:
         """Return why a user may not have another connection; empty: it may."""
         count, most = self._counts.get(user.name, 0), user.limits.connections
         if most and count >= most:
-            return f"{user} has limits.connections = {most} already"
+            return f"{user} already has {most} connections, its limits.connections"
         if user.admin:
             return ""
         if not most and count >= (share := self._guard.share(self._places)):
-            fact = f"{user} has {count} connections; of {self._places} one user may have {share}"
+            fact = f"{user} has {count} connections; one user may have {share} of {self._places}"
             return f"{fact}: set limits.connections, or allow the server more file descriptors"
         if self._taken >= self._places:
             return f"{self._taken} connections are open; allow the server more file descriptors"
@@ -279,7 +279,7 @@ class UserConnections:
 def _why(connection: UserConnection, action: str) -> str:
     """Describe why a connection is refused."""
     if action == "name":
-        return "it gives itself a name, which access control does not allow"
+        return "it sets its own name, which access control does not allow"
     return "" if " " in connection.user_id else f"no user has the public key {connection.user_id} any more"
 
 

@@ -50,13 +50,13 @@ def secure(socket: Socket, endpoint: str, access: Access, keys: Keys | None) -> 
     endpoint. Raises EndpointError, UsageError."""
     whole = full(endpoint)
     if not whole.startswith(("tcp://", "ipc://")):
-        raise EndpointError(f"cannot bind {endpoint} with access control: nobody is asked there; use tcp:// or ipc://")
+        raise EndpointError(f"cannot bind {endpoint} with access control, which works for tcp:// and ipc:// only")
     named = whole in access.endpoints
     if named and is_exposed(whole):
         raise EndpointError(f"cannot bind {endpoint} without keys, as the access file says: other machines reach it")
     if not named:
         if keys is None:
-            raise UsageError(f"{endpoint} takes a key of the server: give `keys`, or name it in [endpoints]")
+            raise UsageError(f"{endpoint} needs a server key: give `keys`, or name it in [endpoints]")
         socket.curve_secretkey = keys.secret
     socket.curve_server = not named
     socket.zap_domain = whole.encode()

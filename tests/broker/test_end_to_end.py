@@ -219,13 +219,13 @@ def odd_detail(frames: Frames) -> bytes:
     [
         (boom, "ValueError: no such thing"),
         (leave, "SystemExit: 3"),
-        (numbers, "TypeError: a frame of a reply is bytes or text, not int"),
-        (number, "TypeError: a reply is bytes, text, a list of them or None, not int"),
-        (mapping, "TypeError: a reply is bytes, text, a list of them or None, not dict"),
-        (unordered, "TypeError: a reply is bytes, text, a list of them or None, not set"),
+        (numbers, "TypeError: a frame of a reply must be bytes or str, not int"),
+        (number, "TypeError: a reply must be bytes, str, a list of these or None, not int"),
+        (mapping, "TypeError: a reply must be bytes, str, a list of these or None, not dict"),
+        (unordered, "TypeError: a reply must be bytes, str, a list of these or None, not set"),
         (late, "ValueError: after a part"),
         (odd_status, "TypeError"),
-        (odd_detail, "TypeError: a frame of a reply is bytes or text, not object"),
+        (odd_detail, "TypeError: a frame of a reply must be bytes or str, not object"),
     ],
 )
 def test_a_failing_handler_is_an_error_reply_and_a_log_line(

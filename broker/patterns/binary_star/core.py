@@ -81,10 +81,10 @@ TRANSITIONS: dict[tuple[StarState, StarEvent], StarStep] = {
 """What has no entry changes nothing."""
 
 FAULTS = {
-    StarState.ACTIVE: "both servers are active: each has lost sight of the other and answered clients; see that the "
-    "other one has ended too, compare what they did, then start both again",
-    StarState.PASSIVE: "both servers are passive: nobody answers clients; see that the other one has ended too, then "
-    "start both again",
+    StarState.ACTIVE: "both servers are active: they lost contact, and both answered clients; make sure that the "
+    "other one has stopped too, compare what they did, then start both again",
+    StarState.PASSIVE: "both servers are passive: no client is answered; make sure that the other one has stopped too, "
+    "then start both again",
 }
 
 TWINS = "both servers were started as {}: start one as the primary and the other as the backup"

@@ -92,10 +92,10 @@ def _private(endpoint: str) -> str:
     if match is None:
         return "is not an endpoint"
     if _is_everywhere(match[1]):
-        return "is no address to connect to"
+        return "is not an address to connect to"
     if match[2] in ("*", "0"):
-        return "has no certain port"
-    return "is a network card of this machine" if _is_card(match[1]) else ""
+        return "has no fixed port"
+    return "is a network interface of this machine" if _is_card(match[1]) else ""
 
 
 def _is_everywhere(host: str) -> bool:

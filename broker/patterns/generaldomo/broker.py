@@ -64,7 +64,7 @@ class GeneraldomoWorker(Worker):
     def _connection(self, channel: Any, endpoints: Sequence[str], *, watch: bool) -> Dealer:
         """Called by a channel, for the sockets that it speaks through."""
         if self._curve is not None:
-            raise UsageError("a CLIENT socket was given keys; this project gives keys to none; use broker.Worker")
+            raise UsageError("CLIENT sockets do not support keys here; use broker.Worker")
         return ClientDealer(endpoints, lambda: self._loop.call(self._arrived, channel))
 
     def _new_session(self, service: bytes, config: WorkerConfig | None) -> WorkerSession:

@@ -176,7 +176,7 @@ class ServerSocket:
     def _send_large(self, peer: ServerPeer, frames: Frames, size: int) -> None:
         outbox = self._broker.outbox
         if not outbox.admits(peer, size):
-            raise Unreachable("enough is queued already")
+            raise Unreachable("the queue is full")
         outbox.add(peer, size, self._socket.send_tracked(pack_mdp(frames), peer.routing_id))
 
     def close(self) -> None:

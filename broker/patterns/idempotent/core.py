@@ -43,7 +43,7 @@ class Superseded(RemoteError):
     from one client does not pass this on (`broker.patterns.request_reply.core`)."""
 
     def __init__(self) -> None:
-        super().__init__(409, "the same request was asked again; the reply goes to who asked last")
+        super().__init__(409, "the same request was sent again; the reply goes to its latest sender")
 
 
 class ReplyStore(Protocol):

@@ -90,7 +90,7 @@ class Idempotent:
         """Execute a request, or give back what it was answered. A generator, as handlers may be."""
         opened = open_stamp(frames)
         if opened is None:
-            raise RemoteError(400, "an idempotent service wants a client, a number and a body, in a frame each")
+            raise RemoteError(400, "an idempotent service needs a client, a number and a body, one frame each")
         stamp, body = opened
         with self._lock:
             execution = self._running.get(stamp)

@@ -14,7 +14,7 @@ from typing import Self
 from broker.client import Body, body_frames
 from broker.config import check
 from broker.errors import BrokerError, Means, TimedOut, UsageError
-from broker.io.draft_sockets import LOOK, DraftSocket, Unreachable
+from broker.io.draft_sockets import POLL_MS, DraftSocket, Unreachable
 from broker.io.sockets import protect
 
 QUEUE = 1000
@@ -105,8 +105,8 @@ class Unread(BrokerError):
 
     def __init__(self) -> None:
         super().__init__(
-            f"messages were still coming {LAST:g} s after the end was asked for; what was under way then is lost, and "
-            "nobody knows how much: stop those who scatter first"
+            f"messages were still arriving {LAST:g} s after the stop; those in transit are lost, an unknown number; "
+            "stop the senders first"
         )
 
 
@@ -169,7 +169,7 @@ class Gather(SharedSocket):
                 raise Unread
             if now >= self._stopped_at + LAST:
                 return 0
-        return LOOK if until is None else max(0, min(LOOK, int((until - now) * 1000)))
+        return POLL_MS if until is None else max(0, min(POLL_MS, int((until - now) * 1000)))
 
     def _all_came(self) -> bool:
         """Whether nothing is expected after `stop`; called when nothing is there."""
@@ -210,7 +210,7 @@ class Scatter(SharedSocket):
         machines can connect. Raises MissingDrafts."""
         check(queue > 0, f"queue is {queue}; it must be 1 or more")
         self._queue = queue
-        self._sockets = ScatterSockets(queue, LOOK / 1000, early=early)
+        self._sockets = ScatterSockets(queue, POLL_MS / 1000, early=early)
         super().__init__(self._sockets, open=open)
         self.sent = 0
         """Messages that were taken over."""
@@ -229,7 +229,7 @@ class Scatter(SharedSocket):
 
     def _fell_short(self) -> None:
         most = min(self.sent, 2 * self._queue)
-        raise Unsent(f"up to {most} of {self.sent} messages were not sent: those who gather are gone, or do not read")
+        raise Unsent(f"up to {most} of {self.sent} messages were not sent: receivers are gone, or do not read")
 
     def send(self, message: Body, timeout: float | None = None) -> None:
         """Send one frame, bytes or text. Nothing is dropped: it waits while no queue has room, for `timeout` seconds.
@@ -247,10 +247,10 @@ class Scatter(SharedSocket):
                 return
             except Unreachable as error:
                 if over(until):
-                    raise TimedOut(f"nobody took the message in {timeout:g} s; is somebody there to gather?") from error
+                    raise TimedOut(f"no receiver took the message in {timeout:g} s; is a receiver running?") from error
             finally:
                 self._leave()
-        raise UsageError("the scattering end is closed")
+        raise UsageError("the sender is closed")
 
 
 class ScatterSockets:
@@ -297,7 +297,7 @@ class ScatterSockets:
         end, pause = time.monotonic() + self._patience, _PAUSE
         while not self._take(message):
             if time.monotonic() >= end:
-                raise Unreachable("nobody takes the message")
+                raise Unreachable("no receiver takes the message")
             time.sleep(pause)
             pause = min(2 * pause, _PAUSE_MOST)
 
@@ -332,7 +332,7 @@ class ScatterSockets:
                     self._carrier = None
                     return
             time.sleep(pause)
-            pause = min(2 * pause, LOOK / 1000)
+            pause = min(2 * pause, POLL_MS / 1000)
 
     def close(self, linger: int) -> bool:
         """Close it; what was sent may still go out, for `linger` milliseconds. False when there was more than could."""

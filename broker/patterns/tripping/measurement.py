@@ -100,7 +100,7 @@ def _ask_socket(kind: int, endpoint: str, synchronous: int, asynchronous: int) -
                 if kind == zmq.REQ:  # it may not even ask for another one
                     break
             if not count:
-                raise TimeoutError("a reply did not come")
+                raise TimeoutError("a reply did not arrive")
             return count
 
         def send() -> None:
@@ -120,7 +120,7 @@ def _ask_client(endpoint: str, synchronous: int, asynchronous: int) -> Speeds:
         last = time.monotonic() + PATIENCE / 1000
         while socket.receive(None) is None:
             if time.monotonic() > last:
-                raise TimeoutError("a reply did not come")
+                raise TimeoutError("a reply did not arrive")
         return 1
 
     speeds = _measure(send, receive, synchronous, asynchronous)

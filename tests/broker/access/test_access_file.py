@@ -98,14 +98,14 @@ def test_certificates_are_given_by_their_hashes(file: Path) -> None:
     with pytest.raises(AccessError, match=r"2: .*a certificate is given by its hash, sha256: and 64 hex.*openssl x509"):
         load_access(file)
     file.write_text(f"[users.u]\ncertificates = ['{TOKEN}']\n[users.v]\ncertificates = ['{TOKEN}']")
-    with pytest.raises(AccessError, match=r"4: .*this certificate is that of user u, too"):
+    with pytest.raises(AccessError, match=r"4: .*user u has the same certificate"):
         load_access(file)
 
 
 @pytest.mark.parametrize("text", ["", "# nobody yet\n", "[roles.sender]\nclose = true\n", "[users]\n"])
 def test_a_file_without_users_is_a_fault_unless_it_says_so(file: Path, text: str) -> None:
     file.write_text(text)
-    with pytest.raises(AccessError, match=r":1: there is no user, so no client or worker could connect; add \[users"):
+    with pytest.raises(AccessError, match=r":1: there are no users, so no client or worker could connect; add \[users"):
         load_access(file)
     file.write_text("allow_lockout = true\n" + text)
     access = load_access(file)
@@ -216,7 +216,7 @@ WRONG = [
     (U + "limits.waiting = true", 2, "[users.u] limits.waiting is true or false; it must be a whole number"),
     (U + "read = 2026-01-01", 2, "[users.u] read is a time; it must be"),
     # Names.
-    ("[users.'a b']", 1, "'a b' cannot be the name of a user; take 1 to 32 letters, digits, '_', '.' and '-'"),
+    ("[users.'a b']", 1, "'a b' cannot be the name of a user; use 1 to 32 letters, digits, '_', '.' and '-'"),
     (f"[users.{'a' * 33}]", 1, f"'{'a' * 33}' cannot be the name of a user"),
     ("[users.'']", 1, "'' cannot be the name of a user"),
     ('[roles."a\\n"]', 1, "'a\\n' cannot be the name of a role"),
@@ -225,7 +225,7 @@ WRONG = [
     # Patterns.
     (U + "submit = ['']", 2, "[users.u] submit: '' matches no service: service name is empty; write it like mail or"),
     (U + 'submit = ["a\\u0000"]', 2, "[users.u] submit: 'a\\x00' matches no service: service name has characters"),
-    (U + "call = ['x', 'mail.[ab']", 2, "[users.u] call: 'mail.[ab' has a [ that nothing closes; write a set like"),
+    (U + "call = ['x', 'mail.[ab']", 2, "[users.u] call: 'mail.[ab' has a [ without a ]; write a set like"),
     # KeyPath and tokens.
     (U + f"keys = ['{KEY[:-1]}']", 2, "[users.u] keys: 'rq:r…' is neither a public key nor a file with one: a key"),
     (U + f"keys = [\n\n'{KEY[:-1]}~']", 4, "[users.u] keys: 'rq:r…' is neither a public key nor a file with one"),
@@ -237,12 +237,12 @@ WRONG = [
     (
         U + f"keys = ['{KEY}']\n[users.v]\nkeys = [\n'{OTHER}',\n'{KEY}']",
         6,
-        "[users.v] keys: this key is that of user u, too, in line 2; make another key for one of them",
+        "[users.v] keys: user u has the same key, in line 2; create another key for one of them",
     ),
     (
         U + f"tokens = ['{TOKEN}']\n[users.v]\ntokens = ['{TOKEN.upper().replace('SHA', 'sha')}']",
         4,
-        "[users.v] tokens: this token is that of user u, too, in line 2; make another token for one of them",
+        "[users.v] tokens: user u has the same token, in line 2; create another token for one of them",
     ),
     # Endpoints.
     (U + "[endpoints.'tcp://*:5555']\nuser = 'u'", 2, '[endpoints."tcp://*:5555"]: clients need no key'),
@@ -271,7 +271,7 @@ WRONG = [
         '[endpoints."ipc://@x"]: every process of this machine can connect to an abstract name, as no folder guards '
         "it; write which users may: uids",
     ),
-    (U + "[endpoints.'ipc://x']\nuser = 'u'\nuids = [-1]", 4, '[endpoints."ipc://x"] uids: -1 is no user of a machine'),
+    (U + "[endpoints.'ipc://x']\nuser = 'u'\nuids = [-1]", 4, '[endpoints."ipc://x"] uids: -1 is not a system user'),
     (U + "[endpoints.'ipc://x']\nuser = 'u'\nuids = [true]", 4, '[endpoints."ipc://x"] uids: true or false is no user'),
 ]
 
@@ -320,7 +320,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     for wrong, fact in (
         (path, f"{path}: the access file cannot be read: No such file or directory; give one"),
         (tmp_path, f"{tmp_path}: the access file cannot be read: Is a directory; give one"),
-        ("a\0b", "a\0b: the access file cannot be read: no path has a NUL in it"),
+        ("a\0b", "a\0b: the access file cannot be read: a path cannot contain NUL"),
     ):
         with pytest.raises(AccessError, match=re.escape(fact)):
             load_access(wrong)

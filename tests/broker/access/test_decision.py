@@ -112,10 +112,10 @@ def test_who_is_not_there(file: Path) -> None:
 
 
 def test_questions_that_cannot_be(file: Path) -> None:
-    with pytest.raises(UsageError, match="'write' is no action; take one of submit, work, call, read, close, metrics"):
+    with pytest.raises(UsageError, match="unknown action 'write'; choose one of submit, work, call, read, close, "):
         decide(file, "shop", "write", "mail")
     for action in ("submit", "work", "call"):
-        with pytest.raises(UsageError, match=f"{action} is allowed for services: service name is empty; name a serv"):
+        with pytest.raises(UsageError, match=f"{action} needs a service: service name is empty; name one"):
             decide(file, "shop", action)
     file.write_text("[users.a]\nx = 1")
     with pytest.raises(AccessError, match=r"access\.toml:2: unknown "):

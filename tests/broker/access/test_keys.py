@@ -72,10 +72,10 @@ def test_pyzmqs_own_files_are_read(tmp_path: Path) -> None:
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     public, secret = new_keys(tmp_path, "shop")
     before = public.read_bytes(), secret.read_bytes()
-    with pytest.raises(AccessError, match=r"shop\.key_secret: there is such a file already, and it is kept; choose"):
+    with pytest.raises(AccessError, match=r"shop\.key_secret: the file exists and was not overwritten; choose"):
         new_keys(tmp_path, "shop")
     secret.unlink()
-    with pytest.raises(AccessError, match=r"shop\.key: there is such a file already"):
+    with pytest.raises(AccessError, match=r"shop\.key: the file exists and was not overwritten"):
         new_keys(tmp_path, "shop")
     assert [path.name for path in tmp_path.iterdir()] == ["shop.key"]
     assert public.read_bytes() == before[0]
@@ -96,13 +96,13 @@ def test_a_pair_that_is_there_is_kept(tmp_path: Path) -> None:
     assert (public.read_bytes(), secret.read_bytes()) == before
     assert (mode(public), mode(secret)) == (0o644, 0o600)
     public.write_text(f'public-key = "{KEY}"')
-    with pytest.raises(AccessError, match=r"server\.key: it is not the public half of .*server\.key_secret; move the"):
+    with pytest.raises(AccessError, match=r"server\.key: it does not match .*server\.key_secret; move the"):
         ensure_keys(tmp_path, "server")
     secret.write_bytes(b"")
     with pytest.raises(AccessError, match=r"server\.key_secret: this is no key file"):
         ensure_keys(tmp_path, "server")
     secret.unlink()
-    with pytest.raises(AccessError, match=r"server\.key: there is such a file already"):
+    with pytest.raises(AccessError, match=r"server\.key: the file exists and was not overwritten"):
         ensure_keys(tmp_path, "server")
 
 
@@ -115,7 +115,7 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "a/b", "../x", "a b", "ü", "x" * 33, "a\n"])
 def test_names_that_cannot_be(tmp_path: Path, name: str) -> None:
-    with pytest.raises(AccessError, match="cannot be the name of a key; take 1 to 32 letters"):
+    with pytest.raises(AccessError, match="cannot be the name of a key; use 1 to 32 letters"):
         new_keys(tmp_path, name)
     assert not list(tmp_path.iterdir())
 
@@ -185,7 +185,7 @@ def test_two_halves_of_two_pairs(tmp_path: Path) -> None:
     first, second = (new_keys(tmp_path, name) for name in ("a", "b"))
     mixed = first[1].read_text().replace(public_key(first[0]), public_key(second[0]))
     first[1].write_text(mixed)
-    with pytest.raises(AccessError, match="two halves are not of one pair"):
+    with pytest.raises(AccessError, match="public and secret keys do not match"):
         load_secret(first[1])
 
 

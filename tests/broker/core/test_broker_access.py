@@ -548,7 +548,7 @@ def test_one_user_has_half_of_the_workers_places() -> None:
     assert played.said(WORKER, "one more", b"MDPW02", b"\1", b"echo")[0][1] == b"\6"
     (report,) = played.guard.take_reports()
     assert (report.first.user, report.first.action) == ("worker", "workers")
-    assert report.first.why == "user 'worker' has 3 workers; of 6 places one user may have 3"
+    assert report.first.why == "user 'worker' has 3 workers; one user may have 3 of 6"
     other = user("other", work=["echo"])
     assert played.said(other, "o", b"MDPW02", b"\1", b"echo")[0][1] == b"\5"
     played.core.lost("w0", played.now)

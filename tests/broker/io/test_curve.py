@@ -50,7 +50,7 @@ def refusing(case: str) -> Iterator[tuple[str, Curve | None, str]]:
     known, theirs, text = {
         "unknown": ((), curve, f"refused this key; no user there has the public key {curve.public.decode()}"),
         "server key": ((curve.public,), new_curve(new_curve().public), "has another key"),
-        "missing": ((curve.public,), None, "wants a key; this client has none"),
+        "missing": ((curve.public,), None, "requires a key; this client has none"),
         "not wanted": (None, curve, "takes no keys"),
     }[case]
     with keyed_router(known) as endpoint:
@@ -300,5 +300,5 @@ def test_all_who_share_a_client_are_told(soon: None) -> None:
 
 
 def test_draft_sockets_say_that_they_take_no_keys() -> None:
-    with pytest.raises(UsageError, match="a CLIENT socket was given keys"):
+    with pytest.raises(UsageError, match="CLIENT sockets do not support keys"):
         GeneraldomoWorker("upper", lambda frames: frames, key=new_curve())

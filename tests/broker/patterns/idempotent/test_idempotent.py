@@ -329,7 +329,8 @@ def test_a_plain_client_is_told_that_another_one_has_asked_but_not_that_it_has_i
         two.send_multipart(request)
         error = read_error(one.recv_multipart()[1:])
         assert error is not None
-        assert (error.status, error.text) == (409, "the same request was asked again; the reply goes to who asked last")
+        text = "the same request was sent again; the reply goes to its latest sender"
+        assert (error.status, error.text) == (409, text)
         hanging.go_on.set()
         assert two.recv_multipart() == [b"", b"begun", b"more", b"done"]
         assert not one.poll(0)
