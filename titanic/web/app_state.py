@@ -143,9 +143,9 @@ class UserQuota:
     def acquire(self, user: str, count: int = 1) -> None:
         """Acquire this many, to be released. Raises Problem when fewer are left: 429 for this user, 503 for all."""
         if self._all + count > self._most:
-            raise self._full(503, f"there may be {self._most:,} in all")
+            raise self._full(503, f"the maximum is {self._most:,} in all")
         if self._held[user] + count > self._each:
-            raise self._full(429, f"one user may have {self._each:,}")
+            raise self._full(429, f"the maximum per user is {self._each:,}")
         self._held[user] += count
         self._all += count
 

@@ -23,23 +23,31 @@ PROBLEM_JSON = "application/problem+json"
 
 TITLES = {
     400: "Bad request",
-    401: "Not logged in",
-    403: "Not allowed",
+    401: "Not signed in",
+    403: "Forbidden",
     404: "Not found",
     405: "Method not allowed",
     409: "Conflict",
     410: "Closed",
     413: "Too large",
     415: "Unsupported media type",
-    422: "Another body for a known key",
-    424: "Failed",
-    429: "Too many",
+    422: "Idempotency key reused",
+    424: "Request failed",
+    429: "Too many requests",
     500: "Internal error",
-    503: "Not now",
+    503: "Unavailable",
     504: "No answer",
 }
 
-TYPES = {401: "not-logged-in", 403: "forbidden", 410: "gone", 422: "key-reused", 424: "request-failed"}
+TYPES = {
+    401: "not-logged-in",
+    403: "forbidden",
+    410: "gone",
+    422: "key-reused",
+    424: "request-failed",
+    429: "too-many",
+    503: "not-now",
+}
 """The types of problems that are not derived from their titles."""
 
 

@@ -32,7 +32,7 @@ class WebSettings:
     server_key: str | None = None
     """The server's public key, in Z85 or in a file."""
     access: Path | None = setting(
-        None, "Access file: the users who may sign in.", otherwise="any local user may do anything"
+        None, "Access file: the users that may sign in.", otherwise="any local user may do anything"
     )
     keys: Path | None = setting(
         None, "Directory with the secret key of each user, as NAME.key_secret; requires `access`.", otherwise="none"
@@ -74,7 +74,7 @@ class WebSettings:
         """Check the settings. Raises Contradiction."""
         object.__setattr__(self, "hosts", tuple(host.lower() for host in self.hosts))
         if self.access is None and not is_loopback(self.bind[0]):
-            what, fact = f"no access file, but {self.bind[0]} is to be bound", "others could use it without signing in"
+            what, fact = f"cannot bind {self.bind[0]} without an access file", "others could use it without signing in"
             advice = "give --access and --keys, or bind a loopback address"
             raise Contradiction(("bind", "access"), what, fact, advice)
         if (self.access is None) != (self.keys is None):
@@ -88,7 +88,7 @@ class WebSettings:
             advice = "give --tls-certificate, --tls-key, --access and --keys, or leave it out"
             raise Contradiction(("client_ca",), what, fact, advice)
         if self.tls_certificate is None and not self.open and not is_loopback(self.bind[0]):
-            what, fact = f"no TLS, but {self.bind[0]} is to be bound", "tokens could be read on the network"
+            what, fact = f"cannot bind {self.bind[0]} without TLS", "tokens could be read on the network"
             advice = "give --tls-certificate and --tls-key, bind a loopback address, or allow plain HTTP: --open"
             raise Contradiction(("bind", "open"), what, fact, advice)
         if self.hooks and self.access is not None and self.hooks_user is None:

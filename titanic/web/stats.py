@@ -49,7 +49,7 @@ SHORTER_SPANS = (300.0, 900.0)
 """Seconds that charts cover while less than an hour is known."""
 
 LATENCY_SAMPLE = 200
-"""Requests whose latency is measured: those that ended last."""
+"""Requests to measure latency on: those that ended last."""
 
 LATENCY_INTERVAL = 10.0
 """Seconds between two measurements of latency for a user."""
@@ -58,7 +58,7 @@ LATENCY_WINDOW = 60.0
 """Seconds: requests that ended earlier do not count as current latency."""
 
 MAX_USERS = 50
-"""Users whose latency is kept: the most recent ones."""
+"""Users with a kept latency: the most recent ones."""
 
 CACHE_TTL = 3.0
 """Seconds for which a result is cached, at least."""

@@ -53,7 +53,7 @@ MAX_DOCUMENT = 8 << 10
 """Maximum bytes of a document."""
 
 SEEN = 3
-"""Hooks that are checked: a user who may see one may see all, because all belong to one user. Some may just have been
+"""Hooks that are checked: a user that may see one may see all, because all belong to one user. Some may just have been
 deleted."""
 
 NO_UUID = "0" * 32
@@ -99,7 +99,7 @@ def _read(body: bytes) -> PutHook:
 
 
 async def get_hooks(request: Request) -> Response:
-    """List all hooks, without their secrets; none for users who may not see other users' requests."""
+    """List all hooks, without their secrets; none for users that may not see other users' requests."""
     read_query(request, ())
     hooks = _registry(request)
     known, settings = await _ask(hooks.all()), await _ask(hooks.settings())
@@ -159,7 +159,7 @@ def _registry(request: Request) -> Registry:
 
 
 async def _ask(asking: Coroutine[Any, Any, T]) -> T:
-    """Await a call that is made as the user who delivers hooks: that user's missing permission is not the caller's."""
+    """Await a call made as the hooks user: a missing permission of that user is not the caller's."""
     try:
         return await asking
     except Forbidden as error:

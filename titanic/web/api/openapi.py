@@ -390,10 +390,10 @@ REQUEST = parameter(
 
 WHAT_NOW = {
     400: "The request is wrong: repeating it does not help.",
-    401: "You are not logged in.",
+    401: "Send a bearer token, or sign in.",
     403: "You lack a permission, or the request is cross-origin.",
     429: "You have too much open at the same time.",
-    503: "Temporarily unavailable: no room, or the server is away or shutting down. Retry later.",
+    503: "Temporarily unavailable: no room, or the server is unavailable or shutting down. Retry later.",
     504: "The server did not answer. With an idempotency key, retry.",
     404: "What the path names does not exist.",
     409: "The request is in another state.",

@@ -223,7 +223,7 @@ async def retry_request(request: Request) -> Response:
 Found = TypeVar("Found")
 
 MAX_GUESSED = 1 << 20
-"""Maximum bytes of a reply whose type is guessed."""
+"""Maximum bytes of a reply to guess the type of."""
 
 DECLARED = b"Content-Type: "
 REPLY_TYPE = re.compile(

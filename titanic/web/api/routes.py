@@ -56,7 +56,7 @@ TAGS: dict[str, tuple[dict[str, dict[str, Any]], str]] = {
 
 
 def _tagged(tag: str, item: dict[str, Any]) -> dict[str, Any]:
-    """A path whose operations have a tag."""
+    """A path with a tag for its operations."""
     return {name: part if name == "parameters" else {"tags": [tag], **part} for name, part in item.items()}
 
 

@@ -115,7 +115,7 @@ class ServerMonitor:
 
 
 class MonitoredWire(AsyncWire):
-    """A wire whose calls fail while the server is away."""
+    """A wire that fails all calls while the server is unavailable."""
 
     def __init__(self, monitor: ServerMonitor, *given: Any) -> None:
         super().__init__(*given)
@@ -326,7 +326,7 @@ class Clients:
     def _make_room(self) -> None:
         idle = [user for user, found in self._clients.items() if found.uses == 0]
         if not idle:
-            what, fact = "no room for another user", f"{self._most} users are being served"
+            what, fact = "too many users", f"{self._most} are being served"
             raise Problem(503, f"{what}: {fact}; try again later", headers={"Retry-After": "5"})
         self._close(min(idle, key=self._last_used))
 

@@ -183,7 +183,7 @@ class Visitor(NamedTuple):
 
 
 class Identity:
-    """Authenticates requests, signs users in and out, and ends requests whose grant was revoked."""
+    """Authenticates requests, signs users in and out, and ends requests when their grant is revoked."""
 
     def __init__(self, settings: WebSettings, *, clock: Callable[[], float] = time.time) -> None:
         """Raises broker.AccessError for an invalid access file, and CallerError for an invalid session secret.

@@ -181,7 +181,7 @@ class GatewayMiddleware:
         address = (scope.get("server") or ("", 0))[0]
         own = name != "" and (name in settings.hosts or name == address or name == settings.bind[0].strip("[]"))
         if not own and not (is_loopback(name) and is_loopback(settings.bind[0])):
-            what = f"this gateway is not known as {host[:200]!r}"
+            what = f"{host[:200]!r} is not a name of this gateway"
             raise Problem(403, f"{what}; use its address, or start it with --host {name or 'NAME'}")
         if len(self._hosts) < MAX_HOSTS:
             self._hosts.add(given)

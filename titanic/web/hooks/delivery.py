@@ -52,7 +52,7 @@ def check_hooks_user(settings: WebSettings) -> None:
         raise Contradiction(("hooks_user", "access"), *fault)
     holder = access.keys.get(load_secret(str(path)).public.decode())
     if holder is None or holder.name != name:
-        what, fact = f"'{name}' is to deliver web hooks", f"the access file does not have that user's key in {path}"
+        what, fact = f"'{name}' cannot deliver web hooks", f"the access file does not have that user's key in {path}"
         raise Contradiction(("hooks_user", "keys"), what, fact, "add its public half to the user's keys")
 
 
@@ -70,7 +70,7 @@ class HooksUser:
             check_hooks_user(self._settings)
         except (Contradiction, AccessError) as error:
             self._lacks = True
-            log.error("web hooks are not delivered any more: %s", error, extra=logs.event(HOOKS_USER_EVENT))
+            log.error("web hooks are no longer delivered: %s", error, extra=logs.event(HOOKS_USER_EVENT))
             return
         if self._lacks:
             self._lacks = False
@@ -82,9 +82,9 @@ def _fault(access: Access, name: str) -> Sequence[str]:
     """What is wrong, why, and what to do; empty: nothing."""
     user = access.users.get(name)
     if user is None:
-        return f"'{name}' is to deliver web hooks", "the access file has no such user", "name another --hooks-user"
+        return f"'{name}' cannot deliver web hooks", "the access file has no such user", "name another --hooks-user"
     if lacks := _lacks(user):
-        return f"{user} is to deliver web hooks", "permissions are missing", f"grant {', '.join(lacks)}"
+        return f"{user} cannot deliver web hooks", "permissions are missing", f"grant {', '.join(lacks)}"
     return ()
 
 
@@ -161,7 +161,7 @@ class HookDelivery:
         """Submit a delivery for each hook that matches an end."""
         end = _read(frames[0])
         if end is None:
-            raise Failed("the body is not the end of a request")
+            raise Failed("the body does not report the end of a request")
         hooks: list[Hook] = await self._ask(self.registry.of_service(end["service"]))
         id_ = current().uuid
         body = json.dumps(cloud_event(id_, end)).encode()
@@ -318,7 +318,7 @@ def literal_address(host: str) -> Address | None:
 
 def not_reached(host: str) -> str:
     """The error text for a host that hooks may not reach. It omits addresses, which would reveal the inner network."""
-    what, fact = f"{host} is not an address on the Internet", "hooks do not connect to inner networks"
+    what, fact = f"{host} is not a public address", "hooks do not connect to private networks"
     return f"{what}; {fact}; start titanic web with --hooks-allow for that network"
 
 

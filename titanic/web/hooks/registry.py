@@ -12,7 +12,7 @@ moment. So a put can displace a hook that another gateway has put since this one
 hook after the put, and puts it again if it was displaced. If it was displaced after this check, the displacing gateway
 puts it again: it finds the request without its key in the list of delayed ones. So two gateways lose a hook only if
 the displacing one dies at that moment, or stalls for longer than RECENT. (Three that put at the same moment, with room
-for two, have lost one in a hundred. With room for one, both may be told that there is none.)
+for two, have lost one in a hundred. With room for one, both may get the answer that there is none.)
 
 The secret is the second frame of such a request. Users that may read all requests may read it; pages do not show it.
 """

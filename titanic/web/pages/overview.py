@@ -41,7 +41,7 @@ DURABILITY = {
     "synced": "Acknowledged requests are on disk and survive a power failure.",
     "relaxed": "The disk is synced once a second: a power failure may lose requests acknowledged in the last second. "
     "Killing the server loses nothing.",
-    "memory": "The store is in memory only: it survives the server, but not the machine.",
+    "memory": "The store is in memory only: it survives a restart of the server, but not of the machine.",
 }
 
 

@@ -71,7 +71,7 @@ async def requests(request: Request) -> Response:
 
 
 async def _service_names(request: Request) -> list[str]:
-    """The service names to suggest; none for visitors who may not see them."""
+    """The service names to suggest; none for visitors that may not see them."""
     try:
         sample = await app_state(request).stats_poller.sample(visitor_of(request))
     except TitanicError:

@@ -43,7 +43,7 @@ class KnownSchedule:
     """When it was paused, in microseconds since 1970; 0: it is not paused."""
     service: str = ""
     tick: str = ""
-    """The last tick whose request is not closed, as 2026-11-22T20:00:00Z."""
+    """The last tick with a request that is not closed, as 2026-11-22T20:00:00Z."""
     last: RequestInfo | None = None
     """The newest of its requests that is not closed, of a tick or a manual run."""
     states: dict[str, int] = field(default_factory=dict)

@@ -238,7 +238,7 @@ def test_calls_by_a_session_need_its_csrf_token(scene: Secured) -> None:
     ("settings", "fault"),
     [
         ({"bind": ("0.0.0.0", 80)}, "no access file"),
-        ({"bind": ("10.0.0.1", 80), "access": "a", "keys": "k"}, "no TLS, but 10.0.0.1 is to be bound.*--open"),
+        ({"bind": ("10.0.0.1", 80), "access": "a", "keys": "k"}, "cannot bind 10.0.0.1 without TLS.*--open"),
         ({"access": "a"}, "--access and --keys belong together"),
         ({"tls_key": "k"}, "--tls-certificate and --tls-key belong together"),
         ({"client_ca": "c"}, "--client-ca is for signing in by certificate"),

@@ -106,7 +106,7 @@ def test_a_page_retries_until_the_server_is_back(chromium: Chromium, tmp_path: P
     with WebServer(settings) as web, chromium.at_work() as browser:
         window = Window(browser, web.url)
         page = window.page("/services")
-        see(page, "Not now")
+        see(page, "Unavailable")
         expect(page.get_by_text("This page retries automatically")).to_be_visible()
         window.check(page, 503)
         with serving(tmp_path, bind=(endpoint,)):

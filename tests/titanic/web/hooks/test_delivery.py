@@ -138,7 +138,7 @@ def test_inner_addresses_are_not_spoken_to(hooks: Hooks, client: Client, receive
     with hooks.deliver(allowed=()):
         until(lambda: len(client.list(state="failed", service="web.delivery")[0]) == 2)
     for row in rest(client):
-        assert "is not an address on the Internet" in row["reason"]
+        assert "is not a public address" in row["reason"]
     assert receiver.told == []
 
 

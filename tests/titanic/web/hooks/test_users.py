@@ -105,7 +105,7 @@ def test_who_may_not_hears_what_he_lacks(scene: Secured) -> None:
 )
 def test_it_does_not_start_without(people: None, tmp_path: Path, left: str, advice: str) -> None:
     settings = lacking(tmp_path, left)
-    with pytest.raises(Contradiction, match="user 'courier' is to deliver web hooks") as told:
+    with pytest.raises(Contradiction, match="user 'courier' cannot deliver web hooks") as told:
         WebServer(settings)
     assert f"grant {advice}" in str(told.value)
 
@@ -144,7 +144,7 @@ def test_nor_without_the_user_or_his_key(people: None, tmp_path: Path) -> None:
 def test_what_he_may_not_any_more_is_told(scene: Secured, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     scene.write(courier=scene.lines_of("courier", "metrics = true\n"))
-    until(lambda: "web hooks are not delivered any more" in caplog.text)
+    until(lambda: "web hooks are no longer delivered" in caplog.text)
     scene.server.reload(scene.server.config)
     until(lambda: put(scene, "chief", "https://a.example/x").status_code == 503)
     detail = put(scene, "chief", "https://a.example/x").json()["detail"]
