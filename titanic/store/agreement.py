@@ -56,5 +56,5 @@ class Agreement(NamedTuple):
         if known is not None and (archivist is None or archivist.id != known.id):
             fact = f"{known.name} (id {known.id.hex()})"
             raise InvalidArchive(
-                "another archive is registered", fact, "go on with that one, or end it first: titanic-data unregister"
+                "another archive is registered", fact, "continue that one, or run titanic-data unregister first"
             )

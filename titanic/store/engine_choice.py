@@ -45,8 +45,8 @@ def open_store(
         from titanic.store.postgres.store import PostgresStore
 
         if preallocate:
-            fact = "the server takes room when it needs it, and preallocate is for a store in a directory"
-            raise StoreUnwritable("PostgreSQL takes no room beforehand", fact, "leave out preallocate")
+            fact = "PostgreSQL allocates space as needed"
+            raise StoreUnwritable("a store in PostgreSQL cannot be preallocated", fact, "leave out preallocate")
         return PostgresStore.open(
             str(path),
             capacity=capacity,

@@ -169,7 +169,7 @@ class ReadTransaction(Protocol):
         """The figures of each service that has requests, or of those of `services` that have some, from counters.
 
         With `skip`, also when the oldest request in the queue was submitted, of those that are not in `skip` and, in a
-        store that nodes share, that no node has claimed. The store looks for it in each queue.
+        store that nodes share, that no node has claimed. The store searches each queue for it.
         """
 
     # -- listing and counts ----------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ class ReadTransaction(Protocol):
         self, begin: bytes, end: bytes | None, limit: int, max_bytes: int = 16 << 20
     ) -> tuple[list[tuple[Description, list[bytes]]], bytes | None]:
         """The requests with ids from `begin` up to `end` (not included; None: all) that wait or are delayed, with their
-        bodies, and where to go on; None at the end. Looks at `limit` requests at most."""
+        bodies, and where to go on; None at the end. Reads at most `limit` requests."""
 
 
 class WriteTransaction(ReadTransaction, Protocol):
@@ -267,7 +267,7 @@ class WriteTransaction(ReadTransaction, Protocol):
         All are stored, or none: raises StoreFull when there is no room for all (its `fitting` says for how many of
         them), InvalidRequest when one cannot be stored. The transaction remains good in both cases.
 
-        A request whose key is taken gets the id of the first, and is not `new`. So do those that share a key.
+        A request with a key that is taken gets the id of the first, and is not `new`. So do those that share a key.
         """
 
     def fresh(self, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> list[NewRequest]:
@@ -369,7 +369,7 @@ class WriteTransaction(ReadTransaction, Protocol):
         becomes that of the first one. An archive that was unregistered finds `archived_upto` as it left it, unless
         closed requests behind it are gone: then it begins with the first that is there, as a new archive does.
 
-        `register=False`: closed requests need not be kept for the archive any more, whoever owns it.
+        `register=False`: closed requests need not be kept for the archive any more, even for another archive.
 
         `upto`: the archive has everything up to this number, on disk. A number below an earlier one changes nothing.
         `uuid` is the id of the request that has this number in the archive. Raises InvalidArchive when another request

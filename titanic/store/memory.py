@@ -356,7 +356,7 @@ class MemoryWriteTransaction(MemoryReadTransaction):
     def _put(self, put: Callable[[Tables, Any, Any], Any], key: Any, value: Any) -> None:
         store = self.store
         with store.lock:
-            if self.tables.readers:  # it is the first change: whoever comes later does not rely on these tables
+            if self.tables.readers:  # it is the first change: later readers do not rely on these tables
                 self.tables, store.changes = self.tables.copy(), []
             self._changes.append((put, key, put(self.tables, key, value)))
 
@@ -407,8 +407,8 @@ class MemoryWriteTransaction(MemoryReadTransaction):
             if holder is None or (holder.until <= sure_us and name not in given):
                 given[name] = Holder(new.key_until, [*uuids[n : n + count]], now_us)
             elif len(holder.uuids) != count:
-                fact = f"it was given to {len(holder.uuids)} in one message"
-                raise InvalidRequest("the key stands for other requests", fact, "use another key")
+                fact = f"it covers {len(holder.uuids)} requests of one message"
+                raise InvalidRequest("the key is in use for other requests", fact, "use another key")
             else:
                 known |= dict(enumerate(holder.uuids, n))
         return given, known

@@ -206,7 +206,7 @@ def move(source: Export, target: Import, progress: Progress) -> Summary:
             alike = there == moved and copy.head._replace(capacity=head.capacity) == head
         fact = "" if alike else f"{_counted(there)}, instead of {_counted(moved)}"
     if fact:
-        raise StoreCorrupt(f"what came into {target.place} is not what {source.place} has", fact, "report this")
+        raise StoreCorrupt(f"the copy in {target.place} differs from {source.place}", fact, "report this")
     target.finish()
     return moved
 

@@ -83,7 +83,7 @@ class Load(NamedTuple):
 
 class QueueFigures(NamedTuple):
     """What a service has to do: requests in its queue, those that have not ended (delayed ones included), their bytes,
-    and when the oldest in the queue was submitted that waits; None: there is none, or it was not looked for."""
+    and when the oldest in the queue was submitted that waits; None: there is none, or it was not requested."""
 
     ready: int = 0
     unended: int = 0

@@ -41,7 +41,7 @@ class LastingFields(Struct):
     key: Text = b""
     """Its idempotency key."""
     owner: Text = b""
-    """The user who submitted it; empty without access control."""
+    """The user that submitted it; empty without access control."""
     source: Text = b""
     """The IP address that it was submitted from; empty: unknown, as by `ipc://` and through a broker elsewhere."""
 

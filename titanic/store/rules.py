@@ -25,13 +25,13 @@ _OTHER_TEXTS = [name for name in LASTING_TEXTS if name not in ("service", "key",
 def check_service(service: bytes) -> None:
     """Raise InvalidRequest unless `service` is 1 … 255 bytes of printable UTF-8 (which excludes NUL)."""
     if not 1 <= len(service) <= MAX_SERVICE:
-        raise InvalidRequest("the service's name has a wrong length", f"{len(service)} bytes", "use 1 to 255")
+        raise InvalidRequest("the service name has an invalid length", f"{len(service)} bytes", "use 1 to 255")
     try:
         printable = service.decode().isprintable()
     except UnicodeDecodeError:
         printable = False
     if not printable:
-        raise InvalidRequest("the service's name isn't printable UTF-8", repr(service[:40]), "choose another")
+        raise InvalidRequest("the service name is not printable UTF-8", repr(service[:40]), "choose another")
 
 
 @lru_cache(maxsize=4096)
@@ -42,7 +42,7 @@ def check_owner(owner: bytes) -> None:
     except UnicodeDecodeError:
         right = False
     if not right:
-        raise InvalidRequest("the owner can't be one", repr(owner[:40]), f"use 1 to {MAX_OWNER} printable bytes")
+        raise InvalidRequest("the owner is invalid", repr(owner[:40]), f"use 1 to {MAX_OWNER} printable bytes")
 
 
 def check_key(key: bytes, until: int) -> None:
@@ -50,18 +50,18 @@ def check_key(key: bytes, until: int) -> None:
     if len(key) > MAX_KEY:
         raise InvalidRequest("the idempotency key is too long", f"{len(key)} bytes", f"use 1 to {MAX_KEY}")
     if not 0 < until < 2**64:
-        raise InvalidRequest("the idempotency key has no end", f"it counts until {until}", "say until when it counts")
+        raise InvalidRequest("the idempotency key has no expiry", f"it is valid until {until}", "set a later time")
     try:
         key.decode()
     except UnicodeDecodeError as error:
-        raise InvalidRequest("the idempotency key isn't UTF-8", repr(key[:40]), "choose another") from error
+        raise InvalidRequest("the idempotency key is not UTF-8", repr(key[:40]), "choose another") from error
 
 
 def check_together(together: int, there: int) -> int:
     """How many requests a key stands for, of so many that there are from it on. Raises InvalidRequest when it can't."""
     count = max(1, together)
     if count > min(there, MOST_TOGETHER):
-        raise InvalidRequest("one key stands for too many requests", str(count), f"give it to 1 to {MOST_TOGETHER}")
+        raise InvalidRequest("the key covers too many requests", str(count), f"use it for 1 to {MOST_TOGETHER}")
     return count
 
 
@@ -70,7 +70,7 @@ def check_request(new: NewRequest) -> int:
     not_before, expires_at = new.not_before, new.expires_at
     check_service(new.service)
     if not 0 <= new.priority <= MAX_PRIORITY:
-        raise InvalidRequest("no such priority", str(new.priority), "use 0 to 9")
+        raise InvalidRequest("the priority is invalid", str(new.priority), "use 0 to 9")
     if len(new.options) > MAX_OPTIONS:
         raise InvalidRequest("the options are too long", f"{len(new.options)} bytes", f"use at most {MAX_OPTIONS}")
     if new.owner:

@@ -53,7 +53,7 @@ def changed(settings: ServiceSettings, service: bytes, setting: ServiceSetting) 
     if setting == NOTHING_SET:
         del found[service]
     if len(found) > MOST:
-        raise InvalidRequest("too many services have settings", f"{MOST} may", "take some back")
+        raise InvalidRequest("too many services have settings", f"the maximum is {MOST}", "clear some")
     return found
 
 
@@ -74,4 +74,4 @@ def decode(text: bytes) -> dict[bytes, ServiceSetting]:
             for name, (paused, on_end) in json.loads(text or b"{}").items()
         }
     except (TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"no settings of services: {error}") from None
+        raise ValueError(f"invalid service settings: {error}") from None

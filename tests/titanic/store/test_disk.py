@@ -186,7 +186,7 @@ def test_a_full_disk_is_named_wherever_somebody_looks(disk, tmp_path):
         base = server.says(r"metrics at (\S+)/metrics")[1]
         assert ask(f"{base}/readyz") == (200, "ok\n")
         disk.fill()
-        assert ask(f"{base}/readyz") == (503, "the disk of the store is full; make room on it\n")
+        assert ask(f"{base}/readyz") == (503, "the disk of the store is full; free space on it\n")
         assert ask(f"{base}/healthz") == (200, "ok\n")
         found = samples(base)
         assert (found["titanic_disk_full"], found["titanic_ready"], found["titanic_store_full"]) == (1, 0, 0)
@@ -195,7 +195,7 @@ def test_a_full_disk_is_named_wherever_somebody_looks(disk, tmp_path):
         document = here("status", "--json", *at).json
         assert (document["disk_full"], document["accepting"]) == (True, False)
         assert b"; its disk is full\n" in here("status", *at).out
-        server.says("ERROR titanic: cannot write: the disk of the store is full; make room on it\n")
+        server.says("ERROR titanic: cannot write: the disk of the store is full; free space on it\n")
         disk.make_room()
         assert ask(f"{base}/readyz") == (200, "ok\n")
         assert samples(base)["titanic_disk_full"] == 0

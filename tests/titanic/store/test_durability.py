@@ -177,7 +177,7 @@ def test_a_last_sync_that_fails_is_said(tmp_path, syncs):
     store = open_store(tmp_path / "store", durability="relaxed")
     uuids = accept(store)
     syncs.error = OSError(5, "Input/output error")
-    with pytest.raises(StoreFailed, match="a power cut may take the last commit"):
+    with pytest.raises(StoreFailed, match="a power failure may lose the last commit"):
         store.close()
     syncs.error = None
     with open_store(tmp_path / "store") as store:

@@ -122,13 +122,13 @@ def test_there_is_a_step_for_every_earlier_format() -> None:
 def test_an_earlier_format_is_converted_when_it_is_opened(tmp_path: Path) -> None:
     expected = unpack(tmp_path, "format-1")
     with synthetic_step():
-        with pytest.raises(StoreTooOld, match=r"its format is 1, read is format 2; open it once for writing"):
+        with pytest.raises(StoreTooOld, match=r"its format is 1, this version reads format 2; open it for writing"):
             LmdbStore.open_read_only(tmp_path)
         for _ in range(2):
             with LmdbStore.open(tmp_path) as store:
                 assert check(store) == []
             assert difference(expected, contents(str(tmp_path))) == []
-    with pytest.raises(StoreTooNew, match="its format is 2, known are formats up to 1"):
+    with pytest.raises(StoreTooNew, match="its format is 2, this version reads formats up to 1"):
         LmdbStore.open(tmp_path)
 
 
@@ -178,7 +178,7 @@ def test_a_later_format_is_served_if_it_says_so(url: str) -> None:
     assert sql(url, "SELECT store_format, oldest FROM titanic.meta") == [(99, POSTGRES_FORMAT)]
     sql(url, f"UPDATE titanic.meta SET oldest = {POSTGRES_FORMAT + 1}")
     for open_it in (open_store, open_read_only):
-        with pytest.raises(StoreTooNew, match=f"it has format 99, this version knows {POSTGRES_FORMAT}"):
+        with pytest.raises(StoreTooNew, match=f"it has format 99, this version reads {POSTGRES_FORMAT}"):
             open_it(url)
 
 
@@ -186,7 +186,7 @@ def test_a_later_format_is_served_if_it_says_so(url: str) -> None:
 def test_a_format_that_no_version_made_is_refused(url: str) -> None:
     open_store(url).close()
     sql(url, "UPDATE titanic.meta SET store_format = 0, oldest = 0")
-    with pytest.raises(NotAStore, match="it has format 0, which no version has made"):
+    with pytest.raises(NotAStore, match="it has format 0, which no version writes"):
         open_store(url)
 
 

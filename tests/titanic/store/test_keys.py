@@ -203,7 +203,7 @@ def test_one_key_for_several_outlives_them_and_is_forgotten(store):
 )
 def test_a_key_of_several_is_not_that_of_another_number(store, before, after):
     accept(store, *before)
-    with store.write() as txn, pytest.raises(InvalidRequest, match="the key stands for other requests"):
+    with store.write() as txn, pytest.raises(InvalidRequest, match="the key is in use for other requests"):
         txn.accept(after, NOW)
     assert requests(store) == len(before)
 

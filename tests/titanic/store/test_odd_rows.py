@@ -42,7 +42,7 @@ ODD = {
     "lost": (put("meta", b"lost", b"123"), "'lost' has 3 bytes"),
     "archive": (put("meta", b"archive", b"\1"), "'archive' has 1 bytes"),
     "archivist": (put("meta", b"archivist", b"12"), "'archivist' has 2 bytes"),
-    "services": (put("meta", b"services", b'{"a": 5}'), "'services' makes no sense"),
+    "services": (put("meta", b"services", b'{"a": 5}'), "'services' is invalid"),
     "identity": (put("meta", b"identity", b"12"), "'identity' has 2 bytes"),
     "blob": (put("blobs", b"abcdef", b"x"), "the key has a wrong length"),
     "long blob": (put("blobs", b"a" * 40, b"x"), "the key has a wrong length"),

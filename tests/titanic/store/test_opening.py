@@ -124,7 +124,7 @@ def test_a_later_format_is_left_alone(tmp_path):
     make(tmp_path)
     set_format(tmp_path, FORMAT + 1)
     before = (tmp_path / "data.mdb").read_bytes()
-    with pytest.raises(StoreTooNew, match=f"format is {FORMAT + 1}, known are formats up to {FORMAT}"):
+    with pytest.raises(StoreTooNew, match=f"format is {FORMAT + 1}, this version reads formats up to {FORMAT}"):
         LmdbStore.open(tmp_path)
     assert (tmp_path / "data.mdb").read_bytes() == before
     set_format(tmp_path, FORMAT)

@@ -483,7 +483,7 @@ def test_a_store_for_later_versions_refuses_nodes_that_are_there(nodes):
     assert one.renew().alive, "they say that this version will do"
     with other.store.write() as txn:
         txn.fetch("UPDATE meta SET oldest = %s", FORMAT + 1)
-    with pytest.raises(StoreTooNew, match=f"it has format {FORMAT + 1}, this version knows {FORMAT}"):
+    with pytest.raises(StoreTooNew, match=f"it has format {FORMAT + 1}, this version reads {FORMAT}"):
         one.renew()
     with pytest.raises(StoreTooNew):
         one.join()

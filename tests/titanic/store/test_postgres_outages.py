@@ -59,7 +59,7 @@ def test_a_server_that_ends_is_found_again_when_it_is_back(monkeypatch):
         accept(store)
         server.stop()
         for _ in range(3):
-            with pytest.raises(StoreFailed, match=f"127.0.0.1:{server.port}.* can't be reached; .*; it is tried again"):
+            with pytest.raises(StoreFailed, match=f"127.0.0.1:{server.port}.* can't be reached; .*; retrying"):
                 accept(store)
             with pytest.raises(StoreFailed, match="can't be reached"):
                 requests(store)
@@ -93,7 +93,7 @@ def failure(function, *arguments):
 )
 def test_it_is_said_what_to_do_about_a_server_that_is_away(reason, advice):
     error = connection_module.unreachable("postgresql://db/titanic", reason)
-    assert f"; it is tried again each second; {advice}" in str(error)
+    assert f"; retrying every second; {advice}" in str(error)
 
 
 def test_one_caller_tries_and_all_others_fail_at_once(monkeypatch):
@@ -368,7 +368,7 @@ def test_a_server_that_would_lose_what_it_has_is_refused(setting):
         url = server.url(server.new_database())
         for durability in ("synced", "relaxed"):  # relaxed may lose commits, but never damages the store
             with pytest.raises(
-                StoreUnwritable, match=f"its {setting} is off; a power cut would damage it: turn it on$"
+                StoreUnwritable, match=f"its {setting} is off; a power failure could damage it: turn it on$"
             ):
                 open_store(url, durability=durability)
         with pytest.raises(NotInMemory):
@@ -393,9 +393,9 @@ def test_the_reason_is_a_fact_and_no_question():
 
 def test_the_advice_is_about_the_reason():
     server = shared_server()
-    with pytest.raises(StoreUnwritable, match=r"\"none\" does not exist; make it with createdb, or correct the URL$"):
+    with pytest.raises(StoreUnwritable, match=r"\"none\" does not exist; create it with createdb, or correct the URL$"):
         open_store(server.url("none"))
-    with pytest.raises(StoreUnwritable, match=r"password auth.*; give the right one in ~/.pgpass or PGPASSWORD$"):
+    with pytest.raises(StoreUnwritable, match=r"password auth.*; set the right one in ~/.pgpass or PGPASSWORD$"):
         open_store(server.url("postgres", tcp=True, password="wrong"))
 
 
@@ -414,7 +414,7 @@ def test_a_server_that_cannot_be_written_or_has_no_place_is_no_server_to_be_star
             with suppress(psycopg.OperationalError):
                 while True:
                     others.enter_context(psycopg.connect(url))
-            with pytest.raises(StoreUnwritable, match=r"raise its max_connections, or end others' connections$"):
+            with pytest.raises(StoreUnwritable, match=r"raise its max_connections, or close other connections$"):
                 open_store(url)
 
 
@@ -459,7 +459,7 @@ def test_a_server_that_may_lose_commits_is_warned_of(name, caplog):
     server = shared_server()
     server.sql(f"ALTER DATABASE {name} SET synchronous_commit = local")
     open_store(server.url(name)).close()
-    assert "may lose the last commits; its synchronous_commit is local" in caplog.text
+    assert "may lose the last commits: its synchronous_commit is local" in caplog.text
 
 
 @pytest.mark.parametrize(

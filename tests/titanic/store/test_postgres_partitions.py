@@ -173,6 +173,6 @@ def test_what_is_in_their_way_is_said_once(
         connection.execute(f"DROP TABLE titanic.closed_{AHEAD + 1}")
         store.look_after()
     assert partitions(connection) == [*range(AHEAD + 2)]
-    assert [text for text in caplog.messages if "get no new partition" in text and "already exists" in text] == [
-        f'the closed requests in {store.place} get no new partition: relation "closed_{AHEAD + 1}" already exists'
+    assert [text for text in caplog.messages if "cannot create a partition" in text and "already exists" in text] == [
+        f'cannot create a partition for closed requests in {store.place}: relation "closed_{AHEAD + 1}" already exists'
     ]

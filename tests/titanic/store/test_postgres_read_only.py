@@ -54,7 +54,7 @@ def test_another_format_is_refused(url: str, format_: int, error: type[Exception
     accept(url)
     with psycopg.connect(url) as connection:
         connection.execute("UPDATE titanic.meta SET store_format = %s, oldest = %s", [format_, format_])
-    with pytest.raises(error, match=f"it has format {format_}, this version knows"):
+    with pytest.raises(error, match=f"it has format {format_}, this version reads"):
         open_read_only(url)
 
 

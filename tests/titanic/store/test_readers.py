@@ -171,7 +171,7 @@ def test_a_copy_that_stands_still_is_ended_when_the_store_needs_the_room(tmp_pat
         until(lambda: not lives(store))
         until(lambda: lives(store))
         assert reader.wait() == -signal.SIGKILL
-        assert f"ended process {reader.pid} (titanic-copy)" in caplog.text
+        assert f"killed process {reader.pid} (titanic-copy)" in caplog.text
 
 
 def test_what_is_pinned_is_what_cannot_be_used_again(tmp_path, long_reader):
@@ -220,7 +220,7 @@ def test_a_backup_that_hangs_does_not_stop_the_queue(tmp_path, monkeypatch):
                 return not server.store.readers()
 
             until(is_served)
-            assert b"was ended by SIGKILL" in backup.stderr.read()
+            assert b"was killed (SIGKILL)" in backup.stderr.read()
         assert backup.returncode == 1
         assert not list(tmp_path.glob("*copy*"))
         del refused[:]
@@ -285,7 +285,7 @@ def test_a_check_of_a_store_in_use_ends_when_it_needs_the_room(tmp_path):
     with LmdbStore.open(tmp_path / "store", capacity=CAPACITY, keep_closed=False) as store:
         since = store.environment.env.info()["last_txnid"]
         expect_room(store, since)
-        ended = r"reading the store in .* was ended; .* try again when less"
+        ended = r"the read of the store in .* was stopped; .* try again when the load"
         with store.read(), pytest.raises(StoreError, match=ended):  # noqa: PT012
             for _ in range(1000):
                 live(store)

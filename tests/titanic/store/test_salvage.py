@@ -214,7 +214,7 @@ def test_where_nothing_can_be_read_all_stays_as_it_was(damaged):
     for number in (0, 1):
         spoil(path, number, "zero")
     before = {file.name: file.read_bytes() for file in path.iterdir()}
-    with pytest.raises(StoreCorrupt, match="nothing of it can be read; restore a backup"):
+    with pytest.raises(StoreCorrupt, match="no part of it can be read; restore a backup"):
         salvage(path)
     assert {file.name: file.read_bytes() for file in path.iterdir()} == before
 
@@ -249,7 +249,7 @@ def test_check_says_it_and_repair_saves(damaged):
     assert f"page {number} can't be read → save the rest in a new file\n" in mended.out.decode()
     assert mended.out.endswith(b", 0 left after the repair\n")
     (kept,) = path.glob("damaged-*.mdb")
-    assert mended.err == f"titanic: {kept} is the file as it was\n"
+    assert mended.err == f"titanic: the damaged file is kept as {kept}\n"
     assert here("check", "--store", path).code == 0
     with LmdbStore.open(path) as store, store.read() as txn:
         assert all(state_of(txn, uuid) for uuid in uuids)
@@ -264,7 +264,7 @@ def test_a_check_beside_a_server_survives_what_ends_lmdb(damaged):
             check_apart(path)
         done = titanic("check", "--store", path)
     text = str(raised.value)
-    assert text.startswith(f"the store in {path} is damaged; LMDB gave up while it read '")
+    assert text.startswith(f"the store in {path} is damaged; LMDB crashed while it read '")
     assert "SIGABRT" in text
     assert "Assertion" in text
     assert text.endswith("; restore a backup, or save what can be read: titanic check --repair")

@@ -147,8 +147,8 @@ def _look_up_keys(tx: Writing, requests: Sequence[NewRequest], uuids: list[bytes
                 # The row of several has a page to itself, when keys ascend.
                 keys.extras[n] = 2 * len(key) + 3 * _TIMER_COST + (PAGE if count > 1 else 0)
             elif holder.requests != count:
-                fact = f"it was given to {holder.requests} in one message"
-                raise InvalidRequest("the key stands for other requests", fact, "use another key")
+                fact = f"it covers {holder.requests} requests of one message"
+                raise InvalidRequest("the key is in use for other requests", fact, "use another key")
             else:
                 first, known = n, n + count
         if n < known and holder is not None:
@@ -219,7 +219,7 @@ def _write(tx: Writing, plan: _Plan) -> None:
     _, added = raw.cursor(db.requests).putmulti(plan.records, append=True)
     if added != len(plan.records):
         fact = f"{added} of {len(plan.records)} were new"
-        raise StoreFailed("the request ids don't ascend", fact, "restart")
+        raise StoreFailed("the request IDs do not ascend", fact, "restart")
     plan.ready.sort()  # neighbours in the tree one after the other
     raw.cursor(db.ready).putmulti(plan.ready)
     if plan.later:

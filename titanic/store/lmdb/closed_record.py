@@ -195,9 +195,9 @@ def decode_header(sequence: int, record: memoryview | bytes) -> ClosedRecord:
             parts.append(Part(place, count, part_size, record[at : at + stored]))
             at += stored
     except ValueError as fault:
-        raise RecordCorrupt(key, DATABASE, "its header makes no sense") from fault
+        raise RecordCorrupt(key, DATABASE, "its header is invalid") from fault
     if at != len(record) or status is None:
-        raise RecordCorrupt(key, DATABASE, "its header makes no sense")
+        raise RecordCorrupt(key, DATABASE, "its header is invalid")
     return ClosedRecord(
         uuid,
         submitted_at,

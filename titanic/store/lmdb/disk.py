@@ -122,9 +122,9 @@ def translate(error: lmdb.Error | OSError, env: lmdb.Environment, capacity: int)
         return StoreFailed(f"the store in {env.path()} must be opened again", str(error), "restart; check the disk")
     if full := disk_full(error, Path(env.path())):
         what = f"the disk of the store in {env.path()} is full"
-        return DiskFull(what, full, "nothing was kept of the transaction; make room")
+        return DiskFull(what, full, "the transaction was rolled back; free disk space")
     return StoreFailed(
-        f"the store in {env.path()} failed", str(error), "nothing was kept of the transaction; check the disk"
+        f"the store in {env.path()} failed", str(error), "the transaction was rolled back; check the disk"
     )
 
 

@@ -59,7 +59,7 @@ def prepare(directory: Path) -> list[Path]:
             if DATA not in found and (strange := sorted(found - _OURS)):
                 raise NotAStore(f"{directory} is not a store", f"it holds {strange[0]!r}", "choose an empty directory")
         elif os.path.lexists(directory):
-            raise NotAStore(f"{directory} is not a store", "it is no directory", "choose a directory")
+            raise NotAStore(f"{directory} is not a store", "it is not a directory", "choose a directory")
         else:
             return _make_directory(directory)
     except OSError as error:
@@ -204,8 +204,8 @@ def open_read_only(directory: Path) -> Environment:
         if found < schema.FORMAT:
             raise StoreTooOld(
                 f"the store in {directory} was written by an earlier version",
-                f"its format is {found}, read is format {schema.FORMAT}",
-                "open it once for writing",
+                f"its format is {found}, this version reads format {schema.FORMAT}",
+                "open it for writing once, which converts it",
             )
         room = divide(max(known or 0, MIN_CAPACITY))
         return Environment(env, _open_databases(env, data), room, LmdbSettings(), IdMaker(None), Pace(), Readers(env))
@@ -251,8 +251,8 @@ def _open(
         if (found := release(data)) and found != ours:
             raise StoreTooNew(
                 f"the store in {directory} was written with LMDB {found}, which has another file format",
-                f"the package lmdb {lmdb.__version__} that is installed reads that of LMDB {ours}",
-                f"install one with LMDB {found}, or restore a backup that LMDB {ours} has made",
+                f"the installed package lmdb {lmdb.__version__} reads that of LMDB {ours}",
+                f"install one with LMDB {found}, or restore a backup made with LMDB {ours}",
             ) from error
         raise _corrupt(data, str(error)) from error
     except (OSError, lmdb.Error) as error:
@@ -358,8 +358,8 @@ def _format_and_capacity(env: lmdb.Environment, data: Path, *, to_repair: bool =
     if found > schema.FORMAT:
         raise StoreTooNew(
             f"the store in {data.parent} was written by a later version",
-            f"its format is {found}, known are formats up to {schema.FORMAT}",
-            "upgrade this Titanic",
+            f"its format is {found}, this version reads formats up to {schema.FORMAT}",
+            "upgrade Titanic",
         )
     if capacity is None:
         return found, 0

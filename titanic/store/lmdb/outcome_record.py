@@ -127,7 +127,7 @@ def decode_header(uuid: bytes, record: memoryview | bytes) -> OutcomeHeader:
     if format_ != FORMAT_1:
         raise RecordCorrupt(uuid, DATABASE, f"record format {format_} is unknown")
     if body_at + ref_size > len(record) or status is None:
-        raise RecordCorrupt(uuid, DATABASE, "its header makes no sense")
+        raise RecordCorrupt(uuid, DATABASE, "its header is invalid")
     reason = bytes(record[_HEADER.size : body_at]).decode(errors="replace")
     ref = unpack_ref(record, body_at) if ref_size else None
     body_size = ref.size if ref else len(record) - body_at
@@ -197,7 +197,7 @@ def decode_retry(uuid: bytes, record: memoryview | bytes) -> RetryRecord:
     """The retry. Raises RecordCorrupt when the checksum is wrong."""
     verify(uuid, record, RETRIES)
     if len(record) < _RETRY_HEADER.size or record[0] != FORMAT_1:
-        raise RecordCorrupt(uuid, RETRIES, "its header makes no sense")
+        raise RecordCorrupt(uuid, RETRIES, "its header is invalid")
     _, flags, attempts, _, due, dispatched_at = _RETRY_HEADER.unpack_from(record)
     at, expires_at = _RETRY_HEADER.size, 0 if flags & _ENDLESS else None
     if flags & _EXPIRES_HERE:

@@ -235,7 +235,7 @@ def _node_with_key(size: int) -> struct.Struct:
 
 def _last_key(page: bytes, pointers: tuple[int, ...], above: bytes) -> bytes:
     """The last key of a leaf if all its keys are of one size, ascend above `above`, and all values are in the page.
-    Empty: one is not, or a closer look is needed. What is done for each row is done in C."""
+    Empty: one is not, or more has to be checked. What is done for each row is done in C."""
     size = _NODE.unpack_from(page, pointers[0])[2]
     try:
         values, flags, sizes, keys = zip(*map(_node_with_key(size).unpack_from, repeat(page), pointers), strict=True)

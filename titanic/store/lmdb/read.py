@@ -56,7 +56,7 @@ def request(tx: Reading, uuid: bytes) -> StoredRequest | None:
 
 
 def owner(tx: Reading, uuid: bytes) -> bytes | None:
-    """The user who submitted the request; empty when it has no owner, or a damaged record. None when it is unknown."""
+    """The user that submitted the request; empty when it has no owner, or a damaged record. None when it is unknown."""
     record = tx.raw.get(uuid, db=tx.db.requests)
     return None if record is None else request_record.owner_in(record)
 

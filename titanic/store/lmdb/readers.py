@@ -103,7 +103,7 @@ class Readers:
             if _name(pid) in (COPY, CHECK):
                 with suppress(OSError):  # it has ended, or is another user's
                     os.kill(pid, signal.SIGKILL)
-                    log.warning("ended process %d (%s): the store needs the pages that it pinned", pid, _name(pid))
+                    log.warning("killed process %d (%s): the store needs the pages that it pinned", pid, _name(pid))
         self._env.reader_check()
 
 

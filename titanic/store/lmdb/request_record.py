@@ -117,7 +117,7 @@ def encode(uuid: bytes, request: NewRequest, submitted_at: int, put_blob: PutBlo
         key = b""
     check_service(service)
     if not 0 <= priority <= MAX_PRIORITY:
-        raise InvalidRequest("no such priority", str(priority), "use 0 to 9")
+        raise InvalidRequest("the priority is invalid", str(priority), "use 0 to 9")
     if options and len(options) > MAX_OPTIONS:
         raise InvalidRequest("the options are too long", f"{len(options)} bytes", f"use at most {MAX_OPTIONS}")
     prefix = _PREFIX[priority]
@@ -165,7 +165,7 @@ def decode_header(uuid: bytes, record: memoryview | bytes) -> RequestHeader:
     if format_ != FORMAT_1:
         raise RecordCorrupt(uuid, DATABASE, f"record format {format_} is unknown")
     if body_at + ref_size > len(record) or priority > MAX_PRIORITY or not service_size or owner_size > MAX_OWNER:
-        raise RecordCorrupt(uuid, DATABASE, "its header makes no sense")
+        raise RecordCorrupt(uuid, DATABASE, "its header is invalid")
     ref = unpack_ref(record, body_at) if ref_size else None
     return RequestHeader(
         uuid,

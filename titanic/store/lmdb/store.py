@@ -272,7 +272,8 @@ class LmdbStore:
     def write(self) -> LmdbWriteTransaction:
         """The one transaction that can change the store. Raises StoreReadOnly at once."""
         if self.read_only:
-            raise StoreReadOnly(f"the store in {self.path} can't be changed", "it was opened for reading", "open it")
+            what = f"the store in {self.path} can't be changed"
+            raise StoreReadOnly(what, "it was opened for reading", "open it for writing")
         return LmdbWriteTransaction(self.environment)
 
     def read(self) -> LmdbReadTransaction:
@@ -305,7 +306,7 @@ class LmdbStore:
                 pace.failed = pace.unsynced = False
         except (lmdb.Error, OSError) as error:
             raise StoreFailed(
-                f"the store in {self.path} could not be synced", str(error), "a power cut may take the last commit"
+                f"the store in {self.path} could not be synced", str(error), "a power failure may lose the last commit"
             ) from error
 
     def readers(self) -> list[StoreReader]:

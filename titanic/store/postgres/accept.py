@@ -219,8 +219,8 @@ def _take_keys(
             holders = holder.uuids
         if len(holders) != count:
             give_back(tx, keys.new)
-            fact = f"it was given to {len(holders)} in one message"
-            raise InvalidRequest("the key stands for other requests", fact, "use another key")
+            fact = f"it covers {len(holders)} requests of one message"
+            raise InvalidRequest("the key is in use for other requests", fact, "use another key")
         keys.known.update(enumerate(holders, n))
     return keys
 

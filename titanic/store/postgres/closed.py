@@ -123,7 +123,7 @@ def decoded(row: Row) -> DecodedRow:
                 expect_frames(fields["uuid"], "closed", frames, count, size)
         fields["status"] = _STATUS[fields["status"]]
     except (RecordCorrupt, KeyError) as fault:
-        raise RecordCorrupt(_NUMBER.pack(number), "closed", f"it makes no sense: {fault}") from fault
+        raise RecordCorrupt(_NUMBER.pack(number), "closed", f"it is invalid: {fault}") from fault
     fields["error"] = fields["error"].decode(errors="replace")
     found = ClosedRequest(
         **fields,

@@ -191,7 +191,7 @@ class DatabaseClock:
 # -- postgres errors -------------------------------------------------------------------------------------------
 
 
-KEPT_NOTHING = "nothing was kept of the transaction"
+KEPT_NOTHING = "the transaction was rolled back"
 
 _DISK_FULL = "53100"
 _READ_ONLY = "25006"
@@ -251,7 +251,7 @@ def translate(error: psycopg.Error, place: str) -> StoreError:
     """The exception to raise in place of `error`, which a transaction has met before its COMMIT was sent."""
     reason = reason_of(error)
     if is_disk_full(error):
-        return DiskFull(f"the disk of the database {place} is full", reason, f"{KEPT_NOTHING}; make room")
+        return DiskFull(f"the disk of the database {place} is full", reason, f"{KEPT_NOTHING}; free disk space")
     if error.sqlstate in _DAMAGE:
         return StoreCorrupt(f"the database {place} is damaged", reason, "restore it from a backup")
     if error.sqlstate == _READ_ONLY:
@@ -266,7 +266,7 @@ def translate(error: psycopg.Error, place: str) -> StoreError:
 def unreachable(place: str, reason: str) -> StoreAway:
     """Make the error for a server that is away now; once it is back, everything continues."""
     otherwise = "check its log" if "FATAL:" in reason and "shutting down" not in reason else "start it"
-    todo = f"it is tried again each second; {advice(reason, otherwise)}"
+    todo = f"retrying every second; {advice(reason, otherwise)}"
     return StoreAway(f"the database {place} can't be reached", reason, todo)
 
 
@@ -277,11 +277,11 @@ def advice(reason: str, otherwise: str) -> str:
     if any(words in reason for words in _BEGINS):
         return "wait until it has started"
     if "password" in reason:
-        return "give the right one in ~/.pgpass or PGPASSWORD"
+        return "set the right one in ~/.pgpass or PGPASSWORD"
     if "read-only" in reason or "hot standby" in reason:
         return "connect to the primary, or check default_transaction_read_only"
     if "connection slots" in reason or "too many c" in reason:  # clients, or connections for a role or database
-        return "raise its max_connections, or end others' connections"
+        return "raise its max_connections, or close other connections"
     return otherwise
 
 
@@ -292,14 +292,14 @@ def write_conflict(place: str, error: psycopg.Error) -> WriteConflict:
 
 def unknown_outcome(place: str, error: psycopg.Error) -> OutcomeUnknown:
     """COMMIT was sent, and no answer came."""
-    what = f"the connection to the database {place} was lost in a commit"
-    return OutcomeUnknown(what, reason_of(error), "it is not known whether its changes were kept; ask again")
+    what = f"the connection to the database {place} was lost during a commit"
+    return OutcomeUnknown(what, reason_of(error), "whether its changes were committed is unknown; ask again")
 
 
 def unsure_outcome(place: str, reason: str) -> OutcomeUnknown:
     """COMMIT was done, but not by the standbys that it is to wait for."""
-    what = f"the database {place} did not wait for its standby in a commit"
-    return OutcomeUnknown(what, reason, "a fail-over may take its changes back; ask again")
+    what = f"the database {place} did not wait for its standby during a commit"
+    return OutcomeUnknown(what, reason, "a failover may undo its changes; ask again")
 
 
 # -- stall guard -----------------------------------------------------------------------------------------------
@@ -457,7 +457,7 @@ def parse(url: str, target: str = "read-write") -> dict[str, str]:
     port = str(found.get("port", "")) if found else ""
     if found is None or misread or port.strip("0123456789,"):
         # What libpq says of it may have the password in it, as a piece that it did not understand.
-        what, fact = "the store's URL can't be read", "libpq doesn't understand it"
+        what, fact = "the store's URL is invalid", "libpq cannot parse it"
         raise StoreUnwritable(what, fact, "write postgresql://USER@HOST:PORT/DATABASE, with %XX for special characters")
     ours = _NETWORK | {"target_session_attrs": target}
     return ours | {name: str(value) for name, value in found.items() if value is not None}
@@ -525,7 +525,7 @@ def _set_up(connection: Connection, durability: Durability | None) -> Session:
         if (
             value != "on" and durability is not None
         ):  # also with `relaxed`, which may lose the last commits, but has a sound store
-            raise Unsafe(f"its {name} is {value}", "a power cut would damage it: turn it on")
+            raise Unsafe(f"its {name} is {value}", "a power failure could damage it: turn it on")
     return Session(connection, int(lists), synchronous, int(told_us), asked, unsure)
 
 
@@ -539,7 +539,7 @@ def warn(session: Session, durability: Durability | None, place: str) -> None:
     """Say so when the operator has chosen that commits may be lost."""
     if durability == "synced" and session.synchronous_commit in _LOW:
         log.warning(
-            "the database %s may lose the last commits; its synchronous_commit is %s; set it to 'on'",
+            "the database %s may lose the last commits: its synchronous_commit is %s; set it to 'on'",
             place,
             session.synchronous_commit,
         )

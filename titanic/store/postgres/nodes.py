@@ -223,9 +223,9 @@ def places_of(held: Sequence[Place]) -> tuple[Raw, Raw, Raw]:
 
 
 def _other_lease(mine: float, name: str, lease: float) -> OtherLease:
-    fact = f"it is {mine:g} s here, and {lease:g} s at {name}"
+    fact = f"it is {mine:g} s here and {lease:g} s at {name}"
     return OtherLease(
-        "the lease is not that of the other nodes", fact, "give all the same; to change it, stop all first"
+        "the lease differs from that of the other nodes", fact, "use the same on all; to change it, stop all first"
     )
 
 

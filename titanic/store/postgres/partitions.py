@@ -83,7 +83,7 @@ class Partitions:
         """Log an error once. An outage of the server is logged elsewhere."""
         reason = reason_of(error)
         if reason != self._reason and not is_away(error):
-            log.warning("the closed requests in %s get no new partition: %s", self._pool.place, reason)
+            log.warning("cannot create a partition for closed requests in %s: %s", self._pool.place, reason)
             self._reason = reason
 
 

@@ -224,7 +224,7 @@ def _expect_unused(connection: Connection, place: str) -> None:
     deadline = time.monotonic() + _PATIENCE
     while user := _user(connection):
         if time.monotonic() > deadline:
-            advice = "stop the servers first; one that was killed counts until its lease is over, some seconds"
+            advice = "stop the servers first; a killed one counts until its lease lapses, some seconds"
             raise StoreLocked(f"the store {place} is in use", user, advice, pid=None)
         connection.execute("SELECT pg_sleep(0.05)")
 
@@ -305,7 +305,7 @@ class PostgresImport:
         connection = self._connection
         (mine,) = self._row("SELECT pg_try_advisory_lock(%s)", _LOCK)
         if not mine:
-            fact, advice = "another migration is creating a store there", "let it end"
+            fact, advice = "another migration is creating a store there", "wait until it has ended"
             raise StoreLocked(f"the database {self.place} is in use", fact, advice, pid=None)
         there, finished, unfinished = self._row(
             "SELECT to_regnamespace('titanic') IS NOT NULL, to_regclass(%s) IS NOT NULL, to_regclass(%s) IS NOT NULL",
@@ -314,7 +314,7 @@ class PostgresImport:
         )
         if finished:
             advice = "choose another database, or drop the schema 'titanic'"
-            raise NotAStore(f"{self.place} is in the way", "there is a store already", advice)
+            raise NotAStore(f"cannot write to {self.place}", "it already has a store", advice)
         if there and not unfinished:
             what = f"the database {self.place} has a schema 'titanic' that is not Titanic's"
             raise NotAStore(what, "it has no table 'meta'", "choose another database")
@@ -325,7 +325,7 @@ class PostgresImport:
                 connection.execute(TABLES, prepare=False)
                 self._rename(META, UNFINISHED)
         except InsufficientPrivilege as error:
-            what, advice = f"the store in {self.place} can't be written", "let its user create a schema in the database"
+            what, advice = f"the store in {self.place} can't be written", "grant its user CREATE on the database"
             raise StoreUnwritable(what, reason_of(error), advice) from error
 
     def __enter__(self) -> Self:
@@ -485,7 +485,7 @@ def expect_nothing(url: str) -> None:
     with translated(place), connected(url) as connection:
         found = connection.execute("SELECT to_regnamespace('titanic') IS NOT NULL").fetchone()
     if found is None or found[0]:
-        raise NotAStore(f"{place} is in the way", "it has a schema 'titanic'", "choose another database")
+        raise NotAStore(f"cannot write to {place}", "it has a schema 'titanic'", "choose another database")
 
 
 def remove(url: str) -> None:

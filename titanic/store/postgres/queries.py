@@ -41,7 +41,7 @@ _HOLDERS = "SELECT key, uuids[1] FROM titanic.key WHERE owner = %s AND key = ANY
 
 
 def owner(tx: SnapshotReader, uuid: bytes) -> bytes | None:
-    """The user who submitted the request; empty when it has no owner. None when it is unknown."""
+    """The user that submitted the request; empty when it has no owner. None when it is unknown."""
     if (found := tx.answers.get(uuid)) is not None:
         return found.owner
     one = tx.seen[uuid] if uuid in tx.seen else tx.snapshot(uuid)  # it never changes, so what is relied on will do

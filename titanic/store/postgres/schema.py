@@ -286,12 +286,12 @@ def _upgrade(connection: Connection, place: str) -> None:
     found = formats(connection, place)
     if found is None:
         what = f"the database {place} has a schema 'titanic' that is not Titanic's"
-        raise NotAStore(what, "its table 'meta' names no format", "choose another database")
+        raise NotAStore(what, "its table 'meta' has no format", "choose another database")
     for format_ in range(found[0], FORMAT):
         if format_ not in UPGRADES:
             what, fact = (
                 f"the store in {place} can't be upgraded",
-                f"it has format {format_}, which no version has made",
+                f"it has format {format_}, which no version writes",
             )
             raise NotAStore(what, fact, "restore a backup")
         text, oldest = UPGRADES[format_]
@@ -316,7 +316,7 @@ def formats(connection: Connection, place: str) -> tuple[int, int] | None:
 def refuse_later(format_: int, oldest: int, place: str) -> None:
     """Raise StoreTooNew if the store is one that this version must not touch."""
     if oldest > FORMAT:
-        fact = f"it has format {format_}, this version knows {FORMAT}"
+        fact = f"it has format {format_}, this version reads {FORMAT}"
         raise StoreTooNew(f"the store in {place} was written by a later version of Titanic", fact, "use that version")
 
 
@@ -324,7 +324,7 @@ def refuse_others(format_: int, oldest: int, place: str) -> None:
     """Raise StoreTooNew or StoreTooOld if a node of this version that has opened the store must not go on with it."""
     refuse_later(format_, oldest, place)
     if format_ < FORMAT:
-        fact = f"it has format {format_}, this version knows {FORMAT}"
+        fact = f"it has format {format_}, this version reads {FORMAT}"
         raise StoreTooOld(f"the store in {place} was replaced by an earlier one", fact, "start this server again")
 
 

@@ -107,7 +107,7 @@ def reach(pool: ConnectionPool) -> Session:
 def _advice(fact: str) -> str:
     """What to do about what libpq says of a connection that could not be made."""
     if "database" in fact and "does not exist" in fact:
-        return "make it with createdb, or correct the URL"
+        return "create it with createdb, or correct the URL"
     return advice(fact, "start PostgreSQL, or correct the URL")
 
 
@@ -118,7 +118,7 @@ def prepare(pool: ConnectionPool) -> bool:
         made = schema.prepare(session.connection, pool.place)
     except psycopg.Error as error:
         what = f"the store in {pool.place} can't be written"
-        todo = "make room" if is_disk_full(error) else "let its user create a schema in the database"
+        todo = "free disk space" if is_disk_full(error) else "grant its user CREATE on the database"
         raise StoreUnwritable(what, reason_of(error), advice(reason_of(error), todo)) from error
     finally:
         pool.drop(session)  # what it knows of the database may be from before the tables were made
@@ -143,7 +143,7 @@ def set_up(pool: ConnectionPool, settings: PostgresSettings, capacity: int | Non
         return WriterState(IdMaker(newest[0] if newest else None), *row)
     except psycopg.Error as error:
         what = f"the store in {pool.place} can't be opened"
-        todo = "make room" if is_disk_full(error) else "check the log of PostgreSQL"
+        todo = "free disk space" if is_disk_full(error) else "check the log of PostgreSQL"
         raise StoreUnwritable(what, reason_of(error), advice(reason_of(error), todo)) from error
     finally:
         pool.give(session)
@@ -155,7 +155,7 @@ def remove_untouched(pool: ConnectionPool) -> None:
     try:
         schema.remove_untouched(session.connection)
     except psycopg.Error as error:
-        log.warning("the tables in %s stay, although nothing was stored: %s", pool.place, reason_of(error))
+        log.warning("cannot drop the empty tables in %s: %s", pool.place, reason_of(error))
     finally:
         pool.drop(session)
 
@@ -395,7 +395,8 @@ class ReadOnlyPostgresStore(PostgresStore):
 
     def write(self) -> NoReturn:
         """Raise StoreReadOnly."""
-        raise StoreReadOnly(f"the store in {self.place} can't be changed", "it was opened for reading", "open it")
+        what = f"the store in {self.place} can't be changed"
+        raise StoreReadOnly(what, "it was opened for reading", "open it for writing")
 
     def sync(self) -> None:
         """Nothing."""
@@ -419,9 +420,9 @@ def _read_capacity(pool: ConnectionPool) -> int:
     if row is None or found is None:
         raise NotAStore(f"there is no store in {pool.place}", f"it has no table {META}", "name another database")
     format_, oldest = found
-    what, fact = f"the store in {pool.place} can't be read", f"it has format {format_}, this version knows {FORMAT}"
+    what, fact = f"the store in {pool.place} can't be read", f"it has format {format_}, this version reads {FORMAT}"
     if oldest > FORMAT:
-        raise StoreTooNew(what, fact, "use the version of Titanic that has written it")
+        raise StoreTooNew(what, fact, "use the version of Titanic that wrote it")
     if format_ < FORMAT:
         raise StoreTooOld(what, fact, "open it for writing once")
     return int(row[0])

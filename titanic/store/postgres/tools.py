@@ -152,7 +152,7 @@ _LOOKS = (
     _Look("reply", _NO_REQUEST.format("reply")),
     _Look(
         "reply",
-        f"""SELECT p.uuid::text, 'it makes no sense' FROM titanic.reply p JOIN titanic.request r ON r.uuid = p.uuid
+        f"""SELECT p.uuid::text, 'it is invalid' FROM titanic.reply p JOIN titanic.request r ON r.uuid = p.uuid
         WHERE p.status NOT IN (4, 5, 6, 7) OR r.service <> p.service OR r.owner <> p.owner
             OR {_frames("p.frames", "p.frames_count", "p.frames_bytes")}""",
     ),
@@ -174,7 +174,7 @@ _LOOKS = (
     ),
     _Look(
         "closed",
-        f"""SELECT 'number ' || seq, 'it makes no sense' FROM titanic.closed
+        f"""SELECT 'number ' || seq, 'it is invalid' FROM titanic.closed
         WHERE seq >= (SELECT closed_first FROM titanic.meta) AND (
             status NOT IN (4, 5, 6, 7) OR {_frames("request", "request_frames", "request_bytes")}
             OR {_frames("reply", "reply_frames", "reply_bytes")})""",

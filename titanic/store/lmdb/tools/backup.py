@@ -39,7 +39,7 @@ from titanic.store.lmdb.tools.check import check, check_in_use
 from titanic.store.lmdb.tools.findings import Finding, Progress
 
 _EVERY = 0.1
-LATER = "try again when less is going on, or raise the capacity"
+LATER = "try again when the load is lower, or raise the capacity"
 
 
 def backup(store: LmdbStore, dest: str | os.PathLike[str], progress: Progress | None = None) -> None:
@@ -83,9 +83,9 @@ def restore(source: str | os.PathLike[str], dest: str | os.PathLike[str], progre
 
 def _refuse_existing(target: Path) -> None:
     if (target / DATA).exists():
-        raise NotAStore(f"{target} is in the way", "there is a store already", "choose another directory, or move it")
+        raise NotAStore(f"cannot write to {target}", "it already has a store", "choose another directory, or move it")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise NotAStore(f"{target} is in the way", "it is there and not empty", "choose another directory")
+        raise NotAStore(f"cannot write to {target}", "it exists and is not empty", "choose another directory")
 
 
 def _copy(store: LmdbStore, directory: Path, progress: Progress | None) -> None:
@@ -133,10 +133,10 @@ def _expect_sound(store: LmdbStore, progress: Progress | None) -> None:
     try:
         problems = check(store, checked)
     except StoreError as error:
-        raise StoreCorrupt(f"the store in {store.path} isn't sound", str(error), "don't rely on it") from error
+        raise StoreCorrupt(f"the store in {store.path} is damaged", str(error), "restore another backup") from error
     if problems:
         fact = f"{len(problems)} problems, the first: {problems[0].where}: {problems[0].what}"
-        raise StoreCorrupt(f"the store in {store.path} isn't sound", fact, "repair it first")
+        raise StoreCorrupt(f"the store in {store.path} is damaged", fact, "repair it first")
 
 
 # -- reading a store that a server uses, in a process of its own ------------------------------------------------
@@ -209,10 +209,10 @@ def read_apart(
             raise (OSError if document["of_the_system"] else StoreError)(document["error"])
         return document
     if code == -signal.SIGKILL:
-        fact = "the server ends a reader that keeps it from using pages again which it needs"
-        raise StoreError(f"reading the store in {path} was ended by SIGKILL", fact, LATER)
+        fact = "the server kills readers that keep it from reusing pages that it needs"
+        raise StoreError(f"the process reading the store in {path} was killed (SIGKILL)", fact, LATER)
     ended = f"code {code}" if code > 0 else signal.Signals(-code).name
-    raise StoreCorrupt(f"the store in {path} is damaged", f"LMDB gave up {where}, {ended} {said}".rstrip(), SALVAGE)
+    raise StoreCorrupt(f"the store in {path} is damaged", f"LMDB crashed {where}, {ended} {said}".rstrip(), SALVAGE)
 
 
 def expect_room(store: LmdbStore, since: int) -> None:
@@ -222,8 +222,8 @@ def expect_room(store: LmdbStore, since: int) -> None:
         # The server ends what is still there when it needs `room.readers`.
         pinned, allowed = store.environment.readers.pinned_by(since), may_be_pinned(transaction) - room.readers // 2
     if pinned > allowed:
-        fact = f"{pinned >> 20} MiB that were freed meanwhile could not be used again, and the store needs them"
-        raise StoreError(f"reading the store in {store.path} was ended", fact, LATER)
+        fact = f"it kept {pinned >> 20} MiB of freed pages from being reused, and the store needs them"
+        raise StoreError(f"the read of the store in {store.path} was stopped", fact, LATER)
 
 
 def serve() -> None:

@@ -173,7 +173,7 @@ def replies(walk: Walk, rows: list[Row]) -> list[Row]:
     for row, head, total in zip(rows, heads, sums, strict=True):
         uuid, record = row
         format_, status, crc, finished_at, reason_size, count = head
-        request, kind = requests.get(uuid), _ENDS.get(status)  # of one whose frames are in a blob: None
+        request, kind = requests.get(uuid), _ENDS.get(status)  # None if its frames are in a blob
         at, size = outcome_record.HEADER_SIZE + reason_size, len(record)
         is_plain = total == crc and format_ == FORMAT_1 and kind is not None and request is not None
         if not is_plain or not _are_frames(record, at, count, size):

@@ -83,15 +83,15 @@ def check_all(walk: Walk, progress: Progress | None = None) -> str:
 
     The problems behind that point stay unknown, and so does whether the remedies are right.
     """
-    walk.total = sum(walk.tx.raw.stat(getattr(walk.tx.db, name))["entries"] for name in {*_LOOKS, "graves"} - {"meta"})
-    for name, look in _LOOKS.items():
+    walk.total = sum(walk.tx.raw.stat(getattr(walk.tx.db, name))["entries"] for name in {*_CHECKS, "graves"} - {"meta"})
+    for name, check_rows in _CHECKS.items():
         if (walk.light and name in _ALONE) or (name == "timers" and walk.knows_all(name)):
             continue
         if progress is not None:
             progress(name, min(walk.seen, walk.total), walk.total)
             walk.progress = partial(progress, name)
         try:
-            look(walk)
+            check_rows(walk)
         except lmdb.Error as error:
             walk.report(name, None, f"{error}; the rest was not checked")
             return f"{name}: {error}"
@@ -198,7 +198,7 @@ def _retries(walk: Walk) -> None:
         if past.due and not walk.has("later", later_key(past.due, uuid)):
             walk.report("retries", uuid, f"it is due at {past.due}, but not in 'later'")  # remedy: see _places
         if not past.due and not past.matters:
-            what = "it neither is delayed nor has failed"
+            what = "its request is neither delayed nor failed"
             walk.report("retries", uuid, what, Remedy(Verb.DELETE, "retries", uuid))
 
 
@@ -335,7 +335,7 @@ def _timer_fault(walk: Walk, kind: bytes, time: int, subject: bytes) -> str:
         return (
             "" if right == timer_key(kind, time, subject) else f"the reply says {end.status.name} at {end.finished_at}"
         )
-    return f"there is no such kind as {kind!r}"
+    return f"unknown kind {kind!r}"
 
 
 # -- what is counted: last, for only then is it known what the records refer to ------------------------------
@@ -399,7 +399,7 @@ def _owned_loads(walk: Walk) -> None:
         load = right.get(owner)
         remedy = Remedy(Verb.DELETE, "meta", key) if load is None else Remedy(Verb.PUT, "meta", key, load)
         pending, size = walk.owned.get(owner, (0, 0))
-        what = f"what is counted for the owner {owner!r} is wrong, there are {pending} requests, {size} bytes"
+        what = f"the counts of the owner {owner!r} are wrong, there are {pending} requests, {size} bytes"
         walk.report("meta", None, what, remedy, across=True)
 
 
@@ -423,7 +423,7 @@ def _plain_meta(walk: Walk) -> None:
     try:
         settings_of_services(walk.tx)
     except StoreCorrupt:
-        what = "'services' makes no sense"
+        what = "'services' is invalid"
         walk.report("meta", None, what, Remedy(Verb.SET_ASIDE, "meta", schema.SERVICES_KEY))
     _, fault = walk.meta_number(schema.LOST_KEY, U64)
     if "bytes" in fault:
@@ -548,7 +548,7 @@ def _gaps(walk: Walk, numbers: Iterable[int]) -> None:
         expected = number + 1
 
 
-_LOOKS: dict[str, Callable[[Walk], None]] = {
+_CHECKS: dict[str, Callable[[Walk], None]] = {
     "requests": _requests,
     "replies": _replies,
     "retries": _retries,

@@ -72,7 +72,7 @@ class Remedy(NamedTuple):
 
 
 class CopyingReading(LmdbReadTransaction):
-    """A read transaction whose rows are copies, not views. When much of each row is read, that is faster."""
+    """A read transaction that returns rows as copies, not views. When much of each row is read, that is faster."""
 
     def _begin(self) -> lmdb.Transaction[Any]:
         return self.environment.env.begin(buffers=False)

@@ -158,7 +158,7 @@ class LmdbExport:
             key = name[2 + len(owner) :] if name[:1] == b"\xff" else name
             holder = request_record.decode_holder(row)
             if holder is None:
-                raise StoreCorrupt(f"the store {self.place} is damaged", f"key {name.hex()} makes no sense", REPAIR)
+                raise StoreCorrupt(f"the store {self.place} is damaged", f"key {name.hex()} is invalid", REPAIR)
             uuids = [holder.at(n) for n in range(holder.requests)]
             yield StoredKey(owner, key, holder.until, holder.given, uuids), len(row)
 
@@ -187,8 +187,8 @@ class LmdbImport:
         self._lock = opening.take_lock(directory)
         try:
             if (directory / opening.DATA).exists():
-                advice = "choose another directory, or move it away"
-                raise NotAStore(f"{directory} is in the way", "there is a store already", advice)
+                advice = "choose another directory, or move the store"
+                raise NotAStore(f"cannot write to {directory}", "it already has a store", advice)
             shutil.rmtree(self._unfinished, ignore_errors=True)  # of one that was interrupted
             opening.prepare(directory)
             self._store = LmdbStore.open(self._unfinished, capacity=_ROOMY, durability="relaxed")
@@ -283,7 +283,7 @@ def _put_life(tx: LmdbWriteTransaction, life: StoredLife) -> None:
 
     record = request_record.encode(uuid, _as_new(request), request.submitted_at, put_blob)
     if not tx.raw.put(uuid, record, db=tx.db.requests, append=True):
-        raise StoreFailed("the request ids don't ascend", f"{uuid.hex()} comes behind a higher one", "report this")
+        raise StoreFailed("the request IDs do not ascend", f"{uuid.hex()} follows a higher one", "report this")
     size = request_record.decode_header(uuid, record).size
     if outcome is not None:
         reply = outcome_record.encode(uuid, outcome, put_blob)

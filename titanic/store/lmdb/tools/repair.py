@@ -271,7 +271,7 @@ def _save(pages: Pages, new: Path, size: int) -> int:
     """Write all rows into a new file, synced, and return how many."""
     roots = pages.trees()
     if not roots.keys() & {name.encode() for name in Databases._fields}:
-        raise StoreCorrupt(f"{new.with_name(opening.DATA)} is damaged", "nothing of it can be read", "restore a backup")
+        raise StoreCorrupt(f"{new.with_name(opening.DATA)} is damaged", "no part of it can be read", "restore a backup")
     new.unlink(missing_ok=True)
     options = {"subdir": False, "max_dbs": 16, "mode": 0o640, "lock": False, "sync": False}
     with lmdb.open(str(new), map_size=2 * size // PAGE * PAGE + _SPARE, **options) as env:  # type: ignore[arg-type]
