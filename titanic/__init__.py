@@ -15,7 +15,7 @@ import broker  # first: it knows whether compiled modules are wanted, or their s
 if not hasattr(broker, "lazy_exports"):
     _stranger = vars(broker).get("__file__") or [*vars(broker).get("__path__", ())]
     raise ImportError(
-        f"the module 'broker' is a stranger: {_stranger} hides the one that belongs to titanic-queue; rename that file,"
+        f"another module 'broker', {_stranger}, hides the one of titanic-queue; rename that file,"
         " or run `pip uninstall broker` and install titanic-queue again"
     )
 

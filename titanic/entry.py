@@ -25,7 +25,7 @@ def interruptible() -> None:
     """From now on a Ctrl-C raises KeyboardInterrupt, and none is lost.
 
     Python drops an exception that is raised while something is freed, and pyzmq runs the handlers of signals whenever
-    it frees a frame. Cython has it printed, as if nobody had caught it, and then Python tells that it was dropped.
+    it frees a frame. Cython prints it as uncaught, and then Python reports that it was dropped.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.excepthook = _print
@@ -56,8 +56,8 @@ def _raise_again(number: int, frame: FrameType | None) -> None:
 
 
 def load(module: str) -> ModuleType:
-    """Import a module, without a look for garbage: what is imported stays, and to look at it again and again takes a
-    tenth of the time. It is not looked at later either."""
+    """Import a module without garbage collection: imported objects stay, and scanning them again and again takes a
+    tenth of the time. They are not scanned later either."""
     gc.disable()
     try:
         return import_module(module)

@@ -272,17 +272,17 @@ class OperatorSettings:
 def contradictions(values: Mapping[str, Any]) -> Iterator[Contradiction]:
     """The contradictions among a server's settings, by name."""
     if values["broker"] is None and not values["bind"]:
-        yield Contradiction(("bind",), "bind is empty", "nobody could connect", "name at least one endpoint")
+        yield Contradiction(("bind",), "bind is empty", "no client could connect", "name at least one endpoint")
     if values["broker"] is not None and values["gather"]:
-        what, fact = "gather is for the integrated broker", "with another one there is none"
+        what, fact = "gather is for the integrated broker", "another one is given"
         yield Contradiction(("gather", "broker"), what, fact, "leave one out")
     for endpoint in values["bind"] if values["broker"] is None else ():
         if endpoint in values["gather"] and not endpoint.endswith((":*", ":0")):
-            what, fact = f"gather is at {endpoint}", "that is where the broker listens, as bind says"
+            what, fact = f"gather is at {endpoint}", "the broker listens there, as bind says"
             yield Contradiction(("bind", "gather"), what, fact, "choose another port")
     largest, capacity = values["max_body"], values["capacity"]
     if capacity is not None and BrokerConfig().max_body != largest > capacity:
-        what, fact = f"max_body is {largest} bytes", f"the store's capacity is {capacity}: none of that size has room"
+        what, fact = f"max_body is {largest} bytes", f"the store's capacity is {capacity}: such a body does not fit"
         yield Contradiction(("max_body", "capacity"), what, fact, "change one of the two")
     first, most = values["retry_first"], values["retry_most"]
     if first > most:
@@ -295,20 +295,20 @@ def access_contradictions(values: Mapping[str, Any]) -> Iterator[Contradiction]:
     access, key, server_key = values["access"], values["key"], values["server_key"]
     if values["broker"] is None:
         if access is not None and values["open"]:
-            what, fact = "open is for endpoints without access control", "access says who may do what"
+            what, fact = "open is for endpoints without access control", "access turns access control on"
             yield Contradiction(("open", "access"), what, fact, "leave one out")
         if access is not None and key is None:
-            what, fact = "access is given without key", "clients have to know that this is the right server"
-            advice = "make its key with `titanic keys server`, and give the secret file as key"
+            what, fact = "access is given without key", "clients need it to verify the server"
+            advice = "create one with `titanic keys server`, and give the secret file as key"
             yield Contradiction(("access", "key"), what, fact, advice)
         return
     if access is not None:
         what = "access is for the integrated broker"
-        fact = "access control is where clients connect, and a broker that is not of this project has none"
+        fact = "access control is enforced by the broker that clients connect to"
         yield Contradiction(
             ("access", "broker"), what, fact, "give it to `titanic broker` there, and leave it out here"
         )
     if (server_key is None) != (key is None):
         given, missing = ("key", "server_key") if server_key is None else ("server_key", "key")
-        what, fact = f"{given} is given without {missing}", "a broker that is secured takes both"
-        yield Contradiction((given, missing), what, fact, "give both; `titanic keys new` makes a key")
+        what, fact = f"{given} is given without {missing}", "a broker with access control needs both"
+        yield Contradiction((given, missing), what, fact, "give both; `titanic keys new` creates a key")

@@ -64,7 +64,7 @@ def test_a_store_in_a_database(tmp_path: Path) -> None:
     open_store(server.url(name)).close()
     refused = titanic("bench", "accept", *told)
     assert refused.code != 0
-    assert "is in the way; it has a schema 'titanic'; choose another database" in refused.err
+    assert "; it has a schema 'titanic'; choose another database" in refused.err
     server.drop_database(name)
 
 

@@ -52,7 +52,7 @@ def test_all_is_well(files: Path, temporary: Path) -> None:
     done = titanic("demo", files, TMPDIR=str(temporary), TITANIC_ENDPOINT="nonsense", COLUMNS="40")
     text = done.out.decode()
     assert done.code == 0, text
-    assert "20 requests acknowledged, 20 replies right, 0 wrong, 0 lost; all closed, 0 left; " in text
+    assert "20 requests acknowledged, 20 replies correct, 0 wrong, 0 lost; all closed, 0 left; " in text
     assert len(re.findall(r"kill -9 \d+: ", text)) == 2
     assert all(re.match(r" *\d+\.\d s  |\(", line) for line in text.splitlines()), "no line was wrapped"
     assert list(temporary.iterdir()) == []
@@ -74,7 +74,7 @@ def test_a_wrong_reply_fails_it(files: Path, temporary: Path, lie: str) -> None:
     done = titanic("demo", files, TMPDIR=str(temporary), PATH=f"{bin_}{os.pathsep}{os.environ['PATH']}")
     text = done.out.decode()
     assert done.code == 1
-    assert "20 requests acknowledged, 0 replies right, 20 wrong, 0 lost" in text
+    assert "20 requests acknowledged, 0 replies correct, 20 wrong, 0 lost" in text
     assert text.count("a wrong reply for ") == 20
     (logs,) = temporary.iterdir()
     assert f"the logs are in {logs}\n" in text
@@ -100,7 +100,7 @@ def test_a_lost_request_fails_it(files: Path, temporary: Path) -> None:
         assert one.ends() == 1
         assert one.process.stdout is not None
         text = one.process.stdout.read().decode()
-        assert "21 requests acknowledged, 20 replies right, 0 wrong, 1 lost" in text
+        assert "21 requests acknowledged, 20 replies correct, 0 wrong, 1 lost" in text
         assert "no reply for forged" in text
 
 
@@ -108,7 +108,7 @@ def test_nothing_to_show(temporary: Path) -> None:
     (temporary / "empty").mkdir()
     done = titanic("demo", temporary / "empty", TMPDIR=str(temporary))
     assert done.code == 1
-    assert "there is nothing to submit below" in done.out.decode()
+    assert "no files to submit below" in done.out.decode()
     assert [path.name for path in temporary.iterdir()] == ["empty"]
     assert here("demo", temporary / "absent").code == 2
 
@@ -178,7 +178,7 @@ def test_bench_is_asked_for_what_there_is_not(temporary: Path) -> None:
     assert here("bench", "--requests", "1").code == 2
     done = here("bench", "nonsense")
     assert done.code != 0
-    assert "no figure is called 'nonsense'; titanic bench --list shows all" in done.err
+    assert "there is no figure 'nonsense'; titanic bench --list shows all" in done.err
     listed = here("bench", "--list").out.decode().splitlines()
     assert {line.split()[1] for line in listed[1:]} > set(QUICK)
 

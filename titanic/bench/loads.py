@@ -59,7 +59,7 @@ def leave_waiting(stage: Stage, services: int) -> None:
 
 
 def live_services(stage: Stage, count: int, services: int) -> None:
-    """As `live`, each request for the next of so many services, whose workers are there."""
+    """As `live`, each request for the next of `services` services, which have workers."""
     with stage.pipeline() as pipeline:
         rows = ([b"many%d" % (number % services), BODY] for number in range(count))
         uuids = [reply[1].decode() for reply in pipeline.map(tsp.REQUEST, rows)]

@@ -287,7 +287,7 @@ def choose(words: tuple[str, ...]) -> list[Entry]:
     known = {entry.name for entry in PROGRAMME} | {entry.group for entry in PROGRAMME}
     for word in words:
         if word not in known:
-            raise TitanicError(f"no figure is called {word!r}", "", "titanic bench --list shows all")
+            raise TitanicError(f"there is no figure {word!r}", "", "titanic bench --list shows all")
     wanted = words or QUICK
     return [entry for entry in PROGRAMME if entry.name in wanted or entry.group in wanted]
 

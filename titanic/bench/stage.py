@@ -22,11 +22,11 @@ from titanic.util.processes import Children, Process, uninterrupted
 PATIENCE = 60.0
 """Seconds to wait for one answer."""
 
-LOOK = 0.001
-"""Seconds between two looks whether a server listens."""
+POLL_INTERVAL = 0.001
+"""Seconds between two checks whether a server listens."""
 
 TOGETHER = 250
-"""Services whose workers share a process."""
+"""Services with workers that share a process."""
 
 MEMORY = Path("/dev/shm")
 
@@ -40,7 +40,7 @@ read = "own"
 close = true
 metrics = true
 """
-"""The access file of an encrypted stage: who measures may do all that the loads do."""
+"""The access file of an encrypted stage: the measuring user may do everything that the loads do."""
 
 _UTIME, _STIME = 11, 12
 """Fields of /proc/PID/stat behind the name of the command."""
@@ -109,14 +109,14 @@ class Stage:
                         raise
 
     def _wait_until_it_listens(self, until: float) -> None:
-        """Wait for somebody who listens at the endpoint. ZeroMQ would look for that every 100 ms, and each start would
+        """Wait until a server listens at the endpoint. ZeroMQ would check that every 100 ms, and each start would
         take a multiple of it."""
         address = self.endpoint.removeprefix("ipc://")
         while time.perf_counter() < until:
             with socket.socket(socket.AF_UNIX) as line:
                 if line.connect_ex(address) == 0:
                     return
-            time.sleep(LOOK)
+            time.sleep(POLL_INTERVAL)
 
     def kill(self) -> None:
         """Kill the server."""
@@ -162,7 +162,7 @@ class Stage:
         return used
 
     def counts(self) -> dict[str, float]:
-        """What the server has counted until now: its commits and, where the system tells, switches of its threads."""
+        """What the server has counted until now: its commits and, where the system reports it, thread switches."""
         counted = {"commits": float(self.client.stats()["since_start"]["commits"])}
         switches = thread_switches(self._processes["serve"].pid)
         return counted if switches is None else {"switches": switches, **counted}

@@ -69,7 +69,7 @@ def check(path: Path, as_json: bool) -> None:
         print_json(counts)
     else:
         shown = ", ".join(counted(count, noun.removesuffix("s")) for noun, count in counts.items())
-        click.echo(f"{path}: {shown}: all right")
+        click.echo(f"{path}: {shown}: no errors")
 
 
 @command("test")
@@ -154,7 +154,7 @@ def enable(settings: Path, path: Path) -> None:
                 text += f"\n[{table}]\n{lines}"
         tomllib.loads(text)
     except (tomllib.TOMLDecodeError, AttributeError, TypeError) as error:
-        raise click.ClickException(f"{settings} cannot be changed: {error}; titanic config check says more") from error
+        raise click.ClickException(f"{settings} cannot be changed: {error}; run titanic config check") from error
     if text == before:
         click.echo(f"{settings}: nothing to do, access and key are set")
         return
@@ -164,7 +164,7 @@ def enable(settings: Path, path: Path) -> None:
     os.chown(draft, owner.st_uid, owner.st_gid)
     draft.write_text(text)
     draft.replace(settings)
-    click.echo(f"{settings}: access control is on from the next start on")
+    click.echo(f"{settings}: access control is on from the next start")
 
 
 test.help = (test.help or "").replace("ACTION_HELP", ACTION_HELP)

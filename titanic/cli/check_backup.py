@@ -71,7 +71,7 @@ def check(store: Path | str, repair: bool, as_json: bool) -> None:
         counts = counted(requests, "request") + ", " + ("1 reply" if replies == 1 else f"{replies} replies")
         click.echo(f"{place}: {counts}: {verdict}")
     if saved:
-        say(f"{saved.damaged} is the file as it was")
+        say(f"the damaged file is kept as {saved.damaged}")
     if left:
         sys.exit(EXIT_FAILED)
 
@@ -132,7 +132,7 @@ def _checking(bar: Bar) -> Progress:
 
 
 def _check(path: Path, bar: Bar) -> Checked:
-    """Check a store, opened for writing when nobody else has it open: then an older format is converted."""
+    """Check a store. If no other process has it open, open it for writing, which converts an older format."""
     if not may_write(path):
         expect_readable(path)
         return check_apart(path, _checking(bar))
@@ -148,7 +148,7 @@ def _check_database(url: str, bar: Bar, repair: bool) -> tuple[str, Checked, int
     expect_psycopg()
     from titanic.store.postgres.store import (
         PostgresStore,
-        ReadOnlyPostgresStore,  # what nobody else needs
+        ReadOnlyPostgresStore,  # only this command needs these
     )
     from titanic.store.postgres.tools import check as check_tables
     from titanic.store.postgres.tools import repair as repair_tables
@@ -184,7 +184,7 @@ def _counts(store: Store) -> tuple[int, int]:
 
 
 def _open(path: Path) -> LmdbStore:
-    """Open the store, for writing when nobody else has it open, as for a check."""
+    """Open the store: for writing if no other process has it open, as for a check."""
     if may_write(path):
         with suppress(StoreLocked):
             return LmdbStore.open(path, verified=True)

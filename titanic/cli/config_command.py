@@ -132,7 +132,7 @@ def check(path: Path) -> None:
     if mistakes := document.check():
         _stop(mistakes)
     settings = sum(len(value) if isinstance(value, dict) else 1 for value in document.values.values())
-    click.echo(f"{path}: {counted(settings, 'setting')}, all right")
+    click.echo(f"{path}: {counted(settings, 'setting')}, no errors")
 
 
 def _read(path: Path, commands: Commands) -> Document:

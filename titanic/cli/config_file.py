@@ -143,7 +143,7 @@ class Document:
             elif key in everywhere:
                 continue
             elif key in self._commands:
-                self._file.add_mistake((key,), f"unknown key {key}; it is a command: its settings belong below [{key}]")
+                self._file.add_mistake((key,), f"unknown key {key}; it is a command: its settings belong under [{key}]")
             else:
                 self._unknown((key,), key, everywhere)
 
@@ -202,7 +202,7 @@ def convert(option: click.Option, value: Any) -> tuple[Any, str]:
     if not values and option.default:
         return None, f" names nothing; it must be {_kind(option)}"
     if any(isinstance(one, str) and "\0" in one for one in values):
-        return None, f" cannot be {quoted(value)}: no text may have a NUL in it"
+        return None, f" cannot be {quoted(value)}: a string cannot contain NUL"
     if isinstance(option.type, click.File):
         return value, ""  # checking it would open it
     if isinstance(option.type, EndpointType):
@@ -237,13 +237,13 @@ def _kind(option: click.Option) -> str:
     if option.is_flag:
         return "true or false"
     if _is_text(option):
-        return "a text in quotes" + (", or a list of them" if option.multiple else "")
+        return "a string in quotes" + (", or a list of these" if option.multiple else "")
     if isinstance(option.type, click.types.IntParamType):
         return "a whole number"
     return _KINDS.get(option.metavar or "", "a number")
 
 
-_KINDS = {"SIZE": "a size like 500, 64MiB or 1.5GB", "HOST:PORT": 'a text like "127.0.0.1:8080"'}
+_KINDS = {"SIZE": "a size like 500, 64MiB or 1.5GB", "HOST:PORT": 'a string like "127.0.0.1:8080"'}
 """What options of a type of their own read."""
 
 
@@ -260,7 +260,7 @@ NOT_OPTIONS = {
 
 
 def strangers(context: click.Context) -> list[str]:
-    """A line about each TITANIC_ variable that no option has: it may be misspelt."""
+    """A line about each unknown TITANIC_ variable: it may be misspelt."""
     unknown = _ours() - _variables(context.command)
     if not unknown:
         return []  # so that not every command is imported
@@ -268,8 +268,8 @@ def strangers(context: click.Context) -> list[str]:
     texts = []
     for variable in sorted(unknown - known):
         near = nearest(variable.removeprefix(PREFIX), [one.removeprefix(PREFIX) for one in known])
-        advice = f"did you mean {PREFIX}{near}?" if near else "no option has it"
-        texts.append(f"{variable} in the environment is not used; {advice}")
+        advice = f"did you mean {PREFIX}{near}?" if near else "no option uses it"
+        texts.append(f"unknown environment variable {variable}; {advice}")
     return texts
 
 

@@ -49,7 +49,7 @@ def name_version(error: Exception, reach: EndpointReach) -> None:
     """After a time-out: raises TimedOut that names the version to speak when the broker there knows only 0.1."""
     for where in reach.endpoint if reach.mdp not in (None, "0.1") else ():
         if not unreachable([where]) and answers(reach, [where], "0.1") and _is_other(reach, where):
-            fact = f"the broker at {where} answers in 0.1, and is not of this project"
+            fact = f"the broker at {where} speaks MDP 0.1 and is not a titanic broker"
             raise TimedOut(f"no answer in MDP {reach.mdp}", fact, "try --mdp 0.1") from error
 
 

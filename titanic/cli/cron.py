@@ -148,7 +148,7 @@ def _list(client: Client, schedules: Sequence[Schedule], as_json: bool) -> None:
 def _run_now(schedules: Sequence[Schedule], name: str, as_json: bool, reach: EndpointReach) -> None:
     named = [schedule for schedule in schedules if schedule.name == name]
     if not named:
-        raise click.UsageError(f"no schedule is called {name}; there are {', '.join(one.name for one in schedules)}")
+        raise click.UsageError(f"no schedule is named {name}; there are {', '.join(one.name for one in schedules)}")
     with connect(reach) as client:
         uuid = submit_now(client, named[0])
     if as_json:

@@ -60,14 +60,14 @@ class Demo:
         self._started = time.monotonic()
 
     def run(self) -> bool:
-        """Run it; True when every reply was right. Otherwise the logs are kept."""
+        """Run it; True when every reply was correct. Otherwise the logs are kept."""
         keep = False
         try:
             samples = list(_samples(self._folder))
             if not samples:
-                what = f"there is nothing to submit below {self._folder.resolve()}"
-                fact = "it submits files that are not hidden, readable, and of 1 MiB at most"
-                raise TitanicError(what, fact, "name another folder: titanic demo FOLDER")
+                what = f"no files to submit below {self._folder.resolve()}"
+                fact = "the demo submits visible, readable files of at most 1 MiB"
+                raise TitanicError(what, fact, "name another directory: titanic demo FOLDER")
             keep = True
             keep = not self._tell(samples)
         except (TitanicError, OSError) as error:
@@ -146,11 +146,11 @@ class Demo:
                 self._say(f"[red]{what} reply for {escape(f'{acknowledged[uuid].file}{said}')}[/red]")
         right = len(acknowledged) - len(lost) - len(wrong)
         self._say(
-            f"[bold]{len(acknowledged)} requests acknowledged, {right} replies right, {len(wrong)} wrong,"
+            f"[bold]{len(acknowledged)} requests acknowledged, {right} replies correct, {len(wrong)} wrong,"
             f" {len(lost)} lost[/bold]; all closed, {left} left; {time.monotonic() - self._started:.1f} s"
         )
         if twice := len(stored - acknowledged.keys()):
-            self._say(f"({twice} more were stored: their acknowledgement died with the server, they were sent again)")
+            self._say(f"({twice} more were stored: the killed server had not acknowledged them)")
         return not lost and not wrong and not left
 
     # -- processes -------------------------------------------------------------------------------------------
@@ -171,14 +171,14 @@ class Demo:
         process.wait()
         self._say(f"[bold red]kill -9 {process.pid}[/bold red]: {so}")
 
-    def _until(self, look: Callable[[], Found | None], what: str, process: Process) -> Found:
-        """Wait until there is something to be seen, as long as a process lives."""
+    def _until(self, poll: Callable[[], Found | None], what: str, process: Process) -> Found:
+        """Poll until there is a result, as long as a process lives."""
         until = time.monotonic() + PATIENCE
-        while not (found := look()):
+        while not (found := poll()):
             if process.poll() is not None:
-                raise TitanicError(f"process {process.pid} ended with {process.returncode}", f"awaited: {what}")
+                raise TitanicError(f"process {process.pid} exited with {process.returncode}", f"awaited: {what}")
             if time.monotonic() > until:
-                raise TitanicError(f"waited {PATIENCE:g} s in vain for {what}")
+                raise TitanicError(f"timed out after {PATIENCE:g} s waiting for {what}")
             time.sleep(0.02)
         return found
 

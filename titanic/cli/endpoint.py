@@ -61,8 +61,8 @@ class PeerType(EndpointType):
             socket.getaddrinfo(os.fsencode(name), None)  # as bytes: else it loads a codec, for milliseconds
         except socket.gaierror as error:
             if error.errno == socket.EAI_NONAME:  # others may pass
-                self.fail(f"no machine is known by the name {name!r}; is it spelt right?", param, ctx)
-            say(f"the name {name!r} cannot be looked up now ({error.strerror}); trying all the same")
+                self.fail(f"unknown host name {name!r}; check its spelling", param, ctx)
+            say(f"cannot resolve the host name {name!r} now ({error.strerror}); trying anyway")
         return text
 
 

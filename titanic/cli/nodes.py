@@ -22,8 +22,8 @@ from titanic.errors import InvalidRequest, TimedOut
 from titanic.protocol.documents import NodeInfo
 from titanic.util.text import duration
 
-LOOK_EVERY = 0.5
-"""Seconds between looks whether nodes have ended."""
+POLL_INTERVAL = 0.5
+"""Seconds between polls whether a draining node has stopped."""
 
 
 @command()
@@ -62,7 +62,7 @@ def nodes(as_json: bool, **where: Any) -> None:
 def _rows(source: Client | Files) -> list[NodeInfo]:
     rows = source.nodes()
     if rows is None:
-        what, fact = "there are no nodes", "this store is a directory, which one server has to itself"
+        what, fact = "there are no nodes", "this store is a directory, which servers do not share"
         raise InvalidRequest(what, fact, "servers share a store in PostgreSQL: see titanic serve --help")
     return rows
 
@@ -105,17 +105,17 @@ def drain(node: str | None, wait: float | None, reach: EndpointReach) -> None:
       titanic drain
     """
     if node is None and len(reach.endpoint) > 1:
-        raise click.UsageError("of several endpoints it is left to chance which one is asked; name the NODE to drain")
+        raise click.UsageError("with several endpoints, one is picked at random; name the NODE to drain")
     with connect(reach) as client:
         ends = client.drain(node)
     say(f"draining {ends['name']}")
     if wait != 0 and not _has_ended(ends, reach, math.inf if wait is None else wait):
-        say(f"{ends['name']} has not ended after {duration(wait or 0)}; it goes on draining")
+        say(f"{ends['name']} is still draining after {duration(wait or 0)}")
         sys.exit(EXIT_PENDING)
 
 
 def _has_ended(node: NodeInfo, reach: EndpointReach, wait: float) -> bool:
-    """Whether a node that drains ends within so many seconds. It may go on under another number meanwhile."""
+    """Whether a draining node stops within `wait` seconds. It may continue under another incarnation meanwhile."""
     end = time.monotonic() + wait
     while True:
         try:
@@ -130,7 +130,7 @@ def _has_ended(node: NodeInfo, reach: EndpointReach, wait: float) -> bool:
                 return True
         if time.monotonic() >= end:
             return False
-        time.sleep(LOOK_EVERY)
+        time.sleep(POLL_INTERVAL)
 
 
 @command()
@@ -151,11 +151,11 @@ def pause(service: str, as_json: bool, reach: EndpointReach) -> None:
       titanic pause upper
     """
     with connect(reach) as client:
-        told = client.set_service(service, paused=True)
+        answer = client.set_service(service, paused=True)
     if as_json:
-        print_json(told)
-    elif not told["done"]:
-        say(f"{service} is paused already")
+        print_json(answer)
+    elif not answer["done"]:
+        say(f"{service} is already paused")
 
 
 @command()
@@ -173,8 +173,8 @@ def resume(service: str, as_json: bool, reach: EndpointReach) -> None:
       titanic resume upper
     """
     with connect(reach) as client:
-        told = client.set_service(service, paused=False)
+        answer = client.set_service(service, paused=False)
     if as_json:
-        print_json(told)
-    elif not told["done"]:
+        print_json(answer)
+    elif not answer["done"]:
         say(f"{service} is not paused")

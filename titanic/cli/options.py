@@ -108,7 +108,7 @@ class GroupedCommand(click.Command):
         given = {arg.partition("=")[0] for arg in (args[: args.index("--")] if "--" in args else args)}
         for option in self.params:
             for name in given.intersection(getattr(option, "old", ())):
-                say(f"{name} is called {option.opts[0]} now")
+                say(f"{name} is now called {option.opts[0]}")
         return super().parse_args(ctx, args)
 
 
@@ -366,13 +366,13 @@ class Folder(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if self is FOLDER and is_url(value):
-            self.fail("it names a database; this is for stores in directories", param, ctx)
+            self.fail("it is the URL of a database; this needs a directory", param, ctx)
         if not str(value):
             self.fail("the name of a directory must not be empty; . is the current one", param, ctx)
         return super().convert(value, param, ctx)
 
 
-FOLDER = Folder(path_type=Path, readable=False)  # opening it tells whether it may be read
+FOLDER = Folder(path_type=Path, readable=False)  # opening it shows whether it is readable
 
 
 _NO_URL = "it is not the URL of a database: write postgresql://USER@HOST/DATABASE"
@@ -393,8 +393,7 @@ class StorePlace(Folder):
             # An argument has no variable of the environment.
             instead = ", PGPASSWORD or TITANIC_STORE" if isinstance(param, click.Option) else " or PGPASSWORD"
             self.fail(
-                "the URL has a password, and what is on the command line others can see; write it into ~/.pgpass"
-                + instead,
+                "the URL has a password, and other users can see the command line; put it in ~/.pgpass" + instead,
                 param,
                 ctx,
             )

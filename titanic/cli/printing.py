@@ -81,13 +81,13 @@ def print_long_table(
         columns = zip(row, widths, titles, strict=True)
         return "  ".join(cell.rjust(n) if title in right else cell.ljust(n) for cell, n, title in columns).rstrip()
 
-    begun = False
+    has_titles = False
     for part in chain(filter(None, parts), [[]]):
         rows = [[_cell(text) for text in row] for row in part]
         widths = [max(width, *(len(row[at]) for row in rows), 0) for at, width in enumerate(widths)]
-        if not begun:
+        if not has_titles:
             click.echo(click.style(line(titles), bold=True))
-            begun = True
+            has_titles = True
         for row in rows:
             click.echo(line(row))
 

@@ -80,13 +80,13 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
     _refuse_unused(settings)
     try:
         config = server_config({"bind": bind, **settings})
-    except CallerError as error:  # it would not be better the next time
+    except CallerError as error:  # a restart would not help
         raise click.UsageError(str(error).replace("_", "-")) from error
     signals = serve_run.begin(log_level, log_format)
     store: Path | str = config.store
     if isinstance(store, Path) and not os.path.lexists(store.parent):
         raise click.UsageError(
-            f"no folder for the store {store}; {store.parent} does not exist; make it, or name another"
+            f"cannot create the store {store}; {store.parent} does not exist; create it, or name another directory"
         )
     new = isinstance(store, Path) and not (store / "data.mdb").exists()
     _prepare()
@@ -117,8 +117,8 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
         stored += f"; {server.control}"
     say(f"{way}; store {server.store.place}: {stored}", "serving")
     if config.durability != "memory" and isinstance(store, Path) and (kind := file_system(store)) in IN_MEMORY:
-        text = "the store %s is on %s, in memory: when the machine stops it is gone, whatever durability says; %s"
-        advice = "move it to a disk, or say that this is meant: --durability memory"
+        text = "the store %s is on %s, in memory: it is lost when the machine stops, whatever --durability is; %s"
+        advice = "move it to a disk, or confirm with --durability memory"
         log.warning(text, store, kind, advice, extra=logs.event("in-memory"))
     serve_run.run(queue, signals, settings["metrics"], open=config.open)
 
@@ -129,15 +129,13 @@ def _refuse_unused(settings: Mapping[str, Any]) -> None:
     if settings["broker"] is not None and chosen("bind") is ParameterSource.COMMANDLINE:
         raise click.UsageError("--bind is for the integrated broker; with --broker there is none")
     if settings["broker"] is None and chosen("mdp") is ParameterSource.COMMANDLINE:
-        raise click.UsageError(
-            "--mdp is for a broker elsewhere, named by --broker; the integrated one speaks all versions"
-        )
+        raise click.UsageError("--mdp is for a separate broker (--broker); the integrated one speaks all versions")
     if not isinstance(settings["store"], str):
         for name in ("node_name", "advertise", "lease"):
             if chosen(name) is ParameterSource.COMMANDLINE:
                 option = f"--{name.replace('_', '-')}"
                 raise click.UsageError(
-                    f"{option} is for servers that share a store in PostgreSQL; this one shares none"
+                    f"{option} is for servers that share a store in PostgreSQL; this store is a directory"
                 )
     for name, others in (("key", ("access", "broker")), ("server_key", ("broker",))):
         if chosen(name) is ParameterSource.COMMANDLINE and all(settings[other] is None for other in others):

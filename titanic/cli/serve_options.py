@@ -63,14 +63,14 @@ MAX_NAME = 100
 
 
 class NodeName(click.ParamType[str]):
-    """What a server is called."""
+    """The name of a server."""
 
     name = "name"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         text = str(value)
         if not text.isprintable() or not 0 < len(text) <= MAX_NAME or text.isdigit():
-            self.fail(f"{text!r} is not a name; it has 1 to {MAX_NAME} characters, and is no number", param, ctx)
+            self.fail(f"{text!r} is not a name; use 1 to {MAX_NAME} characters, no number", param, ctx)
         return text
 
 
@@ -100,7 +100,9 @@ def service_limits(
             except ValueError as error:
                 raise click.BadParameter(str(error)) from error
         if os.fsencode(name) in limits:
-            raise click.BadParameter(f"{name} has two; write them as one, like {name}:waiting=1000,running=4")
+            raise click.BadParameter(
+                f"{name} is given twice; write its limits as one, like {name}:waiting=1000,running=4"
+            )
         limits[os.fsencode(name)] = ServiceLimits(**chosen)
     return limits
 
@@ -137,7 +139,7 @@ def rule(values: Mapping[str, Any], own: Set[str]) -> Iterator[Contradiction]:
     yield from contradictions(values)
     yield from access_faults(values, own)
     if {"bind", "broker"} <= own:
-        what, fact = "bind is for the integrated broker", "with another one there is none"
+        what, fact = "bind is for the integrated broker", "another one is given"
         yield Contradiction(("bind", "broker"), what, fact, "leave one out")
 
 

@@ -166,8 +166,8 @@ def _listen(subject: Subject, signals: Signals, address: Address, *, open: bool)
     if exposed and not open and subject.control is None:
         raise click.UsageError(
             f"cannot serve metrics at {address}: other machines could read them; serve them at"
-            f" 127.0.0.1:{address.port}, give --access with a user who has metrics = true and a token, or allow it"
-            " without: --open"
+            f" 127.0.0.1:{address.port}, give --access with a user that has metrics = true and a token, or allow it"
+            " without access control: --open"
         )
     admits = subject.control.admits if exposed and subject.control is not None else None
 
@@ -175,7 +175,7 @@ def _listen(subject: Subject, signals: Signals, address: Address, *, open: bool)
         late = subject.watchdog.late(time.monotonic(), LATE)
         if late:
             return f"stuck for {LATE:g} s or more: {', '.join(late)}"
-        return "" if subject.alive else "it cannot go on: see its log"
+        return "" if subject.alive else "it cannot continue; see its log"
 
     def unready() -> str:
         if signals.end.is_set():
@@ -188,7 +188,7 @@ def _listen(subject: Subject, signals: Signals, address: Address, *, open: bool)
         for name in UNREADY:
             if name in shortages:
                 return shortages[name]
-        return "" if subject.ready else "its broker is not there yet"
+        return "" if subject.ready else "its broker does not answer yet"
 
     listener = MetricsListener(*address, subject.collect, unhealthy=unhealthy, unready=unready, admits=admits)
     say(f"metrics at http://{Address(address.host, listener.port)}/metrics", "metrics")
@@ -204,12 +204,12 @@ def _run(subject: Subject, signals: Signals, notifier: Notifier) -> None:
             subject.stop()
             raise error
         if not subject.alive:
-            say("stopping: it can't go on, see the log above", "failed")
+            say("stopping: cannot continue; see the log above", "failed")
             with contextlib.suppress(Exception):
                 subject.stop()
             sys.exit(EXIT_FAILED)
         if subject.drained:
-            log.info("drained: nothing is left to do here", extra=logs.event("drained"))
+            log.info("drained: nothing left to do", extra=logs.event("drained"))
             break
         if signals.reload.is_set():
             signals.reload.clear()

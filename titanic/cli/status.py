@@ -146,7 +146,7 @@ def _show(document: dict[str, Any], before: tuple[float, dict[str, Any]] | None 
         f"store {printable(store['path'])}: {counted(store['requests'], 'request')}"
         f" ({store['waiting']} waiting, {running} running,"
         f" {store['delayed']} delayed, {store['replies']} ended),"
-        f" {size(store['used'])} of {size(store['capacity'])} used, {store['closed']} closed remembered{full}{how}"
+        f" {size(store['used'])} of {size(store['capacity'])} used, {store['closed']} closed kept{full}{how}"
     )
     for reader in document.get("readers", ()):
         click.echo(printable(_reader(reader)))
@@ -157,9 +157,9 @@ def _show(document: dict[str, Any], before: tuple[float, dict[str, Any]] | None 
     if done is not None:
         ended = document["dispatch"]
         node = document.get("node")
-        whose = "" if node is None else f" of {printable(node['name'])}:"
+        where = "" if node is None else f" of {printable(node['name'])}:"
         click.echo(
-            f"since the start{whose} {done['accepted']} accepted, {done['refused']} refused,"
+            f"since the start{where} {done['accepted']} accepted, {done['refused']} refused,"
             f" {ended['succeeded']} succeeded, {ended['failed']} failed, {ended['expired']} expired,"
             f" {done['closed']} closed"
         )
@@ -180,7 +180,7 @@ def _show(document: dict[str, Any], before: tuple[float, dict[str, Any]] | None 
 def _reader(reader: Mapping[str, Any]) -> str:
     return (
         f"process {reader['pid']} ({reader['command'] or 'unknown'}) has been reading the store for"
-        f" {duration(reader['age'])}; {size(reader['pinned'])} cannot be used again until it ends"
+        f" {duration(reader['age'])}; {size(reader['pinned'])} cannot be reused until it ends"
     )
 
 
@@ -188,8 +188,8 @@ def _set(settings: dict[str, Any]) -> Iterator[str]:
     """What operators have set for services."""
     if paused := [name for name, one in sorted(settings.items()) if one["paused"]]:
         yield f"paused: {printable(', '.join(paused))}"
-    if told := [f"{name} to {one['on_end']}" for name, one in sorted(settings.items()) if one["on_end"]]:
-        yield f"ends are told: {printable(', '.join(told))}"
+    if notified := [f"{name} to {one['on_end']}" for name, one in sorted(settings.items()) if one["on_end"]]:
+        yield f"notifications: {printable(', '.join(notified))}"
 
 
 def _nodes(document: dict[str, Any]) -> Iterator[str]:
@@ -209,7 +209,7 @@ def _rates(document: dict[str, Any], before: dict[str, Any], elapsed: float) -> 
 
 
 def _workers(client: Client) -> dict[str, int] | None:
-    """Workers per service; None when the broker does not tell."""
+    """Workers per service; None when the broker does not report them."""
     try:
         document: dict[str, int] = broker.read_json(client.call("mmi.workers", "mmi.workers")[0])
     except (ValueError, IndexError, broker.RemoteError, TimedOut):
@@ -309,7 +309,7 @@ def _different_access(document: Mapping[str, Any]) -> str:
     if len({row["access"] for row in rows}) < 2:
         return ""
     each = sorted(f"{row['name']} has {row['access'][:8]}" for row in rows)
-    return f"nodes have different access files: {', '.join(each)}; give all the same, and reload"
+    return f"nodes have different access files: {', '.join(each)}; use the same on all, and reload"
 
 
 def judge(found: Observation, timeout: float, max_waiting: int | None, max_age: float | None) -> tuple[int, list[str]]:
@@ -321,10 +321,10 @@ def judge(found: Observation, timeout: float, max_waiting: int | None, max_age: 
     elif not found.document["accepting"]:
         full.append("the store is full")
     elif found.document.get("refuses_for_room"):
-        full.append("the store refuses requests: it has no room for those that come")
+        full.append("the store refuses requests for lack of space")
     full_in = found.document.get("full_in")
     if not full and full_in is not None and full_in < WARN_FULL_IN:
-        warnings.append(f"at the present rate the store is full in about {duration(round(full_in / 360) * 360)}")
+        warnings.append(f"at the current rate the store is full in about {duration(round(full_in / 360) * 360)}")
     for reader in found.document.get("readers", ()):
         store = found.document["store"]
         if reader["pinned"] > PINS_MUCH * store["capacity"] or is_url(store["path"]):  # there it slows down claims
@@ -334,7 +334,7 @@ def judge(found: Observation, timeout: float, max_waiting: int | None, max_age: 
     if found.took > timeout / 2:
         warnings.append(f"slow: it took {duration(found.took)} to answer")
     if max_waiting is not None and waiting > max_waiting:
-        warnings.append(f"{waiting} requests wait, more than {max_waiting}")
+        warnings.append(f"{waiting} requests waiting, more than {max_waiting}")
     if max_age is not None and oldest is not None and oldest > max_age:
         warnings.append(f"the oldest request has waited {duration(oldest)}, longer than {duration(max_age)}")
     return CRITICAL if full else WARNING if warnings else OK, full + warnings

@@ -62,7 +62,7 @@ def look(*, offline: bool, store: Path | str, reach: EndpointReach) -> Client | 
     source = click.get_current_context().get_parameter_source("store")
     if offline or source is ParameterSource.COMMANDLINE:
         return Files(store)
-    return connect_to_look(reach, " --store DIR reads the files of one that is not running")
+    return connect_to_look(reach, " (To read the files of a stopped one, use --store DIR.)")
 
 
 class Files:
@@ -128,7 +128,7 @@ def expect_store(path: Path) -> None:
     try:
         found = (path / DATA).exists()
     except PermissionError as error:
-        raise _closed(path, "its folder may not be entered", path) from error
+        raise _closed(path, "its directory cannot be entered", path) from error
     if not found:
         raise click.UsageError(f"there is no store at {path}")
 
@@ -139,12 +139,12 @@ def expect_readable(path: Path) -> None:
     expect_store(path)
     data, lock = path / DATA, path / LOCK
     if not os.access(data, os.R_OK):
-        raise _closed(path, f"{DATA} may not be read", data)
+        raise _closed(path, f"{DATA} is not readable", data)
     if not os.statvfs(path).f_flag & os.ST_RDONLY:  # there LMDB does without the lock
         if lock.exists() and not os.access(lock, os.R_OK | os.W_OK):
-            raise _closed(path, f"{LOCK}, which readers have to write too, may not be written", lock)
+            raise _closed(path, f"{LOCK}, which readers also write, is not writable", lock)
         if not lock.exists() and not os.access(path, os.W_OK):
-            raise _closed(path, f"{LOCK}, which readers have to write too, does not exist and may not be created", path)
+            raise _closed(path, f"{LOCK}, which readers also write, does not exist and cannot be created", path)
 
 
 def may_write(path: Path) -> bool:
@@ -159,7 +159,7 @@ def _closed(path: Path, fact: str, at: Path) -> StoreUnwritable:
     except (KeyError, OSError):
         owner = "its owner"
     return StoreUnwritable(
-        f"the store in {path} cannot be looked at",
+        f"the store in {path} cannot be read",
         fact,
-        f"run this as {owner}, or give your group the right to read {DATA} and to read and write {LOCK}",
+        f"run this as {owner}, or let your group read {DATA} and read and write {LOCK}",
     )

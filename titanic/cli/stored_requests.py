@@ -1,4 +1,4 @@
-"""`titanic ls` and `show` look at stored requests; `retry` and `purge` requeue them or close them."""
+"""`titanic ls` and `show` print stored requests; `retry` and `purge` requeue or close them."""
 
 from __future__ import annotations
 
@@ -301,7 +301,7 @@ def retry(
     """
     chosen = everything or service is not None or older_than is not None
     if bool(uuid) == chosen:
-        raise click.UsageError("name UUIDs, or --service, --older-than or --all")
+        raise click.UsageError("give either UUIDs, or --service, --older-than or --all")
     with connect(reach) as client:
         if chosen:
             with Bar("requeued") as bar:
@@ -325,7 +325,7 @@ def _explain(client: Client, uuids: tuple[str, ...]) -> None:
         except UnknownRequest as error:
             unknown = error
             continue
-        say(f"{uuid} is {state}; only failed and expired requests are requeued")
+        say(f"{uuid} is {state}; only failed and expired requests can be requeued")
         sys.exit(EXIT_FAILED)
     say(unknown)
     sys.exit(EXIT_UNKNOWN)
@@ -353,7 +353,7 @@ def purge(
       titanic purge --state failed --service mail
     """
     if not everything and service is None and older_than is None:
-        raise click.UsageError("name --service or --older-than, or --all: what is purged is deleted")
+        raise click.UsageError("give --service, --older-than or --all; purged requests are deleted")
     with connect(reach) as client, Bar("closed") as bar:
         done = client.purge(state, service=service, older_than=older_than, tell=partial(bar.update, "closed"))
     if as_json:

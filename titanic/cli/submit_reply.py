@@ -40,7 +40,7 @@ from titanic.protocol.tsp import Frames
 from titanic.util.text import counted
 
 STDIN = b"-"
-"""The BODY that stands for standard input."""
+"""The BODY that means standard input."""
 
 body_argument = click.argument("body", nargs=-1, type=os.fsencode)
 stdin_flag = option(
@@ -52,20 +52,20 @@ stdin_flag = option(
 
 
 def body_frames(body: Sequence[bytes], from_stdin: bool) -> Sequence[bytes]:
-    """What was given, with standard input in its place."""
+    """The given frames, with standard input in place of -."""
     if from_stdin:
         return (_read(),)
     if STDIN not in body:
         return body
     if body.count(STDIN) > 1:
-        raise click.UsageError("- is there more than once; standard input can only be one of the frames")
-    told = _read()
-    return [told if frame == STDIN else frame for frame in body]
+        raise click.UsageError("- is given more than once; standard input can only be one frame")
+    standard_input = _read()
+    return [standard_input if frame == STDIN else frame for frame in body]
 
 
 def check_unread(body: Sequence[bytes]) -> None:
-    """Refuse to submit an empty body when somebody most probably wants to submit what he has piped. What stays open
-    and empty, such as the standard input of a command by ssh, is not waited for."""
+    """Refuse an empty body while standard input has data: it was probably meant to be submitted. Standard input that
+    stays open and empty, as in a command run by ssh, is not waited for."""
     if not body and _waits(sys.stdin):
         what, fact = "there is no BODY", "standard input has bytes, but is read only with -"
         raise click.UsageError(f"{what}; {fact}; add - to submit it, or '' for an empty body")
@@ -258,7 +258,7 @@ def _note_absence(client: Client, service: str) -> None:
     """Inform a user at a terminal that the service has no worker: its name may be misspelt."""
     with contextlib.suppress(TitanicError, broker.BrokerError):
         if client.call("mmi.service", service) == [b"404"]:
-            say(f"no worker for {service!r} yet; it waits")
+            say(f"no worker for {service!r} yet; the request waits")
 
 
 def _submit_lines(client: Client, service: str, lines: BinaryIO, as_json: bool, options: Any) -> None:
@@ -280,7 +280,7 @@ def _submit_lines(client: Client, service: str, lines: BinaryIO, as_json: bool, 
         if as_json:
             print_json({"uuids": uuids})
     if not uuids:
-        say("nothing to submit: there are no lines")
+        say("nothing to submit: the file is empty")
 
 
 def _parts(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
@@ -355,13 +355,13 @@ def _print_outcome(client: Client, uuid: str, wait: float | None, as_json: bool)
 
 def _why_pending(row: RequestInfo) -> str:
     if row["state"] == "running":
-        return "a worker has it now"
+        return "it is running"
     if row["attempts"]:
-        when = f"tried again in {until(row['due'])}" if row["due"] else "waiting to be tried again"
+        when = f"retried in {until(row['due'])}" if row["due"] else "waiting for a retry"
         return f"{counted(row['attempts'], 'attempt')} failed, {when}; the last error was: {row['reason'].strip()}"
     if row["due"]:
-        return f"not to be executed for {until(row['due'])}"
-    return "the request has not been executed yet"
+        return f"delayed for another {until(row['due'])}"
+    return "it has not been executed yet"
 
 
 @command()

@@ -72,11 +72,11 @@ def read_codes(text: Any) -> frozenset[int]:
             first.isdecimal() and (last.isdecimal() if dash else True) and 1 <= int(first) <= int(last or first) <= 255
         ):
             raise click.BadParameter(
-                f"{part.strip()!r} is no exit code from 1 to 255, and no range of them; as in 1,64-78"
+                f"{part.strip()!r} is not an exit code from 1 to 255 or a range of them; write it like 1,64-78"
             )
         codes.update(range(int(first), int(last or first) + 1))
     if codes == {TEMPORARY}:
-        raise click.BadParameter("75 (EX_TEMPFAIL) says that the command is to be run again; leave it out")
+        raise click.BadParameter("75 (EX_TEMPFAIL) always means retry; leave it out")
     return frozenset(codes - {TEMPORARY})
 
 
@@ -112,9 +112,9 @@ class CommandHandler:
                 cancelling.over()
                 self._running.discard(process)
         if delivery.is_cancelled:
-            raise self._failure("cancelled: the request is closed, or this attempt is beyond its limit", errors)
+            raise self._failure("cancelled: the request was closed, or the attempt exceeded its limit", errors)
         if process.returncode < 0:
-            raise self._failure(f"the command was ended by signal {-process.returncode}", errors)
+            raise self._failure(f"the command was killed by signal {-process.returncode}", errors)
         if process.returncode:
             fatal = process.returncode in self._fatal
             raise self._failure(f"the command exited with {process.returncode}", errors, fatal=fatal)
@@ -130,7 +130,7 @@ class CommandHandler:
     def _start(self) -> subprocess.Popen[bytes]:
         with self._lock:
             if self._over:
-                raise RemoteError(503, "the worker is ending")
+                raise RemoteError(503, "the worker is stopping")
             process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.PIPE,

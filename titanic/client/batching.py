@@ -36,7 +36,7 @@ ROOM = 512
 
 POLL_FIRST = 0.01
 POLL_MOST = 0.5
-"""Seconds between looks at a reply that is not there yet: the first pause, and the longest."""
+"""Seconds between polls for a reply: the first pause, and the longest."""
 
 MOST_FORGOTTEN = 10
 """Keys that one message releases."""
@@ -101,7 +101,7 @@ async def look_for(
     silence: TimedOut | None = None
     for pause, left in _pauses(timeout):
         began = time.monotonic()
-        taken = 0.0  # by whoever gets what is found
+        taken = 0.0  # by the consumer of what is found
         moved = False
         try:
             async with aclosing(_look(calls, lane, list(pending), window)) as answers:
@@ -119,10 +119,10 @@ async def look_for(
             silence = error
         if not pending:
             return
-        # Something came: more will come soon. The pause grows only while nothing moves. Looking at many takes
-        # its time, and the server's, who has better things to do: no more than a third of it.
-        looked = time.monotonic() - began - taken
-        pause = max(POLL_FIRST if moved else pause, 2 * looked) - taken
+        # Something arrived: more will arrive soon. The pause grows only while nothing arrives. Polling many takes
+        # the server's time, too: use no more than a third of it.
+        polling = time.monotonic() - began - taken
+        pause = max(POLL_FIRST if moved else pause, 2 * polling) - taken
         await calls.wire.sleep(max(0.0, pause if timeout is None else min(pause, timeout)))
     if silence is not None:
         raise silence
@@ -132,7 +132,7 @@ async def look_for(
 async def _look(
     calls: Calls, lane: CallLane, unread: Sequence[str], window: int
 ) -> AsyncGenerator[list[tuple[str, Ended]], None]:
-    """Look once for each of these: those that have ended."""
+    """Poll once for each of these; yields those that have ended."""
     while unread:
         parts, unread = deque(bundles(unread, window)), []
         async with aclosing(calls.map(lane, tsp.REPLY, _lined(list(parts)), _messages(window))) as answers:
@@ -146,7 +146,7 @@ async def _look(
 
 
 def _pauses(timeout: float | None) -> Iterator[tuple[float, float | None]]:
-    """Pauses between looks, growing, until `timeout` seconds have passed, and what is left of them; at least one."""
+    """Pauses between polls, growing, until `timeout` seconds have passed, and what is left of them; at least one."""
     until = None if timeout is None else time.monotonic() + timeout
     pause = POLL_FIRST
     while True:

@@ -54,7 +54,7 @@ class Wire(Protocol):
         """Send a message and wait for its answer."""
 
     async def is_foreign(self, timeout: float) -> bool | None:
-        """Whether the broker is not one of this project; None: nobody said so within `timeout` seconds."""
+        """Whether the broker is not one of this project; None: unknown after `timeout` seconds."""
 
     def lane(self, tries: tuple[float, int] | None = None) -> CallLane:
         """A way for many messages; the caller closes it. `tries`: a time-out and retries instead of the usual ones."""
@@ -196,7 +196,7 @@ class Calls:
     async def knows_only_rfc9(self, within: float | None = None, service: bytes = tsp.SUBMIT) -> bool:
         """Whether the queue there is one of another project, which has `titanic.request` and no `titanic.submit`. That
         is asked once, and only at a broker of another project: our own queue may be there, too. Without `within`,
-        raises what asking `service` would raise when nobody answers in all its time: that would only wait once more."""
+        raises what asking `service` would raise without an answer in all its time: that would only wait once more."""
         if self._only_rfc9 is None and time.monotonic() >= self._look_after:
             began = time.monotonic()
             timeout = self.timeout if within is None else min(self.timeout, max(within, PAUSE))
@@ -230,11 +230,11 @@ class Calls:
         """Ask a service of Titanic, for `within` seconds instead of the usual time. `once`: never send it again."""
         began = time.monotonic()
         if service not in RFC9 and await self.knows_only_rfc9(within, service):
-            fact = "it is a queue of another project, and knows RFC 9 only: submit, reply, wait and close"
+            fact = "it is another project's queue and supports RFC 9 only: submit, reply, wait and close"
             raise InvalidRequest(f"the queue at {self.wire.endpoint} has no {service.decode()}", fact)
         timeout, retries = (self.timeout, self._retries) if within is None else self._tries(within)
         until = began + timeout * (1 + retries)
-        if (spent := time.monotonic() - began) >= timeout:  # nobody was there
+        if (spent := time.monotonic() - began) >= timeout:  # there was no server
             timeout, retries = self._tries(until - began - spent)
         if once:
             timeout, retries = timeout * (1 + retries), 0
@@ -292,7 +292,7 @@ class Calls:
         timeout, retries = lane.timeout, lane.retries
         sent = False
         try:
-            # Other brokers need not be able to tell one client's requests apart: with them it goes one at a time.
+            # Other brokers need not distinguish the requests of one client: there they are sent one at a time.
             if await self.limits.is_ours(timeout, retries):
                 async for answer in lane.map(service, checked(), window):
                     sent = True
@@ -305,8 +305,7 @@ class Calls:
             raise await self._fault(error, service, timeout * (1 + retries), sent=sent) from error
 
     async def _fault(self, error: broker.BrokerError, service: bytes, waited: float, *, sent: bool) -> TitanicError:
-        """The error of this package. When somebody is there and does not answer, it may be a broker that no queue
-        serves. Only then it is asked."""
+        """The error of this package. If a broker does not answer, it may have no queue: only then it is asked."""
         reason = ""
         if isinstance(error, broker.TimedOut) and not error.reason:
             with suppress(broker.BrokerError):
@@ -348,12 +347,12 @@ class BrokerLimits:
         return most if isinstance(most, int) else 0
 
     async def check(self, body: Sequence[Body]) -> None:
-        """Raise InvalidRequest for a body that the broker would not take. When nobody answers, that is found out by
-        sending it."""
+        """Raise InvalidRequest for a body that the broker would not take. Without an answer, sending it
+        shows that."""
         size = sum(map(frame_size, body))
         if size <= LARGE or not await self._passes(size):
             return
-        self._document = None  # it may have been started anew, with another limit
+        self._document = None  # it may have been restarted, with another limit
         if most := await self._passes(size):
             raise InvalidRequest(
                 f"body has {size} bytes",

@@ -60,7 +60,7 @@ class PerThreadClients:
         with self._guard:
             self._wires.add(wire)
             if self._closed:
-                wire.close()  # whoever uses it hears that it is closed
+                wire.close()  # its users get an error
         return ClientCore(Calls(wire, *self._tries), self._released_keys, several=self._several)
 
 
@@ -94,7 +94,7 @@ class Client:
 
         For a server with access control, `key` is the secret key file of this client, and `server_key` the server's
         public key file, or the key itself, 40 characters of Z85; all nodes have the same. KeyRefused is raised when
-        the server does not take them, Forbidden when the user whose key it is lacks a permission.
+        the server does not take them, Forbidden when the key's user lacks a permission.
         """
         settings = endpoint, *tries_of(timeout, retries), version, credentials(key, server_key)
         self._threads = PerThreadClients(*settings)
@@ -134,7 +134,7 @@ class Client:
 
             key           idempotency key, 1 to 255 bytes: the same key gets the same UUID, and is executed once
             key_for       how long the key counts, default a day
-            ttl           time after which the request expires, if no worker has begun
+            ttl           time after which the request expires, if no worker has started it
             delay         time before which it is not executed
             priority      0 to 9, default 4; higher ones start first
             max_attempts  failed attempts after which it has failed for good; default the server's
@@ -143,15 +143,15 @@ class Client:
             retry_most    the back-off that it grows to, ± 10 % as each; default the server's
             trace         a W3C `traceparent`: the handler finds it in `titanic.current().trace`
             type          the content type of the body: `titanic.current().type`
-            digest        hexadecimal digits that `show` tells: a hash of what was asked for, say
+            digest        hexadecimal digits that `show` returns: a hash of the request, for example
 
         Times are seconds or a timedelta, ten years at most.
 
         Keys share one namespace across the store: begin yours with the name of your program. A known key gets its first
         UUID also with another body or service; nothing is compared.
 
-        Raises InvalidRequest, Refused (store full, shutting down) or TimedOut (nobody answered; the request may have
-        been stored all the same, and with a `key` can be submitted again without being executed twice).
+        Raises InvalidRequest, Refused (store full, shutting down) or TimedOut (no answer; the request may have
+        been stored nevertheless, and with a `key` can be submitted again without being executed twice).
         """
         return finish(self._own.submit(service, *body, **options))
 
@@ -168,9 +168,9 @@ class Client:
         """The reply's frames, as soon as they are there. Raises as `reply`, and TimedOut after `timeout` (seconds, or a
         timedelta).
 
-        With a timeout, a server that is away for some of the time is waited for; with math.inf for ever. Without one,
-        TimedOut is raised when nobody answers at all. `on_progress` is told what is new of what the handler says by
-        `titanic.current().progress(…)`, {"done", "of", "text"}; that is looked for once a second.
+        With a timeout, it also waits for a server that is temporarily unavailable; with math.inf for ever. Without a
+        timeout, raises TimedOut when there is no answer at all. `on_progress` is called with new progress that the
+        handler reports by `titanic.current().progress(…)`, {"done", "of", "text"}; polled once a second.
         """
         return finish(self._own.wait(uuid, timeout, on_progress=on_progress))
 
@@ -279,8 +279,8 @@ class Client:
 
         `register`: from now on nothing is dropped from the ring before the archive has it (False: no longer). `upto`:
         the archive has everything up to this number, which is the request `uuid`. `store`: the id of the store that is
-        meant. `archive` and `name`: the archive's own id and place; nobody else may register or acknowledge until it is
-        unregistered. Raises InvalidRequest when that is impossible.
+        meant. `archive` and `name`: the archive's own id and place; no other archive can register or acknowledge until
+        it is unregistered. Raises InvalidRequest when that is impossible.
         """
         return finish(
             self._own.archive(register=register, upto=upto, uuid=uuid, store=store, archive=archive, name=name)
@@ -318,7 +318,7 @@ class Client:
         text: str | None = None,
     ) -> tuple[list[RequestInfo], str | None]:
         """A page of what is stored, oldest first, and what to pass as `after` for the next (None: that was all).
-        `newest`: newest first. `text`: only those whose reason or key contains it; a page may then be short."""
+        `newest`: newest first. `text`: only those with it in their reason or key; a page may then be short."""
         return finish(self._own.list(service=service, state=state, after=after, limit=limit, newest=newest, text=text))
 
     def show(self, uuid: str) -> RequestInfo:
@@ -332,7 +332,7 @@ class Client:
 
     def find(self, keys: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
         """The requests that were submitted with these keys: the UUID of each key that is remembered, and the state of
-        each of these UUIDs whose request is not closed."""
+        each of these UUIDs, except those of closed requests."""
         return finish(self._own.find(keys))
 
     def clock(self) -> float:

@@ -34,12 +34,12 @@ from titanic.protocol.tsp import Frames, Progress
 from titanic.util import ids
 from titanic.util.text import duration
 
-LOOK = 1.0
-"""Seconds between two looks."""
+PROGRESS_INTERVAL = 1.0
+"""Seconds between two polls for progress."""
 
 
 class ProgressWatch:
-    """Looks how far a request is, and tells what is new."""
+    """Polls the progress of a request and reports what is new."""
 
     def __init__(self, calls: Calls, uuid: str, tell: Callable[[Progress], object]) -> None:
         self._calls = calls
@@ -125,7 +125,7 @@ class Rfc9Queue:
             left = RFC9_POLL_MOST if until is None else until - time.monotonic()
             if pending and left <= 0:
                 text = f"no reply to {pending[0]} yet" if len(pending) == 1 else f"{len(pending)} replies are pending"
-                raise TimedOut(text, f"waited {duration(timeout or 0)}", "ask again later: the requests live on")
+                raise TimedOut(text, f"waited {duration(timeout or 0)}", "ask again later; they stay stored")
             if pending:
                 await self._calls.wire.sleep(min(pause, left))
                 pause = min(2 * pause, RFC9_POLL_MOST)
@@ -213,14 +213,14 @@ class ClientCore:
         answered = False
         watch = None if on_progress is None else ProgressWatch(self.calls, plain, on_progress)
         while True:
-            most = self._wait_most() if watch is None else LOOK
+            most = self._wait_most() if watch is None else PROGRESS_INTERVAL
             left = most if until is None else max(0.0, until - time.monotonic())
             began = time.monotonic()
             if answered:
                 span = min(left, most)
                 answer = await self.calls.ask_once(tsp.WAIT, b"%g" % span, plain, seconds=span)
-            else:  # a short wait tells in any case whether a server is there
-                span = min(left, self.calls.timeout, math.inf if watch is None else 2 * LOOK) / 2
+            else:  # a short wait shows in any case whether a server answers
+                span = min(left, self.calls.timeout, math.inf if watch is None else 2 * PROGRESS_INTERVAL) / 2
                 try:
                     within = None if until is None else left
                     answer = await self.calls.ask(tsp.WAIT, b"%g" % span, plain, within=within)
@@ -244,10 +244,10 @@ class ClientCore:
             if answered and watch is not None:
                 await watch.look()
         fact = f"waited {duration(timeout or 0)}" + (await self._standing(plain) if answered else "")
-        raise TimedOut(f"no reply to {uuid} yet", fact, "ask again later: the request lives on")
+        raise TimedOut(f"no reply to {uuid} yet", fact, "ask again later; it stays stored")
 
     async def _standing(self, uuid: str) -> str:
-        """What is known of a request that is pending, for a message; empty when nobody says so at once."""
+        """What is known of a pending request, for a message; empty without an immediate answer."""
         with suppress(TitanicError, ValueError, LookupError):  # another queue need not know the question
             question = await self.calls.ask(tsp.LIST, encode({"uuid": uuid}), within=LEAST_LOOK)
             for row in read_json(check(question)[0])["requests"]:
@@ -304,7 +304,7 @@ class ClientCore:
     ) -> list[str]:
         """Submit one request per body, with `window` on their way at once; the UUIDs in the bodies' order."""
         if "key" in options:
-            raise InvalidRequest("a key stands for one message, these may be many", "", "give keys, one for each body")
+            raise InvalidRequest("one key covers one message; these may be more", "", "give keys, one for each body")
         if await self.calls.knows_only_rfc9():
             needs = {**options, "keys": keys}
             each = ([body] if isinstance(body, (bytes, str)) else body for body in bodies)
@@ -396,8 +396,8 @@ class ClientCore:
     async def drain(self, node: str | None = None) -> NodeInfo:
         """Have a node end when it has nothing left to do, the one that is asked or another; what `nodes` says of it."""
         if node is None and self._several:
-            what, fact = "no node is named", "of several endpoints it is left to chance which one is asked"
-            raise InvalidRequest(what, fact, "name the one to drain: `nodes` tells")
+            what, fact = "no node is named", "with several endpoints, one is picked at random"
+            raise InvalidRequest(what, fact, "name a node; `nodes` lists them")
         options = {"do": "drain"} if node is None else {"do": "drain", "node": node}
         row: NodeInfo = (await self._document(tsp.ADMIN, options))["nodes"][0]
         return row
@@ -405,7 +405,7 @@ class ClientCore:
     async def set_service(
         self, service: str, *, paused: bool | None = None, on_end: str | None = None
     ) -> dict[str, Any]:
-        """Pause or resume a service, have its ends told to another one (empty: none); what holds for it then."""
+        """Pause or resume a service, set the service to notify of its ends (empty: none). Returns its settings."""
         options: dict[str, Any] = {"do": "set", "service": service}
         if paused is not None:
             options["paused"] = paused
@@ -453,7 +453,7 @@ class ClientCore:
 
     async def find(self, keys: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
         """The requests that were submitted with these keys: the UUID of each key that is remembered, and the state of
-        each of these UUIDs whose request is not closed."""
+        each of these UUIDs, except those of closed requests."""
         uuids: dict[str, str] = {}
         states: dict[str, str] = {}
         for at in range(0, len(keys), MOST_UUIDS):

@@ -39,7 +39,7 @@ def place(chain: int, stage: int) -> str:
 
 
 FEW = 10
-"""Chains that are looked for at first: most flows have fewer."""
+"""Chains that are requested at first: most flows have fewer."""
 
 
 class FoundStep(NamedTuple):
@@ -98,7 +98,7 @@ def _look(client: Queue, flow: str, places: Sequence[str]) -> list[FoundStep]:
 
 
 MOST = 20
-"""Steps of a flow that are described; of the others it is told how many there are in each state."""
+"""Steps of a flow that are described; of the others, only their number in each state is given."""
 
 SUFFIX = ".flow"
 """How the services of flows end."""

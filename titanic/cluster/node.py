@@ -287,11 +287,11 @@ class ClaimingNode:
         if dispatches == self._dispatched:
             return
         if not dispatches and self.claims.lease.incarnation is not None and not self.has_left:
-            text = "nothing is dispatched: this node could not renew its lease at %s, so others take its requests over"
+            text = "dispatching stopped: this node could not renew its lease at %s; other nodes take over its requests"
             log.warning(text, self._store.place, extra=event("lease-over"))
             self.leases_lost += 1
         elif dispatches:
-            log.info("this node dispatches what it claims at %s", self._store.place, extra=event("lease"))
+            log.info("this node has a lease at %s and dispatches", self._store.place, extra=event("lease"))
         self._dispatched = dispatches
 
     def _know_cut_off(self, now: float) -> None:
@@ -345,7 +345,7 @@ class ClaimingNode:
         drains = self.claims.draining
         self.claims.renewed(op, answer, elapsed())
         if self.claims.draining and not drains:
-            log.info("an operator drains this node: it claims nothing more", extra=event("draining"))
+            log.info("an operator is draining this node: it claims no more requests", extra=event("draining"))
             self.drain()
             self._host.drain()
 
@@ -354,7 +354,7 @@ class ClaimingNode:
 
     def _refused(self, error: StoreTooNew | StoreTooOld | OtherLease) -> None:
         what = "other-lease" if isinstance(error, OtherLease) else "store-too-new"
-        log.error("nothing is dispatched any more: %s", error, extra=event(what))
+        log.error("dispatching stopped: %s", error, extra=event(what))
         self.claims.refused()
         self._dispatched = False
         self.problem = error

@@ -81,7 +81,7 @@ SENT_ON = 10
 """Each time one in this many workers is sent on, at least one."""
 
 
-SAME_NAME = "another node has this node's name: both are listed with their numbers; give each its own, as --node-name"
+SAME_NAME = "another node has the same name; both are listed with their incarnations; give each its own --node-name"
 
 
 PROGRESS_INTERVAL = 1.0
@@ -313,7 +313,7 @@ class Cluster:
         share = sum(row.workers for row in rows) / max(1, len(rows))
         if mine > CROWDED * share and mine > 1 + min(row.workers for row in rows):
             most = max(1, mine // SENT_ON)
-            text = "this node has %d workers, its share is %.1f: up to %d idle ones are sent to other nodes"
+            text = "this node has %d workers, its share is %.1f: sending up to %d idle ones to other nodes"
             log.info(text, mine, share, most, extra=event("workers-sent-on"))
             self._host.send_workers_on(most)
 

@@ -73,9 +73,9 @@ class SharedLimits:
             found = dict(shared.service_limits())
             for name, limits in self._given.items():
                 if found[name] != limits:
-                    what = f"the limits of {quoted(name.decode(errors='replace'))} are not those of the other nodes"
-                    fact = f"{_written(limits)} here, and {_written(found[name])} in the database"
-                    advice = "give all the same; to change them, change them at a node that runs, and reload it"
+                    what = f"the limits of {quoted(name.decode(errors='replace'))} differ from those of the other nodes"
+                    fact = f"{_written(limits)} here, {_written(found[name])} in the database"
+                    advice = "use the same on all; to change them, change them on a running node, and reload it"
                     raise OtherLimits(what, fact, advice)
         return found
 

@@ -21,7 +21,7 @@ from titanic.util.ids import text
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """A request that is being executed, or whose outcome is not on disk yet. `started` is in the core's clock."""
+    """A request that is being executed, or has an outcome that is not on disk yet. `started` is in the core's clock."""
 
     backlog: Backlog
     attempts: int

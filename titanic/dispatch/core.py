@@ -232,7 +232,7 @@ class DispatchCore:
             self._failed(uuid, flight, f"no reply within {self._config.attempt_timeout:g} s", [])
 
     def recall(self, uuids: Iterable[bytes]) -> None:
-        """Recall these requests, as far as they are in flight and no worker has begun them."""
+        """Recall these requests, as far as they are in flight and no worker has started them."""
         flights = self.flights
         self._effects += [RecallRequest(uuid) for uuid in uuids if uuid in flights and not flights[uuid].settling]
 
@@ -489,7 +489,7 @@ class DispatchCore:
             self._effects.append(RecallRequest(uuid))
 
     def _lapsed(self, uuid: bytes, now: float) -> None:
-        """Recall a request whose time to live is over, unless a worker has begun it."""
+        """Recall a request whose time to live is over, unless a worker has started it."""
         flight = self.flights.get(uuid)
         if flight is not None and not flight.settling and not flight.closed:
             self._effects.append(RecallRequest(uuid))

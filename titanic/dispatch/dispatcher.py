@@ -422,14 +422,14 @@ class Dispatcher(Channel):
         """Record which requests workers still have. The others were recalled when the stop began."""
         now = datetime.now().astimezone().isoformat(" ", "seconds")
         if count := self.core.give_up(f"the server stopped at {now} while a worker had it, which may go on with it"):
-            text = "%d requests are still with workers: they are dispatched again, and these workers may go on"
+            text = "%d requests are still running: they are dispatched again, and their workers may continue"
             log.warning(text, count, extra=event("given-up"))
 
     def _log_redispatched(self, now: float) -> None:
         if self._log_redispatch_at is None:
             self._log_redispatch_at = now + LOG_REDISPATCH_AFTER
         elif now >= self._log_redispatch_at:
-            text = "%d requests dispatched again: workers had them before, and may go on; titanic show says since when"
+            text = "%d requests dispatched again: workers that had them may still run them; see titanic show"
             log.warning(text, self.core.again, extra=event("dispatched-again"))
             self._log_redispatch_at, self.core.again = None, 0
 

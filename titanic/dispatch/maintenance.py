@@ -104,7 +104,7 @@ class Maintenance:
         self._readers_at = now + READERS_EVERY
         try:
             if killed := self._store.reader_check():
-                log.warning("%d readers of the store ended without a word", killed)
+                log.warning("%d readers of the store died without releasing their slots", killed)
             self._name_readers()
             self._readers_incident.recovered()
         except StoreError as error:
@@ -114,9 +114,7 @@ class Maintenance:
         readers = self._store.readers()
         for reader in readers:
             if reader.pid not in self._named and reader.pinned > self._store.capacity * PINS_MUCH:
-                text = (
-                    "process %d (%s) reads the store: %d MiB that were freed since cannot be used again until it ends"
-                )
+                text = "process %d (%s) is reading the store: %d MiB freed since then cannot be reused until it ends"
                 log.warning(text, reader.pid, reader.command, reader.pinned >> 20, extra=event("reader"))
                 self._named.add(reader.pid)
         self._named &= {reader.pid for reader in readers}
@@ -206,7 +204,7 @@ class MaintenanceWrite:
         self._maintenance.clock_jumps.unchecked = self._unchecked
         if self._clamped:
             log.warning(
-                "%d delays, times to live and keys were given by a clock that was ahead: they end sooner",
+                "%d delays, times to live and keys were set while the clock was ahead; they were shortened",
                 self._clamped,
             )
         self._maintenance.call(self.report)

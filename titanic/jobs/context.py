@@ -39,7 +39,7 @@ class Retry(RemoteError):
         if isinstance(after, timedelta):
             after = after.total_seconds()
         if after is None and not count:
-            raise UsageError("Retry(count=False) needs after=: what counts as no attempt has no usual pause")
+            raise UsageError("Retry(count=False) needs after=: a retry that is not counted has no default delay")
         if after is not None and (math.isnan(after) or not 0 <= after <= MOST_SECONDS):
             raise UsageError(f"after is {after}; it must be from 0 seconds to ten years")
         word = [] if after is None else [(RETRY if count else AGAIN) + b"%.3f" % after]
@@ -55,7 +55,7 @@ class Unready(RemoteError):
 
 
 class Cancelled(RemoteError):
-    """Nobody wants the reply any more: the handler gives up."""
+    """The reply is no longer wanted: the handler gives up."""
 
     def __init__(self, text: str = "cancelled") -> None:
         super().__init__(500, text)
@@ -96,7 +96,7 @@ class RequestContext:
 
     @property
     def cancelled(self) -> bool:
-        """Whether nobody wants the reply any more: the request was closed, or this attempt is beyond its limit."""
+        """Whether the reply is no longer wanted: the request was closed, or this attempt exceeded its limit."""
         return self._handle is not None and self._handle.is_cancelled
 
     def check(self) -> None:
@@ -108,14 +108,14 @@ class RequestContext:
         """Say how far the work is: `done`, `of` how much if that is known, and a text for people.
 
         It is seen in `titanic show`, `titanic ls`, `Client.list` and `Client.wait(on_progress=…)`, for as long as the
-        request runs. Call it as often as you like: five a second are sent. Where nobody would see it, nothing happens.
+        request runs. Call it as often as you like: five a second are sent. Where it cannot be read, it does nothing.
         """
         if self._handle is not None:
             self._handle.progress(_progress(done, of, text))
 
 
 class NotStored(RequestContext):
-    """A request that comes from no queue. What identifies a stored one must not look like a value: a program would take
+    """A request that comes from no queue. What identifies a stored one must not be a value here: a program would use
     the same empty key for each."""
 
     __slots__ = ()
@@ -126,7 +126,7 @@ class NotStored(RequestContext):
 
     def __getattribute__(self, name: str) -> Any:
         if name in ("uuid", "attempt", "delivery", "key"):
-            fact = "it is a plain call, or its broker is not of this project"
+            fact = "it is a plain call, or its broker is not a titanic broker"
             raise NoRequest(f"this request has no {name}", f"it was not stored: {fact}", "ask `if current():` first")
         return super().__getattribute__(name)
 
@@ -194,6 +194,6 @@ def _progress(done: float, of: float | None, text: str) -> bytes:
             encoded = json.dumps(said, ensure_ascii=False).encode(errors="replace")
         if len(encoded) <= MOST_PROGRESS or not said.pop("text", ""):
             if read_progress(encoded) is None:
-                raise UsageError(f"progress({quoted(done)}, {quoted(of)}); give finite numbers, and a text")
+                raise UsageError(f"progress({quoted(done)}, {quoted(of)}); give finite numbers and a string")
             return encoded
         text = text[: len(text) * MOST_PROGRESS // (len(encoded) + 1)]

@@ -2,7 +2,7 @@
 
     log.warning("failed: %s", reason, extra=event("failed", uuid=…, service=…))
 
-Fields are `event`, a fixed word for programs to look for, the `uuid` and `service` it is about, and of a refusal the
+Fields are `event`, a fixed word for programs to match, the `uuid` and `service` it is about, and of a refusal the
 `user`, the `action` and, from the broker, the `peer`. Bodies of requests and replies are never logged.
 """
 

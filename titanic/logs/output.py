@@ -1,4 +1,4 @@
-"""How the log looks, and where it goes: text or JSON on stderr, or systemd's journal with its fields.
+"""The format of the log, and where it goes: text or JSON on stderr, or systemd's journal with its fields.
 
 The journal gets its native protocol: a datagram of NAME=value lines, or, for values of several lines,
 
@@ -121,9 +121,8 @@ def _stderr_is_journal() -> bool:
 
 
 class JournalHandler(logging.Handler):
-    """Sends each record with its priority and fields; without a journal, to stderr. A journal that does not read holds
-    nobody up for longer than PATIENCE: records that it has no room for are counted, and the count is sent when it
-    has."""
+    """Sends each record with its priority and fields; without a journal, to stderr. A journal that does not read blocks
+    no thread for longer than PATIENCE: records that it has no room for are counted, and the count is sent later."""
 
     def __init__(self, path: str = SOCKET) -> None:
         super().__init__()

@@ -24,8 +24,8 @@ EVERY = 300.0
 MOST_REASONS = 100
 """Reasons of an incident that are remembered."""
 
-LOOK_EVERY = 5.0
-"""Seconds between looks for a count to log, while lines are held back."""
+CHECK_INTERVAL = 5.0
+"""Seconds between checks for a count to log, while lines are held back."""
 
 
 class Incident:
@@ -98,7 +98,7 @@ class RepeatFilter(logging.Filter):
     def _look_soon(self) -> None:
         """With the lock: start a timer, unless one runs."""
         if self._timer is None:
-            timer = threading.Timer(LOOK_EVERY, self._look)
+            timer = threading.Timer(CHECK_INTERVAL, self._look)
             timer.daemon = True
             with contextlib.suppress(RuntimeError):  # no thread can be had now: the next line tries again
                 timer.start()

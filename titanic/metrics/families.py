@@ -21,14 +21,14 @@ from titanic.version import __version__
 REQUESTS = {
     "accepted": "Requests stored: their clients have a UUID.",
     "repeated": "Requests submitted before, by their idempotency key.",
-    "dispatched": "Attempts begun: a request was sent to a worker.",
+    "dispatched": "Attempts started: a request was sent to a worker.",
     "succeeded": "Requests that ended with a reply.",
     "failed": "Requests that failed for good.",
     "expired": "Requests that expired.",
     "retried": "Attempts that failed and are retried.",
     "returned": "Requests returned to the queue because no worker took them.",
     "closed": "Requests closed by their clients.",
-    "replies_given": "Replies handed out.",
+    "replies_given": "Replies returned to clients.",
 }
 """The counters of requests, by the name that they are counted under."""
 
@@ -65,7 +65,7 @@ def about() -> Metric:
 
 def threads(lags: Mapping[str, float]) -> Metric:
     """How far each thread lags behind."""
-    text = "Time that a thread takes to answer a probe: how far it lags behind."
+    text = "Time that a thread takes to answer a probe."
     return _labelled("titanic_thread_lag_seconds", text, "thread", lags)
 
 
@@ -85,7 +85,7 @@ def broker(counters: Mapping[str, int]) -> Iterator[Metric]:
     for name, (metric, text) in gauges.items():
         yield GaugeMetricFamily(metric, text, value=counters[name])
     events = {name: count for name, count in counters.items() if name not in gauges}
-    text = "What the broker counts: see mmi.stats."
+    text = "Events counted by the broker; see mmi.stats."
     yield _labelled("titanic_broker_events", text, "event", events, CounterMetricFamily)
 
 
@@ -93,8 +93,8 @@ def refusals(counts: Mapping[tuple[str, str], int]) -> Iterator[Metric]:
     """What users lacked a permission for; nothing until there is something."""
     if counts:
         text = (
-            "What users lacked a permission for; an action is a service of Titanic, or what was asked of the broker."
-            " The action handshake also has connections that only looked whether a server is there."
+            "Refusals for lack of a permission; an action is a service of Titanic, or an action at the broker."
+            " The action handshake includes connections that only probed the server."
         )
         family = CounterMetricFamily("titanic_refusals", text, labels=["user", "action"])
         for labels, count in counts.items():
@@ -122,7 +122,7 @@ def _services(snapshot: ServerSnapshot) -> Iterable[Metric]:
     for name, (text, field) in gauges.items():
         yield _labelled(name, text, "service", {key: getattr(load, field) for key, load in snapshot.services.items()})
     if snapshot.paused:
-        text = "1 for a service that is paused: nothing of it is given to workers."
+        text = "1 for a service that is paused: its requests are not dispatched."
         yield _labelled("titanic_service_paused", text, "service", dict.fromkeys(snapshot.paused, 1))
     yield workers({name: load.workers for name, load in snapshot.services.items()})
 
@@ -137,33 +137,34 @@ def _store(snapshot: ServerSnapshot) -> Iterable[Metric]:
         "titanic_store_free_bytes": ("Bytes of the store not in use.", max(0, store.capacity - store.used)),
         "titanic_store_closed": ("Closed requests in the ring.", store.closed),
         "titanic_store_pinned_bytes": (
-            "Bytes that cannot be used again because of a process that has been reading the store for some time.",
+            "Bytes that cannot be reused because a process has been reading the store for some time.",
             max((reader.pinned for reader in snapshot.readers), default=0),
         ),
         "titanic_store_reader_seconds": (
-            "How long the process has been reading the store that began first; 0: none reads for long.",
+            "How long the oldest reader has been reading the store; 0: there is no long-running reader.",
             max((reader.age for reader in snapshot.readers), default=0),
         ),
         "titanic_store_full": ("1 while there is no room for a small request.", snapshot.full),
-        "titanic_disk_full": ("1 while the disk of the store has no room for what is written.", snapshot.disk_full),
+        "titanic_disk_full": ("1 while the disk of the store is full.", snapshot.disk_full),
         "titanic_store_usable": ("1 while the store can be used, 0 after its disk failed.", snapshot.usable),
     }
     for name, (text, value) in gauges.items():
         yield GaugeMetricFamily(name, text, value=value)
-    yield InfoMetricFamily("titanic_store", "How the store is kept.", value={"durability": snapshot.durability})
+    yield InfoMetricFamily("titanic_store", "Durability of the store.", value={"durability": snapshot.durability})
     text = "Time until the store is full at the rate of the last hour; +Inf while it does not fill."
     left = math.inf if snapshot.full_in is None else snapshot.full_in
     yield GaugeMetricFamily("titanic_store_full_in_seconds", text, value=left)
-    yield InfoMetricFamily("titanic_store_id", "Which store it is; nodes share one.", value={"id": snapshot.store_id})
-    text = "Closed requests that left the ring for want of room before the archive had them."
+    text = "Identity of the store; nodes that share it have the same."
+    yield InfoMetricFamily("titanic_store_id", text, value={"id": snapshot.store_id})
+    text = "Closed requests dropped for lack of space before they were archived."
     yield CounterMetricFamily("titanic_store_lost", text, value=store.lost)
 
 
 def _node(node: NodeSnapshot) -> Iterable[Metric]:
     yield InfoMetricFamily("titanic_node", "This server among those that share its store.", value={"name": node.name})
     gauges = {
-        "titanic_nodes": ("Servers that share the store and live.", node.nodes),
-        "titanic_nodes_draining": ("Those of them that are to end when they have nothing left to do.", node.draining),
+        "titanic_nodes": ("Live servers that share the store.", node.nodes),
+        "titanic_nodes_draining": ("Those of them that are draining.", node.draining),
         "titanic_node_lease_seconds": (
             "Time for which this server may dispatch if it does not renew its lease; 0: it may not.",
             node.lease,
@@ -172,7 +173,7 @@ def _node(node: NodeSnapshot) -> Iterable[Metric]:
     }
     for name, (text, value) in gauges.items():
         yield GaugeMetricFamily(name, text, value=value)
-    text = "Leases that this server lost: others took over what it had claimed."
+    text = "Leases that this server lost; other servers took over its claims."
     yield CounterMetricFamily("titanic_node_leases_lost", text, value=node.lost)
 
 

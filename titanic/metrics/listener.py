@@ -117,7 +117,7 @@ class _Server(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def asked(self, request: Any) -> None:
-        """Extend the deadline of a connection whose request has arrived."""
+        """Extend the deadline of a connection when its request has arrived."""
         self._until[request] = time.monotonic() + PATIENCE
 
     def shutdown_request(self, request: Any) -> None:

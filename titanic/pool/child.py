@@ -47,7 +47,7 @@ EXIT_FAULT = 2
 
 
 class Reports:
-    """What is said to the pool. Any thread may say something; a pool that does not read holds nobody up."""
+    """Reports to the pool, from any thread. A pool that does not read blocks none of them."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -79,7 +79,7 @@ class Jobs:
             self._tell_registered()  # before the request can end this process
             number = next(self._count)
             if number == config.max_requests and self.worker is not None:
-                self._reports.say(leaving=f"has begun {number} requests")
+                self._reports.say(leaving=f"has started {number} requests")
                 self.worker.stop()
             request = current()
             if request.deadline is None:
@@ -164,7 +164,7 @@ def memory() -> int:
 
 
 def main() -> None:
-    """Work until told to end."""
+    """Work until the pool orders to stop."""
     reports = Reports(int(sys.argv[1]))
     orders = Orders()
     document: dict[str, Any] = orders.read()
@@ -222,9 +222,9 @@ def load(target: str) -> Tasks:
         module = import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            fact = f"there is no module {error.name} in {here}, nor among what is installed"
+            fact = f"there is no module {error.name} in {here} or among the installed packages"
             raise CallerError(
-                f"cannot import {module_name}", fact, "start this where it is, or set PYTHONPATH"
+                f"cannot import {module_name}", fact, "run this in its directory, or set PYTHONPATH"
             ) from None
         raise _fault(module_name, error) from error
     except Exception as error:
@@ -237,8 +237,8 @@ def load(target: str) -> Tasks:
     if isinstance(found, Tasks):
         return found
     others = [name for name, value in vars(module).items() if isinstance(value, Tasks)]
-    fact = "it is not there" if found is None else f"it is {type(found).__name__}"
-    advice = f"did you mean {module_name}:{others[0]}?" if others else "make one: app = Tasks(name=…)"
+    fact = "there is no such name" if found is None else f"it is {type(found).__name__}"
+    advice = f"did you mean {module_name}:{others[0]}?" if others else "create one: app = Tasks(name=…)"
     raise CallerError(f"{module_name}:{name or 'app'} is not a titanic.tasks.Tasks", fact, advice)
 
 

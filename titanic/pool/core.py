@@ -5,13 +5,13 @@ what happened                               what follows
 there are fewer than there are to be        start; after a pause, which doubles, if the last one died young, before
                                             a broker had it as a worker (later, a request may be the cause)
 it has done its most requests, and leaves   start another at once; it ends when its jobs are done
-it has more memory than it may have         the same, told by us
+it has more memory than it may have         the same, on our order
 its source has changed                      the same, for all
 one of its tasks is stuck                   the same, but it has only so much time as for a stop
 it says nothing any more                    abort, which logs where its threads are, then kill
 the app cannot be imported, at the start    the end; with `wait_for_sources` nothing until they change
-we are to stop                              tell all; those that are not done within `grace` are killed
-we are to stop at once                      tell all again, which give their requests back; then kill
+we are to stop                              order all to stop; kill those that are not done within `grace`
+we are to stop at once                      order all again: they return their requests; then kill them
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class PoolCore:
             self._leave(child, now + LAST_WORDS, AT_ONCE)
 
     def tick(self, now: float) -> None:
-        """Look at what is due."""
+        """Do what is due."""
         for child in self.children.values():
             if child.kill_at is not None and now >= child.kill_at:
                 child.kill_at = None

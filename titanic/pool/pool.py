@@ -20,8 +20,8 @@ from titanic.util.sd_notify import VARIABLES, Notifier
 
 log = logging.getLogger("titanic.pool")
 
-LOOK = 0.5
-"""Seconds between two looks at the source files."""
+SOURCES_INTERVAL = 0.5
+"""Seconds between two checks of the source files."""
 
 BEATS = 4
 """Signs of life within the service manager's time."""
@@ -87,19 +87,19 @@ class _Process:
 
 
 class Sources:
-    """Files that are looked at again and again."""
+    """Files that are polled for changes."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, int]] = {}
 
     def watch(self, files: Iterable[str]) -> None:
-        """Look at these, too."""
+        """Poll these, too."""
         for name in files:
             if name not in self._seen:
                 self._seen[name] = _stamp(name)
 
     def changed(self) -> str:
-        """The first file that is not as it was at the last look; empty: none."""
+        """The first file that is not as it was at the last poll; empty: none."""
         found = ""
         for name, before in self._seen.items():
             now = _stamp(name)
@@ -219,7 +219,7 @@ class Pool:
     def _wait(self, now: float) -> None:
         times = [self._core.next_deadline()]
         if self._sources is not None:
-            times.append(now + LOOK)
+            times.append(now + SOURCES_INTERVAL)
         if self._notifier.watchdog:
             times.append(now + self._notifier.watchdog / BEATS)
         due = min((when for when in times if when is not None), default=None)

@@ -67,13 +67,13 @@ class RequestInfo(TypedDict):
     paused: NotRequired[bool]
     """True while it waits, or is delayed, and its service is paused; otherwise absent."""
     owner: NotRequired[str]
-    """The user who submitted it; absent without access control."""
+    """The user that submitted it; absent without access control."""
     source: NotRequired[str]
     """The IP address that it was submitted from; absent when it is not known."""
 
 
 SUBMITTER_FIELDS = {
-    "owner": "The user who submitted it.",
+    "owner": "The user that submitted it.",
     "source": "The IP address that it was submitted from.",
 }
 """Texts about the submitter, by their names in RequestInfo; each is absent when it is empty."""
@@ -104,7 +104,7 @@ def translate(
     error: broker.BrokerError, service: bytes, endpoint: str, waited: float, reason: str = "", *, sent: bool = False
 ) -> TitanicError:
     """The error of this package for an error of the broker's client. `waited`: seconds since `service` was asked.
-    `reason`: why nobody answers, if somebody is there. `sent`: whether it was sent, whatever the error says."""
+    `reason`: why there is no answer although a broker is there. `sent`: it was sent, whatever the error says."""
     if isinstance(error, broker.TimedOut):
         return _silence(service, endpoint, waited, error.reason or reason, sent=sent or error.sent)
     if isinstance(error, broker.UsageError):
@@ -129,9 +129,9 @@ def server_died(error: broker.BrokerError) -> bool:
 
 
 def _silence(service: bytes, endpoint: str, waited: float, reason: str = "", *, sent: bool = True) -> TimedOut:
-    arrived = "the request may have arrived all the same" if sent else "the request did not arrive"
+    arrived = "the request may have arrived nevertheless" if sent else "the request did not arrive"
     return TimedOut(
-        f"nobody answered at {endpoint}",
+        f"no answer from {endpoint}",
         f"waited {duration(waited)}" + (f", {reason}" if reason else ""),
         "is it running, and is this its endpoint?" + ("" if service in LOOKS else f" {arrived}"),
     )
@@ -146,7 +146,7 @@ def check(reply: Frames) -> Frames:
     """The frames after a 200; the error that anything else stands for."""
     status = tsp.read_status(reply[0]) if reply else None
     if status is None:
-        raise Refused("the answer is not one of Titanic's", repr(reply[:1]), "is another service behind this name?")
+        raise Refused("the answer is not from Titanic", repr(reply[:1]), "is another service behind this name?")
     if status.code == 403 or _is_forbidden(status, reply):
         raise Forbidden(status.text)
     if status.code == 400:
@@ -217,7 +217,7 @@ def read_outcomes(uuids: Sequence[str], reply: Frames) -> list[Ended | None]:
             at += len(own)
             outcomes.append(None if status == tsp.PENDING else _outcome(uuids[len(outcomes)], status, own))
     except (IndexError, ValueError) as error:
-        raise Refused("the answer to a titanic.reply makes no sense", repr(frames[:1])[:200]) from error
+        raise Refused("the answer to titanic.reply is invalid", repr(frames[:1])[:200]) from error
     return outcomes
 
 

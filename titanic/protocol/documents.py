@@ -1,4 +1,4 @@
-"""What Titanic tells of itself: the JSON of titanic.stats and titanic.admin. A later version may tell more."""
+"""What Titanic reports about itself: the JSON of titanic.stats and titanic.admin. A later version may report more."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class SinceStart(TypedDict):
     closed: int
     commits: int
     ends_missed: NotRequired[int]
-    """Ends that were not told to the service that is set for that; absent when there were none."""
+    """Ends that the service set for that was not notified of; absent when there were none."""
 
 
 class DispatchStats(TypedDict):
@@ -75,7 +75,7 @@ class ServiceSetting(TypedDict):
 
     paused: bool
     on_end: str | None
-    """The service that is told of its ends."""
+    """The service that is notified of its ends."""
 
 
 class ServiceStats(ServiceSetting):
@@ -149,7 +149,7 @@ class Stats(TypedDict):
 
 
 class NodeInfo(TypedDict):
-    """A node that shares the store, as it has told of itself."""
+    """A node that shares the store, as it describes itself."""
 
     incarnation: int
     name: str

@@ -77,7 +77,7 @@ def seconds(name: str, value: Any) -> float:
 
 
 def encode(options: dict[str, Any]) -> str:
-    """Options as JSON; raises InvalidRequest for a value that cannot travel."""
+    """Options as JSON; raises InvalidRequest for a value that cannot be sent."""
     try:
         return json.dumps(options, allow_nan=False)
     except (TypeError, ValueError):
@@ -97,7 +97,7 @@ def _plain(name: str, value: Any) -> Any:
         raise InvalidRequest(f"{name} is {value}; it must be a finite number")
     if value is None or isinstance(value, (str, int, float)):
         return value
-    kind = "text" if name in TEXTS else "a number or, if it is a time, a timedelta"
+    kind = "a string" if name in TEXTS else "a number or, if it is a time, a timedelta"
     raise InvalidRequest(f"{name} is {quoted(value)}; it must be {kind}")
 
 

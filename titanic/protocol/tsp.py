@@ -93,7 +93,7 @@ UNKNOWN = bad_request("unknown: no request has this UUID; it was closed, deleted
 def request_fault(body: Frames) -> str | None:
     """What is wrong with the body of a titanic.request; None when it is fine."""
     if len(body) < 2:
-        return "a titanic.request is a service name and at least one body frame"
+        return "titanic.request takes a service name and at least one body frame"
     if fault := service_fault(body[0]):
         return fault
     if body[0].startswith((b"mmi.", b"titanic.")):

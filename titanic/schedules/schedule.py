@@ -133,8 +133,8 @@ def _lower(text: str) -> str:
 Body = bytes | str
 
 Missed = Literal["skip", "once", "all"]
-"""What becomes of ticks that passed while nobody could submit them: nothing; the last of them is submitted; all are,
-up to 100."""
+"""What to do about ticks that no scheduler could submit in time: nothing; submit the last of them; submit all, up to
+100."""
 
 MISSED: tuple[str, ...] = get_args(Missed)
 
@@ -209,15 +209,15 @@ class Schedule:
 
     @property
     def mark(self) -> str:
-        """The key of the first sight of this schedule: ticks before it were not missed. One whose times are changed is
-        another."""
+        """The key that marks when this schedule was first seen: ticks before that were not missed. Other times make it
+        another schedule."""
         times = f"{self.cron}|{self.ticks.shortest}|{self.tz}".encode()
         return f"cron:{self.name}:since:{hashlib.sha256(times).hexdigest()[:12]}"
 
     @cached_property
     def key_for(self) -> float:
         """Seconds that the key of a tick counts: longer than the last `MOST` ticks take, for no older one is ever
-        submitted. And for a week, to tell what was missed; but for schedules of seconds only as long as some ten
+        submitted. And for a week, to know what was missed; but for schedules of seconds only as long as some ten
         thousand ticks take, a day at least, since each key takes 135 bytes of the store.
         """
         longest = max(
@@ -230,7 +230,7 @@ class Schedule:
 
 
 PROBES = [1_767_225_600 + n * 1_051_200 for n in range(60)]
-"""Times over two years, from which the next two ticks tell how long the pauses are."""
+"""Times over two years, from which the next two ticks show how long the pauses are."""
 
 
 def check_name(name: object) -> None:
@@ -246,7 +246,7 @@ def paused_key(name: str) -> str:
 
 
 def resumed_key(name: str) -> str:
-    """The key whose request tells when a schedule was resumed."""
+    """The key of the request that records when a schedule was resumed."""
     return f"cron:{name}:resumed"
 
 

@@ -78,10 +78,10 @@ def _read(file: TomlFile, keys: KeyPath, where: str, value: Any) -> Any:
         return value
     if key == "body":
         frames = value if isinstance(value, list) else [value]
-        wrong, kind = [frame for frame in frames if not isinstance(frame, str)], "a text in quotes"
+        wrong, kind = [frame for frame in frames if not isinstance(frame, str)], "a string in quotes"
         value = frames
     elif key in ("service", "body-file", "cron", "tz"):
-        wrong, kind = [] if isinstance(value, str) else [value], "a text in quotes"
+        wrong, kind = [] if isinstance(value, str) else [value], "a string in quotes"
     else:
         wrong, kind = [value], 'a time like 300, "5m" or "1.5h"' if key in DURATIONS else "a number"
         if isinstance(value, str) and key in DURATIONS:

@@ -4,7 +4,7 @@ There is one clock, the queue's. The local one only measures sleep, at most half
 A tick that several schedulers submit becomes one request, by its key.
 
 A scheduler that is in step submits the tick that has just come. After a start, a late tick, several ticks at once or a
-clock set back, it looks back for the last tick that was submitted. The schedule's policy decides about missed ticks.
+clock set back, it searches back for the last tick that was submitted. The schedule's policy decides about missed ticks.
 
 All state is in idempotency keys, which all schedulers share and which survive every restart:
 
@@ -14,8 +14,8 @@ All state is in idempotency keys, which all schedulers share and which survive e
     cron:NAME:resumed                set on resuming; the time is in its UUID
     cron:NAME:run:5d1c…              a request of `titanic cron run`
 
-"Set" means: a key whose request is closed at once and never executed. With access control, keys belong to a user:
-schedulers, and whoever pauses schedules, must be the same user.
+"Set" means: a key with a request that is closed at once and never executed. With access control, keys belong to a
+user: schedulers, and clients that pause schedules, must be the same user.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LATE = 60.0
 """Seconds until a tick counts as missed."""
 
 LOOK_BACK = (20, 998)
-"""Ticks that are looked for: first so many; when none of them is known, as many as fit into one question."""
+"""Ticks to search for: first so many; when none of them is known, as many as fit into one request."""
 
 
 class Plan(NamedTuple):
@@ -56,10 +56,10 @@ class ScheduleCore:
         self.schedule = schedule
         self._ticks = schedule.ticks
         self._upto: int | None = None
-        """All ticks up to here are done with; None: it has to look back."""
+        """All ticks up to here are done with; None: it has to search back."""
 
     def due(self, now: float) -> Plan | None:
-        """What is to be submitted now; None: it has to look back, see `look`."""
+        """What is to be submitted now; None: it has to search back, see `look`."""
         upto = self._upto
         if upto is not None and upto <= now:
             tick = self._ticks.after(upto)
@@ -71,23 +71,23 @@ class ScheduleCore:
         return None
 
     def look(self, now: float, count: int) -> list[int]:
-        """The ticks whose keys are to be looked for."""
+        """The ticks to search for, by their keys."""
         return self._ticks.last(now, count)
 
     @staticmethod
-    def suffices(looked: list[int], known: Collection[int], since: float) -> bool:
-        """Whether a look back has gone back far enough: to a tick that was submitted, or to one that does not count."""
-        return bool(known) or not looked or looked[0] <= since
+    def suffices(checked: list[int], known: Collection[int], since: float) -> bool:
+        """Whether the search has gone back far enough: to a tick that was submitted, or to one that does not count."""
+        return bool(known) or not checked or checked[0] <= since
 
-    def missed(self, now: float, looked: list[int], known: Collection[int], since: float) -> Plan:
-        """What is to be submitted after a look back at the ticks `looked`, of which some are `known`: they were
+    def missed(self, now: float, checked: list[int], known: Collection[int], since: float) -> Plan:
+        """What is to be submitted after a search back through the ticks `checked`, of which some are `known`: they were
         submitted. Ticks up to `since` do not count: before that the schedule was new, or paused."""
         last = max(known, default=0)
-        missed = [tick for tick in looked if tick > last and tick > since]
+        missed = [tick for tick in checked if tick > last and tick > since]
         missed = missed[-MOST:] if self.schedule.missed == "all" else missed[-1:]
         if self.schedule.missed == "skip":
             missed = [tick for tick in missed if now - tick <= LATE]
-        return Plan(missed, looked[-1] if looked else int(now))
+        return Plan(missed, checked[-1] if checked else int(now))
 
     def done(self, plan: Plan) -> None:
         """The ticks of this plan are submitted, or are not to be."""
@@ -99,7 +99,7 @@ class ScheduleCore:
 
 
 PAUSED = "cron.paused"
-"""The service of requests that stand for a pause. Nobody serves it."""
+"""The service of requests that stand for a pause. It has no workers."""
 
 _NEVER = {"delay": 3600.0, "ttl": 600.0}
 """A request that is closed at once; if that does not come to pass, it expires before it could be executed."""
@@ -122,7 +122,7 @@ class LastTick(NamedTuple):
 
 
 def submit_tick(client: Queue, schedule: Schedule, tick: int) -> str:
-    """The UUID of the request of a tick, whoever submitted it."""
+    """The UUID of the request of a tick, from any scheduler."""
     return _submit(client, schedule, key=schedule.key(tick), key_for=schedule.key_for)
 
 
@@ -136,9 +136,9 @@ def _submit(client: Queue, schedule: Schedule, **keys: Any) -> str:
     return client.submit(schedule.service, *schedule.frames, **options)
 
 
-def submitted_ticks(client: Client, schedule: Schedule, looked: Sequence[int]) -> Past:
-    """What became of these ticks. The first look at a schedule sets its mark."""
-    keys = {schedule.key(tick): tick for tick in looked}
+def submitted_ticks(client: Client, schedule: Schedule, checked: Sequence[int]) -> Past:
+    """What became of these ticks. The first search for a schedule sets its mark."""
+    keys = {schedule.key(tick): tick for tick in checked}
     uuids, _ = client.find([schedule.mark, resumed_key(schedule.name), *keys])
     mark = uuids.get(schedule.mark) or _take(client, schedule.service, schedule.mark)
     resumed = uuids.get(resumed_key(schedule.name))
@@ -171,7 +171,7 @@ def pause_schedule(client: Queue, name: str) -> None:
     if uuids.get(key) in states:
         return
     options: Any = {"key": key, "key_for": MOST_SECONDS, "delay": MOST_SECONDS}
-    if key in uuids:  # somebody closed its request
+    if key in uuids:  # its request was closed
         options["forget"] = [key]
     client.submit(PAUSED, name, **options)
 
@@ -181,7 +181,7 @@ def resume_schedule(client: Queue, name: str) -> bool:
     uuid = paused_schedules(client, [name]).get(name)
     if uuid is None:
         return False
-    # First the time: a scheduler that looks between the two finds it paused still.
+    # First the time: a scheduler that polls between the two finds it still paused.
     _take(client, PAUSED, resumed_key(name), forget=[resumed_key(name)])
     client.close(uuid)
     return True
@@ -238,7 +238,7 @@ class Scheduler:
         """`elapsed`: the clock by which it sleeps. Raises InvalidSchedule for two with one name."""
         names = [schedule.name for schedule in schedules]
         if twice := [name for name in names if names.count(name) > 1]:
-            raise InvalidSchedule(f"two schedules have the name {twice[0]}", "their ticks would be one", "rename one")
+            raise InvalidSchedule(f"two schedules have the name {twice[0]}", "their keys would be equal", "rename one")
         self._client = client
         self._elapsed = elapsed
         self._cores = [ScheduleCore(schedule) for schedule in schedules]
@@ -260,7 +260,7 @@ class Scheduler:
             self._stopping.wait(sleep)
 
     def stop(self) -> None:
-        """Have `run` return, from any thread. It ends what it has begun."""
+        """Have `run` return, from any thread. It ends what it has started."""
         self._stopping.set()
 
     def once(self) -> list[Submitted]:
@@ -307,17 +307,17 @@ class Scheduler:
         if (plan := core.due(now)) is not None:
             return plan
         for count in LOOK_BACK:
-            looked = core.look(now, count)
-            past = submitted_ticks(self._client, core.schedule, looked)
-            if core.suffices(looked, past.known, past.since):
+            checked = core.look(now, count)
+            past = submitted_ticks(self._client, core.schedule, checked)
+            if core.suffices(checked, past.known, past.since):
                 break
-        return core.missed(now, looked, past.known, past.since)
+        return core.missed(now, checked, past.known, past.since)
 
     def _submit(self, schedule: Schedule, tick: int, asked: float) -> str:
-        """Submit a tick; its UUID. Raises TimedOut when that was decided long ago: who stood still for longer than
-        keys count would submit it a second time."""
+        """Submit a tick; its UUID. Raises TimedOut when that was decided long ago: a scheduler that was suspended for
+        longer than keys are kept would submit it a second time."""
         if self._elapsed() - asked > LATE:
-            raise TimedOut("this scheduler stood still", f"for more than {LATE:g} s", "it checks again what is due")
+            raise TimedOut("this scheduler was suspended", f"for more than {LATE:g} s", "it checks what is due again")
         uuid = submit_tick(self._client, schedule, tick)
         log.info("%s: tick %s is request %s", schedule.name, in_utc(tick), uuid)
         return uuid
@@ -333,8 +333,8 @@ class Scheduler:
         if text == self._complaints.get(name, ""):
             return
         self._complaints[name] = text
-        who = f"{name}: " if name else ""
+        prefix = f"{name}: " if name else ""
         if text:
-            log.warning("%snothing was submitted, retrying: %s", who, text)
+            log.warning("%snothing was submitted, retrying: %s", prefix, text)
         else:
-            log.info("%sworking again", who)
+            log.info("%sworking again", prefix)

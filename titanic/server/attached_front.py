@@ -32,9 +32,9 @@ FEW_LANES = 4
 BUSY_SERVICES = (tsp.REQUEST, tsp.REPLY, tsp.CLOSE, tsp.SUBMIT, tsp.WAIT)
 
 FOREIGN = (
-    "the broker at %s (MDP %s) is not of this project: a request that is closed or expires after it was sent is"
-    " executed nevertheless, and one without a reply after attempt_timeout, %g s, is sent to a second worker whatever"
-    " the first one is doing; with 'titanic broker' neither happens"
+    "the broker at %s (MDP %s) is not a titanic broker: a request that is closed or expires after it was sent is"
+    " executed nevertheless, and one without a reply after attempt_timeout, %g s, is sent to a second worker even"
+    " if the first one still runs it; with 'titanic broker' neither happens"
 )
 """P2 and P4 need a broker that knows which worker has a request, and returns requests that no worker has."""
 
@@ -103,7 +103,7 @@ class AttachedFront(Front):
             return
         self._kind = self._lanes.kind = kind
         if kind.ours:
-            log.info("the broker at %s is one of this project, and speaks MDP %s", endpoint, kind.version)
+            log.info("the broker at %s is a titanic broker and speaks MDP %s", endpoint, kind.version)
         else:
             log.warning(FOREIGN, endpoint, kind.version, self._config.attempt_timeout)
         if kind.version == UNANSWERING:

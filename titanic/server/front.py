@@ -115,7 +115,7 @@ class Front(Protocol):
 
 
 class IntegratedFront(Front):
-    """A front whose broker runs in this process; its loop passes batches to the services."""
+    """A front with a broker in this process; its loop passes batches to the services."""
 
     def __init__(self, config: ServerConfig, control: ServerAccess | None) -> None:
         """Bind the endpoints. Raises broker.EndpointError, AccessError, or broker.patterns.MissingDrafts."""

@@ -50,7 +50,7 @@ RELOAD_SECONDS = 10.0
 
 SHORTAGES = {
     "store": "the store is full; close requests, or raise its capacity",
-    "disk": "the disk of the store is full; make room on it",
+    "disk": "the disk of the store is full; free space on it",
 }
 
 

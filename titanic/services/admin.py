@@ -1,7 +1,7 @@
 """titanic.admin retries requests, purges them, hears what an archive of closed requests has, and has nodes drained: see
 PROTOCOL.md.
 
-What a worker has is not purged, unless its UUID is given. One message looks at a bounded number of requests.
+What a worker has is not purged, unless its UUID is given. One message checks a bounded number of requests.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DEAD = (State.FAILED, State.EXPIRED)
 
 
 class _UserFull(Exception):
-    """What a user has waiting again would be more than he may have."""
+    """Requeueing would exceed a limit of the user."""
 
 
 class AdminWrite:
@@ -130,7 +130,7 @@ class AdminWrite:
 
     def _drain(self, transaction: WriteTransaction, options: Drain) -> dict[str, Any]:
         if self._context.incarnation is None:
-            raise ValueError("this server has its store to itself: there are no nodes to drain; stop it")
+            raise ValueError("this server does not share its store, so there are no nodes to drain; stop it")
         return nodes.drain(transaction, options.node, self._context.incarnation())
 
     def _running(self, transaction: WriteTransaction, uuids: Collection[bytes]) -> Collection[bytes]:
@@ -210,7 +210,7 @@ def _states(options: Retry | Purge) -> tuple[State, ...]:
 def _archive(transaction: WriteTransaction, options: Archive) -> dict[str, Any]:
     identity = transaction.identity()
     if options.store is not None and bytes.fromhex(options.store) != identity:
-        fact = f"its id is {identity.hex() if identity else 'not there yet'}, meant is {options.store}"
+        fact = f"its id is {identity.hex() if identity else 'not there yet'}, not {options.store}"
         raise InvalidArchive("this server has another store", fact, "ask the server that has the store")
     archivist = None if options.archive is None else Archivist(bytes.fromhex(options.archive), options.name)
     if options.register is not None or options.upto is not None:

@@ -38,7 +38,7 @@ SinceOf = Callable[[Collection[bytes]], Mapping[bytes, int]]
 WorkerOf = Callable[[bytes], str]
 """The process of the worker that has a request, as HOST:PID; empty: unknown."""
 
-DAMAGED = tsp.failure("not read: a record of the store is damaged; ask who runs the server for a titanic check")
+DAMAGED = tsp.failure("not read: a record of the store is damaged; ask the administrator to run titanic check")
 """The answer for users that must not learn which record it is."""
 
 
@@ -55,10 +55,10 @@ def answer(
 ) -> Frames:
     """The answer to a titanic.list. Raises Forbidden for a user that may read nothing.
 
-    `running`: the requests that workers have. `user`: the client's user, who gets only what the user may read; None:
-    all. `now_us`: the time, if the client asks for it. `progress`: the progress of running requests; None: unknown.
-    `paused`: the paused services. `since`: when running requests were sent, if known here. `worker_of`: the process
-    that has a request.
+    `running`: the requests that workers have. `user`: the client's user; only what that user may read is returned;
+    None: all. `now_us`: the time, if the client asks for it. `progress`: the progress of running requests; None:
+    unknown. `paused`: the paused services. `since`: when running requests were sent, if known here. `worker_of`: the
+    process that has a request.
     """
     if user is not None and (fault := lacks(user, "read")) is not None:
         raise Forbidden(fault)

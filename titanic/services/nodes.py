@@ -78,6 +78,6 @@ def drain(transaction: WriteTransaction, node: str | None, me: int | None) -> di
         raise ValueError(f"no node is called {quoted(node)}; there are {', '.join(row.name for row in rows)}")
     if len(chosen) > 1:
         numbers = ", ".join(" ".join([str(row.incarnation), "at", *row.endpoints]) for row in chosen)
-        raise ValueError(f"{len(chosen)} nodes are called {quoted(node)}; give the number of one: {numbers}")
+        raise ValueError(f"{len(chosen)} nodes are called {quoted(node)}; give the incarnation of one: {numbers}")
     tx.drain_nodes([row.incarnation for row in chosen])
     return {"done": len(chosen), "nodes": [document(row, me) for row in chosen]}

@@ -53,7 +53,7 @@ class ReadService:
     shared: bool = False
     """Whether asks of a user with the same last frame share an answer: many clients may wait for one request."""
     replies: bool = False
-    """Whether the last frame of an ask names requests whose replies are read."""
+    """Whether the last frame of an ask names requests to read the replies of."""
 
 
 Batch = tuple[ReadService, Sequence[Ask]]

@@ -250,7 +250,7 @@ def parse_request(body: Frames, now_us: int, owner: bytes = b"", source: bytes =
 def parse_submit(body: Frames, now_us: int, owner: bytes = b"", source: bytes = b"") -> ParsedSubmit:
     """Parse the body of a titanic.submit. Raises ValueError with the reason."""
     if len(body) < 3:
-        raise ValueError("a titanic.submit is options, a service name and at least one body frame")
+        raise ValueError("titanic.submit takes options, a service name and at least one body frame")
     options = read(Submit, body[0])
     if fault := tsp.request_fault(body[1:]):
         raise ValueError(fault)
@@ -285,7 +285,7 @@ def _keys(options: Submit, count: int) -> list[bytes]:
             raise ValueError(f"keys must be a list of {count} keys, one for each request")
         return [key.encode() for key in options.keys]
     if count > MOST_TOGETHER and options.key:
-        raise ValueError(f"one key can stand for {MOST_TOGETHER} requests: give keys, one for each")
+        raise ValueError(f"one key covers at most {MOST_TOGETHER} requests: give keys, one for each")
     return [(options.key or "").encode(), *[b""] * (count - 1)]
 
 

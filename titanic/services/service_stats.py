@@ -1,4 +1,4 @@
-"""What titanic.stats tells of each service, if it is asked for that: see PROTOCOL.md. `ServiceStats` declares it."""
+"""What titanic.stats reports about each service on request: see PROTOCOL.md. `ServiceStats` declares it."""
 
 from __future__ import annotations
 

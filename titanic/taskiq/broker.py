@@ -110,7 +110,7 @@ class TaskListener:
         return next((held for held in reversed(self._held) if held.task_id == task_id), None)
 
     def leave(self) -> None:
-        """Take nothing more; what taskiq has not begun goes to other workers."""
+        """Accept nothing more; what taskiq has not started goes to other workers."""
         if self._worker is None or self._ending is not None:
             return
         self._ending = threading.Thread(target=self._worker.stop, name="taskiq listener", daemon=True)
@@ -131,7 +131,7 @@ class TaskListener:
         try:
             message = self._read(frames[0])
         except Exception as error:
-            raise Failed(f"this is no message of taskiq: {type(error).__name__}: {error}") from None
+            raise Failed(f"this is not a taskiq message: {type(error).__name__}: {error}") from None
         if not self._knows(message.task_name):
             raise Unready(f"this worker has no task {message.task_name!r}: does it import its module?")
         held = Held(frames[0], message.task_id, current())
@@ -199,14 +199,14 @@ class TitanicResultBackend(AsyncResultBackend[R]):
         return uuid
 
     async def set_result(self, task_id: str, result: TaskiqResult[R]) -> None:
-        """In the worker: what the acknowledgement that follows replies. What cannot travel becomes an error."""
+        """In the worker: what the acknowledgement that follows replies. What cannot be sent becomes an error."""
         if self._broker.held(task_id) is None:
-            what, fact = f"the result of task {task_id} cannot be set", "its request is not in hand here, or has ended"
+            what, fact = f"the result of task {task_id} cannot be set", "its request is not running here, or has ended"
             raise CallerError(what, fact, "leave ack_type at when_saved: the acknowledgement is the reply")
         try:
             RESULT.set((task_id, self._dump(result)))
         except Exception as error:
-            said = InvalidRequest(f"the result cannot travel: {type(error).__name__}: {error}")
+            said = InvalidRequest(f"the result cannot be sent: {type(error).__name__}: {error}")
             failed: TaskiqResult[Any] = TaskiqResult(
                 is_err=True, return_value=None, execution_time=result.execution_time, error=said
             )
@@ -227,17 +227,17 @@ class TitanicResultBackend(AsyncResultBackend[R]):
             if isinstance(reply, RequestFailed):
                 return TaskiqResult[Any](is_err=True, return_value=None, execution_time=0, error=reply)
             return TaskiqResult[Any].model_validate(self._serializer.loadb(reply[0]))
-        raise UnknownRequest(f"task {task_id} has no result", "", "ask is_result_ready before")
+        raise UnknownRequest(f"task {task_id} has no result", "", "call is_result_ready first")
 
     async def set_progress(self, task_id: str, progress: TaskProgress[Any]) -> None:
         """In the worker: what `titanic show` has while the task runs, and what is kept with its result; 1 KB at
         most."""
         held = self._broker.held(task_id)
         if held is None:
-            raise CallerError(f"task {task_id} has no progress", "its request is not in hand here, or has ended")
+            raise CallerError(f"task {task_id} has no progress", "its request is not running here, or has ended")
         said = json.dumps(progress.model_dump(mode="json"))
         if len(json.dumps(said)) > MOST_PROGRESS - 64:
-            raise CallerError(f"the progress of task {task_id} has {len(said)} characters", "", "say less: 900 at most")
+            raise CallerError(f"the progress of task {task_id} has {len(said)} characters", "", "use at most 900")
         held.progress = said.encode()
         held.request.progress(0, text=said)
 
@@ -285,7 +285,7 @@ class TitanicResultBackend(AsyncResultBackend[R]):
             states |= of_these
             again += KEYS
         if not uuids:
-            raise UnknownTask(f"there is no request of task {task_id}", "it was not sent, or long ago")
+            raise UnknownTask(f"task {task_id} has no request", "it was not sent, or too long ago")
         if not states:
             raise UnknownRequest(f"the request of task {task_id} was closed", "", "send the task again")
         return [(uuid, states[uuid]) for uuid in reversed([*uuids.values()]) if uuid in states]

@@ -122,7 +122,7 @@ class Tasks:
 
             max_attempts  failed attempts after which it has failed for good; default the server's
             limit         maximum run time of one attempt
-            ttl           time after which it expires, if no worker has begun
+            ttl           time after which it expires, if no worker has started it
             delay         time before which it is not executed
             priority      0 to 9, default 4; higher ones start first
             retry_first   back-off after the first failure, doubles with each failure; default the server's
@@ -167,7 +167,7 @@ class Tasks:
         if fault := service_fault(service.encode()):
             raise CallerError(fault)
         if service in self._services:
-            raise CallerError(f"{service} is there twice", "two tasks or services have this name", "rename one of them")
+            raise CallerError(f"{service} is declared twice", "names of tasks and services are unique", "rename one")
         self._services[service] = handler
 
     @property
@@ -190,7 +190,7 @@ class Tasks:
         """Submit a task by a cron expression, with these arguments. Write it above `@app.task`.
 
         Five fields, or six that begin with seconds: `*/10 * * * * *` is every ten seconds.
-        `missed`: what becomes of ticks that passed while nobody could submit them, skip, once or all. `name`: that of
+        `missed`: what to do about ticks that no scheduler could submit in time: skip, once or all. `name`: that of
         the schedule; default the task's service. Schedules are run by `scheduler`. Raises InvalidSchedule.
         """
         return partial(self._scheduled, args, Schedule(name or UNNAMED, UNNAMED, cron=expression, tz=tz, missed=missed))
@@ -202,7 +202,7 @@ class Tasks:
     def _scheduled(self, args: tuple[Any, ...], schedule: Schedule, task: AnyTask) -> AnyTask:
         if not isinstance(task, Submission):
             what = f"{quoted(task)} cannot have a schedule"
-            raise CallerError(what, "it is no task yet", "put @app.cron and @app.every above @app.task")
+            raise CallerError(what, "it is not a task yet", "put @app.cron and @app.every above @app.task")
         name = task.service if schedule.name == UNNAMED else schedule.name
         self._schedules.append((replace(schedule, name=name, service=task.service), task, args))
         return task
@@ -248,7 +248,7 @@ class Tasks:
         if self._test is not None:
             return AioMemory(self._test)
         if self._loop_clients is None:
-            from titanic.tasks.event_loops import LoopClients  # asyncio, for those who use it
+            from titanic.tasks.event_loops import LoopClients  # imports asyncio: only when used
 
             with self._lock:
                 self._loop_clients = self._loop_clients or LoopClients(self._reach)
@@ -276,11 +276,11 @@ class Tasks:
     @contextmanager
     def testing(self, *, worker: bool = True, **settings: Unpack[QueueSettings]) -> Iterator[MemoryQueue]:
         """For tests of tasks: meanwhile all that is submitted goes to a queue in memory, which executes it in this
-        thread when a reply is asked for, or when it is told to. No server, no sleep: `MemoryQueue.advance` moves its
+        thread when a reply is requested, or on command. No server, no sleep: `MemoryQueue.advance` moves its
         clock, and with it the schedules. Without a `worker` all that is submitted waits. The settings are those of a
         server: `max_attempts`, `retry_first`, `retry_most`."""
         if self._test is not None:
-            raise CallerError("testing has begun", "one queue in memory is in use", "leave its `with` first")
+            raise CallerError("the app is being tested already", "its queue is in memory", "leave its `with` first")
         self._test = MemoryQueue(self, worker=worker, **settings)
         try:
             yield self._test

@@ -26,7 +26,7 @@ class EventLoop:
         self._lock = threading.Lock()
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """What a coroutine returns; this thread waits for it. It is cancelled when nobody wants its reply any more:
+        """What a coroutine returns; this thread waits for it. It is cancelled when its reply is no longer wanted:
         raises Cancelled then."""
         if threading.get_ident() == self._thread:
             # In memory, a task that awaits another one executes it here: this loop stands still meanwhile.
@@ -88,7 +88,7 @@ class LoopClients:
         return client
 
     async def _end(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None, None]:
-        """A loop that ends, as with `asyncio.run`, closes generators that have begun: this one tells of it."""
+        """A loop that ends, as with `asyncio.run`, closes generators that have started: this one notices that."""
         try:
             yield
         finally:

@@ -94,7 +94,7 @@ def describe(error: BaseException, *, attributes: bool = False) -> tuple[str, li
     for more in (_plain(error) if attributes else msgspec.UNSET, msgspec.UNSET):
         try:
             frame = _encode(_Error(name, list(error.args), more))
-        except Exception:  # whatever the exception does when it is looked at
+        except Exception:  # the exception's own methods may raise anything
             frame = _encode(_Error(name))
         if len(frame) <= MOST_ARGUMENTS:
             break

@@ -89,7 +89,7 @@ class FlowTicket(Ticket[R]):
         self._flows = queues
 
     def close(self) -> None:
-        """Delete the flow and its reply; what has not begun is not executed any more."""
+        """Delete the flow and its reply; what has not started is no longer executed."""
         client = self._flows.client
         client.close(self.uuid)
         sweep(client, self.uuid)
@@ -120,7 +120,7 @@ class Flow(Generic[R]):
     def host(self) -> FlowHost:
         """What the flows of its app have in common. Raises CallerError if it has no task that would name one."""
         if self._host is None:
-            raise CallerError("gather has no flows", "its reply is [], and no app is known", "have a task follow it")
+            raise CallerError("gather has no flows", "its reply is [], and it has no app", "append a task")
         return self._host
 
     def then(
@@ -207,7 +207,7 @@ class AioFlowTicket(AioTicket[R]):
 
     async def close(self) -> None:
         """As of `FlowTicket`."""
-        from asyncio import to_thread  # for those who use it
+        from asyncio import to_thread  # only when used
 
         await to_thread(self._blocking.close)  # it is many questions, one after another
 
@@ -272,7 +272,7 @@ def _reads_list(format: Serializer, reads: Sequence[ReadReply]) -> ReadReply:
             (frame,) = frames
             values = decode(frame)
         except (msgspec.MsgspecError, ValueError) as error:
-            raise InvalidReply("the reply of the flow is no list", str(error)) from None
+            raise InvalidReply("the reply of the flow is not a list", str(error)) from None
         own = reads if len(reads) == len(values) else [reads[0]] * len(values)
         return [one([bytes(value)]) for one, value in zip(own, values, strict=True)]
 

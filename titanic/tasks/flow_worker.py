@@ -73,7 +73,7 @@ class FlowPlan(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
 
 
 class FlowArguments(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """Arguments of the service of flows. Without a plan: close what is left of the flow that `flow` tells."""
+    """Arguments of the service of flows. Without a plan: close what is left of the flow in `flow`."""
 
     plan: FlowPlan | None = None
 
@@ -129,7 +129,7 @@ class PlanFormat:
 
 
 GOES_ON = ("waiting", "delayed", "running", "failed")
-"""States of a flow whose steps are executed. What is left of one that has failed is: somebody may retry it."""
+"""States of a flow in which its steps are executed. `failed` is one of them, because the flow may be retried."""
 
 
 class Steps:
@@ -149,21 +149,21 @@ class Steps:
         try:
             return self.format.read_place(frame)
         except msgspec.MsgspecError as error:
-            raise Failed(f"what follows this step cannot be read: {error}") from None
+            raise Failed(f"the next stages of this flow cannot be decoded: {error}") from None
 
     def begin(self, place: FlowPlace) -> None:
-        """Before a step is executed. Raises Failed when it is not of the flow that it names: whoever may submit a task
-        may not have others executed by the worker's permissions. Raises Cancelled when the flow is over."""
+        """Check a step before it is executed. Raises Failed when it is not of the flow that it names: the permission to
+        submit a task is none to have others executed. Raises Cancelled when the flow has ended."""
         self.check(place)
         if self.state(place.root) not in GOES_ON:
             sweep(self.client, place.root)
-            raise Cancelled("its flow is over")
+            raise Cancelled("its flow has ended")
 
     def check(self, place: FlowPlace) -> None:
         """Raise Failed unless this request was submitted as this step by a worker of the same user."""
         found, _ = self.client.find([place.key])
         if not current() or found.get(place.key) != current().uuid:
-            raise Failed("this is not the step of a flow that it says it is; flows are submitted by Flow.submit")
+            raise Failed("this is not the flow step that it claims to be; submit flows with Flow.submit")
 
     def state(self, uuid: str) -> str:
         """The state of a request; empty when it is closed."""
@@ -193,10 +193,10 @@ class Steps:
 FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 60.0
 GROWTH = 1.5
-"""Seconds between two looks."""
+"""Growth of the seconds between two polls."""
 
 MOST_KNOWN = 10_000
-"""Flows whose pauses are remembered."""
+"""Flows with a remembered pause."""
 
 AWAY = 1.0
 """Seconds until it is tried again when the queue takes nothing."""
@@ -226,8 +226,8 @@ class FlowService:
     def handle(self, frames: list[bytes]) -> bytes:
         """The reply to a request. Raises Retry while the flow is not done, Failed when one of its steps has failed."""
         if not current():
-            what = "a flow has to know its UUID, which the broker here does not tell its workers"
-            raise Failed(f"{what}; have titanic serve be its own broker, or use a titanic broker")
+            what = "a flow needs its UUID, which this broker does not pass to workers"
+            raise Failed(f"{what}; use the integrated broker of titanic serve, or titanic broker")
         uuid = current().uuid
         body = self._read(frames)
         try:
@@ -238,14 +238,14 @@ class FlowService:
         except (RequestFailed, UnknownRequest) as error:  # of a step that was closed between two questions
             raise Retry(str(error), after=FIRST_PAUSE, count=False) from error
         except RequestError as error:
-            raise Retry(f"the flow cannot go on now: {error}", after=AWAY, count=False) from error
+            raise Retry(f"the flow cannot continue now: {error}", after=AWAY, count=False) from error
 
     def _read(self, frames: list[bytes]) -> FlowBody:
         try:
             (frame,) = frames
             return self._steps.format.read_body(frame)
         except (msgspec.MsgspecError, ValueError) as error:
-            raise Failed(f"this is no flow: {error}; flows are submitted by Flow.submit") from None
+            raise Failed(f"this is not a flow: {error}; submit flows with Flow.submit") from None
 
     def _begin(self, uuid: str, place: FlowPlace | None) -> str:
         """The UUID of the outermost flow."""
@@ -257,7 +257,7 @@ class FlowService:
             raise Failed(f"the user of this worker may not see the flow {uuid}; {advice}")
         return uuid
 
-    # -- a look ----------------------------------------------------------------------------------------------
+    # -- a poll ----------------------------------------------------------------------------------------------
 
     def _look(self, uuid: str, root: str, body: FlowBody, chains: list[list[FlowStage]]) -> bytes:
         plan, found = body.kwargs.plan or FlowPlan(), self._find(uuid, chains)
@@ -317,7 +317,7 @@ class FlowService:
         for one, ended in self._steps.client.replies([*left], 0) if left else ():
             number, chain = left[one]
             if isinstance(ended, Exception) or len(ended) != 1:
-                continue  # it is seen at the next look
+                continue  # it is seen at the next poll
             self._steps.follow(
                 FlowPlace(root, uuid, place(number, chain.stage), chain.stages[chain.stage + 1 :]), ended[0]
             )
@@ -349,7 +349,7 @@ class FlowService:
         return failed
 
     def _pause(self, uuid: str) -> float:
-        """Seconds until the next look: longer than the last one, and in proportion to the age of the flow, which
+        """Seconds until the next poll: longer than the last one, and in proportion to the age of the flow, which
         other workers may have seen."""
         last = self._pauses.pop(uuid, FIRST_PAUSE / GROWTH)
         submitted = current().submitted
@@ -364,7 +364,7 @@ class FlowService:
     def _sweep(self, body: FlowBody) -> bytes:
         """Close what is left of a flow that is done."""
         if body.flow is None:
-            raise Failed("this is no flow: it has no plan; flows are submitted by Flow.submit")
+            raise Failed("this is not a flow: it has no plan; submit flows with Flow.submit")
         self._steps.check(body.flow)
         state = self._steps.state(body.flow.root)
         if state in GOES_ON and state != "failed":
@@ -385,9 +385,7 @@ def _chains(plan: FlowPlan, body: FlowBody, steps: Steps) -> list[list[FlowStage
             for item in steps.format.read_items(items)
         ]
     except (msgspec.MsgspecError, ValueError) as error:
-        raise Failed(
-            f"the reply before this is no list, for each item of which there would be a step: {error}"
-        ) from None
+        raise Failed(f"the previous reply is not a list, so no steps can be made of it: {error}") from None
 
 
 def _kind(head: tuple[int, list[FlowStage]]) -> tuple[str, str]:

@@ -101,7 +101,7 @@ class MemoryQueue:
         with self._store.read() as transaction:
             due = transaction.next_due(skip=self._core.flights)
         times = [] if due is None else [due]
-        if times or until < math.inf:  # schedules go on for ever: nobody waits for them alone
+        if times or until < math.inf:  # schedules never end: do not wait for them alone
             times += [tick * 1_000_000 for _, tick in self._next_ticks()]
         at = (min(times) - self._started_us) / 1e6 if times else math.inf
         if at > until or at == math.inf:

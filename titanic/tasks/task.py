@@ -110,15 +110,15 @@ log = logging.getLogger("titanic.tasks")
 def no_task(function: Any, *, named: bool) -> str:
     """Why something cannot be a task; empty: it can. `named`: a service is given for it."""
     if isinstance(getattr(function, "definition", None), Definition):
-        return "it is a task already"
+        return "it is already a task"
     if not callable(function) or not isinstance(getattr(function, "__name__", None), str):
-        return "it is no function with a name"
+        return "it is not a named function"
     if function.__name__ == "<lambda>" and not named:
-        return "a lambda has no name, which the service would have"
+        return "a lambda has no name for the service"
     inside, _, _ = function.__qualname__.rpartition(".")
     first = next(iter(inspect.signature(function).parameters), "")
     if inside and not inside.endswith("<locals>") and first in ("self", "cls"):
-        return f"it is a method, whose '{first}' would have to travel"
+        return f"it is a method, and its '{first}' cannot be sent"
     return ""
 
 
@@ -221,8 +221,8 @@ class Definition:
         try:
             reply = self.values.write_reply(value)
         except (TypeError, ValueError, RecursionError, OverflowError) as error:
-            self._log(f"its reply cannot travel: {error}", None)
-            raise Failed(f"the reply of {self.name} cannot travel: {error}") from error
+            self._log(f"its reply cannot be sent: {error}", None)
+            raise Failed(f"the reply of {self.name} cannot be sent: {error}") from error
         if place is not None and self._steps is not None:
             self._steps.follow(place, reply)
         self._middleware.returned(call, value)
@@ -231,7 +231,7 @@ class Definition:
     def _call(self, frames: list[bytes]) -> tuple[Call, FlowPlace | None]:
         """The call, and its place if it is a step of a flow."""
         if len(frames) != 1:
-            raise Failed(f"a request for {self.service} has {len(frames)} frames; this version knows what one means")
+            raise Failed(f"a request for {self.service} has {len(frames)} frames; this version takes one")
         try:
             (args, kwargs), flow = self.values.read_step(frames[0])
         except UnknownArguments as error:
@@ -244,7 +244,7 @@ class Definition:
         if not bytes(flow):
             return call, None
         if self._steps is None:
-            raise Failed(f"a request for {self.service} is a step of a flow, which is not known here")
+            raise Failed(f"a request for {self.service} is a step of a flow, which this app cannot run")
         return call, self._steps.read(flow)
 
     def _ended(self, call: Call, error: Exception) -> RemoteError:
@@ -272,7 +272,7 @@ class Definition:
         return Failed(text, *detail) if fatal else RemoteError(500, text, detail)
 
     def _log(self, text: str, error: Exception | None) -> None:
-        """`error`: one that nobody expected, whose traceback is to be seen."""
+        """`error`: an unexpected one, to be logged with its traceback."""
         uuid, where = "", "not of a queue"
         if (request := current_or_none()) and len(request.uuid) == 32:
             uuid, where = request.uuid, f"{request.uuid}, attempt {request.attempt} of {request.attempts}"
@@ -281,7 +281,7 @@ class Definition:
 
 
 def _await(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """What an `async def` task returns; its own import, for those who have none."""
+    """What an `async def` task returns; imported here, as plain tasks do not need it."""
     from titanic.tasks.event_loops import EVENT_LOOP
 
     return EVENT_LOOP.run(coroutine)

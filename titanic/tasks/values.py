@@ -72,7 +72,7 @@ def serializer(name: str) -> Serializer:
 
 
 class Given(msgspec.Struct, forbid_unknown_fields=True):
-    """Arguments as they came, not looked at yet."""
+    """Arguments as they arrived, not decoded yet."""
 
     args: list[msgspec.Raw] = []
     kwargs: dict[str, msgspec.Raw] = {}
@@ -90,8 +90,8 @@ class Values:
     """What goes to a function and comes back from it."""
 
     def __init__(self, name: str, function: Callable[..., object], format: Serializer) -> None:
-        """`name`: for messages. Raises CallerError for annotations whose values cannot travel, and NameError when an
-        annotation names what is not defined yet."""
+        """`name`: for messages. Raises CallerError for annotations with values that cannot be sent, and NameError when
+        an annotation names what is not defined yet."""
         self._name = name
         self._signature = inspect.signature(function)
         hints = get_type_hints(function, include_extras=True)
@@ -113,7 +113,7 @@ class Values:
         try:
             frame = self._encode({"args": args, "kwargs": kwargs})
         except (TypeError, ValueError, RecursionError, OverflowError) as error:
-            raise self._invalid("an argument cannot travel", error) from None
+            raise self._invalid("an argument cannot be sent", error) from None
         self.read(frame)
         return frame
 
@@ -127,7 +127,7 @@ class Values:
         try:
             given = self._given(frame)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise self._invalid("the body is not arguments", error) from None
+            raise self._invalid("the body does not contain arguments", error) from None
         bound = self._fit(self._bind(*given.args, **given.kwargs))
         return Arguments(bound.args, bound.kwargs), given.flow
 
@@ -137,7 +137,7 @@ class Values:
         try:
             given = self._given(self._encode({"args": args, "kwargs": kwargs}))
         except (TypeError, ValueError, RecursionError, OverflowError) as error:
-            raise self._invalid("an argument cannot travel", error) from None
+            raise self._invalid("an argument cannot be sent", error) from None
         if first:
             self._fit(self._bind(*given.args, **given.kwargs))
             return given
@@ -154,7 +154,7 @@ class Values:
         try:
             return self._signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise UnknownArguments(f"{self._name}: the arguments do not fit", str(error)) from None
+            raise UnknownArguments(f"{self._name}: the arguments do not match its signature", str(error)) from None
 
     def _fit(self, bound: inspect.BoundArguments) -> inspect.BoundArguments:
         """Arguments of the types of the annotations."""
@@ -169,11 +169,11 @@ class Values:
                 else:
                     values[name] = {key: decode(one) for key, one in value.items()}
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                raise self._invalid(f"argument '{name}' does not fit", error) from None
+                raise self._invalid(f"argument '{name}' does not match its type", error) from None
         return bound
 
     def write_reply(self, value: object) -> bytes:
-        """The frame for what the function has returned. Raises TypeError or ValueError when it cannot travel, or is
+        """The frame for what the function has returned. Raises TypeError or ValueError when it cannot be sent, or is
         not of the type that clients expect."""
         frame = self._encode(value)
         try:
@@ -188,16 +188,16 @@ class Values:
             (frame,) = frames
             return self._reply(frame)
         except (msgspec.MsgspecError, ValueError) as error:
-            raise InvalidReply(f"the reply of {self._name} is not what it returns", str(error)) from None
+            raise InvalidReply(f"the reply of {self._name} does not match its return type", str(error)) from None
 
     def _decoder(self, format: Serializer, what: str, kind: Any) -> Decode:
         try:
             unknown = next(_unknown(msgspec.inspect.type_info(kind), set()), None)
         except (TypeError, ValueError, NotImplementedError) as error:
-            raise CallerError(f"{self._name}: {what} cannot travel", str(error)) from None
+            raise CallerError(f"{self._name}: {what} cannot be sent", str(error)) from None
         if unknown is not None:
             advice = "use plain types, dataclasses, TypedDict, NamedTuple, enums or msgspec.Struct"
-            raise CallerError(f"{self._name}: {what} cannot travel", f"its type has {quoted(unknown)} in it", advice)
+            raise CallerError(f"{self._name}: {what} cannot be sent", f"its type contains {quoted(unknown)}", advice)
         return format.decoder(kind)
 
     def _invalid(self, what: str, error: Exception) -> InvalidArguments:

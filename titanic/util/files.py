@@ -40,7 +40,7 @@ MOUNTS = Path("/proc/self/mountinfo")
 
 
 def state_of(path: str | Path | None) -> tuple[int, ...]:
-    """What is different when a file has changed; empty without one, or when it cannot be looked at."""
+    """What is different when a file has changed; empty without one, or when it cannot be read."""
     if path is None:
         return ()
     try:

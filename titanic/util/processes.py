@@ -35,7 +35,7 @@ class Children:
         }
         with uninterrupted(), self._lock:
             if self._over:  # the folder of the log may be gone, too
-                raise TitanicError("no process is started any more")
+                raise TitanicError("shutting down: no more processes are started")
             with log.open("wb") as output:
                 process = subprocess.Popen(
                     [sys.executable, *arguments],

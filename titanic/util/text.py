@@ -67,7 +67,7 @@ def is_url(place: object) -> bool:
 
 
 def is_like_url(place: object) -> bool:
-    """Whether somebody meant such a URL, also if it is none. A directory of this name nobody wants."""
+    """Whether this is meant as such a URL, even if it is invalid: it is not a likely name of a directory."""
     return str(place).lower().startswith(("postgresql:", "postgres:"))
 
 

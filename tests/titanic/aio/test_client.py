@@ -201,7 +201,7 @@ async def test_the_server_is_killed_while_many_wait(tmp_path: Path) -> None:
 async def test_errors_are_those_of_the_other_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker.client.PROBE_AFTER", 0.05)
     nobody = f"tcp://127.0.0.1:{free_port()}"
-    fact = rf"^nobody answered at {nobody}; waited \d\S* m?s, connection refused at {nobody}; is it running, and is"
+    fact = rf"^no answer from {nobody}; waited \d\S* m?s, connection refused at {nobody}; is it running, and is"
     async with Client(nobody, timeout=0.05, retries=1) as client:
         for ask in (client.submit("s", "x"), client.wait(UNKNOWN, 0.1), client.submit_many("s", ["x"]), client.stats()):
             with pytest.raises(TimedOut, match=fact):

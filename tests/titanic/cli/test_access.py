@@ -31,14 +31,14 @@ def file(tmp_path: Path) -> Path:
 def test_a_file_that_is_right(file: Path) -> None:
     done = here("access", "check", file)
     assert (done.code, done.err) == (0, "")
-    assert done.line == f"{file}: 1 user, 1 role, 1 key, 0 tokens, 0 endpoints: all right"
+    assert done.line == f"{file}: 1 user, 1 role, 1 key, 0 tokens, 0 endpoints: no errors"
     counts = {"users": 1, "roles": 1, "keys": 1, "tokens": 0, "endpoints": 0}
     assert here("access", "check", file, "--json").json == counts
 
 
 def test_certificates_are_counted_where_there_are_any(file: Path) -> None:
     file.write_text(FILE + f"certificates = ['sha256:{'0a' * 32}']\n")
-    assert here("access", "check", file).line.endswith("0 tokens, 0 endpoints, 1 certificate: all right")
+    assert here("access", "check", file).line.endswith("0 tokens, 0 endpoints, 1 certificate: no errors")
     assert here("access", "check", file, "--json").json["certificates"] == 1
 
 
@@ -85,7 +85,7 @@ def test_the_line_that_decides(file: Path, question: str, code: int, answer: lis
 
 def test_questions_that_cannot_be(file: Path) -> None:
     for arguments, fact in (
-        (("shop", "submit"), "submit is allowed for services: service name is empty; name a service"),
+        (("shop", "submit"), "submit needs a service: service name is empty; name one"),
         (("shop", "write"), "'write' is not one of 'submit', 'work',"),
     ):
         done = here("access", "test", *arguments, "--access", file)
@@ -124,7 +124,7 @@ def test_access_control_is_turned_on_in_the_settings(file: Path) -> None:
     settings.write_text(SETTINGS)
     settings.chmod(0o640)
     done = here("access", "enable", settings, "--access", file)
-    assert (done.code, done.line) == (0, f"{settings}: access control is on from the next start on")
+    assert (done.code, done.line) == (0, f"{settings}: access control is on from the next start")
     key = "/run/credentials/titanic.service/server.key_secret"
     on = f'access = "{file}"\n'
     assert settings.read_text() == SETTINGS.replace("[serve]\n", f'[serve]\n{on}key = "{key}"\n').replace(

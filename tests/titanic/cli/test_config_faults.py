@@ -41,33 +41,33 @@ WRONG = [
     ("zzz = 1", 1, "unknown key zzz"),
     ("[zzz]", 1, "unknown key [zzz]"),
     ("serve.gracee = 1", 1, "unknown key [serve] gracee; did you mean grace?"),
-    ("[[serve]]\ngrace = 1", 1, "unknown key serve; it is a command: its settings belong below [serve]"),
-    ("serve = 3", 1, "unknown key serve; it is a command: its settings belong below [serve]"),
+    ("[[serve]]\ngrace = 1", 1, "unknown key serve; it is a command: its settings belong under [serve]"),
+    ("serve = 3", 1, "unknown key serve; it is a command: its settings belong under [serve]"),
     ("[serve.limits]\nmail = 3", 1, "unknown key [serve] limits"),
     # Values of the wrong kind.
-    ("endpoint = 5", 1, "endpoint (of titanic submit) cannot be 5; it must be a text in quotes"),
-    ("[status]\nmdp = ['a', 'b']", 2, "[status] mdp cannot be ['a', 'b']; it must be a text in quotes"),
+    ("endpoint = 5", 1, "endpoint (of titanic submit) cannot be 5; it must be a string in quotes"),
+    ("[status]\nmdp = ['a', 'b']", 2, "[status] mdp cannot be ['a', 'b']; it must be a string in quotes"),
     ("[status]\ntimeout = true", 2, "[status] timeout cannot be True; it must be a number"),
     ("[status]\ntimeout = 2026-01-01", 2, "[status] timeout cannot be datetime.date(2026, 1, 1); it must be a number"),
     ("[status]\njson = 'yes'", 2, "[status] json cannot be 'yes'; it must be true or false"),
     ("[serve]\npreallocate = 1", 2, "[serve] preallocate cannot be 1; it must be true or false"),
     ("[ls]\nlimit = 0.5", 2, "[ls] limit cannot be 0.5; it must be a whole number"),
-    ("[serve]\nbind = [1]", 2, "[serve] bind cannot be [1]; it must be a text in quotes, or a list of them"),
-    ("[serve]\nstore = 3", 2, "[serve] store cannot be 3; it must be a text in quotes"),
+    ("[serve]\nbind = [1]", 2, "[serve] bind cannot be [1]; it must be a string in quotes, or a list of these"),
+    ("[serve]\nstore = 3", 2, "[serve] store cannot be 3; it must be a string in quotes"),
     ("[serve]\nmax-attempts = '5'", 2, "[serve] max-attempts cannot be '5'; it must be a whole number"),
     ("[serve]\ncapacity = [1]", 2, "[serve] capacity cannot be [1]; it must be a size like 500, 64MiB or 1.5GB"),
     ("[serve]\ngrace = {s = 1}", 2, "[serve] grace cannot be {'s': 1}; it must be a number"),
-    ("[serve]\nbind = []", 2, "[serve] bind names nothing; it must be a text in quotes, or a list of them"),
-    ("[work]\nendpoint = []", 2, "[work] endpoint names nothing; it must be a text in quotes, or a list of them"),
+    ("[serve]\nbind = []", 2, "[serve] bind names nothing; it must be a string in quotes, or a list of these"),
+    ("[work]\nendpoint = []", 2, "[work] endpoint names nothing; it must be a string in quotes, or a list of these"),
     # Values that cannot be.
     ("[serve]\nstore = ''", 2, "[serve] store: the name of a directory must not be empty; . is the current one"),
-    ('[serve]\nstore = "a\\u0000b"', 2, "[serve] store cannot be 'a\\x00b': no text may have a NUL in it"),
+    ('[serve]\nstore = "a\\u0000b"', 2, "[serve] store cannot be 'a\\x00b': a string cannot contain NUL"),
     (
         '[serve]\nbind = ["tcp://\\u0000:1"]',
         2,
-        "[serve] bind cannot be ['tcp://\\x00:1']: no text may have a NUL in it",
+        "[serve] bind cannot be ['tcp://\\x00:1']: a string cannot contain NUL",
     ),
-    ('[serve]\nlog-level = "\\u0000"', 2, "[serve] log-level cannot be '\\x00': no text may have a NUL in it"),
+    ('[serve]\nlog-level = "\\u0000"', 2, "[serve] log-level cannot be '\\x00': a string cannot contain NUL"),
     ("[status]\ntimeout = 'soon'", 2, "[status] timeout: 'soon' is not a time from 0.001 s to 1157 days"),
     ("[status]\ntimeout = nan", 2, "[status] timeout: nan is not a time"),
     ("[serve]\ngrace = -1", 2, "[serve] grace: -1 is not a time from 0 s to 1157 days"),
@@ -114,17 +114,17 @@ WRONG = [
     (
         "[serve]\nbind = 'tcp://*:1'\ngather = ['tcp://*:2', 'tcp://*:1']",
         3,
-        "[serve] gather: gather is at tcp://*:1; that is where the broker listens, as bind says; choose another port",
+        "[serve] gather: gather is at tcp://*:1; the broker listens there, as bind says; choose another port",
     ),
     (
         "[serve]\nservice-limit = ['mail:waiting=1', 'b:waiting=1', 'mail:running=1']",
         2,
-        "[serve] service-limit: mail has two; write them as one, like mail:waiting=1000,running=4",
+        "[serve] service-limit: mail is given twice; write its limits as one, like mail:waiting=1000,running=4",
     ),
     (
         "[serve]\ncapacity = '16MiB'\nmax-body = '17MiB'",
         3,
-        "[serve] max-body: max-body is 17825792 bytes; the store's capacity is 16777216: none of that size has room",
+        "[serve] max-body: max-body is 17825792 bytes; the store's capacity is 16777216: such a body does not fit",
     ),
     (
         "[serve]\nretry-most = 1\nretry-first = '1m'",
@@ -144,12 +144,12 @@ WRONG = [
     (
         "[serve]\nbind = 'tcp://*:1'\nbroker = 'tcp://h:1'",
         3,
-        "[serve] broker: bind is for the integrated broker; with another one there is none; leave one out",
+        "[serve] broker: bind is for the integrated broker; another one is given; leave one out",
     ),
     (
         "broker = 'tcp://h:1'\n[serve]\ngather = 'tcp://*:1'",
         3,
-        "[serve] gather: gather is for the integrated broker; with another one there is none; leave one out",
+        "[serve] gather: gather is for the integrated broker; another one is given; leave one out",
     ),
 ]
 
@@ -220,7 +220,7 @@ def test_a_command_does_not_mind_values_for_others(toml: Path) -> None:
 
 
 def test_contradictions_in_a_program() -> None:
-    with pytest.raises(CallerError, match="bind is empty; nobody could connect; name at least one endpoint"):
+    with pytest.raises(CallerError, match="bind is empty; no client could connect; name at least one endpoint"):
         ServerConfig(bind=())
     with pytest.raises(CallerError, match="retry_first is 301 s; it must not be more than retry_most, 300 s"):
         ServerConfig(retry_first=301)
@@ -254,7 +254,7 @@ def test_a_file_that_is_right(toml: Path) -> None:
         'endpoint = "tcp://[::1]:5"\n[serve]\nbind = ["ipc:///run/t.sock", "tcp://*:0"]\nmax-body = 1000000\n'
         'retry-first = 0.1\nretry-most = 0.1\nmetrics = ":9469"\n[broker]\nbind = "tcp://*:1"\n'
     )
-    assert here("config", "check", toml) == (0, f"{toml}: 7 settings, all right\n".encode(), "")
+    assert here("config", "check", toml) == (0, f"{toml}: 7 settings, no errors\n".encode(), "")
 
 
 def test_a_variable_that_is_wrong_is_named() -> None:

@@ -80,7 +80,7 @@ def test_health_is_unknown(stranger: str, key: Path) -> None:
 def test_who_has_no_key_is_told_what_to_give(stranger: str) -> None:
     done = here("submit", "upper", "x", "--endpoint", stranger)
     assert done.code == 1
-    assert "wants a key; this client has none" in done.err
+    assert "requires a key; this client has none" in done.err
 
 
 def test_a_worker_says_it_and_goes_on(stranger: str, key: Path, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_nobody_at_any() -> None:
     assert done.code == 3
     first, last = done.err.splitlines()
     assert first == f"titanic: {refused}waiting up to 50 ms for a server there"
-    assert last.startswith(f"titanic: nobody answered at {NOBODY} or tcp://127.0.0.1:10; waited ")
+    assert last.startswith(f"titanic: no answer from {NOBODY} or tcp://127.0.0.1:10; waited ")
 
 
 @pytest.mark.parametrize("command", [("ls",), ("show", "0" * 32), ("status",)])

@@ -64,8 +64,8 @@ def test_the_lock_may_not_be_written(store: Path, command: list[str | Path]) -> 
     done = run(*command)
     assert (done.code, done.out) == (1, b"")
     assert done.err == (
-        f"titanic: the store in {store} cannot be looked at; lock.mdb, which readers have to write too, may not be"
-        f" written; run this as {store.owner()}, or give your group the right to read data.mdb and to read and write"
+        f"titanic: the store in {store} cannot be read; lock.mdb, which readers also write, is not"
+        f" writable; run this as {store.owner()}, or let your group read data.mdb and read and write"
         " lock.mdb\n"
     )
 
@@ -76,17 +76,17 @@ def test_the_lock_may_not_be_made(store: Path, command: list[str | Path]) -> Non
     store.chmod(0o555)
     done = run(*command)
     assert done.code == 1
-    assert "lock.mdb, which readers have to write too, does not exist and may not be created; run this as" in done.err
+    assert "lock.mdb, which readers also write, does not exist and cannot be created; run this as" in done.err
 
 
 @pytest.mark.parametrize(
-    ("folder", "fact"), [(0o555, "data.mdb may not be read"), (0, "its folder may not be entered")]
+    ("folder", "fact"), [(0o555, "data.mdb is not readable"), (0, "its directory cannot be entered")]
 )
 def test_what_may_not_be_read(store: Path, command: list[str | Path], folder: int, fact: str) -> None:
     rights(store, folder=folder, data=0)
     done = run(*command)
     assert (done.code, done.out) == (1, b"")
-    assert done.err.startswith(f"titanic: the store in {store} cannot be looked at; {fact}; run this as ")
+    assert done.err.startswith(f"titanic: the store in {store} cannot be read; {fact}; run this as ")
 
 
 def test_the_lock_is_all_that_a_reader_must_write(store: Path, command: list[str | Path]) -> None:

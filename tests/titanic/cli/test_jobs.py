@@ -78,7 +78,7 @@ def test_why_nothing_is_tried_again(at: tuple[str, str]) -> None:
     assert f"unknown UUID {unknown}; it was closed, deleted after its time, or never accepted" in done.err
     done = here("retry", unknown, waiting, *at)
     assert (done.code, done.out) == (1, b"0 requests requeued\n")
-    assert f"{waiting} is waiting; only failed and expired requests are requeued" in done.err
+    assert f"{waiting} is waiting; only failed and expired requests can be requeued" in done.err
 
 
 def test_close_tells_programs_what_is_closed(at: tuple[str, str]) -> None:

@@ -20,7 +20,7 @@ def test_a_pair(tmp_path: Path) -> None:
     ]
     again = here("keys", "new", "shop", "--dir", tmp_path)
     assert (again.code, again.out) == (1, b"")
-    assert again.err.startswith(f"titanic: {tmp_path}/shop.key_secret: there is such a file already, and it is kept; ")
+    assert again.err.startswith(f"titanic: {tmp_path}/shop.key_secret: the file exists and was not overwritten; ")
     assert f"titanic keys show {tmp_path}/shop.key_secret`" in again.err
     assert load_secret(tmp_path / "shop.key_secret") == pair
 
@@ -64,7 +64,7 @@ def test_show(tmp_path: Path) -> None:
     assert here("keys", "show", tmp_path / "shop.key_secret").line == key
     missing = here("keys", "show", tmp_path / "none")
     assert (missing.code, missing.out) == (2, b"")
-    assert missing.err == f"titanic: {tmp_path}/none: there is no such key file; `titanic keys new` makes a pair\n"
+    assert missing.err == f"titanic: {tmp_path}/none: there is no such key file; `titanic keys new` creates a pair\n"
 
 
 def test_a_token() -> None:

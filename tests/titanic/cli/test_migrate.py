@@ -52,7 +52,7 @@ def test_to_a_database_and_back(store: Path, tmp_path: Path, monkeypatch: pytest
     back = here("migrate", place, tmp_path / "store")
     assert f"compared with {place}: the same, SHA-256 {there.json['checksum']}" in back.out.decode()
     refused = here("migrate", store, place)
-    assert refused.err.startswith(f"titanic: {place} is in the way; there is a store already")
+    assert refused.err.startswith(f"titanic: cannot write to {place}; it already has a store")
     for one in (there, back, refused):
         assert "secret" not in one.out.decode() + one.err
     assert here("ls", "--json", "--store", tmp_path / "store").json == here("ls", "--json", "--store", store).json
@@ -66,7 +66,7 @@ def test_a_database_in_which_nothing_may_be_made(store: Path) -> None:
     server.sql(f"ALTER DATABASE {name} OWNER TO CURRENT_USER")
     done = here("migrate", store, server.url(name))
     assert (done.code, done.out) == (1, b"")
-    assert f"permission denied for database {name}; let its user create a schema in the database" in done.err
+    assert f"permission denied for database {name}; grant its user CREATE on the database" in done.err
     server.drop_database(name)
 
 

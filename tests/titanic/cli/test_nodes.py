@@ -35,7 +35,7 @@ def test_a_node_with_another_lease_is_refused(url: str, tmp_path: Path) -> None:
         until(a.dispatcher.node.incarnation)
         options = ("--store", url, "--bind", "tcp://127.0.0.1:*", "--node-name", "b", "--lease", "20")
         with running(tmp_path / "log", "serve", *options) as b:
-            b.says("the lease is not that of the other nodes; it is 20 s here, and 10 s at a; give all the same")
+            b.says("the lease differs from that of the other nodes; it is 20 s here and 10 s at a; use the same on all")
             assert b.ends() == 1
 
 
@@ -46,7 +46,7 @@ def test_a_node_with_another_limit_of_a_service_is_refused(url: str, tmp_path: P
         until(a.dispatcher.node.incarnation)
         with running(tmp_path / "log", "serve", *common, "--service-limit", "x:running=8") as b:
             b.says(
-                "the limits of 'x' are not those of the other nodes; running=8 here, and running=2,rate=0.5/s in the"
+                "the limits of 'x' differ from those of the other nodes; running=8 here, running=2,rate=0.5/s in the"
             )
             assert b.ends() == 1
         same = ("--service-limit", "x:running=2,rate=30/m", "--service-limit", "y:waiting=5")
@@ -105,7 +105,7 @@ def test_the_nodes_are_listed_and_one_is_drained(url: str, tmp_path: Path) -> No
             assert here("drain", "c", *of_a).code == 1
             drained = here("drain", "b", "--wait", "30", *of_a)
             assert (drained.code, drained.err) == (0, "titanic: draining b\n")
-        b.says("INFO titanic: drained: nothing is left to do here")
+        b.says("INFO titanic: drained: nothing left to do")
         assert b.ends() == 0
         with Client(a.endpoints[0]) as client:
             assert [row["name"] for row in client.nodes()] == ["a"]
@@ -146,7 +146,7 @@ def test_a_store_in_a_directory_has_no_nodes(tmp_path: Path) -> None:
         for where in (("--endpoint", endpoint), ("--store", tmp_path / "store")):
             refused = here("nodes", *where)
             assert refused.code == 1
-            assert "this store is a directory, which one server has to itself" in refused.err
+            assert "this store is a directory, which servers do not share" in refused.err
         assert "it has its store to itself" not in here("status", "--endpoint", endpoint).out.decode()
         refused = here("drain", "--endpoint", endpoint)
         assert refused.code == 1

@@ -198,7 +198,7 @@ def test_freelance_goes_on_with_the_server_that_is_left(model: str, tmp_path: Pa
 def test_freelance_servers_have_to_know_where_they_are(where: tuple[str, ...]) -> None:
     done = here("pattern", "freelance", "server", "--open", *where)
     assert done.code == 2
-    assert "in model 3 servers have to know what clients connect to, like --public" in done.err
+    assert "in model 3 servers have to know their public endpoint, like --public" in done.err
 
 
 def test_servers_are_not_open_by_mistake() -> None:
@@ -253,7 +253,7 @@ def test_binary_star_with_two_active_servers_ends(tmp_path: Path) -> None:
         with star(tmp_path / "two.log", "primary", b, state_b, f"ipc://{tmp_path}/nowhere"):
             assert ask("binary-star", "y", "--primary", b, "--backup", b, *patient).out == b"Y"
             assert one.ends() == 1
-    assert "both servers are active: each has lost sight of the other" in one.log.read_text()
+    assert "both servers are active: they lost contact" in one.log.read_text()
 
 
 @pytest.mark.parametrize("role", ["primary", "backup"])

@@ -123,7 +123,7 @@ def test_who_has_a_key_is_answered_and_who_has_not_is_told(
         assert here(*ask, *patient, *stage.key("friend"), *server_key) == (0, b"hello", "")
         for keys, said in (
             ((*stage.key("stranger"), *server_key), "refused this key"),
-            ((), "wants a key; this client has none"),
+            ((), "requires a key; this client has none"),
         ):
             began = time.monotonic()
             done = here(*ask, *keys)
@@ -136,8 +136,8 @@ def test_a_server_with_half_of_its_keys_does_not_start(tmp_path: Path) -> None:
     public, secret = new_keys(tmp_path, "server")
     server = ("pattern", "lazy-pirate", "server", "--bind", ANY)
     for options, said in (
-        (("--key", secret), "the server has a key, and lets nobody in"),
-        (("--allow", public), "the server has none of its own"),
+        (("--key", secret), "the server has a key, but no allowed keys"),
+        (("--allow", public), "the server has no key of its own"),
         (("--key", secret, "--allow", "nonsense"), "neither a public key nor a file with one"),
         (("--key", public, "--allow", public), "it has only the public half of a pair"),
     ):

@@ -77,7 +77,7 @@ def test_a_kill_loses_nothing_and_it_is_said_what_a_power_cut_may_take(durabilit
                 assert all(client.reply(uuid) is None for uuid in uuids)
                 uuids += [client.submit("s", "x") for _ in range(20)]
                 status = here("status", "--endpoint", endpoint).out.decode().splitlines()[0]
-                assert status.endswith(f" 0 closed remembered{said}")
+                assert status.endswith(f" 0 closed kept{said}")
                 assert here("status", "--json", "--endpoint", endpoint).json["durability"] == durability
                 server.kill()
         assert here("check", "--store", f"{folder}/store").code == 0
@@ -210,7 +210,7 @@ def test_an_address_is_not_open_by_mistake(tmp_path: Path, command: tuple[str, .
 def test_an_open_address_is_logged_once(tmp_path: Path, command: str) -> None:
     store = ("--store", tmp_path / "store") if command == "serve" else ()
     done = titanic(command, "--bind", ANY, "--bind", "tcp://192.0.2.1:5555", "--open", *store)
-    assert done.err.count("tcp://192.0.2.1:5555 is open: whoever reaches it") == 1
+    assert done.err.count("tcp://192.0.2.1:5555 is open: any client that reaches it") == 1
     assert done.err.count("is open") == 1
     assert "cannot bind tcp://192.0.2.1:5555: " in done.err  # this machine has no such address
 
@@ -241,7 +241,7 @@ def test_a_store_in_a_folder_that_is_not_there(tmp_path: Path) -> None:
     """It may be misspelt, or a disk that isn't mounted: a new store would seem to have lost everything."""
     done = titanic("serve", "--bind", ANY, "--store", tmp_path / "no" / "store")
     assert (done.code, done.out) == (2, b"")
-    assert f"no folder for the store {tmp_path}/no/store; {tmp_path}/no does not exist; make it" in done.err
+    assert f"cannot create the store {tmp_path}/no/store; {tmp_path}/no does not exist; create it" in done.err
     assert not (tmp_path / "no").exists()
 
 
@@ -255,4 +255,4 @@ def test_the_store_is_of_a_later_version(tmp_path: Path) -> None:
             transaction.put(b"store_format", struct.pack("<I", 999))
     for said in (refusal(store), titanic("check", "--store", store).err):
         assert "was written by a later version" in said
-        assert "upgrade this Titanic" in said
+        assert "upgrade Titanic" in said

@@ -52,7 +52,7 @@ def test_what_is_missing_or_contradicts_is_said_with_what_to_do(
 def test_a_broker_elsewhere_has_the_access_control(tmp_path: Path, files: AccessFiles) -> None:
     start = ("serve", "--store", str(tmp_path / "store"), "--broker", "tcp://127.0.0.1:5999")
     for options, said in (
-        (files.options, "access control is where clients connect, and a broker that is not of this project has none"),
+        (files.options, "access control is enforced by the broker that clients connect to"),
         (("--key", str(files.key)), "key is given without server-key"),
         (("--server-key", str(files.server_key)), "server-key is given without key"),
     ):

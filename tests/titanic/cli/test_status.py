@@ -36,9 +36,9 @@ def test_a_store_that_refuses_or_fills_up_is_not_healthy() -> None:
     told = {"disk_full": False, "accepting": True, "store": {"capacity": 1, "path": "x"}, "running": 0}
     assert judge(Observation(told), 2.0, None, None) == (0, [])
     refuses = Observation({**told, "refuses_for_room": True, "full_in": 0.0})
-    assert judge(refuses, 2.0, None, None) == (2, ["the store refuses requests: it has no room for those that come"])
+    assert judge(refuses, 2.0, None, None) == (2, ["the store refuses requests for lack of space"])
     fills = Observation({**told, "full_in": 5 * 3600.0 + 10})
-    assert judge(fills, 2.0, None, None) == (1, ["at the present rate the store is full in about 5 h"])
+    assert judge(fills, 2.0, None, None) == (1, ["at the current rate the store is full in about 5 h"])
     assert judge(Observation({**told, "full_in": 90_000.0}), 2.0, None, None) == (0, [])
 
 
@@ -98,11 +98,12 @@ def test_health(tmp_path: Path) -> None:
         bad = here("health", "--max-waiting", "1", "--max-age", "0", *at)
         assert bad.code == 1
         assert re.fullmatch(
-            rb"warning: 2 requests wait, more than 1; the oldest request has waited [\w. ]+, longer than 0 s\n", bad.out
+            rb"warning: 2 requests waiting, more than 1; the oldest request has waited [\w. ]+, longer than 0 s\n",
+            bad.out,
         ), bad.out
         document = here("health", "--json", "--max-waiting", "1", *at).json
         assert document.pop("oldest") > 0
-        assert document == {"status": "warning", "problems": ["2 requests wait, more than 1"], "waiting": 2}
+        assert document == {"status": "warning", "problems": ["2 requests waiting, more than 1"], "waiting": 2}
 
 
 def test_health_of_a_full_store(tmp_path: Path) -> None:
@@ -112,7 +113,7 @@ def test_health_of_a_full_store(tmp_path: Path) -> None:
         fill(client, uuids)
         bad = here("health", *at_leisure(endpoint))
         assert (bad.code, bad.out) == (2, b"critical: the store is full\n")
-        assert b"closed remembered; it is full\n" in here("status", "--endpoint", endpoint).out
+        assert b"closed kept; it is full\n" in here("status", "--endpoint", endpoint).out
         server.says("ERROR titanic: cannot take new requests: the store is full; close requests, or raise its capacity")
         client.close(*uuids[:2])
         assert here("health", *at_leisure(endpoint)).code == 0
@@ -129,7 +130,7 @@ def test_health_while_a_process_keeps_much_of_the_store() -> None:
     reader = {"pid": 7, "command": "", "age": 90.0, "pinned": 200 << 20}
     store = {"capacity": 1 << 30, "path": "titanic-data"}
     document = {"disk_full": False, "accepting": True, "readers": [reader], "store": store}
-    told = "process 7 (unknown) has been reading the store for 90 s; 200.0 MiB cannot be used again until it ends"
+    told = "process 7 (unknown) has been reading the store for 90 s; 200.0 MiB cannot be reused until it ends"
     assert judge(Observation(document, waiting=0), 2.0, None, None) == (1, [told])
     reader["pinned"] = 20 << 20
     assert judge(Observation(document, waiting=0), 2.0, None, None) == (0, [])
@@ -152,7 +153,7 @@ def test_health_of_a_server_that_stands_still(tmp_path: Path) -> None:
         done = here("health", "--timeout", "1", "--endpoint", endpoint)
         server.send(signal.SIGCONT)
         assert (done.code, done.err) == (2, "")
-        assert done.out.startswith(b"critical: nobody answered at tcp://127.0.0.1:")
+        assert done.out.startswith(b"critical: no answer from tcp://127.0.0.1:")
         assert re.search(rb"; waited [1-9](\.\d+)? s;", done.out)
 
 

@@ -117,7 +117,7 @@ def test_a_line_is_a_request(at: tuple[str, str], tmp_path: Path, text: bytes, b
 
 
 def test_no_lines_are_told(at: tuple[str, str]) -> None:
-    assert here("submit", "echo", "--lines", "-", *at) == (0, b"", "titanic: nothing to submit: there are no lines\n")
+    assert here("submit", "echo", "--lines", "-", *at) == (0, b"", "titanic: nothing to submit: the file is empty\n")
     assert here("submit", "echo", "--lines", "-", "--json", *at).json == {"uuids": []}
 
 
@@ -204,7 +204,7 @@ def test_a_uuid_may_have_dashes(at: tuple[str, str]) -> None:
 
 
 def test_on_a_terminal_it_is_told_that_nobody_is_there_to_do_it(at: tuple[str, str]) -> None:
-    assert on_terminal("submit", "uper", "x", *at) == "titanic: no worker for 'uper' yet; it waits\n"
+    assert on_terminal("submit", "uper", "x", *at) == "titanic: no worker for 'uper' yet; the request waits\n"
     assert on_terminal("submit", "echo", "x", *at) == ""
 
 
@@ -269,7 +269,7 @@ def test_nobody_answers(command: tuple[str, ...]) -> None:
         endpoint = silent_endpoint(listener)
         done = here(*command, "--endpoint", endpoint, "--timeout", "0.01")
     assert (done.code, done.out) == (3, b"")
-    assert f"titanic: nobody answered at {endpoint}; waited " in done.err
+    assert f"titanic: no answer from {endpoint}; waited " in done.err
 
 
 @pytest.mark.parametrize("command", [("submit", "s"), ("call", "s"), ("status",), ("work", "s", "cat")])
@@ -286,7 +286,7 @@ def test_an_endpoint_that_cannot_be(command: tuple[str, ...]) -> None:
 def test_a_name_that_nobody_knows(command: tuple[str, ...]) -> None:
     done = here(*command, "--endpoint", f"tcp://{'x' * 64}:5555")  # names are shorter: no DNS is asked
     assert (done.code, done.out) == (2, b"")
-    assert "titanic: invalid value for '--endpoint': no machine is known by the name" in done.err
+    assert "titanic: invalid value for '--endpoint': unknown host name" in done.err
 
 
 def test_a_name_that_cannot_be_looked_up_now(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,7 +298,7 @@ def test_a_name_that_cannot_be_looked_up_now(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(socket, "getaddrinfo", fail)
     done = here("status", "--endpoint", "tcp://127.0.0.1:1", "--timeout", "0.01")
     assert done.code == 3
-    said = "the name '127.0.0.1' cannot be looked up now (Temporary failure in name resolution); trying all the same"
+    said = "cannot resolve the host name '127.0.0.1' now (Temporary failure in name resolution); trying anyway"
     assert said in done.err
 
 

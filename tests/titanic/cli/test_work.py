@@ -113,7 +113,7 @@ def test_exit_codes_that_are_none(codes: str) -> None:
 
 
 def test_killed_by_a_signal(outcome: Outcome) -> None:
-    said = "titanic: failed: the command was ended by signal 9\n"
+    said = "titanic: failed: the command was killed by signal 9\n"
     assert outcome("sh", "-c", "kill -9 $$") == (1, b"", said)
 
 
@@ -129,7 +129,7 @@ def test_a_request_that_is_closed_ends_its_command(endpoint: str, tmp_path: Path
         assert here("close", uuid, "--endpoint", endpoint).code == 0
         pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
         until(lambda: not any(map(alive, pids)))
-        worker.says(f"{uuid}: (cancelled|the command was ended by signal 9)")
+        worker.says(f"{uuid}: (cancelled|the command was killed by signal 9)")
     assert (tmp_path / "said").exists() is not stubborn
 
 

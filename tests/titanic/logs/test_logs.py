@@ -150,7 +150,7 @@ def test_repeats_of_one_service_hide_no_other() -> None:
 
 
 def test_repeats_are_told_when_nothing_follows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(throttle, "LOOK_EVERY", 0.01)
+    monkeypatch.setattr(throttle, "CHECK_INTERVAL", 0.01)
     now, told = 0.0, queue.Queue[logging.LogRecord]()
     repeats = RepeatFilter(told.put, lambda: now)
     for number in range(LINES + 3):

@@ -183,7 +183,7 @@ def test_not_ready_without_its_broker(tmp_path: Path) -> None:
     arguments = ("serve", "--broker", f"ipc://{tmp_path}/b", "--store", tmp_path / "s", "--metrics", "127.0.0.1:0")
     with running(tmp_path / "log", *arguments) as server:
         base = server.says(r"metrics at (\S+)/metrics")[1]
-        assert ask(f"{base}/readyz") == (503, "its broker is not there yet\n")
+        assert ask(f"{base}/readyz") == (503, "its broker does not answer yet\n")
         assert ask(f"{base}/healthz")[0] == 200
 
 

@@ -32,7 +32,7 @@ def test_it_is_found_here(folder: Path) -> None:
     assert not [name for name in loaded() if "site-packages" in name or "/titanic/tasks/app.py" in name]
     with pytest.raises(CallerError, match=r"loading_shop:inner is not a .*; it is type; did you mean loading_shop:app"):
         load("loading_shop:inner")
-    with pytest.raises(CallerError, match=r"loading_shop:nothing is not a .*; it is not there"):
+    with pytest.raises(CallerError, match=r"loading_shop:nothing is not a .*; there is no such name"):
         load("loading_shop:nothing")
 
 

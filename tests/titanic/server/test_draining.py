@@ -258,7 +258,7 @@ def test_who_cannot_be_drained(servers: tuple[Server, Server], tmp_path: Path, u
         with pytest.raises(InvalidRequest, match="no node is called 'c'; there are a, b, b"):
             client.drain("c")
         with pytest.raises(
-            InvalidRequest, match=r"2 nodes are called 'b'; give the number of one: \d+ at tcp://\S+, \d+ at"
+            InvalidRequest, match=r"2 nodes are called 'b'; give the incarnation of one: \d+ at tcp://\S+, \d+ at"
         ):
             client.drain("b")
         for options in ({"do": "drain", "node": 7}, {"do": "drain", "nodes": "a"}):

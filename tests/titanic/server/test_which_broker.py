@@ -79,7 +79,7 @@ def test_a_broker_of_another_kind_takes_its_place(tmp_path: Path, caplog: pytest
                 kind = SocketTransport if ours else ForeignTransport
                 until(lambda: isinstance(server.dispatcher.transport, kind))  # noqa: B023
                 warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-                assert any("is not of this project" in text for text in warnings) is not ours
+                assert any("is not a titanic broker" in text for text in warnings) is not ours
                 with worker_process(endpoint, "echo", log) as worker:
                     assert client.wait(uuids[-1], 60) == [b"done:%d" % (10 * turn + 9)]
                     worker.kill()

@@ -137,7 +137,7 @@ def test_one_key_for_many() -> None:
     assert [(one.key, one.together) for one in requests] == [(b"k", 2), (b"", 0)]
     (alone,) = submitted(b"a", many=True, key="k")
     assert (alone.key, alone.together) == (b"k", 0)
-    with pytest.raises(ValueError, match="one key can stand for 100 requests"):
+    with pytest.raises(ValueError, match="one key covers at most 100 requests"):
         submitted(*[b"a"] * 101, many=True, key="k")
     with pytest.raises(ValueError, match="a list of 2 keys"):
         submitted(b"a", b"b", many=True, keys=["k"])

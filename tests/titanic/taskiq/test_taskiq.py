@@ -182,7 +182,7 @@ async def test_what_has_no_result(server: Server, client: Client) -> None:
 
     async with listening(broker):
         result = await (await odd.kiq()).wait_result(0.01, PATIENCE)
-        assert "the result cannot travel" in str(result.error)
+        assert "the result cannot be sent" in str(result.error)
         unknown = BrokerMessage(
             task_id="u", task_name="absent", labels={}, message=b'{"task_id":"u","task_name":"absent",'
             b'"labels":{},"args":[],"kwargs":{}}'
@@ -194,7 +194,7 @@ async def test_what_has_no_result(server: Server, client: Client) -> None:
         failed = (await results(broker).get_result("u")).error
         assert isinstance(failed, RequestFailed)
         assert "this worker has no task 'absent'" in str(failed)
-        with pytest.raises(RequestFailed, match="this is no message of taskiq"):
+        with pytest.raises(RequestFailed, match="this is not a taskiq message"):
             await asyncio.to_thread(client.wait, client.submit("taskiq", b"?"), PATIENCE)
         kicked = await early.kiq()
         await asyncio.to_thread(client.wait, await results(broker).uuid(kicked.task_id), PATIENCE)

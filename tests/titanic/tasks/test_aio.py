@@ -75,7 +75,7 @@ async def a_life() -> None:
     assert await (await both.aio.submit(4)).reply(timeout=30) == 12
     said = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
     assert await (await trace.options(trace=said).aio.submit()).reply(timeout=30) == said
-    with pytest.raises(TypeError, match="'a' does not fit"):
+    with pytest.raises(TypeError, match="'a' does not match its type"):
         await divide.aio.submit("x", 2)  # type: ignore[arg-type]
     flow = await twice.step(5).then(divide, 4).aio.submit()
     assert await flow.reply(timeout=30) == 2.5

@@ -174,7 +174,7 @@ def test_a_handler_that_fails(queue: MemoryQueue) -> None:
 
 
 def test_one_queue_at_a_time(queue: MemoryQueue) -> None:
-    with pytest.raises(CallerError, match="testing has begun"), app.testing():
+    with pytest.raises(CallerError, match="the app is being tested already"), app.testing():
         pass
 
 

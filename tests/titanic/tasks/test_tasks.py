@@ -132,7 +132,7 @@ def test_many_at_once(queue: MemoryQueue) -> None:
 
 
 def test_nothing_is_submitted_when_one_of_many_does_not_fit(queue: MemoryQueue) -> None:
-    with pytest.raises(TypeError, match="'path' does not fit"):
+    with pytest.raises(TypeError, match="'path' does not match its type"):
         resize.map(["a", 5])  # type: ignore[list-item]
     assert queue.requests() == []
 
@@ -172,7 +172,7 @@ def test_the_module_that_is_run_is_known_by_its_other_name(queue: MemoryQueue, m
 
 def test_arguments_that_do_not_fit_fail_for_good(queue: MemoryQueue) -> None:
     uuid = queue.submit("shop.resize", b'{"args": [5]}')
-    with pytest.raises(TaskFailed, match="argument 'path' does not fit"):
+    with pytest.raises(TaskFailed, match="argument 'path' does not match its type"):
         resize.ticket(uuid).reply()
     assert queue.show(uuid)["attempts"] == 1
     with pytest.raises(TaskFailed, match="has 2 frames"):
@@ -217,7 +217,7 @@ def test_a_reply_that_cannot_travel_fails_for_good() -> None:
 
     with app.testing() as queue:
         ticket = wrong.submit()
-        with pytest.raises(TaskFailed, match="the reply of wrong cannot travel"):
+        with pytest.raises(TaskFailed, match="the reply of wrong cannot be sent"):
             ticket.reply()
         assert queue.show(ticket.uuid)["attempts"] == 1
 
@@ -273,11 +273,11 @@ def test_what_cannot_be_a_task_or_have_a_schedule_is_told_by_name() -> None:
             return 5
 
     wrong: list[tuple[Any, str]] = [
-        (app.task(plain), "it is a task already"),
+        (app.task(plain), "it is already a task"),
         (lambda: 5, "a lambda has no name"),
-        (Shop.method, "it is a method, whose 'self' would have to travel"),
-        (partial(plain), "it is no function with a name"),
-        (Shop(), "it is no function with a name"),
+        (Shop.method, "it is a method, and its 'self' cannot be sent"),
+        (partial(plain), "it is not a named function"),
+        (Shop(), "it is not a named function"),
     ]
     for one, fact in wrong:
         with pytest.raises(CallerError, match=f"cannot be a task; {fact}"):
@@ -393,7 +393,7 @@ def test_names_are_there_once() -> None:
     @app.task
     def one() -> None: ...
 
-    with pytest.raises(CallerError, match=r"a\.one is there twice"):
+    with pytest.raises(CallerError, match=r"a\.one is declared twice"):
         app.task(service="a.one")(lambda: None)
     with pytest.raises(CallerError, match="there twice"):
         app.service("a.one")(raw)

@@ -97,11 +97,11 @@ def test_values_come_back_as_what_they_were(format: str, kind: Any, value: objec
         (("a", 1, "fit"), {}, "too many positional arguments"),
         (("a",), {"with": 1}, "unexpected keyword argument 'with'"),
         (("a",), {"path": "a"}, "multiple values for argument 'path'"),
-        ((5,), {}, "argument 'path' does not fit; expected `str`, got `int`"),
-        (("a",), {"width": "wide"}, "argument 'width' does not fit; expected `int`, got `str`"),
-        (("a",), {"mode": "crop"}, "argument 'mode' does not fit; invalid enum value 'crop'"),
-        ((object(),), {}, "an argument cannot travel; encoding objects of type object is unsupported"),
-        (("\ud800",), {}, "an argument cannot travel"),
+        ((5,), {}, "argument 'path' does not match its type; expected `str`, got `int`"),
+        (("a",), {"width": "wide"}, "argument 'width' does not match its type; expected `int`, got `str`"),
+        (("a",), {"mode": "crop"}, "argument 'mode' does not match its type; invalid enum value 'crop'"),
+        ((object(),), {}, "an argument cannot be sent; encoding objects of type object is unsupported"),
+        (("\ud800",), {}, "an argument cannot be sent"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_it_is_sent(args: Any, kwargs: Any, fault: str) -> None:
@@ -129,7 +129,7 @@ def test_json_has_no_place_for_what_is_no_number(value: object) -> None:
 
     def same(one: Any) -> Any: ...
 
-    with pytest.raises(InvalidArguments, match=r"an argument cannot travel; numbers like NaN .* JSON"):
+    with pytest.raises(InvalidArguments, match=r"an argument cannot be sent; numbers like NaN .* JSON"):
         values(same).write((value,), {})
     with pytest.raises(InvalidArguments, match="NaN"):
         values(same).step((value,), {}, first=True)
@@ -164,7 +164,7 @@ def test_any_number_of_arguments() -> None:
 
 @pytest.mark.parametrize("frames", [[b'"text"'], [b""], [b"{}", b"{}"], []])
 def test_a_reply_of_another_type_is_an_error(frames: list[bytes]) -> None:
-    with pytest.raises(InvalidReply, match="the reply of resize is not what it returns"):
+    with pytest.raises(InvalidReply, match="the reply of resize does not match its return type"):
         values(resize).read_reply(frames)
 
 
@@ -174,12 +174,12 @@ class Own:
 
 def test_types_that_cannot_travel_are_refused_where_the_task_is_declared() -> None:
     app = Tasks()
-    with pytest.raises(CallerError, match=r"wrong: argument 'one' cannot travel; its type has .*Own.* in it"):
+    with pytest.raises(CallerError, match=r"wrong: argument 'one' cannot be sent; its type contains .*Own"):
 
         @app.task
         def wrong(one: list[Own]) -> None: ...
 
-    with pytest.raises(CallerError, match="the reply cannot travel"):
+    with pytest.raises(CallerError, match="the reply cannot be sent"):
 
         @app.task
         def worse() -> Own: ...

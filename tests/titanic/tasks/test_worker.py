@@ -103,7 +103,7 @@ def test_a_worker_of_another_version_gives_back_what_it_cannot_do(server: Server
 def test_and_in_the_end_it_has_failed(served: Server, client: Client) -> None:
     uuid = client.submit("w.divide", b'{"args": [1], "kwargs": {"c": 2}}')
     with pytest.raises(
-        TaskFailed, match=r"no worker was ready for it within 0.2 s: divide: the arguments do not fit; "
+        TaskFailed, match=r"no worker was ready for it within 0.2 s: divide: the arguments do not match its signature; "
     ):
         divide.ticket(uuid).reply(timeout=30)
     assert client.show(uuid)["attempts"] == 0

@@ -1,4 +1,4 @@
-"""The roles of patterns: what they are given, how they run. What several of them take stands here once."""
+"""The roles of patterns: their options and how they run, shared by several of them."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ OPTIONS: dict[str, Settings] = {
 def role(group: click.Group, **more: Settings) -> Callable[[Function], click.Command]:
     """Make a function a command of a group, which is called like the last word of the function.
 
-    Its parameters are the command's: those of ARGUMENTS, `curve` for the keys of who connects, `keys` for those of who
-    listens, and options. An option has the settings of OPTIONS, those in `more`, and the default of the parameter, as
-    far as there are any.
+    Its parameters are the command's: those of ARGUMENTS, `curve` for the keys of a role that connects, `keys` for
+    those of a role that listens, and options. An option has the settings of OPTIONS, those in `more`, and the default
+    of the parameter, as far as there are any.
     """
 
     def make(function: Function) -> click.Command:
@@ -165,5 +165,5 @@ def each_message(given: Iterable[str], lines: BinaryIO | None, name: str) -> Ite
     """The messages of arguments called `name`, or of `--lines`. Raises UsageError when it is not one of the two."""
     texts = list(given)
     if bool(texts) == (lines is not None):
-        raise click.UsageError(f"give {name} or --lines, one of them")
+        raise click.UsageError(f"give either {name} or --lines")
     return (text.encode() for text in texts) if lines is None else (line.removesuffix(b"\n") for line in lines)
