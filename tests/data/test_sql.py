@@ -139,5 +139,5 @@ def test_a_path_in_from_is_refused(spark: SparkSession, store: Path) -> None:
 
 @pytest.mark.parametrize("path", ["hdfs://here/store", "s3a://bucket/store", "file://elsewhere/store", "dbfs:/store"])
 def test_a_store_is_on_this_machine(path: str) -> None:
-    with pytest.raises(InvalidOption, match=f"the option path cannot be '{path}'; it is a directory, or file:///"):
+    with pytest.raises(InvalidOption, match=f"the option path cannot be '{path}'; it must be a directory, or file:///"):
         read_options({"path": path})

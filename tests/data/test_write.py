@@ -310,7 +310,7 @@ def test_replies_come_back(spark: SparkSession, server: Server, client: Client) 
         (
             "key STRING, body STRING",
             {"service": "a\0b"},
-            "the option service cannot be .*; service name has characters",
+            "the option service cannot be .*; service name has unprintable characters",
         ),
         (
             "key STRING, body STRING",

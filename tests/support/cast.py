@@ -113,7 +113,7 @@ class Cast:
             try:
                 assert check_apart(self.store).problems == []
             except StoreError as error:  # it is full: what reads it makes way
-                if "the store needs them" not in str(error) and "by SIGKILL" not in str(error):
+                if "the store needs them" not in str(error) and "(SIGKILL)" not in str(error):
                     raise
 
     def complaints(self) -> list[str]:

@@ -123,7 +123,7 @@ def test_a_folder_that_all_may_write_to(file: Path, tmp_path: Path, link: bool) 
         path.symlink_to(target)
     folder.chmod(0o777)
     with pytest.raises(
-        AccessError, match=re.escape(f"another file in its place, and so may do anything; run: chmod o-w {folder}")
+        AccessError, match=re.escape(f"replace this file, and so grant itself any permission; run: chmod o-w {folder}")
     ):
         load_access(path)
     folder.chmod(0o1777)  # where only who owns a file may replace it
@@ -224,7 +224,7 @@ WRONG = [
     (U + "roles = ['x']", 2, "[users.u] roles: there is no role 'x'; add it, or take it out here"),
     # Patterns.
     (U + "submit = ['']", 2, "[users.u] submit: '' matches no service: service name is empty; write it like mail or"),
-    (U + 'submit = ["a\\u0000"]', 2, "[users.u] submit: 'a\\x00' matches no service: service name has characters"),
+    (U + 'submit = ["a\\u0000"]', 2, "[users.u] submit: 'a\\x00' matches no service: service name has unprintable"),
     (U + "call = ['x', 'mail.[ab']", 2, "[users.u] call: 'mail.[ab' has a [ without a ]; write a set like"),
     # KeyPath and tokens.
     (U + f"keys = ['{KEY[:-1]}']", 2, "[users.u] keys: 'rq:r…' is neither a public key nor a file with one: a key"),
@@ -268,11 +268,15 @@ WRONG = [
     (
         U + "[endpoints.'ipc://@x']\nuser = 'u'",
         2,
-        '[endpoints."ipc://@x"]: every process of this machine can connect to an abstract name, as no folder guards '
-        "it; write which users may: uids",
+        '[endpoints."ipc://@x"]: any local process can connect to an abstract socket, which no directory '
+        "protects; list the users that may: uids",
     ),
     (U + "[endpoints.'ipc://x']\nuser = 'u'\nuids = [-1]", 4, '[endpoints."ipc://x"] uids: -1 is not a system user'),
-    (U + "[endpoints.'ipc://x']\nuser = 'u'\nuids = [true]", 4, '[endpoints."ipc://x"] uids: true or false is no user'),
+    (
+        U + "[endpoints.'ipc://x']\nuser = 'u'\nuids = [true]",
+        4,
+        '[endpoints."ipc://x"] uids: true or false is not a system user',
+    ),
 ]
 
 
@@ -318,8 +322,8 @@ def test_no_secret_is_told(file: Path) -> None:
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     path = tmp_path / "access.toml"
     for wrong, fact in (
-        (path, f"{path}: the access file cannot be read: No such file or directory; give one"),
-        (tmp_path, f"{tmp_path}: the access file cannot be read: Is a directory; give one"),
+        (path, f"{path}: the access file cannot be read: No such file or directory; check its path"),
+        (tmp_path, f"{tmp_path}: the access file cannot be read: Is a directory; check its path"),
         ("a\0b", "a\0b: the access file cannot be read: a path cannot contain NUL"),
     ):
         with pytest.raises(AccessError, match=re.escape(fact)):
@@ -347,7 +351,7 @@ def test_what_only_this_machine_reaches(file: Path) -> None:
         assert list(load_access(file).endpoints) == [f"tcp://{one}"]
     for one in far:
         file.write_text(f"[users.u]\n[endpoints.'tcp://{one}']\nuser = 'u'")
-        with pytest.raises(AccessError, match="so it must be one that only this machine reaches"):
+        with pytest.raises(AccessError, match="so other machines must not be able to reach it"):
             load_access(file)
 
 

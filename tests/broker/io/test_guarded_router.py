@@ -154,7 +154,7 @@ def test_a_key_and_those_whom_it_lets_in_come_together(tmp_path: Path) -> None:
     for given, said in (
         ({"key": secret}, "but no allowed keys"),
         ({"allow": [public]}, "the server has no key of its own"),
-        ({"key": public, "allow": [public]}, "it has only the public half"),
+        ({"key": public, "allow": [public]}, "it has only a public key"),
         ({"key": secret, "allow": ["nonsense"]}, "neither a public key nor a file"),
     ):
         for make in (Server, lambda handler, **keys: SimpleQueue(**keys)):
@@ -196,7 +196,7 @@ def test_others_can_connect_only_with_keys_or_when_that_is_meant(where: str, cap
             stack.callback(server.stop)
             bind(server)
 
-    with pytest.raises(Unprotected, match="patterns have no access control but keys") as caught:
+    with pytest.raises(Unprotected, match="patterns have no access control other than keys") as caught:
         listen()
     assert "--key-file server.key_secret --allow me.key" in str(caught.value)
     with pytest.raises(EndpointError, match="no such address"):
@@ -209,12 +209,12 @@ def test_others_can_connect_only_with_keys_or_when_that_is_meant(where: str, cap
 
 def test_draft_sockets_have_no_keys() -> None:
     for make in (Gather, Scatter):
-        with make() as end, pytest.raises(Unprotected, match="where there are draft sockets"):
+        with make() as end, pytest.raises(Unprotected, match="patterns with draft sockets have no access control"):
             end.bind(EXPOSED)
         with make(open=True) as end, pytest.raises(EndpointError, match="cannot bind"):
             end.bind(EXPOSED)
     domo = GeneraldomoBroker()
     for bind in (domo.bind, domo.bind_server):
-        with pytest.raises(Unprotected, match="where there are draft sockets"):
+        with pytest.raises(Unprotected, match="patterns with draft sockets have no access control"):
             bind(EXPOSED)
     domo.stop()

@@ -129,7 +129,7 @@ def test_faults_of_keys_are_faults_of_usage(key: Path, tmp_path: Path) -> None:
         (("--key", key), "a key without a server key; an encrypted connection needs both;"),
         (("--server-key", SERVER_KEY), "a server key without a key;"),
         (("--key", tmp_path / "no.key_secret", "--server-key", SERVER_KEY), "there is no such key file"),
-        (("--key", key.with_suffix(".key"), "--server-key", SERVER_KEY), "it has only the public half of a pair"),
+        (("--key", key.with_suffix(".key"), "--server-key", SERVER_KEY), "it has only a public key"),
         (("--key", key, "--server-key", key), "stays with the server; give the public one as the server key"),
         (("--key", key, "--server-key", "nonsense"), "neither a public key nor a file with one"),
     ):

@@ -73,7 +73,7 @@ def test_a_password_on_the_command_line_is_refused(database: str) -> None:
     for command in ("serve", "ls"):
         refused = here(command, "--store", url)
         assert refused.code == 2
-        assert "others can see" in refused.err
+        assert "other users can see" in refused.err
         assert url.partition("@")[0].rpartition(":")[2] not in refused.err
     open_store(url).close()
     found = here("status", "--offline", TITANIC_STORE=url)

@@ -45,7 +45,7 @@ def test_a_broken_pair_of_the_server_is_told(tmp_path: Path) -> None:
     (tmp_path / "server.key_secret").touch()
     done = here("keys", "server", "--dir", tmp_path)
     assert done.code == 1
-    assert f"titanic: {tmp_path}/server.key_secret: this is no key file" in done.err
+    assert f"titanic: {tmp_path}/server.key_secret: this is not a key file" in done.err
 
 
 def test_no_command_shows_a_secret_key(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def test_the_other_store_serves(store: Path, tmp_path: Path) -> None:
     assert first.startswith(f"{tmp_path / 'store'}: 4 requests (3 waiting, 0 delayed, 1 ended), ")
     assert first.endswith(", 1 closed request")
     assert second.startswith(f"compared with {store}: the same, SHA-256 ")
-    assert "start no server on it any more" in done.err
+    assert "do not start a server on it again" in done.err
     with serving(tmp_path) as (_, endpoint):
         assert here("ls", "--json", "--endpoint", endpoint).json == before
         (ended,) = (row["uuid"] for row in before if row["state"] == "done")
@@ -76,8 +76,8 @@ def test_a_password_on_the_command_line_is_refused(tmp_path: Path) -> None:
         done = here("migrate", *places)
         assert (done.code, done.out) == (2, b"")
         assert done.err == (
-            f"titanic: invalid value for '{name}': the URL has a password, and what is on the command line others can"
-            " see; write it into ~/.pgpass or PGPASSWORD\n"
+            f"titanic: invalid value for '{name}': the URL has a password, and other users can see the command"
+            " line; put it in ~/.pgpass or PGPASSWORD\n"
         )
 
 

@@ -130,7 +130,7 @@ def test_access_files_that_differ_are_told(url: str, tmp_path: Path) -> None:
         until(lambda: known() == ["open", digest()])
         found = here("health", "--endpoint", a.endpoints[0])
         assert found.code == 1
-        text = f"warning: nodes have different access files: a has open, b has {digest()[:8]}; give all the same"
+        text = f"warning: nodes have different access files: a has open, b has {digest()[:8]}; use the same on all"
         assert text in found.out.decode()
         assert f"  {digest()[:8]}" in here("nodes", "--store", url).out.decode()
         files.write(files.path.read_text() + "# another one\n")
@@ -150,7 +150,7 @@ def test_a_store_in_a_directory_has_no_nodes(tmp_path: Path) -> None:
         assert "it has its store to itself" not in here("status", "--endpoint", endpoint).out.decode()
         refused = here("drain", "--endpoint", endpoint)
         assert refused.code == 1
-        assert "this server has its store to itself" in refused.err
+        assert "this server does not share its store" in refused.err
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_a_server_with_half_of_its_keys_does_not_start(tmp_path: Path) -> None:
         (("--key", secret), "the server has a key, but no allowed keys"),
         (("--allow", public), "the server has no key of its own"),
         (("--key", secret, "--allow", "nonsense"), "neither a public key nor a file with one"),
-        (("--key", public, "--allow", public), "it has only the public half of a pair"),
+        (("--key", public, "--allow", public), "it has only a public key"),
     ):
         done = here(*server, *options)
         assert done.code == 2

@@ -73,7 +73,7 @@ def test_a_kill_loses_nothing_and_it_is_said_what_a_power_cut_may_take(durabilit
             with serving(Path(folder), "--durability", durability) as (server, endpoint), Client(endpoint) as client:
                 server.says(f"; store {folder}/store: {stored}{said}\n")
                 if durability != "memory":
-                    server.says(f"the store {folder}/store is on tmpfs, in memory: when the machine stops it is gone")
+                    server.says(f"the store {folder}/store is on tmpfs, in memory: it is lost when the machine stops")
                 assert all(client.reply(uuid) is None for uuid in uuids)
                 uuids += [client.submit("s", "x") for _ in range(20)]
                 status = here("status", "--endpoint", endpoint).out.decode().splitlines()[0]

@@ -37,10 +37,10 @@ def test_what_is_missing_or_contradicts_is_said_with_what_to_do(
 ) -> None:
     start = started(command, tmp_path)
     for options, said in (
-        (("--access", str(files.path)), "make its key with `titanic keys server`"),
+        (("--access", str(files.path)), "create one with `titanic keys server`"),
         (("--key", str(files.key)), "--key-file is for --access"),
         ((*files.options, "--open"), "open is for endpoints without access control"),
-        ((*files.options[:2], "--key", str(files.server_key)), "it has only the public half of a pair"),
+        ((*files.options[:2], "--key", str(files.server_key)), "it has only a public key"),
         (("--access", str(tmp_path / "none"), *files.options[2:]), "none"),
     ):
         done = here(*start, *options)

@@ -51,7 +51,7 @@ def test_it_is_found_here(folder: Path) -> None:
             r"CallerError: f: .*; see .*loading_broken\.py:3$",
         ),
         ("raise SystemExit(3)\n", r"SystemExit: 3"),
-        ("app = 5\n", r"loading_broken:app is not a titanic\.tasks\.Tasks; it is int; make one"),
+        ("app = 5\n", r"loading_broken:app is not a titanic\.tasks\.Tasks; it is int; create one"),
     ],
 )
 def test_what_cannot_be_imported(folder: Path, text: str, fault: str) -> None:
@@ -63,7 +63,7 @@ def test_what_cannot_be_imported(folder: Path, text: str, fault: str) -> None:
 
 @pytest.mark.parametrize("target", ["no_such_module:app", "no_such_module.inner:app"])
 def test_what_is_not_there(target: str) -> None:
-    with pytest.raises(CallerError, match=r"there is no module no_such_module in .*; start this where it is"):
+    with pytest.raises(CallerError, match=r"there is no module no_such_module in .*; run this in its directory"):
         load(target)
 
 

@@ -108,7 +108,7 @@ def test_a_day_of_a_pool(server: Server, client: Client, tmp_path: Path) -> None
         seen = {client.wait(uuid, timeout=50)[0] for uuid in uuids}
         assert len(seen) >= 2
         for number in (1, 2):
-            worker.says(rf"process {number} has begun 3 requests; another takes its place")
+            worker.says(rf"process {number} has started 3 requests; another takes its place")
         until(lambda: len(pids(worker)) == 3 and not any(alive(pid) for pid in pids(worker)[:2]))
 
         os.kill(killed := pids(worker)[-1], signal.SIGKILL)

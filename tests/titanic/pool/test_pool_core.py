@@ -102,14 +102,14 @@ def test_one_that_dies_is_replaced_at_once_and_one_that_dies_young_after_a_pause
 
 def test_one_that_leaves_after_its_requests_is_replaced_before_it_has_ended() -> None:
     play = working()
-    play.say(1, leaving="has begun 100 requests")
+    play.say(1, leaving="has started 100 requests")
     assert play.there == [1, 2, 3]
     assert play.sent == []
     play.later_by(10_000, 2, 3)  # its job may take any time
     play.say(3, ready=True)
     play.gone(1)
     assert play.there == [2, 3]
-    assert play.log == ["process 1 has begun 100 requests; another takes its place"]
+    assert play.log == ["process 1 has started 100 requests; another takes its place"]
 
 
 def test_too_much_memory() -> None:

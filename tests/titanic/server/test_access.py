@@ -229,7 +229,7 @@ def control(tmp_path: Path) -> ServerAccess:
 
 
 @pytest.mark.parametrize(
-    ("text", "fact"), [("[users.shop]\n", "no user has admin = true any more"), ("", "no user, so")]
+    ("text", "fact"), [("[users.shop]\n", "no user has admin = true any more"), ("", "no users, so")]
 )
 def test_the_last_administrator_stays_unless_the_file_says_so(control: ServerAccess, text: str, fact: str) -> None:
     path = control._path

@@ -274,7 +274,7 @@ def test_a_server_that_has_its_store_to_itself_has_no_nodes(server: Server, clie
     server.drain()
     assert not server.drained
     assert client.submit("nobody", "x")
-    with pytest.raises(InvalidRequest, match="this server has its store to itself"):
+    with pytest.raises(InvalidRequest, match="this server does not share its store"):
         client.drain()
     assert "node" not in client.stats()
 

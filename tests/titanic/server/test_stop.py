@@ -112,7 +112,7 @@ def test_what_a_worker_still_has_at_the_stop_is_named_and_its_second_delivery_kn
         assert "while a worker had it, which may go on with it" in row["reason"]
         assert abs(row["dispatched_at"] - first) < 10_000
         assert row["running_since"] > first
-        until(lambda: "1 requests dispatched again: workers had them before" in caplog.text)
+        until(lambda: "1 requests dispatched again: workers that had them" in caplog.text)
         go_on.set()
         assert client.wait(uuid, 30) == [b"now"]
     assert seen == [(1, 2)]

@@ -352,7 +352,7 @@ DAMAGES = [
     (_add_timer(b"E", None), f"the request says {NOW + 50}"),
     (_add_timer(b"R", None), "there is no such reply"),
     (_add_timer(b"K", b"key"), "there is no such key"),
-    (_add_timer(b"X", None), "there is no such kind"),
+    (_add_timer(b"X", None), "unknown kind"),
     (_add_timer(b"", b"x"), "the key has a wrong length"),
     (_fill_a_timer, "the row has a value"),
     (_shorten_a_key_row, "the row has 5 bytes"),

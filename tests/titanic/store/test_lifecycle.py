@@ -352,7 +352,7 @@ def test_ids_ascend_after_a_restart_with_the_clock_behind(tmp_path):
 def test_an_id_out_of_order_is_never_acknowledged(store):
     accept(store, NewRequest(b"echo", []))
     store.environment = store.environment._replace(ids=IdMaker(None))
-    with pytest.raises(StoreFailed, match="ids don't ascend"):
+    with pytest.raises(StoreFailed, match="IDs do not ascend"):
         accept(store, NewRequest(b"echo", []), now=NOW - SECOND)
     assert counts(store) == (1, 1, 0, 0)
 

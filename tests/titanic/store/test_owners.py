@@ -98,7 +98,7 @@ def test_a_message_of_several_shares_the_key_of_its_owner(store):
     first = {owner: ids(store, *group(owner)) for owner in OWNERS}
     assert len({uuid for uuids in first.values() for uuid in uuids}) == 9
     assert all(accept(store, *group(owner)) == [(uuid, False) for uuid in first[owner]] for owner in OWNERS)
-    with pytest.raises(InvalidRequest, match="stands for other requests"):
+    with pytest.raises(InvalidRequest, match="is in use for other requests"):
         accept(store, owned(EVE, key=b"g"))
     assert accept(store, owned(b"mallory", key=b"g"))[0].new
 

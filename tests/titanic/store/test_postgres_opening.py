@@ -88,7 +88,7 @@ def test_a_schema_of_somebody_else_is_left_alone(url):
 def test_who_may_not_make_the_tables_is_told(url):
     name = url.rpartition("@/")[2].partition("?")[0]
     shared_server().sql(f"ALTER DATABASE {name} OWNER TO postgres", database="postgres")
-    with pytest.raises(StoreUnwritable, match=r"permission denied .*; let its user create a schema"):
+    with pytest.raises(StoreUnwritable, match=r"permission denied .*; grant its user CREATE"):
         open_store(url)
 
 

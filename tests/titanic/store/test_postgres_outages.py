@@ -84,7 +84,7 @@ def failure(function, *arguments):
         ("FATAL: the database system is not yet accepting connections", "wait until it has started"),
         ("FATAL: the database system is shutting down", "start it"),
         ('connection to server at "db", port 5432 failed: Connection refused', "start it"),
-        ('FATAL: password authentication failed for user "titanic"', "give the right one"),
+        ('FATAL: password authentication failed for user "titanic"', "set the right one"),
         ("FATAL: sorry, too many clients already", "raise its max_connections"),
         ("session is read-only", "connect to the primary"),
         ('prepared statement "_pg3_0" already exists', "a pooler in transaction mode"),
@@ -137,7 +137,7 @@ def test_who_loses_the_connection_in_a_commit_says_that_it_is_not_known(store, n
     def change(txn):
         accept_all(txn, [NewRequest(b"x", [])], NOW)
 
-    with pytest.raises(StoreFailed, match=r"in a commit; .*; it is not known whether"):
+    with pytest.raises(StoreFailed, match=r"during a commit; .*; whether its changes"):
         interrupt(store, name, change)
     accept(store)
     assert requests(store) == 1
@@ -264,7 +264,7 @@ def test_what_no_standby_has_yet_is_told_to_nobody(monkeypatch):
     with new_pair() as pair, PostgresStore.open(pair.url(pair.primary.new_database())) as store:
         (uuid,) = accept(store)
         pair.standby.stop("kill")
-        assert "it is not known" in str(failure(close))
+        assert "is unknown" in str(failure(close))
         pair.primary.restart("kill")
         asked = [failure(close) for _ in range(3)]
         pair.fence()
@@ -350,7 +350,7 @@ def accept_with_key(store, key):
 
 def test_a_full_disk_is_told_by_its_name(store, name):
     raising("53100", name, 1)
-    with pytest.raises(DiskFull, match=r"the disk of the database .* is full; no; nothing was kept"):
+    with pytest.raises(DiskFull, match=r"the disk of the database .* is full; no; the transaction was rolled back"):
         accept_with_key(store, b"k")
     accept_with_key(store, b"k")
     assert requests(store) == 1
@@ -406,7 +406,7 @@ def test_a_server_that_cannot_be_written_or_has_no_place_is_no_server_to_be_star
         open_store(server.url(name))
     server.sql(f"ALTER DATABASE {name} RESET ALL")
     server.sql(f"ALTER DATABASE {name} CONNECTION LIMIT 0")
-    with pytest.raises(StoreUnwritable, match=r"too many connections for .*; raise .* or end others' connections$"):
+    with pytest.raises(StoreUnwritable, match=r"too many connections for .*; raise .* or close other connections$"):
         open_store(server.url(name))
     with new_server(max_connections="4", superuser_reserved_connections="1", max_wal_senders="0") as small:
         url = small.url(small.new_database())
@@ -433,7 +433,7 @@ def test_a_disk_that_is_full_at_the_start_is_no_question_of_permission(name):
 
 def test_a_pooler_in_transaction_mode_is_named(store):
     """It gives a transaction a connection on which another client has, or has not, prepared statements."""
-    advice = r'"_pg3_\w+" does not exist; nothing was kept .*pooler in transaction mode.* pool_mode = session$'
+    advice = r'"_pg3_\w+" does not exist; the transaction .*pooler in transaction mode.* pool_mode = session$'
     with store.pool.borrow() as connection:
         connection.execute("SELECT 1")
         connection.pgconn.exec_(b"DEALLOCATE ALL")  # psycopg does not see it

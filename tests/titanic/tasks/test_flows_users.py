@@ -158,7 +158,7 @@ def test_nobody_makes_himself_a_step(scene: Scene) -> None:
         with pytest.raises(Forbidden):
             single.submit("s.flow", b"{}")
         uuid = single.submit("s.double", body, key="flow:" + "0" * 32 + ":0.0", max_attempts=1)
-        with pytest.raises(RequestFailed, match="this is not the step of a flow"):
+        with pytest.raises(RequestFailed, match="this is not the flow step"):
             single.wait(uuid, 60)
     with scene.client("auditor") as auditor:
         assert [row["service"] for row in auditor.list()[0]] == ["s.double"]

@@ -395,7 +395,7 @@ def test_names_are_there_once() -> None:
 
     with pytest.raises(CallerError, match=r"a\.one is declared twice"):
         app.task(service="a.one")(lambda: None)
-    with pytest.raises(CallerError, match="there twice"):
+    with pytest.raises(CallerError, match="declared twice"):
         app.service("a.one")(raw)
 
 

@@ -441,5 +441,5 @@ def test_one_that_hears_nothing_goes_on(heard: str) -> None:
     pair.net.dead.clear()
     pair.net.run(10)
     (fault,) = pair.faults()
-    assert "see that the other one has ended too" in fault
+    assert "make sure that the other one has stopped too" in fault
     assert pair.stars[heard].vote(pair.net.now)

@@ -237,7 +237,7 @@ def test_calls_by_a_session_need_its_csrf_token(scene: Secured) -> None:
 @pytest.mark.parametrize(
     ("settings", "fault"),
     [
-        ({"bind": ("0.0.0.0", 80)}, "no access file"),
+        ({"bind": ("0.0.0.0", 80)}, "without an access file"),
         ({"bind": ("10.0.0.1", 80), "access": "a", "keys": "k"}, "cannot bind 10.0.0.1 without TLS.*--open"),
         ({"access": "a"}, "--access and --keys belong together"),
         ({"tls_key": "k"}, "--tls-certificate and --tls-key belong together"),
