@@ -319,7 +319,7 @@ def _read(path: Path) -> bytes:
             mode = os.fstat(file.fileno()).st_mode
             content = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
-        fact = error.strerror if isinstance(error, OSError) else "no path has a NUL in it"
+        fact = error.strerror if isinstance(error, OSError) else "a path cannot contain NUL"
         raise AccessError(f"{path}: the access file cannot be read: {fact}; check its path and permissions") from error
     if stat.S_ISREG(mode) and mode & stat.S_IWOTH:
         fact = "any local user can change this file, and so grant itself any permission"

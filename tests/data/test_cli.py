@@ -96,7 +96,7 @@ def test_damage_and_its_repair(tmp_path: Path) -> None:
     assert titanic_data("unregister", "--store", store).code == 0
     assert titanic_data("archive", "--store", store, "--archive", small, "--rows-per-range", "50").code == 0
     done = titanic_data("compact", "--archive", small).line
-    assert done == f"{small}: 10 files in 6 ranges became 6 files in 1 range; vacuum deletes the old"
+    assert done == f"{small}: 10 files in 6 ranges became 6 files in 1 range; titanic-data vacuum deletes the old files"
     done = titanic_data("vacuum", "--archive", small).line
     assert done.startswith(f"{small}: 0 files deleted, 0 B; 10 files, ")
     assert done.endswith("kept: superseded less than 3600 s ago")

@@ -206,7 +206,7 @@ def test_a_ring_that_let_go_meanwhile(spark: SparkSession, tmp_path: Path, caplo
         ({"columns": "seq,seq"}, "a column is named twice"),
         (
             {"startingOffsets": "first"},
-            "the option startingOffsets cannot be 'first'; it is earliest, latest or",
+            "the option startingOffsets cannot be 'first'; it must be earliest, latest or",
         ),
         (
             {"endingOffsets": 999_999},

@@ -288,10 +288,10 @@ def test_replies_come_back(spark: SparkSession, server: Server, client: Client) 
     [
         ("kei STRING, body STRING", {}, "there is no column 'key' for the key; there are kei, body; did you mean kei?"),
         ("key STRING, text STRING", {}, "there is no column 'body' for the body; .*; name another with bodyColumn"),
-        ("key DOUBLE, body STRING", {}, "the column key cannot be the key; it is double"),
+        ("key DOUBLE, body STRING", {}, "the column key cannot be the key; its type is double"),
         ("key STRING, body MAP<STRING, INT>", {}, "the column body cannot be the body"),
         ("key STRING, body STRING, colour INT", {}, "the column colour would be lost; a request has body, .*; put it"),
-        ("key STRING, body STRING, priority STRING", {}, "the column priority cannot be used; it is string"),
+        ("key STRING, body STRING, priority STRING", {}, "the column priority cannot be used; its type is string"),
         ("key STRING, body STRING", {"service": None}, "no service is given for the rows"),
         ("key STRING, body STRING", {"windw": 3}, "there is no option 'windw'; there are .*; did you mean window?"),
         ("key STRING, body STRING", {"window": 0}, "the option window cannot be '0'; it must be a number from 1 to"),
@@ -305,7 +305,7 @@ def test_replies_come_back(spark: SparkSession, server: Server, client: Client) 
         (
             "key STRING, body STRING",
             {"endpoint": "tcp://a:99999"},
-            "the option endpoint cannot be 'tcp://a:99999'; it is",
+            "the option endpoint cannot be 'tcp://a:99999'; it must be",
         ),
         (
             "key STRING, body STRING",
@@ -318,7 +318,11 @@ def test_replies_come_back(spark: SparkSession, server: Server, client: Client) 
             "the option service cannot be 'mmi.x'; .* cannot be stored",
         ),
         ("key STRING, body STRING", {"service": "titanic.submit"}, "the option service cannot be 'titanic.submit'; "),
-        ("key STRING, body STRING", {"priority": 10}, "the option priority cannot be '10'; it is a number from 0 to 9"),
+        (
+            "key STRING, body STRING",
+            {"priority": 10},
+            "the option priority cannot be '10'; it must be a number from 0 to 9",
+        ),
     ],
 )
 def test_bad_input_is_refused(columns: str, options: dict[str, Any], fault: str) -> None:

@@ -165,7 +165,7 @@ def test_a_user_of_the_machine_who_may_not_connect_is_told(tmp_path: Path, soon:
     with zmq.Context.instance().socket(zmq.ROUTER) as router:
         router.setsockopt(zmq.IPC_FILTER_UID, os.geteuid() + 1)
         router.bind(endpoint)
-        with Client(endpoint) as client, pytest.raises(KeyRefused, match=rf"this one \(uid {os.geteuid()}\) is none"):
+        with Client(endpoint) as client, pytest.raises(KeyRefused, match=rf"this one \(uid {os.geteuid()}\) is not"):
             client.call("echo", b"hello")
 
 

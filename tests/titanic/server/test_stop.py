@@ -91,7 +91,7 @@ def test_what_a_worker_still_has_at_the_stop_is_named_and_its_second_delivery_kn
         row = client.show(uuid)
         assert row["submitted_at"] <= row["running_since"]
         first = row["running_since"]
-    assert "1 requests are still with workers: they are dispatched again" in caplog.text
+    assert "1 requests are still running: they are dispatched again" in caplog.text
     seen: list[tuple[int, int]] = []
     begun, go_on = threading.Event(), threading.Event()
 
