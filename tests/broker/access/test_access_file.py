@@ -333,7 +333,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         load_access(path)
     path.write_bytes(b"")
     path.chmod(0o646)
-    with pytest.raises(AccessError, match=re.escape(f"may do anything; run: chmod o-w {path}")):
+    with pytest.raises(AccessError, match=re.escape(f"grant itself any permission; run: chmod o-w {path}")):
         load_access(path)
 
 
