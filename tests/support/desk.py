@@ -68,13 +68,13 @@ class Desk:
             case Returned(services):
                 self.told.append(("returned", set(services)))
             case Closed(uuids, _, doubts):
-                self.told.append(uuids)
-                for _, then in doubts:
-                    then()
-            case SettingsChanged(settings, then):
+                if uuids:
+                    self.told.append(uuids)
+                for close in doubts:
+                    close.ask.withdrawn(len(close.uuids))
+            case SettingsChanged(settings):
                 self.told.append(("settings", settings))
                 self.context.settings.know(settings)
-                then()
             case WaitForReplies(asks):
                 self.told.append(("wait", list(asks)))
 

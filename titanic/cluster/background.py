@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
-from functools import partial
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 from titanic.commit.writer import Writer
 from titanic.dispatch.core import DispatchCore
-from titanic.dispatch.maintenance import Maintenance, pause_us
+from titanic.dispatch.maintenance import Maintenance, MaintenanceWrite
 from titanic.dispatch.outcomes import CompletionEvents
 from titanic.errors import StoreError, StoreFailed
+from titanic.services.ask import Inbox
+from titanic.services.reader import Reader
 from titanic.settings import ServerConfig
 from titanic.store import ReadTransaction, Store
 
@@ -27,43 +27,49 @@ future."""
 Found = TypeVar("Found")
 
 
+class BackgroundRead(Generic[Found]):
+    """A question to a remote store. It is posted when it is answered: with what was `found`, or with the `error`."""
+
+    found: Found
+    error: StoreError | None = None
+
+    def read(self, transaction: ReadTransaction) -> Found:
+        """Read the answer, in the reader's thread."""
+        raise NotImplementedError
+
+
 class BackgroundReader:
     """Methods without an underscore are called in the loop's thread, the others in the reader's."""
 
-    def __init__(
-        self, store: Store, read_soon: Callable[[Callable[[], None]], None], call: Callable[..., None]
-    ) -> None:
-        """`read_soon`: schedules a function in the reader's thread. `call`: schedules one in the loop's."""
+    def __init__(self, store: Store, reader: Reader, inbox: Inbox[BackgroundRead[Any]]) -> None:
         self._store = store
-        self._read_soon = read_soon
-        self._call = call
+        self._reader = reader
+        self._inbox = inbox
 
-    def read(
-        self,
-        query: Callable[[ReadTransaction], Found],
-        found: Callable[[Found], None],
-        failed: Callable[[StoreError], None],
-    ) -> None:
-        """Call `query` in the reader's thread, and then, in the loop's, `found` with its result or `failed` with its
-        exception."""
-        self._read_soon(partial(self._read, query, found, failed))
+    def ask(self, question: BackgroundRead[Any]) -> None:
+        """Have a question answered."""
+        self._reader.call(self._answer, question)
 
-    def _read(
-        self,
-        query: Callable[[ReadTransaction], Found],
-        found: Callable[[Found], None],
-        failed: Callable[[StoreError], None],
-    ) -> None:
+    def _answer(self, question: BackgroundRead[Any]) -> None:
         try:
             with self._store.read() as transaction:
-                result = query(transaction)
+                question.found = question.read(transaction)
         except StoreError as error:
-            self._call(failed, error)
+            question.error = error
         except Exception as error:  # the thread must live on, and the caller must get the error
             log.exception("a bug in this program: could not read the store")
-            self._call(failed, StoreFailed("the read failed", f"{type(error).__name__}: {error}", "report this"))
-        else:
-            self._call(found, result)
+            question.error = StoreFailed("the read failed", f"{type(error).__name__}: {error}", "report this")
+        self._inbox.post(question)
+
+
+class DueRead(BackgroundRead[int | None]):
+    """When something is due in the store (µs since the epoch)."""
+
+    def __init__(self, maintenance: ClusterMaintenance) -> None:
+        self.maintenance = maintenance
+
+    def read(self, transaction: ReadTransaction) -> int | None:
+        return self.maintenance.next_due(transaction)
 
 
 class ClusterMaintenance(Maintenance):
@@ -78,13 +84,11 @@ class ClusterMaintenance(Maintenance):
         store: Store,
         writer: Writer,
         core: DispatchCore,
-        call: Callable[..., None],
-        expired: Callable[[Sequence[tuple[bytes, bytes]]], None],
-        returned: Callable[[Collection[bytes]], None],
+        inbox: Inbox[MaintenanceWrite],
         completions: CompletionEvents,
         background: BackgroundReader,
     ) -> None:
-        super().__init__(config, store, writer, core, call, expired, returned, completions)
+        super().__init__(config, store, writer, core, inbox, completions)
         self._background = background
         self._poll_at: float | None = None
         """When to poll."""
@@ -102,7 +106,7 @@ class ClusterMaintenance(Maintenance):
         if self._poll_at is not None and now >= self._poll_at and not self._polling:
             self._poll_at, self._polled_at = None, now
             self._polling, self._stale = True, False
-            self._background.read(self.next_due, self._polled, self._not_polled)
+            self._background.ask(DueRead(self))
 
     def refresh_alarm(self) -> None:
         self._poll_at = self._polled_at + POLL_INTERVAL
@@ -112,8 +116,14 @@ class ClusterMaintenance(Maintenance):
         self._stale = True
         super().hasten_alarm(due_us)
 
-    def _polled(self, due: int | None) -> None:
+    def polled(self, answer: DueRead) -> None:
+        """Set the alarm to what the poll has found."""
         self._polling = False
+        if answer.error is not None:
+            self._due_incident.failed(answer.error)
+            self.pause(answer.error)
+            return
+        due = answer.found
         self._due_incident.recovered()
         if self.clock_jumps.unchecked is not None:
             due = 0
@@ -121,8 +131,3 @@ class ClusterMaintenance(Maintenance):
             self.set_alarm(due)
         elif due is not None:
             super().hasten_alarm(due)
-
-    def _not_polled(self, error: StoreError) -> None:
-        self._polling = False
-        self._due_incident.failed(error)
-        self.set_alarm(self.now_us() + pause_us(error))

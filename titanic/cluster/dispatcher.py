@@ -7,24 +7,35 @@ It dispatches what the node has claimed (node.py), publishes events that concern
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import cast
+from typing import Any, cast
 
 from broker import Loop, earliest
-from titanic.cluster.background import BackgroundReader, ClusterMaintenance
-from titanic.cluster.node import ClaimingNode, Host
-from titanic.cluster.notifications import Cluster
-from titanic.cluster.settings import ServiceSettingsCache, SharedLimits
-from titanic.commit.writer import Write, Writer
+from titanic.cluster.background import BackgroundRead, BackgroundReader, ClusterMaintenance, DueRead
+from titanic.cluster.node import ClaimingNode, ClaimWrite, Host, LeaseAnswer, NodeWrite, ReleaseWrite, WaitingRead
+from titanic.cluster.notifications import Cluster, ClusterRead, NodesRead, RecallsRead, SettleWrite, WithdrawRecalled
+from titanic.cluster.settings import LimitsRead, ServiceSettingsCache, SettingsRead, SharedLimits
+from titanic.commit.writer import Writer
 from titanic.dispatch.attempts import Finish
-from titanic.dispatch.dispatcher import Dispatcher
-from titanic.dispatch.maintenance import Maintenance
-from titanic.dispatch.outcomes import Outcomes
+from titanic.dispatch.dispatcher import Dispatcher, DispatchNotice
+from titanic.dispatch.maintenance import Maintenance, MaintenanceWrite
+from titanic.dispatch.outcomes import Outcomes, OutcomeWrite
 from titanic.dispatch.waiters import MOST_WAITERS
 from titanic.protocol.tsp import Progress
-from titanic.services.ask import Arrived, Closed, CloseDoubt, Notice, SendAnswers, SettingsChanged
+from titanic.services.ask import (
+    Arrived,
+    Closed,
+    CloseDoubt,
+    Returned,
+    SendAnswers,
+    SettingsChanged,
+    WaitForReplies,
+)
 from titanic.services.reader import Reader
 from titanic.settings import ServerConfig
-from titanic.store import SharedStore, Store
+from titanic.store import Notification, SharedStore, Store
+
+ClusterNotice = DispatchNotice | NodeWrite | LeaseAnswer | BackgroundRead[Any] | Notification | WithdrawRecalled
+"""What is reported to the dispatcher of a node."""
 
 
 class ClusterDispatcher(Dispatcher):
@@ -49,11 +60,9 @@ class ClusterDispatcher(Dispatcher):
         super().__init__(config, store, writer, reader, send_answers, loop, most_waiters)
 
     def _new_fetching(self, config: ServerConfig, reader: Reader) -> ClaimingNode:
-        store, core, host, call = self._store, self.core, self._host, self.call
-        self._background = BackgroundReader(store, reader.call, call)
-        self._cache = ServiceSettingsCache(
-            store, self._background, self._limits, self.hold_settings, host.limits_changed, call
-        )
+        store, core, host = self._store, self.core, self._host
+        self._background = BackgroundReader(store, reader, self)
+        self._cache = ServiceSettingsCache(store, self._background, self._limits, self)
         channel = cast(SharedStore, store).notifications
         self.node = ClaimingNode(
             config, store, self._writer, core, self, self._background, self._cache, host, channel, self.completions
@@ -63,12 +72,12 @@ class ClusterDispatcher(Dispatcher):
         """The other nodes, if notifications go between them."""
         if channel is not None:
             parts = self.node, core, self.waiters, self._pending_closes
-            self.cluster = Cluster(channel, *parts, self._writer, self._background, self._cache, host, call)
+            self.cluster = Cluster(channel, *parts, self._writer, self._background, self._cache, host, self)
         return self.node
 
     def _new_maintenance(self, config: ServerConfig) -> Maintenance:
-        reports = self.call, self.expired, self.node.returned, self.completions
-        return ClusterMaintenance(config, self._store, self._writer, self.core, *reports, self._background)
+        parts = self._store, self._writer, self.core, self, self.completions, self._background
+        return ClusterMaintenance(config, *parts)
 
     @property
     def lasts(self) -> Callable[[], bool]:
@@ -84,14 +93,15 @@ class ClusterDispatcher(Dispatcher):
 
     # -- any thread ------------------------------------------------------------------------------------------
 
-    def post(self, notice: Notice) -> None:
+    def post(self, notice: ClusterNotice) -> None:
         match notice:
             case Arrived(services, _) if self.cluster is not None:
                 self.cluster.arrived(services)
-            case SettingsChanged():
+            case SettingsChanged(settings):
                 self._cache.changed_here()
+                self.settings.know(settings)  # for what is written from now on
                 self.publish_settings()
-        super().post(notice)
+        self.loop.call(self.guard, self._take, notice)
 
     def publish_settings(self) -> None:
         """Notify other nodes that settings or limits of services have changed."""
@@ -141,12 +151,46 @@ class ClusterDispatcher(Dispatcher):
         super()._set_stopping()
         self.node.claims.drain()
 
-    def _take(self, notice: Notice) -> None:
-        if isinstance(notice, Closed):
-            self._ended_here(notice.uuids)
-        super()._take(notice)
-        if isinstance(notice, Arrived) and notice.services:
-            self.node.arrived(notice.services)
+    def _take(self, notice: ClusterNotice) -> None:
+        node, cluster = self.node, self.cluster
+        match notice:
+            case ClaimWrite():
+                node.claimed(notice)
+            case ReleaseWrite():
+                node.released(notice)
+            case LeaseAnswer():
+                node.answered(notice)
+            case WaitingRead():
+                node.found_waiting(notice)
+            case DueRead():
+                notice.maintenance.polled(notice)
+            case SettingsRead():
+                if self._cache.found(notice):
+                    self.hold_settings(notice.found)
+            case LimitsRead():
+                if self._cache.found_limits(notice):
+                    self._host.limits_changed()
+            case Notification() if cluster is not None:
+                cluster.heard(notice)
+            case ClusterRead() if cluster is not None:
+                cluster.seen(notice)
+            case NodesRead() if cluster is not None:
+                cluster.balance(notice)
+            case RecallsRead() if cluster is not None:
+                cluster.found_recalls(notice)
+            case WithdrawRecalled(recalls) if cluster is not None:
+                cluster.withdraw(recalls)
+            case SettleWrite() if cluster is not None:
+                cluster.removed(notice)
+            case Closed(uuids):
+                self._ended_here(uuids)
+                super()._take(notice)
+            case Arrived(services):
+                super()._take(notice)
+                if services:
+                    node.arrived(services)
+            case Returned() | SettingsChanged() | WaitForReplies() | OutcomeWrite() | MaintenanceWrite():
+                super()._take(notice)
 
     def _keep_pending(self, closes: Sequence[CloseDoubt]) -> None:
         if self.cluster is None:
@@ -157,16 +201,22 @@ class ClusterDispatcher(Dispatcher):
     def _withdrawn_from_workers(self, uuid: bytes) -> None:
         self.node.forgotten(uuid)
         super()._withdrawn_from_workers(uuid)
+        if self.cluster is not None:
+            self.cluster.withdrawn(uuid)
 
-    def _new_write(self, outcomes: Outcomes) -> Write:
+    def _outcome_write(self, outcomes: Outcomes) -> OutcomeWrite:
         return self.node.outcome_write(outcomes)
 
-    def written(self, done: Outcomes, unchanged: Outcomes, without_room: Outcomes) -> None:
-        super().written(done, unchanged, without_room)
-        self._ended_here([outcome.uuid for outcome in done if isinstance(outcome, Finish)])
+    def _returned(self, services: Collection[bytes]) -> None:
+        self.node.returned(services)
 
-    def expired(self, expired: Sequence[tuple[bytes, bytes]]) -> None:
-        super().expired(expired)
+    def _written(self, write: OutcomeWrite) -> None:
+        self.node.written(write)
+        super()._written(write)
+        self._ended_here([outcome.uuid for outcome in write.done if isinstance(outcome, Finish)])
+
+    def _expired(self, expired: Sequence[tuple[bytes, bytes]]) -> None:
+        super()._expired(expired)
         self._ended_here([uuid for uuid, _ in expired])
 
     def _ended_here(self, uuids: Collection[bytes]) -> None:

@@ -16,12 +16,11 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
-from titanic.cluster.background import BackgroundReader
+from titanic.cluster.background import BackgroundRead, BackgroundReader
 from titanic.cluster.claims import (
     OUT,
     POLL_INTERVAL,
@@ -39,7 +38,7 @@ from titanic.cluster.claims import (
 from titanic.cluster.settings import ServiceSettingsCache
 from titanic.commit.writer import BatchThread, Write, Writer
 from titanic.dispatch.core import DispatchCore
-from titanic.dispatch.dispatcher import Dispatcher
+from titanic.dispatch.fetching import Sender
 from titanic.dispatch.outcomes import CompletionEvents, Outcomes, OutcomeWrite
 from titanic.errors import (
     OtherLease,
@@ -52,6 +51,7 @@ from titanic.errors import (
     TitanicError,
 )
 from titanic.logs import Incident, event
+from titanic.services.ask import Inbox
 from titanic.settings import ServerConfig
 from titanic.store import (
     Bound,
@@ -82,66 +82,92 @@ CLAIM_BYTES = 8 << 20
 meanwhile."""
 
 
-class _OneWrite:
-    """The base of claims and releases. `failed` is called with the reason when the commit fails."""
+class NodeWrite:
+    """The base of a node's own writes. A write is posted when it is committed, or has failed with an `error`."""
 
     light = False
+    error: StoreError | None = None
 
-    def __init__(self, failed: Callable[[StoreError], None]) -> None:
-        self.failed = failed
+    def __init__(self, inbox: Inbox[NodeWrite]) -> None:
+        self._inbox = inbox
 
     def uuids(self) -> Sequence[bytes]:
-        """None: claimed requests are new here, and released ones need not be read."""
+        """None: claimed requests are new here, and others need not be read."""
         return ()
+
+    def apply(self, transaction: WriteTransaction, now_us: int) -> None:
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        raise NotImplementedError
 
     def parts(self) -> list[Write]:
         return []
 
+    def committed(self) -> None:
+        self._inbox.post(self)
 
-class ClaimWrite(_OneWrite):
-    """Claim requests. `claimed` is called with them once that is committed."""
+    def failed(self, error: StoreError) -> None:
+        self.error = error
+        self._inbox.post(self)
 
-    def __init__(
-        self,
-        op: Claim,
-        claimed: Callable[[Claimed | None], None],
-        failed: Callable[[StoreError], None],
-    ) -> None:
-        super().__init__(failed)
-        self._op, self._claimed = op, claimed
-        self._found: Claimed | None = None
+
+class ClaimWrite(NodeWrite):
+    """Claim requests."""
+
+    def __init__(self, inbox: Inbox[NodeWrite], op: Claim) -> None:
+        super().__init__(inbox)
+        self.op = op
+        self.found: Claimed | None = None
+        """What was claimed; None: the incarnation is over."""
 
     def apply(self, transaction: WriteTransaction, now_us: int) -> None:
-        op = self._op
-        self._found = cast(NodeTransaction, transaction).claim(op.incarnation, op.wants, CLAIM_BYTES, op.bounds)
+        op = self.op
+        self.found = cast(NodeTransaction, transaction).claim(op.incarnation, op.wants, CLAIM_BYTES, op.bounds)
 
     def __len__(self) -> int:
-        return sum(map(len, self._found.rows.values())) if self._found is not None else 0
-
-    def committed(self) -> None:
-        self._claimed(self._found)
+        return sum(map(len, self.found.rows.values())) if self.found is not None else 0
 
 
-class ReleaseWrite(_OneWrite):
-    """`bounded`: those that count for bounds. `released` is called once it is committed."""
+class ReleaseWrite(NodeWrite):
+    """Release requests. `bounded`: those that count for bounds."""
 
-    def __init__(
-        self, op: Release, bounded: Sequence[Place], released: Callable[[], None], failed: Callable[[StoreError], None]
-    ) -> None:
-        super().__init__(failed)
-        self._op, self._bounded, self._released = op, bounded, released
+    def __init__(self, inbox: Inbox[NodeWrite], op: Release, bounded: Sequence[Place]) -> None:
+        super().__init__(inbox)
+        self.op, self._bounded = op, bounded
 
     def apply(self, transaction: WriteTransaction, now_us: int) -> None:
         shared = cast(NodeTransaction, transaction)
-        shared.release(self._op.incarnation, self._op.places)
+        shared.release(self.op.incarnation, self.op.places)
         if self._bounded:
-            shared.count_no_more(self._op.incarnation, self._bounded)
+            shared.count_no_more(self.op.incarnation, self._bounded)
 
     def __len__(self) -> int:
-        return len(self._op.places)
+        return len(self.op.places)
 
-    def committed(self) -> None:
-        self._released()
+
+class LeaseAnswer(NamedTuple):
+    """What the store has answered to a call about the lease."""
+
+    op: LeaseCall
+    answer: Joined | Renewed | None = None
+    """None: to a `Leave`, or there was an `error`."""
+    error: StoreError | None = None
+
+
+class WaitingRead(BackgroundRead[Collection[bytes]]):
+    """The services that have something to claim."""
+
+    def __init__(self, absent: Mapping[bytes, int]) -> None:
+        """`absent`: those without workers, and what had come for them."""
+        self.absent = absent
+
+    def read(self, transaction: ReadTransaction) -> Collection[bytes]:
+        return ready_counts(transaction.queues())
+
+
+class NodeDispatcher(Inbox[NodeWrite | LeaseAnswer | OutcomeWrite], Sender, Protocol):
+    """The dispatcher of a node."""
 
 
 class Host(Protocol):
@@ -173,7 +199,7 @@ class ClaimingNode:
         store: Store,
         writer: Writer,
         core: DispatchCore,
-        dispatcher: Dispatcher,
+        dispatcher: NodeDispatcher,
         background: BackgroundReader,
         settings: ServiceSettingsCache,
         host: Host,
@@ -192,13 +218,12 @@ class ClaimingNode:
         self._writer = writer
         self._core = core
         self._dispatcher = dispatcher
-        self._call = dispatcher.call
         self._background = background
         self._settings = settings
         self._host = host
         self._channel = channel
         self._completions = completions
-        self._thread: BatchThread[None] = BatchThread("lease", _nothing)
+        self._thread: BatchThread[tuple[LeaseCall, NodeFacts]] = BatchThread("lease", self._ask_all)
         self._clock = ClockJumps()
         self._now_us = store.now_us
         self._clock.observe(self._now_us())
@@ -242,7 +267,7 @@ class ClaimingNode:
         if recalls := claims.take_recalls(clock):
             self._core.recall(recalls)
         if (op := claims.take_lease(clock)) is not None:
-            self._thread.call(partial(self._ask, op, self._host.facts()))
+            self._thread.put((op, self._host.facts()))
         self._core.outcomes.blocked = not claims.writes
         self._tell_state(clock)
         self._know_cut_off(clock)
@@ -308,39 +333,52 @@ class ClaimingNode:
             return
         self._send_on_at = now + lease.config.lease
 
-    def _ask(self, op: LeaseCall, facts: NodeFacts) -> None:
-        """Called in the thread of the lease."""
-        store, config = self._store, self.claims.lease.config
-        try:
-            if isinstance(op, Join):
-                self._settings.read_first()
-                joined = store.join(op.incarnation, op.before, op.held, facts, config)
-                self._call(self._joined, op, joined)
-            elif isinstance(op, Renew):
-                renewed = store.renew(op.incarnation, op.silent, facts, config)
-                self._call(self._renewed, op, renewed)
-            else:
-                store.leave(op.incarnations)
-                self._call(self._left, op)
-        except (StoreTooNew, StoreTooOld, OtherLease) as error:
-            self._call(self._refused, error)
-        except StoreError as error:
-            self._call(self._unanswered, op, error)
-        except Exception as error:  # the thread must live on
-            log.exception("a bug in this program: could not renew the lease")
-            failure = StoreFailed("the renewal failed", f"{type(error).__name__}: {error}", "report this")
-            self._call(self._unanswered, op, failure)
+    def _ask_all(self, calls: Sequence[tuple[LeaseCall, NodeFacts]]) -> None:
+        """Called in the thread of the lease, and so is `_ask`."""
+        for op, facts in calls:
+            try:
+                answer = LeaseAnswer(op, self._ask(op, facts))
+            except StoreError as error:
+                answer = LeaseAnswer(op, error=error)
+            except Exception as error:  # the thread must live on
+                log.exception("a bug in this program: could not renew the lease")
+                failure = StoreFailed("the renewal failed", f"{type(error).__name__}: {error}", "report this")
+                answer = LeaseAnswer(op, error=failure)
+            self._dispatcher.post(answer)
 
-    def _joined(self, op: Join, answer: Joined) -> None:
-        self._reached()
-        self.claims.joined(op, answer, elapsed())
+    def _ask(self, op: LeaseCall, facts: NodeFacts) -> Joined | Renewed | None:
+        store, config = self._store, self.claims.lease.config
+        match op:
+            case Join():
+                self._settings.read_first()
+                return store.join(op.incarnation, op.before, op.held, facts, config)
+            case Renew():
+                return store.renew(op.incarnation, op.silent, facts, config)
+            case Leave():
+                store.leave(op.incarnations)
+                return None
+
+    def answered(self, reply: LeaseAnswer) -> None:
+        """The store has answered a call about the lease, or could not."""
+        op, answer, error = reply
+        if isinstance(error, StoreTooNew | StoreTooOld | OtherLease):
+            self._refused(error)
+        elif error is not None:
+            self._unanswered(op, error)
+        elif isinstance(op, Leave):
+            self.claims.left(op)
+        else:
+            self._reached()
+            if isinstance(op, Renew):
+                self._renewed(op, cast(Renewed, answer))
+            else:
+                self.claims.joined(op, cast(Joined, answer), elapsed())
 
     def _reached(self) -> None:
         self._unreached = False
         self._unrenewed.recovered()
 
     def _renewed(self, op: Renew, answer: Renewed) -> None:
-        self._reached()
         self._settings.refresh()
         drains = self.claims.draining
         self.claims.renewed(op, answer, elapsed())
@@ -348,9 +386,6 @@ class ClaimingNode:
             log.info("an operator is draining this node: it claims no more requests", extra=event("draining"))
             self.drain()
             self._host.drain()
-
-    def _left(self, op: Leave) -> None:
-        self.claims.left(op)
 
     def _refused(self, error: StoreTooNew | StoreTooOld | OtherLease) -> None:
         what = "other-lease" if isinstance(error, OtherLease) else "store-too-new"
@@ -411,7 +446,7 @@ class ClaimingNode:
         if not core.backlogs.surveys and now >= self._poll_at:
             self._poll_at = now + POLL_INTERVAL
             absent = {name: backlog.news for name, backlog in core.backlogs.items() if not backlog.room}
-            self._background.read(_waiting, partial(self._found_waiting, absent), self._unread.failed)
+            self._background.ask(WaitingRead(absent))
         if (workers := core.backlogs.workers) is not self._workers:
             self._workers = workers
             core.recall(self._beyond(workers or {}, now - POLL_INTERVAL))
@@ -420,12 +455,10 @@ class ClaimingNode:
             self._given_back.clear()
         claim = claims.take_claim(elapsed(), {} if claims.claiming else self._rooms())
         if claim is not None:
-            done = partial(self._call, self._claimed, claim)
-            self._writer.enqueue(ClaimWrite(claim, done, partial(self._call, self._unclaimed, claim)))
+            self._writer.enqueue(ClaimWrite(self._dispatcher, claim))
         if (release := claims.take_release()) is not None:
-            done = partial(self._call, self._released, release)
             bounded = claims.bounded([place.uuid for place in release.places])
-            self._writer.enqueue(ReleaseWrite(release, bounded, done, partial(self._call, self._unclaimed, release)))
+            self._writer.enqueue(ReleaseWrite(self._dispatcher, release, bounded))
         return None if core.backlogs.surveys else self._poll_at
 
     def _beyond(self, workers: Mapping[bytes, int], sent: float) -> list[bytes]:
@@ -445,8 +478,12 @@ class ClaimingNode:
             rooms[name] = Room(limit - ahead, ahead)
         return rooms
 
-    def _claimed(self, op: Claim, found: Claimed | None) -> None:
-        claims, core, now = self.claims, self._core, time.monotonic()
+    def claimed(self, write: ClaimWrite) -> None:
+        """A claim is committed, or has failed."""
+        claims, core, now, op, found = self.claims, self._core, time.monotonic(), write.op, write.found
+        if write.error is not None:
+            self._failed(op, write.error)
+            return
         self._unread.recovered()
         if found is None:
             claims.claimed(op, None, (), elapsed())
@@ -474,17 +511,24 @@ class ClaimingNode:
                     core.damaged(name, row.uuid, str(damage), now)
         self._dispatcher.send(sends, now)
 
-    def _unclaimed(self, op: Claim | Release, error: StoreError) -> None:
+    def released(self, write: ReleaseWrite) -> None:
+        """A release is committed, or has failed."""
+        if write.error is not None:
+            self._failed(write.op, write.error)
+            return
+        self.claims.released(write.op)
+        self.returned({place.service for place in write.op.places})
+
+    def _failed(self, op: Claim | Release, error: StoreError) -> None:
         self._unread.failed(error)
         self.claims.failed(op, elapsed(), unchanged=not isinstance(error, OutcomeUnknown))
 
-    def _released(self, op: Release) -> None:
-        self.claims.released(op)
-        self.returned({place.service for place in op.places})
-
-    def _found_waiting(self, absent: Mapping[bytes, int], services: Collection[bytes]) -> None:
-        """These have something. `absent`: those without workers when the store was asked, and what had come then."""
-        backlogs = self._core.backlogs
+    def found_waiting(self, answer: WaitingRead) -> None:
+        """Report to the core which services have something."""
+        if answer.error is not None:
+            self._unread.failed(answer.error)
+            return
+        backlogs, absent, services = self._core.backlogs, answer.absent, answer.found
         gone = [name for name, news in absent.items() if name not in services and name in backlogs]
         self._core.emptied([name for name in gone if backlogs[name].news == absent[name]])
         self._poll_again(services)
@@ -496,37 +540,28 @@ class ClaimingNode:
         uuids = [outcome.uuid for outcome in outcomes]
         for uuid in uuids:
             self.claims.ended(uuid)
-        op = self.claims.writing(uuids)
-        written, unwritten = partial(self._call, self._written, op), partial(self._call, self._unwritten, op)
-        ends = self._completions
-        return OutcomeWrite(outcomes, written, unwritten, op.incarnation, self.claims.bounded(uuids), ends)
+        op, bounded = self.claims.writing(uuids), self.claims.bounded(uuids)
+        return OutcomeWrite(outcomes, self._dispatcher, self._completions, op.incarnation, op.number, bounded)
 
-    def _written(self, op: OutcomeWriting, done: Outcomes, unchanged: Outcomes, without_room: Outcomes) -> None:
+    def written(self, write: OutcomeWrite) -> None:
+        """Outcomes are committed, or the write has failed. Those that are to be written again are taken out of it."""
+        assert write.incarnation is not None
         claims = self.claims
-        uuids = [outcome.uuid for outcome in done]
+        uuids = [outcome.uuid for outcome in write.done]
+        op = OutcomeWriting(write.number, write.incarnation, uuids)
+        if write.error is not None:
+            claims.failed(op, elapsed(), unchanged=not isinstance(write.error, OutcomeUnknown))
+            return
         services = {hold.place.service for uuid in uuids if (hold := claims.holds.get(uuid)) is not None}
-        again = set(claims.written(op._replace(uuids=uuids), {outcome.uuid for outcome in unchanged}))
+        again = set(claims.written(op, {outcome.uuid for outcome in write.unchanged}))
         if again:
-            self._core.unsettled([outcome for outcome in done if outcome.uuid in again], time.monotonic())
-            done = [outcome for outcome in done if outcome.uuid not in again]
-            unchanged = [outcome for outcome in unchanged if outcome.uuid not in again]
+            self._core.unsettled([outcome for outcome in write.done if outcome.uuid in again], time.monotonic())
+            write.done = [outcome for outcome in write.done if outcome.uuid not in again]
+            write.unchanged = [outcome for outcome in write.unchanged if outcome.uuid not in again]
         self.returned([name for name in services if name in self.config.limits])  # the bound may have been in the way
-        self._dispatcher.written(done, unchanged, without_room)
-
-    def _unwritten(self, op: OutcomeWriting, outcomes: Outcomes, error: StoreError) -> None:
-        self.claims.failed(op, elapsed(), unchanged=not isinstance(error, OutcomeUnknown))
-        self._core.unsettled(outcomes, time.monotonic())
 
 
 def _draw() -> int:
     """Draw a random number that is new: with so many bits, a collision is unlikely enough. It is small enough for
     programs that read JSON numbers as floats (jq, JavaScript)."""
     return secrets.randbits(52) + 1
-
-
-def _nothing(items: list[None]) -> None:
-    return
-
-
-def _waiting(transaction: ReadTransaction) -> Collection[bytes]:
-    return ready_counts(transaction.queues())

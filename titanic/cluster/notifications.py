@@ -21,23 +21,22 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from json import dumps
-from typing import cast
+from typing import NamedTuple, cast
 
-from titanic.cluster.background import BackgroundReader
-from titanic.cluster.node import ClaimingNode, Host
+from titanic.cluster.background import BackgroundRead, BackgroundReader
+from titanic.cluster.node import ClaimingNode, Host, NodeWrite
 from titanic.cluster.settings import ServiceSettingsCache
-from titanic.commit.writer import Write, Writer
+from titanic.commit.writer import Writer
 from titanic.dispatch.attempts import Flight
 from titanic.dispatch.core import DispatchCore
-from titanic.dispatch.dispatcher import PendingCloses
+from titanic.dispatch.dispatcher import PendingCloses, WaitingCloses
 from titanic.dispatch.waiters import Waiters
 from titanic.errors import StoreError
 from titanic.logs import Incident, event
 from titanic.protocol.tsp import Progress, read_progress
-from titanic.services.ask import CloseDoubt
+from titanic.services.ask import CloseDoubt, Inbox
 from titanic.store import (
     ClusterView,
     NodeRow,
@@ -135,6 +134,56 @@ class ProgressElsewhere:
         return self._heard.get(uuid)
 
 
+class SettleWrite(NodeWrite):
+    """Remove recalls."""
+
+    def __init__(self, inbox: Inbox[NodeWrite], recalls: Sequence[tuple[bytes, int]]) -> None:
+        super().__init__(inbox)
+        self.recalls = recalls
+
+    def apply(self, transaction: WriteTransaction, now_us: int) -> None:
+        cast(SharedWriteTransaction, transaction).settle(self.recalls)
+
+    def __len__(self) -> int:
+        return len(self.recalls)
+
+
+class WithdrawRecalled(NamedTuple):
+    """Other nodes have closed these requests. Each has the incarnation that had claimed it."""
+
+    recalls: Sequence[tuple[bytes, int]]
+
+
+class RecallsRead(BackgroundRead[Sequence[Recall]]):
+    """The recalls of closed requests that are still there."""
+
+    def __init__(self, uuids: Collection[bytes]) -> None:
+        self.uuids = uuids
+
+    def read(self, transaction: ReadTransaction) -> Sequence[Recall]:
+        return cast(SharedReadTransaction, transaction).recalled(self.uuids)
+
+
+class NodesRead(BackgroundRead[Sequence[NodeRow]]):
+    """All nodes."""
+
+    def read(self, transaction: ReadTransaction) -> Sequence[NodeRow]:
+        return cast(NodesReadTransaction, transaction).nodes()
+
+
+class ClusterRead(BackgroundRead[ClusterView]):
+    """The poll for changes by other nodes."""
+
+    def __init__(self, query: StatusQuery) -> None:
+        self.query = query
+
+    def read(self, transaction: ReadTransaction) -> ClusterView:
+        return cast(SharedReadTransaction, transaction).cluster_view(self.query)
+
+
+ClusterNotice = NodeWrite | Notification | WithdrawRecalled
+
+
 class Cluster:
     """Methods are called in the loop's thread, `arrived` in any."""
 
@@ -149,9 +198,8 @@ class Cluster:
         background: BackgroundReader,
         settings: ServiceSettingsCache,
         host: Host,
-        call: Callable[..., None],
+        inbox: Inbox[ClusterNotice],
     ) -> None:
-        """`call`: schedules a function in the loop's thread."""
         self._line = line
         self._node = node
         self._core = core
@@ -161,7 +209,7 @@ class Cluster:
         self._background = background
         self._settings = settings
         self._host = host
-        self._call = call
+        self._inbox = inbox
         self.progress = ProgressElsewhere(line, core.flights)
         """Progress of requests at other nodes."""
         self._own: set[int] = set()
@@ -172,13 +220,15 @@ class Cluster:
         """Whether a poll is under way, and whether another one is to follow soon."""
         self._began = 0.0
         """When the last poll began."""
-        self._expected: dict[bytes, list[_Expected]] = {}
-        """The closes that wait for other nodes, by request."""
+        self._expected = WaitingCloses()
+        """The closes that wait for other nodes."""
         self._over_since: dict[bytes, float] = {}
         """When it became known that the incarnation which had to withdraw a request is over."""
         self._taking_back: dict[bytes, int] = {}
         """Requests that other nodes have closed and a worker here may still get, with the incarnation that claimed
         them."""
+        self._withdrawing: dict[bytes, int] = {}
+        """Those among them that the broker is to withdraw."""
         self._settled: list[tuple[bytes, int]] = []
         """Recalls that are to be removed."""
         self._balance_at = math.inf
@@ -190,7 +240,7 @@ class Cluster:
         """Listen, and poll."""
         self._poll_at = 0.0
         self._balance_at = time.monotonic() + BALANCE_EVERY
-        self._line.start(partial(self._call, self._heard))
+        self._line.start(self._inbox.post)
 
     # -- notifications of this node ----------------------------------------------------------------------------
 
@@ -214,41 +264,42 @@ class Cluster:
         the requests."""
         uuids = set[bytes]()
         for doubt in doubts:
-            if not doubt[0]:
+            if doubt.uuids:
+                self._expected.add(doubt, set(doubt.uuids))
+                uuids.update(doubt.uuids)
+            else:
                 self._pending_closes.add(doubt)
-                continue
-            expected = _Expected(set(doubt[0]), partial(self._pending_closes.add, doubt))
-            for uuid in expected.left:
-                self._expected.setdefault(uuid, []).append(expected)
-            uuids |= expected.left
         if uuids:
-            self._background.read(
-                partial(_recalled, uuids), partial(self._found_recalled, uuids), self._incident.failed
-            )
+            self._background.ask(RecallsRead(uuids))
 
     # -- time --------------------------------------------------------------------------------------------------
 
     def next_deadline(self) -> float | None:
+        if self._settled:
+            return 0.0
         return None if self._polling else self._poll_at
 
     def tick(self, now: float) -> None:
-        """Poll, when that is due."""
+        """Remove recalls that are settled. Poll, when that is due."""
+        if self._settled:
+            settled, self._settled = self._settled, []
+            self._writer.enqueue(SettleWrite(self._inbox, settled))
         if self._poll_at is None or self._polling or now < self._poll_at:
             return
         if now >= self._balance_at and not self._line.alone:
             self._balance_at = now + BALANCE_EVERY
-            self._background.read(_nodes, self._balance, self._incident.failed)
+            self._background.ask(NodesRead())
         self._polling, self._hurried, self._began = True, False, now
         self.progress.publish(now)
         self._know_own()
         flights = self._core.flights
-        question = StatusQuery(
+        query = StatusQuery(
             self._waiters.awaited(),
             [uuid for uuid, flight in flights.items() if not flight.closed],
             list(self._own),
             list(self._expected),
         )
-        self._background.read(partial(_poll, question), partial(self._seen, question), self._not_seen)
+        self._background.ask(ClusterRead(query))
 
     def hurry(self) -> None:
         """Poll soon."""
@@ -256,9 +307,10 @@ class Cluster:
         if self._poll_at is not None and not self._polling:
             self._poll_at = min(self._poll_at, self._began + MIN_POLL_INTERVAL)
 
-    # -- inside: notifications of others -------------------------------------------------------------------------
+    # -- notifications of others -----------------------------------------------------------------------------------
 
-    def _heard(self, news: Notification) -> None:
+    def heard(self, news: Notification) -> None:
+        """Another node has published this."""
         if news.arrived:
             self._node.arrived_elsewhere(news.arrived)
         if news.progress:
@@ -280,15 +332,20 @@ class Cluster:
         lease = self._node.claims.lease
         self._own.update(number for number in (lease.incarnation, lease.drawn) if number is not None)
 
-    def _seen(self, question: StatusQuery, sight: ClusterView) -> None:
+    def seen(self, answer: ClusterRead) -> None:
+        """Take over what the poll has found."""
         self._polled()
+        if answer.error is not None:
+            self._not_seen(answer.error)
+            return
         self._incident.recovered()
+        sight = answer.found
         self._waiters.wake(sight.ended)
         if sight.closed:
             self._core.closed(sight.closed)
         if sight.recalls:
             self._take_back_soon([(uuid, incarnation) for uuid, incarnation, _ in sight.recalls])
-        self._found_recalled(question.recalled, sight.recalled, publish=False)
+        self._found_recalled(answer.query.recalled, sight.recalled)
         self._know_namesakes(sight.namesakes)
         news = self._line.alone and sight.others > 0
         self._line.alone = sight.others == 0
@@ -306,9 +363,12 @@ class Cluster:
             self._namesakes_since = math.inf
             log.warning(SAME_NAME, extra=event("same-name"))
 
-    def _balance(self, rows: Sequence[NodeRow]) -> None:
+    def balance(self, answer: NodesRead) -> None:
         """Send some idle workers on if this node has more than its share, as after a restart of the others."""
-        rows = [row for row in rows if not row.draining]
+        if answer.error is not None:
+            self._incident.failed(answer.error)
+            return
+        rows = [row for row in answer.found if not row.draining]
         mine = sum(row.workers for row in rows if row.incarnation == self._node.incarnation())
         share = sum(row.workers for row in rows) / max(1, len(rows))
         if mine > CROWDED * share and mine > 1 + min(row.workers for row in rows):
@@ -318,7 +378,6 @@ class Cluster:
             self._host.send_workers_on(most)
 
     def _not_seen(self, error: StoreError) -> None:
-        self._polled()
         self._incident.failed(error)
 
     def _polled(self) -> None:
@@ -327,9 +386,18 @@ class Cluster:
         self._polling = False
         self._poll_at = now + (max(MIN_POLL_INTERVAL, took) if self._hurried else max(POLL_INTERVAL, SHARE * took))
 
-    # -- inside: closes that wait for others ---------------------------------------------------------------------
+    # -- closes that wait for others -----------------------------------------------------------------------------
 
-    def _found_recalled(self, asked: Collection[bytes], recalls: Sequence[Recall], *, publish: bool = True) -> None:
+    def found_recalls(self, answer: RecallsRead) -> None:
+        """Settle closes, and notify the nodes that the others wait for."""
+        if answer.error is not None:
+            self._incident.failed(answer.error)
+            return
+        self._found_recalled(answer.uuids, answer.found)
+        if answer.found:
+            self._line.publish(Notification(closed={recall.uuid: recall.incarnation for recall in answer.found}))
+
+    def _found_recalled(self, asked: Collection[bytes], recalls: Sequence[Recall]) -> None:
         """Settle the closes of the requests in `asked` that have no recall left in `recalls`: other nodes have
         withdrawn them."""
         left = {recall.uuid: recall for recall in recalls}
@@ -340,104 +408,44 @@ class Cluster:
                 self._over(uuid)
             elif recall.over and now >= self._over_since.setdefault(uuid, now) + PATIENCE:
                 self._over(uuid)
-                self._settle([(uuid, recall.incarnation)])
-        if publish and left:
-            self._line.publish(Notification(closed={recall.uuid: recall.incarnation for recall in recalls}))
+                self._settled.append((uuid, recall.incarnation))
 
     def _over(self, uuid: bytes) -> None:
         """Note that no other node can send this request to a worker."""
         self._over_since.pop(uuid, None)
-        for expected in self._expected.pop(uuid, ()):
-            expected.over(uuid)
+        for close in self._expected.over(uuid):
+            self._pending_closes.add(close)
 
-    # -- inside: what others have closed -------------------------------------------------------------------------
+    # -- what others have closed -----------------------------------------------------------------------------------
 
     def _take_back_soon(self, recalls: Iterable[tuple[bytes, int]]) -> None:
         """Withdraw these soon: claims made before the close may still arrive from the writer."""
         new = {uuid: incarnation for uuid, incarnation in recalls if uuid not in self._taking_back}
         if new:
             self._taking_back |= new
-            self._writer.call(partial(self._call, self._take_back, list(new.items())))
+            self._writer.call(self._inbox.post, WithdrawRecalled(list(new.items())))
 
-    def _take_back(self, recalls: Sequence[tuple[bytes, int]]) -> None:
+    def withdraw(self, recalls: Sequence[tuple[bytes, int]]) -> None:
+        """Withdraw these from the broker, and settle each when no worker here can get it."""
         uuids = [uuid for uuid, _ in recalls]
         self._core.closed(uuids)
         self._waiters.wake(uuids)
         for uuid, incarnation in recalls:
-            self._pending_closes.add(((uuid,), partial(self._settle, [(uuid, incarnation)])))
+            if self._core.in_doubt(uuid):
+                self._withdrawing[uuid] = incarnation
+            else:
+                self._settled.append((uuid, incarnation))
 
-    def _settle(self, recalls: Sequence[tuple[bytes, int]]) -> None:
-        """Remove the recalls of requests that no worker can get."""
-        if not self._settled:
-            self._call(self._write_settled)
-        self._settled += recalls
+    def withdrawn(self, uuid: bytes) -> None:
+        """No worker of this node can get this closed request any more."""
+        incarnation = self._withdrawing.pop(uuid, None)
+        if incarnation is not None:
+            self._settled.append((uuid, incarnation))
 
-    def _write_settled(self) -> None:
-        settled, self._settled = self._settled, []
-        self._writer.enqueue(SettleWrite(settled, partial(self._removed, settled)))
-
-    def _removed(self, settled: Sequence[tuple[bytes, int]], done: bool) -> None:
-        """Publish the recalls that were removed; if they were not (`done`), the next poll finds them again. Any thread
-        may call it."""
-        if done:
-            self._line.publish(Notification(certain={uuid for uuid, _ in settled}))
-        self._call(self._forget, settled)
-
-    def _forget(self, settled: Sequence[tuple[bytes, int]]) -> None:
-        for uuid, _ in settled:
+    def removed(self, write: SettleWrite) -> None:
+        """Publish the recalls that were removed; if they were not, the next poll finds them again."""
+        uuids = {uuid for uuid, _ in write.recalls}
+        if write.error is None:
+            self._line.publish(Notification(certain=uuids))
+        for uuid in uuids:
             self._taking_back.pop(uuid, None)
-
-
-class _Expected:
-    """A close that waits for other nodes: for which requests, and what to call when for none."""
-
-    def __init__(self, left: set[bytes], then: Callable[[], None]) -> None:
-        self.left = left
-        self._then = then
-
-    def over(self, uuid: bytes) -> None:
-        self.left.discard(uuid)
-        if not self.left:
-            self._then()
-
-
-class SettleWrite:
-    """Removes recalls, as one `Write`."""
-
-    light = False
-
-    def __init__(self, recalls: Sequence[tuple[bytes, int]], done: Callable[[bool], None]) -> None:
-        """`done`: called with whether they were removed."""
-        self._recalls = recalls
-        self._done = done
-
-    def uuids(self) -> Sequence[bytes]:
-        """None: the requests are gone."""
-        return ()
-
-    def apply(self, transaction: WriteTransaction, now_us: int) -> None:
-        cast(SharedWriteTransaction, transaction).settle(self._recalls)
-
-    def __len__(self) -> int:
-        return len(self._recalls)
-
-    def parts(self) -> list[Write]:
-        return []
-
-    def committed(self) -> None:
-        self._done(True)
-
-    def failed(self, error: StoreError) -> None:
-        self._done(False)
-
-
-def _recalled(uuids: Collection[bytes], transaction: ReadTransaction) -> Sequence[Recall]:
-    return cast(SharedReadTransaction, transaction).recalled(uuids)
-
-
-def _nodes(transaction: ReadTransaction) -> Sequence[NodeRow]:
-    return cast(NodesReadTransaction, transaction).nodes()
-
-
-def _poll(question: StatusQuery, transaction: ReadTransaction) -> ClusterView:
-    return cast(SharedReadTransaction, transaction).cluster_view(question)

@@ -7,14 +7,14 @@ server reports a change.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import astuple
-from functools import partial
 from typing import cast
 
-from titanic.cluster.background import BackgroundReader
+from titanic.cluster.background import BackgroundRead, BackgroundReader
 from titanic.errors import OtherLimits
 from titanic.logs import Incident, event
+from titanic.services.ask import Inbox
 from titanic.settings import ServiceLimits
 from titanic.store import (
     Limits,
@@ -80,6 +80,24 @@ class SharedLimits:
         return found
 
 
+class SettingsRead(BackgroundRead[ServiceSettings]):
+    """The settings of services."""
+
+    def __init__(self, changes: int) -> None:
+        """`changes`: how many changes this server had made before."""
+        self.changes = changes
+
+    def read(self, transaction: ReadTransaction) -> ServiceSettings:
+        return transaction.service_settings()
+
+
+class LimitsRead(BackgroundRead[Mapping[bytes, Limits]]):
+    """The limits of services."""
+
+    def read(self, transaction: ReadTransaction) -> Mapping[bytes, Limits]:
+        return cast(SharedReadTransaction, transaction).service_limits()
+
+
 class ServiceSettingsCache:
     """Keeps settings of services up to date. Methods are called in the loop's thread, unless they say otherwise."""
 
@@ -88,53 +106,48 @@ class ServiceSettingsCache:
         store: Store,
         background: BackgroundReader,
         limits: SharedLimits | None,
-        hold: Callable[[ServiceSettings], None],
-        limits_changed: Callable[[], None],
-        call: Callable[..., None],
+        inbox: Inbox[SettingsRead],
     ) -> None:
-        """`limits`: None if they are not shared. `hold`: applies settings. `call`: schedules a function in the loop's
-        thread."""
+        """`limits`: None if they are not shared."""
         self._store = store
         self._background = background
         self._limits = limits
-        self._hold = hold
-        self._limits_changed = limits_changed
-        self._call = call
+        self._inbox = inbox
         self._changes = 0
         """The number of changes by this server."""
         self._unread = Incident(log, "read what is set for services")
 
     def read_first(self) -> None:
         """Read the settings before anything is claimed, in the thread of the lease. Raises StoreError."""
+        answer = SettingsRead(self._changes)
         with self._store.read() as transaction:
-            self._call(self._hold, transaction.service_settings())
+            answer.found = answer.read(transaction)
+        self._inbox.post(answer)
 
     def refresh(self) -> None:
         """Read all settings again: they may have changed."""
-        self._background.read(_settings, partial(self._found, self._changes), self._unread.failed)
+        self._background.ask(SettingsRead(self._changes))
         if self._limits is not None:
-            self._background.read(_limits, partial(self._found_limits, self._limits), self._unread.failed)
+            self._background.ask(LimitsRead())
 
     def changed_here(self) -> None:
         """Note a change by this server. Any thread may call it."""
         self._changes += 1
 
-    def _found(self, changes: int, settings: ServiceSettings) -> None:
+    def found(self, answer: SettingsRead) -> bool:
+        """Whether these settings are to be applied: they are not older than the last change by this server."""
+        if answer.error is not None:
+            self._unread.failed(answer.error)
+            return False
         self._unread.recovered()
-        if changes == self._changes:  # otherwise it may have been read before that
-            self._hold(settings)
+        return answer.changes == self._changes  # otherwise it may have been read before that
 
-    def _found_limits(self, shared: SharedLimits, limits: Mapping[bytes, Limits]) -> None:
-        if shared.found(limits):
-            self._limits_changed()
-
-
-def _settings(transaction: ReadTransaction) -> ServiceSettings:
-    return transaction.service_settings()
-
-
-def _limits(transaction: ReadTransaction) -> Mapping[bytes, Limits]:
-    return cast(SharedReadTransaction, transaction).service_limits()
+    def found_limits(self, answer: LimitsRead) -> bool:
+        """Take these limits over. Whether they have changed."""
+        if answer.error is not None:
+            self._unread.failed(answer.error)
+            return False
+        return self._limits is not None and self._limits.found(answer.found)
 
 
 def _as_stored(limits: Mapping[bytes, ServiceLimits]) -> dict[bytes, Limits]:

@@ -20,7 +20,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from queue import Empty, SimpleQueue
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from titanic.errors import RecordCorrupt, StoreAway, StoreCorrupt, StoreError, StoreFailed, StoreFull, WriteConflict
 from titanic.logs import Incident, event
@@ -63,7 +63,8 @@ AGAIN = 0.01
 class _Call(NamedTuple):
     """A function that the thread is to call, instead of an item."""
 
-    function: Callable[[], None]
+    function: Callable[..., None]
+    args: tuple[Any, ...]
 
 
 class BatchThread(Generic[Item]):
@@ -86,9 +87,9 @@ class BatchThread(Generic[Item]):
         """Add an item. Any thread may."""
         self._queue.put(item)
 
-    def call(self, function: Callable[[], None]) -> None:
+    def call(self, function: Callable[..., None], *args: Any) -> None:
         """Call a function in the thread, after the items that were put before. Any thread may."""
-        self._queue.put(_Call(function))
+        self._queue.put(_Call(function, args))
 
     def stop(self) -> None:
         """Process what was put so far, then stop."""
@@ -122,7 +123,7 @@ class BatchThread(Generic[Item]):
                     # Items handle their own errors, so this is a bug. The thread must survive: all others depend on it.
                     log.exception("the %s thread met an unexpected error", self._thread.name)
             for call in calls:
-                call.function()
+                call.function(*call.args)
             if stopping:
                 return
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 import zmq
 
@@ -58,20 +59,26 @@ class Shortage:
             self.incident.recovered()
 
 
+class DiscoveryOwner(Protocol):
+    """The owner of a BrokerDiscovery."""
+
+    def found(self, kind: BrokerKind) -> None:
+        """Serve the broker that was discovered. Called after each discovery."""
+
+
 class BrokerDiscovery(Channel):
     """Asks on a connection of its own. When any connection to the broker breaks, another broker may have taken its
     place."""
 
     def __init__(
-        self, endpoint: str, versions: Sequence[str], found: Callable[[BrokerKind], None], curve: Curve | None = None
+        self, endpoint: str, versions: Sequence[str], owner: DiscoveryOwner, curve: Curve | None = None
     ) -> None:
-        """`versions`: the allowed versions of MDP. `found` is called after each discovery. `curve`: the keys of all
-        connections to this broker."""
+        """`versions`: the allowed versions of MDP. `curve`: the keys of all connections to this broker."""
         self.curve = curve
         self.kind: BrokerKind | None = None
         """Which broker it is; None: not known yet, or not any more."""
         self._dealer = Dealer(zmq.Context.instance(), endpoint, watch=True, hold=True, curve=curve)
-        self._found = found
+        self._owner = owner
         self._detection = ProtocolDetection(versions)
         self._asks = tuple(versions) != (UNANSWERING,)
         """Whether the broker is asked; else it is what it was said to be, as soon as there is a connection."""
@@ -100,7 +107,7 @@ class BrokerDiscovery(Channel):
         while (frames := self._dealer.receive()) is not None:
             if self.kind is None and (kind := self._detection.learn(frames)) is not None:
                 self.kind, self._ask_at = kind, None
-                self._found(kind)
+                self._owner.found(kind)
         if self._dealer.broke():
             self._begin(now + PAUSE)
         return False
@@ -126,7 +133,7 @@ class BrokerDiscovery(Channel):
                 self._ask_at = now + ANSWER_TIMEOUT
             else:
                 self.kind = BrokerKind(UNANSWERING, ours=False)
-                self._found(self.kind)
+                self._owner.found(self.kind)
 
     def close(self) -> None:
         self._dealer.close()
@@ -151,6 +158,16 @@ class BrokerDiscovery(Channel):
         self._dealer.send([(self._number, frames) for frames in questions])
 
 
+class ConnectionOwner(Protocol):
+    """The transport that has a Connection."""
+
+    def heard(self) -> None:
+        """The session may have events."""
+
+    def connection_lost(self, connection: Connection, now: float) -> None:
+        """The connection broke. Called before everything unanswered is sent again."""
+
+
 class Connection(SessionChannel[ClientSession]):
     """A session on a socket of its own. It speaks only while it is known which broker is there."""
 
@@ -159,19 +176,16 @@ class Connection(SessionChannel[ClientSession]):
         session: ClientSession,
         endpoint: str,
         discovery: BrokerDiscovery,
+        owner: ConnectionOwner,
         *,
         watch: bool = False,
-        lost: Callable[[float], None] | None = None,
-        heard: Callable[[], None],
     ) -> None:
         """When the connection breaks, everything unanswered is sent again on a new one: the broker has died or lost us,
-        and will not answer what it was sent. `lost` is called before that. `watch`: notice also the shortest break.
-        `heard` is called when the session may have events."""
+        and will not answer what it was sent. `watch`: notice also the shortest break."""
         dealer = Dealer(zmq.Context.instance(), endpoint, watch=watch, hold=True, curve=discovery.curve)
         super().__init__(session, dealer)
         self._discovery = discovery
-        self._tell_lost = lost
-        self._heard = heard
+        self._owner = owner
         self.away = False
         """Whether no broker has what is unanswered: it is sent when it is known which broker is there."""
         self._shortage = Shortage()
@@ -192,13 +206,13 @@ class Connection(SessionChannel[ClientSession]):
         self.away = True
 
     def drain(self, now: float) -> bool:
-        self._heard()
+        self._owner.heard()
         return super().drain(now)
 
     def tick(self, now: float) -> None:
         super().tick(now)
         if self.session.has_events:
-            self._heard()
+            self._owner.heard()
 
     def next_deadline(self) -> float | None:
         return earliest(self.session.next_deadline(), self._shortage.ends)
@@ -223,5 +237,4 @@ class Connection(SessionChannel[ClientSession]):
     def _lost(self, now: float) -> None:
         self._discovery.doubt(now)
         self.lose()
-        if self._tell_lost is not None:
-            self._tell_lost(now)
+        self._owner.connection_lost(self, now)

@@ -11,14 +11,12 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 from broker import Channel, Loop, earliest
-from titanic.commit.writer import LIGHT_BYTES, Write, Writer
+from titanic.commit.writer import LIGHT_BYTES, Writer
 from titanic.dispatch.attempts import Finish, Send
 from titanic.dispatch.core import (
     AskWorkers,
@@ -32,17 +30,17 @@ from titanic.dispatch.core import (
     Survey,
 )
 from titanic.dispatch.fetching import Fetching, LocalFetch
-from titanic.dispatch.maintenance import Maintenance
+from titanic.dispatch.maintenance import Maintenance, MaintenanceWrite
 from titanic.dispatch.outcomes import CompletionEvents, Outcomes, OutcomeWrite
 from titanic.dispatch.service_log import FailureLog
 from titanic.dispatch.transport import Transport
 from titanic.dispatch.waiters import MOST_WAITERS, Waiters
-from titanic.errors import StoreError
 from titanic.logs import event
 from titanic.protocol.tsp import WAIT, Progress
 from titanic.services.ask import (
     Answers,
     Arrived,
+    Ask,
     Closed,
     CloseDoubt,
     Notice,
@@ -82,13 +80,6 @@ class Shutdown:
         self.settled = threading.Event()
         self.dismissed = threading.Event()
 
-    def wait_settled(self, grace: float, sensible: Callable[[], bool]) -> None:
-        """Wait at most `grace` seconds, and only while it is `sensible`."""
-        until = time.monotonic() + grace
-        while sensible() and (left := until - time.monotonic()) > 0:
-            if self.settled.wait(min(left, GRACE_CHECK)):
-                return
-
     def wait_dismissed(self) -> None:
         """Wait for a while."""
         self.dismissed.wait(DISMISS_MOST)
@@ -99,17 +90,28 @@ class Shutdown:
         self.dismissed.set()
 
 
-@dataclass(slots=True)
-class _Doubt:
-    """Closed requests that a worker may still get, and what to call when none can."""
+class WaitingCloses:
+    """Closes by the requests that they wait for."""
 
-    left: set[bytes]
-    then: Callable[[], None]
+    def __init__(self) -> None:
+        self._closes: dict[bytes, list[tuple[set[bytes], CloseDoubt]]] = {}
 
-    def over(self, uuid: bytes) -> None:
-        self.left.discard(uuid)
-        if not self.left:
-            self.then()
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._closes)
+
+    def add(self, close: CloseDoubt, uuids: set[bytes]) -> None:
+        """Have a close wait for these requests."""
+        for uuid in uuids:
+            self._closes.setdefault(uuid, []).append((uuids, close))
+
+    def over(self, uuid: bytes) -> list[CloseDoubt]:
+        """Wait no longer for this request. Return the closes that do not wait for any other."""
+        ready = []
+        for left, close in self._closes.pop(uuid, ()):
+            left.discard(uuid)
+            if not left:
+                ready.append(close)
+        return ready
 
 
 class PendingCloses:
@@ -117,21 +119,23 @@ class PendingCloses:
 
     def __init__(self, core: DispatchCore) -> None:
         self._core = core
-        self._doubts: dict[bytes, list[_Doubt]] = {}
+        self._waiting = WaitingCloses()
 
-    def add(self, closed: CloseDoubt) -> None:
+    def add(self, close: CloseDoubt) -> None:
         """Add requests that the core knows are closed. Those not in flight now will never be sent."""
-        about, then = closed
-        doubt = _Doubt({uuid for uuid in about if self._core.in_doubt(uuid)}, then)
-        for uuid in doubt.left:
-            self._doubts.setdefault(uuid, []).append(doubt)
-        if not doubt.left:
-            then()
+        if left := {uuid for uuid in close.uuids if self._core.in_doubt(uuid)}:
+            self._waiting.add(close, left)
+        else:
+            close.ask.withdrawn(len(close.uuids))
 
     def over(self, uuid: bytes) -> None:
         """Note that no further worker of this node can get this request."""
-        for doubt in self._doubts.pop(uuid, ()):
-            doubt.over(uuid)
+        for close in self._waiting.over(uuid):
+            close.ask.withdrawn(len(close.uuids))
+
+
+DispatchNotice = Notice | OutcomeWrite | MaintenanceWrite
+"""What is reported to a dispatcher."""
 
 
 class Dispatcher(Channel):
@@ -152,15 +156,16 @@ class Dispatcher(Channel):
         """`send_answers`: to clients that wait for replies. `loop`: to run in. `most_waiters`: see `Waiters`."""
         self.core = DispatchCore(config, shared=store.remote)
         self.loop = loop
-        awaited = ReadService(WAIT, reader.read_awaited, self.replies_read, shared=True, replies=True)
-        self.waiters = Waiters(
-            send_answers, lambda asks: reader.enqueue(awaited, asks), self._is_running, reader.congested, most_waiters
-        )
+        self._reader = reader
+        self._awaited = ReadService(WAIT, reader.read_awaited, self.replies_read, shared=True, replies=True)
+        self.send_answers = send_answers
+        self.congested = reader.congested
+        self.waiters = Waiters(self, most_waiters)
         self.failures = FailureLog()
         self._refusals = reader.refusals
         self.settings = KnownSettings()
         """Settings of services that this process applies."""
-        self.completions = CompletionEvents(self.settings, self.post)
+        self.completions = CompletionEvents(self.settings, self)
         self._pending_closes = PendingCloses(self.core)
         self._counts_workers = config.broker is not None
         self._count_at = 0.0
@@ -180,12 +185,11 @@ class Dispatcher(Channel):
 
     def _new_fetching(self, config: ServerConfig, reader: Reader) -> Fetching:
         """Create the `Fetching`. Part of the construction, like the next."""
-        return LocalFetch(self._store, self.core, self.send)
+        return LocalFetch(self._store, self.core, self)
 
     def _new_maintenance(self, config: ServerConfig) -> Maintenance:
         """Create the maintenance of the store."""
-        reports = self.call, self.expired, self.core.returned, self.completions
-        return Maintenance(config, self._store, self._writer, self.core, *reports)
+        return Maintenance(config, self._store, self._writer, self.core, self, self.completions)
 
     def start(self) -> None:
         """Begin with what the store holds."""
@@ -202,7 +206,7 @@ class Dispatcher(Channel):
         Only the dispatcher knows what is in flight, and an error halfway could lose a request. So the first error ends
         the dispatcher, and with it the server: after a restart none is forgotten.
         """
-        self.wake()
+        self.loop.touch(self)
         self._guarded(function, *args)
 
     def _guarded(self, function: Callable[..., None], *args: Any) -> None:
@@ -214,10 +218,6 @@ class Dispatcher(Channel):
             log.exception("the dispatcher met an unexpected error")
             self._end()
 
-    def wake(self) -> None:
-        """Run a round: something arrived. Call this in the loop's thread."""
-        self.loop.touch(self)
-
     def connect(self, transport: Transport) -> None:
         """Send requests with this transport. Call it before the loop runs, or in its thread."""
         if self.transport is not None:
@@ -225,20 +225,23 @@ class Dispatcher(Channel):
         self.transport = transport
         self.core.backlogs.most_ahead = transport.most_ahead
         self.core.backlogs.surveys = transport.surveys
-        self.wake()
+        self.loop.touch(self)
 
     def wind_down(self, grace: float) -> None:
         """Send nothing new, and wait `grace` seconds until the requests in flight have returned and are stored. A
         failed store is not waited for."""
         self.call(self._set_stopping)
-        self._shutdown.wait_settled(grace, self._may_settle)
+        self._wait_settled(grace)
         if not self._shutdown.settled.is_set():
             self.call(self._give_up)
-            self._shutdown.wait_settled(LAST_WRITE, self._may_settle)
+            self._wait_settled(LAST_WRITE)
             self.call(self.maintenance.begin)  # back into the queue, for other nodes, too
 
-    def _may_settle(self) -> bool:
-        return self.alive and self._store.usable
+    def _wait_settled(self, grace: float) -> None:
+        until = time.monotonic() + grace
+        while self.alive and self._store.usable and (left := until - time.monotonic()) > 0:
+            if self._shutdown.settled.wait(min(left, GRACE_CHECK)):
+                return
 
     @property
     def lasts(self) -> Callable[[], bool] | None:
@@ -259,10 +262,10 @@ class Dispatcher(Channel):
 
     # -- the services: see DispatcherInbox (any thread) -------------------------------------------------------
 
-    def post(self, notice: Notice) -> None:
+    def post(self, notice: DispatchNotice) -> None:
         if isinstance(notice, SettingsChanged):
             self.settings.know(notice.settings)  # for what is written from now on
-        self.call(self._take, notice)
+        self.loop.call(self.guard, self._take, notice)
 
     def reconfigure(self, config: ServerConfig) -> None:
         """Apply other settings. Any thread may call it."""
@@ -271,6 +274,9 @@ class Dispatcher(Channel):
     def replies_read(self, answers: Answers) -> None:
         """Send the replies that the reader found to waiting clients."""
         self.call(self.waiters.found, answers)
+
+    def read_replies(self, asks: Sequence[Ask]) -> None:
+        self._reader.enqueue(self._awaited, asks)
 
     def running(self) -> Collection[bytes]:
         return self.core.flights.copy().keys()
@@ -359,7 +365,7 @@ class Dispatcher(Channel):
         for effect in effects:
             match effect:
                 case KeepOutcomes(outcomes):
-                    self._writer.enqueue(self._new_write(outcomes))
+                    self._writer.enqueue(self._outcome_write(outcomes))
                 case RecallRequest(uuid):
                     transport.recall_request(uuid, now)
                 case AskWorkers(services):
@@ -379,8 +385,8 @@ class Dispatcher(Channel):
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _new_write(self, outcomes: Outcomes) -> Write:
-        return OutcomeWrite(outcomes, partial(self.call, self.written), self._unwritten, ends=self.completions)
+    def _outcome_write(self, outcomes: Outcomes) -> OutcomeWrite:
+        return OutcomeWrite(outcomes, self, self.completions)
 
     def send(self, sends: Sequence[Send], now: float) -> None:
         """Pass requests to the transport."""
@@ -409,8 +415,9 @@ class Dispatcher(Channel):
         self.failures.finish()
         self._shutdown.over()
 
-    def _is_running(self, uuid: bytes) -> bool:
-        """Return whether this request is still to get an outcome that its clients may see."""
+    def is_running(self, uuid: bytes) -> bool:
+        """Return whether this request is still to get an outcome that its clients may see. Called in the loop's
+        thread."""
         return (flight := self.core.flights.get(uuid)) is not None and not flight.closed
 
     def _reconfigure(self, config: ServerConfig) -> None:
@@ -438,23 +445,26 @@ class Dispatcher(Channel):
         self.core.recall(self.core.flights)
         self.core.outcomes.hurry(time.monotonic())
 
-    def _take(self, notice: Notice) -> None:
+    def _take(self, notice: DispatchNotice) -> None:
         match notice:
             case Arrived(services, due_us):
                 if services:
                     self.core.arrived(services, time.monotonic())
                 if due_us is not None:
                     self.maintenance.hasten_alarm(due_us)
+            case OutcomeWrite():
+                self._written(notice)
             case WaitForReplies(asks):
                 self.waiters.add(asks, time.monotonic())
             case Closed(uuids, services, doubts):
                 self._closed(uuids, services, doubts)
             case Returned(services):
-                self.maintenance.returned(services)
+                self._returned(services)
                 self.maintenance.refresh_alarm()  # they may have a TTL
-            case SettingsChanged(_, then):
+            case SettingsChanged():
                 self.hold_settings(self.settings.all)
-                then()
+            case MaintenanceWrite():
+                self._maintained(notice)
 
     def _closed(self, uuids: Sequence[bytes], services: Collection[bytes], doubts: Sequence[CloseDoubt]) -> None:
         self.core.closed(uuids)
@@ -476,13 +486,29 @@ class Dispatcher(Channel):
         if absent := [name for name in services if name in backlogs and not backlogs[name].fetchable]:
             self._fetching.emptied(absent)
 
-    def _unwritten(self, outcomes: Outcomes, error: StoreError) -> None:
-        """Called by the writer, in its thread or in this one."""
-        self.call(self.core.unsettled, outcomes, time.monotonic())
+    def _returned(self, services: Collection[bytes]) -> None:
+        """Note that requests of these services are waiting again."""
+        self.core.returned(services)
 
-    def written(self, done: Outcomes, unchanged: Outcomes, without_room: Outcomes) -> None:
-        """Outcomes are committed: see OutcomeWrite."""
+    def _maintained(self, write: MaintenanceWrite) -> None:
+        if write.error is not None:
+            self.maintenance.pause(write.error)
+            return
+        self._returned(write.services)
+        self.core.counts["expired"] += len(write.expired)
+        for _, service in write.expired:
+            self.core.ended.add(service, Status.EXPIRED)
+        if write.expired:
+            self._expired(write.expired)
+        self.maintenance.maintained(write)
+
+    def _written(self, write: OutcomeWrite) -> None:
+        """Outcomes are committed, or the write has failed."""
         core = self.core
+        if write.error is not None:
+            core.unsettled(write.outcomes, time.monotonic())
+            return
+        done, unchanged, without_room = write.done, write.unchanged, write.without_room
         unchanged_uuids = {outcome.uuid for outcome in unchanged}
         for outcome in done:
             flight = core.flights.get(outcome.uuid)
@@ -502,7 +528,7 @@ class Dispatcher(Channel):
         # Only now: postponed requests are not in flight any more, and their TTL counts again.
         self.maintenance.refresh_alarm()
 
-    def expired(self, expired: Sequence[tuple[bytes, bytes]]) -> None:
+    def _expired(self, expired: Sequence[tuple[bytes, bytes]]) -> None:
         """These have expired in the store: UUID and service of each."""
         self.waiters.wake([uuid for uuid, _ in expired])
         self._withdrawn({service for _, service in expired})

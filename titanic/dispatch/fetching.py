@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Protocol
 
@@ -29,6 +29,13 @@ waits meanwhile."""
 
 MAX_READS = 20
 """Reads of the store in one round, until results get their turn."""
+
+
+class Sender(Protocol):
+    """The dispatcher, for what was fetched."""
+
+    def send(self, sends: Sequence[Send], now: float) -> None:
+        """Pass requests to the transport."""
 
 
 class Fetching(Protocol):
@@ -57,16 +64,10 @@ class LocalFetch:
 
     busy = False
 
-    def __init__(
-        self,
-        store: Store,
-        core: DispatchCore,
-        send: Callable[[Sequence[Send], float], None],
-    ) -> None:
-        """`send`: gives requests to the transport."""
+    def __init__(self, store: Store, core: DispatchCore, dispatcher: Sender) -> None:
         self._store = store
         self._core = core
-        self._send = send
+        self._dispatcher = dispatcher
         self._clock = ClockJumps()
         self._now_us = store.now_us
         self._clock.observe(self._now_us())
@@ -85,7 +86,7 @@ class LocalFetch:
                 return None
             left = self._read(fetches, left, now)
             if sends := core.take_sends(now, self._clock.observe(self._now_us())):
-                self._send(sends, now)
+                self._dispatcher.send(sends, now)
             if left <= 0:
                 break
         return 0.0

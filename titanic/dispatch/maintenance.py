@@ -7,15 +7,16 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 
 from titanic.commit.writer import Write, Writer
 from titanic.dispatch.core import DispatchCore
 from titanic.dispatch.outcomes import CompletionEvents, Stored
 from titanic.errors import RecordCorrupt, StoreCorrupt, StoreError
 from titanic.logs import Incident, event
+from titanic.services.ask import Inbox
 from titanic.settings import ServerConfig
-from titanic.store import PINS_MUCH, ReadTransaction, Status, Store, WriteTransaction
+from titanic.store import PINS_MUCH, ReadTransaction, Store, WriteTransaction
 
 log = logging.getLogger(__name__)
 
@@ -58,18 +59,12 @@ class Maintenance:
         store: Store,
         writer: Writer,
         core: DispatchCore,
-        call: Callable[..., None],
-        expired: Callable[[Sequence[tuple[bytes, bytes]]], None],
-        returned: Callable[[Collection[bytes]], None],
+        inbox: Inbox[MaintenanceWrite],
         completions: CompletionEvents,
     ) -> None:
-        """`call`: has a function called in the loop's thread. `expired`: takes requests that have expired in the store,
-        UUID and service of each; `returned`: services that have requests again."""
         self.config = config
         self.core = core
-        self.call = call
-        self.expired = expired
-        self.returned = returned
+        self.inbox = inbox
         self.completions = completions
         self.clock_jumps = writer.clock_jumps
         """The wall clock, as the writer sees it."""
@@ -136,11 +131,23 @@ class Maintenance:
             self._due_incident.recovered()
         except StoreError as error:
             self._due_incident.failed(error)
-            self.set_alarm(self.now_us() + pause_us(error))
+            self.pause(error)
 
     def next_due(self, transaction: ReadTransaction) -> int | None:
         """When something is due (µs since the epoch). Any thread may ask."""
         return transaction.next_due(self.config.retention, self.core.flights, self.clock_jumps.ahead_us)
+
+    def pause(self, error: StoreError) -> None:
+        """Try again after a pause."""
+        self.set_alarm(self.now_us() + pause_us(error))
+
+    def maintained(self, write: MaintenanceWrite) -> None:
+        """Set the alarm to what is due next."""
+        due = write.due
+        if not write.moved and due is not None:
+            # What is due cannot be done now: an archive has to catch up first, for example. Don't insist.
+            due = max(due, self.now_us() + PAUSE_US)
+        self.set_alarm(due)
 
     def set_alarm(self, due_us: int | None) -> None:
         """Something is due then (µs since the epoch), and nothing earlier; None: nothing is."""
@@ -156,17 +163,24 @@ class Maintenance:
 
 
 class MaintenanceWrite:
-    """What is due, as one `Write`; at most `step` requests of each kind are moved."""
+    """What is due, as one `Write`, which is posted when it is committed or has failed; at most `step` requests of each
+    kind are moved."""
 
     light = False
 
     def __init__(self, maintenance: Maintenance, step: int) -> None:
         self._maintenance = maintenance
         self._step = step
-        self._moved = False
-        self._services: list[bytes] = []
-        self._expired: list[tuple[bytes, bytes]] = []
-        self._due: int | None = None
+        self.error: StoreError | None = None
+        """Why nothing was done, if it failed."""
+        self.services: list[bytes] = []
+        """Services that have requests again."""
+        self.expired: list[tuple[bytes, bytes]] = []
+        """Requests that have expired: UUID and service of each."""
+        self.moved = False
+        """Whether anything was done."""
+        self.due: int | None = None
+        """When more is due."""
         self._stored: Stored | None = None
         self._clamped = 0
         self._unchecked: bytes | None = None
@@ -179,20 +193,20 @@ class MaintenanceWrite:
         maintenance = self._maintenance
         clock_jumps = maintenance.clock_jumps
         ahead_us = clock_jumps.ahead_us
-        self._services = [service for service, _ in transaction.promote(now_us, self._step)]
-        self._expired = transaction.expire(now_us, self._step, maintenance.core.flights, ahead_us)
+        self.services = [service for service, _ in transaction.promote(now_us, self._step)]
+        self.expired = transaction.expire(now_us, self._step, maintenance.core.flights, ahead_us)
         self._stored = None
-        if self._expired and maintenance.completions.settings.on_end:
-            self._stored = maintenance.completions.store(transaction, [uuid for uuid, _ in self._expired], now_us)
+        if self.expired and maintenance.completions.settings.on_end:
+            self._stored = maintenance.completions.store(transaction, [uuid for uuid, _ in self.expired], now_us)
         self._clamped, self._unchecked = 0, None
         trimmed = transaction.trim(now_us, maintenance.config.retention, self._step, ahead_us)
         if clock_jumps.unchecked is not None:
             right_us = now_us + maintenance.apart_us
             self._clamped, self._unchecked = transaction.clamp_timers(right_us, clock_jumps.unchecked, self._step)
-        self._due = maintenance.next_due(transaction)
-        self._moved = bool(self._services or self._expired or any(trimmed[:4]) or self._due == 0)
+        self.due = maintenance.next_due(transaction)
+        self.moved = bool(self.services or self.expired or any(trimmed[:4]) or self.due == 0)
         if self._unchecked is not None:
-            self._moved, self._due = True, 0
+            self.moved, self.due = True, 0
 
     def __len__(self) -> int:
         return 1
@@ -207,23 +221,10 @@ class MaintenanceWrite:
                 "%d delays, times to live and keys were set while the clock was ahead; they were shortened",
                 self._clamped,
             )
-        self._maintenance.call(self.report)
+        self._maintenance.inbox.post(self)
         if self._stored is not None:
             self._maintenance.completions.committed(self._stored)
 
     def failed(self, error: StoreError) -> None:
-        self._maintenance.call(self._maintenance.set_alarm, self._maintenance.now_us() + pause_us(error))
-
-    def report(self) -> None:
-        """Report what is on disk now. Called in the loop's thread."""
-        maintenance, core = self._maintenance, self._maintenance.core
-        maintenance.returned(self._services)
-        core.counts["expired"] += len(self._expired)
-        for _, service in self._expired:
-            core.ended.add(service, Status.EXPIRED)
-        if self._expired:
-            maintenance.expired(self._expired)
-        if not self._moved and self._due is not None:
-            # What is due cannot be done now: an archive has to catch up first, for example. Don't insist.
-            self._due = max(self._due, maintenance.now_us() + PAUSE_US)
-        maintenance.set_alarm(self._due)
+        self.error = error
+        self._maintenance.inbox.post(self)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import cast
 
 from broker import Timers
@@ -15,7 +15,7 @@ from titanic.dispatch.backlogs import Alarm
 from titanic.errors import InvalidRequest, RecordCorrupt, StoreError, StoreFull
 from titanic.logs import Incident, event
 from titanic.protocol.submit_options import DEFAULT_PRIORITY
-from titanic.services.ask import Arrived, Notice
+from titanic.services.ask import Arrived, Inbox
 from titanic.store import Description, KnownSettings, NewRequest, NodeTransaction, Place, Status, WriteTransaction
 
 log = logging.getLogger(__name__)
@@ -155,10 +155,9 @@ class CompletionEvents:
     """The requests that are stored because others have ended, in the same commit: `on_end` in PROTOCOL.md. One thread
     at a time may call."""
 
-    def __init__(self, settings: KnownSettings, post: Callable[[Notice], None]) -> None:
-        """`post`: hands a notice to the dispatcher."""
+    def __init__(self, settings: KnownSettings, inbox: Inbox[Arrived]) -> None:
         self.settings = settings
-        self._post = post
+        self._inbox = inbox
         self._incident = Incident(log, "store a request for the end of another")
 
     def store(self, transaction: WriteTransaction, uuids: Sequence[bytes], now_us: int) -> Stored:
@@ -180,7 +179,7 @@ class CompletionEvents:
         if stored.error is not None:
             self._incident.failed(stored.error, **event("no-room-for-end"))
         if stored.services:
-            self._post(Arrived(stored.services, None))
+            self._inbox.post(Arrived(stored.services, None))
 
     def _accept(self, transaction: WriteTransaction, new: Sequence[NewRequest], now_us: int) -> Stored:
         stored = Stored()
@@ -232,74 +231,80 @@ Outcomes = Sequence[AttemptOutcome]
 
 
 class OutcomeWrite:
-    """A batch of outcomes, as one `Write`. `written` and `unwritten` are called where it is committed."""
+    """A batch of outcomes, as one `Write`, which is posted when it is committed or has failed."""
 
     def __init__(
         self,
         outcomes: Outcomes,
-        written: Callable[[Outcomes, Outcomes, Outcomes], None],
-        unwritten: Callable[[Outcomes, StoreError], None],
+        inbox: Inbox[OutcomeWrite],
+        ends: CompletionEvents,
         incarnation: int | None = None,
+        number: int = 0,
         bounded: Sequence[Place] = (),
-        ends: CompletionEvents | None = None,
     ) -> None:
-        """`written` is called with those on disk, those among them that changed nothing, because the requests were
-        closed or had ended already, and those for which the store had no room; `unwritten` when the write failed.
-        `incarnation`: under which they were claimed, in a store that nodes share; `bounded`: where those of
-        them are that count for bounds. `ends`: stores what is wanted when requests have ended."""
-        self._outcomes = outcomes
-        self._written = written
-        self._unwritten = unwritten
-        self._incarnation = incarnation
-        self._bounded = bounded
+        """`ends`: stores what is wanted when requests have ended. In a store that nodes share, `incarnation`: under
+        which they were claimed, and `number`: of their `OutcomeWriting`; `bounded`: where those of them are that count
+        for bounds."""
+        self.outcomes = outcomes
+        self.incarnation = incarnation
+        self.number = number
+        self.error: StoreError | None = None
+        """Why nothing was written, if it failed."""
+        self.done: Outcomes = ()
+        """Those that are on disk."""
+        self.unchanged: list[AttemptOutcome] = []
+        """Those among them that changed nothing: the requests were closed, or had ended already."""
+        self.without_room: list[AttemptOutcome] = []
+        """Those for which the store had no room."""
+        self._inbox = inbox
         self._ends = ends
+        self._bounded = bounded
         self._stored: Stored | None = None
-        self._unchanged: list[AttemptOutcome] = []
-        self._without_room: list[AttemptOutcome] = []
         self.light = len(outcomes) <= LIGHT_OUTCOMES and sum(map(_size, outcomes)) <= LIGHT_BYTES
 
     def uuids(self) -> Sequence[bytes]:
-        return [outcome.uuid for outcome in self._outcomes]
+        return [outcome.uuid for outcome in self.outcomes]
 
     def apply(self, transaction: WriteTransaction, now_us: int) -> None:
-        self._unchanged, self._without_room = [], []
+        self.unchanged, self.without_room = [], []
         now = time.monotonic()
-        if self._incarnation is not None:
-            failed = [outcome.uuid for outcome in self._outcomes if not _is_done(outcome)]
-            cast(NodeTransaction, transaction).under(self._incarnation, failed)
+        if self.incarnation is not None:
+            failed = [outcome.uuid for outcome in self.outcomes if not _is_done(outcome)]
+            cast(NodeTransaction, transaction).under(self.incarnation, failed)
             if self._bounded:
-                cast(NodeTransaction, transaction).count_no_more(self._incarnation, self._bounded)
-        for outcome in self._outcomes:
+                cast(NodeTransaction, transaction).count_no_more(self.incarnation, self._bounded)
+        for outcome in self.outcomes:
             try:
                 dispatched_at = max(0, now_us - int((now - outcome.started) * 1e6))
                 if not _write(transaction, outcome, now_us, dispatched_at):
-                    self._unchanged.append(outcome)
+                    self.unchanged.append(outcome)
             except StoreFull as error:  # the others may fit
                 extra = event("no-room-for-reply", uuid=outcome.uuid)
                 log.error("no room for the reply to %s: %s", outcome.uuid.hex(), error, extra=extra)
-                self._without_room.append(outcome)
+                self.without_room.append(outcome)
         self._stored = None
-        if self._ends is not None and self._ends.settings.on_end:
-            not_now = {outcome.uuid for outcome in (*self._unchanged, *self._without_room)}
-            ended = [one.uuid for one in self._outcomes if isinstance(one, Finish) and one.uuid not in not_now]
+        if self._ends.settings.on_end:
+            not_now = {outcome.uuid for outcome in (*self.unchanged, *self.without_room)}
+            ended = [one.uuid for one in self.outcomes if isinstance(one, Finish) and one.uuid not in not_now]
             self._stored = self._ends.store(transaction, ended, now_us)
 
     def __len__(self) -> int:
-        return len(self._outcomes)
+        return len(self.outcomes)
 
     def parts(self) -> list[Write]:
-        reports = self._written, self._unwritten, self._incarnation, self._bounded, self._ends  # all attempts are over
-        return [OutcomeWrite(half, *reports) for half in halves(self._outcomes)]
+        more = self._inbox, self._ends, self.incarnation, self.number, self._bounded  # all attempts are over
+        return [OutcomeWrite(half, *more) for half in halves(self.outcomes)]
 
     def committed(self) -> None:
-        without_room = {outcome.uuid for outcome in self._without_room}
-        outcomes = [outcome for outcome in self._outcomes if outcome.uuid not in without_room]
-        self._written(outcomes, self._unchanged, self._without_room)
-        if self._ends is not None and self._stored is not None:
+        without_room = {outcome.uuid for outcome in self.without_room}
+        self.done = [outcome for outcome in self.outcomes if outcome.uuid not in without_room]
+        self._inbox.post(self)
+        if self._stored is not None:
             self._ends.committed(self._stored)
 
     def failed(self, error: StoreError) -> None:
-        self._unwritten(self._outcomes, error)
+        self.error = error
+        self._inbox.post(self)
 
 
 def _is_done(outcome: AttemptOutcome) -> bool:

@@ -18,6 +18,7 @@ from broker import (
     CLIENT_QUEUE,
     MALFORMED,
     MOST_BODY_FRAMES,
+    Channel,
     ClientConfig,
     ClientSession,
     ErrorReply,
@@ -337,14 +338,15 @@ class SocketTransport(OwnBrokerTransport):
     """To a broker of this project elsewhere."""
 
     def __init__(
-        self, core: DispatchCore, loop: Loop, endpoint: str, discovery: BrokerDiscovery, wake: Callable[[], None]
+        self, core: DispatchCore, loop: Loop, endpoint: str, discovery: BrokerDiscovery, dispatcher: Channel
     ) -> None:
-        """`wake`: the dispatcher, when something has come."""
+        """`dispatcher`: gets a turn when something has come."""
         kind = discovery.kind
         super().__init__(core, kind.max_message - ENVELOPE if kind is not None and kind.max_message else MAX_REPLY)
         self._tells = kind is not None and kind.extended
         self._loop = loop
-        self._connection = Connection(self.session, endpoint, discovery, watch=True, lost=self._lost, heard=wake)
+        self._dispatcher = dispatcher
+        self._connection = Connection(self.session, endpoint, discovery, self, watch=True)
         loop.add(self._connection)
 
     def dismiss(self, now: float) -> None:
@@ -364,7 +366,10 @@ class SocketTransport(OwnBrokerTransport):
             self.session.cancel(ticket)
             self._refuse(ticket, ErrorReply(499, "there is no broker", []), now)
 
-    def _lost(self, now: float) -> None:
+    def heard(self) -> None:
+        self._loop.touch(self._dispatcher)
+
+    def connection_lost(self, connection: Connection, now: float) -> None:
         """Handle a broker that has died and will not answer. Requests that are not wanted must not be sent to the next
         one, and requests that may expire only after a check of the clock."""
         self.deliver_results(now)

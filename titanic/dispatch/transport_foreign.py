@@ -13,10 +13,10 @@ the others take two.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
-from broker import UNANSWERING, ClientConfig, ClientSession, ErrorReply, EventKind, Loop
+from broker import UNANSWERING, Channel, ClientConfig, ClientSession, ErrorReply, EventKind, Loop
 from titanic.dispatch.attempts import Send
 from titanic.dispatch.connection import BrokerDiscovery, Connection
 from titanic.dispatch.core import DispatchCore
@@ -40,15 +40,15 @@ class ForeignTransport:
         loop: Loop,
         endpoint: str,
         discovery: BrokerDiscovery,
-        wake: Callable[[], None],
+        dispatcher: Channel,
         *,
         version: str,
         room: int,
         attempt_timeout: float,
     ) -> None:
-        """`wake`: the dispatcher, when something has come."""
+        """`dispatcher`: gets a turn when something has come."""
         self._core = core
-        self._wake = wake
+        self._dispatcher = dispatcher
         self._loop = loop
         self._endpoint = endpoint
         self._discovery = discovery
@@ -64,7 +64,7 @@ class ForeignTransport:
         """UUIDs of requests in flight that are not wanted any more."""
         self._parts: PartialReplies[Connection] = PartialReplies(MAX_REPLY)
         asking = ClientSession(ClientConfig(timeout=MMI_TIMEOUT, retries=0, version=version))
-        self._asking = Connection(asking, endpoint, discovery, watch=True, lost=self._lost, heard=wake)
+        self._asking = Connection(asking, endpoint, discovery, self, watch=True)
         self._names: deque[bytes] = deque()
         self._answers = version != UNANSWERING
         """Whether it says which services have workers; else each may have some."""
@@ -116,7 +116,7 @@ class ForeignTransport:
     def ask_presence(self, names: Sequence[bytes], now: float) -> None:
         self._names.extend(names)
         if not self._answers:
-            self._wake()
+            self.heard()
 
     def survey(self, now: float) -> None:
         """RFC 8 knows no such question."""
@@ -199,13 +199,16 @@ class ForeignTransport:
             self._core.present(name, 0, now)
         self._names.clear()
 
-    def _lost(self, now: float) -> None:
-        for connection in list(self._busy):
-            connection.lose()
-            self._connection_lost(connection, now)
+    def heard(self) -> None:
+        self._loop.touch(self._dispatcher)
 
-    def _connection_lost(self, connection: Connection, now: float) -> None:
+    def connection_lost(self, connection: Connection, now: float) -> None:
         """What is not wanted any more must not be sent to the next broker."""
+        if connection is self._asking:
+            for other in list(self._busy):
+                other.lose()
+                self.connection_lost(other, now)
+            return
         send = self._busy.get(connection)
         if send is None:
             return
@@ -224,13 +227,7 @@ class ForeignTransport:
             return self._free.pop()
         if len(self._made) >= self._most:
             return None
-        connection = Connection(
-            ClientSession(self._config),
-            self._endpoint,
-            self._discovery,
-            lost=lambda now: self._connection_lost(connection, now),
-            heard=self._wake,
-        )
+        connection = Connection(ClientSession(self._config), self._endpoint, self._discovery, self)
         self._made.append(connection)
         self._loop.add(connection)
         return connection

@@ -8,14 +8,14 @@ each change of the request.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 from broker import Access, Timers, User
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
-from titanic.services.ask import Ask, SendAnswers
+from titanic.services.ask import Answers, Ask
 
 MOST_SECONDS = 3600.0
 """The longest wait. A client that wants to wait longer hears that the reply is pending, and asks again."""
@@ -39,24 +39,28 @@ def read(body: Frames) -> tuple[float, bytes] | None:
 BAD_WAIT = tsp.bad_request("a titanic.wait is a number of seconds and a UUID of 32 hexadecimal digits")
 
 
+class Owner(Protocol):
+    """The dispatcher, for clients that wait for replies."""
+
+    def send_answers(self, answers: Answers, /) -> None:
+        """Send answers to their clients."""
+
+    def read_replies(self, asks: Sequence[Ask]) -> None:
+        """Have the reader read replies. Its answers come back through `Waiters.found`."""
+
+    def is_running(self, uuid: bytes) -> bool:
+        """Whether a worker has this request, so that its end will be reported."""
+
+    def congested(self, ask: Ask, /) -> bool:
+        """Whether the peer of an ask does not read."""
+
+
 class Waiters:
     """The asks that wait for replies: a container of the UUIDs of their requests. Used in the dispatcher's loop."""
 
-    def __init__(
-        self,
-        send_answers: SendAnswers,
-        look: Callable[[Sequence[Ask]], None],
-        is_running: Callable[[bytes], bool],
-        congested: Callable[[Ask], bool],
-        most: int = MOST_WAITERS,
-    ) -> None:
-        """`look` has the reader read replies; its answers come back through `found`. `is_running`: whether a worker has
-        a request, so that its end will be reported. `congested`: whether the peer of an ask does not read. `most`: when
-        more wait, those that have waited longest get the answer "pending"."""
-        self._send_answers = send_answers
-        self._look = look
-        self._is_running = is_running
-        self._congested = congested
+    def __init__(self, owner: Owner, most: int = MOST_WAITERS) -> None:
+        """`most`: when more wait, those that have waited longest get the answer "pending"."""
+        self._owner = owner
         self._most = most
         self.replies_given = 0
         """Without the reader."""
@@ -107,15 +111,15 @@ class Waiters:
             self._known[id(ask)] = (ask, uuid)
             until = now + min(seconds, MOST_SECONDS)
             # With access control the reader first checks the owner of the request.
-            if ask.user is None and self._is_running(uuid) and not self.dismissing:
+            if ask.user is None and self._owner.is_running(uuid) and not self.dismissing:
                 self._deadlines.set(id(ask), until)
             else:
                 self._until[id(ask)] = until
                 good.append(ask)
         if refused:
-            self._send_answers(refused)
+            self._owner.send_answers(refused)
         if good:
-            self._look(good)
+            self._owner.read_replies(good)
         self._make_room()
 
     def found(self, answers: Sequence[tuple[Any, Frames]]) -> None:
@@ -128,7 +132,7 @@ class Waiters:
             elif (until := self._until.pop(id(ask), None)) is not None:
                 self._deadlines.set(id(ask), until)
         if ended:
-            self._send_answers(ended)
+            self._owner.send_answers(ended)
         self._make_room()
 
     def succeeded(self, uuid: bytes, frames: Frames) -> None:
@@ -137,13 +141,13 @@ class Waiters:
         asks = [
             ask
             for ask in self._asks[uuid].values()
-            if (ask.user is None or id(ask) not in self._until) and not self._congested(ask)
+            if (ask.user is None or id(ask) not in self._until) and not self._owner.congested(ask)
         ]
         for ask in asks:
             self._forget(ask)
         self.replies_given += len(asks)
         if asks:
-            self._send_answers([(ask, [tsp.OK, *frames]) for ask in asks])
+            self._owner.send_answers([(ask, [tsp.OK, *frames]) for ask in asks])
         if uuid in self._asks:
             self.wake([uuid])
 
@@ -151,7 +155,7 @@ class Waiters:
         """Have the reader look up these requests again, because they changed."""
         asks = [ask for uuid in uuids if uuid in self._asks for ask in self._asks[uuid].values()]
         if asks:
-            self._look(asks)
+            self._owner.read_replies(asks)
 
     def tick(self, now: float) -> None:
         """Answer the asks that have reached their deadline."""
@@ -211,7 +215,7 @@ class Waiters:
         for ask in asks:
             self._forget(ask)
         if asks:
-            self._send_answers([(ask, answer or self._pending) for ask in asks])
+            self._owner.send_answers([(ask, answer or self._pending) for ask in asks])
 
     def _forget(self, ask: Ask) -> bool:
         known = self._known.pop(id(ask), None)

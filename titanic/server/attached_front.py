@@ -49,7 +49,8 @@ class AttachedFront(Front):
     """Detects the kind of broker, then checks whether another queue serves it already. Only then it registers the
     lanes, and sends requests in the way that suits that broker.
 
-    Methods that start with an underscore are called in the loop's thread."""
+    Methods that start with an underscore are called in the loop's thread, and so are `found`, `register` and
+    `give_way`."""
 
     def __init__(self, config: ServerConfig, endpoint: str, store: str, queue: str = "") -> None:
         """`store`, `queue`: the path of the store, and the id of this node; another queue has different ones. Raises
@@ -64,7 +65,7 @@ class AttachedFront(Front):
         self._config, self._store, self._queue = config, store, queue
         curve = credentials(config.key, config.server_key)
         self._lanes = Lanes(endpoint, lanes, config.worker, curve)
-        self._discovery = BrokerDiscovery(endpoint, config.worker.versions, self._found, curve)
+        self._discovery = BrokerDiscovery(endpoint, config.worker.versions, self, curve)
         self.loop = self._lanes.loop
         self._dispatcher: Dispatcher
         self._kind: BrokerKind | None = None
@@ -93,7 +94,7 @@ class AttachedFront(Front):
     def threads(self) -> dict[str, CallInThread]:
         return {"lanes": self.loop.call}
 
-    def _found(self, kind: BrokerKind) -> None:
+    def found(self, kind: BrokerKind) -> None:
         """Serve the broker that was detected, perhaps another one than before, if no other queue does."""
         if kind == self._kind:
             return
@@ -109,15 +110,7 @@ class AttachedFront(Front):
         if kind.version == UNANSWERING:
             log.warning(SAYS_NOTHING, endpoint, self._config.attempt_timeout)
         if before is None:
-            check = DuplicateQueueCheck(
-                endpoint,
-                self._discovery,
-                self._store,
-                self._queue,
-                clear=self._register,
-                taken=self._give_way,
-            )
-            self.loop.add(check)
+            self.loop.add(DuplicateQueueCheck(endpoint, self._discovery, self._store, self._queue, self))
         elif self._registered:
             self._connect()
 
@@ -130,7 +123,7 @@ class AttachedFront(Front):
             "start it with --access again, and then this queue; if this is intended, just restart this queue",
         )
 
-    def _give_way(self, other: str) -> None:
+    def give_way(self, other: str) -> None:
         """Stop serving: another queue serves the broker."""
         if is_url(other) and other == self._store:
             self.problem = CallerError(
@@ -145,7 +138,7 @@ class AttachedFront(Front):
             "stop that one first, or use another broker: each would get requests for the other",
         )
 
-    def _register(self) -> None:
+    def register(self) -> None:
         """Serve the broker from now on."""
         self._registered = True
         self._lanes.register()
@@ -156,14 +149,14 @@ class AttachedFront(Front):
         assert self._kind is not None
         endpoint, dispatcher, config = self.endpoints[0], self._dispatcher, self._config
         if self._kind.ours:
-            dispatcher.connect(SocketTransport(dispatcher.core, self.loop, endpoint, self._discovery, dispatcher.wake))
+            dispatcher.connect(SocketTransport(dispatcher.core, self.loop, endpoint, self._discovery, dispatcher))
             return
         transport = ForeignTransport(
             dispatcher.core,
             self.loop,
             endpoint,
             self._discovery,
-            dispatcher.wake,
+            dispatcher,
             version=self._kind.version,
             room=config.lanes,
             attempt_timeout=config.attempt_timeout,

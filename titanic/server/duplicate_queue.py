@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable
+from typing import Protocol
 
 import zmq
 
@@ -33,9 +33,19 @@ MAX_CHECKS, PAUSE = 10, (0.3, 1.0)
 check at the same time would see only themselves."""
 
 
+class CheckOwner(Protocol):
+    """The front of the queue."""
+
+    def register(self) -> None:
+        """Serve the broker from now on: no other queue does."""
+
+    def give_way(self, other: str) -> None:
+        """Stop serving: a queue with the store `other` serves the broker. May also be called some seconds after
+        `register`."""
+
+
 class DuplicateQueueCheck(SessionChannel[ClientSession]):
-    """Checks whether another queue serves a broker, then calls `clear`, or `taken` with the store of the queue that
-    answered. `taken` may also be called some seconds after `clear`.
+    """Checks whether another queue serves a broker, and reports that to its owner.
 
     Two queues would share the requests for `titanic.request` and the other services, so that replies would be searched
     in the wrong store. Registered names prove nothing: the names of a killed queue stay registered until its heartbeats
@@ -52,17 +62,14 @@ class DuplicateQueueCheck(SessionChannel[ClientSession]):
         discovery: BrokerDiscovery,
         store: str,
         queue: str,
-        *,
-        clear: Callable[[], None],
-        taken: Callable[[str], None],
+        owner: CheckOwner,
     ) -> None:
         """`store`: the path of our own store. `queue`: the id of this node; empty when there can be no others."""
         super().__init__(ClientSession(), Dealer(zmq.Context.instance(), endpoint, hold=True, curve=discovery.curve))
         self._endpoint = endpoint
         self._own = store, queue
         self._discovery = discovery
-        self._clear = clear
-        self._taken = taken
+        self._owner = owner
         self._asked: bytes | None = None
         self._done = False
         self._registered = False
@@ -122,7 +129,7 @@ class DuplicateQueueCheck(SessionChannel[ClientSession]):
                 self._go_on(now)
             else:
                 self._done = True
-                self._taken(other[0])
+                self._owner.give_way(other[0])
         elif answer is not None and answer[0].startswith(b"403"):
             log.error(
                 "cannot check whether another queue serves %s already: %s; grant the user of this queue's key"
@@ -142,7 +149,7 @@ class DuplicateQueueCheck(SessionChannel[ClientSession]):
         self._asked = None
         if not self._registered:
             self._registered = True
-            self._clear()
+            self._owner.register()
         elif self._checks >= MAX_CHECKS:
             self._done = True
         self._checks += 1

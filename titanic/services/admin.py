@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from functools import partial
 from typing import Any, cast
 
 from msgspec import UNSET
@@ -22,7 +21,7 @@ from titanic.protocol.permissions import lacks, lacks_submit
 from titanic.protocol.submit_options import MOST_UUIDS
 from titanic.protocol.tsp import Frames
 from titanic.services import nodes, set_service
-from titanic.services.ask import Ask, Closed, Returned, ServiceContext, SettingsChanged, not_done
+from titanic.services.ask import Ask, Closed, CloseDoubt, Returned, ServiceContext, SettingsChanged, not_done
 from titanic.services.ownership import is_hidden, is_kept, not_owned, place_behind
 from titanic.services.request_submit import over_limit
 from titanic.store import Archivist, ServiceSettings, SharedReadTransaction, State, WriteTransaction
@@ -176,16 +175,16 @@ class AdminWrite:
         if self._returned:
             self._context.dispatcher.post(Returned(self._returned))
         if self._settings is not None:
-            self._context.dispatcher.post(SettingsChanged(self._settings, self._answer))
-            return
-        self._answer()
-
-    def _answer(self) -> None:
-        if self._closed:  # the answer waits like that of a titanic.close
-            doubt = self._doubtful, partial(self._context.send_answers, self._answers)
-            self._context.dispatcher.post(Closed(self._closed, self._services, [doubt]))
+            self._context.dispatcher.post(SettingsChanged(self._settings))
+        if self._closed or self._settings is not None:
+            # The answer waits like that of a titanic.close, and until the dispatcher applies the settings.
+            self._context.dispatcher.post(Closed(self._closed, self._services, [CloseDoubt(self._doubtful, self)]))
         else:
             self._context.send_answers(self._answers)
+
+    def withdrawn(self, count: int) -> None:
+        """See `ClosingAsk`: send the answers."""
+        self._context.send_answers(self._answers)
 
     def failed(self, error: StoreError) -> None:
         self._context.send_answers(

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from broker import User
 from titanic.errors import OutcomeUnknown, StoreAway, StoreError
@@ -43,9 +43,19 @@ SendAnswers = Callable[[Answers], None]
 HandleBatch = Callable[[bytes, Sequence[Ask]], None]
 """Handles a batch of requests to the service of that name. One thread calls it."""
 
-CloseDoubt = tuple[Sequence[bytes], Callable[[], None]]
-"""Closed requests that a worker may still get, and a function to call, from another thread, when no worker can get any
-of them."""
+
+class ClosingAsk(Protocol):
+    """An ask that closed requests: it is answered when no worker can get them any more."""
+
+    def withdrawn(self, count: int) -> None:
+        """No worker can get `count` more of its requests. Called in the dispatcher's thread."""
+
+
+class CloseDoubt(NamedTuple):
+    """Closed requests that a worker may still get."""
+
+    uuids: Sequence[bytes]
+    ask: ClosingAsk
 
 
 def not_done(what: str, error: StoreError, *, others: bool) -> Frames:
@@ -80,10 +90,9 @@ class Closed(NamedTuple):
 
 
 class SettingsChanged(NamedTuple):
-    """These settings of services are on disk. `then` is called when the dispatcher applies them."""
+    """These settings of services are on disk."""
 
     settings: ServiceSettings
-    then: Callable[[], None]
 
 
 class WaitForReplies(NamedTuple):
@@ -94,12 +103,18 @@ class WaitForReplies(NamedTuple):
 
 Notice = Arrived | Returned | Closed | SettingsChanged | WaitForReplies
 
+Posted = TypeVar("Posted", contravariant=True)
 
-class DispatcherInbox(Protocol):
+
+class Inbox(Protocol[Posted]):
+    """The dispatcher, for those that report to it what was committed, read or received."""
+
+    def post(self, notice: Posted) -> None:
+        """Hand over a notice. The dispatcher handles it in its own thread, in order. Any thread may call."""
+
+
+class DispatcherInbox(Inbox[Notice], Protocol):
     """The dispatcher, as services see it. Any thread may call."""
-
-    def post(self, notice: Notice) -> None:
-        """Hand over a notice. The dispatcher handles it in its own thread, in order."""
 
     def replies_given(self) -> int:
         """Return the number of replies sent to waiting clients."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from broker import User
@@ -18,7 +17,7 @@ from titanic.errors import StoreError, StoreFull
 from titanic.protocol import tsp
 from titanic.protocol.permissions import lacks
 from titanic.protocol.tsp import Frames
-from titanic.services.ask import Ask, Closed, ServiceContext, not_done
+from titanic.services.ask import Ask, Closed, CloseDoubt, ServiceContext, not_done
 from titanic.services.ownership import is_kept, not_owned
 from titanic.store import WriteTransaction
 
@@ -30,6 +29,7 @@ UUID_BYTES = 33
 class _CloseAsk:
     """A request to titanic.close, its answer, and how many of its UUIDs are not closed yet."""
 
+    context: ServiceContext
     ask: Ask
     left: int
     answer: Frames = field(default_factory=lambda: [tsp.OK])
@@ -39,6 +39,10 @@ class _CloseAsk:
         with _counting:
             self.left -= count
             return not self.left
+
+    def withdrawn(self, count: int) -> None:
+        if self.done(count):
+            self.context.send_answers([(self.ask, self.answer)])
 
 
 _counting = threading.Lock()
@@ -129,7 +133,7 @@ class CloseWrite:
             elif uuids is None:
                 self._answers.append((ask, tsp.BAD_UUID))
             else:
-                closing = _CloseAsk(ask, len(uuids))
+                closing = _CloseAsk(self._context, ask, len(uuids))
                 items += [(closing, uuid) for uuid in uuids]
         return items
 
@@ -145,11 +149,7 @@ class CloseWrite:
             if closing.done(1):
                 self._answers.append((closing.ask, closing.answer))
         if self._closed or in_doubt:
-            doubts = [(uuids, partial(self._sure, closing, len(uuids))) for closing, uuids in in_doubt.items()]
+            doubts = [CloseDoubt(uuids, closing) for closing, uuids in in_doubt.items()]
             self._context.dispatcher.post(Closed(self._closed, self._services, doubts))
         if self._answers:
             self._context.send_answers(self._answers)
-
-    def _sure(self, closing: _CloseAsk, count: int) -> None:
-        if closing.done(count):
-            self._context.send_answers([(closing.ask, closing.answer)])

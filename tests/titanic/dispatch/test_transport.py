@@ -12,7 +12,7 @@ import pytest
 import zmq
 from support.waiting import until
 
-from broker import ANSWER_TIMEOUT, BrokerKind, ClientSession, ErrorReply, Loop
+from broker import ANSWER_TIMEOUT, BrokerKind, Channel, ClientSession, ErrorReply, Loop
 from titanic.dispatch.attempts import Send
 from titanic.dispatch.connection import PAUSE, BrokerDiscovery
 from titanic.dispatch.transport import MMI_TIMEOUT, LocalTransport, OwnBrokerTransport, PartialReplies, SocketTransport
@@ -61,6 +61,16 @@ class Heard:
 
     def surveyed(self, workers: Mapping[bytes, int], now: float) -> None:
         self.survey = dict(workers)
+
+
+class Owner:
+    """Of a BrokerDiscovery."""
+
+    def __init__(self) -> None:
+        self.kinds: list[BrokerKind] = []
+
+    def found(self, kind: BrokerKind) -> None:
+        self.kinds.append(kind)
 
 
 class Peer:
@@ -228,8 +238,8 @@ class Foreign:
             heard,
             self.loop,
             "inproc://nowhere",
-            BrokerDiscovery("inproc://nowhere", ["0.2"], print),
-            lambda: None,
+            BrokerDiscovery("inproc://nowhere", ["0.2"], Owner()),
+            Channel(),
             version=version,
             room=room,
             attempt_timeout=9,
@@ -240,7 +250,7 @@ class Foreign:
     def _connect(self, session: ClientSession, *_: object, **kwargs: Any) -> NoConnection:
         connection = NoConnection(session)
         if kwargs.get("watch"):
-            self.asking, self._lost = session, kwargs["lost"]
+            self.asking, self._asking = session, connection
         else:
             self.made.append(connection)
         return connection
@@ -261,7 +271,7 @@ class Foreign:
         return self._sent[service]
 
     def break_connection(self) -> None:
-        self._lost(NOW)
+        self.transport.connection_lost(self._asking, NOW)
 
 
 class NoConnection:
@@ -400,9 +410,9 @@ def test_what_has_been_answered_is_not_asked_back(heard: Heard, asked_before: bo
 def test_what_waits_for_its_connection_is_not_with_the_broker(heard: Heard, tmp_path: Path) -> None:
     """A foreign broker gives nothing back, so it must not get what was closed already."""
     loop, endpoint = Loop(), f"ipc://{tmp_path}/nowhere"
-    discovery = BrokerDiscovery(endpoint, ["0.1"], print)
+    discovery = BrokerDiscovery(endpoint, ["0.1"], Owner())
     discovery.kind = BrokerKind("0.1", ours=False)
-    transport = ForeignTransport(heard, loop, endpoint, discovery, print, version="0.1", room=8, attempt_timeout=9)
+    transport = ForeignTransport(heard, loop, endpoint, discovery, Channel(), version="0.1", room=8, attempt_timeout=9)
     transport.send_requests([Send(b"1", b"echo", [b"x"])], NOW)
     transport.push(NOW)
     assert transport.in_flight == [b"1"]
@@ -416,12 +426,12 @@ def test_what_waits_for_its_connection_is_not_with_the_broker(heard: Heard, tmp_
 def test_what_is_taken_back_while_there_is_no_broker_is_not_sent_to_the_next_one(heard: Heard, ours: bool) -> None:
     """Asked about it, that one says that it does not wait there, as if a worker had it."""
     loop, endpoint = Loop(), "inproc://nowhere"
-    discovery = BrokerDiscovery(endpoint, ["0.2"], print)
+    discovery = BrokerDiscovery(endpoint, ["0.2"], Owner())
     transport: SocketTransport | ForeignTransport
     if ours:
-        transport = SocketTransport(heard, loop, endpoint, discovery, print)
+        transport = SocketTransport(heard, loop, endpoint, discovery, Channel())
     else:
-        transport = ForeignTransport(heard, loop, endpoint, discovery, print, version="0.1", room=8, attempt_timeout=9)
+        transport = ForeignTransport(heard, loop, endpoint, discovery, Channel(), version="0.1", room=8, attempt_timeout=9)
     transport.send_requests([Send(b"1", b"echo", [b"x"]), Send(b"2", b"echo", [b"y"])], NOW)
     transport.push(NOW)
     heard.overdue = {b"1"}
@@ -437,9 +447,9 @@ def test_what_is_taken_back_while_there_is_no_broker_is_not_sent_to_the_next_one
 
 def test_a_broker_that_answered_in_no_version_is_asked_again(tmp_path: Path) -> None:
     """It may have been busy, or be another one by now."""
-    found: list[BrokerKind] = []
+    owner = Owner()
     endpoint, now = f"ipc://{tmp_path}/broker", NOW
-    discovery = BrokerDiscovery(endpoint, ["0.2", "0.1"], found.append)
+    discovery = BrokerDiscovery(endpoint, ["0.2", "0.1"], owner)
     with zmq.Context.instance().socket(zmq.ROUTER) as broker:
         broker.bind(endpoint)
 
@@ -457,8 +467,8 @@ def test_a_broker_that_answered_in_no_version_is_asked_again(tmp_path: Path) -> 
         )
         assert asked[1][0][0] == asked[2][0][0], "0.2 is for a connection that was just made"
         broker.send_multipart([asked[3][1][0], b"", b"MDPC01", b"mmi.service", b"404"])
-        until(lambda: discovery.drain(now) or found)
-        assert found == [BrokerKind("0.1", ours=False)]
+        until(lambda: discovery.drain(now) or owner.kinds)
+        assert owner.kinds == [BrokerKind("0.1", ours=False)]
         discovery.doubt(now)
         now += PAUSE
         assert until(question)[0] != asked[3][0][0], "another connection broke: another broker may be there"

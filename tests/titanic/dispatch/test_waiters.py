@@ -34,15 +34,21 @@ class Hall:
         self.waiters = self.new()
 
     def new(self, **settings: int) -> Waiters:
-        return Waiters(self._answer, self._look, self.running.__contains__, self.deaf.__contains__, **settings)
+        return Waiters(self, **settings)
 
-    def _answer(self, answers: Sequence[tuple[Any, list[bytes]]]) -> None:
+    def is_running(self, uuid: bytes) -> bool:
+        return uuid in self.running
+
+    def congested(self, ask: Any) -> bool:
+        return ask in self.deaf
+
+    def send_answers(self, answers: Sequence[tuple[Any, list[bytes]]]) -> None:
         assert answers
         for ask, frames in answers:
             assert ask not in self.answers, "answered twice"
             self.answers[ask] = frames
 
-    def _look(self, asks: Sequence[Any]) -> None:
+    def read_replies(self, asks: Sequence[Any]) -> None:
         self.looks += asks
 
     def store_says(self, *frames: bytes) -> None:

@@ -283,7 +283,7 @@ place, when = sys.argv[1:]
 store = open_store(place if "://" in place else Path(place), capacity=64 << 20)
 known = KnownSettings()
 known.know({b"shout": ServiceSetting(on_end=b"told")})
-ends = CompletionEvents(known, lambda services, due: None)
+ends = CompletionEvents(known, None)
 with store.write() as transaction:
     (accepted,) = transaction.accept([NewRequest(b"shout", [b"x"])], store.now_us())
     uuid = accepted.uuid
@@ -315,8 +315,7 @@ def test_whoever_is_killed_has_stored_both_or_none(tmp_path: Path, settings: dic
         known.know({b"shout": ServiceSetting(on_end=b"told")})
         outcome = Finish(uuid, Status.DONE, [b"R"], 1, "", 0.0)
         for _ in range(2):  # the outcome is tried again: that is no second end
-            ends = CompletionEvents(known, nobody_hears)
-            write = OutcomeWrite([outcome], nobody_hears, nobody_hears, ends=ends)
+            write = OutcomeWrite([outcome], Unread(), CompletionEvents(known, Unread()))
             with store.write() as transaction:
                 write.apply(transaction, store.now_us())
             write.committed()
@@ -325,5 +324,7 @@ def test_whoever_is_killed_has_stored_both_or_none(tmp_path: Path, settings: dic
             assert len(transaction.select(service=b"told")) == 1
 
 
-def nobody_hears(*args: Any) -> None:
-    return
+class Unread:
+    """An inbox."""
+
+    def post(self, notice: Any) -> None: ...
