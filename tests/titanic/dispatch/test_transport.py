@@ -431,7 +431,9 @@ def test_what_is_taken_back_while_there_is_no_broker_is_not_sent_to_the_next_one
     if ours:
         transport = SocketTransport(heard, loop, endpoint, discovery, Channel())
     else:
-        transport = ForeignTransport(heard, loop, endpoint, discovery, Channel(), version="0.1", room=8, attempt_timeout=9)
+        transport = ForeignTransport(
+            heard, loop, endpoint, discovery, Channel(), version="0.1", room=8, attempt_timeout=9
+        )
     transport.send_requests([Send(b"1", b"echo", [b"x"]), Send(b"2", b"echo", [b"y"])], NOW)
     transport.push(NOW)
     heard.overdue = {b"1"}
