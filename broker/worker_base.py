@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, Protocol
 
 import zmq
@@ -24,7 +24,7 @@ from broker.core.worker import Job, SessionState, WorkerSession
 from broker.errors import OutOfSockets, RemoteError, UsageError
 from broker.handlers import Delivery, Measure, TooLarge, error_frames, failure
 from broker.io.channels import WorkerChannel
-from broker.io.curve import Curve
+from broker.io.curve import Curve, KeyProbe
 from broker.io.dealer import Dealer
 from broker.io.loop import Channel, Loop
 from broker.io.sockets import require_connections
@@ -94,10 +94,8 @@ class WorkerBase:
             sessions[0].service.decode(errors="replace"),
             " or ".join(endpoints),
             self._config.heartbeat_interval,
-            partial(_any_registered, channels),
+            Registrations(channels),
             kind=self._registers_at,
-            where=partial(_registered_at, channels),
-            probe=channels[0].key_probe,
         )
         for channel in channels:
             channel.log = report
@@ -137,7 +135,7 @@ class WorkerBase:
 
     def _leave(self) -> None:
         """Take no more requests, finish those in hand, say good-bye and end the loop. Any thread may call this."""
-        self._loop.call(self._part, WorkerRegistration.leave)
+        self._loop.call(self._part)
         self._loop.close_unless_running()
 
     def abandon(self) -> None:
@@ -145,7 +143,7 @@ class WorkerBase:
 
         Any thread may call this. What the handlers still return is dropped.
         """
-        self._loop.call(self._part, WorkerRegistration.give_up)
+        self._loop.call(self._part, True)
         self._loop.stop()
 
     def every(self, seconds: float, function: Callable[[], None]) -> None:
@@ -166,12 +164,15 @@ class WorkerBase:
         """The sessions with the broker, one for each job."""
         return [channel.session for channel in self._channels]
 
-    def _part(self, way: Callable[[WorkerRegistration, float], None]) -> None:
-        """End all registrations, in one of their ways."""
+    def _part(self, at_once: bool = False) -> None:
+        """End all registrations, with requests in hand or (`at_once`) without them."""
         for report in self._logs:
             report.leave()
         for channel in self._channels:
-            way(channel, time.monotonic())
+            if at_once:
+                channel.give_up(time.monotonic())
+            else:
+                channel.leave(time.monotonic())
 
     def _log_fault(self) -> None:
         names = {session.service.decode() for session in self.sessions}
@@ -328,14 +329,22 @@ def _process_name(pid: int) -> str:
     return f"{socket.gethostname()[:24]}:{pid}/{os.urandom(4).hex()}"
 
 
-def _any_registered(channels: Sequence[WorkerRegistration]) -> bool:
-    """Whether any is registered, or only away because the worker is busy elsewhere."""
-    return any(channel.session.present for channel in channels)
+class Registrations:
+    """The registrations for a service, for the log."""
 
+    def __init__(self, channels: Sequence[WorkerRegistration]) -> None:
+        self._channels = channels
 
-def _registered_at(channels: Sequence[WorkerRegistration]) -> str:
-    """List the endpoints where they are registered."""
-    return " and ".join(dict.fromkeys(channel.server for channel in channels if channel.session.registered))
+    def registered(self) -> bool:
+        """Whether any is registered, or only away because the worker is busy elsewhere."""
+        return any(channel.session.present for channel in self._channels)
+
+    def registered_at(self) -> str:
+        """List the endpoints where they are registered."""
+        return " and ".join(dict.fromkeys(channel.server for channel in self._channels if channel.session.registered))
+
+    def key_probe(self, when: float) -> KeyProbe:
+        return self._channels[0].key_probe(when)
 
 
 class JobSlots(Channel):

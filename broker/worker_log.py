@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from typing import Protocol
 
 from broker.core.throttle import Throttle
 from broker.core.timers import earliest
@@ -27,6 +28,19 @@ STARVED_EVERY = 60.0
 """Seconds between two lines about missing sockets."""
 
 
+class BrokerConnections(Protocol):
+    """The connections of a worker to its broker."""
+
+    def registered(self) -> bool:
+        """Whether the broker has answered any of them."""
+
+    def registered_at(self) -> str:
+        """At which endpoint they are registered."""
+
+    def key_probe(self, when: float) -> KeyProbe:
+        """How to find out, from then on, whether the key is refused."""
+
+
 class WorkerLog(Channel):
     """A channel that logs about other channels. Add it to the loop behind these, and `touch` it when one of them was
     registered, lost or refused. It has sockets only while it finds out whether the key is refused."""
@@ -39,27 +53,21 @@ class WorkerLog(Channel):
         name: str,
         endpoint: str,
         interval: float,
-        registered: Callable[[], bool],
+        connections: BrokerConnections,
         *,
         kind: str = "broker",
         services: str = "",
-        where: Callable[[], str] | None = None,
-        probe: Callable[[float], KeyProbe] | None = None,
     ) -> None:
-        """`name`: of the worker. `registered`: whether the broker has answered any of its connections. `kind`: what
-        it is called, if it is none. `services`: what an access file there calls the name, if it is another. `where`: at
-        which of several endpoints it is registered. `probe`: how to find out, from a time on, whether the key is
-        refused."""
+        """`name`: of the worker. `kind`: what the broker is called, if it is none. `services`: what an access file
+        there calls the name, if it is another."""
         self._log = log
         self._name = name
         self._endpoint = self._at = endpoint
-        self._where = where
-        self._new_probe = probe or (lambda when: KeyProbe())
+        self._connections = connections
         self._probe = KeyProbe()
         """Finds out whether the key is refused, while no answer comes."""
         self._kind = kind
         self._services = services or name
-        self._registered = registered
         self._first = self._pause = SILENCES * interval
         self._there = False
         self._silent_since: float | None = None
@@ -124,11 +132,11 @@ class WorkerLog(Channel):
         return earliest(self._warn_at, self._probe.due)
 
     def flush(self, now: float) -> None:
-        there = self._registered()
+        there = self._connections.registered()
         if self._over or (there == self._there and (there or self._silent_since is not None)):
             return
         if there:
-            self._at = self._where() if self._where is not None else self._endpoint
+            self._at = self._connections.registered_at()
             self._log.info("%s is registered at %s", self._name, self._at)
             self._silent_since, self._refused = None, False
             self._probe.close()
@@ -146,4 +154,4 @@ class WorkerLog(Channel):
     def _begin_probe(self, when: float) -> None:
         """Find out from then on whether the key is refused."""
         self._probe.close()
-        self._probe = self._new_probe(when)
+        self._probe = self._connections.key_probe(when)

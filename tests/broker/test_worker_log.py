@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from broker.io.curve import KeyProbe
 from broker.worker_log import PAUSE_MOST, WorkerLog
 
 
@@ -15,9 +16,18 @@ class World:
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO)
         self.caplog = caplog
-        self.registered = 0
+        self.connected = 0
         self.now = 1000.0
-        self.presence = WorkerLog(logging.getLogger("test"), "upper", "there", 2.5, lambda: self.registered > 0)
+        self.presence = WorkerLog(logging.getLogger("test"), "upper", "there", 2.5, self)
+
+    def registered(self) -> bool:
+        return self.connected > 0
+
+    def registered_at(self) -> str:
+        return "there"
+
+    def key_probe(self, when: float) -> KeyProbe:
+        return KeyProbe()
 
     def run(self, seconds: float) -> list[str]:
         """What is said while so many seconds pass, as a loop would have it."""
@@ -46,23 +56,23 @@ def test_nobody_is_there(world: World) -> None:
 
 
 def test_it_comes_goes_and_comes_back(world: World) -> None:
-    world.registered = 3
+    world.connected = 3
     assert world.run(100) == ["upper is registered at there"]
-    world.registered = 1
+    world.connected = 1
     assert world.run(100) == [], "one of several connections is no news"
-    world.registered = 0
+    world.connected = 0
     assert world.run(1) == ["lost the broker at there; connecting again"]
-    world.registered = 3
+    world.connected = 3
     assert world.run(100) == ["upper is registered at there"]
-    world.registered = 0
+    world.connected = 0
     assert world.run(6)[1:] == ["no answer from there for 5 s; is a broker there? still trying"]
 
 
 def test_a_worker_that_leaves_has_not_lost_its_broker(world: World) -> None:
-    world.registered = 1
+    world.connected = 1
     world.run(1)
     world.presence.leave()
-    world.registered = 0
+    world.connected = 0
     assert world.run(100) == []
 
 
@@ -87,9 +97,9 @@ def test_it_is_there_and_does_not_want_us(world: World) -> None:
         said += world.run(1)
     assert said == [refusal] * len(said)
     assert len(said) <= 6 + 3600 / PAUSE_MOST
-    world.registered = 1
+    world.connected = 1
     world.run(1)
-    world.registered = 0
+    world.connected = 0
     world.run(1)
     world.presence.refused(world.now)
     assert world.run(1) == [refusal]

@@ -68,7 +68,7 @@ class Desk:
             case Returned(services):
                 self.told.append(("returned", set(services)))
             case Closed(uuids, _, doubts):
-                if uuids:
+                if uuids or any(close.uuids for close in doubts):
                     self.told.append(uuids)
                 for close in doubts:
                     close.ask.withdrawn(len(close.uuids))

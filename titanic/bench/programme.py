@@ -7,8 +7,7 @@ import shutil
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from statistics import quantiles
@@ -20,8 +19,10 @@ from titanic.errors import TitanicError
 from titanic.store import DURABILITIES, Durability, expect_no_store
 from titanic.util.processes import uninterrupted
 
-Load = Callable[[Stage, int], None]
+Load = Callable[..., None]
+"""What is done on a stage, so many times; a load may have options."""
 Take = Callable[["Conditions", str, str], Iterator["Figure"]]
+"""Takes a figure with a name, and with words that say what it is."""
 
 QUICK = ("disk", "store", "wire", "accept", "accept-one", "accept-batch", "life", "life-one", "echo", "echo-one")
 """What is measured when nothing is chosen."""
@@ -62,86 +63,101 @@ class Entry(NamedTuple):
     take: Take
 
 
-def rate(
-    load: Load,
-    *,
-    share: int = 1,
-    workers: int = 0,
-    apart: bool = False,
-    stored: int = 0,
-    absent: int = 0,
-    counted: bool = False,
-    durability: Durability = "synced",
-    encrypted: bool = False,
-) -> Take:
-    """A rate per second, with processes of its own. `share`: one in so many of the requests is enough.
-    `stored`: so many requests wait for an absent service; `absent`: one waits for each of so many such services.
-    `counted`: with what the server counts. `encrypted`: with access control, and keys for everybody."""
+@dataclass(frozen=True)
+class Rate:
+    """A rate per second, with processes of its own."""
 
-    def take(conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
-        with conditions.stage(apart=apart, durability=durability, encrypted=encrypted) as stage:
-            if workers:
-                stage.work("echo", workers)
-            loads.accept_batches(stage, stored)
-            if absent:
-                loads.leave_waiting(stage, absent)
-            yield timed(stage, name, what, load, max(10, conditions.requests // share), counted=counted)
+    load: Load
+    share: int = 1
+    """One in so many of the requests is enough."""
+    workers: int = 0
+    apart: bool = False
+    stored: int = 0
+    """So many requests wait for an absent service."""
+    absent: int = 0
+    """One request waits for each of so many absent services."""
+    counted: bool = False
+    """With what the server counts."""
+    durability: Durability = "synced"
+    encrypted: bool = False
+    """With access control, and keys for everybody."""
+    window: int | None = None
+    """Requests in flight, if others than the load has."""
 
-    return take
+    def __call__(self, conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
+        options = {} if self.window is None else {"window": self.window}
+        with conditions.stage(apart=self.apart, durability=self.durability, encrypted=self.encrypted) as stage:
+            if self.workers:
+                stage.work("echo", self.workers)
+            loads.accept_batches(stage, self.stored)
+            if self.absent:
+                loads.leave_waiting(stage, self.absent)
+            count = max(10, conditions.requests // self.share)
+            yield timed(stage, name, what, self.load, count, counted=self.counted, **options)
 
 
-def timed(stage: Stage, name: str, what: str, load: Load, count: int, *, counted: bool = False) -> Figure:
+def timed(
+    stage: Stage, name: str, what: str, load: Load, count: int, *, counted: bool = False, **options: Any
+) -> Figure:
     """A rate per second, and the processor time that a request costs each process. `counted`: and what the server
-    counts for a request, as details."""
-    load(stage, max(1, count // 10))
+    counts for a request, as details. `options`: of the load."""
+    load(stage, max(1, count // 10), **options)
     counts = stage.counts() if counted else {}
     before, start = stage.cpu(), stage.now()
-    load(stage, count)
+    load(stage, count, **options)
     elapsed, after = stage.now() - start, stage.cpu()
     cpu = {process: (used - before.get(process, 0.0)) / count * 1e6 for process, used in after.items()}
     detail = {label: (end - counts[label]) / count for label, end in stage.counts().items()} if counted else {}
     return Figure(name, what, count / elapsed, cpu=cpu, detail=detail)
 
 
-def from_connections(clients: int) -> Take:
+@dataclass(frozen=True)
+class FromConnections:
     """A rate of accepting per second, the requests coming from so many connections, which are there before."""
 
-    def take(conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
-        with conditions.stage() as stage, loads.connections(stage, clients) as pipelines:
+    clients: int
+
+    def __call__(self, conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
+        with conditions.stage() as stage, loads.connections(stage, self.clients) as pipelines:
 
             def load(stage: Stage, count: int) -> None:
                 loads.accept_from(pipelines, count)
 
-            load(stage, clients)  # they connect
-            turns = max(1, conditions.requests // clients)  # in each, all of them have a request in flight
-            yield timed(stage, name, what, load, turns * clients, counted=True)
-
-    return take
+            load(stage, self.clients)  # they connect
+            turns = max(1, conditions.requests // self.clients)  # in each, all of them have a request in flight
+            yield timed(stage, name, what, load, turns * self.clients, counted=True)
 
 
-def limit(measure: Callable[..., float], *, share: int = 1, stored: bool = False) -> Take:
-    """The rate of a part of the machine, without Titanic, or (`stored`) of a store without a server."""
+@dataclass(frozen=True)
+class Limit:
+    """The rate of a part of the machine, without Titanic, or (`stored`) of a store without a server. `options`: of
+    what measures it."""
 
-    def take(conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
-        place = {"url": conditions.url} if stored else {}
-        yield Figure(name, what, measure(conditions.folder, max(10, conditions.requests // share), **place))
+    measure: Callable[..., float]
+    share: int = 1
+    stored: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
 
-    return take
+    def __call__(self, conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
+        place = {"url": conditions.url} if self.stored else {}
+        count = max(10, conditions.requests // self.share)
+        yield Figure(name, what, self.measure(conditions.folder, count, **place, **self.options))
 
 
-def restart(stored: int) -> Take:
+@dataclass(frozen=True)
+class Restart:
     """Time from the start of a killed server to its first answer, and its memory before that."""
 
-    def take(conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
+    stored: int
+
+    def __call__(self, conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
         with conditions.stage() as stage:
-            loads.accept_batches(stage, stored)
+            loads.accept_batches(stage, self.stored)
             memory = stage.memory()
             stage.kill()
             seconds = stage.serve()
             detail = {} if memory is None else {"MB of memory before": memory / 1e6}
             yield Figure(name, what, seconds * 1000, "ms", detail=detail)
-
-    return take
 
 
 def latency(conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
@@ -165,8 +181,8 @@ def bodies(conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
         for size in (0, 100, 1000, 10_000, 100_000, 1 << 20, 10 << 20):
             count = max(10, min(conditions.requests, conditions.requests * 10_000 // max(1, size)))
             window = max(2, min(1000, (64 << 20) // max(1, size)))
-            load = partial(loads.accept, window=window, body=bytes(size))
-            figure = timed(stage, f"{name}-{size}", f"{what}, {size:,} bytes each", load, count)
+            label, text = f"{name}-{size}", f"{what}, {size:,} bytes each"
+            figure = timed(stage, label, text, loads.accept, count, window=window, body=bytes(size))
             figure.detail["MB/s"] = figure.value * size / 1e6
             yield figure
 
@@ -184,52 +200,56 @@ def stored_curve(conditions: Conditions, name: str, what: str) -> Iterator[Figur
                 yield timed(stage, label, f"{kind}, {stored:,} {what}", load, conditions.requests // 4)
 
 
-def curve(
-    kind: str,
-    counts: Sequence[int],
-    load: Callable[[int], Load],
-    prepare: Callable[[Stage, int], None] = lambda stage, count: None,
-    *,
-    share: int = 1,
-) -> Take:
+@dataclass(frozen=True)
+class Curve:
     """A rate for each of some counts (of services, workers, connections), with new processes for each."""
 
-    def take(conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
-        for count in counts:
+    kind: str
+    counts: Sequence[int]
+    load: Load
+    option: str = ""
+    """The option of the load that is the count, if it has one."""
+    prepare: Load | None = None
+    share: int = 1
+
+    def __call__(self, conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
+        for count in self.counts:
+            options: dict[str, Any] = {self.option: count} if self.option else {}
             with conditions.stage() as stage:
-                prepare(stage, count)
-                label = f"{kind}, {count:,} {what}"
-                yield timed(stage, f"{name}-{count}", label, load(count), conditions.requests // share)
+                if self.prepare is not None:
+                    self.prepare(stage, count)
+                label = f"{self.kind}, {count:,} {what}"
+                requests = conditions.requests // self.share
+                yield timed(stage, f"{name}-{count}", label, self.load, requests, **options)
 
-    return take
 
-
-_LIFE_ONE = partial(rate, loads.live_one, share=40, workers=10, counted=True)
-_ACCEPT_ONE = partial(rate, loads.accept_one, share=10, counted=True)
+_LIFE = Rate(loads.live, share=4, workers=10)
+_LIFE_ONE = Rate(loads.live_one, share=40, workers=10, counted=True)
+_ACCEPT = Rate(loads.accept)
+_ACCEPT_ONE = Rate(loads.accept_one, share=10, counted=True)
+_ACCEPT_BATCH = Rate(loads.accept_batches)
 
 
 def _with(durability: Durability) -> tuple[Entry, ...]:
     """What depends on how long a commit takes."""
-    commit = limit(partial(machine.commit, durability=durability), share=4, stored=True)
-    rated = partial(rate, durability=durability)
+    commit = Limit(machine.commit, share=4, stored=True, options={"durability": durability})
     return (
         Entry("durability", f"{durability}-commit", "requests put into a store, one in each commit", commit),
-        Entry("durability", f"{durability}-accept-one", "as accept-one", _ACCEPT_ONE(durability=durability)),
-        Entry("durability", f"{durability}-accept", "as accept", rated(loads.accept)),
-        Entry("durability", f"{durability}-life-one", "as life-one", _LIFE_ONE(durability=durability)),
-        Entry("durability", f"{durability}-life", "as life", rated(loads.live, share=4, workers=10)),
+        Entry("durability", f"{durability}-accept-one", "as accept-one", replace(_ACCEPT_ONE, durability=durability)),
+        Entry("durability", f"{durability}-accept", "as accept", replace(_ACCEPT, durability=durability)),
+        Entry("durability", f"{durability}-life-one", "as life-one", replace(_LIFE_ONE, durability=durability)),
+        Entry("durability", f"{durability}-life", "as life", replace(_LIFE, durability=durability)),
     )
 
 
 def _both(encrypted: bool) -> tuple[Entry, ...]:
     """What encryption and access control may cost."""
     kind, how = ("curve", "with keys and an access file: ") if encrypted else ("plain", "")
-    rated = partial(rate, encrypted=encrypted)
     return (
-        Entry("curve", f"{kind}-accept", f"{how}as accept", rated(loads.accept)),
-        Entry("curve", f"{kind}-accept-batch", f"{how}as accept-batch", rated(loads.accept_batches)),
-        Entry("curve", f"{kind}-life", f"{how}as life", rated(loads.live, share=4, workers=10)),
-        Entry("curve", f"{kind}-life-one", f"{how}as life-one", _LIFE_ONE(encrypted=encrypted)),
+        Entry("curve", f"{kind}-accept", f"{how}as accept", replace(_ACCEPT, encrypted=encrypted)),
+        Entry("curve", f"{kind}-accept-batch", f"{how}as accept-batch", replace(_ACCEPT_BATCH, encrypted=encrypted)),
+        Entry("curve", f"{kind}-life", f"{how}as life", replace(_LIFE, encrypted=encrypted)),
+        Entry("curve", f"{kind}-life-one", f"{how}as life-one", replace(_LIFE_ONE, encrypted=encrypted)),
     )
 
 
@@ -239,38 +259,34 @@ def _tens(first: int, last: int) -> Iterator[int]:
         first *= 10
 
 
-_ECHO_ONE = partial(loads.echo, window=1)
-_ABSENT = rate(loads.live, share=4, workers=10, absent=1000)
-_SERVICES = curve(
-    "life", (1, 10, 100, 1000), lambda n: partial(loads.live_services, services=n), Stage.work_many, share=4
-)
-_CLIENTS = curve("accept", (1, 10, 100, 1000, 2000), lambda n: partial(loads.accept_by_many, clients=n))
-_WORKERS = curve("life", (1, 4, 16, 64, 256), lambda n: loads.live, lambda stage, n: stage.work("echo", n), share=4)
+_SERVICES = Curve("life", (1, 10, 100, 1000), loads.live_services, "services", Stage.work_many, share=4)
+_CLIENTS = Curve("accept", (1, 10, 100, 1000, 2000), loads.accept_by_many, "clients")
+_WORKERS = Curve("life", (1, 4, 16, 64, 256), loads.live, "", lambda stage, count: stage.work("echo", count), share=4)
 
 PROGRAMME = (
-    Entry("limits", "disk", "writes of 4 KiB, each synced, one after another", limit(machine.disk, share=40)),
-    Entry("limits", "store", "requests put into a store, 100 in each synced commit", limit(machine.store, stored=True)),
-    Entry("limits", "wire", "messages to a ROUTER and back, 100 in flight, plain pyzmq", limit(machine.wire)),
-    Entry("limits", "wire-one", "the same, one in flight", limit(machine.wire_one, share=4)),
-    Entry("accepting", "accept", "stored and acknowledged, 1,000 in flight", rate(loads.accept)),
-    Entry("accepting", "accept-100", "the same, 100 in flight", rate(partial(loads.accept, window=100))),
-    Entry("accepting", "accept-many", "the same, 1,000 connections with one in flight each", from_connections(1000)),
-    Entry("accepting", "accept-one", "the same, one after another", _ACCEPT_ONE()),
-    Entry("accepting", "accept-batch", "the same, 100 in a message, 10 in flight", rate(loads.accept_batches)),
-    Entry("lives", "life", "submitted to closed, 10 workers", rate(loads.live, share=4, workers=10)),
-    Entry("lives", "life-one", "the same, one after another", _LIFE_ONE()),
-    Entry("echoes", "echo", "plain requests, 10 workers, 1,000 in flight", rate(loads.echo, workers=10)),
-    Entry("echoes", "echo-1", "the same, 1 worker", rate(loads.echo, workers=1)),
-    Entry("echoes", "echo-one", "the same, 1 worker, one in flight", rate(_ECHO_ONE, share=10, workers=1)),
-    Entry("apart", "apart-accept", "broker and queue apart: as accept", rate(loads.accept, apart=True)),
-    Entry("apart", "apart-accept-batch", "as accept-batch", rate(loads.accept_batches, apart=True)),
-    Entry("apart", "apart-accept-one", "as accept-one", rate(loads.accept_one, share=10, apart=True)),
-    Entry("apart", "apart-life", "as life", rate(loads.live, share=4, workers=10, apart=True)),
-    Entry("backlog", "backlog-life", "as life, 100,000 wait", rate(loads.live, share=4, workers=10, stored=100_000)),
-    Entry("backlog", "absent-life", "as life, 1 waits for each of 1,000 absent services", _ABSENT),
-    Entry("large", "large-accept", "as accept, 1,000,000 stored", rate(loads.accept, stored=1_000_000)),
-    Entry("large", "large-life", "as life, 1,000,000 stored", rate(loads.live, share=4, workers=10, stored=1_000_000)),
-    Entry("large", "restart", "killed and started to the first answer, 1,000,000 stored", restart(1_000_000)),
+    Entry("limits", "disk", "writes of 4 KiB, each synced, one after another", Limit(machine.disk, share=40)),
+    Entry("limits", "store", "requests put into a store, 100 in each synced commit", Limit(machine.store, stored=True)),
+    Entry("limits", "wire", "messages to a ROUTER and back, 100 in flight, plain pyzmq", Limit(machine.wire)),
+    Entry("limits", "wire-one", "the same, one in flight", Limit(machine.wire_one, share=4)),
+    Entry("accepting", "accept", "stored and acknowledged, 1,000 in flight", _ACCEPT),
+    Entry("accepting", "accept-100", "the same, 100 in flight", Rate(loads.accept, window=100)),
+    Entry("accepting", "accept-many", "the same, 1,000 connections with one in flight each", FromConnections(1000)),
+    Entry("accepting", "accept-one", "the same, one after another", _ACCEPT_ONE),
+    Entry("accepting", "accept-batch", "the same, 100 in a message, 10 in flight", _ACCEPT_BATCH),
+    Entry("lives", "life", "submitted to closed, 10 workers", _LIFE),
+    Entry("lives", "life-one", "the same, one after another", _LIFE_ONE),
+    Entry("echoes", "echo", "plain requests, 10 workers, 1,000 in flight", Rate(loads.echo, workers=10)),
+    Entry("echoes", "echo-1", "the same, 1 worker", Rate(loads.echo, workers=1)),
+    Entry("echoes", "echo-one", "the same, 1 worker, one in flight", Rate(loads.echo, share=10, workers=1, window=1)),
+    Entry("apart", "apart-accept", "broker and queue apart: as accept", replace(_ACCEPT, apart=True)),
+    Entry("apart", "apart-accept-batch", "as accept-batch", replace(_ACCEPT_BATCH, apart=True)),
+    Entry("apart", "apart-accept-one", "as accept-one", Rate(loads.accept_one, share=10, apart=True)),
+    Entry("apart", "apart-life", "as life", replace(_LIFE, apart=True)),
+    Entry("backlog", "backlog-life", "as life, 100,000 wait", replace(_LIFE, stored=100_000)),
+    Entry("backlog", "absent-life", "as life, 1 waits for each of 1,000 absent services", replace(_LIFE, absent=1000)),
+    Entry("large", "large-accept", "as accept, 1,000,000 stored", replace(_ACCEPT, stored=1_000_000)),
+    Entry("large", "large-life", "as life, 1,000,000 stored", replace(_LIFE, stored=1_000_000)),
+    Entry("large", "restart", "killed and started to the first answer, 1,000,000 stored", Restart(1_000_000)),
     *chain.from_iterable(zip(*map(_with, DURABILITIES), strict=True)),
     *chain.from_iterable(zip(_both(False), _both(True), strict=True)),
     Entry("latency", "latency", "acknowledged after", latency),

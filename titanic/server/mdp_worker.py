@@ -142,8 +142,7 @@ class Lanes(Channel):
         self._lanes: list[Lane] = []
         self._batches: dict[bytes, list[LaneAsk]] = {}
         interval = config.heartbeat_interval
-        probe = partial(KeyProbe, [endpoint], curve)
-        self._log = WorkerLog(log, "titanic", endpoint, interval, self.registered, services="titanic.*", probe=probe)
+        self._log = WorkerLog(log, "titanic", endpoint, interval, self, services="titanic.*")
         self.loop.add(self._log)
         self._thread = threading.Thread(target=self.loop.run, name="lanes", daemon=True)
 
@@ -168,6 +167,12 @@ class Lanes(Channel):
     def registered(self) -> bool:
         """Whether any lane is registered."""
         return any(lane.session.registered for lane in self._lanes)
+
+    def registered_at(self) -> str:
+        return self._endpoint
+
+    def key_probe(self, when: float) -> KeyProbe:
+        return KeyProbe([self._endpoint], self.curve, when)
 
     def collect(self, ask: LaneAsk) -> None:
         """Add a request to the batch. Called by a lane."""

@@ -11,13 +11,12 @@ What answers runs in a process of its own; for `majordomo` the worker and the br
 
 from __future__ import annotations
 
-import functools
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import zmq
 
@@ -61,8 +60,19 @@ def trip(kind: str, synchronous: int, asynchronous: int) -> Trips:
 Speeds = tuple[float, float | None]
 
 
-def _measure(send: Callable[[], object], receive: Callable[[], int], synchronous: int, asynchronous: int) -> Speeds:
-    """Wait for each reply, then keep WINDOW requests in flight. `receive` waits for replies and counts them."""
+class Asker(Protocol):
+    """What sends requests, and gets the replies."""
+
+    def send(self) -> None:
+        """Send a request."""
+
+    def receive(self) -> int:
+        """Wait for replies, and count them."""
+
+
+def _measure(asker: Asker, synchronous: int, asynchronous: int) -> Speeds:
+    """Wait for each reply, then keep WINDOW requests in flight."""
+    send, receive = asker.send, asker.receive
     send()
     receive()
     began = time.perf_counter()
@@ -70,11 +80,11 @@ def _measure(send: Callable[[], object], receive: Callable[[], int], synchronous
         send()
         receive()
     speed = synchronous / (time.perf_counter() - began)
-    return speed, _measure_window(send, receive, asynchronous) if asynchronous else None
+    return speed, _measure_window(asker, asynchronous) if asynchronous else None
 
 
-def _measure_window(send: Callable[[], object], receive: Callable[[], int], calls: int) -> float:
-    sent = done = 0
+def _measure_window(asker: Asker, calls: int) -> float:
+    send, receive, sent, done = asker.send, asker.receive, 0, 0
     began = time.perf_counter()
     while done < calls:
         for _ in range(min(calls - sent, WINDOW - (sent - done))):
@@ -84,56 +94,94 @@ def _measure_window(send: Callable[[], object], receive: Callable[[], int], call
     return calls / (time.perf_counter() - began)
 
 
+class _SocketAsker:
+    def __init__(self, socket: Any) -> None:
+        self._socket = socket
+        self._one = socket.type == zmq.REQ
+        self._frames = [BODY] if self._one else [b"", BODY]
+
+    def send(self) -> None:
+        sockets.send(self._socket, self._frames)
+
+    def receive(self) -> int:
+        self._socket.poll(PATIENCE)
+        count = 0
+        while sockets.receive(self._socket) is not None:
+            count += 1
+            if self._one:  # it may not even ask for another one
+                break
+        if not count:
+            raise TimeoutError("a reply did not arrive")
+        return count
+
+
 def _ask_socket(kind: int, endpoint: str, synchronous: int, asynchronous: int) -> Speeds:
     context: zmq.Context[sockets.Socket] = zmq.Context.instance()
     with context.socket(kind) as socket:
         socket.linger, socket.rcvtimeo = 0, PATIENCE
         socket.sndhwm = socket.rcvhwm = 0
         sockets.connect(socket, endpoint)
-        frames = [BODY] if kind == zmq.REQ else [b"", BODY]
+        return _measure(_SocketAsker(socket), synchronous, asynchronous)
 
-        def receive() -> int:
-            socket.poll(PATIENCE)
-            count = 0
-            while sockets.receive(socket) is not None:
-                count += 1
-                if kind == zmq.REQ:  # it may not even ask for another one
-                    break
-            if not count:
+
+def _ask_req(endpoint: str, synchronous: int, asynchronous: int) -> Speeds:
+    return _ask_socket(zmq.REQ, endpoint, synchronous, 0)
+
+
+def _ask_dealer(endpoint: str, synchronous: int, asynchronous: int) -> Speeds:
+    return _ask_socket(zmq.DEALER, endpoint, synchronous, asynchronous)
+
+
+class _DraftAsker:
+    def __init__(self, socket: DraftSocket) -> None:
+        self._socket = socket
+
+    def send(self) -> None:
+        self._socket.send(BODY)
+
+    def receive(self) -> int:
+        last = time.monotonic() + PATIENCE / 1000
+        while self._socket.receive(None) is None:
+            if time.monotonic() > last:
                 raise TimeoutError("a reply did not arrive")
-            return count
-
-        def send() -> None:
-            sockets.send(socket, frames)
-
-        return _measure(send, receive, synchronous, 0 if kind == zmq.REQ else asynchronous)
+        return 1
 
 
 def _ask_client(endpoint: str, synchronous: int, asynchronous: int) -> Speeds:
     socket = DraftSocket("CLIENT")
     socket.connect(endpoint)
-
-    def send() -> None:
-        socket.send(BODY)
-
-    def receive() -> int:
-        last = time.monotonic() + PATIENCE / 1000
-        while socket.receive(None) is None:
-            if time.monotonic() > last:
-                raise TimeoutError("a reply did not arrive")
-        return 1
-
-    speeds = _measure(send, receive, synchronous, asynchronous)
+    speeds = _measure(_DraftAsker(socket), synchronous, asynchronous)
     socket.close(0)
     return speeds
 
 
+class _ClientAsker:
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def send(self) -> None:
+        self._client.call("echo", BODY)
+
+    def receive(self) -> int:
+        return 1
+
+
+class _PipelineAsker:
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+
+    def send(self) -> None:
+        self._pipeline.send("echo", BODY)
+
+    def receive(self) -> int:
+        return len(self._pipeline.events())
+
+
 def _ask_majordomo(endpoint: str, synchronous: int, asynchronous: int) -> Speeds:
     with Client(endpoint, timeout=PATIENCE / 1000) as client:
-        speed, _ = _measure(lambda: client.call("echo", BODY), lambda: 1, synchronous, 0)
+        speed, _ = _measure(_ClientAsker(client), synchronous, 0)
     with Pipeline(endpoint, timeout=PATIENCE / 1000) as pipeline:
-        send = functools.partial(pipeline.send, "echo", BODY)
-        return speed, _measure_window(send, lambda: len(pipeline.events()), asynchronous)
+        return speed, _measure_window(_PipelineAsker(pipeline), asynchronous)
 
 
 # -- answering -------------------------------------------------------------------------------------------------
@@ -187,8 +235,8 @@ def _worker(endpoint: str, endpoints: Connection) -> None:
 
 
 KINDS: dict[str, tuple[Callable[[str, int, int], Speeds], Sequence[Answerer]]] = {
-    "req": (functools.partial(_ask_socket, zmq.REQ), [_echo_router]),
-    "dealer": (functools.partial(_ask_socket, zmq.DEALER), [_echo_router]),
+    "req": (_ask_req, [_echo_router]),
+    "dealer": (_ask_dealer, [_echo_router]),
     "client": (_ask_client, [_echo_server]),
     "majordomo": (_ask_majordomo, [_broker, _worker]),
 }
