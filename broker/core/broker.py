@@ -54,7 +54,16 @@ from broker.core.mdp import (
     error_body,
     service_fault,
 )
-from broker.core.requests import CUT_OFF, DRAINING, Request, WaitingRequests, as_workers, later_delivery, read_request
+from broker.core.requests import (
+    CUT_OFF,
+    DRAINING,
+    Request,
+    Unwanted,
+    WaitingRequests,
+    as_workers,
+    later_delivery,
+    read_request,
+)
 from broker.core.services import NO_SERVICE, Service, WorkerPeer, WorkerProcess, WorkerRegistry, WorkerState
 from broker.core.timers import earliest
 from broker.errors import UsageError
@@ -490,7 +499,7 @@ class BrokerCore(Core):
             process.is_started = True
             self._send_request(alone, alone.request, now)
 
-    def _take_unbegun(self, unwanted: Callable[[Request], bool], now: float) -> list[Request]:
+    def _take_unbegun(self, unwanted: Unwanted, now: float) -> list[Request]:
         """Take back requests that wait for others of their process to finish."""
         taken = []
         for process in self.registry.processes.values():

@@ -29,6 +29,9 @@ _FRAME = 64
 """Bytes of memory that a frame takes besides its content, roughly."""
 
 
+Unwanted = Callable[["Request"], bool]
+"""Whether a request is to be taken out."""
+
 MOST_CONTEXT = 4096
 """Bytes of what a queue may say of a request to its worker; more is not handed on."""
 
@@ -296,7 +299,7 @@ class FairQueue:
         for peer in emptied:
             del self._queues[peer]
 
-    def take(self, unwanted: Callable[[Request], bool]) -> list[Request]:
+    def take(self, unwanted: Unwanted) -> list[Request]:
         """Take out some requests, after a look at all."""
         taken = []
         for queue in [self._front, *self._queues.values()]:
@@ -378,7 +381,7 @@ class WaitingRequests:
             self._subtract(request)
         return request
 
-    def take(self, queue: FairQueue, unwanted: Callable[[Request], bool]) -> list[Request]:
+    def take(self, queue: FairQueue, unwanted: Unwanted) -> list[Request]:
         """Take out some requests, after a look at all."""
         taken = queue.take(unwanted)
         for request in taken:

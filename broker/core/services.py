@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -11,7 +11,7 @@ from typing import Protocol
 from broker.access.users import User
 from broker.config import BrokerConfig
 from broker.core.mdp import PROCESS, Command, Frames, Peer, WorkerDialect, service_fault
-from broker.core.requests import FairQueue, Request
+from broker.core.requests import FairQueue, Request, Unwanted
 from broker.core.timers import Heartbeat, Timers
 
 
@@ -132,7 +132,7 @@ class Service:
         batch, self.batch = self.batch or [], []
         return batch
 
-    def take(self, unwanted: Callable[[Request], bool]) -> list[Request]:
+    def take(self, unwanted: Unwanted) -> list[Request]:
         """Take out the unwanted requests of an integrated service; this checks all."""
         taken: list[Request] = []
         if self.batch:

@@ -15,6 +15,9 @@ from titanic_data.store_reader import BATCH
 from titanic_data.tables import TABLES
 
 EARLIEST, LATEST = "earliest", "latest"
+Parser = Callable[[str], Any]
+"""Reads a value as users write it. Raises ValueError for others."""
+
 RESERVED = ("mmi.", "titanic.")
 """How the names of the broker's and the queue's own services begin."""
 
@@ -145,7 +148,7 @@ def request_service_fault(name: str) -> str | None:
 
 
 def _parsed(
-    given: Mapping[str, str], parsers: Mapping[str, Callable[[str], Any]], ignored: frozenset[str] = frozenset()
+    given: Mapping[str, str], parsers: Mapping[str, Parser], ignored: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
     """The values by name in lower case."""
     names = {name.lower(): name for name in parsers}
@@ -162,7 +165,7 @@ def _parsed(
     return values
 
 
-def _number(least: int, most: int = 1 << 62, words: Sequence[str] = ()) -> Callable[[str], int | str]:
+def _number(least: int, most: int = 1 << 62, words: Sequence[str] = ()) -> Parser:
     """A number, or one of some words."""
 
     def parse(text: str) -> int | str:
@@ -182,7 +185,7 @@ def _flag(text: str) -> bool:
     return text.lower() == "true"
 
 
-def _seconds(least: float) -> Callable[[str], float]:
+def _seconds(least: float) -> Parser:
     def parse(text: str) -> float:
         try:
             seconds = float(text)
@@ -227,7 +230,7 @@ def _service(text: str) -> str:
     return text
 
 
-_READ: dict[str, Callable[[str], Any]] = {  # each name as users write it, and how its value is read
+_READ: dict[str, Parser] = {  # each name as users write it, and how its value is read
     "path": _path,
     "table": _table,
     "columns": _word,
@@ -240,7 +243,7 @@ _READ: dict[str, Callable[[str], Any]] = {  # each name as users write it, and h
     "failOnDataLoss": _flag,
     "pushFilters": _flag,
 }
-_WRITE: dict[str, Callable[[str], Any]] = {
+_WRITE: dict[str, Parser] = {
     "endpoint": _endpoint,
     "keyFile": _path,
     "serverKey": _word,

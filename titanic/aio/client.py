@@ -15,7 +15,7 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Self
@@ -25,11 +25,11 @@ from broker.aio import Client as BrokerClient
 from titanic.client import core
 from titanic.client.batching import look_for
 from titanic.client.calls import Body, Calls, tries_of
-from titanic.client.core import ClientCore
+from titanic.client.core import ClientCore, OnProgress
 from titanic.errors import TitanicError
 from titanic.protocol.answers import Ended
 from titanic.protocol.submit_options import Span, seconds
-from titanic.protocol.tsp import Frames, Progress
+from titanic.protocol.tsp import Frames
 from titanic.util import ids
 
 
@@ -185,9 +185,7 @@ class Client(ClientCore):
         InvalidRequest."""
         self.calls.wire.close()
 
-    async def wait(
-        self, uuid: str, timeout: Span | None = None, *, on_progress: Callable[[Progress], object] | None = None
-    ) -> Frames:
+    async def wait(self, uuid: str, timeout: Span | None = None, *, on_progress: OnProgress | None = None) -> Frames:
         """The reply's frames, as soon as they are there. Raises as `reply`, and TimedOut after `timeout` (seconds, or a
         timedelta)."""
         if self._waits >= MOST_WAITS:

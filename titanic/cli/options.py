@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import NoneType
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import click
 from click.core import ParameterSource
@@ -27,6 +27,13 @@ from titanic.util.text import has_password, is_like_url, is_url
 from titanic.util.units import MAX_SECONDS
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Decorator(Protocol):
+    """Adds options to a command."""
+
+    def __call__(self, function: Function, /) -> Function: ...
+
 
 CONNECTION = "Connection"
 """The group of options that say how to reach a broker."""
@@ -122,13 +129,13 @@ command = partial(click.command, cls=GroupedCommand)
 """The decorator for commands."""
 
 
-def option(name: str, *aliases: str, **settings: Any) -> Callable[[Function], Function]:
+def option(name: str, *aliases: str, **settings: Any) -> Decorator:
     """A click option that can also come from the environment as TITANIC_<NAME>."""
     variable = "TITANIC_" + name.lstrip("-").replace("-", "_").upper()
     return click.option(name, *aliases, **{"cls": Option, "envvar": variable, "show_default": True, **settings})
 
 
-def together(*options: Callable[[Function], Function]) -> Callable[[Function], Function]:
+def together(*options: Decorator) -> Decorator:
     """Several options as one decorator, in the order of the help."""
 
     def decorate(function: Function) -> Function:
@@ -184,19 +191,17 @@ class Size(click.ParamType[int]):
             self.fail(str(error), param, ctx)
 
 
-def seconds(
-    name: str, *aliases: str, least: float, most: float = MAX_SECONDS, **settings: Any
-) -> Callable[[Function], Function]:
+def seconds(name: str, *aliases: str, least: float, most: float = MAX_SECONDS, **settings: Any) -> Decorator:
     """An option that is a duration."""
     return option(name, *aliases, type=Duration(least=least, most=most), metavar="TIME", **settings)
 
 
-def size(name: str, *, least: int = MIN_SIZE, **settings: Any) -> Callable[[Function], Function]:
+def size(name: str, *, least: int = MIN_SIZE, **settings: Any) -> Decorator:
     """An option that is a number of bytes."""
     return option(name, type=Size(least=least), metavar="SIZE", **settings)
 
 
-def declared(config: Any, name: str, *aliases: str, help: str = "", **settings: Any) -> Callable[[Function], Function]:
+def declared(config: Any, name: str, *aliases: str, help: str = "", **settings: Any) -> Decorator:
     """The option of a setting that the dataclass `config` declares. `help` replaces its sentences; `settings` are what
     only the command line knows."""
     fact, default = settings_of(config)[name], config.__dataclass_fields__[name].default
@@ -252,7 +257,7 @@ ENDPOINTS = {
 BROKER_ENDPOINTS = "Endpoint of the broker. With a list, a,b,c, one is picked at random; on failure the next is tried."
 
 
-def endpoint_option(group: str = "") -> Callable[[Function], Function]:
+def endpoint_option(group: str = "") -> Decorator:
     """`--endpoint` alone."""
     return option("--endpoint", **ENDPOINTS, group=group, help=BROKER_ENDPOINTS)
 
@@ -264,17 +269,17 @@ KEY_NAMES: dict[str, Any] = {"unlisted": ("--key",), "envvar": "TITANIC_KEY", "i
 """How the option --key-file of what listens is called elsewhere."""
 
 
-def key_option(help: str) -> Callable[[Function], Function]:
+def key_option(help: str) -> Decorator:
     """`--key-file` of what listens."""
     return option("--key-file", "key", type=FILE, metavar="FILE", default=None, help=help, **KEY_NAMES)
 
 
-def key_options(group: str = "", *, unlisted: Sequence[str] = ("--key",)) -> Callable[[Function], Function]:
+def key_options(group: str = "", *, unlisted: Sequence[str] = ("--key",)) -> Decorator:
     """`--key-file` and `--server-key`, which a command gets as `curve`. `unlisted`: other names of the first."""
     return together(key_file_options(group, unlisted), _with_keys)
 
 
-def key_file_options(group: str = "", unlisted: Sequence[str] = ("--key",)) -> Callable[[Function], Function]:
+def key_file_options(group: str = "", unlisted: Sequence[str] = ("--key",)) -> Decorator:
     """The same, which a command gets as `key_file` and `server_key`: as they were given."""
     return together(
         option(
@@ -318,7 +323,7 @@ def _with_keys(function: Function) -> Function:
 MDP_HELP = "Majordomo Protocol version; default: detected by an MDP 0.1 request."
 
 
-def reaching(timeout: float, patience: str, keys: Callable[..., Any] | None = None) -> Callable[[Function], Function]:
+def reaching(timeout: float, patience: str, keys: Callable[..., Any] | None = None) -> Decorator:
     """`--endpoint`, `--timeout`, `--mdp` and `key_options`, which a command gets as `reach`.
 
     `patience`: what the time-out is for. `keys`: options for the keys, if others.
@@ -417,7 +422,7 @@ class Database(StorePlace):
 DATABASE = Database()
 
 
-def broker_version(*versions: str, group: str = "") -> Callable[[Function], Function]:
+def broker_version(*versions: str, group: str = "") -> Decorator:
     """`--mdp` of a command that registers workers; None: the broker is asked which version it speaks."""
     return option(
         "--mdp",

@@ -15,17 +15,17 @@ import builtins
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self, Unpack
 
 from broker import DEFAULT_ENDPOINT, Curve, Key, credentials, each, finish, named
 from titanic.client.calls import BlockingWire, Body, Calls, tries_of
-from titanic.client.core import ClientCore
+from titanic.client.core import ClientCore, OnCount, OnProgress
 from titanic.protocol.answers import Ended, Look, RequestInfo
 from titanic.protocol.documents import ArchiveInfo, NodeInfo, Stats
 from titanic.protocol.submit_options import Span, SubmitOptions
-from titanic.protocol.tsp import Frames, Progress
+from titanic.protocol.tsp import Frames
 
 
 class PerThreadClients:
@@ -162,9 +162,7 @@ class Client:
         """
         return finish(self._own.reply(uuid))
 
-    def wait(
-        self, uuid: str, timeout: Span | None = None, *, on_progress: Callable[[Progress], object] | None = None
-    ) -> Frames:
+    def wait(self, uuid: str, timeout: Span | None = None, *, on_progress: OnProgress | None = None) -> Frames:
         """The reply's frames, as soon as they are there. Raises as `reply`, and TimedOut after `timeout` (seconds, or a
         timedelta).
 
@@ -240,7 +238,7 @@ class Client:
         return finish(self._own.retry(*uuids))
 
     def retry_all(
-        self, *, service: str | None = None, older_than: Span | None = None, tell: Callable[[int], object] | None = None
+        self, *, service: str | None = None, older_than: Span | None = None, tell: OnCount | None = None
     ) -> int:
         """Requeue all failed and expired requests, of one service if given, that ended more than `older_than` seconds
         ago.
@@ -255,7 +253,7 @@ class Client:
         *,
         service: str | None = None,
         older_than: Span | None = None,
-        tell: Callable[[int], object] | None = None,
+        tell: OnCount | None = None,
     ) -> int:
         """Close all requests in a state, of one service if given, that ended more than `older_than` seconds ago (were
         submitted, when they have not ended).

@@ -34,6 +34,12 @@ from titanic.protocol.tsp import Frames, Progress
 from titanic.util import ids
 from titanic.util.text import duration
 
+OnProgress = Callable[[Progress], object]
+"""Gets the progress of a request."""
+
+OnCount = Callable[[int], object]
+"""Gets how many requests are done so far."""
+
 PROGRESS_INTERVAL = 1.0
 """Seconds between two polls for progress."""
 
@@ -41,7 +47,7 @@ PROGRESS_INTERVAL = 1.0
 class ProgressWatch:
     """Polls the progress of a request and reports what is new."""
 
-    def __init__(self, calls: Calls, uuid: str, tell: Callable[[Progress], object]) -> None:
+    def __init__(self, calls: Calls, uuid: str, tell: OnProgress) -> None:
         self._calls = calls
         self._question = encode({"uuid": uuid})
         self._tell = tell
@@ -201,9 +207,7 @@ class ClientCore:
             return ended
         return read_reply(uuid, await self.calls.ask(tsp.REPLY, ids.plain(uuid)))
 
-    async def wait(
-        self, uuid: str, timeout: Span | None = None, *, on_progress: Callable[[Progress], object] | None = None
-    ) -> Frames:
+    async def wait(self, uuid: str, timeout: Span | None = None, *, on_progress: OnProgress | None = None) -> Frames:
         """The reply's frames, as soon as they are there."""
         timeout = None if timeout is None else seconds("timeout", timeout)
         until = None if timeout is None else time.monotonic() + timeout
@@ -343,7 +347,7 @@ class ClientCore:
         return done
 
     async def retry_all(
-        self, *, service: str | None = None, older_than: Span | None = None, tell: Callable[[int], object] | None = None
+        self, *, service: str | None = None, older_than: Span | None = None, tell: OnCount | None = None
     ) -> int:
         """Requeue all failed and expired requests, of one service if given, that ended more than `older_than` seconds
         ago."""
@@ -355,7 +359,7 @@ class ClientCore:
         *,
         service: str | None = None,
         older_than: Span | None = None,
-        tell: Callable[[int], object] | None = None,
+        tell: OnCount | None = None,
     ) -> int:
         """Close all requests in a state, of one service if given, that ended more than `older_than` seconds ago."""
         options = {"do": "purge", "state": state, "service": service, "older_than": older_than}
@@ -473,7 +477,7 @@ class ClientCore:
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    async def _administer(self, options: dict[str, Any], tell: Callable[[int], object] | None = None) -> int:
+    async def _administer(self, options: dict[str, Any], tell: OnCount | None = None) -> int:
         """Retry or purge all requests that the options select, a part at a time; how many there were."""
         done = 0
         while True:

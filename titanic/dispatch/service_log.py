@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from titanic.logs import COUNTED, WINDOW, Throttle, event
 from titanic.store import Status
+from titanic.util.clock import Clock
 from titanic.util.text import one_line
 
 log = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ class FailureLog:
     """A line for each request that failed for good; when many of a service fail, the first ones and a count. Used in
     one thread."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
         self._throttle: Throttle[bytes, None] = Throttle(OTHERS)
 

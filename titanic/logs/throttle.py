@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from broker import COUNTED, WINDOW, Throttle
 from titanic.errors import StoreAway
+from titanic.util.clock import Clock
 
 EVERY = 300.0
 """Seconds between two lines about the same incident."""
@@ -33,7 +34,7 @@ class Incident:
     over. Without `recovered`, each reason is logged when it is first met, and then every five minutes. Used in one
     thread."""
 
-    def __init__(self, log: logging.Logger, what: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, log: logging.Logger, what: str, clock: Clock = time.monotonic) -> None:
         """`what` cannot be done: "read what is due"."""
         self.reasons: Throttle[str, None] = Throttle(lines=1, window=EVERY, most=MOST_REASONS)
         self._log = log
@@ -69,9 +70,7 @@ class _RepeatKind(NamedTuple):
 class RepeatFilter(logging.Filter):
     """A filter for a handler. Lines that it holds back are counted in one line when their minute is over."""
 
-    def __init__(
-        self, emit: Callable[[logging.LogRecord], object], clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, emit: Callable[[logging.LogRecord], object], clock: Clock = time.monotonic) -> None:
         """`emit` gets the lines with the counts."""
         super().__init__()
         self._emit = emit

@@ -44,6 +44,8 @@ POLL_INTERVAL = 0.1
 Collect = Callable[[], Iterable[Metric]]
 Fault = Callable[[], str]
 """What is wrong; empty: nothing."""
+Admits = Callable[[str], bool]
+"""Whether a bearer token permits reading the metrics."""
 
 
 class MetricsListener:
@@ -57,7 +59,7 @@ class MetricsListener:
         *,
         unhealthy: Fault,
         unready: Fault,
-        admits: Callable[[str], bool] | None = None,
+        admits: Admits | None = None,
     ) -> None:
         """`admits`: whether a bearer token permits reading the metrics; None: no token is needed. Raises CallerError
         when the address cannot be bound."""
@@ -96,7 +98,7 @@ class _Server(ThreadingHTTPServer):
     allow_reuse_address = True
     request_queue_size = 128  # with the default of 5, a few concurrent peers must wait a second and reconnect
     registry: CollectorRegistry
-    admits: Callable[[str], bool] | None
+    admits: Admits | None
     pages: Mapping[str, Fault]
 
     def __init__(self, *arguments: Any) -> None:

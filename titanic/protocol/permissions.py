@@ -32,6 +32,9 @@ from broker import Permission, Reach, Rule, User
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
 
+Lacks = Callable[[User, Frames], str | None]
+"""Returns what a user lacks for a request with this body, if anything."""
+
 MEANINGS: Mapping[Permission, str] = {
     Permission.SUBMIT: "store requests for a service",
     Permission.WORK: "register as a worker of a service",
@@ -92,7 +95,7 @@ def _submit(user: User, body: Frames) -> str | None:
     return _request(user, body[1:])
 
 
-_LACKS: Mapping[bytes, Callable[[User, Frames], str | None]] = {
+_LACKS: Mapping[bytes, Lacks] = {
     tsp.REQUEST: _request,
     tsp.SUBMIT: _submit,
     tsp.REPLY: lambda user, body: lacks(user, "read"),
@@ -104,7 +107,7 @@ _LACKS: Mapping[bytes, Callable[[User, Frames], str | None]] = {
 }
 
 
-def _rule(service: bytes, lacks: Callable[[User, Frames], str | None]) -> Rule:
+def _rule(service: bytes, lacks: Lacks) -> Rule:
     def rule(user: User, body: Frames) -> Frames | None:
         fault = lacks(user, body)
         return None if fault is None else tsp.forbidden(service, fault)

@@ -24,7 +24,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ from titanic.client.queue import Queue
 from titanic.errors import Forbidden, InvalidSchedule, KeyRefused, TimedOut, TitanicError
 from titanic.protocol.submit_options import MOST_SECONDS
 from titanic.schedules.schedule import MOST, Schedule, in_utc, paused_key, resumed_key
-from titanic.util.clock import elapsed
+from titanic.util.clock import Clock, elapsed
 
 LATE = 60.0
 """Seconds until a tick counts as missed."""
@@ -232,9 +232,7 @@ class Scheduler:
     scheduler.stop()
     """
 
-    def __init__(
-        self, client: Client, schedules: Sequence[Schedule], *, elapsed: Callable[[], float] = elapsed
-    ) -> None:
+    def __init__(self, client: Client, schedules: Sequence[Schedule], *, elapsed: Clock = elapsed) -> None:
         """`elapsed`: the clock by which it sleeps. Raises InvalidSchedule for two with one name."""
         names = [schedule.name for schedule in schedules]
         if twice := [name for name in names if names.count(name) > 1]:

@@ -9,11 +9,11 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
 
 from broker import User
 from titanic.logs import COUNTED, WINDOW, Throttle, event
 from titanic.store import Page, ReadTransaction
+from titanic.util.clock import Clock
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Refusals:
     """Counts refusals by user and action, and logs them without bodies and keys. Any thread may call it. An action is
     the name of the requested service."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Clock = time.monotonic) -> None:
         self._counts: dict[tuple[str, str], int] = {}
         self._throttle: Throttle[tuple[str, str], None] = Throttle(OTHERS)
         self._clock = clock

@@ -27,6 +27,9 @@ from titanic.store import Outcome, ReadTransaction, Status, Store
 
 log = logging.getLogger(__name__)
 
+Hides = Callable[[bytes], bool]
+"""Whether a request is reported as unknown."""
+
 PORTION = 16 << 20
 """Bytes of replies that are read for one peer before the others get their turn."""
 
@@ -238,9 +241,7 @@ def prefetched(asks: Iterator[tuple[ReadService, Ask]]) -> list[bytes]:
     return list(dict.fromkeys(islice(uuids, FORESEEN)))
 
 
-def read_replies(
-    transaction: ReadTransaction, body: Frames, hides: Callable[[bytes], bool] | None = None
-) -> tuple[Frames, int]:
+def read_replies(transaction: ReadTransaction, body: Frames, hides: Hides | None = None) -> tuple[Frames, int]:
     """The answer to a titanic.reply, and how many replies it contains. `hides`: whether a request is reported as
     unknown; None: none is."""
     uuids = tsp.read_uuids(body)
@@ -252,7 +253,7 @@ def read_replies(
     return frames, int(frames[0] != tsp.PENDING and frames is not tsp.UNKNOWN)
 
 
-def _read_reply(transaction: ReadTransaction, uuid: bytes, hides: Callable[[bytes], bool] | None) -> Frames:
+def _read_reply(transaction: ReadTransaction, uuid: bytes, hides: Hides | None) -> Frames:
     """The outcome of one request, in the format of RFC 9."""
     if hides is not None and hides(uuid):
         return tsp.UNKNOWN
@@ -266,9 +267,7 @@ def _read_reply(transaction: ReadTransaction, uuid: bytes, hides: Callable[[byte
     return tsp.ended(outcome.status.name.lower(), outcome.reason, outcome.frames)
 
 
-def _summed_up(
-    transaction: ReadTransaction, uuids: Sequence[bytes], hides: Callable[[bytes], bool] | None
-) -> tuple[Frames, int]:
+def _summed_up(transaction: ReadTransaction, uuids: Sequence[bytes], hides: Hides | None) -> tuple[Frames, int]:
     summary: list[bytes] = []
     frames: Frames = []
     found = size = 0

@@ -8,6 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+Clock = Callable[[], float]
+"""Returns seconds."""
+
 LATEST_US = 253_402_300_799_000_000
 """The end of the year 9999. Later times count as this: ids and records have room for some centuries more."""
 
@@ -41,7 +44,7 @@ def capped(until: int, since: int, now_us: int) -> int:
 class ClockJumps:
     """Detects that the wall clock was set, by comparing it from time to time. One thread uses it."""
 
-    def __init__(self, elapsed: Callable[[], float] = elapsed) -> None:
+    def __init__(self, elapsed: Clock = elapsed) -> None:
         self._elapsed = elapsed
         self._offset: int | None = None
         self._doubted: list[tuple[float, int]] = []  # until when, and by how many µs it was set ahead

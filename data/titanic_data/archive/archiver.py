@@ -28,7 +28,7 @@ from broker import DEFAULT_ENDPOINT, Key, credentials
 from titanic import ArchiveInfo, Client, InvalidRequest
 from titanic.errors import StoreLocked
 from titanic.store import ArchiveState, Archivist, ReadTransaction, WriteTransaction, open_store
-from titanic_data.archive.engines import Engine
+from titanic_data.archive.engines import Engine, Reached
 from titanic_data.archive.manifest import Archive, Entry, File, make_directory, measure, sync_directory, write_whole
 from titanic_data.errors import ArchiveError, ArchiveGap
 from titanic_data.store_reader import closed_range, forget, identity, store_at
@@ -74,7 +74,7 @@ class Archiver:
         rows: int = ROWS,
         max_bytes: int = BYTES,
         allow_gap: bool = False,
-        reached: Callable[[str], None] = lambda point: None,
+        reached: Reached = lambda point: None,
         done: Callable[[Entry], None] = lambda entry: None,
     ) -> None:
         self._archive, self._queue, self._engine = archive, queue, engine
@@ -235,7 +235,7 @@ def publish(
     archive: Archive,
     first: int,
     last: int,
-    reached: Callable[[str], None] = lambda point: None,
+    reached: Reached = lambda point: None,
     *,
     kind: str = "closed",
 ) -> tuple[File, ...]:

@@ -14,6 +14,8 @@ import click
 from titanic.cli.printing import print_table, pyplot
 
 Rows = Sequence[dict[str, Any]]
+Picture = Callable[[Any, Rows], Any]
+"""Draws rows with matplotlib's pyplot."""
 TIMES = {"second": "%Y-%m-%d %H:%M:%S", "minute": "%Y-%m-%d %H:%M", "hour": "%Y-%m-%d %H:%M", "day": "%Y-%m-%d"}
 """How the beginning of a period is written."""
 PICTURES = (".png", ".svg", ".pdf")
@@ -64,7 +66,7 @@ def _latency(plotter: Any, rows: Rows) -> Any:
     return picture
 
 
-def _lines(column: str, title: str, label: str) -> Callable[[Any, Rows], Any]:
+def _lines(column: str, title: str, label: str) -> Picture:
     def make(plotter: Any, rows: Rows) -> Any:
         picture, axes = plotter.subplots(figsize=(10, 5), layout="constrained")
         for service, some in _by_service(rows).items():
@@ -78,7 +80,7 @@ def _lines(column: str, title: str, label: str) -> Callable[[Any, Rows], Any]:
     return make
 
 
-def _bars(column: str, title: str, label: str, *names: str) -> Callable[[Any, Rows], Any]:
+def _bars(column: str, title: str, label: str, *names: str) -> Picture:
     def make(plotter: Any, rows: Rows) -> Any:
         some = rows[:30]
         picture, axes = plotter.subplots(figsize=(10, 1.5 + 0.3 * len(some)), layout="constrained")
@@ -93,7 +95,7 @@ def _bars(column: str, title: str, label: str, *names: str) -> Callable[[Any, Ro
     return make
 
 
-_PICTURES: dict[str, Callable[[Any, Rows], Any]] = {
+_PICTURES: dict[str, Picture] = {
     "latency": _latency,
     "throughput": _lines("closed", "Throughput", "closed in the time"),
     "backlog": _lines("backlog", "Backlog", "requests that have not ended"),

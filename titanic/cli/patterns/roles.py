@@ -18,6 +18,7 @@ from broker.patterns import server_keys
 from titanic import logs
 from titanic.cli.options import (
     ENDPOINTS,
+    Decorator,
     Duration,
     Function,
     GroupedCommand,
@@ -122,7 +123,7 @@ def _with_server_keys(function: Function) -> Function:
     return cast(Function, with_keys)
 
 
-KEYS: dict[str, Callable[[Function], Function]] = {
+KEYS: dict[str, Decorator] = {
     "curve": key_options(),
     "keys": together(
         key_option("Secret key file of this server; clients and workers then need a key given by --allow."),

@@ -35,6 +35,9 @@ _STEP = 256
 _RARE = {State.FAILED, State.EXPIRED, State.CANCELLED}
 """Ends by which to choose first, and by service then."""
 
+RecordTest = Callable[[memoryview], bool]
+"""Whether a record is wanted."""
+
 Candidate = tuple[bytes, bool]
 """An id; False: all up to it were examined, and it is not wanted itself."""
 
@@ -194,7 +197,7 @@ def _each(uuids: Iterator[bytes], effort: _Effort) -> Iterator[Candidate]:
 def _records(
     tx: Reading,
     database: lmdb._Database,
-    is_wanted: Callable[[memoryview], bool] | None,
+    is_wanted: RecordTest | None,
     after: bytes | None,
     newest: bool,
     effort: _Effort,
@@ -218,7 +221,7 @@ def _records(
             yield bytes(cursor.key()), False
 
 
-def _service_test(service: bytes) -> Callable[[memoryview], bool]:
+def _service_test(service: bytes) -> RecordTest:
     """Whether a record is a request of a service. Nothing else of it is read."""
     size = len(service)
     name_of = struct.Struct(f"{request_record.SERVICE_SIZE_AT}xB{request_record.SERVICE_GAP}x{size}s")
@@ -226,7 +229,7 @@ def _service_test(service: bytes) -> Callable[[memoryview], bool]:
     return lambda record: len(record) >= least and unpack_from(record) == right
 
 
-def _end_test(states: Collection[State]) -> Callable[[memoryview], bool]:
+def _end_test(states: Collection[State]) -> RecordTest:
     """Whether a record is that of such an end, or makes no sense."""
     kinds = frozenset(kind for kind in range(256) if outcome_record.may_be(bytes((0, kind)), states))
     return lambda record: len(record) < 2 or record[1] in kinds

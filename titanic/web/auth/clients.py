@@ -18,6 +18,7 @@ from titanic.protocol import tsp
 from titanic.protocol.answers import RequestInfo
 from titanic.protocol.submit_options import MOST_TOGETHER, SubmitOptions
 from titanic.protocol.tsp import Frames
+from titanic.util.clock import Clock
 from titanic.util.files import state_of
 from titanic.web.problems import Problem
 from titanic.web.settings import WebSettings
@@ -279,9 +280,7 @@ class Clients:
     """One client for each user, made on first use. It connects with the user's key, so the server checks the user's
     permissions."""
 
-    def __init__(
-        self, settings: WebSettings, *, most: int = MAX_CLIENTS, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, settings: WebSettings, *, most: int = MAX_CLIENTS, clock: Clock = time.monotonic) -> None:
         self._settings = settings
         self._most = most
         self._clock = clock

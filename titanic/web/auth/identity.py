@@ -17,7 +17,7 @@ import re
 import secrets
 import time
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
@@ -33,6 +33,7 @@ from broker import Access, AccessError, hash_token, load_access, load_secret
 from titanic import logs
 from titanic.aio import Client
 from titanic.errors import CallerError
+from titanic.util.clock import Clock
 from titanic.util.files import state_of
 from titanic.util.text import counted
 from titanic.web.auth.clients import ANYBODY
@@ -185,7 +186,7 @@ class Visitor(NamedTuple):
 class Identity:
     """Authenticates requests, signs users in and out, and ends requests when their grant is revoked."""
 
-    def __init__(self, settings: WebSettings, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, settings: WebSettings, *, clock: Clock = time.time) -> None:
         """Raises broker.AccessError for an invalid access file, and CallerError for an invalid session secret.
         `clock`: the wall clock, because sessions are shared by gateways."""
         self._clock = clock

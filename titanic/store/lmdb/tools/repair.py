@@ -59,6 +59,9 @@ from titanic.store.states import Status
 from titanic.util.clock import wall_us
 from titanic.util.ids import SIZE
 
+RowTest = Callable[[bytes, bytes], bool]
+"""Whether a key and a value look like a row of some database."""
+
 UNKNOWN_SERVICE = b"unknown"
 """The service of a request when no record of it is left."""
 
@@ -352,7 +355,7 @@ def _looks_like(name: str, key: bytes, value: bytes) -> bool:
 def _record(
     decode_header: Callable[[bytes, bytes], RequestHeader | OutcomeHeader],
     decode: Callable[[bytes, memoryview], object],
-) -> Callable[[bytes, bytes], bool]:
+) -> RowTest:
     """Whether a row is a record with frames, or with a reference to them at its end."""
 
     def looks_like(key: bytes, value: bytes) -> bool:
@@ -364,7 +367,7 @@ def _record(
     return looks_like
 
 
-_LOOKS: dict[str, Callable[[bytes, bytes], bool]] = {
+_LOOKS: dict[str, RowTest] = {
     "requests": _record(request_record.decode_header, request_record.decode),
     "replies": _record(outcome_record.decode_header, outcome_record.decode),
     # for a retry, the other two check all that matters
