@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from broker.core.mdp import Frames, error_body
 from broker.errors import RemoteError
+from broker.io.loop import Call
 from broker.io.sockets import MOST_BODY_FRAMES
 
 log = logging.getLogger(__name__)
@@ -25,7 +26,8 @@ UTF-8."""
 Handler = Callable[[Frames], Reply | Generator[Reply, None, Reply]]
 """A function of a request's frames. It returns the reply, or is a generator of its parts."""
 
-Call = tuple[Callable[..., None], tuple[Any, ...]]
+SendPart = Callable[[Frames], object]
+"""Gets each part of a reply."""
 
 
 class HandlerThreads:
@@ -96,7 +98,7 @@ class HandlerThreads:
         self._threads.discard(threading.get_ident())
 
 
-def execute(handler: Handler, body: Frames, part: Callable[[Frames], object]) -> Frames:
+def execute(handler: Handler, body: Frames, part: SendPart) -> Frames:
     """Call a handler. `part` gets each part of the reply that it yields; return the last one, or the whole."""
     result: Any = handler(body)
     while isinstance(result, Generator):

@@ -33,6 +33,12 @@ log = logging.getLogger(__name__)
 MOST_SOURCES = 10_000
 """Peers of which the IP address is remembered, at least."""
 
+Deliver = Callable[[list[Frames]], None]
+"""Gets messages in batches, in the broker's thread."""
+
+Lasts = Callable[[], bool]
+"""Whether workers may begin what a local peer asks for."""
+
 BatchHandler = Callable[[list[Request]], None]
 """What an integrated service does with the requests that have come; it is called in the broker's thread."""
 
@@ -43,9 +49,9 @@ class LocalPeer:
     def __init__(
         self,
         broker: Broker,
-        deliver: Callable[[list[Frames]], None],
+        deliver: Deliver,
         user: User | None,
-        lasts: Callable[[], bool] | None,
+        lasts: Lasts | None,
     ) -> None:
         self.lasts = lasts
         """Whether workers may begin its requests; None: always."""
@@ -128,7 +134,7 @@ class Broker(CoreRunner[BrokerCore]):
             if context is not None:
                 raise UsageError("a broker with access control creates its own context; leave `context` out")
             guard = self.core.guard = Guard(access, rules, self.core.stats)
-            self._access = broker.io.AccessControl(guard, keys, self._settle)
+            self._access = broker.io.AccessControl(guard, keys, self)
             self.loop.add(self._access.zap)
             self.loop.add(self._access.handshakes)
             self.loop.add(self._access.log)
@@ -221,9 +227,9 @@ class Broker(CoreRunner[BrokerCore]):
 
     def connect_local(
         self,
-        deliver: Callable[[list[Frames]], None],
+        deliver: Deliver,
         user: User | None = None,
-        lasts: Callable[[], bool] | None = None,
+        lasts: Lasts | None = None,
     ) -> LocalPeer:
         """A client without a socket. `deliver` gets its replies in batches, in the broker's thread. `user`: as whom it
         speaks, with access control; None: it may do everything. `lasts`: whether workers may begin what it asks for; it
@@ -302,7 +308,7 @@ class Broker(CoreRunner[BrokerCore]):
 
     def _named(self, peer: bytes, frame: Any) -> bool:
         if (connection := self.names.new(peer, frame)) is not None:
-            self._settle()
+            self.settle()
             now = time.monotonic()
             if connection in self._ended:
                 self._ended.remove(connection)
@@ -321,7 +327,7 @@ class Broker(CoreRunner[BrokerCore]):
             self._former_sources, self._sources = self._sources, {}
         self._sources[peer] = peer_ip(frame)
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Process the ends of connections."""
         now = time.monotonic()
         while self._peers.drain(now):

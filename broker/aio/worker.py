@@ -19,7 +19,7 @@ from broker.config import DEFAULT_ENDPOINT, WorkerConfig
 from broker.core.mdp import Frames, error_body, service_fault
 from broker.core.worker import Job
 from broker.errors import UsageError
-from broker.handlers import DELIVERY, Reply, as_frames
+from broker.handlers import DELIVERY, Reply, SendPart, as_frames
 from broker.io.curve import Key, credentials
 from broker.io.loop import Loop
 from broker.worker_base import WorkerBase, WorkerRegistration
@@ -150,7 +150,7 @@ class HandlerTasks:
             await asyncio.wait(self._tasks)
 
 
-async def execute(handler: AsyncHandler, body: Frames, part: Callable[[Frames], object]) -> Frames:
+async def execute(handler: AsyncHandler, body: Frames, part: SendPart) -> Frames:
     """Await a handler. `part` gets each part of the reply that it yields; return the last one, or the whole."""
     result = handler(body)
     if not isinstance(result, AsyncGenerator):

@@ -9,7 +9,6 @@ import resource
 import socket as stream
 import struct
 import time
-from collections.abc import Callable
 from contextlib import suppress
 
 import zmq
@@ -20,7 +19,7 @@ from broker.access.users import NOBODY, Access
 from broker.core.throttle import COUNTED, Throttle
 from broker.io.loop import Channel
 from broker.io.sockets import Socket, full
-from broker.io.user_connections import UserConnection, UserConnections
+from broker.io.user_connections import ConnectionsOwner, UserConnection, UserConnections
 from broker.io.zap import ZapHandler, enforce, secure
 
 log = logging.getLogger("broker.access")
@@ -56,13 +55,12 @@ administrators."""
 class AccessControl:
     """The ZAP handler in a ZeroMQ context of its own, and the connections that it admitted."""
 
-    def __init__(self, guard: Guard, keys: Keys | None, settle: Callable[[], None]) -> None:
-        """`settle`: see `UserConnections`."""
+    def __init__(self, guard: Guard, keys: Keys | None, owner: ConnectionsOwner) -> None:
         self.guard = guard
         self.context: zmq.Context[Socket] = zmq.Context()
         self._keys = keys
-        self.connections = UserConnections(guard, settle, *_connection_limits())
-        self.zap = ZapHandler(self.context, guard.access, self._refuse_unknown, self.connections.asked)
+        self.connections = UserConnections(guard, owner, *_connection_limits())
+        self.zap = ZapHandler(self.context, guard.access, self)
         self.handshakes = Handshakes(self.connections)
         self.log = AccessLog(guard)
 
@@ -86,7 +84,12 @@ class AccessControl:
         self.zap.close()
         self.context.term()
 
-    def _refuse_unknown(self, address: str, key: str) -> None:
+    def asked(self) -> None:
+        """Note that a handshake reached the ZAP handler."""
+        self.connections.asked()
+
+    def refuse(self, address: str, key: str) -> None:
+        """Report a peer that is no user."""
         self.guard.refused(NOBODY, "connect", b"", address, f"no user has the public key {key}" if key else "")
 
 

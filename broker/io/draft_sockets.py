@@ -27,10 +27,9 @@ from __future__ import annotations
 import importlib
 import sys
 import time
-from collections.abc import Callable
 from importlib.util import find_spec
 from threading import Lock, Thread
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 import zmq
 
@@ -62,89 +61,106 @@ class Unreachable(BrokerError):
     """A message cannot be sent: the peer is gone, or there is no peer, or all that may wait is waiting."""
 
 
-class Backend(NamedTuple):
+class Backend(Protocol):
     """Something that has draft sockets."""
 
     module: Any
-    address: Callable[[Any, bytes, int], None]
-    """How it sends to the peer with a routing id."""
-    track: Callable[[Any, bytes, int], Leaving]
-    """The same with a large message; return a tracker that shows when it has left."""
-    receive: Callable[[Any], Any]
-    """The next message's frame; None for a message of several, which is to be discarded."""
     wakes: bool
     """Whether a thread that receives is woken when another one closes the socket."""
-    watch: Callable[[Any], Callable[[], bool]] | None
-    """Makes a monitor of a socket's connections; None: IMMEDIATE suffices."""
+
+    def address(self, socket: Any, data: bytes, routing_id: int) -> None:
+        """Send to the peer with a routing id."""
+
+    def track(self, socket: Any, data: bytes, routing_id: int) -> Leaving:
+        """The same with a large message; return a tracker that shows when it has left."""
+
+    def receive(self, socket: Any) -> Any:
+        """The next message's frame; None for a message of several, which is to be discarded."""
+
+    def watch(self, socket: Any) -> ConnectionMonitor | None:
+        """Make a monitor of a socket's connections; None: IMMEDIATE suffices."""
 
 
 def choose() -> Backend:
     """What to take here. Raises MissingDrafts."""
     if zmq.DRAFT_API and zmq.has("draft"):
-        return libzmq()
+        return _Libzmq()
     if find_spec("pyomq") is not None:
-        return omq()
+        return _Omq()
     raise MissingDrafts(
         "CLIENT, SERVER, SCATTER and GATHER sockets are drafts, and this pyzmq was built without them; "
         "pip install pyomq, or build pyzmq against a libzmq with drafts"
     )
 
 
-def libzmq() -> Backend:
+class _Libzmq:
     """A pyzmq with drafts."""
 
-    def address(socket: Any, data: bytes, routing_id: int) -> None:
+    module: Any = zmq
+    wakes = False
+
+    def address(self, socket: Any, data: bytes, routing_id: int) -> None:
         socket.send(data, routing_id=routing_id)
 
-    def track(socket: Any, data: bytes, routing_id: int) -> Leaving:
+    def track(self, socket: Any, data: bytes, routing_id: int) -> Leaving:
         tracker: Leaving = socket.send(data, routing_id=routing_id, copy=False, track=True)
         return tracker
 
-    def receive(socket: Any) -> Any:
+    def receive(self, socket: Any) -> Any:
         return socket.recv(copy=False)  # it discards by itself
 
-    return Backend(zmq, address, track, receive, wakes=False, watch=None)
+    def watch(self, socket: Any) -> None:
+        return None
 
 
-def omq() -> Backend:
+class _Omq:
     """pyomq."""
-    module = importlib.import_module("pyomq")
 
-    def address(socket: Any, data: bytes, routing_id: int) -> None:
-        frame = module.Frame(data)
+    wakes = True
+
+    def __init__(self) -> None:
+        self.module: Any = importlib.import_module("pyomq")
+
+    def address(self, socket: Any, data: bytes, routing_id: int) -> None:
+        frame = self.module.Frame(data)
         frame.routing_id = routing_id
         socket.send(frame, copy=False)
 
-    def track(socket: Any, data: bytes, routing_id: int) -> Leaving:
-        address(socket, data, routing_id)
+    def track(self, socket: Any, data: bytes, routing_id: int) -> Leaving:
+        self.address(socket, data, routing_id)
         return _Held(data)
 
-    def receive(socket: Any) -> Any:
+    def receive(self, socket: Any) -> Any:
         frames = socket.recv_multipart(copy=False)  # all or nothing, also when threads share the socket
         return frames[0] if len(frames) == 1 else None
 
-    def watch(socket: Any) -> Callable[[], bool]:
-        monitor, lock = socket.monitor(), Lock()
-        present, look_at = False, 0.0
+    def watch(self, socket: Any) -> ConnectionMonitor:
+        return ConnectionMonitor(socket, self.module.ZMQError)
 
-        def anybody() -> bool:
-            nonlocal present, look_at
-            now = time.monotonic()
-            if present and now < look_at:
-                return True
-            with lock:
-                try:
-                    while True:  # news is much cheaper to ask for than the list; it may be incomplete
-                        monitor.recv_nowait()
-                        present = False
-                except module.ZMQError:
-                    present = present or bool(socket.connections())
-                look_at = now + _TRUST
-                return present
 
-        return anybody
+class ConnectionMonitor:
+    """Knows whether a socket of pyomq has connections."""
 
-    return Backend(module, address, track, receive, wakes=True, watch=watch)
+    def __init__(self, socket: Any, error: type[Exception]) -> None:
+        """`error`: raised when there is no news."""
+        self._socket, self._error = socket, error
+        self._monitor, self._lock = socket.monitor(), Lock()
+        self._present, self._look_at = False, 0.0
+
+    def anybody(self) -> bool:
+        """Whether there is any."""
+        now = time.monotonic()
+        if self._present and now < self._look_at:
+            return True
+        with self._lock:
+            try:
+                while True:  # news is much cheaper to ask for than the list; it may be incomplete
+                    self._monitor.recv_nowait()
+                    self._present = False
+            except self._error:
+                self._present = self._present or bool(self._socket.connections())
+            self._look_at = now + _TRUST
+            return self._present
 
 
 class _Held:
@@ -196,7 +212,7 @@ class DraftSocket:
             socket.setsockopt(module.TCP_MAXRT, unread)
         if kind == "SCATTER":
             socket.immediate = 1
-        self._anybody = self._backend.watch(socket) if self._backend.watch else None
+        self._watched = self._backend.watch(socket)
         self._kind = kind
         self._closing = False
         self._guard = Lock()  # the thread that receives closes it, too, once it is woken
@@ -290,11 +306,11 @@ class DraftSocket:
     @property
     def tells_peers(self) -> bool:
         """Whether connections can be observed."""
-        return self._anybody is not None
+        return self._watched is not None
 
     def has_peers(self) -> bool:
         """Whether a peer is connected; True if that is unknown."""
-        return self._anybody is None or self._anybody()
+        return self._watched is None or self._watched.anybody()
 
     def _reach(self, what: str, endpoint: str) -> None:
         whole = full(endpoint)

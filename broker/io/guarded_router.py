@@ -81,7 +81,7 @@ class GuardedRouter(Channel):
         if keys.own is None:
             self.router = Router(zmq.Context.instance())
         else:
-            access = self._access = AccessControl(Guard(keys.access), keys.own, self._settle)
+            access = self._access = AccessControl(Guard(keys.access), keys.own, self)
             connections = access.connections
             self.router = Router(access.context, look=connections.look, distrust=True)
             self._peers = ConnectionCount(self.router.socket, self._connected, connections.ended, connections.accepted)
@@ -113,7 +113,7 @@ class GuardedRouter(Channel):
     def _connected(self, peers: int) -> None:
         """Ignore the number of connections."""
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Process the ends of connections."""
         while self._peers is not None and self._peers.drain(0.0):
             pass

@@ -147,6 +147,10 @@ class Poller(Generic[Owner]):
         self._epoll.close()
 
 
+Call = tuple[Callable[..., None], tuple[Any, ...]]
+"""A function, and its arguments."""
+
+
 class Loop:
     """Runs channels until `stop`."""
 
@@ -164,7 +168,7 @@ class Loop:
         self._unread: dict[Channel, None] = {}
         """Channels with input that no poll reports."""
         self._poller: Poller[Channel] = Poller()
-        self._calls: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._calls: deque[Call] = deque()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._guard = threading.RLock()  # a signal handler may come in while its own thread holds it
         self._signalled = False  # a wake-up byte is on its way: one is enough

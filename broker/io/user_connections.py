@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import socket as stream
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import zmq
 
@@ -51,6 +50,13 @@ class UserConnection:
         return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
 
 
+class ConnectionsOwner(Protocol):
+    """What watches the connections of a socket."""
+
+    def settle(self) -> None:
+        """Report all connections that have `ended`, since a new one may have the descriptor of one of them."""
+
+
 class UserConnections:
     """Connections by the names of their senders and by their file descriptors.
 
@@ -60,14 +66,13 @@ class UserConnections:
     connection that has the name of an earlier one is another peer, and gets nothing that was meant for the earlier one.
     """
 
-    def __init__(self, guard: Guard, settle: Callable[[], None], most_silent: int, places: int) -> None:
-        """`settle` is called for a new connection: it reports all that have `ended`, since one of them may have had the
-        descriptor. `most_silent`: connections that have not sent a message. `places`: for those that have; a user may
+    def __init__(self, guard: Guard, owner: ConnectionsOwner, most_silent: int, places: int) -> None:
+        """`most_silent`: connections that have not sent a message. `places`: for those that have; a user may
         have a share of them, unless the access file sets another limit. Connections of administrators do not count."""
         self.speaker = UserConnection(b"", "", NOBODY, -1, _NO_ENDS, there=False, admitted=False)
         """The connection of the last message passed to `look`."""
         self._guard = guard
-        self._settle = settle
+        self._owner = owner
         self._most_silent = most_silent
         self._places = places
         self._silent: dict[int, None] = {}
@@ -171,7 +176,7 @@ class UserConnections:
     def _new(self, sender: bytes, user_id: str, frame: Any) -> UserConnection:
         descriptor: int = frame.get(_SRCFD)
         ends = self._ends(descriptor)
-        self._settle()  # behind: if these are the ends of another one, it is told now that the former has ended
+        self._owner.settle()  # behind: if these are the ends of another one, it is told now that the former has ended
         if descriptor in self._ended:
             self._close(descriptor)
             ends = _NO_ENDS

@@ -11,7 +11,7 @@ A socket option applies to endpoints that are bound after it was set: so each en
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 import zmq
 from zmq.utils import z85
@@ -62,6 +62,16 @@ def secure(socket: Socket, endpoint: str, access: Access, keys: Keys | None) -> 
     socket.zap_domain = whole.encode()
 
 
+class Admission(Protocol):
+    """What is notified of new connections."""
+
+    def refuse(self, address: str, key: str) -> None:
+        """A peer was refused. `key`: its public key in Z85, if it has one."""
+
+    def asked(self) -> None:
+        """ZeroMQ has asked about a connection."""
+
+
 class ZapHandler(Channel):
     """Answers ZeroMQ's questions about new connections."""
 
@@ -71,13 +81,9 @@ class ZapHandler(Channel):
         self,
         context: zmq.Context[Socket],
         access: Access,
-        refused: Callable[[str, str], None],
-        asked: Callable[[], None],
+        admission: Admission,
     ) -> None:
-        """`refused` is called with the address of a refused peer and its public key in Z85, if it has one; `asked` for
-        each connection that ZeroMQ asks about."""
-        self._refused = refused
-        self._asked = asked
+        self._admission = admission
         self._keys: dict[bytes, bytes] = {}
         self._endpoints: dict[bytes, frozenset[bytes] | None] = {}
         self.swap(access)
@@ -116,11 +122,11 @@ class ZapHandler(Channel):
         """Answer a question; None if it is malformed and cannot be answered."""
         if len(frames) <= _ID or frames[1]:
             return None
-        self._asked()
+        self._admission.asked()
         name = self._name(frames)
         if name is None:
             key = frames[_KEY] if len(frames) == _KEY + 1 and len(frames[_KEY]) == KEY_SIZE else b""
-            self._refused(
+            self._admission.refuse(
                 frames[_FROM][:255].decode(errors="replace") if len(frames) > _FROM else "", z85.encode(key).decode()
             )
             return [*frames[:2], VERSION, frames[_ID], b"400", b"refused", b"", b""]

@@ -148,7 +148,7 @@ class Peer:
     def _list(self, options: dict[str, Any]) -> bytes:
         with self._world.store.read() as transaction:
             now_us = int(self._world.clock * 1e6)
-            return list_requests.answer(transaction, [json.dumps(options).encode()], set, now_us=now_us)[1]
+            return list_requests.answer(transaction, [json.dumps(options).encode()], None, now_us=now_us)[1]
 
     def _message(self, stand: str) -> Message:
         return Message(self._world, stand)

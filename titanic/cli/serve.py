@@ -209,7 +209,7 @@ class ServedQueue(serve_run.Subject):
     def __init__(self, server: Server) -> None:
         self._server = server
         self._rate = Rate()
-        self.watchdog, self.stop, self.control = server.watchdog, server.stop, server.control
+        self.watchdog, self.control = server.watchdog, server.control
 
     def wait_for_broker(self, signals: serve_run.Signals) -> None:
         """Wait a moment for the broker's answer: when another queue serves it, only that is reported."""
@@ -247,6 +247,9 @@ class ServedQueue(serve_run.Subject):
     def reload(self, settings: dict[str, object]) -> None:
         self._server.reload(server_config(settings))
 
+    def stop(self) -> None:
+        self._server.stop()
+
     def withdraw(self) -> None:
         self._server.stop(started=False)
 
@@ -282,11 +285,16 @@ class Switch(serve_run.Subject):
         self.control = control
         self._rate = Rate()
         self.watchdog = Watchdog({"broker": here.loop.call})
-        self.stop, self.workers = here.stop, here.workers
 
     @property
     def alive(self) -> bool:
         return self._broker.alive
+
+    def workers(self) -> dict[bytes, int]:
+        return self._broker.workers()
+
+    def stop(self) -> None:
+        self._broker.stop()
 
     def status(self) -> str:
         core = self._broker.core

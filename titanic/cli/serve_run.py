@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, wait
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
@@ -35,6 +35,9 @@ from titanic.logs import Incident
 from titanic.server.server_access import ServerAccess
 from titanic.server.watchdog import Watchdog
 from titanic.util.sd_notify import Notifier
+
+if TYPE_CHECKING:  # not every server pays for it
+    from titanic.metrics.listener import MetricsListener
 
 log = logging.getLogger("titanic")
 
@@ -99,10 +102,11 @@ class Subject(Protocol):
         """Whether it has nothing left to do since then."""
         return False
 
-    workers: Callable[[], Mapping[bytes, int]]
-    """Which services have workers, and how many, as far as it knows."""
-    stop: Callable[[], None]
-    """Ends it."""
+    def workers(self) -> Mapping[bytes, int]:
+        """Which services have workers, and how many, as far as it knows."""
+
+    def stop(self) -> None:
+        """End it."""
 
     def status(self) -> str:
         """A line about it."""
@@ -148,19 +152,19 @@ def run(subject: Subject, signals: Signals, metrics: Address | None, *, open: bo
     its metrics; `open`: other machines may read them."""
     ending = Stop(subject.stop)
     try:
-        stop_listening = None if metrics is None else _listen(subject, signals, metrics, open=open)
+        listener = None if metrics is None else _listen(subject, signals, metrics, open=open)
     except (TitanicError, click.UsageError):
         subject.withdraw()
         raise
     _run(subject, signals, Notifier())
     ending.now()
-    if stop_listening is not None:
-        stop_listening()
+    if listener is not None:
+        listener.stop()
 
 
-def _listen(subject: Subject, signals: Signals, address: Address, *, open: bool) -> Callable[[], None]:
-    """Serve the metrics; returns what stops that."""
-    from titanic.metrics.listener import MetricsListener  # not every server pays for it
+def _listen(subject: Subject, signals: Signals, address: Address, *, open: bool) -> MetricsListener:
+    """Serve the metrics."""
+    from titanic.metrics.listener import MetricsListener
 
     exposed = is_exposed(f"tcp://{address}")
     if exposed and not open and subject.control is None:
@@ -192,7 +196,7 @@ def _listen(subject: Subject, signals: Signals, address: Address, *, open: bool)
 
     listener = MetricsListener(*address, subject.collect, unhealthy=unhealthy, unready=unready, admits=admits)
     say(f"metrics at http://{Address(address.host, listener.port)}/metrics", "metrics")
-    return listener.stop
+    return listener
 
 
 def _run(subject: Subject, signals: Signals, notifier: Notifier) -> None:

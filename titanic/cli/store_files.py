@@ -100,9 +100,9 @@ class Files:
     def list(self, **options: Any) -> tuple[list[RequestInfo], str | None]:
         """A page of what is stored, as `Client.list`."""
         with self._store.read() as transaction:
-            running = None if self._store.remote else tuple[bytes, ...]
             paused = {name for name, one in transaction.service_settings().items() if one.paused}
-            answer = list_requests.answer(transaction, [json.dumps(options).encode()], running, paused=paused)
+            asked, shared = [json.dumps(options).encode()], self._store.remote
+            answer = list_requests.answer(transaction, asked, None, paused=paused, shared=shared)
         document = json.loads(check(answer)[0])
         return document["requests"], document["next"]
 

@@ -36,6 +36,9 @@ from typing import NamedTuple
 from broker import earliest
 from titanic.store import Bound, Joined, LeaseConfig, Place, ReadyRow, Renewed, Silent, priority_in
 
+Draw = Callable[[], int]
+"""Returns a number that was never used."""
+
 
 class ClaimState(Enum):
     """The state of a request that the node holds."""
@@ -191,7 +194,7 @@ LeaseCall = Join | Renew | Leave
 class Lease:
     """Decides; `now` is in seconds of a monotonic clock, and `draw` returns a number that was never used."""
 
-    def __init__(self, draw: Callable[[], int], config: LeaseConfig | None = None) -> None:
+    def __init__(self, draw: Draw, config: LeaseConfig | None = None) -> None:
         self.config = config or LeaseConfig()
         self.state = LeaseState.OUTSIDE
         self.incarnation: int | None = None
@@ -345,7 +348,7 @@ class ClaimsCore:
 
     lease_kind: type[Lease] = Lease
 
-    def __init__(self, draw: Callable[[], int], config: LeaseConfig | None = None) -> None:
+    def __init__(self, draw: Draw, config: LeaseConfig | None = None) -> None:
         self.lease = self.lease_kind(draw, config)
         self.draining = self._leaves = False
         self.bounds: dict[bytes, Bound] = {}

@@ -6,7 +6,7 @@ It dispatches what the node has claimed (node.py), publishes events that concern
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, cast
 
 from broker import Loop, earliest
@@ -40,6 +40,8 @@ ClusterNotice = DispatchNotice | NodeWrite | LeaseAnswer | BackgroundRead[Any] |
 
 class ClusterDispatcher(Dispatcher):
     """A Dispatcher for a store that nodes share."""
+
+    leased = True
 
     def __init__(
         self,
@@ -79,9 +81,8 @@ class ClusterDispatcher(Dispatcher):
         parts = self._store, self._writer, self.core, self, self.completions, self._background
         return ClusterMaintenance(config, *parts)
 
-    @property
-    def lasts(self) -> Callable[[], bool]:
-        return self.node.lasts
+    def lasts(self) -> bool:
+        return self.node.lasts()
 
     def start(self) -> None:
         self.node.start()

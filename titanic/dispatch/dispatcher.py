@@ -143,6 +143,9 @@ class Dispatcher(Channel):
 
     rests = True
 
+    leased = False
+    """Whether it may dispatch only while a lease lasts."""
+
     def __init__(
         self,
         config: ServerConfig,
@@ -159,7 +162,7 @@ class Dispatcher(Channel):
         self._reader = reader
         self._awaited = ReadService(WAIT, reader.read_awaited, self.replies_read, shared=True, replies=True)
         self.send_answers = send_answers
-        self.congested = reader.congested
+        self.congested = reader.host.congested
         self.waiters = Waiters(self, most_waiters)
         self.failures = FailureLog()
         self._refusals = reader.refusals
@@ -243,10 +246,9 @@ class Dispatcher(Channel):
             if self._shutdown.settled.wait(min(left, GRACE_CHECK)):
                 return
 
-    @property
-    def lasts(self) -> Callable[[], bool] | None:
-        """Whether workers may begin what waits at the broker, as `Broker.connect_local` has it; None: always."""
-        return None
+    def lasts(self) -> bool:
+        """Whether workers may begin what waits at the broker. It is asked if the dispatcher is `leased`."""
+        return True
 
     @property
     def alive(self) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from broker import (
     CLIENT_QUEUE,
@@ -296,30 +296,41 @@ class OwnBrokerTransport:
         self._core.surveyed(workers, now)
 
 
+class Guard(Protocol):
+    """The dispatcher."""
+
+    def guard(self, function: Callable[..., None], *args: Any) -> None:
+        """See `Dispatcher`."""
+
+
 class LocalTransport(OwnBrokerTransport):
     """To the broker in this process."""
 
     def __init__(
         self,
         core: DispatchCore,
-        connect: Callable[[Callable[[list[Frames]], None]], LocalPeer],
-        guard: Callable[..., None],
+        dispatcher: Guard,
         max_message: int = 0,
     ) -> None:
-        """`connect`: to the broker, as `Broker.connect_local`. `guard`: see `Dispatcher`; it runs in the same loop.
-        `max_message`: bytes of a message that the broker takes."""
+        """`max_message`: bytes of a message that the broker takes."""
         super().__init__(core, max(MAX_REPLY, max_message))
-        self._peer = connect(lambda messages: guard(self.receive, messages, time.monotonic()))
+        self._dispatcher = dispatcher
+        self.peer: LocalPeer
+        """Of the broker, as `Broker.connect_local` makes it. It calls `deliver`."""
+
+    def deliver(self, messages: Sequence[Frames]) -> None:
+        """Take messages from the broker. Called in the loop that also runs the dispatcher."""
+        self._dispatcher.guard(self.receive, messages, time.monotonic())
 
     def worker_of(self, uuid: bytes) -> str:
         try:
-            return self._peer.worker_of(self.session.mark(self._tickets[uuid]))
+            return self.peer.worker_of(self.session.mark(self._tickets[uuid]))
         except KeyError:  # it has just been answered
             return ""
 
     def survey(self, now: float) -> None:
         """No question need be sent: the broker is here."""
-        self._present(self._peer.workers(), now)
+        self._present(self.peer.workers(), now)
 
     def dismiss(self, now: float) -> None:
         """Not called: no other broker will come."""
@@ -331,7 +342,7 @@ class LocalTransport(OwnBrokerTransport):
 
     def push(self, now: float) -> None:
         if output := [frames for _, frames in self.session.take_output() if frames is not None]:
-            self._peer.send(output)
+            self.peer.send(output)
 
 
 class SocketTransport(OwnBrokerTransport):

@@ -78,7 +78,7 @@ class AttachedFront(Front):
         self._dispatcher = dispatcher
         self.loop.add(self._discovery)
         self._discovery.start(time.monotonic())
-        self._lanes.start(handle_batch, dispatcher.waiters.forget)
+        self._lanes.start(handle_batch, dispatcher.waiters)
 
     def stop(self) -> None:
         self._lanes.stop()

@@ -140,8 +140,10 @@ class IntegratedFront(Front):
         here = self._broker
         for name in tsp.SERVICES:
             here.integrate(name, partial(handle_batch, name), room=tsp.ROOM)
-        connect = partial(here.connect_local, lasts=dispatcher.lasts)
-        dispatcher.connect(LocalTransport(dispatcher.core, connect, dispatcher.guard, here.config.max_message))
+        transport = LocalTransport(dispatcher.core, dispatcher, here.config.max_message)
+        lasts = dispatcher.lasts if dispatcher.leased else None
+        transport.peer = here.connect_local(transport.deliver, lasts=lasts)
+        dispatcher.connect(transport)
         here.start()
         if self._gathering is not None:
             self._gathering.start()

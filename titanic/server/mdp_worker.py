@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -33,6 +33,7 @@ from broker import (
     WorkerSession,
     user_from_json,
 )
+from titanic.dispatch.waiters import Waiters
 from titanic.protocol.tsp import Frames
 from titanic.services.ask import Answers, HandleBatch, SendAnswers
 
@@ -96,7 +97,7 @@ class Lane(WorkerChannel):
         if self._ask is not None:
             ask, self._ask = self._ask, None
             self.session.final(ask.job, [], now)
-            self._lanes.lost(ask)
+            self._lanes.waiters.forget(ask)
 
 
 class FirstLane(Lane):
@@ -129,7 +130,7 @@ class Lanes(Channel):
     ) -> None:
         """`services`: how many lanes each has. `curve`: the keys of their connections."""
         self.curve = curve
-        self.lost: Callable[[LaneAsk], None]
+        self.waiters: Waiters
         self._handle_batch: HandleBatch
         self._endpoint = endpoint
         self._services = services
@@ -146,10 +147,10 @@ class Lanes(Channel):
         self.loop.add(self._log)
         self._thread = threading.Thread(target=self.loop.run, name="lanes", daemon=True)
 
-    def start(self, handle_batch: HandleBatch, lost: Callable[[LaneAsk], None]) -> None:
-        """Run, without any lanes yet. `handle_batch` gets the asks. `lost` gets asks whose connection broke: their
-        answers cannot be delivered. Both are called in the lanes' thread."""
-        self._handle_batch, self.lost = handle_batch, lost
+    def start(self, handle_batch: HandleBatch, waiters: Waiters) -> None:
+        """Run, without any lanes yet. `handle_batch` gets the asks, in the lanes' thread. `waiters` forget those whose
+        connection broke: their answers cannot be delivered."""
+        self._handle_batch, self.waiters = handle_batch, waiters
         self._thread.start()
 
     def stop(self) -> None:

@@ -104,14 +104,16 @@ class Server:
         self.endpoints, self.gathers = self.front.endpoints, self.front.gathers
         """The endpoints for clients and for requests without an answer, with real ports."""
         self._refusals = Refusals()
-        self._reader = Reader(self.store, self.front.congested, self._refusals, self._others)
+        self.shares = self.store.remote
+        """Whether other nodes may share the store."""
+        self.source_of, self.congested = self.front.source_of, self.front.congested
+        self._reader = Reader(self.store, self._refusals, self)
         front, store, writer, reader = self.front, self.store, self.writer, self._reader
         parts = config, store, writer, reader, front.send_answers, front.loop, front.most_waiters
         self._shared = cluster.ClusterDispatcher(*parts, host=self, limits=self._limits) if store.remote else None
         self.node = None if self._shared is None else self._shared.node
         """This server as a node of a shared store; None: the store is not shared."""
         self.dispatcher = self._shared or Dispatcher(*parts)
-        node = self.node
         self._context = ServiceContext(
             front.send_answers,
             self.dispatcher,
@@ -120,13 +122,9 @@ class Server:
             front.most_body,
             config.wire.max_waiting_bytes,
             self._refusals,
+            host=self,
             settings=self.dispatcher.settings,
-            source_of=front.source_of,
             queue=queue,
-            figures=self._figures,
-            forbidden=self._forbidden,
-            incarnation=None if node is None else node.incarnation,
-            others=self._others,
         )
         self._drains = False
         """Whether clients and workers are redirected because of that."""
@@ -255,13 +253,13 @@ class Server:
             services = service_snapshots(transaction, running, elsewhere, skip, workers, self.store.now_us())
             store_id = (transaction.identity() or b"").hex()
             space = transaction.space()
-            full_in = self._context.fill_rate.full_in(time.monotonic(), transaction.room_left)
+            full_in = self._context.fill_rate.full_in(time.monotonic(), transaction)
             counts = transaction.counts()
             about_node = None if node is None else self._node_snapshot(node, transaction)
         return ServerSnapshot(
             counted={**self._services.counts, **self.dispatcher.core.counts},
             refused=dict(self._context.refused),
-            forbidden=self._forbidden(),
+            forbidden=self.forbidden(),
             services=services,
             paused=sorted(name.decode(errors="replace") for name in self.dispatcher.settings.paused),
             store=counts,
@@ -285,16 +283,21 @@ class Server:
         draining = sum(row.draining for row in rows)
         return NodeSnapshot(self.facts().name, len(rows), draining, node.lease_left, node.held, node.leases_lost)
 
-    def _others(self) -> bool:
+    def others(self) -> bool:
+        """Whether other nodes are alive, as far as this one knows."""
         return self.node is not None and self.node.others()
 
-    def _figures(self) -> ServiceFigures:
+    def incarnation(self) -> int | None:
+        """The number under which this node claims requests, if it has one now."""
+        return None if self.node is None else self.node.incarnation()
+
+    def figures(self) -> ServiceFigures:
         """Figures of services at this server."""
         dispatcher, workers = self.dispatcher, self.workers
         counts = dispatcher.workers() if workers is None else workers
         return ServiceFigures(dispatcher.in_flight(), counts, dispatcher.core.ended.copy())
 
-    def _forbidden(self) -> dict[tuple[str, str], int]:
+    def forbidden(self) -> dict[tuple[str, str], int]:
         """Numbers of refusals, by user and action."""
         return refusals(self._refusals.counts, self.front.refusals())
 
@@ -318,7 +321,7 @@ class Server:
         try:
             with self.store.read() as transaction:
                 space = transaction.space()
-                self._context.fill_rate.full_in(time.monotonic(), transaction.room_left)
+                self._context.fill_rate.full_in(time.monotonic(), transaction)
         except StoreFailed as error:
             if not self.store.remote:
                 raise

@@ -128,9 +128,9 @@ class AdminWrite:
         return {"done": done, "next": following.hex() if following else None}
 
     def _drain(self, transaction: WriteTransaction, options: Drain) -> dict[str, Any]:
-        if self._context.incarnation is None:
+        if not self._context.host.shares:
             raise ValueError("this server does not share its store, so there are no nodes to drain; stop it")
-        return nodes.drain(transaction, options.node, self._context.incarnation())
+        return nodes.drain(transaction, options.node, self._context.host.incarnation())
 
     def _running(self, transaction: WriteTransaction, uuids: Collection[bytes]) -> Collection[bytes]:
         if self._shared:
@@ -188,7 +188,7 @@ class AdminWrite:
 
     def failed(self, error: StoreError) -> None:
         self._context.send_answers(
-            [(ask, not_done("not done", error, others=self._context.others())) for ask in self._asks]
+            [(ask, not_done("not done", error, others=self._context.host.others())) for ask in self._asks]
         )
 
 

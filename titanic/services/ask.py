@@ -147,6 +147,13 @@ class ServiceFigures(NamedTuple):
     ended: Mapping[bytes, Sequence[int]] = NOTHING
 
 
+class HasRoom(Protocol):
+    """A read transaction."""
+
+    def room_left(self) -> int:
+        """The bytes that there is room for."""
+
+
 class FillRate:
     """Estimates when the store will be full at the rate of the last hour. Any thread may query it."""
 
@@ -161,19 +168,54 @@ class FillRate:
         self._samples: deque[tuple[float, int]] = deque()
         self._lock = threading.Lock()
 
-    def full_in(self, now: float, room: Callable[[], int]) -> float | None:
+    def full_in(self, now: float, store: HasRoom) -> float | None:
         """Return the seconds until there is no room; None: the room is not shrinking, or the samples do not suffice
-        yet. `room`: queries the store, about once a minute."""
+        yet. The store is queried about once a minute."""
         samples = self._samples
         with self._lock:
             if not samples or now >= samples[-1][0] + self.EVERY:
-                samples.append((now, room()))
+                samples.append((now, store.room_left()))
             while samples[0][0] < now - self.SPAN:
                 samples.popleft()
             (began, before), (ended, left) = samples[0], samples[-1]
         if ended - began < self.LEAST or left >= before:
             return None
         return max(0.0, left * (ended - began) / (before - left) - (now - ended))
+
+
+class ServiceHost(Protocol):
+    """The server, as services see it. Any thread may call. The defaults are those of services without a server."""
+
+    shares: bool = False
+    """Whether other nodes may share the store."""
+
+    def others(self) -> bool:
+        """Whether other nodes that share the store are alive, as far as this one knows."""
+        return False
+
+    def incarnation(self) -> int | None:
+        """The number under which this node claims requests, if it has one now."""
+        return None
+
+    def forbidden(self) -> Mapping[tuple[str, str], int]:
+        """Numbers of refusals by user and action, in the server and its broker."""
+        return {}
+
+    def figures(self) -> ServiceFigures:
+        """Figures of services at this server."""
+        return ServiceFigures()
+
+    def source_of(self, ask: Any, /) -> bytes:
+        """The IP address that a request came from; empty: unknown."""
+        return b""
+
+    def congested(self, ask: Any, /) -> bool:
+        """Whether the peer of an ask does not read its answers."""
+        return False
+
+
+class NoHost(ServiceHost):
+    """Services without a server."""
 
 
 REASONS = ("invalid", "forbidden", "store_full", "service_full", "user_full", "busy", "stopping", "disk")
@@ -198,22 +240,14 @@ class ServiceContext:
     """Refusals for want of a permission."""
     refusing: Frames | None = None
     """The answer to every new request while all are refused; None: they are accepted. Any thread may set it."""
-    others: Callable[[], bool] = bool
-    """Whether other nodes that share the store are alive, as far as this one knows. Any thread may call it."""
-    incarnation: Callable[[], int | None] | None = None
-    """The number under which this node claims requests, if it has one now; None: its server has the store to itself."""
+    host: ServiceHost = field(default_factory=NoHost)
+    """The server."""
     settings: KnownSettings = field(default_factory=KnownSettings)
     """Stored settings of services. The dispatcher keeps them up to date."""
     fill_rate: FillRate = field(default_factory=FillRate)
     """When the store will be full."""
     refused_full_at: float = -math.inf
     """When a request was last refused because the store was full, in monotonic seconds."""
-    forbidden: Callable[[], Mapping[tuple[str, str], int]] = dict
-    """Numbers of refusals by user and action, in the server and its broker."""
-    figures: Callable[[], ServiceFigures] = ServiceFigures
-    """Figures of services at this server."""
-    source_of: Callable[[Any], bytes] = lambda ask: b""
-    """The IP address that a request came from; empty: unknown. Any thread may call it."""
     queue: str = ""
     """This node's id among those that share the store; empty when there can be no others."""
     # Each of the following is counted in one thread, because += is not atomic.

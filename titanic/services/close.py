@@ -145,7 +145,7 @@ class CloseWrite:
                 in_doubt.setdefault(closing, []).append(uuid)
                 continue
             if at in self._refused:
-                closing.answer = not_done("not closed", self._refused[at], others=self._context.others())
+                closing.answer = not_done("not closed", self._refused[at], others=self._context.host.others())
             if closing.done(1):
                 self._answers.append((closing.ask, closing.answer))
         if self._closed or in_doubt:

@@ -79,26 +79,22 @@ class ServiceHandler:
             self._reader.enqueue(self._read_services[name], batch)
 
     def _read_list(self, transaction: ReadTransaction, ask: Ask) -> Frames:
-        running = None if self._store.remote else self._context.dispatcher.running
-        progress, now_us = self._context.dispatcher.progress, self._store.now_us()
-        paused, since = self._context.settings.paused, self._context.dispatcher.running_since
-        worker_of = self._context.dispatcher.worker_of
-        return list_requests.answer(
-            transaction, ask.body, running, ask.user, now_us, progress, paused, since, worker_of
-        )
+        now_us, paused, shared = self._store.now_us(), self._context.settings.paused, self._store.remote
+        dispatcher = self._context.dispatcher
+        return list_requests.answer(transaction, ask.body, dispatcher, ask.user, now_us, paused, shared=shared)
 
     def _read_stats(self, transaction: ReadTransaction, ask: Ask) -> Frames:
         if ask.user is not None and (fault := lacks(ask.user, "stats")) is not None:
             raise Forbidden(fault)
-        incarnation = self._context.incarnation
-        me = None if incarnation is None else incarnation()
+        host = self._context.host
+        shares, me = host.shares, host.incarnation()
         asked = read_stats(b"".join(ask.body[:1]))
-        if incarnation is not None and asked.nodes:
+        if shares and asked.nodes:
             return [tsp.OK, json.dumps(nodes.listed(transaction, me)).encode()]
         space = transaction.space()
-        rows = () if incarnation is None else nodes.rows_of(transaction)
+        rows = nodes.rows_of(transaction) if shares else ()
         elsewhere = nodes.running_elsewhere(rows, me)
-        running = Counter(self._context.figures().running) + Counter(elsewhere)
+        running = Counter(host.figures().running) + Counter(elsewhere)
         counts, now = transaction.counts(), time.monotonic()
         lately = now < self._context.refused_full_at + REFUSED_LATELY
         document: dict[str, Any] = {
@@ -113,21 +109,21 @@ class ServiceHandler:
             "durability": self._store.durability,
             "accepting": not (space.disk_full or space.full),
             "disk_full": space.disk_full,
-            "full_in": self._context.fill_rate.full_in(now, transaction.room_left),
+            "full_in": self._context.fill_rate.full_in(now, transaction),
             "refuses_for_room": lately and transaction.room_left() < counts.capacity * REFUSING_FREE_SHARE,
             "since_start": {**self.counts, "commits": self._writer.commits},
             **self._context.dispatcher.stats(),
         }
         if readers := self._store.readers():
             document["readers"] = [reader._asdict() for reader in readers]
-        if incarnation is not None:
+        if shares:
             document |= nodes.shared(rows, me, document["running"])
         if asked.services:
-            here, limits = self._context.figures, self._context.limits
-            skip, settings = self._context.dispatcher.running(), self._context.settings.all
-            document["by_service"] = service_stats.each(transaction, here, limits, settings, skip, elsewhere)
+            limits, settings = self._context.limits, self._context.settings.all
+            skip = self._context.dispatcher.running()
+            document["by_service"] = service_stats.each(transaction, host, limits, settings, skip, elsewhere)
             if ask.user is None or ask.user.admin:
-                refused = self._context.forbidden().items()
+                refused = host.forbidden().items()
                 document["refusals"] = [{"user": user, "action": action, "count": n} for (user, action), n in refused]
                 document["refused"] = dict(self._context.refused)
         if self._context.settings.missed:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, cast
+from collections.abc import Collection, Mapping
+from typing import Any, Protocol, cast
 
 from msgspec.structs import asdict
 
@@ -25,18 +25,22 @@ MOST_FRAMES = 1000
 PATIENCE = 0.1
 """Seconds for which a list that finds few requests goes on, in the reader's thread. Other answers wait meanwhile."""
 
-Running = Callable[[], Collection[bytes]] | None
-"""Returns the requests that workers have, which the store does not know; None: the store is shared, and knows the
-claims of its nodes."""
 
-ProgressOf = Callable[[Collection[bytes]], Mapping[bytes, Progress]]
-"""The progress of requests, if known."""
+class Holder(Protocol):
+    """What knows which requests workers have."""
 
-SinceOf = Callable[[Collection[bytes]], Mapping[bytes, int]]
-"""When requests were sent to workers, in µs since the epoch, if known."""
+    def running(self) -> Collection[bytes]:
+        """The requests that workers have."""
 
-WorkerOf = Callable[[bytes], str]
-"""The process of the worker that has a request, as HOST:PID; empty: unknown."""
+    def progress(self, uuids: Collection[bytes]) -> Mapping[bytes, Progress]:
+        """The progress of requests, if known."""
+
+    def running_since(self, uuids: Collection[bytes]) -> Mapping[bytes, int]:
+        """When requests were sent to workers, in µs since the epoch, if known."""
+
+    def worker_of(self, uuid: bytes) -> str:
+        """The process of the worker that has a request, as HOST:PID; empty: unknown."""
+
 
 DAMAGED = tsp.failure("not read: a record of the store is damaged; ask the administrator to run titanic check")
 """The answer for users that must not learn which record it is."""
@@ -45,26 +49,24 @@ DAMAGED = tsp.failure("not read: a record of the store is damaged; ask the admin
 def answer(
     transaction: ReadTransaction,
     body: Frames,
-    running: Running,
+    holder: Holder | None,
     user: User | None = None,
     now_us: int = 0,
-    progress: ProgressOf | None = None,
     paused: Collection[bytes] = (),
-    since: SinceOf | None = None,
-    worker_of: WorkerOf | None = None,
+    *,
+    shared: bool = False,
 ) -> Frames:
     """The answer to a titanic.list. Raises Forbidden for a user that may read nothing.
 
-    `running`: the requests that workers have. `user`: the client's user; only what that user may read is returned;
-    None: all. `now_us`: the time, if the client asks for it. `progress`: the progress of running requests; None:
-    unknown. `paused`: the paused services. `since`: when running requests were sent, if known here. `worker_of`: the
-    process that has a request.
+    `holder`: the dispatcher; None: no worker has anything. `user`: the client's user; only what that user may read
+    is returned; None: all. `now_us`: the time, if the client asks for it. `paused`: the paused services. `shared`: the store
+    is shared, and knows the claims of its nodes.
     """
     if user is not None and (fault := lacks(user, "read")) is not None:
         raise Forbidden(fault)
     try:
         options = read(List, b"".join(body[:1]) or b"{}")
-        return _answer(transaction, options, running, user, now_us, progress, paused, since, worker_of)
+        return _answer(transaction, options, holder, user, now_us, paused, shared)
     except ValueError as error:
         return tsp.bad_request(str(error))
     except RecordCorrupt:
@@ -76,16 +78,16 @@ def answer(
 def _answer(
     transaction: ReadTransaction,
     options: List,
-    running: Running,
+    holder: Holder | None,
     user: User | None,
     now_us: int,
-    progress: ProgressOf | None,
     paused: Collection[bytes],
-    since: SinceOf | None,
-    worker_of: WorkerOf | None,
+    shared: bool,
 ) -> Frames:
     owner = None if user is None or user.reads_all else user.owner
-    now_running: Collection[bytes] | None = None if running is None else running()
+    now_running: Collection[bytes] | None = None
+    if not shared:
+        now_running = () if holder is None else holder.running()
     following: bytes | None = None
     holders: dict[str, bytes] = {}
     state = State[options.state.upper()] if options.state else None
@@ -119,8 +121,8 @@ def _answer(
     if state is State.WAITING and options.uuid is None and options.keys is None:
         rows = [row for row in rows if row.uuid not in now_running]
     at_work = [row.uuid for row in rows if row.state is State.WAITING and row.uuid in now_running]
-    far = progress(at_work) if progress is not None and at_work else {}
-    sent = since(at_work) if since is not None and at_work else {}
+    far = holder.progress(at_work) if holder is not None and at_work else {}
+    sent = holder.running_since(at_work) if holder is not None and at_work else {}
     document: dict[str, Any] = {
         "requests": [
             as_document(row, row.uuid in now_running, far.get(row.uuid), sent.get(row.uuid), row.service in paused)
@@ -129,7 +131,7 @@ def _answer(
         "next": following.hex() if following else None,
     }
     for one in document["requests"]:
-        if worker_of is not None and "running_since" in one and (worker := worker_of(bytes.fromhex(one["uuid"]))):
+        if holder is not None and "running_since" in one and (worker := holder.worker_of(bytes.fromhex(one["uuid"]))):
             one["worker"] = worker
     if options.keys is not None:
         document["uuids"] = {key: uuid.hex() for key, uuid in holders.items()}

@@ -21,7 +21,7 @@ from titanic.errors import Forbidden, RecordCorrupt, StoreError
 from titanic.protocol import tsp
 from titanic.protocol.permissions import lacks
 from titanic.protocol.tsp import Frames
-from titanic.services.ask import Answers, Ask, SendAnswers, not_done
+from titanic.services.ask import Answers, Ask, NoHost, SendAnswers, ServiceHost, not_done
 from titanic.services.ownership import Refusals, is_hidden, not_owned
 from titanic.store import Outcome, ReadTransaction, Status, Store
 
@@ -68,18 +68,15 @@ class Reader:
     def __init__(
         self,
         store: Store,
-        congested: Callable[[Any], bool] = lambda ask: False,
         refusals: Refusals | None = None,
-        others: Callable[[], bool] = bool,
+        host: ServiceHost | None = None,
     ) -> None:
-        """`congested`: whether the peer of an ask does not read its answers. `refusals`: counts refused asks.
-        `others`: see `ServiceContext`."""
+        """`refusals`: counts refused asks."""
         self.refusals = refusals or Refusals()
         self.replies_given = 0
-        self.congested = congested
-        self._others = others
+        self.host = host or NoHost()
         self._store = store
-        self._turns = Turns(congested)
+        self._turns = Turns(self.host)
         self._thread: BatchThread[Batch] = BatchThread("reader", self._answer_batches)
         self.start = self._thread.start
         self.call = self._thread.call
@@ -157,7 +154,7 @@ class Reader:
             return tsp.failure(f"not read: {type(error).__name__}: {error}")
 
     def _not_read(self, error: StoreError) -> Frames:
-        return not_done("not read", error, others=self._others())
+        return not_done("not read", error, others=self.host.others())
 
 
 def _portion() -> defaultdict[ReadService, list[tuple[Any, Frames]]]:
@@ -171,10 +168,10 @@ def _send(portion: Mapping[ReadService, Answers]) -> None:
 
 
 class Turns:
-    """Chooses the asks to answer next. `congested`: see `Reader`."""
+    """Chooses the asks to answer next."""
 
-    def __init__(self, congested: Callable[[Any], bool]) -> None:
-        self._congested = congested
+    def __init__(self, host: ServiceHost) -> None:
+        self._host = host
         self._later: dict[object, deque[tuple[ReadService, Ask]]] = {}
         self._spent: dict[object, int] = {}
         self._refused: list[tuple[ReadService, Ask]] = []
@@ -204,7 +201,7 @@ class Turns:
     def upcoming(self, batches: Sequence[Batch]) -> Iterator[tuple[ReadService, Ask]]:
         """The asks that `next` would yield if all answers were empty, roughly."""
         for queue in self._later.values():
-            if not self._congested(queue[0][1]):
+            if not self._host.congested(queue[0][1]):
                 yield from queue
         for service, batch in batches:
             for ask in batch:
@@ -223,7 +220,7 @@ class Turns:
     def _has_turn(self, ask: Ask) -> bool:
         spent = self._spent.get(ask.peer)
         if spent is None:
-            spent = self._spent[ask.peer] = PORTION if self._congested(ask) else 0
+            spent = self._spent[ask.peer] = PORTION if self._host.congested(ask) else 0
         return spent < PORTION
 
     def _put_off(self, service: ReadService, ask: Ask) -> None:

@@ -62,7 +62,7 @@ class AcceptWrite:
         for ask in self._asks:
             user = ask.user
             owner = b"" if user is None else user.owner
-            source = self._context.source_of(ask)
+            source = self._context.host.source_of(ask)
             try:
                 requests, forget = self._parse(ask.body, now_us, owner, source)
                 self._check_sizes(requests)
@@ -196,7 +196,7 @@ class AcceptWrite:
         self._context.counts["refused"] += len(self._asks)
         self._context.refused["disk"] += len(self._asks)
         self._context.send_answers(
-            [(ask, not_done("not stored", error, others=self._context.others())) for ask in self._asks]
+            [(ask, not_done("not stored", error, others=self._context.host.others())) for ask in self._asks]
         )
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Container, Mapping
 
 from titanic.protocol.documents import ServiceStats
 from titanic.protocol.tsp import SERVICES
-from titanic.services.ask import ServiceFigures
+from titanic.services.ask import ServiceHost
 from titanic.settings import ServiceLimits
 from titanic.store import NO_QUEUE, NOTHING_SET, ReadTransaction, ServiceSettings
 
@@ -15,7 +15,7 @@ _NO_LIMITS = ServiceLimits()
 
 def each(
     transaction: ReadTransaction,
-    here: Callable[[], ServiceFigures],
+    host: ServiceHost,
     limits: Mapping[bytes, ServiceLimits],
     settings: ServiceSettings,
     skip: Container[bytes],
@@ -23,7 +23,7 @@ def each(
 ) -> dict[str, ServiceStats]:
     """The services that there are, by name. `skip`: the requests that are running here; `elsewhere`: how many of each
     service are at other nodes."""
-    queues, figures = transaction.queues(skip=skip), here()
+    queues, figures = transaction.queues(skip=skip), host.figures()
     running, workers, ended = figures.running, figures.workers, figures.ended
     names = queues.keys() | running.keys() | workers.keys() | ended.keys() | limits.keys() | settings.keys()
     found: dict[str, ServiceStats] = {}

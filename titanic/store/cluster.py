@@ -59,6 +59,10 @@ class Notification:
         self.progress |= more.progress
 
 
+Heard = Callable[[Notification], None]
+"""Takes what another node has published."""
+
+
 class NotificationChannel(Protocol):
     """Carries notifications between the nodes of a store."""
 
@@ -66,7 +70,7 @@ class NotificationChannel(Protocol):
     """Whether no other node is known to live: then nothing is sent. Polling sets it; a notification from another node
     clears it."""
 
-    def start(self, heard: Callable[[Notification], None]) -> None:
+    def start(self, heard: Heard) -> None:
         """Listen from now on. `heard` is called in a thread of its own. After a reconnect it is called with all topics
         in `poll`, because notifications may have been missed."""
 

@@ -70,11 +70,14 @@ TEXTS = tuple(name for name, type_ in COLUMNS.items() if type_ == "bytea")
 LASTING_TEXTS = tuple(name for name in TEXTS if name in LASTING)
 """Each has at most 255 bytes."""
 
-values_of: Callable[[Any], tuple[Any, ...]] = attrgetter(*COLUMNS)
+Values = Callable[[Any], tuple[Any, ...]]
+"""Returns the values of some fields."""
+
+values_of: Values = attrgetter(*COLUMNS)
 """The values of a request's fields, in the order of `COLUMNS`."""
-lasting_values: Callable[[Any], tuple[Any, ...]] = attrgetter(*LASTING)
-lasting_texts: Callable[[Any], tuple[bytes, ...]] = attrgetter(*LASTING_TEXTS)
-_texts: Callable[[Any], tuple[bytes, ...]] = attrgetter(*TEXTS)
+lasting_values: Values = attrgetter(*LASTING)
+lasting_texts: Values = attrgetter(*LASTING_TEXTS)
+_texts: Values = attrgetter(*TEXTS)
 
 HEAD_SIZE, FRAME_SIZE, KEY_SIZE = 44, 4, 18
 """Bytes that a store adds to a request, to each frame of its body, and to the row of its key.
@@ -118,7 +121,7 @@ class NewRequest(NamedTuple):
         return size + key_size(self.owner, len(self.key), self.together or 1) if self.key else size
 
 
-given_values: Callable[[NewRequest], tuple[Any, ...]] = attrgetter(*[*COLUMNS][2:])
+given_values: Values = attrgetter(*[*COLUMNS][2:])
 """The values of a new request's fields, in the order of `COLUMNS`; `uuid` and `submitted_at`, which come first, are
 added by the store."""
 

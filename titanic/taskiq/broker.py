@@ -29,7 +29,7 @@ from titanic.util.text import quoted
 RETRIES, REQUEUES = "_retries", "X-Taskiq-requeue"
 """Labels by which taskiq counts how often it has sent a task again, under the same task id."""
 
-OPTIONS: dict[str, Callable[[Any], float | int]] = dict(sorted(SUBMIT_NUMBERS.items()))
+OPTIONS = dict(sorted(SUBMIT_NUMBERS.items()))
 """Labels that are options of `Client.submit`."""
 
 
@@ -50,7 +50,7 @@ def options_of(labels: Mapping[str, Any]) -> SubmitOptions:
     return typed
 
 
-def _number(labels: Mapping[str, Any], name: str, kind: Callable[[Any], float | int]) -> float | int:
+def _number(labels: Mapping[str, Any], name: str, kind: type[int] | type[float]) -> float | int:
     try:
         return kind(labels[name])
     except (ValueError, TypeError):

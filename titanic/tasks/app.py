@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -24,7 +24,9 @@ from titanic.tasks.memory import AioMemory, MemoryQueue, QueueSettings
 from titanic.tasks.task import (
     AnyAfter,
     AnyBefore,
+    AnyFunction,
     AnyOnError,
+    AsyncFunction,
     AsyncTask,
     Definition,
     Middleware,
@@ -58,9 +60,15 @@ class TaskDecorator(Protocol):
     """Makes a task of a function."""
 
     @overload
-    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]
+    def __call__(self, function: AsyncFunction[P, R], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]
     @overload
     def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+
+class ScheduleDecorator(Protocol):
+    """Has a task submitted at times."""
+
+    def __call__(self, task: AnyTask, /) -> AnyTask: ...
 
 
 class Tasks:
@@ -112,12 +120,12 @@ class Tasks:
     # -- tasks and services ----------------------------------------------------------------------------------
 
     @overload
-    def task(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]
+    def task(self, function: AsyncFunction[P, R], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]
     @overload
     def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
     @overload
     def task(self, /, **options: Unpack[TaskOptions]) -> TaskDecorator: ...
-    def task(self, function: Callable[..., Any] | None = None, /, **options: Unpack[TaskOptions]) -> Any:
+    def task(self, function: AnyFunction | None = None, /, **options: Unpack[TaskOptions]) -> Any:
         """Make a task of a function, as `@app.task` or as `@app.task(…)` with options:
 
             max_attempts  failed attempts after which it has failed for good; default the server's
@@ -141,7 +149,7 @@ class Tasks:
             return partial(self._task, options=options)
         return self._task(function, options)
 
-    def _task(self, function: Callable[..., Any], options: TaskOptions) -> Task[Any, Any] | AsyncTask[Any, Any]:
+    def _task(self, function: AnyFunction, options: TaskOptions) -> Task[Any, Any] | AsyncTask[Any, Any]:
         if fact := no_task(function, named="service" in options):
             raise CallerError(f"{quoted(function)} cannot be a task", fact, "decorate a function of a module")
         service = options.get("service") or f"{self.name}.{function.__name__}"
@@ -186,7 +194,7 @@ class Tasks:
 
     def cron(
         self, expression: str, *args: Any, tz: str = "UTC", missed: Missed = "skip", name: str = ""
-    ) -> Callable[[AnyTask], AnyTask]:
+    ) -> ScheduleDecorator:
         """Submit a task by a cron expression, with these arguments. Write it above `@app.task`.
 
         Five fields, or six that begin with seconds: `*/10 * * * * *` is every ten seconds.
@@ -195,7 +203,7 @@ class Tasks:
         """
         return partial(self._scheduled, args, Schedule(name or UNNAMED, UNNAMED, cron=expression, tz=tz, missed=missed))
 
-    def every(self, span: Span, *args: Any, missed: Missed = "skip", name: str = "") -> Callable[[AnyTask], AnyTask]:
+    def every(self, span: Span, *args: Any, missed: Missed = "skip", name: str = "") -> ScheduleDecorator:
         """The same at intervals, of seconds or a timedelta: they are counted from 1970, so 3600 is each full hour."""
         return partial(self._scheduled, args, Schedule(name or UNNAMED, UNNAMED, every=span, missed=missed))
 

@@ -30,6 +30,7 @@ from titanic.client.flows import END, ERROR, KEY_FOR, place, step_key, sweep
 from titanic.client.queue import AppQueues, Queue
 from titanic.errors import RequestError, RequestFailed, UnknownRequest
 from titanic.jobs.context import Cancelled, Failed, Retry, current
+from titanic.tasks.values import Encode, NewDecode
 
 
 class FlowStage(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
@@ -98,11 +99,11 @@ class Format(Protocol):
     """How an app's values travel."""
 
     @property
-    def encode(self) -> Callable[[Any], bytes]:
+    def encode(self) -> Encode:
         """A value as bytes."""
 
     @property
-    def decoder(self) -> Callable[[Any], Callable[[Any], Any]]:
+    def decoder(self) -> NewDecode:
         """Makes what decodes values of a type."""
 
 

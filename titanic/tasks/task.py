@@ -65,6 +65,7 @@ class Call:
     kwargs: dict[str, Any]
 
 
+AnyFunction = Callable[..., Any]
 Before = Callable[[Call], object]
 After = Callable[[Call, Any], object]
 OnError = Callable[[Call, BaseException], object]
@@ -128,7 +129,7 @@ class Definition:
     def __init__(
         self,
         service: str,
-        function: Callable[..., Any],
+        function: AnyFunction,
         format: Serializer,
         middleware: Middleware,
         options: TaskOptions,
@@ -297,6 +298,7 @@ def traced(options: SubmitOptions) -> SubmitOptions:
 P = ParamSpec("P")
 Rest = ParamSpec("Rest")
 R = TypeVar("R", covariant=True)
+AsyncFunction = Callable[P, Coroutine[Any, Any, R]]
 First = TypeVar("First")
 Returned = TypeVar("Returned")
 
@@ -441,7 +443,7 @@ class Task(Submission[P, R]):
 class AsyncTask(Submission[P, R]):
     """An `async def` function that is a task: called, it is awaited as ever; a worker awaits it."""
 
-    def __init__(self, function: Callable[P, Coroutine[Any, Any, R]], definition: Definition, queues: FlowApp) -> None:
+    def __init__(self, function: AsyncFunction[P, R], definition: Definition, queues: FlowApp) -> None:
         super().__init__(definition, queues, definition.options)
         functools.update_wrapper(self, function)
         self._function = function

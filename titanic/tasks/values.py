@@ -20,7 +20,9 @@ from titanic.errors import CallerError
 from titanic.tasks.failures import InvalidArguments, InvalidReply, UnknownArguments
 from titanic.util.text import quoted
 
+Encode = Callable[[Any], bytes]
 Decode = Callable[[Any], Any]
+NewDecode = Callable[[Any], Decode]
 
 NOT_YET = object()
 """In place of a reply that is not there yet."""
@@ -29,8 +31,8 @@ NOT_YET = object()
 class Serializer(NamedTuple):
     """A format of values."""
 
-    encode: Callable[[Any], bytes]
-    decoder: Callable[[Any], Decode]
+    encode: Encode
+    decoder: NewDecode
     """Makes what decodes values of a type, and raises MsgspecError for others."""
 
 

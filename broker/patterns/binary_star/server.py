@@ -77,7 +77,7 @@ class BinaryStar(CoreRunner[BinaryStarCore]):
         self._access: AccessControl | None = None
         if (own := self._keys.own) is not None:
             same = self._keys._replace(allowed=frozenset([own.public.decode()]))
-            self._access = AccessControl(Guard(same.access), own, self._settle)
+            self._access = AccessControl(Guard(same.access), own, self)
             self.loop.add(self._access.zap)
             self.loop.add(self._access.log)
             context = self._access.context
@@ -174,7 +174,7 @@ class BinaryStar(CoreRunner[BinaryStarCore]):
         if self._access is not None:
             self._access.close()
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Do nothing: connections are not watched, and nothing is read from them."""
 
 

@@ -7,7 +7,7 @@ of each.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from broker.errors import EndpointError, KeyRefused, UsageError
 from broker.io import sockets
 from broker.io.curve import PROBE_AFTER, Key, KeyProbe, credentials
 from broker.patterns.freelance.core import FreelanceAgent, FreelanceConfig, FreelanceSession, ShotgunCore
-from broker.patterns.request_reply.client import SharedClient
+from broker.patterns.request_reply.client import NewRequest, SharedClient
 
 STALE = 10
 """Messages that wait for a server which is not there (model 2). It will execute them later, for no one."""
@@ -215,7 +215,7 @@ class Freelance(SharedClient[FreelanceAgent]):
         self._socket.close()
         self._give_up()
 
-    def _request(self, future: Future[ReplyEvent], request: Callable[[float], int]) -> None:
+    def _request(self, future: Future[ReplyEvent], request: NewRequest) -> None:
         super()._request(future, request)
         if not self._probing:
             self._begin_probe(time.monotonic())

@@ -30,9 +30,9 @@ from broker.server import Broker, LocalPeer
 class _Connection:
     """One connection: its socket, and the thread that reads it."""
 
-    def __init__(self, number: int, endpoint: str, deliver: Callable[[int, bytes], None]) -> None:
+    def __init__(self, number: int, endpoint: str, dealer: ClientDealer) -> None:
         self._number = number
-        self._deliver = deliver
+        self._dealer = dealer
         self._end = threading.Event()
         self._linger = LINGER
         self._socket = DraftSocket("CLIENT", mute=0)
@@ -56,7 +56,7 @@ class _Connection:
     def _read(self) -> None:
         while not self._end.is_set():
             if (got := self._socket.receive(None)) is not None:
-                self._deliver(self._number, got[0])
+                self._dealer.arrived(self._number, got[0])
         self._socket.close(self._linger)
 
 
@@ -98,10 +98,10 @@ class ClientDealer(Dealer):
 
     def _open(self, number: Any) -> None:
         endpoint = self._choose()
-        connection: Any = _Connection(number, endpoint, self._arrived)
+        connection: Any = _Connection(number, endpoint, self)
         self.number, self.socket = number, connection
 
-    def _arrived(self, number: int, data: bytes) -> None:
+    def arrived(self, number: int, data: bytes) -> None:
         """Called by the thread that reads."""
         self._inbox.append((number, data))
         self._wake()

@@ -21,6 +21,9 @@ from broker.io.channels import AnyCore, CoreRunner
 from broker.io.curve import Key, credentials
 from broker.patterns.request_reply.core import PLAIN
 
+NewRequest = Callable[[float], int]
+"""Makes a request, at a time, and returns its ticket."""
+
 
 class LazyPirate(Conversation):
     """One request at a time, to servers that speak plain request and reply. Not thread-safe: use one per thread.
@@ -77,7 +80,7 @@ class SharedClient(CoreRunner[AnyCore]):
             self._stopping = True
             super()._end()
 
-    def _submit(self, request: Callable[[float], int]) -> Future[ReplyEvent]:
+    def _submit(self, request: NewRequest) -> Future[ReplyEvent]:
         """Have a request made in the loop's thread: the function gets the time and gives the ticket."""
         future: Future[ReplyEvent] = Future()
         with self._guard:
@@ -86,7 +89,7 @@ class SharedClient(CoreRunner[AnyCore]):
             self.loop.call(self._request, future, request)
         return future
 
-    def _request(self, future: Future[ReplyEvent], request: Callable[[float], int]) -> None:
+    def _request(self, future: Future[ReplyEvent], request: NewRequest) -> None:
         self._futures[request(time.monotonic())] = future
 
     def _tell(self, events: Iterable[ReplyEvent]) -> None:

@@ -83,11 +83,15 @@ class ClientRequest(NamedTuple):
     body: Frames
 
 
+Admit = Callable[[float], bool]
+"""Whether to go on at this time. What is refused is dropped."""
+
+
 class Replier(Core):
     """All clients of one server. It may be told to admit nobody (see `broker.patterns.binary_star.core`)."""
 
-    def __init__(self, way: str = "plain", admit: Callable[[float], bool] = lambda now: True) -> None:
-        """`admit` is asked with the time at each request and each reply; what it refuses is dropped."""
+    def __init__(self, way: str = "plain", admit: Admit = lambda now: True) -> None:
+        """`admit` is asked at each request and each reply."""
         super().__init__()
         self._open = WAYS[way]
         self._pings = way == "flp"

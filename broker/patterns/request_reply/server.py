@@ -20,7 +20,7 @@ from broker.io.channels import CoreRunner
 from broker.io.guarded_router import GuardedRouter, ServerKey, server_keys
 from broker.io.loop import Loop
 from broker.patterns.idempotent.core import Superseded
-from broker.patterns.request_reply.core import ClientRequest, Replier
+from broker.patterns.request_reply.core import Admit, ClientRequest, Replier
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class Server(CoreRunner[Replier]):
         way: str = "plain",
         jobs: int = 1,
         identity: str | None = None,
-        admit: Callable[[float], bool] | None = None,
+        admit: Admit | None = None,
         loop: Loop | None = None,
         key: ServerKey = None,
         allow: Iterable[str | Path] = (),

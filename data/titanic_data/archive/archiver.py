@@ -29,7 +29,16 @@ from titanic import ArchiveInfo, Client, InvalidRequest
 from titanic.errors import StoreLocked
 from titanic.store import ArchiveState, Archivist, ReadTransaction, WriteTransaction, open_store
 from titanic_data.archive.engines import Engine, Reached
-from titanic_data.archive.manifest import Archive, Entry, File, make_directory, measure, sync_directory, write_whole
+from titanic_data.archive.manifest import (
+    Archive,
+    Entry,
+    EntryDone,
+    File,
+    make_directory,
+    measure,
+    sync_directory,
+    write_whole,
+)
 from titanic_data.errors import ArchiveError, ArchiveGap
 from titanic_data.store_reader import closed_range, forget, identity, store_at
 
@@ -75,7 +84,7 @@ class Archiver:
         max_bytes: int = BYTES,
         allow_gap: bool = False,
         reached: Reached = lambda point: None,
-        done: Callable[[Entry], None] = lambda entry: None,
+        done: EntryDone = lambda entry: None,
     ) -> None:
         self._archive, self._queue, self._engine = archive, queue, engine
         self._rows, self._bytes, self._allow_gap = rows, max_bytes, allow_gap

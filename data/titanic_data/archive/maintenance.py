@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from titanic_data.archive.archiver import publish
 from titanic_data.archive.engines import BATCH_BYTES, PyArrowEngine, batches_of, schema_fault, schema_of, write_by_date
-from titanic_data.archive.manifest import Archive, Entry, File, sync_directory
+from titanic_data.archive.manifest import Archive, Entry, EntryDone, File, sync_directory
 from titanic_data.archive.verify import read_whole
 from titanic_data.errors import ArchiveError
 from titanic_data.store_reader import store_at
@@ -35,7 +35,7 @@ class Vacuumed(NamedTuple):
 
 
 def compact(
-    archive: Archive, *, rows: int = ROWS, max_bytes: int = BYTES, done: Callable[[Entry], None] = lambda entry: None
+    archive: Archive, *, rows: int = ROWS, max_bytes: int = BYTES, done: EntryDone = lambda entry: None
 ) -> list[Entry]:
     """Merge each run of small ranges into one range, with a file for each day. Returns the new entries.
 

@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -44,6 +44,10 @@ class File:
     crc32: int
 
 
+Progress = Callable[[int, int], None]
+"""Called with the amount done, and the total."""
+
+
 @dataclass(frozen=True)
 class Entry:
     """The closed requests number `first` to `last`. `last_id` is the UUID of the last one, `made_at` in µs.
@@ -68,6 +72,10 @@ class Entry:
     def name(self) -> str:
         """The name of its file."""
         return f"{self.first:020d}-{self.last:020d}.json"
+
+
+EntryDone = Callable[[Entry], None]
+"""Called with each entry that is in the manifest."""
 
 
 @dataclass

@@ -8,7 +8,7 @@ number of the range once. Of several attempts with the same beginning the longes
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from titanic_data.archive.archiver import Queue
-from titanic_data.archive.manifest import Archive, Entry, File, make_directory, write_about
+from titanic_data.archive.manifest import Archive, Entry, File, Progress, make_directory, write_about
 from titanic_data.errors import ArchiveError
 
 _ENDLESS = 1 << 62
@@ -37,7 +37,7 @@ def rebuild_manifest(
     *,
     store: Path | None = None,
     allow_gap: bool = False,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = lambda done, total: None,
 ) -> list[Entry]:
     """Make the entries that a manifest has lost, and return them. No data file is changed. `store`: what was archived;
     a lost archive.json is made again with the ids that it has.

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
 import pyarrow.parquet as pq
 
-from titanic_data.archive.manifest import Archive, Entry, File, measure
+from titanic_data.archive.manifest import Archive, Entry, File, Progress, measure
 from titanic_data.errors import ArchiveError
 
 
@@ -21,7 +20,7 @@ class Fault(NamedTuple):
     range: tuple[int, int] | None
 
 
-def verify(archive: Archive, progress: Callable[[int, int], None] = lambda done, total: None) -> list[Fault]:
+def verify(archive: Archive, progress: Progress = lambda done, total: None) -> list[Fault]:
     """All faults of the files of an archive: missing, with another size, checksum or number of rows, or with numbers
     that are not those of their range. Opening the archive has checked already that the ranges have no holes.
 

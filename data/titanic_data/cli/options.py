@@ -19,10 +19,13 @@ if TYPE_CHECKING:  # the help needs no pyspark
     from pyspark.sql import DataFrame
 
 
-def command(name: str | None = None) -> Callable[[Callable[..., Any]], click.Command]:
+Function = Callable[..., Any]
+
+
+def command(name: str | None = None) -> Callable[[Function], click.Command]:
     """The decorator for commands. It adds `--config`: that file may be the server's, which names the store."""
 
-    def decorate(function: Callable[..., Any]) -> click.Command:
+    def decorate(function: Function) -> click.Command:
         made: click.Command = plain_command(name)(function)
         return configured(made)
 
@@ -38,7 +41,7 @@ store_option = option(
 endpoint_option = option("--endpoint", metavar="ENDPOINT", default=DEFAULT_ENDPOINT, help="Endpoint of the queue.")
 
 
-def key_options(function: Callable[..., Any]) -> Callable[..., Any]:
+def key_options(function: Function) -> Function:
     """`--key` and `--server-key`, which a command gets as `keys`: arguments of the calls to the queue. They are checked
     here, before Spark's tasks use them."""
 

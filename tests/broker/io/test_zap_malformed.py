@@ -49,13 +49,18 @@ class Desk:
     """A handler, and somebody in its context who asks."""
 
     def __init__(self) -> None:
-        self.refused: list[tuple[str, ...]] = []
+        self.refusals: list[tuple[str, ...]] = []
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.handler = ZapHandler(context, USERS, lambda *who: self.refused.append(who), lambda: None)
+        self.handler = ZapHandler(context, USERS, self)
         self.asker = context.socket(zmq.DEALER)
         self.asker.linger = 0
         self.asker.connect(ADDRESS)
         self._context = context
+
+    def refuse(self, address: str, key: str) -> None:
+        self.refusals.append((address, key))
+
+    def asked(self) -> None: ...
 
     def ask(self, frames: Frames) -> Frames | None:
         """The answer, at once; None when there is none."""
@@ -131,7 +136,7 @@ def test_anything(desk: Desk) -> None:
             assert answer == [b"", VERSION, question[2], b"200", b"", name, b""]
             right += 1
     assert 0 < right < RANDOM
-    assert desk.refused
+    assert desk.refusals
     tally["malformed ZAP requests"] += RANDOM - right
 
 

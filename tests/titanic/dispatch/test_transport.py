@@ -90,7 +90,9 @@ def heard() -> Heard:
 
 def local(heard: Heard) -> tuple[LocalTransport, Peer]:
     peer: Any = Peer()
-    return LocalTransport(heard, lambda deliver: peer, lambda function: function()), peer
+    transport = LocalTransport(heard, None)
+    transport.peer = peer
+    return transport, peer
 
 
 def answer_presence(transport: OwnBrokerTransport, answer: list[bytes]) -> None:

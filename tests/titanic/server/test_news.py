@@ -381,14 +381,14 @@ def test_of_two_nodes_that_start_together_at_one_broker_one_gives_way(
 ) -> None:
     with brokering(heartbeat_interval=0.5) as endpoint, cluster(tmp_path, 1) as nodes:
         first, second = (Server(config(tmp_path, store=nodes.url, broker=endpoint)) for _ in range(2))
-        register, looked = second.front._register, threading.Event()
+        register, looked = second.front.register, threading.Event()
 
         def late() -> None:
             looked.set()
             until(lambda: first.ready)
             register()
 
-        monkeypatch.setattr(second.front, "_register", late)
+        monkeypatch.setattr(second.front, "register", late)
         with second:
             assert looked.wait(60)
             with first:

@@ -273,14 +273,14 @@ def test_of_two_that_start_together_one_gives_way(
 ) -> None:
     """Each has found that nobody is there, and registers."""
     first, second = (Server(config(tmp_path / name, broker=endpoint)) for name in ("first", "second"))
-    register, looked = second.front._register, Event()  # type: ignore[attr-defined]
+    register, looked = second.front.register, Event()  # type: ignore[attr-defined]
 
     def late() -> None:
         looked.set()
         until(lambda: first.ready)
         register()
 
-    monkeypatch.setattr(second.front, "_register", late)
+    monkeypatch.setattr(second.front, "register", late)
     with second:
         assert looked.wait(60)
         with first:

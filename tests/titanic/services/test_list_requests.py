@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,28 @@ def fill(store: Store, *services: str) -> list[bytes]:
         return accept_all(transaction, [NewRequest(name.encode(), [b"body"]) for name in services], NOW)
 
 
+class Workers:
+    """They have these requests."""
+
+    def __init__(self, uuids: tuple[bytes, ...]) -> None:
+        self._uuids = set(uuids)
+
+    def running(self) -> set[bytes]:
+        return self._uuids
+
+    def progress(self, uuids: Collection[bytes]) -> dict[bytes, Any]:
+        return {}
+
+    def running_since(self, uuids: Collection[bytes]) -> dict[bytes, int]:
+        return {}
+
+    def worker_of(self, uuid: bytes) -> str:
+        return ""
+
+
 def page(store: Store, running: tuple[bytes, ...] = (), **options: Any) -> tuple[list[dict[str, Any]], str | None]:
     with store.read() as transaction:
-        answer = list_requests.answer(transaction, [json.dumps(options).encode()], lambda: set(running))
+        answer = list_requests.answer(transaction, [json.dumps(options).encode()], Workers(running))
     assert answer[0] == b"200", answer
     document = json.loads(answer[1])
     return document["requests"], document["next"]
@@ -39,7 +58,7 @@ def page(store: Store, running: tuple[bytes, ...] = (), **options: Any) -> tuple
 def test_an_empty_frame_lists_everything_oldest_first(store: Store) -> None:
     uuids = fill(store, "a", "b", "a")
     with store.read() as transaction:
-        _, text = list_requests.answer(transaction, [b""], set)
+        _, text = list_requests.answer(transaction, [b""], None)
     assert [row["uuid"] for row in json.loads(text)["requests"]] == [uuid.hex() for uuid in uuids]
 
 
@@ -113,7 +132,7 @@ def test_a_request_comes_with_the_beginning_of_body_and_reply(store: Store) -> N
     def look(uuid: bytes, most: int) -> tuple[dict[str, Any], list[bytes]]:
         with store.read() as transaction:
             asked = json.dumps({"uuid": uuid.hex(), "most": most}).encode()
-            status, text, *frames = list_requests.answer(transaction, [asked], set)
+            status, text, *frames = list_requests.answer(transaction, [asked], None)
         assert status == b"200"
         return json.loads(text), frames
 
@@ -140,7 +159,7 @@ def test_what_cannot_be_asked_for(store: Store) -> None:
         {**known, "most": (1 << 20) + 1},
     ):
         with store.read() as transaction:
-            (status,) = list_requests.answer(transaction, [json.dumps(wrong).encode()], set)
+            (status,) = list_requests.answer(transaction, [json.dumps(wrong).encode()], None)
         assert status.startswith(b"400 ")
 
 

@@ -20,8 +20,11 @@ class Reader:
     """Reads replies of half a portion each."""
 
     def __init__(self) -> None:
-        self.congested: set[str] = set()
-        self.turns = Turns(lambda ask: ask.peer in self.congested)
+        self.deaf: set[str] = set()
+        self.turns = Turns(self)
+
+    def congested(self, ask: Asked) -> bool:
+        return ask.peer in self.deaf
 
     def round(self, *asks: Asked, size: int = PORTION // 2) -> list[bytes]:
         read = []
@@ -52,16 +55,16 @@ def test_a_portion_at_a_time_and_everybody_in_each_round() -> None:
 
 def test_nothing_is_read_for_who_does_not_read() -> None:
     reader = Reader()
-    reader.congested = {"a"}
+    reader.deaf = {"a"}
     assert reader.round(*asks("a", 2), *asks("b", 1)) == [b"b0"]
     assert reader.round() == []
-    reader.congested = set()
+    reader.deaf = set()
     assert reader.round() == [b"a0", b"a1"]
 
 
 def test_there_is_an_end_to_what_is_put_off() -> None:
     reader = Reader()
-    reader.congested = {"a"}
+    reader.deaf = {"a"}
     reader.round(*asks("a", reader_module.MOST + 3))
     assert [ask.body for _, ask in reader.turns.take_refused()] == [
         [b"a%d" % (reader_module.MOST + n)] for n in range(3)

@@ -25,15 +25,14 @@ import select
 import threading
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Collection
-from functools import partial
+from collections.abc import Collection
 from typing import Any
 
 import psycopg
 from psycopg import Connection, Notify
 
 from titanic.errors import StoreError
-from titanic.store.cluster import Notification, Topic
+from titanic.store.cluster import Heard, Notification, Topic
 from titanic.store.postgres import pool
 from titanic.store.postgres.pool import ConnectionPool
 from titanic.util.ids import SIZE
@@ -151,10 +150,12 @@ class PostgresNotifications:
         self._ended = False
         self._bell, self._ring = -1, -1
         """The ends of a pipe: a write wakes the thread."""
-        self._heard: Callable[[Notification], None]
+        self._me = 0
+        """The process of the connection at the server: its own notifications come back."""
+        self._heard: Heard
         self._thread: threading.Thread | None = None
 
-    def start(self, heard: Callable[[Notification], None]) -> None:
+    def start(self, heard: Heard) -> None:
         """Listen from now on."""
         self._heard = heard
         self._bell, self._ring = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -206,8 +207,8 @@ class PostgresNotifications:
 
     def _serve(self, connection: Connection) -> None:
         """Send and hear, until the end of the connection."""
-        me = connection.info.backend_pid
-        connection.add_notify_handler(partial(self._notified, me))
+        self._me = connection.info.backend_pid
+        connection.add_notify_handler(self._notified)
         self._execute(connection, "SET synchronous_commit = off")
         self._execute(connection, f"LISTEN {CHANNEL}")
         self._heard(Notification(poll=set(Topic)))
@@ -227,7 +228,7 @@ class PostgresNotifications:
                 self._wait(connection, None if pending is None else max(0.0, due - time.monotonic()))
                 connection.pgconn.consume_input()
                 while (one := connection.pgconn.notifies()) is not None:
-                    if one.be_pid != me:
+                    if one.be_pid != self._me:
                         self._hear(one.extra)
 
     def _execute(self, connection: Connection, text: str, *parameters: object) -> None:
@@ -248,9 +249,9 @@ class PostgresNotifications:
         with contextlib.suppress(BlockingIOError):
             os.read(self._bell, 4096)
 
-    def _notified(self, me: int, one: Notify) -> None:
+    def _notified(self, one: Notify) -> None:
         """Called while a statement is on its way."""
-        if one.pid != me:
+        if one.pid != self._me:
             self._hear(one.payload.encode())
 
     def _hear(self, text: bytes) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from titanic.store.moving import Progress
 from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.tables import KEY, REPLY, REQUEST
 from titanic.store.postgres.transaction import REQUEST_SIZE, Row
@@ -51,9 +52,6 @@ USAGE = f"""
 
 # -- check -----------------------------------------------------------------------------------------------------
 
-
-Progress = Callable[[str, int, int], None]
-"""Called with the table that is being checked, the number of tables checked, and the total."""
 
 MOST = 1000
 """Problems of one kind that are reported."""

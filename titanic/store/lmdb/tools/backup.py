@@ -36,7 +36,8 @@ from titanic.store.lmdb.readers import CHECK, COPY, rename_process
 from titanic.store.lmdb.schema import PAGE
 from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools.check import check, check_in_use
-from titanic.store.lmdb.tools.findings import Finding, Progress
+from titanic.store.lmdb.tools.findings import Finding
+from titanic.store.moving import Progress
 
 _EVERY = 0.1
 LATER = "try again when the load is lower, or raise the capacity"

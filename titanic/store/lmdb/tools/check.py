@@ -40,7 +40,8 @@ from titanic.store.lmdb.schema import (
 )
 from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import batches
-from titanic.store.lmdb.tools.findings import CopyingReading, Finding, Progress, Remedy, Verb, Walk
+from titanic.store.lmdb.tools.findings import CopyingReading, Finding, Remedy, Verb, Walk
+from titanic.store.moving import Progress
 from titanic.util.ids import SIZE
 
 _MISSING = b"the request was missing"

@@ -32,9 +32,6 @@ from titanic.util.ids import SIZE
 
 Row = tuple[bytes, bytes]
 
-Progress = Callable[[str, int, int], None]
-"""Called now and then with the step, how much is done, and the total: rows of a check, bytes of a copy."""
-
 SLICE = 250
 """Rows that are checked together, and of a store that is in use in one transaction: less than a millisecond."""
 

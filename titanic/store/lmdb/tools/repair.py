@@ -50,8 +50,9 @@ from titanic.store.lmdb.schema import (
 )
 from titanic.store.lmdb.store import LmdbStore, LmdbWriteTransaction
 from titanic.store.lmdb.tools.check import check_all
-from titanic.store.lmdb.tools.findings import Finding, Progress, Remedy, Row, Verb, Walk
+from titanic.store.lmdb.tools.findings import Finding, Remedy, Row, Verb, Walk
 from titanic.store.lmdb.transaction import Writing
+from titanic.store.moving import Progress
 from titanic.store.records import Outcome, priority_in
 from titanic.store.request import NewRequest
 from titanic.store.rules import check_owner, check_service
