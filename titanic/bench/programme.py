@@ -64,7 +64,7 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rate:
+class Speed:
     """A rate per second, with processes of its own."""
 
     load: Load
@@ -201,7 +201,7 @@ def stored_curve(conditions: Conditions, name: str, what: str) -> Iterator[Figur
 
 
 @dataclass(frozen=True)
-class Curve:
+class SpeedCurve:
     """A rate for each of some counts (of services, workers, connections), with new processes for each."""
 
     kind: str
@@ -223,11 +223,11 @@ class Curve:
                 yield timed(stage, f"{name}-{count}", label, self.load, requests, **options)
 
 
-_LIFE = Rate(loads.live, share=4, workers=10)
-_LIFE_ONE = Rate(loads.live_one, share=40, workers=10, counted=True)
-_ACCEPT = Rate(loads.accept)
-_ACCEPT_ONE = Rate(loads.accept_one, share=10, counted=True)
-_ACCEPT_BATCH = Rate(loads.accept_batches)
+_LIFE = Speed(loads.live, share=4, workers=10)
+_LIFE_ONE = Speed(loads.live_one, share=40, workers=10, counted=True)
+_ACCEPT = Speed(loads.accept)
+_ACCEPT_ONE = Speed(loads.accept_one, share=10, counted=True)
+_ACCEPT_BATCH = Speed(loads.accept_batches)
 
 
 def _with(durability: Durability) -> tuple[Entry, ...]:
@@ -259,9 +259,11 @@ def _tens(first: int, last: int) -> Iterator[int]:
         first *= 10
 
 
-_SERVICES = Curve("life", (1, 10, 100, 1000), loads.live_services, "services", Stage.work_many, share=4)
-_CLIENTS = Curve("accept", (1, 10, 100, 1000, 2000), loads.accept_by_many, "clients")
-_WORKERS = Curve("life", (1, 4, 16, 64, 256), loads.live, "", lambda stage, count: stage.work("echo", count), share=4)
+_SERVICES = SpeedCurve("life", (1, 10, 100, 1000), loads.live_services, "services", Stage.work_many, share=4)
+_CLIENTS = SpeedCurve("accept", (1, 10, 100, 1000, 2000), loads.accept_by_many, "clients")
+_WORKERS = SpeedCurve(
+    "life", (1, 4, 16, 64, 256), loads.live, "", lambda stage, count: stage.work("echo", count), share=4
+)
 
 PROGRAMME = (
     Entry("limits", "disk", "writes of 4 KiB, each synced, one after another", Limit(machine.disk, share=40)),
@@ -269,18 +271,18 @@ PROGRAMME = (
     Entry("limits", "wire", "messages to a ROUTER and back, 100 in flight, plain pyzmq", Limit(machine.wire)),
     Entry("limits", "wire-one", "the same, one in flight", Limit(machine.wire_one, share=4)),
     Entry("accepting", "accept", "stored and acknowledged, 1,000 in flight", _ACCEPT),
-    Entry("accepting", "accept-100", "the same, 100 in flight", Rate(loads.accept, window=100)),
+    Entry("accepting", "accept-100", "the same, 100 in flight", Speed(loads.accept, window=100)),
     Entry("accepting", "accept-many", "the same, 1,000 connections with one in flight each", FromConnections(1000)),
     Entry("accepting", "accept-one", "the same, one after another", _ACCEPT_ONE),
     Entry("accepting", "accept-batch", "the same, 100 in a message, 10 in flight", _ACCEPT_BATCH),
     Entry("lives", "life", "submitted to closed, 10 workers", _LIFE),
     Entry("lives", "life-one", "the same, one after another", _LIFE_ONE),
-    Entry("echoes", "echo", "plain requests, 10 workers, 1,000 in flight", Rate(loads.echo, workers=10)),
-    Entry("echoes", "echo-1", "the same, 1 worker", Rate(loads.echo, workers=1)),
-    Entry("echoes", "echo-one", "the same, 1 worker, one in flight", Rate(loads.echo, share=10, workers=1, window=1)),
+    Entry("echoes", "echo", "plain requests, 10 workers, 1,000 in flight", Speed(loads.echo, workers=10)),
+    Entry("echoes", "echo-1", "the same, 1 worker", Speed(loads.echo, workers=1)),
+    Entry("echoes", "echo-one", "the same, 1 worker, one in flight", Speed(loads.echo, share=10, workers=1, window=1)),
     Entry("apart", "apart-accept", "broker and queue apart: as accept", replace(_ACCEPT, apart=True)),
     Entry("apart", "apart-accept-batch", "as accept-batch", replace(_ACCEPT_BATCH, apart=True)),
-    Entry("apart", "apart-accept-one", "as accept-one", Rate(loads.accept_one, share=10, apart=True)),
+    Entry("apart", "apart-accept-one", "as accept-one", Speed(loads.accept_one, share=10, apart=True)),
     Entry("apart", "apart-life", "as life", replace(_LIFE, apart=True)),
     Entry("backlog", "backlog-life", "as life, 100,000 wait", replace(_LIFE, stored=100_000)),
     Entry("backlog", "absent-life", "as life, 1 waits for each of 1,000 absent services", replace(_LIFE, absent=1000)),

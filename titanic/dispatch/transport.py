@@ -296,7 +296,7 @@ class OwnBrokerTransport:
         self._core.surveyed(workers, now)
 
 
-class Guard(Protocol):
+class GuardingDispatcher(Protocol):
     """The dispatcher."""
 
     def guard(self, function: Callable[..., None], *args: Any) -> None:
@@ -309,7 +309,7 @@ class LocalTransport(OwnBrokerTransport):
     def __init__(
         self,
         core: DispatchCore,
-        dispatcher: Guard,
+        dispatcher: GuardingDispatcher,
         max_message: int = 0,
     ) -> None:
         """`max_message`: bytes of a message that the broker takes."""

@@ -26,7 +26,7 @@ PATIENCE = 0.1
 """Seconds for which a list that finds few requests goes on, in the reader's thread. Other answers wait meanwhile."""
 
 
-class Holder(Protocol):
+class RunningRequests(Protocol):
     """What knows which requests workers have."""
 
     def running(self) -> Collection[bytes]:
@@ -49,7 +49,7 @@ DAMAGED = tsp.failure("not read: a record of the store is damaged; ask the admin
 def answer(
     transaction: ReadTransaction,
     body: Frames,
-    holder: Holder | None,
+    running: RunningRequests | None,
     user: User | None = None,
     now_us: int = 0,
     paused: Collection[bytes] = (),
@@ -58,15 +58,15 @@ def answer(
 ) -> Frames:
     """The answer to a titanic.list. Raises Forbidden for a user that may read nothing.
 
-    `holder`: the dispatcher; None: no worker has anything. `user`: the client's user; only what that user may read
-    is returned; None: all. `now_us`: the time, if the client asks for it. `paused`: the paused services. `shared`: the store
-    is shared, and knows the claims of its nodes.
+    `running`: the dispatcher; None: no worker has anything. `user`: the client's user; only what that user may read is
+    returned; None: all. `now_us`: the time, if the client asks for it. `paused`: the paused services. `shared`: the
+    store is shared, and knows the claims of its nodes.
     """
     if user is not None and (fault := lacks(user, "read")) is not None:
         raise Forbidden(fault)
     try:
         options = read(List, b"".join(body[:1]) or b"{}")
-        return _answer(transaction, options, holder, user, now_us, paused, shared)
+        return _answer(transaction, options, running, user, now_us, paused, shared)
     except ValueError as error:
         return tsp.bad_request(str(error))
     except RecordCorrupt:
@@ -78,7 +78,7 @@ def answer(
 def _answer(
     transaction: ReadTransaction,
     options: List,
-    holder: Holder | None,
+    running: RunningRequests | None,
     user: User | None,
     now_us: int,
     paused: Collection[bytes],
@@ -87,7 +87,7 @@ def _answer(
     owner = None if user is None or user.reads_all else user.owner
     now_running: Collection[bytes] | None = None
     if not shared:
-        now_running = () if holder is None else holder.running()
+        now_running = () if running is None else running.running()
     following: bytes | None = None
     holders: dict[str, bytes] = {}
     state = State[options.state.upper()] if options.state else None
@@ -121,8 +121,8 @@ def _answer(
     if state is State.WAITING and options.uuid is None and options.keys is None:
         rows = [row for row in rows if row.uuid not in now_running]
     at_work = [row.uuid for row in rows if row.state is State.WAITING and row.uuid in now_running]
-    far = holder.progress(at_work) if holder is not None and at_work else {}
-    sent = holder.running_since(at_work) if holder is not None and at_work else {}
+    far = running.progress(at_work) if running is not None and at_work else {}
+    sent = running.running_since(at_work) if running is not None and at_work else {}
     document: dict[str, Any] = {
         "requests": [
             as_document(row, row.uuid in now_running, far.get(row.uuid), sent.get(row.uuid), row.service in paused)
@@ -131,7 +131,7 @@ def _answer(
         "next": following.hex() if following else None,
     }
     for one in document["requests"]:
-        if holder is not None and "running_since" in one and (worker := holder.worker_of(bytes.fromhex(one["uuid"]))):
+        if running is not None and "running_since" in one and (worker := running.worker_of(bytes.fromhex(one["uuid"]))):
             one["worker"] = worker
     if options.keys is not None:
         document["uuids"] = {key: uuid.hex() for key, uuid in holders.items()}
