@@ -1,8 +1,8 @@
 """The dispatcher moves requests: store → core → transport → broker, and outcomes: transport → core → writer.
 
-It is a channel in the loop of the front, so an accepted request goes to its worker in the same round. The services
-report what they committed (`DispatcherInbox`). Clients wait for replies here, because the dispatcher is the first to
-know that a request has ended.
+It is a channel in the loop of the front, so an accepted request goes to its worker in the same round. Services, writes
+and reads report what they did to its inbox (`post`), and `_take` handles it, in order. Clients wait for replies here,
+because the dispatcher is the first to know that a request has ended.
 """
 
 from __future__ import annotations
