@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import click
 
@@ -35,9 +35,6 @@ from titanic.logs import Incident
 from titanic.server.server_access import ServerAccess
 from titanic.server.watchdog import Watchdog
 from titanic.util.sd_notify import Notifier
-
-if TYPE_CHECKING:  # not every server pays for it
-    from titanic.metrics.listener import MetricsListener
 
 log = logging.getLogger("titanic")
 
@@ -162,9 +159,16 @@ def run(subject: Subject, signals: Signals, metrics: Address | None, *, open: bo
         listener.stop()
 
 
-def _listen(subject: Subject, signals: Signals, address: Address, *, open: bool) -> MetricsListener:
+class Listener(Protocol):
+    """Serves metrics."""
+
+    def stop(self) -> None:
+        """End."""
+
+
+def _listen(subject: Subject, signals: Signals, address: Address, *, open: bool) -> Listener:
     """Serve the metrics."""
-    from titanic.metrics.listener import MetricsListener
+    from titanic.metrics.listener import MetricsListener  # not every server pays for it
 
     exposed = is_exposed(f"tcp://{address}")
     if exposed and not open and subject.control is None:

@@ -18,7 +18,7 @@ class Left:
 def test_nothing_is_said_before_ten_minutes_then_the_present_rate_counts() -> None:
     rate, room, now = FillRate(), 1000, 0.0
     while now < 600:
-        assert rate.full_in(now, lambda room=room: room) is None  # type: ignore[misc]
+        assert rate.full_in(now, Left(room)) is None
         now, room = now + 60, room - 10
     assert rate.full_in(now, Left(room)) == 900 / 100 * 600
     assert rate.full_in(now + 30, Left(0)) == 900 / 100 * 600 - 30, "it is looked at once a minute"
