@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from support.desk import Ask, Desk
@@ -76,12 +77,22 @@ def test_running_requests_are_those_that_nodes_have_claimed(desk: Desk) -> None:
     assert json.loads(desk.ask(tsp.ADMIN, [b'{"do": "purge", "state": "waiting"}'])[0][1])["done"] == 1
 
 
+class Unread:
+    """The peer of one ask does not read."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+
+    def congested(self, ask: Any) -> bool:
+        return ask is self._ask
+
+
 def test_what_will_not_be_read_is_not_foreseen_nor_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader_module, "FORESEEN", 3)
     service = ReadService(tsp.REPLY, lambda transaction, ask: [], lambda answers: None, replies=True)
     figures = ReadService(tsp.STATS, lambda transaction, ask: [], lambda answers: None)
     asks = [Ask(bytes([n]).hex().encode() * 16) for n in range(6)]
-    turns = Turns(lambda ask: ask is asks[0])
+    turns = Turns(Unread(asks[0]))
     asks[0].peer = "who does not read"
     list(turns.next([(service, asks[:1])]))
     assert len(turns) == 1
