@@ -289,7 +289,7 @@ def test_what_cannot_be_a_key_is_refused(new):
 
 
 def test_a_key_without_an_end_is_refused():
-    with pytest.raises(InvalidRequest, match="has no end"):
+    with pytest.raises(InvalidRequest, match="has no expiry"):
         rules.check_key(b"key", 0)
 
 
