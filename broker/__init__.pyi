@@ -1,5 +1,6 @@
 from broker.access.access_file import AccessFile as AccessFile
 from broker.access.access_file import load_access as load_access
+from broker.access.authorization import Rule as Rule
 from broker.access.decision import Decision as Decision
 from broker.access.decision import decide as decide
 from broker.access.keys import Keys as Keys
@@ -9,7 +10,6 @@ from broker.access.keys import load_secret as load_secret
 from broker.access.keys import new_keys as new_keys
 from broker.access.keys import new_token as new_token
 from broker.access.keys import public_key as public_key
-from broker.access.rules import Rule as Rule
 from broker.access.users import NOBODY as NOBODY
 from broker.access.users import Access as Access
 from broker.access.users import Permission as Permission

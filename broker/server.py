@@ -15,7 +15,7 @@ import zmq
 
 import broker.access
 import broker.io
-from broker.access.rules import Guard, Review, Rule
+from broker.access.authorization import Guard, Review, Rule
 from broker.access.users import NOBODY, Access, User
 from broker.config import BrokerConfig
 from broker.core.broker import BrokerCore

@@ -38,7 +38,7 @@ CORES = [
     source
     for source in sources("broker")
     if source.startswith("broker/core/")
-    or source in {f"broker/access/{name}.py" for name in ("rules", "users")}
+    or source in {f"broker/access/{name}.py" for name in ("authorization", "users")}
     or (source.startswith("broker/patterns/") and source.rpartition("/")[2] in CORE_NAMES)
 ]
 

@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import count
 
-from broker.access.rules import Guard, Review
+from broker.access.authorization import Guard, Review
 from broker.access.users import User
 from broker.config import BrokerConfig
 from broker.core import mmi
@@ -64,8 +64,8 @@ from broker.core.requests import (
     later_delivery,
     read_request,
 )
-from broker.core.services import NO_SERVICE, Service, WorkerPeer, WorkerProcess, WorkerRegistry, WorkerState
 from broker.core.timers import earliest
+from broker.core.worker_registry import NO_SERVICE, Service, WorkerPeer, WorkerProcess, WorkerRegistry, WorkerState
 from broker.errors import UsageError
 
 

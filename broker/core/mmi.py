@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from broker.access.rules import Guard
+from broker.access.authorization import Guard
 from broker.access.users import User
 from broker.config import BrokerConfig
 from broker.core.mdp import KNOWN_WORDS, Frames, Peer
 from broker.core.requests import WaitingRequests
-from broker.core.services import Service, WorkerPeer
+from broker.core.worker_registry import Service, WorkerPeer
 
 _ACTIONS = (b"mmi.service", b"mmi.cancel")
 

@@ -41,8 +41,8 @@ from broker.core.mdp import (
     read_error,
 )
 from broker.core.protocol_detection import ANSWER_TIMEOUT, ProtocolDetection
-from broker.core.services import Inflow
 from broker.core.timers import Backoff, Heartbeat
+from broker.core.worker_registry import Inflow
 
 VERSIONS: dict[str, WorkerDialect] = {dialect.name: dialect for dialect in WORKER_DIALECTS.values()}
 

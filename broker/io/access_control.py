@@ -13,8 +13,8 @@ from contextlib import suppress
 
 import zmq
 
+from broker.access.authorization import AccessRefusal, Guard
 from broker.access.keys import Keys
-from broker.access.rules import AccessRefusal, Guard
 from broker.access.users import NOBODY, Access
 from broker.core.throttle import COUNTED, Throttle
 from broker.io.loop import Channel

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import zmq
 
+from broker.access.authorization import Guard
 from broker.access.keys import Keys, load_secret, public_key
-from broker.access.rules import Guard
 from broker.access.users import Access, User
 from broker.errors import Means, UsageError
 from broker.io.access_control import AccessControl

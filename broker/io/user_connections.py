@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import zmq
 
-from broker.access.rules import Guard
+from broker.access.authorization import Guard
 from broker.access.users import NOBODY, User
 from broker.io.router import IPV4
 from broker.io.zap import user_of

@@ -16,7 +16,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from titanic_data.options import LATEST, LOSS_ALLOWED, ReadOptions, first_number
+from titanic_data.spark_options import LATEST, LOSS_ALLOWED, ReadOptions, first_number
 from titanic_data.store_reader import (
     await_number,
     beyond,

@@ -1,7 +1,7 @@
 """The source as Spark sees it: it checks the options, then returns readers and writers.
 
 The source runs on the driver, in a process that Spark starts for it, so errors are raised before any task begins. A
-writer makes each row a request; `titanic_data.requests` says why its task may be repeated.
+writer makes each row a request; `titanic_data.submission` says why its task may be repeated.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from pyspark.sql.types import StructType
 from pyspark_titanic.batch import ClosedReader, FilteringReader, WaitingReader
 from pyspark_titanic.stream import ClosedStream, RefusedStream
 from titanic_data.errors import InvalidOption, InvalidRows, PipelineError
-from titanic_data.options import ReadOptions, read_options, write_options
-from titanic_data.requests import Layout, layout, submit
+from titanic_data.spark_options import ReadOptions, read_options, write_options
 from titanic_data.store_reader import store_at
+from titanic_data.submission import Layout, layout, submit
 from titanic_data.tables import TABLES
 
 

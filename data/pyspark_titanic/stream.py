@@ -16,7 +16,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from pyspark_titanic.batch import ClosedParts
 from titanic_data.errors import OtherStore, PipelineError
-from titanic_data.options import ReadOptions, first_number
+from titanic_data.spark_options import ReadOptions, first_number
 from titanic_data.store_reader import await_number, closed_range, identity, lost
 
 SEQ, STORE = "seq", "store"

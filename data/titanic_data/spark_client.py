@@ -12,7 +12,7 @@ import pyarrow as pa
 from broker import DEFAULT_ENDPOINT
 from titanic import Client, RequestFailed, TimedOut
 from titanic_data.errors import Incomplete, InvalidOption
-from titanic_data.requests import ANSWER, connect
+from titanic_data.submission import ANSWER, connect
 
 if TYPE_CHECKING:  # pyspark is needed only where a DataFrame comes from
     from pyspark.sql import DataFrame

@@ -15,8 +15,8 @@ from broker import load_secret, new_keys
 from titanic import Client
 from titanic_data.archive import Queue
 from titanic_data.errors import InvalidOption
-from titanic_data.options import write_options
 from titanic_data.spark_client import close, collect, known
+from titanic_data.spark_options import write_options
 from titanic_data.spark_worker import SparkWorker
 
 ACCESS = """

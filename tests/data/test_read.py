@@ -17,7 +17,7 @@ from pyspark_titanic.batch import ClosedReader
 from titanic.store import ClosedRequest, NewRequest, Status, open_read_only, open_store
 from titanic_data.columns import STATUSES
 from titanic_data.errors import DataLoss
-from titanic_data.options import read_options
+from titanic_data.spark_options import read_options
 from titanic_data.store_reader import forget
 from titanic_data.tables import CLOSED
 

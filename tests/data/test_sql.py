@@ -12,7 +12,7 @@ from support.ring import ring
 
 from titanic import Client, Server
 from titanic_data.errors import InvalidOption
-from titanic_data.options import read_options
+from titanic_data.spark_options import read_options
 
 
 @pytest.fixture(scope="module")

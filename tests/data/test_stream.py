@@ -18,7 +18,7 @@ from pyspark_titanic.stream import ClosedStream
 from titanic import Client
 from titanic.store import open_store
 from titanic_data.errors import OtherStore
-from titanic_data.options import read_options
+from titanic_data.spark_options import read_options
 from titanic_data.store_reader import forget, identity
 
 

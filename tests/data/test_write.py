@@ -18,9 +18,9 @@ from support.waiting import until
 from broker import RemoteError, Worker
 from titanic import Client, Server, TimedOut
 from titanic_data.errors import InvalidRows, PipelineError
-from titanic_data.options import write_options
-from titanic_data.requests import layout, submit
 from titanic_data.spark_client import close, collect
+from titanic_data.spark_options import write_options
+from titanic_data.submission import layout, submit
 
 pytestmark = pytest.mark.settings(max_attempts=2)
 
@@ -250,7 +250,7 @@ def test_an_absent_queue_is_waited_for_as_long_as_was_said(
     absent = "tcp://127.0.0.1:1"
     with pytest.raises(Exception, match=r"no answer from tcp://127\.0\.0\.1:1; waited \d+(\.\d+)? (ms|s)"):
         collect(orders(spark, 1), absent, timeout=0.5).collect()
-    monkeypatch.setattr("titanic_data.requests.ANSWER", 0.5)  # two tries, neither of which takes as long
+    monkeypatch.setattr("titanic_data.submission.ANSWER", 0.5)  # two tries, neither of which takes as long
     options = write_options({"endpoint": absent, "service": "upper", "timeout": "0.7"})
     rows = pa.record_batch({"key": ["a"], "body": ["b"]})
     with pytest.raises(TimedOut, match=r"waited ([7-9]\d\d ms|[1-9][\d.]* s)"):

@@ -32,15 +32,15 @@ def wrong_clock(path: str) -> None:
 
 def short_lease(seconds: float) -> None:
     """The lease, and what a node waits for the database, in proportion."""
-    from titanic.cluster import claims
-    from titanic.store.postgres import connection, pool
+    from titanic.cluster import claims_core
+    from titanic.store.postgres import connection, connection_pool
 
-    pool.AGAIN = 0.3
+    connection_pool.AGAIN = 0.3
     connection.PATIENCE = max(2.0, seconds)
-    usual = claims.LeaseConfig()
+    usual = claims_core.LeaseConfig()
     part = seconds / usual.lease
     defaults = replace(usual, lease=seconds, renew=usual.renew * part, margin=usual.margin * part)
-    claims.LeaseConfig.__init__.__defaults__ = (defaults.lease, defaults.renew, defaults.margin)
+    claims_core.LeaseConfig.__init__.__defaults__ = (defaults.lease, defaults.renew, defaults.margin)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 
 from support.claims_store import LEASE, Look, Outcome, Settle, Writes
 
-from titanic.cluster.claims import Claim, ClaimState, Join, LeaseState, Leave, OutcomeWriting, Release, Renew, Room
+from titanic.cluster.claims_core import Claim, ClaimState, Join, LeaseState, Leave, OutcomeWriting, Release, Renew, Room
 from titanic.store import Bound, ReadyRow
 
 SERVICES = (b"a", b"b")

@@ -22,8 +22,8 @@ from titanic.services.ask import (
     SettingsChanged,
     WaitForReplies,
 )
-from titanic.services.handler import ServiceHandler
 from titanic.services.reader import Reader, ReadService
+from titanic.services.service_handler import ServiceHandler
 from titanic.store import Store, WriteTransaction
 from titanic.store.postgres.connection import ids
 from titanic.store.postgres.store import PostgresStore

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import NamedTuple, TypedDict
 
-from titanic.client.queue import Queue
+from titanic.client.request_queue import Queue
 from titanic.errors import UnknownRequest
 from titanic.protocol.submit_options import MOST_UUIDS
 

@@ -21,7 +21,7 @@ from itertools import chain
 from typing import NamedTuple, Protocol, cast
 
 from titanic.cluster.background import BackgroundRead, BackgroundReader
-from titanic.cluster.claims import (
+from titanic.cluster.claims_core import (
     OUT,
     POLL_INTERVAL,
     Claim,
@@ -35,7 +35,7 @@ from titanic.cluster.claims import (
     Renew,
     Room,
 )
-from titanic.cluster.settings import ServiceSettingsCache
+from titanic.cluster.shared_settings import ServiceSettingsCache
 from titanic.commit.writer import BatchThread, Write, Writer
 from titanic.dispatch.core import DispatchCore
 from titanic.dispatch.fetching import Sender

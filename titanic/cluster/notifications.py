@@ -27,7 +27,7 @@ from typing import NamedTuple, cast
 
 from titanic.cluster.background import BackgroundRead, BackgroundReader
 from titanic.cluster.node import ClaimingNode, Host, NodeWrite
-from titanic.cluster.settings import ServiceSettingsCache
+from titanic.cluster.shared_settings import ServiceSettingsCache
 from titanic.commit.writer import Writer
 from titanic.dispatch.attempts import Flight
 from titanic.dispatch.core import DispatchCore

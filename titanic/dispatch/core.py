@@ -8,7 +8,7 @@ ends in one of these ways:
                                                   attempt, or when it says so
     a worker that is not ready for it           → Postpone, not an attempt; Finish failed after `unready_timeout`
     its worker died, and had nothing else       → as an error reply; the next attempt runs alone
-                                                  (`broker.core.services`)
+                                                  (`broker.core.worker_registry`)
     its worker died, and others of its process  → back to the queue, to run alone (502); not an attempt
       had requests, too
     the broker will never take it (400, 413)    → Finish failed

@@ -29,7 +29,7 @@ from broker import (
     read_json,
 )
 from titanic.dispatch.attempts import Send
-from titanic.dispatch.connection import BrokerDiscovery, Connection
+from titanic.dispatch.broker_connection import BrokerDiscovery, Connection
 from titanic.dispatch.core import DispatchCore
 from titanic.logs import event
 from titanic.protocol.tsp import Frames

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from broker import UNANSWERING, Channel, ClientConfig, ClientSession, ErrorReply, EventKind, Loop
 from titanic.dispatch.attempts import Send
-from titanic.dispatch.connection import BrokerDiscovery, Connection
+from titanic.dispatch.broker_connection import BrokerDiscovery, Connection
 from titanic.dispatch.core import DispatchCore
 from titanic.dispatch.transport import MAX_REPLY, MMI_TIMEOUT, PartialReplies, deliver_reply, fail_delivery
 from titanic.protocol import tsp

@@ -8,6 +8,6 @@ Fields are `event`, a fixed word for programs to match, the `uuid` and `service`
 
 from broker import COUNTED, LINES, WINDOW, Throttle
 from titanic.logs.output import FORMATS, begin, event, line, set_level
-from titanic.logs.throttle import Incident
+from titanic.logs.suppression import Incident
 
 __all__ = ["COUNTED", "FORMATS", "LINES", "WINDOW", "Incident", "Throttle", "begin", "event", "line", "set_level"]

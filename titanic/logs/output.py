@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from titanic.logs.throttle import RepeatFilter
+from titanic.logs.suppression import RepeatFilter
 from titanic.version import __version__
 
 FORMATS = ("auto", "text", "json", "journal")

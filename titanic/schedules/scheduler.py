@@ -29,7 +29,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from titanic.client.client import Client
-from titanic.client.queue import Queue
+from titanic.client.request_queue import Queue
 from titanic.errors import Forbidden, InvalidSchedule, KeyRefused, TimedOut, TitanicError
 from titanic.protocol.submit_options import MOST_SECONDS
 from titanic.schedules.schedule import MOST, Schedule, in_utc, paused_key, resumed_key

@@ -6,7 +6,7 @@ import logging
 import time
 
 from broker import UNANSWERING, BrokerKind, credentials
-from titanic.dispatch.connection import BrokerDiscovery
+from titanic.dispatch.broker_connection import BrokerDiscovery
 from titanic.dispatch.dispatcher import Dispatcher
 from titanic.dispatch.transport import SocketTransport
 from titanic.dispatch.transport_foreign import ForeignTransport

@@ -19,7 +19,7 @@ from broker import (
     earliest,
     read_json,
 )
-from titanic.dispatch.connection import BrokerDiscovery, Shortage
+from titanic.dispatch.broker_connection import BrokerDiscovery, Shortage
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
 

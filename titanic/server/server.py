@@ -29,10 +29,10 @@ from titanic.server.server_access import ServerAccess
 from titanic.server.snapshot import NodeSnapshot, ServerSnapshot, WorkerCounts, gather, refusals, service_snapshots
 from titanic.server.watchdog import Watchdog
 from titanic.services.ask import ServiceContext, ServiceFigures
-from titanic.services.handler import ServiceHandler
 from titanic.services.nodes import rows_of, running_elsewhere
 from titanic.services.ownership import Refusals
 from titanic.services.reader import Reader
+from titanic.services.service_handler import ServiceHandler
 from titanic.settings import LIVE, ServerConfig
 from titanic.store import (
     NodeFacts,

@@ -12,7 +12,7 @@ incarnation only if it has not changed (`Silent`). `lease_until` grows with each
 Each method is one statement, given below for PostgreSQL at READ COMMITTED. Each may be executed long after its sender
 has given it up, and a repeated one may be executed before the first. Neither does harm, because all of them name the
 incarnation, and a sender that does not know the result of one goes on under another incarnation
-(`titanic/cluster/claims.py`).
+(`titanic/cluster/claims_core.py`).
 
 *Alive* is `EXISTS (SELECT FROM node WHERE incarnation = $me AND lease_until > '-infinity')`. *Free* is, of a row of
 `ready`, `incarnation IS NULL OR EXISTS (SELECT FROM node n WHERE n.incarnation = ready.incarnation AND n.lease_until =

@@ -14,13 +14,13 @@ from typing import Any, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from broker import DEFAULT_ENDPOINT, Handler, Key, MultiWorker, credentials, service_fault
 from titanic.client.client import Client
-from titanic.client.queue import AioQueue, Queue
+from titanic.client.request_queue import AioQueue, Queue
 from titanic.errors import CallerError
 from titanic.protocol.submit_options import Span
 from titanic.schedules import Missed, Schedule, Scheduler
 from titanic.tasks.flow import FlowHost, FlowReplies, FlowTicket, any_reply
 from titanic.tasks.flow_worker import FlowService, PlanFormat, Steps
-from titanic.tasks.memory import AioMemory, MemoryQueue, QueueSettings
+from titanic.tasks.memory_queue import AioMemory, MemoryQueue, QueueSettings
 from titanic.tasks.task import (
     AnyAfter,
     AnyBefore,

@@ -14,7 +14,7 @@ from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, T
 import msgspec
 
 from titanic.client.flows import sweep
-from titanic.client.queue import AppQueues
+from titanic.client.request_queue import AppQueues
 from titanic.errors import CallerError, RequestFailed
 from titanic.protocol.submit_options import SubmitOptions, encode
 from titanic.tasks.failures import InvalidReply, as_raised

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import Any, Generic, Protocol, TypeVar, overload
 
 from broker import Curve
-from titanic.client.queue import AppQueues
+from titanic.client.request_queue import AppQueues
 from titanic.errors import RequestFailed
 from titanic.protocol.answers import Ended
 from titanic.protocol.submit_options import Span

@@ -16,7 +16,7 @@ from typing import NamedTuple, Self
 import uvicorn
 
 from titanic.errors import CallerError
-from titanic.web.app import Gateway
+from titanic.web.asgi import Gateway
 from titanic.web.protocol import GatewayProtocol
 from titanic.web.settings import WebSettings
 

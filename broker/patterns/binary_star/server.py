@@ -12,7 +12,7 @@ from pathlib import Path
 
 import zmq
 
-from broker.access.rules import Guard
+from broker.access.authorization import Guard
 from broker.errors import BrokerError
 from broker.handlers import Handler
 from broker.io import sockets

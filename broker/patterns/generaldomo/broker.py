@@ -21,8 +21,8 @@ from broker.core.worker import WorkerSession
 from broker.errors import Means, UsageError
 from broker.io.dealer import Dealer
 from broker.io.sockets import protect
+from broker.patterns.generaldomo.client_server_sockets import ClientDealer, ServerSocket
 from broker.patterns.generaldomo.core import DomoSession
-from broker.patterns.generaldomo.sockets import ClientDealer, ServerSocket
 from broker.patterns.request_reply.client import SharedClient
 from broker.server import Broker
 from broker.worker import Worker

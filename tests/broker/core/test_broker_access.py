@@ -10,7 +10,7 @@ from support.broker_invariants import check
 from support.secured import user
 
 from broker import NOBODY, Access, BrokerConfig, Reach, User, user_from_json
-from broker.access.rules import Guard, Review
+from broker.access.authorization import Guard, Review
 from broker.core import mmi
 from broker.core.broker import BrokerCore
 from broker.core.mdp import Frames, Peer

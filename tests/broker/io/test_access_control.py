@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.secured import user
 
-from broker.access.rules import Guard
+from broker.access.authorization import Guard
 from broker.access.users import Access
 from broker.io.access_control import AccessLog
 

@@ -10,7 +10,7 @@ import pytest
 import zmq
 from support.secured import access, new_pair, user
 
-from broker.access.rules import Guard
+from broker.access.authorization import Guard
 from broker.io.user_connections import UserConnections
 
 ALICE, MALLORY = new_pair(), new_pair()

@@ -13,9 +13,9 @@ from support.waiting import until
 
 from broker import ErrorReply, Loop
 from titanic import ServerConfig
-from titanic.cluster import claims as claims_module
+from titanic.cluster import claims_core as claims_module
 from titanic.cluster import node as node_module
-from titanic.cluster.dispatcher import ClusterDispatcher
+from titanic.cluster.cluster_dispatcher import ClusterDispatcher
 from titanic.commit.writer import Writer
 from titanic.dispatch import outcomes
 from titanic.dispatch.attempts import Send

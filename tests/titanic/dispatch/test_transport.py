@@ -14,7 +14,7 @@ from support.waiting import until
 
 from broker import ANSWER_TIMEOUT, BrokerKind, Channel, ClientSession, ErrorReply, Loop
 from titanic.dispatch.attempts import Send
-from titanic.dispatch.connection import PAUSE, BrokerDiscovery
+from titanic.dispatch.broker_connection import PAUSE, BrokerDiscovery
 from titanic.dispatch.transport import MMI_TIMEOUT, LocalTransport, OwnBrokerTransport, PartialReplies, SocketTransport
 from titanic.dispatch.transport_foreign import ForeignTransport
 

@@ -19,9 +19,9 @@ from support.shortages import no_more_threads
 from broker.core.throttle import MOST_KINDS
 from titanic.client.client import Client
 from titanic.errors import InvalidRequest, RequestFailed
-from titanic.logs import COUNTED, LINES, WINDOW, event, throttle
+from titanic.logs import COUNTED, LINES, WINDOW, event, suppression
 from titanic.logs.output import JournalHandler, Json
-from titanic.logs.throttle import RepeatFilter
+from titanic.logs.suppression import RepeatFilter
 
 ANY = "tcp://127.0.0.1:*"
 
@@ -150,7 +150,7 @@ def test_repeats_of_one_service_hide_no_other() -> None:
 
 
 def test_repeats_are_told_when_nothing_follows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(throttle, "CHECK_INTERVAL", 0.01)
+    monkeypatch.setattr(suppression, "CHECK_INTERVAL", 0.01)
     now, told = 0.0, queue.Queue[logging.LogRecord]()
     repeats = RepeatFilter(told.put, lambda: now)
     for number in range(LINES + 3):

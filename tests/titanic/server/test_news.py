@@ -289,7 +289,7 @@ def test_limits_of_what_waits_count_what_all_nodes_have_accepted(tmp_path: Path)
 
 
 def test_a_node_whose_connection_for_news_is_cut_hears_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("titanic.store.postgres.pool.AGAIN", 0.05)
+    monkeypatch.setattr("titanic.store.postgres.connection_pool.AGAIN", 0.05)
     look_often(monkeypatch)
     with cluster(tmp_path, 2) as nodes, Worker("echo", echo, nodes[1].endpoints[0], config=QUICK):
         heard_of_each_other(nodes)

@@ -28,7 +28,7 @@ from titanic import Client, Server
 from titanic.errors import OutcomeUnknown, Refused, StoreTooNew, StoreTooOld
 from titanic.settings import ServiceLimits
 from titanic.store import NewRequest, Outcome, State, Status
-from titanic.store.postgres import pool
+from titanic.store.postgres import connection_pool
 from titanic.store.postgres.schema import FORMAT
 from titanic.store.postgres.store import PostgresStore, PostgresWriteTransaction
 from titanic.store.postgres.tools import check
@@ -479,7 +479,7 @@ def own_server() -> Iterator[PostgresServer]:
 def test_replies_are_kept_while_the_database_is_away_for_longer_than_the_lease(
     own_server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "AGAIN", 0.05)
+    monkeypatch.setattr(connection_pool, "AGAIN", 0.05)
     cluster = Cluster(own_server.url(own_server.new_database()), tmp_path)
     go_on = threading.Event()
     with cluster.stack:

@@ -21,7 +21,7 @@ from titanic.cluster import notifications
 from titanic.cluster.node import ClaimingNode
 from titanic.cluster.notifications import Cluster
 from titanic.store import LeaseConfig
-from titanic.store.postgres import pool
+from titanic.store.postgres import connection_pool
 from titanic.store.postgres.tools import check
 
 pytestmark = needs_postgres
@@ -35,7 +35,7 @@ def postgres() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def server(postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr(pool, "AGAIN", 0.05)
+    monkeypatch.setattr(connection_pool, "AGAIN", 0.05)
     with Server(config(tmp_path, store=postgres.url(postgres.new_database()), retry_most=0.05)) as server:
         yield server
         assert server.alive
@@ -62,7 +62,7 @@ def test_lives_are_whole(server: Server, client: Client) -> None:
 def test_an_outage_is_told_once_and_by_one(
     postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(pool, "AGAIN", 0.05)
+    monkeypatch.setattr(connection_pool, "AGAIN", 0.05)
     monkeypatch.setattr(notifications, "POLL_INTERVAL", 0.05)
     caplog.set_level(logging.INFO)
     failed: Counter[str] = Counter()

@@ -14,7 +14,7 @@ from support.waiting import until
 
 from broker import Worker
 from titanic import Client, Refused, Server, TimedOut
-from titanic.store.postgres import connection, pool
+from titanic.store.postgres import connection, connection_pool
 from titanic.store.postgres.tools import check
 
 pytestmark = needs_postgres
@@ -33,7 +33,7 @@ def submitted(client: Client, number: int) -> str:
 
 
 def test_all_that_was_accepted_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "AGAIN", 0.05)
+    monkeypatch.setattr(connection_pool, "AGAIN", 0.05)
     monkeypatch.setattr(connection, "PATIENCE", 2.0)
     with (
         new_pair() as pair,

@@ -26,8 +26,8 @@ from titanic.store.lmdb.record import BODY, PREFIX, seal
 from titanic.store.lmdb.schema import closed_key
 from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import check, restore
+from titanic.store.postgres import rows
 from titanic.store.postgres import schema as postgres_schema
-from titanic.store.postgres import tables
 from titanic.store.postgres.schema import FORMAT as POSTGRES_FORMAT
 from titanic.store.request import (
     CLOSED_FORMAT,
@@ -236,8 +236,8 @@ def test_closed_records_of_an_earlier_format_are_read(tmp_path: Path, monkeypatc
 
 
 def test_a_new_column_has_a_default_that_an_upgrade_can_declare(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(tables.DEFAULTS, "tenant", "''")
-    text = tables.declared({"uuid": "uuid", "tenant": "bytea"})
+    monkeypatch.setitem(rows.DEFAULTS, "tenant", "''")
+    text = rows.declared({"uuid": "uuid", "tenant": "bytea"})
     assert [" ".join(line.split()) for line in text.split(",")] == [
         "uuid uuid NOT NULL",
         "tenant bytea NOT NULL DEFAULT ''",

@@ -23,7 +23,7 @@ from support.waiting import until
 from titanic.errors import DiskFull, StoreFailed
 from titanic.protocol import tsp
 from titanic.store import Accepted, NewRequest, Status, Store, open_store
-from titanic.store.postgres import connection, pool
+from titanic.store.postgres import connection, connection_pool
 from titanic.store.postgres.tools import check
 
 pytestmark = needs_postgres
@@ -36,7 +36,7 @@ COMMITTED = re.compile(rb"C\x00\x00\x00\x0bCOMMIT\x00|D.{18}C\x00\x00\x00\rUPDAT
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is away is tried again soon, and one that stands still given up soon."""
-    monkeypatch.setattr(pool, "AGAIN", 0.02)
+    monkeypatch.setattr(connection_pool, "AGAIN", 0.02)
     monkeypatch.setattr(connection, "PATIENCE", 1.0)
     monkeypatch.setattr(connection, "CHECK_INTERVAL", 0.05)
 

@@ -13,9 +13,9 @@ from support.postgres import needs_postgres, new_server, shared_server
 from support.waiting import until
 
 from titanic.store import Notification, Topic
-from titanic.store.postgres import notify, pool
+from titanic.store.postgres import connection_pool, notify
+from titanic.store.postgres.connection_pool import ConnectionPool
 from titanic.store.postgres.notify import CHANNEL, PostgresNotifications
-from titanic.store.postgres.pool import ConnectionPool
 from titanic.util.ids import IdMaker
 
 NOW = 1_795_258_520_106_479
@@ -163,7 +163,7 @@ def test_more_than_a_text_has_room_for_is_not_kept(lines: Lines) -> None:
 def test_a_connection_that_is_lost_is_made_again_and_begins_with_a_look(
     lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "AGAIN", 0.05)
+    monkeypatch.setattr(connection_pool, "AGAIN", 0.05)
     with new_server() as server:
         one, other = lines(2, server.url(server.new_database()))
         server.stop()

@@ -19,7 +19,7 @@ from support.waiting import until
 from titanic.errors import DiskFull, NotInMemory, OutcomeUnknown, StoreFailed, StoreTooNew, StoreUnwritable
 from titanic.store import LeaseConfig, NewRequest, NodeFacts, open_read_only, open_store
 from titanic.store.postgres import connection as connection_module
-from titanic.store.postgres import pool
+from titanic.store.postgres import connection_pool
 from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.transaction import Statement
 from titanic.store.postgres.writing import PostgresWriting
@@ -54,7 +54,7 @@ def requests(store):
 
 
 def test_a_server_that_ends_is_found_again_when_it_is_back(monkeypatch):
-    monkeypatch.setattr(pool, "AGAIN", 0.05)
+    monkeypatch.setattr(connection_pool, "AGAIN", 0.05)
     with new_server() as server, PostgresStore.open(server.url(server.new_database(), tcp=True)) as store:
         accept(store)
         server.stop()
@@ -100,7 +100,7 @@ def test_one_caller_tries_and_all_others_fail_at_once(monkeypatch):
     with new_server() as server, PostgresStore.open(server.url(server.new_database())) as store:
         server.stop()
         assert failure(accept, store)
-        monkeypatch.setattr(pool, "connect", lambda *_: pytest.fail("it was just tried"))
+        monkeypatch.setattr(connection_pool, "connect", lambda *_: pytest.fail("it was just tried"))
         assert "can't be reached" in str(failure(requests, store))
 
 
@@ -166,7 +166,7 @@ def test_a_connection_that_was_ended_after_the_commit_says_nothing_of_it(store, 
 
 def test_a_server_that_stands_still_is_given_up(monkeypatch):
     monkeypatch.setattr(connection_module, "CHECK_INTERVAL", 0.05)
-    monkeypatch.setattr(pool, "AGAIN", 0.05)
+    monkeypatch.setattr(connection_pool, "AGAIN", 0.05)
     with new_server() as server:
         url = f"{server.url(server.new_database(), tcp=True)}?connect_timeout=5"
         with PostgresStore.open(url) as store:
@@ -200,7 +200,7 @@ def test_a_server_that_stands_still_before_a_reader_is_done_is_given_up(monkeypa
 
 
 def test_a_server_that_falls_silent_while_a_connection_is_made_is_given_up(monkeypatch):
-    monkeypatch.setattr(pool, "AGAIN", 0.05)
+    monkeypatch.setattr(connection_pool, "AGAIN", 0.05)
     monkeypatch.setattr(connection_module, "CHECK_INTERVAL", 0.05)
     server = shared_server()
     silent = []
@@ -228,7 +228,7 @@ def test_what_was_silent_for_the_lease_is_given_up_by_all(name, monkeypatch):
     """The connections of before fall silent. As soon as the lease has a new one, nobody waits for an answer on them."""
     monkeypatch.setattr(connection_module, "PATIENCE", 1000.0)
     monkeypatch.setattr(connection_module, "CHECK_INTERVAL", 0.05)
-    monkeypatch.setattr(pool, "AGAIN", 0.05)
+    monkeypatch.setattr(connection_pool, "AGAIN", 0.05)
     server = shared_server()
     config = LeaseConfig(lease=1000.0, renew=2.0)
     with relay(f"tcp://127.0.0.1:{server.port}") as line, ThreadPoolExecutor(2) as threads:
@@ -252,7 +252,7 @@ def test_what_was_silent_for_the_lease_is_given_up_by_all(name, monkeypatch):
 def test_what_no_standby_has_yet_is_told_to_nobody(monkeypatch):
     """The standby was away while a request was closed, and the primary dies before anybody was told, comes back, and
     dies for good. Who asks again meanwhile is not to hear that it is closed."""
-    monkeypatch.setattr(pool, "AGAIN", 0.05)
+    monkeypatch.setattr(connection_pool, "AGAIN", 0.05)
     monkeypatch.setattr(connection_module, "PATIENCE", 1.0)
     monkeypatch.setattr(connection_module, "CHECK_INTERVAL", 0.05)
 

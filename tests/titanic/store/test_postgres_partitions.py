@@ -14,10 +14,10 @@ from support.postgres import needs_postgres, shared_server
 from titanic.errors import StoreFailed
 from titanic.store.postgres import partitions as partitions_module
 from titanic.store.postgres import store as store_module
+from titanic.store.postgres.connection_pool import ConnectionPool
 from titanic.store.postgres.partitions import AHEAD, LARGE, PARTITION, keep_partitions
-from titanic.store.postgres.pool import ConnectionPool
+from titanic.store.postgres.rows import CLOSED_COLUMNS, listed
 from titanic.store.postgres.store import PostgresStore
-from titanic.store.postgres.tables import CLOSED_COLUMNS, listed
 
 pytestmark = needs_postgres
 

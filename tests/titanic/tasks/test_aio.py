@@ -10,7 +10,7 @@ from support.coroutines import in_loop
 
 from titanic import Server, TimedOut, UnknownRequest, current
 from titanic.tasks import TaskFailed, Tasks
-from titanic.tasks.memory import MemoryQueue
+from titanic.tasks.memory_queue import MemoryQueue
 
 app = Tasks(name="a", timeout=30)
 

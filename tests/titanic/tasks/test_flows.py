@@ -12,7 +12,7 @@ from titanic import Retry, UnknownRequest, current
 from titanic.client.flows import step_key
 from titanic.errors import CallerError
 from titanic.tasks import Flow, InvalidArguments, TaskFailed, Tasks, gather
-from titanic.tasks.memory import MemoryQueue
+from titanic.tasks.memory_queue import MemoryQueue
 
 app = Tasks(name="f")
 packed = Tasks(name="p", serializer="msgpack")

@@ -15,7 +15,7 @@ import pytest
 from titanic import Failed, Retry, TimedOut, UnknownRequest, current
 from titanic.errors import CallerError
 from titanic.tasks import Call, TaskFailed, Tasks
-from titanic.tasks.memory import MemoryQueue
+from titanic.tasks.memory_queue import MemoryQueue
 
 app = Tasks(name="shop")
 calls: list[str] = []

@@ -189,11 +189,11 @@ def test_a_method_is_what_the_request_says(http: httpx.Client) -> None:
 
 TRICKS = [
     "/static/../app.py",
-    "/static/..%2fapp.py",
+    "/static/..%2fasgi.py",
     "/static/%2e%2e/app.py",
-    "/static/%2e%2e%2fapp.py",
-    "/static/..%5capp.py",
-    "/static/%252e%252e%252fapp.py",
+    "/static/%2e%2e%2fasgi.py",
+    "/static/..%5casgi.py",
+    "/static/%252e%252e%252fasgi.py",
     "/static//etc/passwd",
     "/static/%2fetc%2fpasswd",
     "/static/....//app.py",

@@ -19,7 +19,7 @@ from support.web_secured import TOKENS, secured
 
 from titanic import Server
 from titanic.web import app_state, protocol
-from titanic.web.api import batch
+from titanic.web.api import request_batch
 from titanic.web.serving import WebServer
 from titanic.web.settings import WebSettings
 
@@ -323,7 +323,7 @@ def stream_status(http: httpx.Client) -> int:
 
 
 def test_json_that_is_deep_or_wide_is_refused(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "MAX_ITEMS", 1000)
+    monkeypatch.setattr(request_batch, "MAX_ITEMS", 1000)
     for body in ("[" * 200_000, "[" + "1," * 200_000, '{"a":' * 100_000, json.dumps("\ud800"), "1e999999"):
         headers = {"Content-Type": "application/json"}
         answer = http.post("/v1/services/s/requests:batch", content=body, headers=headers)

@@ -43,7 +43,7 @@ import lmdb
 from titanic.errors import NotAStore, StoreError, StoreFailed, StoreReadOnly
 from titanic.store.lmdb import accept as accepting
 from titanic.store.lmdb import close as closing
-from titanic.store.lmdb import closed_ring, free_space, lifecycle, listing, opening, read, timers
+from titanic.store.lmdb import closed_ring, free_space, lifecycle, listing, opening, read, retention
 from titanic.store.lmdb.capacity import divide
 from titanic.store.lmdb.disk import expect_memory, rewrite_meta_pages, sync_file, translate
 from titanic.store.lmdb.pages import expect_sound
@@ -115,8 +115,8 @@ class LmdbWriteTransaction(LmdbReadTransaction, Writing):
     expire = method(lifecycle.expire)
     retry = method(lifecycle.retry)
     close = method(closing.close)
-    trim = method(timers.trim)
-    clamp_timers = method(timers.clamp_timers)
+    trim = method(retention.trim)
+    clamp_timers = method(retention.clamp_timers)
     update_archive = method(closed_ring.update_archive)
     set_service = method(accepting.set_service)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from titanic.store.agreement import Agreement
 from titanic.store.postgres.connection import Raw, ids, lists, numbers, texts
-from titanic.store.postgres.tables import (
+from titanic.store.postgres.rows import (
     KEY,
     REQUEST_COLUMNS,
     ClosedRow,

@@ -25,7 +25,7 @@ from titanic.store.claiming import Bound, Claimed, Place
 from titanic.store.postgres.connection import ids, numbers, texts
 from titanic.store.postgres.nodes import ALIVE, FREE, places_of
 from titanic.store.postgres.queries import READY_COLUMNS, damaged_row, ready_row
-from titanic.store.postgres.tables import listed
+from titanic.store.postgres.rows import listed
 from titanic.store.postgres.transaction import RequestSnapshot, Statement, by_key
 from titanic.store.postgres.writing import PostgresWriting, ScanStart
 from titanic.store.records import ReadyRow, priority_in

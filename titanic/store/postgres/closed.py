@@ -20,7 +20,7 @@ from typing import NamedTuple
 from titanic.errors import RecordCorrupt
 from titanic.store.agreement import Agreement
 from titanic.store.postgres.queries import expect_frames
-from titanic.store.postgres.tables import CLOSED_COLUMNS, listed
+from titanic.store.postgres.rows import CLOSED_COLUMNS, listed
 from titanic.store.postgres.transaction import Row, SnapshotReader
 from titanic.store.postgres.writing import PostgresWriting
 from titanic.store.records import ArchiveState, Archivist

@@ -22,7 +22,7 @@ from titanic.store.claiming import Joined, LeaseConfig, NodeFacts, Place, Renewe
 from titanic.store.cluster import ClusterView, Limits, NodeRow, Recall, StatusQuery
 from titanic.store.postgres import schema
 from titanic.store.postgres.connection import Raw, ids, numbers, texts
-from titanic.store.postgres.pool import ConnectionPool, Outage
+from titanic.store.postgres.connection_pool import ConnectionPool, Outage
 from titanic.store.postgres.transaction import Row, SnapshotReader, Statement
 from titanic.store.postgres.writing import PostgresWriting
 from titanic.store.records import Durability

@@ -33,8 +33,8 @@ from psycopg import Connection, Notify
 
 from titanic.errors import StoreError
 from titanic.store.cluster import Heard, Notification, Topic
-from titanic.store.postgres import pool
-from titanic.store.postgres.pool import ConnectionPool
+from titanic.store.postgres import connection_pool
+from titanic.store.postgres.connection_pool import ConnectionPool
 from titanic.util.ids import SIZE
 
 VERSION = 1
@@ -200,7 +200,7 @@ class PostgresNotifications:
             try:
                 session = self._pool.connect()
             except StoreError:
-                self._wait(None, pool.AGAIN)
+                self._wait(None, connection_pool.AGAIN)
                 continue
             with contextlib.closing(session.connection) as connection, contextlib.suppress(psycopg.Error, OSError):
                 self._serve(connection)

@@ -16,7 +16,7 @@ import psycopg
 from psycopg import Connection, errors
 
 from titanic.store.postgres.connection import is_away, reason_of
-from titanic.store.postgres.pool import ConnectionPool
+from titanic.store.postgres.connection_pool import ConnectionPool
 
 log = logging.getLogger(__name__)
 

@@ -36,8 +36,8 @@ from titanic.store.postgres.closed import READ_COLUMNS, decoded
 from titanic.store.postgres.connection import Unsafe, advice, connect, parse, place_of, reason_of, translate
 from titanic.store.postgres.partitions import AHEAD, PARTITION, make_partition
 from titanic.store.postgres.queries import expect_frames
+from titanic.store.postgres.rows import CLOSED, CLOSED_COLUMNS, REQUEST_COLUMNS, binary_types, divide, listed
 from titanic.store.postgres.schema import META, TABLES, UNFINISHED, prepare
-from titanic.store.postgres.tables import CLOSED, CLOSED_COLUMNS, REQUEST_COLUMNS, binary_types, divide, listed
 from titanic.store.postgres.tools import LOADS, USAGE, check_all
 from titanic.store.postgres.transaction import REQUEST_SIZE, Row
 from titanic.store.records import ArchiveState, Archivist, Outcome

@@ -20,7 +20,7 @@ from psycopg import Connection
 
 from titanic.errors import NotAStore, StoreTooNew, StoreTooOld
 from titanic.store.postgres.partitions import make_partitions
-from titanic.store.postgres.tables import CLOSED_COLUMNS, REQUEST_COLUMNS, declared
+from titanic.store.postgres.rows import CLOSED_COLUMNS, REQUEST_COLUMNS, declared
 from titanic.store.records import DEFAULT_CAPACITY
 from titanic.store.rules import unreleased
 

@@ -45,13 +45,13 @@ from titanic.store.postgres.connection import (
     translate,
     warn,
 )
+from titanic.store.postgres.connection_pool import ConnectionPool, Outage
 from titanic.store.postgres.nodes import Membership, forget_dead
 from titanic.store.postgres.notify import PostgresNotifications
 from titanic.store.postgres.partitions import Partitions
-from titanic.store.postgres.pool import ConnectionPool, Outage
 from titanic.store.postgres.queries import readers
+from titanic.store.postgres.rows import expect_large_enough
 from titanic.store.postgres.schema import FORMAT, META, formats
-from titanic.store.postgres.tables import expect_large_enough
 from titanic.store.postgres.transaction import PostgresSettings, SnapshotReader
 from titanic.store.postgres.writing import PostgresWriting, WriterState
 from titanic.store.records import Durability, StoreReader

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from titanic.store.moving import Progress
+from titanic.store.postgres.rows import KEY, REPLY, REQUEST
 from titanic.store.postgres.store import PostgresStore
-from titanic.store.postgres.tables import KEY, REPLY, REQUEST
 from titanic.store.postgres.transaction import REQUEST_SIZE, Row
 from titanic.util.ids import SIZE
 

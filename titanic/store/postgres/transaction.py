@@ -19,7 +19,7 @@ from psycopg import Cursor
 
 from titanic.errors import StoreError
 from titanic.store.postgres.connection import Session, ids, is_away, is_deadlock
-from titanic.store.postgres.pool import ConnectionPool
+from titanic.store.postgres.connection_pool import ConnectionPool
 from titanic.store.records import Durability, Outcome, Pending
 from titanic.store.request import (
     COLUMNS,

@@ -38,8 +38,8 @@ from titanic.store.postgres.connection import (
     unsure_outcome,
     write_conflict,
 )
-from titanic.store.postgres.pool import ConnectionPool
-from titanic.store.postgres.tables import KeyRow, divide
+from titanic.store.postgres.connection_pool import ConnectionPool
+from titanic.store.postgres.rows import KeyRow, divide
 from titanic.store.postgres.transaction import PostgresSettings, RequestSnapshot, Row, SnapshotReader, Statement
 from titanic.store.states import TRANSITIONS, Event
 from titanic.util.ids import IdMaker

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from titanic.version import __version__
-from titanic.web.api import batch, events, hooks, leases, requests, services
+from titanic.web.api import event_stream, hooks, leases, request_batch, requests, services
 from titanic.web.api.openapi import Session, answer, components, wrong
 from titanic.web.api.resource import ApiRoute
 from titanic.web.app_state import visitor_of
@@ -45,9 +45,9 @@ _OWN: dict[str, dict[str, Any]] = {
 }
 
 TAGS: dict[str, tuple[dict[str, dict[str, Any]], str]] = {
-    "requests": ({**requests.PATHS, **batch.PATHS}, "Requests and their replies."),
+    "requests": ({**requests.PATHS, **request_batch.PATHS}, "Requests and their replies."),
     "services": (services.PATHS, "Services and statistics."),
-    "events": (events.PATHS, "Server-sent events."),
+    "events": (event_stream.PATHS, "Server-sent events."),
     "workers": (leases.PATHS, "Workers by HTTP."),
     "hooks": (hooks.PATHS, "Web hooks."),
     "gateway": (_OWN, "The gateway itself."),
@@ -93,9 +93,9 @@ async def get_session(request: Request) -> Response:
 
 ROUTES = [
     *requests.ROUTES,
-    *batch.ROUTES,
+    *request_batch.ROUTES,
     *services.ROUTES,
-    *events.ROUTES,
+    *event_stream.ROUTES,
     *leases.ROUTES,
     *hooks.ROUTES,
     ApiRoute("/v1/session", GET=get_session),

@@ -12,7 +12,7 @@ from support.waiting import until
 
 from broker import Worker
 from titanic import Client, Server
-from titanic.logs.throttle import EVERY, MOST_REASONS, Incident
+from titanic.logs.suppression import EVERY, MOST_REASONS, Incident
 
 
 def lines(caplog: pytest.LogCaptureFixture, level: str = "ERROR") -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.secured import user
 
-from broker.access.rules import TokenBuckets
+from broker.access.authorization import TokenBuckets
 
 
 def test_no_limit() -> None:

@@ -24,8 +24,8 @@ from titanic.protocol.tsp import Frames
 from titanic.services import list_requests, nodes, service_stats, set_service
 from titanic.services.admin import AdminWrite
 from titanic.services.ask import Ask, ServiceContext, WaitForReplies
-from titanic.services.close import CloseWrite
 from titanic.services.reader import Reader, ReadService
+from titanic.services.request_close import CloseWrite
 from titanic.services.request_submit import PARSERS, AcceptWrite
 from titanic.store import ReadTransaction, Store, ready_counts
 

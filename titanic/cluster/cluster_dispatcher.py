@@ -13,7 +13,7 @@ from broker import Loop, earliest
 from titanic.cluster.background import BackgroundRead, BackgroundReader, ClusterMaintenance, DueRead
 from titanic.cluster.node import ClaimingNode, ClaimWrite, Host, LeaseAnswer, NodeWrite, ReleaseWrite, WaitingRead
 from titanic.cluster.notifications import Cluster, ClusterRead, NodesRead, RecallsRead, SettleWrite, WithdrawRecalled
-from titanic.cluster.settings import LimitsRead, ServiceSettingsCache, SettingsRead, SharedLimits
+from titanic.cluster.shared_settings import LimitsRead, ServiceSettingsCache, SettingsRead, SharedLimits
 from titanic.commit.writer import Writer
 from titanic.dispatch.attempts import Finish
 from titanic.dispatch.dispatcher import Dispatcher, DispatchNotice

@@ -30,7 +30,7 @@ from typing import NamedTuple
 from broker.access.users import NOBODY, RESERVED, Access, Permission, User
 from broker.core.mdp import ERROR, Command, Frames, Peer, error_body, service_fault
 from broker.core.requests import Request
-from broker.core.services import NO_SERVICE, WorkerPeer
+from broker.core.worker_registry import NO_SERVICE, WorkerPeer
 
 Rule = Callable[[User, Frames], Frames | None]
 """Whether a user may send a service this body: the body of the refusal, or None if it may."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from titanic import Client
 from titanic.settings import ServiceLimits
-from titanic.web.api.batch import Array, Items, Lines
+from titanic.web.api.request_batch import Array, Items, Lines
 from titanic.web.problems import Problem
 
 BATCH = "/v1/services/echo/requests:batch"

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 import broker
 from titanic.errors import TitanicError
-from titanic.web.api.events import Feed
+from titanic.web.api.event_stream import Feed
 from titanic.web.api.leases import Leases
 from titanic.web.api.routes import ROUTES as API_ROUTES
 from titanic.web.app_state import AppState, app_state

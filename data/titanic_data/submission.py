@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from broker import Key
 from titanic import Client, Refused, TimedOut
 from titanic_data.errors import InvalidRows, suggest
-from titanic_data.options import WriteOptions, request_service_fault
+from titanic_data.spark_options import WriteOptions, request_service_fault
 
 ANSWER = 5.0
 """Seconds that an answer may take before the message is sent again."""

@@ -1,4 +1,6 @@
-"""The capacity as a quota: how many bytes the store may count, not what PostgreSQL has on its disk.
+"""The rows of changes, as they go into the tables; the bytes that they count; and the capacity as a quota.
+
+The quota is how many bytes the store may count, not what PostgreSQL has on its disk.
 
 Counted are the bytes of requests, replies, closed requests and keys, with about what PostgreSQL needs beside them for
 rows and indexes. The sum over all nodes stands in `usage`. What a request needs for its end is counted when it is
@@ -7,10 +9,6 @@ accepted, so ending is never refused. The fuller the store is, the fewer kinds o
     0 ............................... accept ........... reply ........... capacity
       requests and replies,              replies with       ends, postponing,
       closed requests, which make way    frames             closed without frames
-
-The rows of changes, as they go into the tables.
-
-What a request must be to be stored, how long its texts may be, and how many bytes it counts.
 
 The limits and the bytes are those of the engine on LMDB: what one store takes, the other takes, too, and an owner's
 load is the same in both.

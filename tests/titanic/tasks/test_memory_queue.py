@@ -11,7 +11,7 @@ import pytest
 from titanic import InvalidRequest, RequestFailed, TimedOut, UnknownRequest, current
 from titanic.errors import CallerError
 from titanic.tasks import TaskFailed, Tasks
-from titanic.tasks.memory import MemoryQueue
+from titanic.tasks.memory_queue import MemoryQueue
 
 app = Tasks(name="t")
 order: list[str] = []

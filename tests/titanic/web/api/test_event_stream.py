@@ -19,8 +19,8 @@ from support.waiting import PATIENCE, until
 from broker import Worker
 from titanic import Client, Server
 from titanic.web import stats
-from titanic.web.api import events
-from titanic.web.api.events import ChangeLog, Numbers
+from titanic.web.api import event_stream
+from titanic.web.api.event_stream import ChangeLog, Numbers
 from titanic.web.serving import WebServer
 from titanic.web.settings import WebSettings
 
@@ -28,7 +28,7 @@ from titanic.web.settings import WebSettings
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stats, "POLL_INTERVAL", 0.02)
-    monkeypatch.setattr("titanic.web.api.events.POLL_INTERVAL", 0.02)
+    monkeypatch.setattr("titanic.web.api.event_stream.POLL_INTERVAL", 0.02)
 
 
 @pytest.fixture
@@ -168,7 +168,11 @@ def test_says_so_when_it_cannot_go_on(gateway: WebServer, client: Client, last: 
 
 
 def test_what_is_asked_wrongly_is_refused(gateway: WebServer) -> None:
-    for query in ({"request": "x"}, {"what": "1"}, {"request": [f"{n:032}" for n in range(events.MAX_FOLLOWED + 1)]}):
+    for query in (
+        {"request": "x"},
+        {"what": "1"},
+        {"request": [f"{n:032}" for n in range(event_stream.MAX_FOLLOWED + 1)]},
+    ):
         answer = httpx.get(f"{gateway.url}/v1/events", params=query, timeout=PATIENCE)
         assert answer.status_code == 400, query
         assert answer.headers["content-type"] == "application/problem+json"
@@ -189,7 +193,7 @@ def test_nothing_is_left_when_the_readers_have_gone(gateway: WebServer, client: 
 def test_a_comment_is_sent_when_there_is_nothing_else(
     gateway: WebServer, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events, "KEEPALIVE_INTERVAL", 0.01)
+    monkeypatch.setattr(event_stream, "KEEPALIVE_INTERVAL", 0.01)
     with reading(gateway.url, request=client.submit("later", b"")) as reader:
         assert ":" in reader.response.iter_lines()
 
@@ -230,8 +234,8 @@ def test_a_thousand_streams_that_hang_harm_nobody(gateway: WebServer, client: Cl
             sockets.append(stack.enter_context(socket.create_connection((where.hostname or "", where.port or 0))))
             sockets[-1].sendall(ask)
         first = [one.recv(20, socket.MSG_WAITALL).split()[1] for one in sockets]
-        assert first.count(b"200") == events.MAX_STREAMS_EACH == len(here.streams)
-        assert first.count(b"429") == 1000 - events.MAX_STREAMS_EACH
+        assert first.count(b"200") == event_stream.MAX_STREAMS_EACH == len(here.streams)
+        assert first.count(b"429") == 1000 - event_stream.MAX_STREAMS_EACH
         answer = httpx.get(f"{gateway.url}/v1/events", timeout=PATIENCE)
         assert answer.status_code == 429
         assert "too many event streams" in answer.json()["detail"]
