@@ -20,7 +20,7 @@ from support.spark import LONGEST
 from support.waiting import PATIENCE, until
 
 from titanic import Client
-from titanic_data.cli.main import COMMANDS
+from titanic_data.cli import COMMANDS
 from titanic_data.session import QUICK as QUICK_JAVA
 from titanic_data.store_reader import forget
 

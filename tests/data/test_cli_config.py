@@ -8,7 +8,7 @@ import pytest
 from support.cli_data import titanic_data
 from support.ring import ring
 
-from titanic_data.cli.main import COMMANDS
+from titanic_data.cli import COMMANDS
 
 
 @pytest.fixture

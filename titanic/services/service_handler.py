@@ -9,31 +9,18 @@ Both ways to run Titanic use this; `Ask` and `SendAnswers` hide where requests c
 
 from __future__ import annotations
 
-import json
-import time
-from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from titanic.commit.writer import Writer
-from titanic.errors import Forbidden
 from titanic.protocol import tsp
-from titanic.protocol.messages import read_stats
-from titanic.protocol.permissions import lacks
 from titanic.protocol.tsp import Frames
-from titanic.services import list_requests, nodes, service_stats, set_service
+from titanic.services import list_requests, server_stats
 from titanic.services.admin import AdminWrite
 from titanic.services.ask import Ask, ServiceContext, WaitForReplies
 from titanic.services.reader import Reader, ReadService
 from titanic.services.request_close import CloseWrite
 from titanic.services.request_submit import PARSERS, AcceptWrite
-from titanic.store import ReadTransaction, Store, ready_counts
-
-REFUSED_LATELY = 60.0
-"""Seconds for which `refuses_for_room` stays true after a request was refused because the store was full."""
-
-REFUSING_FREE_SHARE = 0.05
-"""`refuses_for_room` is false while more than this share of the capacity is free."""
+from titanic.store import ReadTransaction, Store
 
 
 class ServiceHandler:
@@ -84,52 +71,5 @@ class ServiceHandler:
         return list_requests.answer(transaction, ask.body, dispatcher, ask.user, now_us, paused, shared=shared)
 
     def _read_stats(self, transaction: ReadTransaction, ask: Ask) -> Frames:
-        if ask.user is not None and (fault := lacks(ask.user, "stats")) is not None:
-            raise Forbidden(fault)
-        host = self._context.host
-        shares, me = host.shares, host.incarnation()
-        asked = read_stats(b"".join(ask.body[:1]))
-        if shares and asked.nodes:
-            return [tsp.OK, json.dumps(nodes.listed(transaction, me)).encode()]
-        space = transaction.space()
-        rows = nodes.rows_of(transaction) if shares else ()
-        elsewhere = nodes.running_elsewhere(rows, me)
-        running = Counter(host.figures().running) + Counter(elsewhere)
-        counts, now = transaction.counts(), time.monotonic()
-        lately = now < self._context.refused_full_at + REFUSED_LATELY
-        document: dict[str, Any] = {
-            "store": {
-                "path": self._store.place,
-                **counts._replace(waiting=max(0, counts.waiting - running.total()))._asdict(),
-            },
-            "services": {
-                name.decode(errors="replace"): max(0, count - running[name])
-                for name, count in ready_counts(transaction.queues()).items()
-            },
-            "durability": self._store.durability,
-            "accepting": not (space.disk_full or space.full),
-            "disk_full": space.disk_full,
-            "full_in": self._context.fill_rate.full_in(now, transaction),
-            "refuses_for_room": lately and transaction.room_left() < counts.capacity * REFUSING_FREE_SHARE,
-            "since_start": {**self.counts, "commits": self._writer.commits},
-            **self._context.dispatcher.stats(),
-        }
-        if readers := self._store.readers():
-            document["readers"] = [reader._asdict() for reader in readers]
-        if shares:
-            document |= nodes.shared(rows, me, document["running"])
-        if asked.services:
-            limits, settings = self._context.limits, self._context.settings.all
-            skip = self._context.dispatcher.running()
-            document["by_service"] = service_stats.each(transaction, host, limits, settings, skip, elsewhere)
-            if ask.user is None or ask.user.admin:
-                refused = host.forbidden().items()
-                document["refusals"] = [{"user": user, "action": action, "count": n} for (user, action), n in refused]
-                document["refused"] = dict(self._context.refused)
-        if self._context.settings.missed:
-            document["since_start"]["ends_missed"] = self._context.settings.missed
-        if self._context.settings.all:
-            document["settings"] = set_service.document(self._context.settings.all)
-        if self._context.queue:
-            document["queue"] = self._context.queue
-        return [tsp.OK, json.dumps(document).encode()]
+        since_start = {**self.counts, "commits": self._writer.commits}
+        return server_stats.answer(transaction, ask.user, ask.body, self._store, self._context, since_start)

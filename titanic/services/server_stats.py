@@ -1,0 +1,129 @@
+"""titanic.stats: what is stored, what waits, what is running, as JSON: see PROTOCOL.md."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Container, Mapping
+from typing import Any
+
+from broker import User
+from titanic.errors import Forbidden
+from titanic.protocol import tsp
+from titanic.protocol.documents import ServiceStats
+from titanic.protocol.messages import read_stats
+from titanic.protocol.permissions import lacks
+from titanic.protocol.tsp import SERVICES, Frames
+from titanic.services import nodes, set_service
+from titanic.services.ask import ServiceContext, ServiceHost
+from titanic.settings import ServiceLimits
+from titanic.store import NO_QUEUE, NOTHING_SET, ReadTransaction, ServiceSettings, Store, ready_counts
+
+REFUSED_LATELY = 60.0
+"""Seconds for which `refuses_for_room` stays true after a request was refused because the store was full."""
+
+REFUSING_FREE_SHARE = 0.05
+"""`refuses_for_room` is false while more than this share of the capacity is free."""
+
+_NO_LIMITS = ServiceLimits()
+
+
+def answer(
+    transaction: ReadTransaction,
+    user: User | None,
+    body: Frames,
+    store: Store,
+    context: ServiceContext,
+    since_start: Mapping[str, int],
+) -> Frames:
+    """The answer to a titanic.stats. Raises Forbidden. `since_start`: counters of this server."""
+    if user is not None and (fault := lacks(user, "stats")) is not None:
+        raise Forbidden(fault)
+    host = context.host
+    shares, me = host.shares, host.incarnation()
+    asked = read_stats(b"".join(body[:1]))
+    if shares and asked.nodes:
+        return [tsp.OK, json.dumps(nodes.listed(transaction, me)).encode()]
+    space = transaction.space()
+    rows = nodes.rows_of(transaction) if shares else ()
+    elsewhere = nodes.running_elsewhere(rows, me)
+    running = Counter(host.figures().running) + Counter(elsewhere)
+    counts, now = transaction.counts(), time.monotonic()
+    lately = now < context.refused_full_at + REFUSED_LATELY
+    document: dict[str, Any] = {
+        "store": {
+            "path": store.place,
+            **counts._replace(waiting=max(0, counts.waiting - running.total()))._asdict(),
+        },
+        "services": {
+            name.decode(errors="replace"): max(0, count - running[name])
+            for name, count in ready_counts(transaction.queues()).items()
+        },
+        "durability": store.durability,
+        "accepting": not (space.disk_full or space.full),
+        "disk_full": space.disk_full,
+        "full_in": context.fill_rate.full_in(now, transaction),
+        "refuses_for_room": lately and transaction.room_left() < counts.capacity * REFUSING_FREE_SHARE,
+        "since_start": {**since_start},
+        **context.dispatcher.stats(),
+    }
+    if readers := store.readers():
+        document["readers"] = [reader._asdict() for reader in readers]
+    if shares:
+        document |= nodes.shared(rows, me, document["running"])
+    if asked.services:
+        limits, settings = context.limits, context.settings.all
+        skip = context.dispatcher.running()
+        document["by_service"] = _services(transaction, host, limits, settings, skip, elsewhere)
+        if user is None or user.admin:
+            refused = host.forbidden().items()
+            document["refusals"] = [{"user": name, "action": action, "count": n} for (name, action), n in refused]
+            document["refused"] = dict(context.refused)
+    if context.settings.missed:
+        document["since_start"]["ends_missed"] = context.settings.missed
+    if context.settings.all:
+        document["settings"] = set_service.document(context.settings.all)
+    if context.queue:
+        document["queue"] = context.queue
+    return [tsp.OK, json.dumps(document).encode()]
+
+
+def _services(
+    transaction: ReadTransaction,
+    host: ServiceHost,
+    limits: Mapping[bytes, ServiceLimits],
+    settings: ServiceSettings,
+    skip: Container[bytes],
+    elsewhere: Mapping[bytes, int],
+) -> dict[str, ServiceStats]:
+    """The services that there are, by name. `skip`: the requests that are running here; `elsewhere`: how many of each
+    service are at other nodes."""
+    queues, figures = transaction.queues(skip=skip), host.figures()
+    running, workers, ended = figures.running, figures.workers, figures.ended
+    names = queues.keys() | running.keys() | workers.keys() | ended.keys() | limits.keys() | settings.keys()
+    found: dict[str, ServiceStats] = {}
+    for name in sorted(names.difference(SERVICES)):
+        queue, set_for, limit = queues.get(name, NO_QUEUE), settings.get(name, NOTHING_SET), limits.get(name)
+        here_running = running.get(name, 0)
+        done, failed, expired = ended.get(name, (0, 0, 0))
+        found[name.decode(errors="replace")] = {
+            "waiting": max(0, queue.ready - here_running - elsewhere.get(name, 0)),
+            "delayed": max(0, queue.unended - queue.ready),
+            "running": here_running,
+            "bytes": queue.bytes,
+            "workers": workers.get(name, 0),
+            "oldest": queue.oldest,
+            "done": done,
+            "failed": failed,
+            "expired": expired,
+            "paused": set_for.paused,
+            "on_end": set_for.on_end.decode(errors="replace") or None,
+            "limits": _limits(limit or _NO_LIMITS),
+        }
+    return found
+
+
+def _limits(limits: ServiceLimits) -> dict[str, float | None]:
+    given = {"waiting": limits.waiting, "bytes": limits.bytes, "running": limits.running, "rate": limits.rate}
+    return {name: value or None for name, value in given.items()}
