@@ -65,7 +65,14 @@ from broker.core.requests import (
     read_request,
 )
 from broker.core.timers import earliest
-from broker.core.worker_registry import NO_SERVICE, Service, WorkerPeer, WorkerProcess, WorkerRegistry, WorkerState
+from broker.core.worker_registry import (
+    NO_SERVICE,
+    BrokerService,
+    WorkerPeer,
+    WorkerProcess,
+    WorkerRegistry,
+    WorkerState,
+)
 from broker.errors import UsageError
 
 
@@ -75,12 +82,12 @@ class BrokerCore(Core):
     def __init__(self, config: BrokerConfig | None = None, *, now: float = 0.0, about: mmi.About | None = None) -> None:
         super().__init__()
         self.config = config or BrokerConfig()
-        self.services: dict[bytes, Service] = {}
+        self.services: dict[bytes, BrokerService] = {}
         self.waiting = WaitingRequests(self.config)
         self.stats: dict[str, int] = dict.fromkeys(mmi.COUNTERS, 0)
         self.new_worker: WorkerPeer | None = None
         """The worker that registered last, until the shell takes it to add what it knows of the connection."""
-        self._batched: list[Service] = []
+        self._batched: list[BrokerService] = []
         """Integrated services that have requests."""
         self.about = about or mmi.About()
         self.started = now
@@ -279,7 +286,7 @@ class BrokerCore(Core):
             self._refuse(request, 503, f"queue full: {full}; try again later")
         else:
             if service is None:
-                service = self.services[name] = Service(name, self.config.max_body)
+                service = self.services[name] = BrokerService(name, self.config.max_body)
             self.waiting.push(service.waiting, request, now)
 
     def cancel(self, peer: Peer, name: bytes, mark: bytes, now: float, *, running: bool = False) -> bool:
@@ -319,7 +326,7 @@ class BrokerCore(Core):
             self._drop_unused(service)
         self.waiting.swept(now)
 
-    def _drop_unused(self, service: Service) -> None:
+    def _drop_unused(self, service: BrokerService) -> None:
         if service.unused:
             self.services.pop(service.name, None)
 
@@ -334,7 +341,7 @@ class BrokerCore(Core):
             raise UsageError(fault)
         if name in self.services:
             raise UsageError(f"service {name.decode()} is in use; integrate it once, before there are requests for it")
-        self.services[name] = Service(name, self.config.max_body + room, batch=[])
+        self.services[name] = BrokerService(name, self.config.max_body + room, batch=[])
 
     def take_batches(self) -> list[tuple[bytes, list[Request]]]:
         """Return the requests for integrated services since the last call."""
@@ -373,7 +380,7 @@ class BrokerCore(Core):
             self._unexpected(worker, rest, now)
             return
         if service is None:
-            service = self.services[name] = Service(name, self.config.max_body)
+            service = self.services[name] = BrokerService(name, self.config.max_body)
         self.registry.add(worker, service, process, now)
         self.new_worker = worker
         self.stats["workers_registered"] += 1
@@ -538,7 +545,7 @@ class BrokerCore(Core):
         self._proceed(process, now)
         self._drop_unused(service)
 
-    def _deliver_again(self, request: Request, service: Service, now: float, died: bool) -> None:
+    def _deliver_again(self, request: Request, service: BrokerService, now: float, died: bool) -> None:
         if not request.wanted:
             self._answer_cancelled(request)
             return

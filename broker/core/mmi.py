@@ -16,7 +16,7 @@ from broker.access.users import User
 from broker.config import BrokerConfig
 from broker.core.mdp import KNOWN_WORDS, Frames, Peer
 from broker.core.requests import WaitingRequests
-from broker.core.worker_registry import Service, WorkerPeer
+from broker.core.worker_registry import BrokerService, WorkerPeer
 
 _ACTIONS = (b"mmi.service", b"mmi.cancel")
 
@@ -62,7 +62,7 @@ class ManagedBroker(Protocol):
     config: BrokerConfig
     about: About
     started: float
-    services: dict[bytes, Service]
+    services: dict[bytes, BrokerService]
     workers: dict[Peer, WorkerPeer]
     peers: int
     waiting: WaitingRequests
@@ -142,7 +142,7 @@ def _sees(core: ManagedBroker, user: User | None, name: bytes) -> bool:
     return user is None or core.guard is None or core.guard.sees(user, name)
 
 
-def _seen(core: ManagedBroker, user: User | None) -> Iterable[Service]:
+def _seen(core: ManagedBroker, user: User | None) -> Iterable[BrokerService]:
     """Return the services that a user may see."""
     if user is None or core.guard is None or core.guard.sees_all(user):
         return core.services.values()

@@ -68,7 +68,7 @@ class WorkerPeer:
 
     peer: Peer
     dialect: WorkerDialect
-    service: Service
+    service: BrokerService
     heartbeat: Heartbeat = field(init=False)
     """The rhythm of its heartbeats, from READY on."""
     inflow: Inflow | None = None
@@ -108,7 +108,7 @@ class WorkerPeer:
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Service:
+class BrokerService:
     """A service. Either requests wait or workers are idle, never both."""
 
     name: bytes
@@ -150,7 +150,7 @@ class Service:
         return worker
 
 
-NO_SERVICE = Service(b"", 0)
+NO_SERVICE = BrokerService(b"", 0)
 """The service of a worker that has not registered yet."""
 
 
@@ -171,13 +171,13 @@ class WorkerRegistry:
         self.processes: dict[tuple[str, bytes], WorkerProcess] = {}
         """Processes that workers have named, by user and name."""
 
-    def admits(self, name: bytes, service: Service | None) -> bool:
+    def admits(self, name: bytes, service: BrokerService | None) -> bool:
         """Return whether a worker may register for a service, or for a name that is no service yet."""
         if service is None and (service_fault(name) is not None or name.startswith(b"mmi.")):
             return False
         return (service is None or service.batch is None) and len(self.workers) < self._config.max_workers
 
-    def add(self, worker: WorkerPeer, service: Service, process: bytes, now: float) -> None:
+    def add(self, worker: WorkerPeer, service: BrokerService, process: bytes, now: float) -> None:
         """Add a worker. `process`: the name of its process; empty: none was given."""
         worker.service = service
         worker.passes_on = process == PROCESS

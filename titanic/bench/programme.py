@@ -54,7 +54,7 @@ class Conditions(NamedTuple):
         return Stage(self.folder, url=self.url, **options)
 
 
-class Entry(NamedTuple):
+class Benchmark(NamedTuple):
     """A figure of the programme, or a curve of figures."""
 
     group: str
@@ -230,26 +230,30 @@ _ACCEPT_ONE = Speed(loads.accept_one, share=10, counted=True)
 _ACCEPT_BATCH = Speed(loads.accept_batches)
 
 
-def _with(durability: Durability) -> tuple[Entry, ...]:
+def _with(durability: Durability) -> tuple[Benchmark, ...]:
     """What depends on how long a commit takes."""
     commit = Limit(machine.commit, share=4, stored=True, options={"durability": durability})
     return (
-        Entry("durability", f"{durability}-commit", "requests put into a store, one in each commit", commit),
-        Entry("durability", f"{durability}-accept-one", "as accept-one", replace(_ACCEPT_ONE, durability=durability)),
-        Entry("durability", f"{durability}-accept", "as accept", replace(_ACCEPT, durability=durability)),
-        Entry("durability", f"{durability}-life-one", "as life-one", replace(_LIFE_ONE, durability=durability)),
-        Entry("durability", f"{durability}-life", "as life", replace(_LIFE, durability=durability)),
+        Benchmark("durability", f"{durability}-commit", "requests put into a store, one in each commit", commit),
+        Benchmark(
+            "durability", f"{durability}-accept-one", "as accept-one", replace(_ACCEPT_ONE, durability=durability)
+        ),
+        Benchmark("durability", f"{durability}-accept", "as accept", replace(_ACCEPT, durability=durability)),
+        Benchmark("durability", f"{durability}-life-one", "as life-one", replace(_LIFE_ONE, durability=durability)),
+        Benchmark("durability", f"{durability}-life", "as life", replace(_LIFE, durability=durability)),
     )
 
 
-def _both(encrypted: bool) -> tuple[Entry, ...]:
+def _both(encrypted: bool) -> tuple[Benchmark, ...]:
     """What encryption and access control may cost."""
     kind, how = ("curve", "with keys and an access file: ") if encrypted else ("plain", "")
     return (
-        Entry("curve", f"{kind}-accept", f"{how}as accept", replace(_ACCEPT, encrypted=encrypted)),
-        Entry("curve", f"{kind}-accept-batch", f"{how}as accept-batch", replace(_ACCEPT_BATCH, encrypted=encrypted)),
-        Entry("curve", f"{kind}-life", f"{how}as life", replace(_LIFE, encrypted=encrypted)),
-        Entry("curve", f"{kind}-life-one", f"{how}as life-one", replace(_LIFE_ONE, encrypted=encrypted)),
+        Benchmark("curve", f"{kind}-accept", f"{how}as accept", replace(_ACCEPT, encrypted=encrypted)),
+        Benchmark(
+            "curve", f"{kind}-accept-batch", f"{how}as accept-batch", replace(_ACCEPT_BATCH, encrypted=encrypted)
+        ),
+        Benchmark("curve", f"{kind}-life", f"{how}as life", replace(_LIFE, encrypted=encrypted)),
+        Benchmark("curve", f"{kind}-life-one", f"{how}as life-one", replace(_LIFE_ONE, encrypted=encrypted)),
     )
 
 
@@ -266,73 +270,79 @@ _WORKERS = SpeedCurve(
 )
 
 PROGRAMME = (
-    Entry("limits", "disk", "writes of 4 KiB, each synced, one after another", Limit(machine.disk, share=40)),
-    Entry("limits", "store", "requests put into a store, 100 in each synced commit", Limit(machine.store, stored=True)),
-    Entry("limits", "wire", "messages to a ROUTER and back, 100 in flight, plain pyzmq", Limit(machine.wire)),
-    Entry("limits", "wire-one", "the same, one in flight", Limit(machine.wire_one, share=4)),
-    Entry("accepting", "accept", "stored and acknowledged, 1,000 in flight", _ACCEPT),
-    Entry("accepting", "accept-100", "the same, 100 in flight", Speed(loads.accept, window=100)),
-    Entry("accepting", "accept-many", "the same, 1,000 connections with one in flight each", FromConnections(1000)),
-    Entry("accepting", "accept-one", "the same, one after another", _ACCEPT_ONE),
-    Entry("accepting", "accept-batch", "the same, 100 in a message, 10 in flight", _ACCEPT_BATCH),
-    Entry("lives", "life", "submitted to closed, 10 workers", _LIFE),
-    Entry("lives", "life-one", "the same, one after another", _LIFE_ONE),
-    Entry("echoes", "echo", "plain requests, 10 workers, 1,000 in flight", Speed(loads.echo, workers=10)),
-    Entry("echoes", "echo-1", "the same, 1 worker", Speed(loads.echo, workers=1)),
-    Entry("echoes", "echo-one", "the same, 1 worker, one in flight", Speed(loads.echo, share=10, workers=1, window=1)),
-    Entry("apart", "apart-accept", "broker and queue apart: as accept", replace(_ACCEPT, apart=True)),
-    Entry("apart", "apart-accept-batch", "as accept-batch", replace(_ACCEPT_BATCH, apart=True)),
-    Entry("apart", "apart-accept-one", "as accept-one", Speed(loads.accept_one, share=10, apart=True)),
-    Entry("apart", "apart-life", "as life", replace(_LIFE, apart=True)),
-    Entry("backlog", "backlog-life", "as life, 100,000 wait", replace(_LIFE, stored=100_000)),
-    Entry("backlog", "absent-life", "as life, 1 waits for each of 1,000 absent services", replace(_LIFE, absent=1000)),
-    Entry("large", "large-accept", "as accept, 1,000,000 stored", replace(_ACCEPT, stored=1_000_000)),
-    Entry("large", "large-life", "as life, 1,000,000 stored", replace(_LIFE, stored=1_000_000)),
-    Entry("large", "restart", "killed and started to the first answer, 1,000,000 stored", Restart(1_000_000)),
+    Benchmark("limits", "disk", "writes of 4 KiB, each synced, one after another", Limit(machine.disk, share=40)),
+    Benchmark(
+        "limits", "store", "requests put into a store, 100 in each synced commit", Limit(machine.store, stored=True)
+    ),
+    Benchmark("limits", "wire", "messages to a ROUTER and back, 100 in flight, plain pyzmq", Limit(machine.wire)),
+    Benchmark("limits", "wire-one", "the same, one in flight", Limit(machine.wire_one, share=4)),
+    Benchmark("accepting", "accept", "stored and acknowledged, 1,000 in flight", _ACCEPT),
+    Benchmark("accepting", "accept-100", "the same, 100 in flight", Speed(loads.accept, window=100)),
+    Benchmark("accepting", "accept-many", "the same, 1,000 connections with one in flight each", FromConnections(1000)),
+    Benchmark("accepting", "accept-one", "the same, one after another", _ACCEPT_ONE),
+    Benchmark("accepting", "accept-batch", "the same, 100 in a message, 10 in flight", _ACCEPT_BATCH),
+    Benchmark("lives", "life", "submitted to closed, 10 workers", _LIFE),
+    Benchmark("lives", "life-one", "the same, one after another", _LIFE_ONE),
+    Benchmark("echoes", "echo", "plain requests, 10 workers, 1,000 in flight", Speed(loads.echo, workers=10)),
+    Benchmark("echoes", "echo-1", "the same, 1 worker", Speed(loads.echo, workers=1)),
+    Benchmark(
+        "echoes", "echo-one", "the same, 1 worker, one in flight", Speed(loads.echo, share=10, workers=1, window=1)
+    ),
+    Benchmark("apart", "apart-accept", "broker and queue apart: as accept", replace(_ACCEPT, apart=True)),
+    Benchmark("apart", "apart-accept-batch", "as accept-batch", replace(_ACCEPT_BATCH, apart=True)),
+    Benchmark("apart", "apart-accept-one", "as accept-one", Speed(loads.accept_one, share=10, apart=True)),
+    Benchmark("apart", "apart-life", "as life", replace(_LIFE, apart=True)),
+    Benchmark("backlog", "backlog-life", "as life, 100,000 wait", replace(_LIFE, stored=100_000)),
+    Benchmark(
+        "backlog", "absent-life", "as life, 1 waits for each of 1,000 absent services", replace(_LIFE, absent=1000)
+    ),
+    Benchmark("large", "large-accept", "as accept, 1,000,000 stored", replace(_ACCEPT, stored=1_000_000)),
+    Benchmark("large", "large-life", "as life, 1,000,000 stored", replace(_LIFE, stored=1_000_000)),
+    Benchmark("large", "restart", "killed and started to the first answer, 1,000,000 stored", Restart(1_000_000)),
     *chain.from_iterable(zip(*map(_with, DURABILITIES), strict=True)),
     *chain.from_iterable(zip(_both(False), _both(True), strict=True)),
-    Entry("latency", "latency", "acknowledged after", latency),
-    Entry("bodies", "body", "stored and acknowledged", bodies),
-    Entry("curves", "stored", "wait for an absent service", stored_curve),
-    Entry("curves", "services", "services", _SERVICES),
-    Entry("curves", "clients", "connections", _CLIENTS),
-    Entry("curves", "workers", "workers", _WORKERS),
+    Benchmark("latency", "latency", "acknowledged after", latency),
+    Benchmark("bodies", "body", "stored and acknowledged", bodies),
+    Benchmark("curves", "stored", "wait for an absent service", stored_curve),
+    Benchmark("curves", "services", "services", _SERVICES),
+    Benchmark("curves", "clients", "connections", _CLIENTS),
+    Benchmark("curves", "workers", "workers", _WORKERS),
 )
 
 
-def choose(words: tuple[str, ...]) -> list[Entry]:
-    """The entries with these names or of these groups, in the programme's order. Raises TitanicError for others."""
-    known = {entry.name for entry in PROGRAMME} | {entry.group for entry in PROGRAMME}
+def choose(words: tuple[str, ...]) -> list[Benchmark]:
+    """The benchmarks with these names or of these groups, in the programme's order. Raises TitanicError for others."""
+    known = {benchmark.name for benchmark in PROGRAMME} | {benchmark.group for benchmark in PROGRAMME}
     for word in words:
         if word not in known:
             raise TitanicError(f"there is no figure {word!r}", "", "titanic bench --list shows all")
     wanted = words or QUICK
-    return [entry for entry in PROGRAMME if entry.name in wanted or entry.group in wanted]
+    return [benchmark for benchmark in PROGRAMME if benchmark.name in wanted or benchmark.group in wanted]
 
 
 def run(
-    entries: Sequence[Entry],
+    benchmarks: Sequence[Benchmark],
     requests: int,
     folder: Path | None,
-    progress: Callable[[Entry], None],
+    progress: Callable[[Benchmark], None],
     url: str | None = None,
 ) -> Iterator[Figure]:
-    """Measure some entries with about `requests` requests each. Stores go below `folder`, or into the database at
+    """Measure some benchmarks with about `requests` requests each. Stores go below `folder`, or into the database at
     `url`; nothing is left there. Raises NotAStore when that has one, and leaves out what a database cannot do."""
     if url is not None:
         expect_no_store(url)
-        entries = [entry for entry in entries if not entry.name.startswith("memory-")]
+        benchmarks = [benchmark for benchmark in benchmarks if not benchmark.name.startswith("memory-")]
     place = Path(tempfile.mkdtemp(prefix="titanic-", dir=folder))
     try:
-        for entry in entries:
-            progress(entry)
-            yield from entry.take(Conditions(requests, place, url), entry.name, entry.what)
+        for benchmark in benchmarks:
+            progress(benchmark)
+            yield from benchmark.take(Conditions(requests, place, url), benchmark.name, benchmark.what)
     finally:
         with uninterrupted():
             shutil.rmtree(place, ignore_errors=True)
 
 
-CURVES = [entry.name for entry in PROGRAMME if entry.group == "curves"]
+CURVES = [benchmark.name for benchmark in PROGRAMME if benchmark.group == "curves"]
 PERCENTILES = ("p50", "p99", "p99.9")
 
 

@@ -73,28 +73,28 @@ def bench(
     """
     from titanic.bench.programme import (
         PROGRAMME,
-        Entry,
+        Benchmark,
         choose,
         draw,  # not before it is wanted: others start faster
         run,
     )
 
     if listing:
-        print_table(("GROUP", "FIGURE", "WHAT"), [entry[:3] for entry in PROGRAMME])
+        print_table(("GROUP", "FIGURE", "WHAT"), [benchmark[:3] for benchmark in PROGRAMME])
         return
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # it cleans up then, too
     if plot is not None:
         pyplot("bench")  # raises its error before the work
         figures = figures or ("latency", "curves")
     try:
-        entries = list(PROGRAMME) if everything else choose(figures)
+        benchmarks = list(PROGRAMME) if everything else choose(figures)
     except TitanicError as error:
         raise click.UsageError(str(error)) from error
 
-    def progress(entry: Entry) -> None:
-        click.echo(f"measuring {entry.name} …", err=True)
+    def progress(benchmark: Benchmark) -> None:
+        click.echo(f"measuring {benchmark.name} …", err=True)
 
-    found = list(run(entries, requests, folder, progress, url))
+    found = list(run(benchmarks, requests, folder, progress, url))
     if plot is not None:
         draw(pyplot("bench"), found, plot)
     if as_json:

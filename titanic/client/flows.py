@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import NamedTuple, TypedDict
 
-from titanic.client.request_queue import Queue
+from titanic.client.request_queue import RequestQueue
 from titanic.errors import UnknownRequest
 from titanic.protocol.submit_options import MOST_UUIDS
 
@@ -50,7 +50,7 @@ class FoundStep(NamedTuple):
     state: str
 
 
-def steps_of(client: Queue, flow: str) -> list[FoundStep]:
+def steps_of(client: RequestQueue, flow: str) -> list[FoundStep]:
     """The steps of a flow, in the order of their stages, then of their chains, and what is executed because it has
     failed; not those of flows within it."""
     failed, heads = _look(client, flow, [ERROR]), _look(client, flow, [place(chain, 0) for chain in range(FEW)])
@@ -68,14 +68,14 @@ def steps_of(client: Queue, flow: str) -> list[FoundStep]:
     return [*found, *failed]
 
 
-def flows_among(client: Queue, steps: Sequence[FoundStep]) -> list[str]:
+def flows_among(client: RequestQueue, steps: Sequence[FoundStep]) -> list[str]:
     """Those of them that are flows themselves."""
     keys = {step_key(step.uuid, place(0, 0)): step.uuid for step in steps}
     found, _ = client.find([*keys])
     return [keys[key] for key in found]
 
 
-def sweep(client: Queue, root: str) -> None:
+def sweep(client: RequestQueue, root: str) -> None:
     """Close all steps of a flow, and those of flows within it. What sweeps is closed last: so it is done again after a
     crash, for the keys last longer than the requests."""
     for steps in _levels(client, root):
@@ -83,7 +83,7 @@ def sweep(client: Queue, root: str) -> None:
     client.close_many([step.uuid for step in _look(client, root, [END]) if step.state])
 
 
-def _levels(client: Queue, root: str) -> Iterator[list[FoundStep]]:
+def _levels(client: RequestQueue, root: str) -> Iterator[list[FoundStep]]:
     flows = [root]
     while flows:
         steps = [step for flow in flows for step in steps_of(client, flow)]
@@ -91,7 +91,7 @@ def _levels(client: Queue, root: str) -> Iterator[list[FoundStep]]:
         flows = flows_among(client, steps)
 
 
-def _look(client: Queue, flow: str, places: Sequence[str]) -> list[FoundStep]:
+def _look(client: RequestQueue, flow: str, places: Sequence[str]) -> list[FoundStep]:
     uuids, states = client.find([step_key(flow, at) for at in places])
     found = ((at, uuids.get(step_key(flow, at), "")) for at in places)
     return [FoundStep(at, uuid, states.get(uuid, "")) for at, uuid in found if uuid]
@@ -122,7 +122,7 @@ class FlowTree(TypedDict):
     more: dict[str, int]
 
 
-def flow_tree(client: Queue, uuid: str) -> FlowTree:
+def flow_tree(client: RequestQueue, uuid: str) -> FlowTree:
     """The steps of a flow that exist."""
     found = sorted(steps_of(client, uuid), key=_place)
     shown = found[:MOST]
@@ -144,7 +144,7 @@ def _place(step: FoundStep) -> tuple[bool, list[int]]:
     return step.at == ERROR, [int(number) for number in step.at.split(".")] if step.at != ERROR else []
 
 
-def _service(client: Queue, step: FoundStep) -> str:
+def _service(client: RequestQueue, step: FoundStep) -> str:
     if not step.state:
         return ""
     try:

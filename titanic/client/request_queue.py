@@ -10,7 +10,7 @@ from titanic.protocol.answers import Ended, RequestInfo
 from titanic.protocol.submit_options import Span, SubmitOptions
 
 
-class Queue(Protocol):
+class RequestQueue(Protocol):
     """A queue of requests."""
 
     def submit(self, service: str, *body: Body, **options: Unpack[SubmitOptions]) -> str:
@@ -81,7 +81,7 @@ class AppQueues(Protocol):
     """The queue of an app, for threads and for asyncio."""
 
     @property
-    def client(self) -> Queue:
+    def client(self) -> RequestQueue:
         """The queue for this thread."""
 
     @property

@@ -70,7 +70,7 @@ class OtherNode(TypedDict):
     incarnation: int
 
 
-class ServiceSetting(TypedDict):
+class ServiceSettingInfo(TypedDict):
     """What is set for a service."""
 
     paused: bool
@@ -78,7 +78,7 @@ class ServiceSetting(TypedDict):
     """The service that is notified of its ends."""
 
 
-class ServiceStats(ServiceSetting):
+class ServiceStats(ServiceSettingInfo):
     """All about a service."""
 
     waiting: int
@@ -103,7 +103,7 @@ class Refusal(TypedDict):
     count: int
 
 
-class StoreReader(TypedDict):
+class StoreReaderInfo(TypedDict):
     """A process that has been reading the store's files for some time, and keeps bytes from being used again."""
 
     pid: int
@@ -125,7 +125,7 @@ class Stats(TypedDict):
     """Seconds until the store is full at the rate of the last hour; None: it does not fill, or it is not known yet."""
     refuses_for_room: bool
     """Whether a request was refused for want of room within the last minute."""
-    readers: NotRequired[list[StoreReader]]
+    readers: NotRequired[list[StoreReaderInfo]]
     """Absent when there are none."""
     since_start: SinceStart
     running: int
@@ -138,7 +138,7 @@ class Stats(TypedDict):
     """The workers of the other nodes, by service."""
     queue: NotRequired[str]
     """An id of the process."""
-    settings: NotRequired[dict[str, ServiceSetting]]
+    settings: NotRequired[dict[str, ServiceSettingInfo]]
     """What is set for services; absent when nothing is."""
     by_service: NotRequired[dict[str, ServiceStats]]
     """All about each service; this and what follows is there when it was asked for."""

@@ -133,7 +133,7 @@ class StatsOptions(Struct):
     services: bool = False
 
 
-class Retry(Message, tag_field="do", tag="retry"):
+class RetryAction(Message, tag_field="do", tag="retry"):
     """titanic.admin: send failed and expired requests again. Without `uuids`: a page of those that match."""
 
     uuids: Ids | UnsetType = UNSET
@@ -143,7 +143,7 @@ class Retry(Message, tag_field="do", tag="retry"):
     older_than: Age | None = None
 
 
-class Purge(Message, tag_field="do", tag="purge"):
+class PurgeAction(Message, tag_field="do", tag="purge"):
     """titanic.admin: close requests. Without `uuids`: a page of those that match."""
 
     uuids: Ids | UnsetType = UNSET
@@ -154,10 +154,10 @@ class Purge(Message, tag_field="do", tag="purge"):
 
     def __post_init__(self) -> None:
         if self.uuids is UNSET and self.state is None:
-            raise ValueError(_must_be(Purge, "state"))
+            raise ValueError(_must_be(PurgeAction, "state"))
 
 
-class Archive(Message, tag_field="do", tag="archive"):
+class ArchiveAction(Message, tag_field="do", tag="archive"):
     """titanic.admin: register an archive of closed requests, and acknowledge what it has."""
 
     register: Flag | None = None
@@ -171,16 +171,16 @@ class Archive(Message, tag_field="do", tag="archive"):
 
     def __post_init__(self) -> None:
         if self.upto is not None and self.uuid is None:
-            raise ValueError(_must_be(Archive, "uuid"))
+            raise ValueError(_must_be(ArchiveAction, "uuid"))
 
 
-class Drain(Message, tag_field="do", tag="drain"):
+class DrainAction(Message, tag_field="do", tag="drain"):
     """titanic.admin: drain a node."""
 
     node: Annotated[str, Meta(description="a name, or a number as text")] | None = None
 
 
-class Set(Message, tag_field="do", tag="set"):
+class SetAction(Message, tag_field="do", tag="set"):
     """titanic.admin: settings of a service. Null restores the default."""
 
     service: Annotated[str, Meta(description="the name of a service")]
@@ -200,8 +200,14 @@ SUBMIT_NUMBERS: dict[str, type[int] | type[float]] = {
 }
 """Options of a request that are numbers, for a task or a schedule as well as for one request. Times are float."""
 
-Admin = Retry | Purge | Archive | Drain | Set
-_ADMIN: dict[str, type[Admin]] = {"retry": Retry, "purge": Purge, "archive": Archive, "drain": Drain, "set": Set}
+Admin = RetryAction | PurgeAction | ArchiveAction | DrainAction | SetAction
+_ADMIN: dict[str, type[Admin]] = {
+    "retry": RetryAction,
+    "purge": PurgeAction,
+    "archive": ArchiveAction,
+    "drain": DrainAction,
+    "set": SetAction,
+}
 
 
 class _Do(Struct):

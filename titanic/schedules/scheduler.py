@@ -29,7 +29,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from titanic.client.client import Client
-from titanic.client.request_queue import Queue
+from titanic.client.request_queue import RequestQueue
 from titanic.errors import Forbidden, InvalidSchedule, KeyRefused, TimedOut, TitanicError
 from titanic.protocol.submit_options import MOST_SECONDS
 from titanic.schedules.schedule import MOST, Schedule, in_utc, paused_key, resumed_key
@@ -121,7 +121,7 @@ class LastTick(NamedTuple):
     state: str
 
 
-def submit_tick(client: Queue, schedule: Schedule, tick: int) -> str:
+def submit_tick(client: RequestQueue, schedule: Schedule, tick: int) -> str:
     """The UUID of the request of a tick, from any scheduler."""
     return _submit(client, schedule, key=schedule.key(tick), key_for=schedule.key_for)
 
@@ -131,7 +131,7 @@ def submit_now(client: Client, schedule: Schedule) -> str:
     return _submit(client, schedule, key=f"cron:{schedule.name}:run:{os.urandom(8).hex()}")
 
 
-def _submit(client: Queue, schedule: Schedule, **keys: Any) -> str:
+def _submit(client: RequestQueue, schedule: Schedule, **keys: Any) -> str:
     options: Any = {**schedule.options, **keys}
     return client.submit(schedule.service, *schedule.frames, **options)
 
@@ -157,14 +157,14 @@ def last_tick(client: Client, schedule: Schedule, now: float) -> LastTick | None
     return None
 
 
-def paused_schedules(client: Queue, names: Iterable[str]) -> dict[str, str]:
+def paused_schedules(client: RequestQueue, names: Iterable[str]) -> dict[str, str]:
     """Those of these schedules that are paused, with the UUID of what stands for the pause."""
     keys = {paused_key(name): name for name in names}
     uuids, states = client.find(list(keys))
     return {keys[key]: uuid for key, uuid in uuids.items() if uuid in states}
 
 
-def pause_schedule(client: Queue, name: str) -> None:
+def pause_schedule(client: RequestQueue, name: str) -> None:
     """Have no scheduler submit the ticks of this schedule, until it is resumed."""
     key = paused_key(name)
     uuids, states = client.find([key])
@@ -176,7 +176,7 @@ def pause_schedule(client: Queue, name: str) -> None:
     client.submit(PAUSED, name, **options)
 
 
-def resume_schedule(client: Queue, name: str) -> bool:
+def resume_schedule(client: RequestQueue, name: str) -> bool:
     """End a pause; ticks that passed meanwhile were not missed. Returns whether there was one."""
     uuid = paused_schedules(client, [name]).get(name)
     if uuid is None:
@@ -187,7 +187,7 @@ def resume_schedule(client: Queue, name: str) -> bool:
     return True
 
 
-def _take(client: Queue, service: str, key: str, **more: Any) -> str:
+def _take(client: RequestQueue, service: str, key: str, **more: Any) -> str:
     options: Any = {**_NEVER, "key": key, "key_for": MOST_SECONDS, **more}
     uuid = client.submit(service, b"", **options)
     with contextlib.suppress(Forbidden):  # then it stays as expired, until it is deleted for its age

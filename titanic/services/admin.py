@@ -16,7 +16,7 @@ from broker import User, UserLimits
 from titanic.commit.writer import halves
 from titanic.errors import Forbidden, InvalidArchive, InvalidRequest, StoreError, StoreFull
 from titanic.protocol import tsp
-from titanic.protocol.messages import Admin, Archive, Drain, Purge, Retry, Set, read_admin
+from titanic.protocol.messages import Admin, ArchiveAction, DrainAction, PurgeAction, RetryAction, SetAction, read_admin
 from titanic.protocol.permissions import lacks, lacks_submit
 from titanic.protocol.submit_options import MOST_UUIDS
 from titanic.protocol.tsp import Frames
@@ -68,11 +68,11 @@ class AdminWrite:
                 options = read_admin(b"".join(ask.body[:1]))
                 if ask.user is not None:
                     _check(ask.user, options)
-                if isinstance(options, Archive):
+                if isinstance(options, ArchiveAction):
                     document = _archive(transaction, options)
-                elif isinstance(options, Drain):
+                elif isinstance(options, DrainAction):
                     document = self._drain(transaction, options)
-                elif isinstance(options, Set):
+                elif isinstance(options, SetAction):
                     self._settings, document = set_service.apply(transaction, options)
                 else:
                     document = self._obey(transaction, options, now_us, ask.user)
@@ -100,7 +100,7 @@ class AdminWrite:
         return [AdminWrite(self._context, self._asks, self._most // 4, shared=self._shared)]
 
     def _obey(
-        self, transaction: WriteTransaction, options: Retry | Purge, now_us: int, user: User | None
+        self, transaction: WriteTransaction, options: RetryAction | PurgeAction, now_us: int, user: User | None
     ) -> dict[str, Any]:
         following: bytes | None = None
         uuids: Collection[bytes]
@@ -119,15 +119,15 @@ class AdminWrite:
                 limit=self._most,
             )
             uuids, following = [row.uuid for row in page], place_behind(page, user)
-            if isinstance(options, Purge):
+            if isinstance(options, PurgeAction):
                 running = self._running(transaction, uuids)
                 uuids = [uuid for uuid in uuids if uuid not in running]
         transaction.prefetch(list(uuids))
-        act = self._retry if isinstance(options, Retry) else self._purge
+        act = self._retry if isinstance(options, RetryAction) else self._purge
         done = sum(act(transaction, uuid, now_us, user) for uuid in uuids)
         return {"done": done, "next": following.hex() if following else None}
 
-    def _drain(self, transaction: WriteTransaction, options: Drain) -> dict[str, Any]:
+    def _drain(self, transaction: WriteTransaction, options: DrainAction) -> dict[str, Any]:
         if not self._context.host.shares:
             raise ValueError("this server does not share its store, so there are no nodes to drain; stop it")
         return nodes.drain(transaction, options.node, self._context.host.incarnation())
@@ -199,14 +199,14 @@ def _check(user: User, options: Admin) -> None:
         raise Forbidden(fault)
 
 
-_ACTIONS = {Retry: "read", Purge: "close", Archive: "archive", Drain: "drain", Set: "set"}
+_ACTIONS = {RetryAction: "read", PurgeAction: "close", ArchiveAction: "archive", DrainAction: "drain", SetAction: "set"}
 
 
-def _states(options: Retry | Purge) -> tuple[State, ...]:
+def _states(options: RetryAction | PurgeAction) -> tuple[State, ...]:
     return DEAD if options.state is None else (State[options.state.upper()],)
 
 
-def _archive(transaction: WriteTransaction, options: Archive) -> dict[str, Any]:
+def _archive(transaction: WriteTransaction, options: ArchiveAction) -> dict[str, Any]:
     identity = transaction.identity()
     if options.store is not None and bytes.fromhex(options.store) != identity:
         fact = f"its id is {identity.hex() if identity else 'not there yet'}, not {options.store}"

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import UNSET
 
 from titanic.protocol import tsp
-from titanic.protocol.messages import Set
+from titanic.protocol.messages import SetAction
 from titanic.store import NOTHING_SET, ServiceSetting, ServiceSettings, WriteTransaction
 
 
@@ -18,7 +18,7 @@ def _name(what: str, value: str) -> bytes:
     return name
 
 
-def apply(transaction: WriteTransaction, options: Set) -> tuple[ServiceSettings, dict[str, Any]]:
+def apply(transaction: WriteTransaction, options: SetAction) -> tuple[ServiceSettings, dict[str, Any]]:
     """Change the given settings. Returns the settings of all services, and the answer for this one. Raises
     ValueError."""
     service = _name("service", options.service)

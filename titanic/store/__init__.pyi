@@ -39,10 +39,10 @@ from titanic.store.records import DURABILITIES as DURABILITIES
 from titanic.store.records import MIN_CAPACITY as MIN_CAPACITY
 from titanic.store.records import NO_QUEUE as NO_QUEUE
 from titanic.store.records import PINS_MUCH as PINS_MUCH
-from titanic.store.records import Accepted as Accepted
+from titanic.store.records import AcceptResult as AcceptResult
 from titanic.store.records import ArchiveState as ArchiveState
 from titanic.store.records import Archivist as Archivist
-from titanic.store.records import Closed as Closed
+from titanic.store.records import CloseResult as CloseResult
 from titanic.store.records import Counts as Counts
 from titanic.store.records import Durability as Durability
 from titanic.store.records import Load as Load

@@ -32,10 +32,10 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from titanic.store.records import (
-    Accepted,
+    AcceptResult,
     ArchiveState,
     Archivist,
-    Closed,
+    CloseResult,
     Counts,
     Durability,
     Load,
@@ -261,7 +261,7 @@ class WriteTransaction(ReadTransaction, Protocol):
 
     # -- accept ----------------------------------------------------------------------------------------------
 
-    def accept(self, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> list[Accepted]:
+    def accept(self, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> list[AcceptResult]:
         """Store the requests: they are WAITING, or DELAYED until their `not_before`. Returns their ids, in order.
 
         All are stored, or none: raises StoreFull when there is no room for all (its `fitting` says for how many of
@@ -328,7 +328,7 @@ class WriteTransaction(ReadTransaction, Protocol):
         either is never more than the whole: the clock may have been set back.
         """
 
-    def close(self, uuid: bytes, now_us: int | None = None) -> Closed | None:
+    def close(self, uuid: bytes, now_us: int | None = None) -> CloseResult | None:
         """Delete the request and all that belongs to it, whatever its state and even if it is damaged.
 
         It is remembered among the closed requests; `now_us` (None: ask the clock) is when it was closed. Returns None

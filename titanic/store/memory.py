@@ -22,13 +22,13 @@ from typing import Any, Self
 
 from titanic.errors import InvalidRequest, StoreFull
 from titanic.store import rules, service_settings
-from titanic.store.memory_tables import END, Change, Holder, Key, Row, Tables, size_of
+from titanic.store.memory_tables import END, Change, Key, KeyHolder, Row, Tables, size_of
 from titanic.store.records import (
     DEFAULT_CAPACITY,
-    Accepted,
+    AcceptResult,
     ArchiveState,
     Archivist,
-    Closed,
+    CloseResult,
     Counts,
     Durability,
     Load,
@@ -370,7 +370,7 @@ class MemoryWriteTransaction(MemoryReadTransaction):
 
     # -- accept ----------------------------------------------------------------------------------------------
 
-    def accept(self, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> list[Accepted]:
+    def accept(self, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> list[AcceptResult]:
         uuids = self.store.ids.make(len(requests), now_us)
         holders, known = self._look_up(requests, uuids, now_us, now_us - ahead_us)
         rows = [_row(uuid, new, now_us) for uuid, new in zip(uuids, requests, strict=True)]
@@ -389,13 +389,13 @@ class MemoryWriteTransaction(MemoryReadTransaction):
                 self._put_request(row.uuid, row)
         for name, holder in holders.items():
             self._put(Tables.put_key, name, holder)
-        return [Accepted(known.get(n, uuid), n not in known) for n, uuid in enumerate(uuids)]
+        return [AcceptResult(known.get(n, uuid), n not in known) for n, uuid in enumerate(uuids)]
 
     def _look_up(
         self, requests: Sequence[NewRequest], uuids: Sequence[bytes], now_us: int, sure_us: int
-    ) -> tuple[dict[Key, Holder], dict[int, bytes]]:
+    ) -> tuple[dict[Key, KeyHolder], dict[int, bytes]]:
         """Return the new keys, and the ids of the requests whose key is taken, by position."""
-        given: dict[Key, Holder] = {}
+        given: dict[Key, KeyHolder] = {}
         known: dict[int, bytes] = {}
         for n, new in enumerate(requests):
             if not new.key:
@@ -405,7 +405,7 @@ class MemoryWriteTransaction(MemoryReadTransaction):
             name = new.owner, new.key
             holder = given.get(name) or self.tables.keys.get(name)
             if holder is None or (holder.until <= sure_us and name not in given):
-                given[name] = Holder(new.key_until, [*uuids[n : n + count]], now_us)
+                given[name] = KeyHolder(new.key_until, [*uuids[n : n + count]], now_us)
             elif len(holder.uuids) != count:
                 fact = f"it covers {len(holder.uuids)} requests of one message"
                 raise InvalidRequest("the key is in use for other requests", fact, "use another key")
@@ -523,10 +523,10 @@ class MemoryWriteTransaction(MemoryReadTransaction):
         self._put_request(uuid, Row(uuid, new, given, row.size, expires_at, due))
         return True
 
-    def close(self, uuid: bytes, now_us: int | None = None) -> Closed | None:
+    def close(self, uuid: bytes, now_us: int | None = None) -> CloseResult | None:
         return self._close(uuid, self.store.now_us() if now_us is None else now_us, False)
 
-    def _close(self, uuid: bytes, now_us: int, unclaimed: bool) -> Closed | None:
+    def _close(self, uuid: bytes, now_us: int, unclaimed: bool) -> CloseResult | None:
         row = self.tables.requests.get(uuid)
         if row is None:
             return None
@@ -535,7 +535,7 @@ class MemoryWriteTransaction(MemoryReadTransaction):
             number = self.tables.ring.last + 1
             self._put(Tables.put_closed, number, self._closed(row, number, now_us, unclaimed))
             self._put_ring(last=number)
-        return Closed(row.new.service, row.state)
+        return CloseResult(row.new.service, row.state)
 
     def _closed(self, row: Row, number: int, now_us: int, unclaimed: bool) -> ClosedRequest:
         end, limit = row.outcome, self.store.closed_body_limit

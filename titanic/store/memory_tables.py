@@ -104,7 +104,7 @@ class Row(NamedTuple):
         )
 
 
-class Holder(NamedTuple):
+class KeyHolder(NamedTuple):
     """The requests with an idempotency key, when the key expires, and when it was set."""
 
     until: int
@@ -116,7 +116,7 @@ Key = tuple[bytes, bytes]
 """An owner (empty: none) and an idempotency key."""
 
 
-def _key_end(key: Key, holder: Holder) -> tuple[int, bool, bytes, bytes]:
+def _key_end(key: Key, holder: KeyHolder) -> tuple[int, bool, bytes, bytes]:
     """Order keys by expiry. Among equal ones, an owner sorts after all owners that its name is a prefix of."""
     return holder.until, bool(key[0]), key[0] + b"\xff", key[1]
 
@@ -142,7 +142,7 @@ class Tables:
         self.readers = 0
         self.requests: dict[bytes, Row] = {}
         self.order: list[bytes] = []
-        self.keys: dict[Key, Holder] = {}
+        self.keys: dict[Key, KeyHolder] = {}
         self.key_ends: list[tuple[int, bool, bytes, bytes]] = []
         self.closed: dict[int, ClosedRequest] = {}
         self.ring = Ring()
@@ -208,7 +208,7 @@ class Tables:
         if new.owner:
             _count(self.owners, new.owner, sign * (end is None), sign * (row.size + end_size * (end is not None)))
 
-    def put_key(self, key: Key, holder: Holder | None) -> Holder | None:
+    def put_key(self, key: Key, holder: KeyHolder | None) -> KeyHolder | None:
         before = self.keys.pop(key, None)
         for one, put, sign in ((before, _drop, -1), (holder, _add, 1)):
             if one is not None:

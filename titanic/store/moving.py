@@ -173,7 +173,7 @@ class Import(Protocol):
     ) -> None: ...
 
 
-class Summary(NamedTuple):
+class StoreSummary(NamedTuple):
     """What is in a store: how many requests in each state, keys, and closed requests; and a checksum over all of it."""
 
     states: dict[State, int]
@@ -190,7 +190,7 @@ class Summary(NamedTuple):
         return sum(self.states.get(state, 0) for state in states)
 
 
-def move(source: Export, target: Import, progress: Progress) -> Summary:
+def move(source: Export, target: Import, progress: Progress) -> StoreSummary:
     """Copy one store into the other, read the copy, and compare. Raises StoreCorrupt if it is not the same."""
     head = source.head
     target.put_head(head)
@@ -211,12 +211,12 @@ def move(source: Export, target: Import, progress: Progress) -> Summary:
     return moved
 
 
-def _counted(summary: Summary) -> str:
+def _counted(summary: StoreSummary) -> str:
     numbers = f"{summary.requests} requests, {summary.keys} keys, {summary.closed} closed requests"
     return f"{numbers} with checksum {summary.checksum[:16]}"
 
 
-def _go_through(store: Export, progress: Progress, doing: str, target: Import | None = None) -> Summary:
+def _go_through(store: Export, progress: Progress, doing: str, target: Import | None = None) -> StoreSummary:
     """Read all of a store, and put it into another one, if there is one."""
     states: Counter[State] = Counter()
     requests = _Tally(progress, f"{doing} requests", store.totals.requests)
@@ -236,7 +236,7 @@ def _go_through(store: Export, progress: Progress, doing: str, target: Import | 
             target.put_closed(closings)
         closed.add(closings)
     whole = hashlib.sha256(b"".join(one.checksum for one in (requests, keys, closed)))
-    return Summary(dict(states), keys.count, closed.count, whole.hexdigest())
+    return StoreSummary(dict(states), keys.count, closed.count, whole.hexdigest())
 
 
 class _Tally:

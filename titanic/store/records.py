@@ -59,7 +59,7 @@ def priority_in(key: bytes) -> int:
     return 9 - key[-SIZE - 1]
 
 
-class Closed(NamedTuple):
+class CloseResult(NamedTuple):
     """A request that was just closed: what service it was for, and the state it was in."""
 
     service: bytes
@@ -166,7 +166,7 @@ class ArchiveState(NamedTuple):
     archivist: Archivist | None = None
 
 
-class Accepted(NamedTuple):
+class AcceptResult(NamedTuple):
     """An accepted request. If it is not `new`, its key was known, and `uuid` is the id of the first request with it."""
 
     uuid: bytes

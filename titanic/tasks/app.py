@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from broker import DEFAULT_ENDPOINT, Handler, Key, MultiWorker, credentials, service_fault
 from titanic.client.client import Client
-from titanic.client.request_queue import AioQueue, Queue
+from titanic.client.request_queue import AioQueue, RequestQueue
 from titanic.errors import CallerError
 from titanic.protocol.submit_options import Span
 from titanic.schedules import Missed, Schedule, Scheduler
@@ -246,7 +246,7 @@ class Tasks:
     # -- the queue -------------------------------------------------------------------------------------------
 
     @property
-    def client(self) -> Queue:
+    def client(self) -> RequestQueue:
         """What its tasks are submitted with: one `titanic.Client`, for all threads of the process."""
         return self._connected() if self._test is None else self._test
 

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from titanic.client.flows import END, ERROR, KEY_FOR, place, step_key, sweep
-from titanic.client.request_queue import AppQueues, Queue
+from titanic.client.request_queue import AppQueues, RequestQueue
 from titanic.errors import RequestError, RequestFailed, UnknownRequest
 from titanic.jobs.context import Cancelled, Failed, Retry, current
 from titanic.tasks.values import Encode, NewDecode
@@ -141,7 +141,7 @@ class Steps:
         self.format = format
 
     @property
-    def client(self) -> Queue:
+    def client(self) -> RequestQueue:
         """The app's queue."""
         return self._queues.client
 

@@ -21,7 +21,7 @@ from titanic.web.auth.clients import Clients, Submissions
 from titanic.web.auth.identity import Identity, Visitor
 from titanic.web.hooks.delivery import HooksUser
 from titanic.web.hooks.registry import Registry
-from titanic.web.problems import Problem
+from titanic.web.problems import HTTPProblem
 from titanic.web.protocol import Tls
 from titanic.web.settings import WebSettings
 from titanic.web.stats import StatsPoller, TtlCache
@@ -119,7 +119,7 @@ def visitor_of(request: Request) -> Visitor:
     return visitor
 
 
-def problem_response(request: Request, problem: Problem) -> Response:
+def problem_response(request: Request, problem: HTTPProblem) -> Response:
     """A problem as the API or the pages report it."""
     if problems.is_for_programs(request.scope):
         return problems.answer(problem)
@@ -141,7 +141,7 @@ class UserQuota:
         self._all = 0
 
     def acquire(self, user: str, count: int = 1) -> None:
-        """Acquire this many, to be released. Raises Problem when fewer are left: 429 for this user, 503 for all."""
+        """Acquire this many, to be released. Raises HTTPProblem when fewer are left: 429 for this user, 503 for all."""
         if self._all + count > self._most:
             raise self._full(503, f"the maximum is {self._most:,} in all")
         if self._held[user] + count > self._each:
@@ -168,9 +168,9 @@ class UserQuota:
     def __len__(self) -> int:
         return self._all
 
-    def _full(self, status: int, fact: str) -> Problem:
+    def _full(self, status: int, fact: str) -> HTTPProblem:
         detail = f"too many {self._what}; {fact}; end some, or try again later"
-        return Problem(status, detail, headers={"Retry-After": "5"})
+        return HTTPProblem(status, detail, headers={"Retry-After": "5"})
 
 
 HELD = "titanic.held"
@@ -182,7 +182,7 @@ UNCOUNTED = 64 << 10
 
 
 def hold_body(scope: Scope, size: int) -> None:
-    """Count the bytes that a request holds of its body. Raises Problem when there is no room for more."""
+    """Count the bytes that a request holds of its body. Raises HTTPProblem when there is no room for more."""
     if size > UNCOUNTED and (more := size - scope.get(HELD, 0)) > 0:
         scope["app"].titanic.bodies.acquire(scope["state"]["visitor"].user, more)
         scope[HELD] = size

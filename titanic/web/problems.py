@@ -51,7 +51,7 @@ TYPES = {
 """The types of problems that are not derived from their titles."""
 
 
-class Problem(Exception):
+class HTTPProblem(Exception):
     """An HTTP error. `detail` is for people: what is wrong, why, and what to do."""
 
     def __init__(
@@ -92,15 +92,15 @@ KINDS: tuple[tuple[type[TitanicError], int, str], ...] = (
 """Status and type of each TitanicError: the first that matches; an empty type is that of the status."""
 
 
-def of(error: TitanicError) -> Problem:
+def of(error: TitanicError) -> HTTPProblem:
     """Convert a TitanicError."""
     status, type = next(((status, type) for kind, status, type in KINDS if isinstance(error, kind)), (500, ""))
     if str(error).startswith("store full"):
         type = "store-full"
-    return Problem(status, str(error), type=type, headers={"Retry-After": "5"} if status in (503, 504) else None)
+    return HTTPProblem(status, str(error), type=type, headers={"Retry-After": "5"} if status in (503, 504) else None)
 
 
-def answer(problem: Problem) -> Response:
+def answer(problem: HTTPProblem) -> Response:
     """The problem document."""
     body = json.dumps(problem.document()).encode()
     return Response(body, problem.status, problem.headers, PROBLEM_JSON)

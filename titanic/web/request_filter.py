@@ -13,7 +13,7 @@ from titanic.errors import UnknownRequest
 from titanic.protocol.answers import RequestInfo
 from titanic.protocol.messages import AnyState
 from titanic.util import ids
-from titanic.web.problems import Problem
+from titanic.web.problems import HTTPProblem
 
 STATES: tuple[str, ...] = get_args(AnyState)
 
@@ -83,14 +83,14 @@ class RequestFilter:
 
 
 def parse_filter(given: Mapping[str, str], now: float | None = None) -> RequestFilter:
-    """Parse a query or a form; a form fixes `since` and `before`. Raises Problem."""
+    """Parse a query or a form; a form fixes `since` and `before`. Raises HTTPProblem."""
     texts = {name: given.get(name, "").strip() for name in ("service", "state", "text", "key", "age", "order")}
     if texts["state"] and texts["state"] not in STATES:
-        raise Problem(400, f"unknown state; choose one of {', '.join(STATES)}")
+        raise HTTPProblem(400, f"unknown state; choose one of {', '.join(STATES)}")
     if texts["age"] and texts["age"] not in AGES:
-        raise Problem(400, f"unknown age; choose one of {', '.join(AGES)}")
+        raise HTTPProblem(400, f"unknown age; choose one of {', '.join(AGES)}")
     if any(len(text.encode(errors="replace")) > 255 for text in texts.values()):
-        raise Problem(400, "names, keys and search texts have at most 255 bytes; shorten it")
+        raise HTTPProblem(400, "names, keys and search texts have at most 255 bytes; shorten it")
     since, before = 0, FOREVER
     if texts["age"]:
         moment = int(((time.time() if now is None else now) - AGES[texts["age"]][1]) * 1e6)
@@ -158,7 +158,7 @@ async def _with_key(client: Client, wanted: RequestFilter) -> list[RequestInfo]:
 async def find_page(client: Client, wanted: RequestFilter, after: str | None, limit: int) -> Found:
     """Find up to `limit` requests that match, fewer when they are rare. Raises Forbidden."""
     if after is not None and ids.parse(after.encode(errors="replace")) is None:
-        raise Problem(400, "the URL of this page has an invalid UUID; start at the first page")
+        raise HTTPProblem(400, "the URL of this page has an invalid UUID; start at the first page")
     rows: list[RequestInfo] = []
     until = time.monotonic() + SEARCH_TIMEOUT
     while True:

@@ -13,7 +13,7 @@ from starlette.types import Scope
 
 from titanic.protocol.submit_options import MAX_PRIORITY, MOST_SECONDS, TRACEPARENT
 from titanic.util.text import quoted
-from titanic.web.problems import Problem
+from titanic.web.problems import HTTPProblem
 
 HEADERS = "titanic.fields"
 """The key of the scope under which they are cached."""
@@ -64,17 +64,17 @@ TYPE = re.compile("[!-~](?:[ -~]{0,125}[!-~])?")
 
 
 def read_number(name: str, text: str, least: float, most: float) -> float:
-    """Parse a number within bounds. Raises Problem."""
+    """Parse a number within bounds. Raises HTTPProblem."""
     if NUMBER.fullmatch(text) and least <= (value := float(text)) <= most:
         return value
-    raise Problem(400, f"{name} is {quoted(text)}; it must be a number of seconds from {least:g} to {most:.0f}")
+    raise HTTPProblem(400, f"{name} is {quoted(text)}; it must be a number of seconds from {least:g} to {most:.0f}")
 
 
 def read_integer(name: str, text: str, least: int, most: int) -> int:
-    """Parse an integer within bounds. Raises Problem."""
+    """Parse an integer within bounds. Raises HTTPProblem."""
     if WHOLE.fullmatch(text) and least <= (value := int(text)) <= most:
         return value
-    raise Problem(400, f"{name} is {quoted(text)}; it must be a whole number from {least} to {most}")
+    raise HTTPProblem(400, f"{name} is {quoted(text)}; it must be a whole number from {least} to {most}")
 
 
 def _span(name: str, text: str) -> float:
@@ -114,21 +114,21 @@ OPTIONS = {
 
 
 def read_submit_options(request: Request) -> dict[str, Any]:
-    """Read the options of a submission. Raises Problem."""
+    """Read the options of a submission. Raises HTTPProblem."""
     options: dict[str, Any] = {}
     for raw, value in request.scope["headers"]:
         if raw.startswith(b"titanic-"):
             name = raw.decode("latin-1")
             if name not in OPTIONS:
                 known = ", ".join(map(header_title, OPTIONS))
-                raise Problem(400, f"the header {header_title(name)} is unknown; known are {known}")
+                raise HTTPProblem(400, f"the header {header_title(name)} is unknown; known are {known}")
             option, read, _ = OPTIONS[name]
             if option in options:
-                raise Problem(400, f"the header {header_title(name)} is there twice; give it once")
+                raise HTTPProblem(400, f"the header {header_title(name)} is there twice; give it once")
             options[option] = read(header_title(name), value.decode("latin-1"))
         elif raw == b"idempotency-key":
             if "key" in options:
-                raise Problem(400, "the header Idempotency-Key is there twice; give it once")
+                raise HTTPProblem(400, "the header Idempotency-Key is there twice; give it once")
             options["key"] = _key(value.decode("latin-1"))
         elif raw == b"traceparent" and TRACEPARENT.fullmatch(trace := value.decode("latin-1")):
             options["trace"] = trace
@@ -145,18 +145,18 @@ def _key(text: str) -> str:
     key = re.sub(r"\\(.)", r"\1", found[1]) if found else text if KEY.fullmatch(text) else ""
     if not key or len(text) > MAX_KEY or key.startswith("~"):
         fact = f"it must be 1 to {MAX_KEY} printable ASCII characters, in quotes or not, and not begin with ~"
-        raise Problem(400, f"Idempotency-Key is {quoted(text)}; {fact}")
+        raise HTTPProblem(400, f"Idempotency-Key is {quoted(text)}; {fact}")
     return key
 
 
 def read_content_type(request: Request) -> str | None:
-    """Read the content type of the body. Raises Problem."""
+    """Read the content type of the body. Raises HTTPProblem."""
     if (value := headers_of(request.scope).get(b"content-type")) is None:
         return None
     text = value.decode("latin-1")
     if TYPE.fullmatch(text):
         return text
-    raise Problem(400, f"Content-Type is {quoted(text)}; it must be 1 to 127 printable ASCII characters")
+    raise HTTPProblem(400, f"Content-Type is {quoted(text)}; it must be 1 to 127 printable ASCII characters")
 
 
 def read_preferred_wait(request: Request) -> int | None:
@@ -174,15 +174,15 @@ def read_preferred_wait(request: Request) -> int | None:
 
 
 def read_query(request: Request, names: Collection[str]) -> dict[str, str]:
-    """Read the query, which may have these parameters, each once. Raises Problem."""
+    """Read the query, which may have these parameters, each once. Raises HTTPProblem."""
     found: dict[str, str] = {}
     if not request.scope["query_string"]:
         return found
     for name, value in request.query_params.multi_items():
         if name not in names:
             known = f"known are {', '.join(names)}" if names else "this takes none"
-            raise Problem(400, f"the parameter {quoted(name)} is unknown; {known}")
+            raise HTTPProblem(400, f"the parameter {quoted(name)} is unknown; {known}")
         if name in found:
-            raise Problem(400, f"the parameter {name} is there twice; give it once")
+            raise HTTPProblem(400, f"the parameter {name} is there twice; give it once")
         found[name] = value
     return found

@@ -31,7 +31,7 @@ from titanic.store import (
     open_store,
 )
 from titanic.store.lmdb.tools.lmdb_export import LmdbImport
-from titanic.store.moving import Progress, StoredKey, Summary, move
+from titanic.store.moving import Progress, StoredKey, StoreSummary, move
 from titanic.store.postgres import postgres_export
 from titanic.store.rules import LATEST
 
@@ -88,7 +88,7 @@ def archived(store: Store) -> list[Load]:
         return [tx.load(owner) for owner in OWNERS]
 
 
-def migrate(source: str, target: str, tell: Progress = lambda doing, done, total: None) -> Summary:
+def migrate(source: str, target: str, tell: Progress = lambda doing, done, total: None) -> StoreSummary:
     with open_export(source) as out, open_import(target) as into:
         return move(out, into, tell)
 

@@ -6,7 +6,7 @@ from support.store_engines import is_sound
 from support.store_facts import holder_of, state_of
 
 from titanic.errors import InvalidRequest
-from titanic.store import Accepted, NewRequest, Retention, State, Status
+from titanic.store import AcceptResult, NewRequest, Retention, State, Status
 from titanic.store.lmdb import listing
 from titanic.store.lmdb.request_record import decode_header
 from titanic.store.lmdb.schema import OWNER_PREFIX
@@ -68,7 +68,7 @@ def test_a_key_is_each_owners_own(store, at_once):
     requests = [owned(owner, owner, b"k") for owner in OWNERS]
     first = accept(store, *requests) if at_once else [accept(store, one)[0] for one in requests]
     assert [one.new for one in first] == [True] * 3
-    assert accept(store, *requests) == [Accepted(one.uuid, False) for one in first]
+    assert accept(store, *requests) == [AcceptResult(one.uuid, False) for one in first]
     with store.write() as txn:
         assert txn.fresh(requests, NOW) == []
         assert [holder_of(txn, b"k", owner) for owner in OWNERS] == [one.uuid for one in first]

@@ -22,7 +22,7 @@ from support.waiting import until
 
 from titanic.errors import DiskFull, StoreFailed
 from titanic.protocol import tsp
-from titanic.store import Accepted, NewRequest, Status, Store, open_store
+from titanic.store import AcceptResult, NewRequest, Status, Store, open_store
 from titanic.store.postgres import connection, connection_pool
 from titanic.store.postgres.tools import check
 
@@ -101,7 +101,7 @@ def again(change: Callable[[], object]) -> object:
 @pytest.mark.parametrize("what", ["request", "answer"])
 def test_a_key_has_its_request_once_whatever_became_of_the_commit(store: Store, line: Line, what: str) -> None:
     accept(store, request())
-    tried: list[Accepted] = []
+    tried: list[AcceptResult] = []
 
     def submit() -> None:
         with store.write() as tx:

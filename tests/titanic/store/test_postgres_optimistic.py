@@ -14,7 +14,7 @@ from support.waiting import until
 
 from titanic.errors import StoreFailed, WriteConflict
 from titanic.protocol import tsp
-from titanic.store import Archivist, Closed, LeaseConfig, NewRequest, NodeFacts, State, Status
+from titanic.store import Archivist, CloseResult, LeaseConfig, NewRequest, NodeFacts, State, Status
 from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.tools import check
 from titanic.store.postgres.transaction import PostgresReading
@@ -232,7 +232,7 @@ def test_what_a_node_has_claimed_ends_and_closes_in_one_round_trip_each(nodes, t
 def test_what_another_node_has_closed_meanwhile_does_not_end(nodes):
     one, other = nodes
     a, b = claimed(one, 2)
-    assert close(other, a) == [Closed(b"x", State.WAITING)]
+    assert close(other, a) == [CloseResult(b"x", State.WAITING)]
     with pytest.raises(WriteConflict):
         finish(one, a, b)
     with one.read() as txn:
@@ -277,7 +277,7 @@ def test_what_is_relied_on_is_never_why_something_is_refused(nodes):
         assert txn.owner(a) == b""
         assert state_of(txn, a) is State.DONE
         assert txn.reply(a).frames == [b"reply"]
-        assert txn.close(a, NOW) == Closed(b"x", State.DONE)
+        assert txn.close(a, NOW) == CloseResult(b"x", State.DONE)
 
 
 def test_what_is_due_again_was_not_where_it_was(nodes):

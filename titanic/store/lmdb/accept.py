@@ -15,7 +15,7 @@ from titanic.store.lmdb.free_space import could_fit, drop_oldest, fits, recount,
 from titanic.store.lmdb.outcome_record import RetryRecord
 from titanic.store.lmdb.read import settings_of_services
 from titanic.store.lmdb.record import REF_SIZE, Ref, refer
-from titanic.store.lmdb.request_record import Holder, row_key
+from titanic.store.lmdb.request_record import KeyRecord, row_key
 from titanic.store.lmdb.schema import (
     EXPIRY,
     KEY,
@@ -28,7 +28,7 @@ from titanic.store.lmdb.schema import (
     timer_key,
 )
 from titanic.store.lmdb.transaction import Writing
-from titanic.store.records import Accepted
+from titanic.store.records import AcceptResult
 from titanic.store.request import NewRequest
 from titanic.store.rules import check_key, check_owner, check_together
 from titanic.store.service_settings import ServiceSetting, ServiceSettings
@@ -51,7 +51,7 @@ class _Keys(NamedTuple):
     """
 
     taken: set[int]
-    holders: dict[bytes, Holder]
+    holders: dict[bytes, KeyRecord]
     extras: dict[int, int]
 
 
@@ -78,7 +78,7 @@ def optimistic(tx: Writing, alone: bool = False) -> None:
     """Nothing: to ask costs nothing."""
 
 
-def accept(tx: Writing, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> list[Accepted]:
+def accept(tx: Writing, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> list[AcceptResult]:
     """Store the requests and return their ids, in order, and which are new. Keys count `ahead_us` longer."""
     uuids = tx.environment.ids.make(len(requests), now_us)
     keys = _look_up_keys(tx, requests, uuids, now_us, now_us - ahead_us)
@@ -88,7 +88,7 @@ def accept(tx: Writing, requests: Sequence[NewRequest], now_us: int, ahead_us: i
     for key, holder in keys.holders.items():
         _hold(tx, key, holder)
     taken = keys.taken
-    return [Accepted(uuid, n not in taken) for n, uuid in enumerate(uuids)]
+    return [AcceptResult(uuid, n not in taken) for n, uuid in enumerate(uuids)]
 
 
 def fresh(tx: Writing, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> list[NewRequest]:
@@ -131,7 +131,7 @@ def _look_up_keys(tx: Writing, requests: Sequence[NewRequest], uuids: list[bytes
     keys = _Keys(set(), {}, {})
     if not any(map(_key_of, requests)):  # mostly
         return keys
-    holder: Holder | None = None
+    holder: KeyRecord | None = None
     first = known = 0  # from which to which the requests have a key that is taken, by `holder`
     for n, new in enumerate(requests):
         if key := new.key:
@@ -143,7 +143,7 @@ def _look_up_keys(tx: Writing, requests: Sequence[NewRequest], uuids: list[bytes
             holder = keys.holders.get(key) or _holder(tx, key, sure_us)
             if holder is None:
                 known = 0
-                keys.holders[key] = Holder(new.key_until, b"".join(uuids[n : n + count]), now_us)
+                keys.holders[key] = KeyRecord(new.key_until, b"".join(uuids[n : n + count]), now_us)
                 # The row of several has a page to itself, when keys ascend.
                 keys.extras[n] = 2 * len(key) + 3 * _TIMER_COST + (PAGE if count > 1 else 0)
             elif holder.requests != count:
@@ -239,16 +239,16 @@ def _write(tx: Writing, plan: _Plan) -> None:
             tx.count_owned(owner, pending=len(load), size=sum(load))
 
 
-def _holder(tx: Writing, key: bytes, now_us: int) -> Holder | None:
+def _holder(tx: Writing, key: bytes, now_us: int) -> KeyRecord | None:
     """The holder of the key, if the key still counts."""
     holder = tx.key_holder(key)
     return holder if holder and holder.until > now_us else None
 
 
-def _hold(tx: Writing, key: bytes, holder: Holder) -> None:
+def _hold(tx: Writing, key: bytes, holder: KeyRecord) -> None:
     if (old := tx.key_holder(key)) is not None:  # its time is over
         tx.delete(tx.db.timers, timer_key(KEY, old.until, key))
-    tx.put_key(key, request_record.encode_holder(holder))
+    tx.put_key(key, request_record.encode_key_record(holder))
     tx.put(tx.db.timers, timer_key(KEY, holder.until, key), b"")
 
 

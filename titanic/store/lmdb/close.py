@@ -16,7 +16,7 @@ from titanic.store.lmdb.record import Ref, refer, verify
 from titanic.store.lmdb.request_record import RequestHeader
 from titanic.store.lmdb.schema import INLINE, PAGE, TIME_SIZE, closed_key, cost
 from titanic.store.lmdb.transaction import Writing
-from titanic.store.records import Closed
+from titanic.store.records import CloseResult
 from titanic.store.request import lasting_values
 from titanic.store.states import State, Status
 from titanic.util.clock import wall_us
@@ -29,12 +29,12 @@ _UNREADABLE = RequestHeader()
 _NEVER_TRIED = RetryRecord(0, 0)
 
 
-def close(tx: Writing, uuid: bytes, now_us: int | None = None) -> Closed | None:
+def close(tx: Writing, uuid: bytes, now_us: int | None = None) -> CloseResult | None:
     """Delete the request and all that belongs to it, whatever its state and even if it is damaged."""
     return close_request(tx, uuid, wall_us() if now_us is None else now_us)
 
 
-def close_request(tx: Writing, uuid: bytes, now_us: int, unclaimed: bool = False) -> Closed | None:
+def close_request(tx: Writing, uuid: bytes, now_us: int, unclaimed: bool = False) -> CloseResult | None:
     txn, db = tx.raw, tx.db
     view = txn.get(uuid, db=db.requests)
     if view is None:
@@ -84,7 +84,7 @@ def close_request(tx: Writing, uuid: bytes, now_us: int, unclaimed: bool = False
     for found in (header, end):
         if found is not None and found.ref not in kept:
             tx.drop_blob(found.ref)
-    return Closed(header.service if header else b"", state)
+    return CloseResult(header.service if header else b"", state)
 
 
 def _read(

@@ -233,7 +233,7 @@ def owner_of_key(key: bytes) -> bytes:
     return key[1:].partition(b"\xff")[0] if key[:1] == b"\xff" else b""
 
 
-class Holder(NamedTuple):
+class KeyRecord(NamedTuple):
     """The requests that have a key, until when it counts, and when it was given (µs since the epoch)."""
 
     until: int
@@ -255,23 +255,23 @@ class Holder(NamedTuple):
         return self.ids[index * SIZE : (index + 1) * SIZE]
 
 
-def encode_holder(holder: Holder) -> bytes:
+def encode_key_record(holder: KeyRecord) -> bytes:
     """The row."""
     return _TIMES.pack(holder.until, holder.given) + holder.ids
 
 
-def fits_holder(row: memoryview | bytes) -> bool:
+def fits_key_record(row: memoryview | bytes) -> bool:
     """Whether the row has a length that it can have."""
     ids, rest = divmod(len(row) - _TIMES.size, SIZE)
     return not rest and 1 <= ids <= MOST_TOGETHER
 
 
-def decode_holder(row: memoryview | bytes) -> Holder | None:
-    """The holder of the key; None when the row is damaged."""
-    if not fits_holder(row):
+def decode_key_record(row: memoryview | bytes) -> KeyRecord | None:
+    """The row, decoded; None when it is damaged."""
+    if not fits_key_record(row):
         return None
     until, given = _TIMES.unpack_from(row)
-    return Holder(until, bytes(row[_TIMES.size :]), given)
+    return KeyRecord(until, bytes(row[_TIMES.size :]), given)
 
 
 assert _REST.size == _HEADER.size - BODY

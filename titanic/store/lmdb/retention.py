@@ -153,7 +153,7 @@ def _cap_key(tx: Writing, key: bytes, now_us: int) -> bool:
         return False
     tx.delete(tx.db.timers, key)
     tx.put(tx.db.timers, timer_key(KEY, end, name), b"")
-    tx.put(tx.db.keys, name, request_record.encode_holder(holder._replace(until=end, given=now_us)))
+    tx.put(tx.db.keys, name, request_record.encode_key_record(holder._replace(until=end, given=now_us)))
     return True
 
 

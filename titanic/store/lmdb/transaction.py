@@ -23,7 +23,7 @@ from titanic.store.lmdb.disk import largest_file, room_on_disk, translate
 from titanic.store.lmdb.outcome_record import RetryRecord
 from titanic.store.lmdb.readers import Readers
 from titanic.store.lmdb.record import Ref, blob_id_of, blob_key, blob_rows, grave_key, read_blob
-from titanic.store.lmdb.request_record import Holder
+from titanic.store.lmdb.request_record import KeyRecord
 from titanic.store.lmdb.schema import PAGE, U32, U64, Databases, timer_of, unpack
 from titanic.store.records import Durability
 from titanic.util.ids import IdMaker
@@ -139,10 +139,10 @@ class Reading:
         record = self.raw.get(uuid, db=self.db.retries)
         return None if record is None else outcome_record.decode_retry(uuid, record)
 
-    def key_holder(self, key: bytes) -> Holder | None:
+    def key_holder(self, key: bytes) -> KeyRecord | None:
         """The holder of an idempotency key; None when the key is unknown, or its row is damaged."""
         row = self.raw.get(key, db=self.db.keys)
-        return None if row is None else request_record.decode_holder(row)
+        return None if row is None else request_record.decode_key_record(row)
 
     def timers(self, kind: bytes) -> Iterator[tuple[bytes, int, bytes]]:
         """Key, time and subject of the timers of a kind, the earliest first."""

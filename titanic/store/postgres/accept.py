@@ -20,7 +20,7 @@ from titanic.store.postgres.closed import make_room
 from titanic.store.postgres.connection import ids, numbers, texts
 from titanic.store.postgres.rows import KEY, REQUEST, KeyRow, LaterRow, ReadyColumns, check, request_row
 from titanic.store.postgres.writing import PostgresWriting
-from titanic.store.records import Accepted
+from titanic.store.records import AcceptResult
 from titanic.store.request import NewRequest, key_size
 from titanic.store.rules import LATEST, check_key, check_owner, check_together
 from titanic.util.ids import SIZE
@@ -58,7 +58,7 @@ class Wanted(NamedTuple):
     requests: int
 
 
-class Holder(NamedTuple):
+class TakenKey(NamedTuple):
     """The holder of a key that was there before. `is_over`: the key has expired."""
 
     uuids: list[bytes]
@@ -74,19 +74,19 @@ def holders(tx: PostgresWriting, names: Sequence[Name], sure_us: int) -> set[Nam
 
 def take(
     tx: PostgresWriting, wanted: Mapping[Name, Wanted], uuids: list[bytes], now_us: int, sure_us: int
-) -> dict[Name, Holder]:
+) -> dict[Name, TakenKey]:
     """Take the keys for requests of these ids. Returns the holders of those that were there before, which stay."""
     if tx.is_optimistic:
         known = {name: tx.assumed_keys[name] for name in wanted if name in tx.assumed_keys}
         if tx.changes.to_forget.isdisjoint(wanted) and all(one.until > sure_us for one in known.values()):
-            return {name: Holder(list(one.uuids), False) for name, one in known.items()}
+            return {name: TakenKey(list(one.uuids), False) for name, one in known.items()}
         tx.ask_first()
     rows = tx.fetch_keys(_TAKE, *_arrays(wanted, uuids, now_us))
-    return {(owner, key): Holder(holders, until <= sure_us) for owner, key, until, holders in rows}
+    return {(owner, key): TakenKey(holders, until <= sure_us) for owner, key, until, holders in rows}
 
 
 def renew(
-    tx: PostgresWriting, wanted: Mapping[Name, Wanted], over: Mapping[Name, Holder], uuids: list[bytes], now_us: int
+    tx: PostgresWriting, wanted: Mapping[Name, Wanted], over: Mapping[Name, TakenKey], uuids: list[bytes], now_us: int
 ) -> None:
     """Give expired keys to the requests of these ids."""
     again = {name: wanted[name] for name in over}
@@ -147,11 +147,11 @@ class _Keys(NamedTuple):
 
     wanted: dict[Name, Wanted]
     new: list[Name]
-    over: dict[Name, Holder]
+    over: dict[Name, TakenKey]
     known: dict[int, bytes]
 
 
-def accept(tx: PostgresWriting, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> list[Accepted]:
+def accept(tx: PostgresWriting, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> list[AcceptResult]:
     """Store the requests and return their ids, in order, with which of them are new."""
     uuids = tx.writer.ids.make(len(requests), now_us)
     needs = [check(new) for new in requests]
@@ -168,7 +168,7 @@ def accept(tx: PostgresWriting, requests: Sequence[NewRequest], now_us: int, ahe
     known = keys.known
     tx.changes.touched.update(uuids)
     _note(tx, uuids, requests, needs, known, now_us)
-    return [Accepted(known.get(n, uuid), n not in known) for n, uuid in enumerate(uuids)]
+    return [AcceptResult(known.get(n, uuid), n not in known) for n, uuid in enumerate(uuids)]
 
 
 def fresh(tx: PostgresWriting, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> list[NewRequest]:

@@ -431,7 +431,7 @@ class Unsafe(Exception):
         self.fact, self.advice = fact, advice
 
 
-class Session(NamedTuple):
+class DatabaseSession(NamedTuple):
     """A connection with what is to be known of its database. `lists` is the number of the type `titanic.frames`; 0 when
     it has none yet. `told_us` is its time, for which it was asked when `elapsed` was `asked`. `unsure` gets what is
     said of commits that may be lost."""
@@ -483,7 +483,9 @@ def expect_durable(durability: Durability) -> None:
         raise NotInMemory(what, fact, "choose 'relaxed', or a store in a directory")
 
 
-def connect(parameters: dict[str, str], durability: Durability | None, guard: StallGuard | None = None) -> Session:
+def connect(
+    parameters: dict[str, str], durability: Durability | None, guard: StallGuard | None = None
+) -> DatabaseSession:
     """Make a connection; without a durability it is for reading, which any server may do. Raises psycopg.Error, or
     Unsafe."""
     connection = psycopg.connect(**parameters, autocommit=True, prepare_threshold=0)  # type: ignore[arg-type]
@@ -498,7 +500,7 @@ def connect(parameters: dict[str, str], durability: Durability | None, guard: St
         guard.end(connection)
 
 
-def _set_up(connection: Connection, durability: Durability | None) -> Session:
+def _set_up(connection: Connection, durability: Durability | None) -> DatabaseSession:
     adapt(connection)
     settings = dict(_SETTINGS)
     if durability == "relaxed":
@@ -526,7 +528,7 @@ def _set_up(connection: Connection, durability: Durability | None) -> Session:
             value != "on" and durability is not None
         ):  # also with `relaxed`, which may lose the last commits, but has a sound store
             raise Unsafe(f"its {name} is {value}", "a power failure could damage it: turn it on")
-    return Session(connection, int(lists), synchronous, int(told_us), asked, unsure)
+    return DatabaseSession(connection, int(lists), synchronous, int(told_us), asked, unsure)
 
 
 def _note_unsure(unsure: list[str], notice: Diagnostic) -> None:
@@ -535,7 +537,7 @@ def _note_unsure(unsure: list[str], notice: Diagnostic) -> None:
         unsure.append(notice.message_primary or "")
 
 
-def warn(session: Session, durability: Durability | None, place: str) -> None:
+def warn(session: DatabaseSession, durability: Durability | None, place: str) -> None:
     """Say so when the operator has chosen that commits may be lost."""
     if durability == "synced" and session.synchronous_commit in _LOW:
         log.warning(

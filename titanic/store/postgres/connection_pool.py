@@ -25,7 +25,7 @@ from titanic.errors import StoreAway, StoreError, StoreFailed
 from titanic.store.postgres.connection import (
     ASK,
     DatabaseClock,
-    Session,
+    DatabaseSession,
     StallGuard,
     Unsafe,
     connect,
@@ -112,7 +112,7 @@ class ConnectionPool:
         if patience is not None:
             self._parameters["connect_timeout"] = str(max(2, int(patience)))  # libpq takes no less
         self._lock = threading.Lock()
-        self._idle: list[Session] = []
+        self._idle: list[DatabaseSession] = []
         self._reason = ""  # why the server is away; empty: it is not, as far as is known
         self._outage = outage
         self._lost_at = 0.0  # when a connection was lost that had been well, or the server was away; 0: all is well
@@ -121,7 +121,7 @@ class ConnectionPool:
         self.guard = StallGuard(patience)
         self.clock = DatabaseClock()
 
-    def take(self) -> Session:
+    def take(self) -> DatabaseSession:
         """A connection, which may be broken when it was not used for a while. Raises StoreFailed."""
         with self._lock:
             if self.closed:
@@ -137,13 +137,13 @@ class ConnectionPool:
                 self._next = math.inf  # others fail while this one tries
         return self._connect()
 
-    def connect(self) -> Session:
+    def connect(self) -> DatabaseSession:
         """Open a new connection that the caller keeps. Raises StoreFailed."""
         if self.closed:
             raise StoreFailed(f"the store in {self.place} is closed", "", "open it again")
         return self._connect()
 
-    def give(self, session: Session) -> None:
+    def give(self, session: DatabaseSession) -> None:
         """Give back a connection that is in no transaction."""
         if self._lost_at and time.monotonic() > self._lost_at + AGAIN:
             self._well()
@@ -188,7 +188,7 @@ class ConnectionPool:
             self._lost(found)
         return found
 
-    def drop(self, *broken: Session) -> None:
+    def drop(self, *broken: DatabaseSession) -> None:
         """Drop a broken connection, and the idle ones, which may be broken, too."""
         with self._lock:
             dropped, self._idle = [*broken, *self._idle], []
@@ -211,7 +211,7 @@ class ConnectionPool:
         for one in dropped:
             one.connection.close()
 
-    def _connect(self) -> Session:
+    def _connect(self) -> DatabaseSession:
         try:
             session = connect(self._parameters, self.durability, self.guard)
         except (psycopg.Error, Unsafe) as error:
@@ -249,7 +249,7 @@ class ConnectionPool:
         return unreachable(self.place, reason)
 
 
-def _is_over(session: Session) -> bool:
+def _is_over(session: DatabaseSession) -> bool:
     """Whether the server has ended an idle connection. It sends nothing otherwise."""
     connection = session.connection
     if connection.closed:

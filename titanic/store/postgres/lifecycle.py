@@ -37,7 +37,7 @@ from titanic.store.postgres.rows import (
 )
 from titanic.store.postgres.transaction import RequestSnapshot
 from titanic.store.postgres.writing import PostgresWriting
-from titanic.store.records import Closed, Retention, Trimmed
+from titanic.store.records import CloseResult, Retention, Trimmed
 from titanic.store.request import lasting_texts, outcome_size
 from titanic.store.rules import LATEST, late, shortened, times_again
 from titanic.store.states import ENDING, Event, State, Status
@@ -206,12 +206,12 @@ def _later(one: RequestSnapshot) -> LaterRow:
 # -- close -----------------------------------------------------------------------------------------------------
 
 
-def close(tx: PostgresWriting, uuid: bytes, now_us: int | None = None) -> Closed | None:
+def close(tx: PostgresWriting, uuid: bytes, now_us: int | None = None) -> CloseResult | None:
     """Delete the request and all that belongs to it, whatever its state."""
     return close_request(tx, uuid, tx.pool.clock.now_us() if now_us is None else now_us)
 
 
-def close_request(tx: PostgresWriting, uuid: bytes, now_us: int, unclaimed: bool = False) -> Closed | None:
+def close_request(tx: PostgresWriting, uuid: bytes, now_us: int, unclaimed: bool = False) -> CloseResult | None:
     """`close`; `unclaimed`: no client did it in time."""
     one = tx.to_change(uuid)
     if one is None:
@@ -235,7 +235,7 @@ def close_request(tx: PostgresWriting, uuid: bytes, now_us: int, unclaimed: bool
     if tx.settings.keep_closed:
         _remember(tx, one, now_us, unclaimed)
     tx.seen[uuid] = None
-    return Closed(one.service, one.state)
+    return CloseResult(one.service, one.state)
 
 
 def _remember(tx: PostgresWriting, one: RequestSnapshot, now_us: int, unclaimed: bool) -> None:

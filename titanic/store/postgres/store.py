@@ -36,7 +36,7 @@ from titanic.store.postgres import closed as closed_module
 from titanic.store.postgres import lifecycle as lifecycle_module
 from titanic.store.postgres import nodes as nodes_module
 from titanic.store.postgres.connection import (
-    Session,
+    DatabaseSession,
     Unsafe,
     advice,
     expect_durable,
@@ -93,7 +93,7 @@ log = logging.getLogger(__name__)
 _STATE = "SELECT capacity, (SELECT coalesce(sum(used), 0)::bigint FROM usage) FROM meta"
 
 
-def reach(pool: ConnectionPool) -> Session:
+def reach(pool: ConnectionPool) -> DatabaseSession:
     """The first connection. Raises StoreUnwritable."""
     try:
         return pool.take()

@@ -18,7 +18,7 @@ import psycopg
 from psycopg import Cursor
 
 from titanic.errors import StoreError
-from titanic.store.postgres.connection import Session, ids, is_away, is_deadlock
+from titanic.store.postgres.connection import DatabaseSession, ids, is_away, is_deadlock
 from titanic.store.postgres.connection_pool import ConnectionPool
 from titanic.store.records import Durability, Outcome, Pending
 from titanic.store.request import (
@@ -65,7 +65,7 @@ class PostgresReading:
     def __init__(self, pool: ConnectionPool, settings: PostgresSettings) -> None:
         self.pool = pool
         self.settings = settings
-        self.session: Session | None = None
+        self.session: DatabaseSession | None = None
         """None until it is needed."""
         self.begins = True
         """Whether it is to begin: a single statement is a transaction by itself."""
@@ -125,7 +125,7 @@ class PostgresReading:
         finally:
             guard.end(connection)
 
-    def take(self) -> Session:
+    def take(self) -> DatabaseSession:
         """The connection of the transaction."""
         if self.session is None:
             self.session = self.pool.take()

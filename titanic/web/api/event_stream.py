@@ -39,7 +39,7 @@ from titanic.web.api.openapi import parameter, schema, wrong
 from titanic.web.api.resource import ApiRoute
 from titanic.web.app_state import UserQuota, visitor_of
 from titanic.web.auth.identity import Visitor
-from titanic.web.problems import Problem
+from titanic.web.problems import HTTPProblem
 from titanic.web.stats import POLL_INTERVAL, StatsPoller, StatsSample
 
 
@@ -51,9 +51,9 @@ async def get_events(request: Request) -> Response:
     services = frozenset(request.query_params.getlist("service"))
     uuids = {_uuid(one) for one in request.query_params.getlist("request")}
     if unknown := request.query_params.keys() - {"service", "request"}:
-        raise Problem(400, f"unknown parameter {sorted(unknown)[0][:100]!r}; known: service, request")
+        raise HTTPProblem(400, f"unknown parameter {sorted(unknown)[0][:100]!r}; known: service, request")
     if len(uuids) > MAX_FOLLOWED:
-        raise Problem(400, f"{len(uuids)} requests; one stream follows at most {MAX_FOLLOWED}; open several")
+        raise HTTPProblem(400, f"{len(uuids)} requests; one stream follows at most {MAX_FOLLOWED}; open several")
     if not services and not uuids:
         services = frozenset([ALL])
     if services:
@@ -64,7 +64,7 @@ async def get_events(request: Request) -> Response:
 def _uuid(text: str) -> str:
     plain = ids.plain(text).lower()
     if ids.parse(plain.encode()) is None:
-        raise Problem(400, f"{text[:100]!r} is not a UUID; write its 32 hexadecimal digits")
+        raise HTTPProblem(400, f"{text[:100]!r} is not a UUID; write its 32 hexadecimal digits")
     return plain
 
 
@@ -113,7 +113,7 @@ class EventStream(Response):
         self._ends: dict[str, End] = {}
         """Ends that are not sent yet."""
         self._places = len(self._following)
-        self._fault: Problem | None = None
+        self._fault: HTTPProblem | None = None
         known = None if last is None else feed.known(last, self._counting, bool(self._following))
         self._resets = last is not None and known is None
         self._sent = self._stats_sent = known or 0
@@ -121,7 +121,7 @@ class EventStream(Response):
         feed.quota.acquire(visitor.user)
         try:
             feed.requests.quota.acquire(visitor.user, self._places)
-        except Problem:
+        except HTTPProblem:
             feed.quota.release(visitor.user)
             raise
 
@@ -362,14 +362,14 @@ class StatsWatcher:
         self._sample: StatsSample | None = None
         self._streams: dict[str, set[StreamListener]] = {}
         """By user."""
-        self._faults: dict[str, Problem] = {}
+        self._faults: dict[str, HTTPProblem] = {}
         """Why a user's streams get no statistics at present."""
         self._task: asyncio.Task[None] | None = None
         self._last: tuple[tuple[int, int], str] = (-1, -1), ""
         """The last text for streams of all services, and the changes that it covers."""
 
     async def refresh(self, visitor: Visitor) -> None:
-        """Get current statistics. Raises Problem when the visitor lacks the permission."""
+        """Get current statistics. Raises HTTPProblem when the visitor lacks the permission."""
         try:
             sample = await self._poller.sample(visitor)
         except InvalidRequest:
@@ -400,7 +400,7 @@ class StatsWatcher:
             for stream in streams:
                 stream.end()
 
-    def fault(self, user: str) -> Problem | None:
+    def fault(self, user: str) -> HTTPProblem | None:
         """Why this user's streams get no statistics at present."""
         return self._faults.get(user)
 
@@ -449,7 +449,7 @@ class StatsWatcher:
             await asyncio.sleep(POLL_INTERVAL)
             before, faults = self._numbers.last, {**self._faults}
             for streams in [*self._streams.values()]:
-                with suppress(Problem):  # `fault` reports it
+                with suppress(HTTPProblem):  # `fault` reports it
                     await self._refresh_for(streams)
             for user, streams in self._streams.items():
                 if self._numbers.last != before or self._faults.get(user) is not faults.get(user):

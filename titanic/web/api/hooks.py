@@ -44,7 +44,7 @@ from titanic.web.hooks.registry import (
     id_of,
     new_secret,
 )
-from titanic.web.problems import Problem
+from titanic.web.problems import HTTPProblem
 from titanic.web.request_headers import read_query
 
 T = TypeVar("T")
@@ -73,10 +73,10 @@ async def put_hook(request: Request) -> Response:
     on_end = (await client.set_service(service))["on_end"]  # changes nothing; raises Forbidden without the permission
     host = urlsplit(url).hostname or ""
     if (address := literal_address(host)) and not may_reach(address, app_state(request).settings.hooks_allow):
-        raise Problem(409, not_reached(host))
+        raise HTTPProblem(409, not_reached(host))
     settings = await _ask(hooks.settings()) | {service: {"on_end": on_end or ENDED}}
     if status := hook_status(settings, service):
-        raise Problem(409, status)
+        raise HTTPProblem(409, status)
     if before is not None and secret is UNSET:
         hook = replace(hook, secret=before.secret)
     try:
@@ -84,18 +84,18 @@ async def put_hook(request: Request) -> Response:
         await client.set_service(service, on_end=ENDED)
         await _ask(hooks.put(hook))
     except NoPlace as error:
-        raise Problem(409, str(error)) from error
+        raise HTTPProblem(409, str(error)) from error
     await client.set_service(service, on_end=ENDED)  # the last hook may have been deleted at the same moment
     document = _as_json(hook, settings) | ({"secret": hook.secret} if before is None and secret is UNSET else {})
     return json_response(document, 201 if before is None else 200, {"Location": f"/v1/hooks/{hook.id}"})
 
 
 def _read(body: bytes) -> PutHook:
-    """Parse the document of a hook. Raises Problem."""
+    """Parse the document of a hook. Raises HTTPProblem."""
     try:
         return read(PutHook, body)
     except ValueError as error:
-        raise Problem(400, f'{error}; send {{"service": "mail", "url": "https://example.com/hook"}}') from None
+        raise HTTPProblem(400, f'{error}; send {{"service": "mail", "url": "https://example.com/hook"}}') from None
 
 
 async def get_hooks(request: Request) -> Response:
@@ -137,7 +137,7 @@ async def _find(request: Request) -> Hook:
     id_ = request.path_params["hook"]
     hook = await _ask(_registry(request).find(id_))
     if hook is None or not await _may_see(request, [hook.uuid]):
-        raise Problem(404, f"no hook has the id {quoted(id_)}; GET /v1/hooks lists those that you may see")
+        raise HTTPProblem(404, f"no hook has the id {quoted(id_)}; GET /v1/hooks lists those that you may see")
     return hook
 
 
@@ -154,7 +154,7 @@ async def _may_see(request: Request, uuids: Sequence[str]) -> bool:
 def _registry(request: Request) -> Registry:
     hooks = app_state(request).hooks
     if hooks is None:
-        raise Problem(403, "web hooks are off; start titanic web with --hooks to deliver them")
+        raise HTTPProblem(403, "web hooks are off; start titanic web with --hooks to deliver them")
     return hooks
 
 
@@ -165,7 +165,7 @@ async def _ask(asking: Coroutine[Any, Any, T]) -> T:
     except Forbidden as error:
         fact = str(error).removeprefix("forbidden: ")
         what = f"web hooks do not work: the user that delivers them lacks a permission: {fact}"
-        raise Problem(
+        raise HTTPProblem(
             503, f"{what}; the administrator should check --hooks-user", headers={"Retry-After": "5"}
         ) from error
 

@@ -48,7 +48,7 @@ from titanic.web.api.requests import (
 from titanic.web.api.resource import ApiRoute, json_response, max_body, read_body
 from titanic.web.api.services import read_service
 from titanic.web.app_state import UserQuota, visitor_of
-from titanic.web.problems import Problem
+from titanic.web.problems import HTTPProblem
 from titanic.web.request_headers import read_number, read_query
 from titanic.web.settings import WebSettings
 
@@ -111,7 +111,7 @@ def _reply(request: Request, body: bytes) -> Frames:
         return [body]
     frame = DECLARED + type.encode("latin-1")
     if not REPLY_TYPE.fullmatch(frame.removeprefix(DECLARED)):
-        raise Problem(400, f"Content-Type is {quoted(type)}; write it like image/png, or leave it out")
+        raise HTTPProblem(400, f"Content-Type is {quoted(type)}; write it like image/png, or leave it out")
     return [frame, body]
 
 
@@ -124,10 +124,10 @@ async def post_failed(request: Request) -> Response:
     given = read_query(request, ("fatal", "retry-after"))
     fatal = given.get("fatal", "false")
     if fatal not in ("true", "false"):
-        raise Problem(400, f"fatal is {quoted(fatal)}; write true or false")
+        raise HTTPProblem(400, f"fatal is {quoted(fatal)}; write true or false")
     after = read_number("retry-after", given["retry-after"], 0, MOST_SECONDS) if "retry-after" in given else None
     if fatal == "true" and after is not None:
-        raise Problem(400, "fatal and retry-after exclude each other; a fatal failure is not retried")
+        raise HTTPProblem(400, "fatal and retry-after exclude each other; a fatal failure is not retried")
     leases, user = leases_of(request), visitor_of(request).user
     text = (await read_body(request, MAX_TEXT)).decode(errors="replace").strip()
     lease = leases.find(user, _id(request))
@@ -328,12 +328,12 @@ def _key(user: str, id_: str) -> str:
     return f"{user} {id_}"
 
 
-def _over(why: str) -> Problem:
-    return Problem(410, f"this lease is over: {why}; take the next request", title="Lease over")
+def _over(why: str) -> HTTPProblem:
+    return HTTPProblem(410, f"this lease is over: {why}; take the next request", title="Lease over")
 
 
-def _shutting_down() -> Problem:
-    return Problem(503, "this gateway is shutting down; try again, or use another one", headers=_SOON)
+def _shutting_down() -> HTTPProblem:
+    return HTTPProblem(503, "this gateway is shutting down; try again, or use another one", headers=_SOON)
 
 
 class Leases:
@@ -352,9 +352,9 @@ class Leases:
         return len(self._leases)
 
     async def take(self, user: str, service: str, wait: float, seconds: float) -> RequestLease | None:
-        """Lease a request of this service for so many seconds; None: none arrived in time. Raises Problem."""
+        """Lease a request of this service for so many seconds; None: none arrived in time. Raises HTTPProblem."""
         if service.startswith(("titanic.", "mmi.")):
-            raise Problem(403, f"'{service}' is reserved for the server; its requests cannot be leased")
+            raise HTTPProblem(403, f"'{service}' is reserved for the server; its requests cannot be leased")
         if self._shutting_down:
             raise _shutting_down()
         self.quota.acquire(user)
@@ -367,7 +367,7 @@ class Leases:
         return await taker.take(wait)
 
     def find(self, user: str, id_: str) -> RequestLease:
-        """Find a user's active lease. Raises Problem 410."""
+        """Find a user's active lease. Raises HTTPProblem 410."""
         lease = self._leases.get(id_)
         if lease is not None and lease.user == user:
             if lease.call.holds():
@@ -381,11 +381,11 @@ class Leases:
         return self._over.get(_key(user, id_)) == DONE
 
     async def done(self, lease: RequestLease, reply: Frames) -> None:
-        """End a lease with a reply. Raises Problem 410 when the server did not receive it."""
+        """End a lease with a reply. Raises HTTPProblem 410 when the server did not receive it."""
         await self._finish(lease, DONE, reply)
 
     async def failed(self, lease: RequestLease, error: RemoteError) -> None:
-        """End a lease with an error. Raises Problem 410 when the server did not receive it."""
+        """End a lease with an error. Raises HTTPProblem 410 when the server did not receive it."""
         await self._finish(lease, "it is :failed", error)
 
     def end_waiting(self) -> None:
@@ -446,7 +446,7 @@ class _Taker:
                 server_key=settings.server_key,
             )
         except UsageError as error:
-            raise Problem(400, str(error)) from error
+            raise HTTPProblem(400, str(error)) from error
         self._where = " or ".join(settings.endpoint)
         self._taken: asyncio.Future[RequestLease] = asyncio.get_running_loop().create_future()
         self._registered = False
@@ -465,7 +465,7 @@ class _Taker:
             self.worker.stop()
             if not self._registered:
                 detail = f"no server answered at {self._where}; waited {wait:g} s; try again later"
-                raise Problem(503, detail, headers=_SOON) from None
+                raise HTTPProblem(503, detail, headers=_SOON) from None
             return None
         except BaseException:  # the caller disconnected, or the call was cancelled
             self.worker.abandon()
@@ -490,7 +490,7 @@ class _Taker:
             name = self._service
             what = f"the server refuses workers of '{name}' with this key"
             why = f'the user may lack work = ["{name}"], or there are too many workers'
-            self._taken.set_exception(Problem(403, f"{what}; {why}; contact the administrator"))
+            self._taken.set_exception(HTTPProblem(403, f"{what}; {why}; contact the administrator"))
 
     async def _work(self, frames: Frames) -> Frames:
         if self._taken.done():  # the caller has just disconnected: return the request without counting an attempt
@@ -522,4 +522,4 @@ class _Taker:
         self._leases._takers.discard(self)
         self._leases.quota.release(self._user)
         if not task.cancelled() and (error := task.exception()) is not None and not self._taken.done():
-            self._taken.set_exception(Problem(503, str(error), headers=_SOON))
+            self._taken.set_exception(HTTPProblem(503, str(error), headers=_SOON))

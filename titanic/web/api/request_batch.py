@@ -22,7 +22,7 @@ from titanic.web.api.requests import check_digest, digest
 from titanic.web.api.resource import ApiRoute, body_parts, body_too_large, json_response, max_body
 from titanic.web.api.services import read_service
 from titanic.web.app_state import hold_body, visitor_of
-from titanic.web.problems import Problem
+from titanic.web.problems import HTTPProblem
 from titanic.web.request_headers import read_query, read_submit_options
 
 _MARK = re.compile(rb'["\[\]{},]')
@@ -38,10 +38,10 @@ class Items(Protocol):
         """Bytes of the incomplete item."""
 
     def feed(self, part: bytes) -> Iterator[bytes]:
-        """Yield the items that this part completes. Raises Problem."""
+        """Yield the items that this part completes. Raises HTTPProblem."""
 
     def end(self) -> Iterator[bytes]:
-        """Yield the last item. Raises Problem when the body is truncated."""
+        """Yield the last item. Raises HTTPProblem when the body is truncated."""
 
 
 class Lines:
@@ -103,17 +103,17 @@ class Array:
             else:
                 yield from self._take(mark)
         if self._ended and self._buffer.strip(BLANK):
-            raise Problem(400, "there is data after the end of the array; send one array, or NDJSON")
+            raise HTTPProblem(400, "there is data after the end of the array; send one array, or NDJSON")
 
     def end(self) -> Iterator[bytes]:
         if not self._ended:
-            raise Problem(400, "the body ends before the end of the array; send all of it")
+            raise HTTPProblem(400, "the body ends before the end of the array; send all of it")
         yield from ()
 
     def _begin(self) -> bool:
         self._buffer = self._buffer.lstrip(BLANK)
         if bytes(self._buffer[:1]) not in (b"", b"["):
-            raise Problem(400, "the body is not a JSON array; send one, or NDJSON as application/x-ndjson")
+            raise HTTPProblem(400, "the body is not a JSON array; send one, or NDJSON as application/x-ndjson")
         self._started = bool(self._buffer)
         del self._buffer[:1]
         return self._started
@@ -134,12 +134,12 @@ class Array:
 
 
 def check_json(item: bytes, number: int) -> None:
-    """Raise Problem for an item that is not JSON. `number`: its index, from 0."""
+    """Raise HTTPProblem for an item that is not JSON. `number`: its index, from 0."""
     try:
         _JSON.decode(item.decode())
     except (ValueError, RecursionError) as error:
         given = quoted(item.decode(errors="replace"))
-        raise Problem(400, f"item {number} is not JSON: {given}; {_fault(item, error)}") from None
+        raise HTTPProblem(400, f"item {number} is not JSON: {given}; {_fault(item, error)}") from None
 
 
 def _fault(item: bytes, error: ValueError | RecursionError) -> str:
@@ -192,10 +192,10 @@ class Batch:
         """Bytes of the collected bodies."""
 
     async def add(self, body: bytes) -> None:
-        """Add a body. Raises Problem, or what submitting raises."""
+        """Add a body. Raises HTTPProblem, or what submitting raises."""
         number = len(self.uuids) + len(self._bodies)
         if number == MAX_ITEMS:
-            raise Problem(
+            raise HTTPProblem(
                 413, f"there are more than {MAX_ITEMS} items, the maximum of one call; send the rest in another"
             )
         self.check_size(len(body))
@@ -208,7 +208,7 @@ class Batch:
             await self.store()
 
     def check_size(self, size: int) -> None:
-        """Raise Problem if an item of so many bytes, perhaps incomplete, is too large."""
+        """Raise HTTPProblem if an item of so many bytes, perhaps incomplete, is too large."""
         if size > self._most:
             raise body_too_large(self._most)
 
@@ -224,8 +224,8 @@ class Batch:
         self.held = 0
 
     async def _store_keyed(self, key: str) -> list[str]:
-        """Store bodies with a key each, derived from the batch's key. Raises Problem, and stores none, when that key
-        was used with other bodies."""
+        """Store bodies with a key each, derived from the batch's key. Raises HTTPProblem, and stores none, when that
+        key was used with other bodies."""
         client, first = self._client, len(self.uuids)
         keys = [f"{key}/{first + number}" for number in range(len(self._bodies))]
         given = digest(self._service, TYPE, *self._bodies)
@@ -236,7 +236,7 @@ class Batch:
         await check_digest(client, uuids[0], given)  # another client may have used the key in the meantime
         return uuids
 
-    def failed(self, problem: Problem) -> Problem:
+    def failed(self, problem: HTTPProblem) -> HTTPProblem:
         """Add to a problem what was stored before it."""
         problem.members |= {"stored": len(self.uuids), "uuids": self.uuids}
         return problem
@@ -259,7 +259,7 @@ async def post_batch(request: Request) -> Response:
         for item in found.end():
             await batch.add(item)
         await batch.store()
-    except Problem as problem:
+    except HTTPProblem as problem:
         raise batch.failed(problem) from None
     except TitanicError as error:
         raise batch.failed(problems.of(error)) from error
@@ -273,7 +273,7 @@ def _format(request: Request) -> Items:
     if type in LINES:
         return Lines()
     what = "a batch is a JSON array (application/json) or lines of JSON (application/x-ndjson)"
-    raise Problem(415, f"{what}; Content-Type is {type[:100] or 'missing'}")
+    raise HTTPProblem(415, f"{what}; Content-Type is {type[:100] or 'missing'}")
 
 
 PATHS = {

@@ -58,7 +58,7 @@ from titanic.web.api.resource import (
 )
 from titanic.web.api.services import read_service
 from titanic.web.app_state import app_state, release_body, visitor_of
-from titanic.web.problems import Problem
+from titanic.web.problems import HTTPProblem
 from titanic.web.request_filter import STATES, RequestFilter, find_page
 from titanic.web.request_headers import (
     MAX_WAIT,
@@ -113,15 +113,15 @@ def digest(*parts: str | bytes) -> str:
 
 
 async def check_digest(client: Client, uuid: str, expected: str) -> None:
-    """Raise Problem when a request was submitted with another digest. A request passes if it is closed, if the user may
-    not read it, or if it has no digest because it was not submitted over HTTP."""
+    """Raise HTTPProblem when a request was submitted with another digest. A request passes if it is closed, if the user
+    may not read it, or if it has no digest because it was not submitted over HTTP."""
     try:
         row = await client.show(uuid)
     except (Forbidden, UnknownRequest):
         return
     if row.get("digest", expected) != expected:
         what, fact = "the Idempotency-Key is in use", f"request {uuid} has another body, content type or service"
-        problem = Problem(422, f"{what}; {fact}; choose another key, or send what you sent before")
+        problem = HTTPProblem(422, f"{what}; {fact}; choose another key, or send what you sent before")
         problem.members["uuid"] = uuid
         raise problem
 
@@ -216,8 +216,8 @@ async def retry_request(request: Request) -> Response:
         return accepted(uuid)
     state = (await _show(client, uuid))["state"]
     if state in ("failed", "expired"):
-        raise Problem(403, "you may see this request, but not submit to its service; ask for that permission")
-    raise Problem(409, f"the request is {state}; only failed and expired requests can be retried")
+        raise HTTPProblem(403, "you may see this request, but not submit to its service; ask for that permission")
+    raise HTTPProblem(409, f"the request is {state}; only failed and expired requests can be retried")
 
 
 Found = TypeVar("Found")
@@ -374,11 +374,11 @@ async def get_requests(request: Request) -> Response:
     given = read_query(request, ("service", "state", "text", "newest", "after", "limit"))
     limit = page_size(given)
     if (state := given.get("state")) is not None and state not in STATES:
-        raise Problem(400, f"state is {quoted(state)}; it must be one of {', '.join(STATES)}")
+        raise HTTPProblem(400, f"state is {quoted(state)}; it must be one of {', '.join(STATES)}")
     if given.get("service") == "":
-        raise Problem(400, "service is empty; name one, or leave it out for all")
+        raise HTTPProblem(400, "service is empty; name one, or leave it out for all")
     if (newest := given.get("newest", "false")) not in ("true", "false"):
-        raise Problem(400, f"newest is {quoted(newest)}; it must be true or false")
+        raise HTTPProblem(400, f"newest is {quoted(newest)}; it must be true or false")
     if (after := given.get("after")) is not None:
         after = query_uuid("after", after)
     service, text = given.get("service", ""), given.get("text", "")

@@ -28,7 +28,7 @@ from titanic.util import ids
 from titanic.util.text import quoted
 from titanic.web import problems
 from titanic.web.app_state import app_state, hold_body, release_body
-from titanic.web.problems import Problem
+from titanic.web.problems import HTTPProblem
 from titanic.web.request_headers import header_of, headers_of, read_integer
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -63,7 +63,7 @@ class ApiRoute(BaseRoute):
         self._matched = re.compile(pattern).fullmatch
 
     def parameters(self, raw_path: bytes) -> dict[str, str] | None:
-        """The decoded parameters in a path; None: the path does not match. Raises Problem."""
+        """The decoded parameters in a path; None: the path does not match. Raises HTTPProblem."""
         if (found := self._matched(raw_path)) is None:
             return None
         parameters: dict[str, str] = {}
@@ -71,7 +71,7 @@ class ApiRoute(BaseRoute):
             try:
                 parameters[name] = unquote_to_bytes(value).decode()
             except UnicodeDecodeError:
-                raise Problem(400, f"the {name} in the path is not UTF-8; percent-encode its UTF-8 bytes") from None
+                raise HTTPProblem(400, f"the {name} in the path is not UTF-8; percent-encode its UTF-8 bytes") from None
         return parameters
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
@@ -91,11 +91,11 @@ class ApiRoute(BaseRoute):
             if (coding := header_of(scope, b"content-encoding", "identity").lower()) != "identity":
                 what, fact = f"the body has the Content-Encoding {coding[:100]!r}", "workers do not get that header"
                 advice = "send it unencoded, or declare the encoding in Content-Type"
-                raise Problem(415, f"{what}; {fact}; {advice}", headers={"Accept-Encoding": "identity"})
+                raise HTTPProblem(415, f"{what}; {fact}; {advice}", headers={"Accept-Encoding": "identity"})
             response = await self._handler(scope)(Request(scope, receive, send))
         except ClientDisconnect:
             return
-        except Problem as problem:
+        except HTTPProblem as problem:
             if problem.status not in (413, 429, 503):
                 raise
             release_body(scope)
@@ -104,12 +104,12 @@ class ApiRoute(BaseRoute):
         await response(scope, receive, send)
 
     def _handler(self, scope: Scope) -> Handler:
-        """The handler of this method. Raises Problem."""
+        """The handler of this method. Raises HTTPProblem."""
         method = scope["method"]
         handler = self._options if method == "OPTIONS" else self.methods.get(method)
         if handler is None:
             what = f"{self.path} does not allow {method}"
-            raise Problem(405, f"{what}; it allows {self.allow}", headers={"Allow": self.allow})
+            raise HTTPProblem(405, f"{what}; it allows {self.allow}", headers={"Allow": self.allow})
         return handler
 
     async def _options(self, request: Request) -> Response:
@@ -159,7 +159,7 @@ def declared_length(request: Request) -> int:
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """Read the body. Raises Problem as soon as it is known to be too large, and ClientDisconnect."""
+    """Read the body. Raises HTTPProblem as soon as it is known to be too large, and ClientDisconnect."""
     if declared_length(request) > most:
         raise body_too_large(most)
     message = await request.receive()
@@ -192,10 +192,10 @@ async def body_parts(request: Request) -> AsyncGenerator[bytes, None]:
             return
 
 
-def body_too_large(most: int) -> Problem:
+def body_too_large(most: int) -> HTTPProblem:
     """The answer to a body with more bytes."""
     detail = f"the body has more than {most} bytes, the maximum here; send it in parts, or raise --max-body"
-    return Problem(413, detail, headers={"Connection": "close"})
+    return HTTPProblem(413, detail, headers={"Connection": "close"})
 
 
 CLOCK_TOLERANCE_US = 60_000_000
@@ -227,7 +227,7 @@ PAGE = 100
 
 
 def page_size(given: dict[str, str]) -> int:
-    """The requested number of rows. Raises Problem."""
+    """The requested number of rows. Raises HTTPProblem."""
     return read_integer("limit", given["limit"], 1, MOST_UUIDS) if "limit" in given else PAGE
 
 
@@ -239,20 +239,20 @@ def page(path: str, name: str, rows: list[Any], given: dict[str, str], after: st
 
 
 def path_uuid(text: str) -> str:
-    """Parse a UUID in a path. Raises Problem."""
+    """Parse a UUID in a path. Raises HTTPProblem."""
     if (uuid := ids.parse(ids.plain(text).encode())) is None:
-        raise Problem(404, "the path has no valid UUID; a UUID is 32 hexadecimal digits, with or without dashes")
+        raise HTTPProblem(404, "the path has no valid UUID; a UUID is 32 hexadecimal digits, with or without dashes")
     return uuid.hex()
 
 
 def query_uuid(name: str, text: str) -> str:
-    """Parse a UUID in a query parameter. Raises Problem."""
+    """Parse a UUID in a query parameter. Raises HTTPProblem."""
     if (uuid := ids.parse(ids.plain(text).encode())) is None:
-        raise Problem(400, f"{name} is {quoted(text)}; a UUID is 32 hexadecimal digits, with or without dashes")
+        raise HTTPProblem(400, f"{name} is {quoted(text)}; a UUID is 32 hexadecimal digits, with or without dashes")
     return uuid.hex()
 
 
-def unknown_request(uuid: str) -> Problem:
+def unknown_request(uuid: str) -> HTTPProblem:
     """The problem for a request that the server does not know.
 
     The server forgets closed requests and cannot distinguish them from those that never existed. But a UUID contains
@@ -262,16 +262,18 @@ def unknown_request(uuid: str) -> Problem:
     raw = bytes.fromhex(uuid)
     fact = "it was closed, deleted after its time, or never accepted"
     if raw[6] >> 4 == 7 and raw[8] >> 6 == 2 and not ids.may_be_after(raw, time.time_ns() // 1000 + CLOCK_TOLERANCE_US):
-        return Problem(410, f"unknown UUID {uuid}; {fact}", type="unknown-request")
-    return Problem(404, f"unknown UUID {uuid}; no server can have made it; check its digits", type="unknown-request")
+        return HTTPProblem(410, f"unknown UUID {uuid}; {fact}", type="unknown-request")
+    return HTTPProblem(
+        404, f"unknown UUID {uuid}; no server can have made it; check its digits", type="unknown-request"
+    )
 
 
-def failed_request(uuid: str, error: RequestFailed, headers: dict[str, str] | None = None) -> Problem:
+def failed_request(uuid: str, error: RequestFailed, headers: dict[str, str] | None = None) -> HTTPProblem:
     """The problem for a request that ended without a reply."""
     more: dict[str, Any] = {"uuid": uuid, "state": error.state, "worker": _texts(error.detail)}
     title = {"expired": "Expired", "cancelled": "Cancelled"}.get(error.state, "")
     detail = f"{error}; retry it, or close it"
-    return Problem(424, detail, title=title, type=f"request-{error.state}", headers=headers, members=more)
+    return HTTPProblem(424, detail, title=title, type=f"request-{error.state}", headers=headers, members=more)
 
 
 def _texts(frames: list[bytes]) -> list[str]:

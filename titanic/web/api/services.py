@@ -12,15 +12,15 @@ from titanic.protocol import tsp
 from titanic.web.api.openapi import AFTER, LIMIT, ServiceLinks, ServicePage, Stats, answer, paged, parameter, wrong
 from titanic.web.api.resource import ApiRoute, json_response, page, page_size, timestamp
 from titanic.web.app_state import app_state, visitor_of
-from titanic.web.problems import Problem
+from titanic.web.problems import HTTPProblem
 from titanic.web.request_headers import read_query
 
 
 def read_service(request: Request) -> str:
-    """Read the service in the path. Raises Problem if the name is not valid."""
+    """Read the service in the path. Raises HTTPProblem if the name is not valid."""
     service: str = request.scope["path_params"]["service"]
     if fault := tsp.request_fault([service.encode(), b""]):
-        raise Problem(400, fault)
+        raise HTTPProblem(400, fault)
     return service
 
 

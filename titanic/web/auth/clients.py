@@ -20,7 +20,7 @@ from titanic.protocol.submit_options import MOST_TOGETHER, SubmitOptions
 from titanic.protocol.tsp import Frames
 from titanic.util.clock import Clock
 from titanic.util.files import state_of
-from titanic.web.problems import Problem
+from titanic.web.problems import HTTPProblem
 from titanic.web.settings import WebSettings
 
 LATE_TIMEOUT = 1.0
@@ -291,8 +291,8 @@ class Clients:
         return len(self._clients)
 
     def acquire(self, user: str) -> UserClient:
-        """Acquire the client of a user until `release`. `user`: a name in the access file, or ANYBODY. Raises Problem
-        when all clients are in use, broker.AccessError when the user's key cannot be read."""
+        """Acquire the client of a user until `release`. `user`: a name in the access file, or ANYBODY. Raises
+        HTTPProblem when all clients are in use, broker.AccessError when the user's key cannot be read."""
         found = self._clients.get(user)
         if found is None:
             if len(self._clients) >= self._most:
@@ -326,7 +326,7 @@ class Clients:
         idle = [user for user, found in self._clients.items() if found.uses == 0]
         if not idle:
             what, fact = "too many users", f"{self._most} are being served"
-            raise Problem(503, f"{what}: {fact}; try again later", headers={"Retry-After": "5"})
+            raise HTTPProblem(503, f"{what}: {fact}; try again later", headers={"Retry-After": "5"})
         self._close(min(idle, key=self._last_used))
 
     def _last_used(self, user: str) -> float:

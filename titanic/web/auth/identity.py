@@ -37,7 +37,7 @@ from titanic.util.clock import Clock
 from titanic.util.files import state_of
 from titanic.util.text import counted
 from titanic.web.auth.clients import ANYBODY
-from titanic.web.problems import Problem
+from titanic.web.problems import HTTPProblem
 from titanic.web.request_headers import header_of, headers_of, is_repeated
 from titanic.web.settings import WebSettings
 
@@ -215,7 +215,7 @@ class Identity:
         return self._known is None
 
     def of(self, scope: Scope) -> Grant | None:
-        """The grant of a request; None: it has no credentials. Raises Problem for wrong credentials."""
+        """The grant of a request; None: it has no credentials. Raises HTTPProblem for wrong credentials."""
         if self._known is None:
             return self._anybody
         if b"authorization" in headers_of(scope):
@@ -266,7 +266,7 @@ class Identity:
         return found
 
     def log_in(self, scope: Scope, token: str) -> str:
-        """Open a session for a token and return its cookie. The text of the Problem does not reveal what is wrong."""
+        """Open a session for a token and return its cookie. The text of an HTTPProblem does not say what is wrong."""
         assert self._known is not None
         address, now = _address(scope), self._clock()
         grant = self._known.by_token(token.strip())
@@ -274,11 +274,11 @@ class Identity:
             # Only wrong tokens are throttled: behind a proxy, all users have the same address.
             if (wait := self._throttle.wait(address, now)) > 0:
                 text = "too many failed sign-ins from your address; try again later"
-                raise Problem(429, text, headers={"Retry-After": str(int(wait) + 1)})
+                raise HTTPProblem(429, text, headers={"Retry-After": str(int(wait) + 1)})
             self._throttle.note(address, now)
             log.warning("refused %s: no user has its token", address, extra=logs.event("refused-login"))
         if grant is None or not self._known.has_key(grant.user):
-            raise Problem(403, "this token cannot sign in; copy it again, or contact the administrator")
+            raise HTTPProblem(403, "this token cannot sign in; copy it again, or contact the administrator")
         cookie = self.sessions.begin(grant.user, grant.proof, now)
         log.info("user '%s' logged in from %s", grant.user, address, extra=logs.event("login", user=grant.user))
         return cookie
@@ -319,9 +319,9 @@ class Identity:
         return changed
 
 
-def unauthorized(detail: str) -> Problem:
+def unauthorized(detail: str) -> HTTPProblem:
     """The problem for missing or wrong credentials."""
-    return Problem(401, detail, headers={"WWW-Authenticate": 'Bearer realm="titanic"'})
+    return HTTPProblem(401, detail, headers={"WWW-Authenticate": 'Bearer realm="titanic"'})
 
 
 def _address(scope: Scope) -> str:

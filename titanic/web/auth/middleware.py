@@ -26,7 +26,7 @@ from titanic.errors import TitanicError
 from titanic.web import problems
 from titanic.web.app_state import AppState, problem_response, release_body
 from titanic.web.auth.identity import Grant, Kind, Visitor, unauthorized
-from titanic.web.problems import Problem, is_for_programs
+from titanic.web.problems import HTTPProblem, is_for_programs
 from titanic.web.request_headers import header_of, headers_of, is_repeated
 from titanic.web.settings import is_loopback
 
@@ -131,7 +131,7 @@ class GatewayMiddleware:
         except AccessError as error:
             text = "user '%s' cannot sign in: %s"
             log.warning(text, grant.user, error, extra=logs.event("no-key", user=grant.user))
-            raise Problem(403, "this user cannot sign in; contact the administrator") from error
+            raise HTTPProblem(403, "this user cannot sign in; contact the administrator") from error
         task = asyncio.current_task()
         assert task is not None
         grant.tasks.add(task)
@@ -170,10 +170,12 @@ class GatewayMiddleware:
         if scope["method"] in SAFE:
             _check_read(scope, foreign)
         elif foreign or (b"origin" in found and urlsplit(header_of(scope, b"origin")).netloc != host.decode("latin-1")):
-            raise Problem(403, "cross-origin request rejected; changes are accepted from this site's own pages only")
+            raise HTTPProblem(
+                403, "cross-origin request rejected; changes are accepted from this site's own pages only"
+            )
 
     def _check_host(self, given: bytes, scope: Scope) -> None:
-        """Raise Problem unless the host is one of --host, or the address that the client connected to."""
+        """Raise HTTPProblem unless the host is one of --host, or the address that the client connected to."""
         host = given.decode("latin-1")
         match = HOST.fullmatch(host)
         name = match[1].strip("[]").lower() if match is not None else ""
@@ -182,7 +184,7 @@ class GatewayMiddleware:
         own = name != "" and (name in settings.hosts or name == address or name == settings.bind[0].strip("[]"))
         if not own and not (is_loopback(name) and is_loopback(settings.bind[0])):
             what = f"{host[:200]!r} is not a name of this gateway"
-            raise Problem(403, f"{what}; use its address, or start it with --host {name or 'NAME'}")
+            raise HTTPProblem(403, f"{what}; use its address, or start it with --host {name or 'NAME'}")
         if len(self._hosts) < MAX_HOSTS:
             self._hosts.add(given)
 
@@ -201,9 +203,9 @@ async def _answer_error(error: Exception, scope: Scope, receive: Receive, send: 
         raise error
 
 
-def _problem_of(error: Exception, request: Request) -> Problem | None:
+def _problem_of(error: Exception, request: Request) -> HTTPProblem | None:
     """The problem that an error is reported as; None: it is unexpected."""
-    if isinstance(error, Problem):
+    if isinstance(error, HTTPProblem):
         return error
     if isinstance(error, TitanicError):
         return problems.of(error)
@@ -215,7 +217,7 @@ def _problem_of(error: Exception, request: Request) -> Problem | None:
         detail = programs if is_for_programs(request.scope) else ""
     elif error.status_code == 405:
         detail = f"this address does not allow {request.method}; open the page and use its forms"
-    return Problem(error.status_code, detail, headers=dict(error.headers or {}))
+    return HTTPProblem(error.status_code, detail, headers=dict(error.headers or {}))
 
 
 def _check_csrf(scope: Scope, grant: Grant) -> None:
@@ -225,13 +227,13 @@ def _check_csrf(scope: Scope, grant: Grant) -> None:
     given = header_of(scope, b"x-csrf-token")
     if not hmac.compare_digest(given.encode(), grant.csrf.encode()):
         what, fact = "nothing was changed", "a call with a session cookie needs its CSRF token in X-CSRF-Token"
-        raise Problem(403, f"{what}: {fact}; send a bearer token instead, or call from a page")
+        raise HTTPProblem(403, f"{what}: {fact}; send a bearer token instead, or call from a page")
 
 
 def _check_read(scope: Scope, foreign: bool) -> None:
-    """Raise Problem for a cross-origin read that is not a navigation."""
+    """Raise HTTPProblem for a cross-origin read that is not a navigation."""
     if foreign and header_of(scope, b"sec-fetch-mode") != "navigate":
-        raise Problem(403, "cross-origin request rejected; only this site's own pages may load this")
+        raise HTTPProblem(403, "cross-origin request rejected; only this site's own pages may load this")
 
 
 def _challenge(request: Request) -> Response:

@@ -21,7 +21,7 @@ from titanic.protocol.answers import RequestInfo
 from titanic.util import ids
 from titanic.web.app_state import app_state, visitor_of
 from titanic.web.pages import forms
-from titanic.web.problems import Problem
+from titanic.web.problems import HTTPProblem
 from titanic.web.request_filter import AGE_LABELS, BATCH, RequestFilter, find_all, parse_filter
 
 ACTIONS = ("retry", "close")
@@ -92,7 +92,7 @@ async def start(request: Request) -> Response:
     visitor = visitor_of(request)
     action, wanted, count = _action(form), parse_filter(form), form.get("count", "")
     if "count" not in form or (count and (not count.isdecimal() or len(count) > 9)):
-        raise Problem(400, "nothing was changed: the form has no number of requests; reload its page")
+        raise HTTPProblem(400, "nothing was changed: the form has no number of requests; reload its page")
     total = int(count) if count else None
     if selected := form.get("uuids", "").split():
         uuids = _uuids(selected)
@@ -101,7 +101,7 @@ async def start(request: Request) -> Response:
         _check(action, wanted)
         typed = form.get("typed", "").strip().lower().replace(",", "")
         if (expected := _confirmation(action, total)) and typed != expected.replace(",", ""):
-            raise Problem(400, f"nothing was closed: type “{expected}” to confirm")
+            raise HTTPProblem(400, f"nothing was closed: type “{expected}” to confirm")
         job = BulkJob(visitor.user, action, total, wanted.url())
         batches = _matching(visitor.client, action, wanted, total)
     _jobs(request).start(job, visitor.client, batches)
@@ -125,25 +125,25 @@ async def stop(request: Request) -> Response:
 
 def _action(given: Mapping[str, str]) -> str:
     if (action := given.get("do", "")) not in ACTIONS:
-        raise Problem(400, "nothing was changed: the form says neither retry nor close; reload its page")
+        raise HTTPProblem(400, "nothing was changed: the form says neither retry nor close; reload its page")
     return action
 
 
 def _uuids(given: Sequence[str]) -> list[str]:
     found = list(dict.fromkeys(ids.plain(uuid).lower() for uuid in given))
     if not found:
-        raise Problem(400, "no request is selected; go back and select some")
+        raise HTTPProblem(400, "no request is selected; go back and select some")
     if len(found) > MAX_SELECTED or any(ids.parse(uuid.encode(errors="replace")) is None for uuid in found):
-        raise Problem(400, f"invalid UUIDs, or more than {MAX_SELECTED:,}; select the requests again")
+        raise HTTPProblem(400, f"invalid UUIDs, or more than {MAX_SELECTED:,}; select the requests again")
     return found
 
 
 def _check(action: str, wanted: RequestFilter) -> None:
     if action == "close" and wanted.state in ("", "running") and not wanted.key:
         what = "choose a state first, other than running"
-        raise Problem(400, f"nothing was closed: {what}; close a running request on its own page")
+        raise HTTPProblem(400, f"nothing was closed: {what}; close a running request on its own page")
     if action == "retry" and wanted.state not in ("", *RETRIABLE):
-        raise Problem(400, f"{wanted.state} requests cannot be retried; choose failed or expired")
+        raise HTTPProblem(400, f"{wanted.state} requests cannot be retried; choose failed or expired")
 
 
 def _filters(action: str, wanted: RequestFilter) -> list[RequestFilter]:
@@ -258,9 +258,11 @@ class BulkJobs:
         self._jobs: dict[str, BulkJob] = {}
 
     def start(self, job: BulkJob, client: Client, batches: Batches) -> None:
-        """Start a job. Raises Problem while too many are running."""
+        """Start a job. Raises HTTPProblem while too many are running."""
         if sum(not one.ended for one in self._jobs.values()) >= MAX_RUNNING:
-            raise Problem(503, "nothing was changed: too many bulk jobs are running; try again when they have ended")
+            raise HTTPProblem(
+                503, "nothing was changed: too many bulk jobs are running; try again when they have ended"
+            )
         ended = [name for name, one in self._jobs.items() if one.ended]
         for name in ended[: max(0, len(self._jobs) - MAX_KEPT + 1)]:
             del self._jobs[name]
@@ -268,10 +270,10 @@ class BulkJobs:
         job.task = asyncio.create_task(job.run(client, batches))
 
     def get(self, user: str, name: str) -> BulkJob:
-        """Return a user's job. Raises Problem for unknown jobs and those of other users."""
+        """Return a user's job. Raises HTTPProblem for unknown jobs and those of other users."""
         job = self._jobs.get(name)
         if job is None or job.user != user:
-            raise Problem(404, "this job is no longer known: titanic web was restarted, or many jobs ran since")
+            raise HTTPProblem(404, "this job is no longer known: titanic web was restarted, or many jobs ran since")
         return job
 
     def close(self) -> None:

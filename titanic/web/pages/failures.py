@@ -18,7 +18,7 @@ from titanic.aio import Client
 from titanic.protocol.answers import RequestInfo
 from titanic.web.app_state import app_state, visitor_of
 from titanic.web.pages.bulk import confirm
-from titanic.web.problems import Problem
+from titanic.web.problems import HTTPProblem
 from titanic.web.request_filter import RequestFilter
 from titanic.web.template_filters import bars
 
@@ -112,7 +112,7 @@ async def _group(request: Request) -> FailureGroup:
     wanted = request.path_params["group"]
     chosen = next((one for one in group_failures(found.rows) if one.id == wanted), None)
     if chosen is None:
-        raise Problem(404, "these failures are gone: they were retried or closed, or are too old; see /failures")
+        raise HTTPProblem(404, "these failures are gone: they were retried or closed, or are too old; see /failures")
     return chosen
 
 

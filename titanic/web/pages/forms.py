@@ -19,7 +19,7 @@ from starlette.requests import Request
 
 from titanic.errors import Forbidden
 from titanic.web.app_state import hold_body, visitor_of
-from titanic.web.problems import Problem
+from titanic.web.problems import HTTPProblem
 
 MAX_BYTES, MAX_FIELDS = 1 << 20, 20_000
 """Of a form: enough for the UUIDs of a page."""
@@ -53,7 +53,7 @@ async def unless_forbidden(what: str, result: Awaitable[T]) -> T | NotPermitted:
 
 
 async def read(request: Request) -> Form:
-    """Return the fields of a form without `csrf`; `getlist` returns all values of one. Raises Problem when it is no
+    """Return the fields of a form without `csrf`; `getlist` returns all values of one. Raises HTTPProblem when it is no
     form, is too large, or did not come from one of our pages."""
     body = await read_body(request, MAX_BYTES)
     try:
@@ -62,7 +62,7 @@ async def read(request: Request) -> Form:
         )
     except ValueError as error:  # UnicodeDecodeError is one
         if body:
-            raise Problem(400, f"the form is invalid: {error}; send it from its page") from error
+            raise HTTPProblem(400, f"the form is invalid: {error}; send it from its page") from error
         pairs = []
     given = request.headers.get("x-csrf-token") or next((value for name, value in pairs if name == "csrf"), "")
     check_csrf(request, given)
@@ -71,28 +71,30 @@ async def read(request: Request) -> Form:
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """Return the body of a form, unchecked. Raises Problem when it is no form or has more bytes than `limit`."""
+    """Return the body of a form, unchecked. Raises HTTPProblem when it is no form or has more bytes than `limit`."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != TYPE:
-        raise Problem(415, f"expected a form, {TYPE}, but got {kind[:100] or 'no content type'}; send it from its page")
+        raise HTTPProblem(
+            415, f"expected a form, {TYPE}, but got {kind[:100] or 'no content type'}; send it from its page"
+        )
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > limit:
-            raise Problem(413, f"the form is larger than {limit >> 10:,} KiB; send less")
+            raise HTTPProblem(413, f"the form is larger than {limit >> 10:,} KiB; send less")
         hold_body(request.scope, len(body))
     return bytes(body)
 
 
 def check_csrf(request: Request, given: str) -> None:
-    """Raise Problem unless `given` is the visitor's CSRF token. Requests with a bearer token need none: another site
-    cannot have a browser send that."""
+    """Raise HTTPProblem unless `given` is the visitor's CSRF token. Requests with a bearer token need none: another
+    site cannot have a browser send that."""
     visitor = visitor_of(request)
     if not visitor.needs_csrf:
         return
     if not visitor.csrf or not hmac.compare_digest(given.encode(), visitor.csrf.encode()):
         what, fact = "nothing was changed", "the form belongs to another session, or yours has ended"
-        raise Problem(403, f"{what}: {fact}; reload its page and send it again")
+        raise HTTPProblem(403, f"{what}: {fact}; reload its page and send it again")
 
 
 def _about(pairs: list[tuple[str, str]]) -> str:

@@ -29,7 +29,7 @@ from titanic.web.hooks.registry import KEPT
 from titanic.web.pages import forms
 from titanic.web.pages.forms import NotPermitted, unless_forbidden
 from titanic.web.pages.services import is_internal
-from titanic.web.problems import Problem
+from titanic.web.problems import HTTPProblem
 from titanic.web.request_filter import (
     AGE_LABELS,
     STATES,
@@ -89,7 +89,7 @@ HIDDEN_SECRET = b"(the secret of the web hook is not shown)"
 def _uuid(request: Request) -> str:
     uuid = ids.plain(request.path_params["uuid"]).lower()
     if ids.parse(uuid.encode(errors="replace")) is None:
-        raise Problem(404, "this is not the UUID of a request; a UUID has 32 hexadecimal digits")
+        raise HTTPProblem(404, "this is not the UUID of a request; a UUID has 32 hexadecimal digits")
     return uuid
 
 
@@ -176,7 +176,7 @@ async def retry(request: Request) -> Response:
         row = await client.show(uuid)  # raises when the visitor may not see it
         if row["state"] in ("failed", "expired"):
             fact = f"you lack the permission submit for {row['service']}"
-            raise Problem(403, f"the request was not retried: {fact}; ask the administrator")
+            raise HTTPProblem(403, f"the request was not retried: {fact}; ask the administrator")
     message = "Queued again with its attempts reset." if done else "Not retried: it has not failed or expired."
     return app_state(request).to(request, f"/requests/{uuid}", message)
 

@@ -20,7 +20,7 @@ from titanic.schedules.scheduler import PAUSED, pause_schedule, resume_schedule
 from titanic.web.app_state import app_state, visitor_of
 from titanic.web.auth.clients import call_sync
 from titanic.web.pages import forms
-from titanic.web.problems import Problem
+from titanic.web.problems import HTTPProblem
 from titanic.web.template_filters import size
 
 MAX_BODY = 1 << 20
@@ -138,11 +138,11 @@ async def run(request: Request) -> Response:
     row = found.info
     parsed = parse_key(row["key"])
     if parsed is None or parsed[1] == "paused":
-        raise Problem(400, "this is not the request of a schedule; run one from the page of schedules")
+        raise HTTPProblem(400, "this is not the request of a schedule; run one from the page of schedules")
     name = parsed[0]
     if len(found.body) < row["body_frames"] or sum(map(len, found.body)) < row["body_bytes"]:
         fact = f"its body has {size(row['body_bytes'])}, the limit here is {size(MAX_BODY)}"
-        raise Problem(413, f"{name} cannot be run from here: {fact}; use `titanic cron run FILE {name}`")
+        raise HTTPProblem(413, f"{name} cannot be run from here: {fact}; use `titanic cron run FILE {name}`")
     key = f"cron:{name}:run:{os.urandom(8).hex()}"
     again = await client.submit(row["service"], *found.body, key=key, **options_of(row))
     return RedirectResponse(f"/requests/{again}", 303)

@@ -26,7 +26,7 @@ from titanic.web.app_state import AppState, app_state, visitor_of
 from titanic.web.hooks.registry import KEPT, ServiceSettings, hook_status, sources
 from titanic.web.pages import forms
 from titanic.web.pages.forms import NotPermitted, unless_forbidden
-from titanic.web.problems import Problem
+from titanic.web.problems import HTTPProblem
 from titanic.web.request_filter import STATES
 from titanic.web.stats import HOUR, ServiceCounters, StatsSample, increase, latency_of, recently_done
 from titanic.web.template_filters import Line, chart, number, rate, service_url
@@ -160,7 +160,7 @@ async def services(request: Request) -> Response:
     order, page = query.get("sort", "name"), query.get("page", "1")
     by = order.removeprefix("-")
     if by not in LABELS or not page.isdecimal() or not 1 <= len(page) <= 6 or page == "0":
-        raise Problem(400, f"invalid sort order or page; sort must be one of {', '.join(LABELS)}, page a number")
+        raise HTTPProblem(400, f"invalid sort order or page; sort must be one of {', '.join(LABELS)}, page a number")
     sample = await unless_forbidden("services and their figures", state.stats_poller.sample(visitor_of(request)))
     if isinstance(sample, NotPermitted):
         return state.page(request, "services.html", missing=sample)
@@ -214,7 +214,7 @@ async def service(request: Request) -> Response:
     state, visitor = app_state(request), visitor_of(request)
     name = request.path_params["name"] or request.query_params.get("name", "")
     if not name:
-        raise Problem(404, "no service is named; choose one from the list of services")
+        raise HTTPProblem(404, "no service is named; choose one from the list of services")
     cache, client = state.cache, visitor.client
     sample, rows, failures = await asyncio.gather(
         unless_forbidden("figures and workers", state.stats_poller.sample(visitor)),
@@ -248,7 +248,7 @@ async def pause(request: Request) -> Response:
     form = await forms.read(request)
     name, action = form.get("service", ""), form.get("do", "")
     if not name or action not in ("pause", "resume"):
-        raise Problem(400, "nothing was changed: the form says neither pause nor resume; reload its page")
+        raise HTTPProblem(400, "nothing was changed: the form says neither pause nor resume; reload its page")
     await visitor_of(request).client.set_service(name, paused=action == "pause")
     return _back(request, name, action)
 
@@ -258,7 +258,7 @@ async def set_on_end(request: Request) -> Response:
     form = await forms.read(request)
     name = form.get("service", "")
     if not name or "on_end" not in form:
-        raise Problem(400, "nothing was changed: the form names no service; reload its page")
+        raise HTTPProblem(400, "nothing was changed: the form names no service; reload its page")
     await visitor_of(request).client.set_service(name, on_end=form["on_end"].strip())
     return _back(request, name, "ends")
 

@@ -19,7 +19,7 @@ from titanic.protocol.documents import Refusal
 from titanic.web.app_state import app_state, visitor_of
 from titanic.web.pages import forms
 from titanic.web.pages.forms import NotPermitted, unless_forbidden
-from titanic.web.problems import Problem
+from titanic.web.problems import HTTPProblem
 from titanic.web.template_filters import number, size
 
 MAX_LOGIN_BYTES = 8 << 10
@@ -115,7 +115,7 @@ async def log_in(request: Request) -> Response:
     onward = local_path(fields.get("next", ""))
     try:
         cookie = state.identity.log_in(request.scope, fields.get("token", ""))
-    except Problem as problem:
+    except HTTPProblem as problem:
         page = state.page(request, "login.html", problem.status, next=onward, error=problem.detail)
         page.headers.update(problem.headers)
         return page

@@ -27,7 +27,7 @@ from support.waiting import PATIENCE, until
 from broker import Worker
 from titanic import Client, RequestFailed, Server
 from titanic.web.api.leases import Leases
-from titanic.web.problems import Problem
+from titanic.web.problems import HTTPProblem
 from titanic.web.serving import WebServer
 from titanic.web.settings import WebSettings
 
@@ -245,7 +245,7 @@ def test_when_the_gateway_ends_others_get_what_it_had(server: Server, client: Cl
 def test_a_server_that_is_away_is_told(tmp_path: Path) -> None:
     async def try_it() -> None:
         leases = Leases(WebSettings((f"ipc://{tmp_path}/nobody",)))
-        with pytest.raises(Problem, match="no server answered") as refused:
+        with pytest.raises(HTTPProblem, match="no server answered") as refused:
             await leases.take("", "upper", 0.05, 60)
         assert refused.value.status == 503
         await leases.end()
@@ -265,7 +265,7 @@ def test_a_lease_is_over_when_the_server_has_gone(tmp_path: Path) -> None:
         async with asyncio.timeout(PATIENCE):
             while lease.call.holds():
                 await asyncio.sleep(0.005)
-        with pytest.raises(Problem, match="the connection to the server broke"):
+        with pytest.raises(HTTPProblem, match="the connection to the server broke"):
             held.find("", lease.id)
         await held.end()
 
@@ -286,14 +286,14 @@ def test_who_may_not_work_is_told_so(tmp_path: Path) -> None:
     def may(user: str) -> bool:
         try:
             asyncio.run(take_as(user, 0.5))
-        except Problem as told:
+        except HTTPProblem as told:
             if told.status != 503:  # the server has not answered so soon
                 raise
             return False
         return True
 
     with Server(config(tmp_path, bind=(endpoint,), access=files.path, key=files.key)):
-        with pytest.raises(Problem, match='work = \\["upper"\\]') as told:
+        with pytest.raises(HTTPProblem, match='work = \\["upper"\\]') as told:
             asyncio.run(take_as("bob", PATIENCE))
         assert told.value.status == 403
         until(lambda: may("alice"))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from titanic import Client
 from titanic.settings import ServiceLimits
 from titanic.web.api.request_batch import Array, Items, Lines
-from titanic.web.problems import Problem
+from titanic.web.problems import HTTPProblem
 
 BATCH = "/v1/services/echo/requests:batch"
 JSON = {"Content-Type": "application/json"}
@@ -54,7 +54,7 @@ def test_what_is_no_array_is_refused(text: str, size: int) -> None:
         expected = None
     try:
         found = [json.loads(item) for item in cut(Array(), text.encode(), size)]
-    except (Problem, ValueError):
+    except (HTTPProblem, ValueError):
         found = None
     assert found == (expected if isinstance(expected, list) else None)
 

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from titanic.web.app_state import UserQuota
 from titanic.web.auth.identity import Visitor
 from titanic.web.pages import forms
-from titanic.web.problems import Problem, answer
+from titanic.web.problems import HTTPProblem, answer
 
 FORM = {"Content-Type": forms.TYPE}
 
@@ -25,7 +25,7 @@ async def _sent(request: Request) -> Response:
     request.state.visitor = Visitor("ann", None, "right", needs_csrf=not by_token)  # type: ignore[arg-type]
     try:
         form = await forms.read(request)
-    except Problem as problem:
+    except HTTPProblem as problem:
         return answer(problem)
     return JSONResponse(form.multi_items())
 

@@ -16,7 +16,7 @@ from titanic.aio import Client as AioClient
 from titanic.util.ids import IdMaker
 from titanic.web import request_filter
 from titanic.web.pages import bulk, requests
-from titanic.web.problems import Problem
+from titanic.web.problems import HTTPProblem
 from titanic.web.request_filter import RequestFilter, find_page, first_id, parse_filter
 
 
@@ -105,7 +105,7 @@ def test_a_form_fixes_the_time_range() -> None:
     given = {"age": "over-1h", "before": "1000", "since": "5", "order": "oldest"}
     assert parse_filter(given, now=9999) == RequestFilter(age="over-1h", oldest=True, since=5, before=1000)
     assert parse_filter({"age": "under-1h"}, now=5000) == RequestFilter(age="under-1h", since=1_400_000_000)
-    with pytest.raises(Problem, match="unknown state"):
+    with pytest.raises(HTTPProblem, match="unknown state"):
         parse_filter({"state": "<"})
 
 

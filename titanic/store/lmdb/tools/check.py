@@ -275,7 +275,7 @@ def _keys(walk: Walk) -> None:
 
 def _key(walk: Walk, key: bytes, row: bytes) -> None:
     walk.own(request_record.owner_of_key(key), len(key) + len(row))
-    holder = request_record.decode_holder(row)
+    holder = request_record.decode_key_record(row)
     if holder is None:
         walk.report("keys", key, f"the row has {len(row)} bytes", Remedy(Verb.SET_ASIDE, "keys", key))
         return

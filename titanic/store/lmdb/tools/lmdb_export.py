@@ -22,7 +22,7 @@ from titanic.store.lmdb.capacity import divide
 from titanic.store.lmdb.closed_record import ClosedRecord, Part, Where
 from titanic.store.lmdb.outcome_record import RetryRecord, expiry
 from titanic.store.lmdb.record import Ref, join_frames, refer, verify
-from titanic.store.lmdb.request_record import Holder, row_key
+from titanic.store.lmdb.request_record import KeyRecord, row_key
 from titanic.store.lmdb.schema import (
     ARCHIVE,
     ARCHIVE_KEY,
@@ -156,7 +156,7 @@ class LmdbExport:
             name = bytes(view)
             owner = request_record.owner_of_key(name)
             key = name[2 + len(owner) :] if name[:1] == b"\xff" else name
-            holder = request_record.decode_holder(row)
+            holder = request_record.decode_key_record(row)
             if holder is None:
                 raise StoreCorrupt(f"the store {self.place} is damaged", f"key {name.hex()} is invalid", REPAIR)
             uuids = [holder.at(n) for n in range(holder.requests)]
@@ -235,7 +235,7 @@ class LmdbImport:
         with self._store.write() as tx:
             for owner, key, until, given, uuids in keys:
                 name = row_key(key, owner)
-                tx.put_key(name, request_record.encode_holder(Holder(until, b"".join(uuids), given)))
+                tx.put_key(name, request_record.encode_key_record(KeyRecord(until, b"".join(uuids), given)))
                 tx.put(tx.db.timers, timer_key(KEY, until, name), b"")
 
     def put_closed(self, closings: Sequence[StoredClosing]) -> None:

@@ -379,7 +379,7 @@ _LOOKS: dict[str, RowTest] = {
     "later": lambda key, value: len(key) == TIME_SIZE + SIZE and value[-2:-1] == b"\0",
     "ready": lambda key, value: not value and key[-SIZE - 2 : -SIZE - 1] == b"\0" and key[-SIZE - 1] <= 9,
     "timers": lambda key, value: not value and key[:1] in (EXPIRY, REPLIED, DEAD, KEY) and len(key) > 1 + TIME_SIZE,
-    "keys": lambda key, value: request_record.fits_holder(value),
+    "keys": lambda key, value: request_record.fits_key_record(value),
     "meta": lambda key, value: len(value) <= LOAD.size or key == SERVICES_KEY,
     "aside": lambda key, value: True,
 }
