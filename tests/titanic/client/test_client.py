@@ -191,14 +191,14 @@ def test_what_the_caller_did_wrong(client: Client) -> None:
 @pytest.mark.parametrize(
     ("call", "fault"),
     [
-        (lambda client: client.submit("s", "x", key=b"x"), "key is b'x'; it must be text"),
-        (lambda client: client.submit_batch("s", ["x"], keys=[b"x"]), "keys is b'x'; it must be text"),
+        (lambda client: client.submit("s", "x", key=b"x"), "key is b'x'; it must be a string"),
+        (lambda client: client.submit_batch("s", ["x"], keys=[b"x"]), "keys is b'x'; it must be a string"),
         (lambda client: client.submit("s", "x", delay="1h"), "delay must be a number of seconds from 0, and ten years"),
         (
             lambda client: client.submit("s", "x", delay=b"1"),
             "delay is b'1'; it must be a number or, if it is a ",
         ),
-        (lambda client: client.list(service=b"s"), "service is b's'; it must be text"),
+        (lambda client: client.list(service=b"s"), "service is b's'; it must be a string"),
         (lambda client: client.purge("done", older_than=1e11), "older_than must be a number of seconds from 0 to 10 0"),
         (lambda client: client.wait(UNKNOWN, "1"), "timeout is '1'; it must be a number of seconds, or a timedelta"),
         (lambda client: client.wait(UNKNOWN, math.nan), "timeout is nan; it must be a number of seconds"),
