@@ -153,7 +153,7 @@ def test_what_cannot_be_a_key_is_refused(store, key):
 
 
 def test_a_key_must_say_until_when_it_counts(store):
-    with store.write() as txn, pytest.raises(InvalidRequest, match="no end"):
+    with store.write() as txn, pytest.raises(InvalidRequest, match="no expiry"):
         txn.accept([keyed(b"k", until=0)], NOW)
 
 
