@@ -186,8 +186,10 @@ class FillRate:
 class ServiceHost(Protocol):
     """The server, as services see it. Any thread may call. The defaults are those of services without a server."""
 
-    shares: bool = False
-    """Whether other nodes may share the store."""
+    @property
+    def shares(self) -> bool:
+        """Whether other nodes may share the store."""
+        return False
 
     def others(self) -> bool:
         """Whether other nodes that share the store are alive, as far as this one knows."""
