@@ -32,8 +32,10 @@ class Desk:
     def __init__(self) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
         guard = Guard(access({user("alice"): ALICE, user("mallory"): MALLORY}))
-        self.connections = UserConnections(guard, lambda: None, 100, 1000)
+        self.connections = UserConnections(guard, self, 100, 1000)
         self.connections.bound(f"tcp://127.0.0.1:{self.listener.getsockname()[1]}")
+
+    def settle(self) -> None: ...
 
     def connect(self) -> tuple[socket.socket, socket.socket]:
         """Both ends of a new connection, the server's first."""
