@@ -44,7 +44,7 @@ class Nodes:
 def cluster(path: Path, count: int, **settings: Any) -> Iterator[Nodes]:
     """So many nodes; what they leave in the database is sound."""
     postgres = shared_server()
-    name = postgres.new_database()
+    name = postgres.new_store()
     try:
         with ExitStack() as stack:
             nodes = Nodes(postgres.url(name), path, stack)

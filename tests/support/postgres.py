@@ -28,8 +28,11 @@ from urllib.parse import quote
 
 import psycopg
 import pytest
+from support.memory import in_memory
 from support.ports import free_port
 from support.waiting import until
+
+from titanic.store.postgres import schema
 
 USER, PASSWORD = "titanic", "not so secret"
 _ADMIN = "postgres"
@@ -124,9 +127,7 @@ def own(path: Path) -> None:
 
 def new_place() -> tuple[Path, int]:
     """A folder of our own, and the lock that tells others that we live. Those of the dead are removed."""
-    memory = Path("/dev/shm")
-    roomy = memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 2 << 30
-    parent = memory if roomy else Path(tempfile.gettempdir())
+    parent = in_memory(2 << 30) or Path(tempfile.gettempdir())
     for old in parent.glob(f"{_PLACE}*/lock"):
         with suppress(OSError), old.open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -184,6 +185,7 @@ class PostgresServer:
         self.wal_elsewhere = False
         """Its log of changes is in its folder, not with the data: a server that cannot write it ends."""
         self._process: subprocess.Popen[bytes] | None = None
+        self._template = ""
 
     # -- running -----------------------------------------------------------------------------------------------
 
@@ -332,7 +334,20 @@ class PostgresServer:
     def new_database(self, template: str = "template0") -> str:
         """The name of a new database that belongs to `titanic`, empty or as `template` is."""
         name = f"test_{next(_numbers)}"
-        self.sql(f"CREATE DATABASE {name} OWNER {USER} TEMPLATE {template}")
+        with self.connect() as connection:
+            files = "STRATEGY FILE_COPY" if connection.info.server_version >= 150000 else ""  # less work than its log
+            connection.execute(f"CREATE DATABASE {name} OWNER {USER} TEMPLATE {template} {files}")
+        return name
+
+    def new_store(self) -> str:
+        """The same with a new store in it: to copy its tables takes half the time of making them."""
+        if not self._template:
+            name = self.new_database()
+            with psycopg.connect(self.url(name), autocommit=True) as connection:
+                schema.prepare(connection, name)
+            self._template = name
+        name = self.new_database(self._template)
+        self.sql("UPDATE titanic.meta SET store_id = gen_random_uuid(), made_at = now()", database=name)
         return name
 
     def drop_database(self, name: str) -> None:

@@ -21,11 +21,13 @@ _databases: dict[Path, str] = {}
 
 def open_postgres(path: Path, **settings: Any) -> Store:
     """Opens a store in a database that stands for this path: another one for each, and the same one again."""
+    if path not in _databases:
+        _databases[path] = postgres.shared_server().new_store()
     return open_store(place_of("postgres", path), **settings)
 
 
 def place_of(engine: str, path: Path) -> str:
-    """Where `open_store` finds the store of an engine that stands for a path."""
+    """Where `open_store` finds the store of an engine that stands for a path, or makes it."""
     if engine != "postgres":
         return str(path)
     if path not in _databases:

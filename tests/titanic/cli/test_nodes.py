@@ -25,7 +25,7 @@ pytestmark = needs_postgres
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    name = shared_server().new_database()
+    name = shared_server().new_store()
     yield shared_server().url(name)
     shared_server().drop_database(name)
 

@@ -31,7 +31,7 @@ pytestmark = needs_postgres
 @pytest.fixture
 def url() -> Iterator[str]:
     server = shared_server()
-    name = server.new_database()
+    name = server.new_store()
     yield server.url(name)
     server.drop_database(name)
 

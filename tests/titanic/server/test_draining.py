@@ -35,7 +35,7 @@ DRAINING = b"503 draining: this node ends soon: another one takes new requests"
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    name = shared_server().new_database()
+    name = shared_server().new_store()
     yield shared_server().url(name)
     shared_server().drop_database(name)
 

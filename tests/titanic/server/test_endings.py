@@ -22,7 +22,7 @@ def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Client]:
         with Server(config(tmp_path)) as server, Client(server.endpoints[0], timeout=30) as client:
             yield client
         return
-    database = shared_server().new_database()
+    database = shared_server().new_store()
     settings = node_config(shared_server().url(database), 1000.0)
     with Server(settings) as server, Client(server.endpoints[0], timeout=30) as client:
         yield client

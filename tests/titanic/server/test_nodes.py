@@ -110,7 +110,7 @@ def can_dispatch(server: Server) -> bool:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    database = shared_server().new_database()
+    database = shared_server().new_store()
     cluster = Cluster(shared_server().url(database), tmp_path)
     with cluster.stack:
         yield cluster

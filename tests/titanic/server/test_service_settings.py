@@ -39,7 +39,7 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[st
         yield given
         return
     postgres = shared_server()
-    name = postgres.new_database()
+    name = postgres.new_store()
     yield given | {"store": postgres.url(name)}
     postgres.drop_database(name)
 

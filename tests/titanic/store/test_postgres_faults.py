@@ -68,7 +68,7 @@ def line() -> Line:
 @pytest.fixture
 def store(line: Line) -> Iterator[Store]:
     server = shared_server()
-    name = server.new_database()
+    name = server.new_store()
     with relay(f"tcp://127.0.0.1:{server.port}", breaks=line.breaks) as there:
         port = there.endpoint.rpartition(":")[2]
         with open_store(f"postgresql://{USER}:{PASSWORD.replace(' ', '%20')}@127.0.0.1:{port}/{name}") as store:

@@ -112,7 +112,7 @@ Lines = Callable[..., list[Line]]
 
 @pytest.fixture
 def lines() -> Iterator[Lines]:
-    name = shared_server().new_database()
+    name = shared_server().new_store()
     with ExitStack() as stack:
 
         def make(count: int, url: str = "") -> list[Line]:

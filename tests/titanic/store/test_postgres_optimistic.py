@@ -26,7 +26,7 @@ NOW = 1_795_258_520_106_479
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    name = shared_server().new_database()
+    name = shared_server().new_store()
     yield shared_server().url(name)
     shared_server().drop_database(name)
 

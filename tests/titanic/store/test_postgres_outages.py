@@ -32,7 +32,7 @@ NOW = 1_795_258_520_106_479
 @pytest.fixture
 def name() -> Iterator[str]:
     """Of a database."""
-    name = shared_server().new_database()
+    name = shared_server().new_store()
     yield name
     shared_server().drop_database(name)
 

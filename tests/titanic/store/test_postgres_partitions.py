@@ -25,7 +25,7 @@ pytestmark = needs_postgres
 @pytest.fixture
 def database() -> Iterator[str]:
     server = shared_server()
-    name = server.new_database()
+    name = server.new_store()
     with PostgresStore.open(server.url(name)):
         pass
     yield server.url(name)

@@ -11,6 +11,7 @@ from support.postgres import needs_postgres, shared_server
 from support.postgres_mirror import mirror
 from support.store_facts import accept_all, closed_in, closed_range, holder_of, state_of, waiting_in
 from support.store_lives import NOW, OWNERS, SERVICES, live
+from support.torture import seeds
 
 from titanic.errors import RecordCorrupt
 from titanic.store import CLOSED_LAYOUT, NewRequest, Retention, State, Status
@@ -105,7 +106,7 @@ def all_that_is_read(transaction, uuids: list[bytes], chance: random.Random) -> 
     return seen
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(1, 3))
 def test_all_that_is_read(seed: int, database: str, postgres: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queries, "LOOKED_AT", 20)
     model = MemoryStore(capacity=[1 << 60, 60_000, 1 << 60][seed])

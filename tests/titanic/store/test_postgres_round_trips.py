@@ -21,7 +21,7 @@ FINISHED = {"attempts": 1, "dispatched_at": NOW, "finished_at": NOW}
 
 @pytest.fixture
 def store() -> Iterator[PostgresStore]:
-    name = shared_server().new_database()
+    name = shared_server().new_store()
     with PostgresStore.open(shared_server().url(name)) as store:
         yield store
     shared_server().drop_database(name)

@@ -25,7 +25,7 @@ FINISHED = {"attempts": 1, "dispatched_at": NOW, "finished_at": NOW}
 def nodes() -> Iterator[tuple[PostgresStore, PostgresStore]]:
     """Two, which have joined as ONE and OTHER."""
     server = shared_server()
-    name = server.new_database()
+    name = server.new_store()
     with PostgresStore.open(server.url(name)) as one, PostgresStore.open(server.url(name)) as other:
         join(one, ONE)
         join(other, OTHER)
