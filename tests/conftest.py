@@ -1,8 +1,14 @@
 """What takes minutes is left out, unless TITANIC_TORTURE is set (`make torture`): support/torture.py."""
 
+import os
+
 from hypothesis import HealthCheck, settings
+from support.memory import in_memory
 
 pytest_plugins = ["support.serving", "support.torture", "support.spark", "support.long_first"]
 
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")  # other tests have the processor meanwhile: how long one example takes tells nothing
+
+if memory := in_memory(6 << 30):  # stores of tests sync hundreds of thousands of times
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(memory))

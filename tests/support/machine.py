@@ -23,6 +23,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple, TypeVar
 
 import pytest
+from support.memory import in_memory
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 240.0
@@ -146,7 +147,7 @@ class Machine:
 def machine(*more: str) -> Iterator[Machine]:
     """A machine that has booted, with the source's deploy folder in /root/deploy and wheels in /root/wheels, those of
     `more` packages too."""
-    with TemporaryDirectory(prefix="titanic-machine-", dir=_memory()) as memory:
+    with TemporaryDirectory(prefix="titanic-machine-", dir=in_memory(ROOM)) as memory:
         one = Machine(Path(memory) / "machine")
         subprocess.run(["cp", "-a", str(debian()), str(one.folder)], check=True)
         try:
@@ -156,12 +157,6 @@ def machine(*more: str) -> Iterator[Machine]:
             yield one
         finally:
             one.remove()
-
-
-def _memory() -> str | None:
-    """Where a machine's files are kept in memory, if there is room: packages are synced file by file. None: on disk."""
-    shared = Path("/dev/shm")
-    return str(shared) if shared.is_dir() and shutil.disk_usage(shared).free > ROOM else None
 
 
 def debian() -> Path:

@@ -115,7 +115,7 @@ def test_a_disk_smaller_than_the_capacity_is_a_smaller_capacity(tmp_path, keep_c
         small_disk(tmp_path / "disk", "tmpfs", 24 << 20) as disk,
         LmdbStore.open(disk.path / "store", capacity=1 << 30, keep_closed=keep_closed) as store,
     ):
-        for _ in range(4):
+        for _ in range(4 if LONG else 2):
             uuids = []
             for count in (10, 1):
                 with pytest.raises(StoreFull, match=r"the disk of the store in .* is full"):  # noqa: PT012

@@ -136,7 +136,7 @@ def test_a_full_store_finishes_expires_postpones_promotes_retries_and_closes(sto
         assert closed_range(txn)[1] == 1
 
 
-@pytest.mark.parametrize("size", [0, 200, 3000])
+@pytest.mark.parametrize("size", [0, pytest.param(200, marks=pytest.mark.torture), 3000])
 def test_every_request_of_a_full_store_can_be_ended(store, size):
     uuids = fill(store, size, batch=500)
     for at in range(0, len(uuids), 500):
