@@ -12,6 +12,7 @@ import pytest
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import arrow_udf, col, concat, lit, when
+from support.each import each
 from support.serving import serving
 from support.waiting import until
 
@@ -141,7 +142,7 @@ def test_rows_with_the_same_key_are_one_request(spark: SparkSession, server: Ser
     assert stored(client) == 100
 
 
-@pytest.mark.parametrize(
+@each(
     ("columns", "rows", "fault"),
     [
         (

@@ -15,6 +15,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from support.each import each
 from support.ports import free_port
 from support.processes import SUPPORT, Process
 from support.raw_mdp import raw_worker
@@ -188,7 +189,7 @@ def test_what_the_caller_did_wrong(client: Client) -> None:
         other.stats()
 
 
-@pytest.mark.parametrize(
+@each(
     ("call", "fault"),
     [
         (lambda client: client.submit("s", "x", key=b"x"), "key is b'x'; it must be a string"),
@@ -211,7 +212,7 @@ def test_a_wrong_value_is_told_with_what_is_right(client: Client, call: Callable
         call(client)
 
 
-@pytest.mark.parametrize("option", ["key_for", "ttl", "delay", "limit", "retry_first", "retry_most"])
+@each("option", ["key_for", "ttl", "delay", "limit", "retry_first", "retry_most"])
 def test_a_span_is_ten_years_at_most(client: Client, option: Any) -> None:
     too_long, not_finite = f"{option} must be a number of seconds .*, and ten years at most", f"{option} is (inf|nan); "
     for value, fault in ((timedelta(days=4000), too_long), (math.inf, not_finite), (math.nan, not_finite)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from support.each import each
 from support.raw_mdp import RawClient, raw_client, raw_worker
 from support.serving import QUICK
 from support.waiting import until
@@ -121,7 +122,7 @@ def test_bad_ones_among_good_ones_spoil_nothing(raw: RawClient) -> None:
     assert len({reply[1] for reply in replies if reply[0] == b"200"}) == 200
 
 
-@pytest.mark.parametrize("body", [[b""], [b"", b"", b""], [b"\0" * 1000], [bytes([n % 256]) for n in range(1000)]])
+@each("body", [[b""], [b"", b"", b""], [b"\0" * 1000], [bytes([n % 256]) for n in range(1000)]])
 def test_bodies_come_through_unchanged(server: Server, raw: RawClient, body: list[bytes]) -> None:
     with Worker("echo", lambda frames: frames, server.endpoints[0], config=QUICK):
         assert reply_of(raw, raw.submit(b"echo", *body)) == [b"200", *body]

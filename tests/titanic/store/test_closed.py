@@ -81,12 +81,12 @@ def test_a_whole_life_is_remembered(store):
     assert (life.error, life.priority, life.unclaimed) == ("", 7, False)
 
 
-@pytest.mark.parametrize("status", [Status.FAILED, Status.EXPIRED, Status.CANCELLED])
+@each("status", [Status.FAILED, Status.EXPIRED, Status.CANCELLED])
 def test_an_end_without_a_reply_keeps_its_reason(store, status):
     (uuid,) = accept(store, NewRequest(b"echo", [b"body"]))
     finish(store, uuid, status, [], "because")
     close(store, uuid)
-    (life,) = closed(store)
+    life = closed(store)[-1]
     assert (life.status, life.error, life.reply) == (status, "because", [])
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 from support.dropping import drop
+from support.each import each
 from support.store_engines import is_sound
 from support.store_facts import accept_all, holder_of, load_of
 
@@ -146,7 +147,7 @@ def test_a_repeated_request_must_be_valid_all_the_same(store):
         txn.accept([keyed(b"k", service=b"")], NOW)
 
 
-@pytest.mark.parametrize("key", [b"x" * 256, b"\xff"])
+@each("key", [b"x" * 256, b"\xff"])
 def test_what_cannot_be_a_key_is_refused(store, key):
     with store.write() as txn, pytest.raises(InvalidRequest):
         txn.accept([keyed(key)], NOW)
@@ -208,7 +209,7 @@ def test_a_key_of_several_is_not_that_of_another_number(store, before, after):
     assert requests(store) == len(before)
 
 
-@pytest.mark.parametrize("count", [2, 1000])
+@each("count", [2, 1000])
 def test_a_key_stands_for_no_more_than_there_are_and_fit_into_a_page(store, count):
     request = NewRequest(b"echo", [b"x"], key=b"k", key_until=LATER, together=count)
     others = [NewRequest(b"echo", [b"x"])] * (0 if count == 2 else count - 1)

@@ -6,6 +6,7 @@ from contextlib import suppress
 
 import pytest
 from msgspec.structs import replace
+from support.each import each
 from support.store_facts import accept_all, load_of, state_of, waiting_in
 
 from titanic.errors import InvalidRequest, StoreFailed
@@ -237,7 +238,7 @@ def test_a_late_reply_of_a_postponed_request_counts(store):
     assert promote(store, NOW + 9 * SECOND) == []
 
 
-@pytest.mark.parametrize("wanted", STORED)
+@each("wanted", STORED)
 def test_a_request_can_be_closed_in_every_state(store, wanted):
     uuid = in_state(store, wanted)
     other = in_state(store, wanted)
@@ -249,7 +250,7 @@ def test_a_request_can_be_closed_in_every_state(store, wanted):
 
 
 @pytest.mark.lmdb
-@pytest.mark.parametrize("wanted", STORED)
+@each("wanted", STORED)
 def test_an_emptied_store_has_no_page_left_but_two(store, wanted):
     for _ in range(3):
         close(store, in_state(store, wanted))

@@ -1,6 +1,7 @@
 """What happens by itself: requests expire, replies and keys are forgotten; and what is brought back."""
 
 import pytest
+from support.each import each
 from support.store_engines import is_sound
 from support.store_facts import accept_all, closed_in, load_of, state_of
 
@@ -100,7 +101,7 @@ def test_expiring_goes_in_bounded_steps_the_oldest_first(store):
     assert load(store, b"s3") == (0, 0)
 
 
-@pytest.mark.parametrize("way", ["finish", "close"])
+@each("way", ["finish", "close"])
 def test_what_has_ended_or_gone_expires_no_more(store, way):
     (uuid,) = accept(store, mortal(50))
     if way == "finish":
@@ -155,7 +156,7 @@ def test_the_load_counts_what_has_not_ended(store):
     assert load(store, b"nobody") == (0, 0)
 
 
-@pytest.mark.parametrize("status", [Status.FAILED, Status.EXPIRED])
+@each("status", [Status.FAILED, Status.EXPIRED])
 def test_a_dead_request_gets_another_life(store, status):
     (uuid,) = accept(store, NewRequest(b"echo", [b"body"], max_attempts=3))
     finish(store, uuid, status, frames=[bytes(5000)])
@@ -170,7 +171,7 @@ def test_a_dead_request_gets_another_life(store, status):
         assert txn.reply(uuid).frames == [b"reply"]
 
 
-@pytest.mark.parametrize("status", [Status.DONE, Status.CANCELLED])
+@each("status", [Status.DONE, Status.CANCELLED])
 def test_others_do_not(store, status):
     (uuid,) = accept(store, NewRequest(b"echo", [b"body"]))
     finish(store, uuid, status)

@@ -11,6 +11,7 @@ import httpx
 import msgspec
 import pytest
 from support import api_contract, torture
+from support.each import each
 
 from titanic.web.api import openapi
 from titanic.web.api.routes import PATHS, ROUTES
@@ -63,7 +64,7 @@ def test_a_service_has_the_figures_that_clients_know() -> None:
     assert set(FIGURES) <= set(openapi.ServiceNumbers.__annotations__)
 
 
-@pytest.mark.parametrize(
+@each(
     ("path", "document"),
     [
         ("/v1/requests", openapi.RequestPage),

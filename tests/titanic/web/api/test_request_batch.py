@@ -9,6 +9,7 @@ import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.each import each
 
 from titanic import Client
 from titanic.settings import ServiceLimits
@@ -129,7 +130,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(
+@each(
     ("item", "message"),
     [
         (
