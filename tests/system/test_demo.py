@@ -65,7 +65,7 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("lie", ["a wrong reply", pytest.param("no answer at all", marks=pytest.mark.torture)])
 def test_a_wrong_reply_fails_it(files: Path, temporary: Path, lie: str) -> None:
     bin_ = temporary.parent / "bin"
     bin_.mkdir()
@@ -117,8 +117,8 @@ def test_nothing_to_show(temporary: Path) -> None:
     ("stage", "number"),
     [
         ("which has no worker", signal.SIGINT),
-        ("the server is dead", signal.SIGTERM),
-        ("slowed down", signal.SIGINT),
+        pytest.param("the server is dead", signal.SIGTERM, marks=pytest.mark.torture),
+        pytest.param("slowed down", signal.SIGINT, marks=pytest.mark.torture),
         ("with a request unfinished", signal.SIGTERM),
     ],
 )

@@ -40,13 +40,13 @@ def test_the_walk(endpoint: str, tmp_path: Path) -> None:
     at = ("--endpoint", endpoint)
     uuid = titanic("submit", "upper", "hello", *at).line
     assert re.fullmatch("[0-9a-f]{32}", uuid)
-    assert titanic("reply", uuid, *at).code == 3
+    assert here("reply", uuid, *at).code == 3
     with working(tmp_path, endpoint, "upper", "tr", "a-z", "A-Z"):
         assert titanic("reply", uuid, "--wait", "20", *at) == (0, b"HELLO", "")
-    assert titanic("reply", uuid, *at).out == b"HELLO"
+    assert here("reply", uuid, *at).out == b"HELLO"
     assert here("show", uuid, *at).code == here("status", *at).code == here("ls", *at).code == 0
-    assert titanic("close", uuid, *at) == (0, b"", "")
-    assert titanic("reply", uuid, *at).code == 4
+    assert here("close", uuid, *at) == (0, b"", "")
+    assert here("reply", uuid, *at).code == 4
 
 
 def test_many_at_once(endpoint: str, tmp_path: Path) -> None:
