@@ -6,8 +6,8 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 TOOLED := $(VENV)/.tooled
 BUILDER := $(VENV)/.builder
-# Two more than there are cores: many tests wait, for clocks and for machines that boot.
-JOBS   ?= $(shell echo $$(( $$(nproc) + 2 )))
+# Four more than there are cores: many tests wait, for clocks and for machines that boot.
+JOBS   ?= $(shell echo $$(( $$(nproc) + 4 )))
 SAMPLE ?= 50
 SEED   ?= 3
 
