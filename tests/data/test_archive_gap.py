@@ -26,7 +26,7 @@ def store(tmp_path: Path) -> Path:
     return ring(tmp_path / "store", 300, capacity=16 << 20)
 
 
-@pytest.fixture(params=["pyarrow", "spark"])
+@pytest.fixture
 def parquet(request: pytest.FixtureRequest) -> Engine:
     return PyArrowEngine() if request.param == "pyarrow" else SparkEngine(request.getfixturevalue("spark"))
 
@@ -135,8 +135,19 @@ def test_a_gap_was_noted_and_what_was_begun_was_not_forgotten(store: Path, tmp_p
     expect_whole(store, archive, [(301, first - 1)])
 
 
-@pytest.mark.parametrize("allow_gap", [False, True])
-@pytest.mark.parametrize(("when", "upto"), [("intended", 330), ("staged", 400)])  # some of them, and all of them
+MOVES = [(*move, allow_gap) for allow_gap in (False, True) for move in (("intended", 330), ("staged", 400))]
+"""When it moves, and up to where: past some of what was begun, and past all of it."""
+
+
+@pytest.mark.parametrize(
+    ("parquet", "when", "upto", "allow_gap"),
+    [
+        *(("pyarrow", *move) for move in MOVES),
+        *(("spark", *move) for move in MOVES[::3]),
+        *(pytest.param("spark", *move, marks=pytest.mark.torture) for move in MOVES[1:3]),
+    ],
+    indirect=["parquet"],
+)
 def test_the_ring_moves_on_while_it_is_archived(
     store: Path, tmp_path: Path, parquet: Engine, when: str, upto: int, allow_gap: bool
 ) -> None:
