@@ -4,10 +4,12 @@ it turns out."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from support.dialects import Majortomo, Spoken
 from support.secured import curve_of, new_pair
@@ -46,6 +48,59 @@ NO_UID = 4_294_967_290
 """A user of no machine."""
 
 ECHO, QUICK_WORK, PARKED, NO_WORKER = b"job.echo", b"job.quick", b"job.parked", b"job.nobody"
+
+
+class Cell(NamedTuple):
+    """Somebody tries something."""
+
+    action: str
+    column: str
+    user: str
+    expected: str
+
+
+OTHERS = ("other's", "all", "admin")
+"""Columns of those who try it with what is somebody else's."""
+
+
+class Table:
+    """Who may do what, written down: a line for each action, with what it needs, and a column for each kind of user."""
+
+    def __init__(self, text: str, keyless: tuple[str, ...] = ()) -> None:
+        """`keyless`: the columns of those who have no key, which come first."""
+        columns = (*keyless, "nothing", "without", "elsewhere", "right", *OTHERS)
+        self.rows: list[tuple[str, list[str], dict[str, str]]] = []
+        """An action, what it needs, and how it turns out by column."""
+        for line in text.strip().splitlines()[2:]:
+            action, needs, *outcomes = re.split(r"\s{2,}", line)
+            needed = [need for need in needs.split() if need != "–"]
+            self.rows.append((action, needed, dict(zip(columns, outcomes, strict=True))))
+        self.cells = list(self._cells(columns[len(keyless) :]))
+        """Those who have a key."""
+
+    def _cells(self, columns: tuple[str, ...]) -> Iterator[Cell]:
+        for action, needs, outcomes in self.rows:
+            users = {"without": [f"without-{need}" for need in needs], "nothing": ["nothing"], "admin": ["admin"]}
+            for column in columns:
+                if outcomes[column] == "–":
+                    continue
+                names = users.get(column, ["-".join(("right" if column == "other's" else column, *needs))])
+                expected = outcomes[column].split(", ") if column == "without" else [outcomes[column]]
+                for user, outcome in zip(names, expected, strict=True):
+                    yield Cell(action, column, user, outcome)
+
+    def people(self) -> dict[str, dict[str, str]]:
+        """The users of the table: lines of an access file."""
+        found: dict[str, dict[str, str]] = {"nothing": {}, "admin": {"admin": NEEDS["admin"]}}
+        for need in NEEDS:
+            found[f"without-{need}"] = {name: line for name, line in NEEDS.items() if name not in (need, "admin")}
+        for _, needs, _ in self.rows:
+            right = {need: NEEDS[need] for need in needs}
+            name = "-".join(needs)
+            found[f"right-{name}".rstrip("-")] = right
+            found[f"elsewhere-{name}"] = {need: line.replace("*", "other.*") for need, line in right.items()}
+            found[f"all-{name}"] = right | ({"read": 'read = "all"'} if "read" in right else {})
+        return {name: found[name] for name in sorted({cell.user for cell in self.cells})}
 
 
 def access_file(people: Mapping[str, Mapping[str, str]], keys: Mapping[str, Keys], folder: Path) -> str:

@@ -11,11 +11,10 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import zmq
-from support.access_matrix import ECHO, KINDS, NEEDS, NO_WORKER, PARKED, Requests, Scene, matrix
+from support.access_matrix import ECHO, KINDS, NO_WORKER, OTHERS, PARKED, Requests, Scene, Table, matrix
 from support.dialects import Spoken
 
 TABLE = """
@@ -65,51 +64,8 @@ that says that this server has no nodes beside it. `kept`, `left`: nobody is tol
 request is in the list, or a service that is not Titanic's.
 """
 
-COLUMNS = ("no key", "unknown", "nothing", "without", "elsewhere", "right", "other's", "all", "admin")
-OTHERS = ("other's", "all", "admin")
-
-
-class Cell(NamedTuple):
-    """Somebody tries something."""
-
-    action: str
-    column: str
-    user: str
-    expected: str
-
-
-def rows() -> Iterator[tuple[str, list[str], dict[str, str]]]:
-    """Of the table: an action, what it needs, and how it turns out by column."""
-    for line in TABLE.strip().splitlines()[2:]:
-        action, needs, *outcomes = re.split(r"\s{2,}", line)
-        yield action, [need for need in needs.split() if need != "–"], dict(zip(COLUMNS, outcomes, strict=True))
-
-
-def cells() -> Iterator[Cell]:
-    """Those who have a key."""
-    for action, needs, outcomes in rows():
-        users = {"without": [f"without-{need}" for need in needs], "nothing": ["nothing"], "admin": ["admin"]}
-        for column in COLUMNS[2:]:
-            if outcomes[column] == "–":
-                continue
-            names = users.get(column, ["-".join(("right" if column == "other's" else column, *needs))])
-            expected = outcomes[column].split(", ") if column == "without" else [outcomes[column]]
-            for user, outcome in zip(names, expected, strict=True):
-                yield Cell(action, column, user, outcome)
-
-
-def people() -> dict[str, dict[str, str]]:
-    """The users of the table: lines of an access file."""
-    found: dict[str, dict[str, str]] = {"nothing": {}, "admin": {"admin": NEEDS["admin"]}}
-    for need in NEEDS:
-        found[f"without-{need}"] = {name: line for name, line in NEEDS.items() if name not in (need, "admin")}
-    for _, needs, _ in rows():
-        right = {need: NEEDS[need] for need in needs}
-        name = "-".join(needs)
-        found[f"right-{name}".rstrip("-")] = right
-        found[f"elsewhere-{name}"] = {need: line.replace("*", "other.*") for need, line in right.items()}
-        found[f"all-{name}"] = right | ({"read": 'read = "all"'} if "read" in right else {})
-    return {name: found[name] for name in sorted({cell.user for cell in cells()})}
+KEYLESS = ("no key", "unknown")
+MATRIX = Table(TABLE, KEYLESS)
 
 
 # -- the actions: what is said, and how the outcome is told ------------------------------------------------------------
@@ -235,13 +191,13 @@ def cancel(peer: Spoken, owner: Spoken) -> str:
 @pytest.fixture(scope="module", params=["integrated", "apart"])
 def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     folder: Path = tmp_path_factory.mktemp("m")
-    with matrix(folder, people(), request.param == "apart", others=3) as one:
+    with matrix(folder, MATRIX.people(), request.param == "apart", others=3) as one:
         yield one
 
 
 def test_each_user_with_each_kind_of_peer(scene: Scene) -> None:
     wrong = []
-    for cell in cells():
+    for cell in MATRIX.cells:
         owner = "victim" if cell.column in OTHERS else cell.user
         for kind in KINDS:
             found = outcome(scene, scene.peer(kind, cell.user), cell.action, owner)
@@ -251,7 +207,7 @@ def test_each_user_with_each_kind_of_peer(scene: Scene) -> None:
 
 
 def test_whoever_has_no_key_or_an_unknown_one_is_not_heard(scene: Scene) -> None:
-    expected = {(column, outcomes[column]) for _, _, outcomes in rows() for column in COLUMNS[:2]}
+    expected = {(column, outcomes[column]) for _, _, outcomes in MATRIX.rows for column in KEYLESS}
     assert expected == {("no key", "out"), ("unknown", "out")}
     victims = scene.requests["victim"]
     said = list(bodies(Requests(victims.done, victims.expired[-1:], victims.waiting[-2:])).values())

@@ -8,12 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import httpx
 import pytest
 from starlette.routing import Route
-from support.access_matrix import NEEDS
+from support.access_matrix import OTHERS, Table
 from support.waiting import until
 from support.web_matrix import DONE, Scene, web_matrix
 
@@ -76,8 +75,7 @@ not done either; a page answers 303 when it has done it. `seen`, `unseen`: wheth
 is followed: the state that its event tells.
 """
 
-COLUMNS = ("nothing", "without", "elsewhere", "right", "other's", "all", "admin")
-OTHERS = ("other's", "all", "admin")
+MATRIX = Table(TABLE)
 
 CALLS = {
     "submit": "POST /v1/services/{service}/requests",
@@ -117,49 +115,6 @@ FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 
 UNNEEDED = {"POST /login", "POST /logout", "POST /requests/selected"}
 """Calls that need no permission: a session begins and ends, and a page asks whether one is sure."""
-
-
-class Cell(NamedTuple):
-    """Somebody tries something."""
-
-    action: str
-    column: str
-    user: str
-    expected: str
-
-
-def rows() -> Iterator[tuple[str, list[str], dict[str, str]]]:
-    """Of the table: an action, what it needs, and how it turns out by column."""
-    for line in TABLE.strip().splitlines()[2:]:
-        action, needs, *outcomes = re.split(r"\s{2,}", line)
-        yield action, [need for need in needs.split() if need != "–"], dict(zip(COLUMNS, outcomes, strict=True))
-
-
-def cells() -> Iterator[Cell]:
-    """All of the table."""
-    for action, needs, outcomes in rows():
-        users = {"without": [f"without-{need}" for need in needs], "nothing": ["nothing"], "admin": ["admin"]}
-        for column in COLUMNS:
-            if outcomes[column] == "–":
-                continue
-            names = users.get(column, ["-".join(("right" if column == "other's" else column, *needs))])
-            expected = outcomes[column].split(", ") if column == "without" else [outcomes[column]]
-            for user, outcome in zip(names, expected, strict=True):
-                yield Cell(action, column, user, outcome)
-
-
-def people() -> dict[str, dict[str, str]]:
-    """The users of the table: lines of an access file."""
-    found: dict[str, dict[str, str]] = {"nothing": {}, "admin": {"admin": NEEDS["admin"]}}
-    for need in NEEDS:
-        found[f"without-{need}"] = {name: line for name, line in NEEDS.items() if name not in (need, "admin")}
-    for _, needs, _ in rows():
-        right = {need: NEEDS[need] for need in needs}
-        name = "-".join(needs)
-        found[f"right-{name}".rstrip("-")] = right
-        found[f"elsewhere-{name}"] = {need: line.replace("*", "other.*") for need, line in right.items()}
-        found[f"all-{name}"] = right | ({"read": 'read = "all"'} if "read" in right else {})
-    return {name: found[name] for name in sorted({cell.user for cell in cells()})}
 
 
 # -- the actions: what is called, and how the outcome is told ----------------------------------------------------------
@@ -316,13 +271,13 @@ TRIES: dict[str, Callable[[Scene, str, str, str], str]] = {
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     folder: Path = tmp_path_factory.mktemp("m") / "s"
-    with web_matrix(folder, people(), count=4, times=3) as one:
+    with web_matrix(folder, MATRIX.people(), count=4, times=3) as one:
         yield one
 
 
 def test_each_user(scene: Scene) -> None:
     wrong = []
-    for cell in cells():
+    for cell in MATRIX.cells:
         owner = "victim" if cell.column in OTHERS else cell.user
         found = TRIES[cell.action](scene, cell.user, owner, cell.action)
         if found != cell.expected:
@@ -342,7 +297,7 @@ def test_who_is_not_known_is_refused_each_call(scene: Scene) -> None:
 
 
 def test_the_table_has_every_call() -> None:
-    assert set(TRIES) == {action for action, _, _ in rows()}
+    assert set(TRIES) == {action for action, _, _ in MATRIX.rows}
     door = {f"{method.upper()} {path}" for path, calls in PATHS.items() for method in calls if method != "parameters"}
     actions = {
         f"{method} {route.path}"
