@@ -250,8 +250,8 @@ def test_the_longest_replies_can_be_fetched(client: Client, parts: list[int], fi
     ("parts", "final"),
     [
         ([], [b""] * (MOST + 1)),
-        ([], [b""] * TAKEN),
-        ([[b""] * MOST], [b"end"]),
+        pytest.param([], [b""] * TAKEN, marks=pytest.mark.torture),
+        pytest.param([[b""] * MOST], [b"end"], marks=pytest.mark.torture),
         ([[b""] * 60_000] * 5, [b""]),
         ([], [b"MDPE01", b"500 no", *[b""] * (TAKEN - 2)]),
     ],
