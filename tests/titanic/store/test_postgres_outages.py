@@ -31,8 +31,16 @@ NOW = 1_795_258_520_106_479
 
 @pytest.fixture
 def name() -> Iterator[str]:
-    """Of a database."""
+    """Of a database with a store."""
     name = shared_server().new_store()
+    yield name
+    shared_server().drop_database(name)
+
+
+@pytest.fixture
+def empty() -> Iterator[str]:
+    """The name of a database with nothing in it."""
+    name = shared_server().new_database()
     yield name
     shared_server().drop_database(name)
 
@@ -418,17 +426,17 @@ def test_a_server_that_cannot_be_written_or_has_no_place_is_no_server_to_be_star
                 open_store(url)
 
 
-def test_a_disk_that_is_full_at_the_start_is_no_question_of_permission(name):
+def test_a_disk_that_is_full_at_the_start_is_no_question_of_permission(empty):
     server = shared_server()
     server.sql(
         """CREATE FUNCTION refuse() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN
             RAISE 'No space left on device' USING ERRCODE = '53100';
         END $$;
         CREATE EVENT TRIGGER refuse ON ddl_command_start EXECUTE FUNCTION refuse()""",
-        database=name,
+        database=empty,
     )
     with pytest.raises(StoreUnwritable, match=r"can't be written; No space left on device; make room$"):
-        open_store(server.url(name))
+        open_store(server.url(empty))
 
 
 def test_a_pooler_in_transaction_mode_is_named(store):
@@ -511,12 +519,12 @@ def test_two_that_open_an_empty_database_make_its_tables_once(name):
         store.close()
 
 
-def test_discarding_removes_the_tables_that_were_never_used(name):
-    url = shared_server().url(name)
+def test_discarding_removes_the_tables_that_were_never_used(empty):
+    url = shared_server().url(empty)
     open_store(url).discard()
     there = "SELECT count(*) FROM pg_namespace WHERE nspname = 'titanic'"
-    assert shared_server().sql(there, database=name) == 0
+    assert shared_server().sql(there, database=empty) == 0
     store = open_store(url)
     accept(store)
     store.discard()
-    assert shared_server().sql(there, database=name) == 1
+    assert shared_server().sql(there, database=empty) == 1
