@@ -9,6 +9,7 @@ import re
 import shutil
 import time
 from collections import Counter
+from itertools import product
 from typing import NamedTuple
 
 import lmdb
@@ -171,13 +172,8 @@ def run(chore, path, *options):
     return trace(path.with_suffix(".strace"), options, "store_chores", name, path, *more)
 
 
-POINTS = {}
-
-
 def points(chore, path):
     """The calls of the chore that change something on the disk. They are the same each time."""
-    if chore.__class__ in POINTS:
-        return POINTS[chore.__class__]
     chore.prepare(path)
     done = run(chore, path, *files(path), "-e", f"trace={CALLS}")
     assert done.status == 0, done.said
@@ -187,7 +183,7 @@ def points(chore, path):
         count[thread, name] += 1
         found[Point(name, count[thread, name])] = None
     chore.expect(path)
-    return POINTS.setdefault(chore.__class__, list(found))
+    return list(found)
 
 
 def struck(chore, path, point, what):
@@ -196,23 +192,18 @@ def struck(chore, path, point, what):
     return run(chore, path, *files(path), "-y", "-e", f"trace={point.name}", "-e", strike)
 
 
-def test_killed_anywhere_it_can_be_done_again_and_nothing_is_lost(tmp_path, chore):
+def test_killed_or_failed_by_the_disk_anywhere_it_can_be_done_again_and_nothing_is_lost(tmp_path, chore):
     found = points(chore, tmp_path / "all")
     assert len(found) > 5
-    for number, point in enumerate(part(found, 3)):
-        path = tmp_path / str(number)
+    for point in part(found, 3):
+        path = tmp_path / f"killed at {point.name} {point.n}"
         done = struck(chore, path, point, "signal=KILL")
         tally["crash points tried"] += 1
         assert KILLED in done.log, f"{point} was made"
         tally["crash points fired"] += 1
         chore.expect(path)
-
-
-@pytest.mark.parametrize("error", ["EIO", "ENOSPC"] if LONG else ["ENOSPC"])
-def test_a_disk_error_is_said_and_nothing_is_lost(tmp_path, chore, error):
-    found = points(chore, tmp_path / "all")
-    for number, point in enumerate(part(found, 2)):
-        path = tmp_path / str(number)
+    for point, error in product(part(found, 2), ["EIO", "ENOSPC"] if LONG else ["ENOSPC"]):
+        path = tmp_path / f"{error} of {point.name} {point.n}"
         done = struck(chore, path, point, f"error={error}")
         assert INJECTED in done.log, f"{point} was made"
         tally["disk errors injected"] += 1
