@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from support.serving import settings_of
@@ -37,3 +38,10 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     with engine(tmp_path / "store", **settings_of(request)) as store:
         yield store
         assert is_sound(store)
+
+
+@pytest.fixture
+def on_disk() -> Iterator[Path]:
+    """A folder that is not in memory."""
+    with TemporaryDirectory(dir="/var/tmp") as folder:
+        yield Path(folder)

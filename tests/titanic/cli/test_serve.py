@@ -84,17 +84,17 @@ def test_a_kill_loses_nothing_and_it_is_said_what_a_power_cut_may_take(durabilit
         assert here("status", "--json", "--store", f"{folder}/store").json["store"]["waiting"] == 40
 
 
-def test_a_store_in_memory_that_is_not_there_is_wrong_usage(tmp_path: Path) -> None:
-    done = here("serve", "--bind", ANY, "--durability", "memory", "--store", tmp_path / "store")
+def test_a_store_in_memory_that_is_not_there_is_wrong_usage(on_disk: Path) -> None:
+    done = here("serve", "--bind", ANY, "--durability", "memory", "--store", on_disk / "store")
     assert done.code == 2
-    assert f"the store's directory {tmp_path}/store is not in memory; it is on " in done.err
-    assert list(tmp_path.iterdir()) == []
+    assert f"the store's directory {on_disk}/store is not in memory; it is on " in done.err
+    assert list(on_disk.iterdir()) == []
 
 
-def test_a_command_that_starts_the_log_leaves_that_of_other_tests_alone(tmp_path: Path) -> None:
+def test_a_command_that_starts_the_log_leaves_that_of_other_tests_alone(on_disk: Path) -> None:
     root = logging.getLogger()
     before = root.level, root.handlers[:]
-    assert here("serve", "--bind", ANY, "--durability", "memory", "--store", tmp_path / "store").code == 2
+    assert here("serve", "--bind", ANY, "--durability", "memory", "--store", on_disk / "store").code == 2
     assert (root.level, root.handlers) == before
 
 

@@ -29,13 +29,6 @@ def ram():
 
 
 @pytest.fixture
-def disk():
-    """A folder that is not."""
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
-        yield Path(folder)
-
-
-@pytest.fixture
 def syncs(monkeypatch):
     """Syncs of files that are not LMDB's own, one after another; `syncs.error` is raised by the next ones."""
 
@@ -92,15 +85,15 @@ def test_others_look_at_it_as_at_any_store(ram, tmp_path, durability):
         expect(copy, uuids)
 
 
-def test_memory_must_be_in_memory(disk):
-    where = disk / "not there" / "store"
+def test_memory_must_be_in_memory(on_disk):
+    where = on_disk / "not there" / "store"
     with pytest.raises(NotInMemory, match=r"is not in memory; it is on \w+, .* like /dev/shm/titanic"):
         open_store(where, durability="memory")
     assert not where.parent.exists()
-    open_store(disk / "store").close()
+    open_store(on_disk / "store").close()
     with pytest.raises(NotInMemory):
-        open_store(disk / "store", durability="memory")
-    open_store(disk / "store").close()
+        open_store(on_disk / "store", durability="memory")
+    open_store(on_disk / "store").close()
 
 
 def test_a_system_that_does_not_tell_is_not_trusted(ram, tmp_path, monkeypatch):
