@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import httpx
 import pytest
-from support.each import each
 from support.pages import Page
 from support.waiting import until
 
@@ -71,7 +70,7 @@ def test_services_that_only_record_a_state_are_not_listed(http: httpx.Client, cl
     assert page_of(http, "/services/cron.paused").figures["Delayed"] == "1"
 
 
-@each("name", ["mail", "a/b c", "..", "<i>&?#%", "größe"])
+@pytest.mark.parametrize("name", ["mail", "a/b c", "..", "<i>&?#%", "größe"])
 def test_each_service_has_a_page(http: httpx.Client, client: Client, name: str) -> None:
     client.submit(name, b"")
     url = page_of(http, "/services").links[name]
