@@ -157,7 +157,7 @@ def test_what_is_wrong_is_found_and_restored(store: Path, tmp_path: Path) -> Non
     other = ring(tmp_path / "other", 300)
     with pytest.raises(ArchiveError, match="is another store"):
         restore_range(archive, other, 1, 100)
-    with pytest.raises(ArchiveError, match="1 to 50 is no range"):
+    with pytest.raises(ArchiveError, match="1 to 50 is not a range"):
         restore_range(archive, store, 1, 50)
 
 

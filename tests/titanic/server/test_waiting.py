@@ -173,7 +173,7 @@ def test_an_archive_registers_and_acknowledges(tmp_path: Path) -> None:
         with pytest.raises(InvalidRequest, match="the last is 2"):
             client.archive(upto=3, uuid=uuids[2])
         assert client.archive(upto=2, uuid=uuids[1])["archived_upto"] == 2
-        with pytest.raises(InvalidRequest, match=r"this server has another store; its id is .*, meant is 0{32}"):
+        with pytest.raises(InvalidRequest, match=r"this server has another store; its id is .*, not 0{32}"):
             client.archive(register=False, store=32 * "0")
         assert client.archive(store=store)["registered"]
         assert not client.archive(register=False, store=store)["registered"]

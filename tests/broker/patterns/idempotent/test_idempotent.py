@@ -186,7 +186,7 @@ def test_who_asked_before_leaves_and_the_last_gets_the_reply() -> None:
             asking.append(pool.submit(run, handler, b"C", b"1", b"x"))
             until(lambda number=number: handler.duplicates == number)  # type: ignore[misc]
         for one in asking[:-1]:
-            with pytest.raises(RemoteError, match="409 the same request was asked again"):
+            with pytest.raises(RemoteError, match="409 the same request was sent again"):
                 one.result(60)
         hanging.go_on.set()
         assert asking[-1].result(60) == REPLY
