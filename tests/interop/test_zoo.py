@@ -152,8 +152,8 @@ def test_our_clients_at_another_queue(tmp_path: Path) -> None:
         assert asked(process, "reply", uuid, *where).code == 4
         done = asked(process, "submit", "echo", "hello", "--ttl", "5", *where)
         assert (done.code, kept) == (1, {})
-        assert "has no ttl; it is a queue of another project, and knows RFC 9 only" in done.err
-        assert "has no titanic.stats; it is a queue of another project" in asked(process, "status", *where).err
+        assert "has no ttl; it is another project's queue and supports RFC 9 only" in done.err
+        assert "has no titanic.stats; it is another project's queue" in asked(process, "status", *where).err
         with Client(endpoint) as client:
             uuids = client.submit_many("echo", [b"1", b"2"])
             assert dict(client.replies(uuids, 60)) == {uuids[0]: [b"1"], uuids[1]: [b"2"]}

@@ -48,8 +48,8 @@ def check(core: BrokerCore) -> None:
         assert worker.process.in_hand == in_hand_there
         if (alone := worker.process.alone) is not None:
             assert alone.request is not None
-            assert in_hand_there == 1 or not worker.process.begun, "it does not run alone"
-            assert in_hand_there > 1 or worker.process.begun, "it waits for nothing"
+            assert in_hand_there == 1 or not worker.process.is_started, "it does not run alone"
+            assert in_hand_there > 1 or worker.process.is_started, "it waits for nothing"
     assert sum(len(service.idle) for service in core.services.values()) <= len(core.workers)
     in_hand = [worker.request for worker in core.workers.values() if worker.request]
     assert len({id(request) for request in [*in_hand, *waiting]}) == len(in_hand) + len(waiting)

@@ -74,7 +74,7 @@ RFC9_POLL_FIRST = 0.05
 RFC9_POLL_MOST = 1.0
 """Pause in seconds between polls for a reply at a queue that knows RFC 9 only: the first and the longest."""
 
-RFC9_ADVICE = "it is a queue of another project, and knows RFC 9 only"
+RFC9_ADVICE = "it is another project's queue and supports RFC 9 only"
 
 
 def _refuse_rfc9(what: str) -> InvalidRequest:

@@ -78,5 +78,5 @@ def test_a_name_can_be_taken_once(broker: Transcript) -> None:
     broker.request("a", b"1")
     with pytest.raises(UsageError, match="in use"):
         broker.core.integrate(b"echo")
-    with pytest.raises(UsageError, match="printed"):
+    with pytest.raises(UsageError, match="unprintable"):
         broker.core.integrate(b"a\nb")

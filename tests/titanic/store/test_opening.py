@@ -95,7 +95,7 @@ def test_a_file_system_that_takes_no_files_is_unwritable():
 
 def test_a_file_is_not_a_store(tmp_path):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(NotAStore, match="no directory"):
+    with pytest.raises(NotAStore, match="not a directory"):
         LmdbStore.open(tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
 
