@@ -274,7 +274,7 @@ def contradictions(values: Mapping[str, Any]) -> Iterator[Contradiction]:
     if values["broker"] is None and not values["bind"]:
         yield Contradiction(("bind",), "bind is empty", "no client could connect", "name at least one endpoint")
     if values["broker"] is not None and values["gather"]:
-        what, fact = "gather is for the integrated broker", "another one is given"
+        what, fact = "gather is for the integrated broker", "broker names another one"
         yield Contradiction(("gather", "broker"), what, fact, "leave one out")
     for endpoint in values["bind"] if values["broker"] is None else ():
         if endpoint in values["gather"] and not endpoint.endswith((":*", ":0")):

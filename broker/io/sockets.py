@@ -143,7 +143,7 @@ def full(endpoint: str) -> str:
     whole = f"tcp://{endpoint}" if bare else endpoint
     match = re.fullmatch(r"tcp://.*:(\d+)", whole)
     if match is not None and int(match[1]) > 65535:
-        raise EndpointError(f"no such port: {endpoint}; ports go up to 65535")
+        raise EndpointError(f"invalid port: {endpoint}; ports go up to 65535")
     return whole
 
 

@@ -58,7 +58,7 @@ def test_with_all_of_it_set_it_is_right(tmp_path: Path) -> None:
     all_of_it = COMMENTED.sub(r"\1", FILE.read_text()).replace("/etc/titanic/access", f"{tmp_path}/access")
     path.write_text(all_of_it)
     (fault,) = here("config", "check", path).err.splitlines()
-    assert "bind is for the integrated broker; another one is given; leave one out" in fault
+    assert "bind is for the integrated broker; broker names another one; leave one out" in fault
     path.write_text(all_of_it.replace("\nbroker = ", "\n#broker = "))
     assert here("config", "check", path).code == 0
 

@@ -92,7 +92,7 @@ def like(text: str) -> list[str]:
     one, because a page is not that wide, are one line."""
     whole = re.sub(r" public key\n", " public key ", text)
     whole = re.sub(r"(?<=[:y] )\S{40}(?=;|$)", "KEY", whole, flags=re.MULTILINE)
-    whole = re.sub(r"^(\w +[\d.]+ +tcp://\S+) .*?( asked)?$", r"\1\2", whole, flags=re.MULTILINE)  # a node's figures
+    whole = re.sub(r"^(\w +[\d.]+ +tcp://\S+) .*?( connected)?$", r"\1\2", whole, flags=re.MULTILINE)  # a node's row
     whole = re.sub(r"^(NODE .*?) +UP .*$", r"\1", UUID.sub("UUID", whole), flags=re.MULTILINE)
     return whole.strip().splitlines()
 

@@ -243,7 +243,7 @@ def test_its_upkeep(here: Machine) -> None:
     access.write_text(f'{shop}{friends}[endpoints."ipc:///run/titanic/titanic.sock"]\nuser = "friends"\n')
     here.says("chgrp titanic /etc/titanic/access.toml; chmod 640 /etc/titanic/access.toml")
     here.says(rf"sed -i '/^#\(access\|key\) = /d' {TOML}")  # as settings of an earlier version, that lack these lines
-    assert "access control is on from the next start" in here.does("titanic", "access", "enable")
+    assert "access control takes effect at the next start" in here.does("titanic", "access", "enable")
     here.does("systemctl", "restart", "titanic")
     assert "access control on, 2 users" in here.journal("-u", "titanic")
     assert here.run("cat", "/run/credentials/titanic.service/server.key_secret", user="friend").code != 0

@@ -25,7 +25,7 @@ ACTION_HELP = "\n    ".join(f"  {permission.value:9}{meaning}" for permission, m
 
 @click.group("access")
 def access() -> None:
-    """Check access files, explain permissions, turn on access control. No server is contacted.
+    """Check access files, explain permissions and turn on access control. No server is contacted.
 
     \b
     Example:
@@ -88,14 +88,14 @@ def check(path: Path, as_json: bool) -> None:
 def test(user: str, action: str, service: str, path: Path, as_json: bool) -> None:
     """Explain whether an access file permits an action.
 
-    Prints the line of the access file that decides. Exits with 0 if USER may do ACTION, else with 1. If nothing permits
+    Prints the deciding line of the access file. Exits with 0 if USER may do ACTION, else with 1. If nothing permits
     it, prints the line of the user's table and what to add there. submit, work and call need a SERVICE.
 
     \b
     Actions:
     ACTION_HELP
 
-    --json prints {allowed, file, line, text, reason}; line is 0 when the file does not have the user.
+    --json prints {allowed, file, line, text, reason}; line is 0 if the user is not in the file.
 
     \b
     Example:
@@ -134,8 +134,8 @@ def enable(settings: Path, path: Path) -> None:
     """Turn on access control in a settings file.
 
     Applies to the server ([serve]), and to a separate broker ([broker]) if FILE has that table. The access file is
-    checked first. Adds `access` and `key` where they are not set, and changes nothing else. `key` is the file in which
-    systemd passes the server's key to the service. Takes effect when the server restarts.
+    checked first. Adds `access` and `key` where they are not set, and changes nothing else. `key` becomes the file in
+    which systemd passes the server's key to the service. Takes effect when the server restarts.
 
     \b
     Example:
@@ -164,7 +164,7 @@ def enable(settings: Path, path: Path) -> None:
     os.chown(draft, owner.st_uid, owner.st_gid)
     draft.write_text(text)
     draft.replace(settings)
-    click.echo(f"{settings}: access control is on from the next start")
+    click.echo(f"{settings}: access control takes effect at the next start")
 
 
 test.help = (test.help or "").replace("ACTION_HELP", ACTION_HELP)

@@ -25,7 +25,11 @@ from titanic.util.text import counted
 
 @command()
 @json_flag
-@option("--repair", is_flag=True, help="Repair what can be repaired; no server may have the directory open.")
+@option(
+    "--repair",
+    is_flag=True,
+    help="Repair what can be repaired; stop the server first, unless the store is in PostgreSQL.",
+)
 @place_option
 @configured
 def check(store: Path | str, repair: bool, as_json: bool) -> None:
@@ -38,7 +42,7 @@ def check(store: Path | str, repair: bool, as_json: bool) -> None:
     damaged file is kept next to the new one.
 
     For a store in PostgreSQL, the tables are checked against each other; this also works on a standby. --repair
-    releases requests claimed by a server that does not exist, even while servers use the store. For other problems,
+    releases requests claimed by a server that no longer exists, even while servers use the store. For other problems,
     restore a backup.
 
     --json prints {requests, replies, problems: [{where, what, repair}], left}.
@@ -85,7 +89,7 @@ def backup(dest: Path, store: Path, as_json: bool) -> None:
     """Copy the store to the new directory DEST, even while a server uses it. The copy is a consistent, compacted
     snapshot.
 
-    The copy is synced and verified before it is renamed to DEST: if DEST exists, it is a good backup.
+    The copy is synced and verified before it is renamed to DEST: if DEST exists, it is a complete backup.
 
     --json prints {path, bytes}.
 

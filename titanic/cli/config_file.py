@@ -200,7 +200,7 @@ def convert(option: click.Option, value: Any) -> tuple[Any, str]:
     if not all(_fits(option, one) for one in values):
         return None, f" cannot be {quoted(value)}; it must be {_kind(option)}"
     if not values and option.default:
-        return None, f" names nothing; it must be {_kind(option)}"
+        return None, f" is empty; it must be {_kind(option)}"
     if any(isinstance(one, str) and "\0" in one for one in values):
         return None, f" cannot be {quoted(value)}: a string cannot contain NUL"
     if isinstance(option.type, click.File):

@@ -49,7 +49,7 @@ def cron(words: Words, once: bool, as_json: bool, log_level: str, log_format: st
     Each table of FILE is a schedule. Keys above the tables apply to all of them:
 
     \b
-      tz = "Europe/Berlin"       # time zone of cron; default: UTC
+      tz = "Europe/Berlin"       # time zone of `cron`; default: UTC
       [nightly]                  # its NAME
       service = "backup"
       cron = "30 2 * * *"        # minute, hour, day, month, weekday; a
@@ -66,7 +66,7 @@ def cron(words: Words, once: bool, as_json: bool, log_level: str, log_format: st
     comes the first time. Cron expressions need the extra `tasks`.
 
     --json prints, for list, a list of {name, when, service, missed, paused, next, last: null or {tick, uuid, state}},
-    with times as text in UTC; for run {uuid}; for --once {uuids}; for pause and resume {names}. A request whose reply
+    with times as UTC strings; for run {uuid}; for --once {uuids}; for pause and resume {names}. A request whose reply
     was deleted because of its age is also `closed`.
 
     \b
@@ -148,7 +148,7 @@ def _list(client: Client, schedules: Sequence[Schedule], as_json: bool) -> None:
 def _run_now(schedules: Sequence[Schedule], name: str, as_json: bool, reach: EndpointReach) -> None:
     named = [schedule for schedule in schedules if schedule.name == name]
     if not named:
-        raise click.UsageError(f"no schedule is named {name}; there are {', '.join(one.name for one in schedules)}")
+        raise click.UsageError(f"no schedule is named {name}; the file has {', '.join(one.name for one in schedules)}")
     with connect(reach) as client:
         uuid = submit_now(client, named[0])
     if as_json:

@@ -176,7 +176,8 @@ class Demo:
         until = time.monotonic() + PATIENCE
         while not (found := poll()):
             if process.poll() is not None:
-                raise TitanicError(f"process {process.pid} exited with {process.returncode}", f"awaited: {what}")
+                fact = f"while waiting for {what}"
+                raise TitanicError(f"process {process.pid} exited with {process.returncode}", fact)
             if time.monotonic() > until:
                 raise TitanicError(f"timed out after {PATIENCE:g} s waiting for {what}")
             time.sleep(0.02)

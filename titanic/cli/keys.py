@@ -79,7 +79,7 @@ def _tell(public: Path, secret: Path, made: bool, as_json: bool, more: dict[str,
     if as_json:
         print_json({"key": key, "public_file": str(public), "secret_file": str(secret), **(more or {})})
         return
-    kept = "" if made else "already there, kept; "
+    kept = "" if made else "already exists; "
     click.echo(f"{public}: {kept}public, to hand out: {key}")
     use = (
         "--key-file of the server: do not copy or share it"

@@ -54,5 +54,5 @@ def migrate(source: Path | str, target: Path | str, as_json: bool) -> None:
     states_text = f"{waiting} waiting, {delayed} delayed, {ended} ended"
     keys, closed = counted(moved.keys, "key"), counted(moved.closed, "closed request")
     click.echo(f"{places['to']}: {counted(moved.requests, 'request')} ({states_text}), {keys}, {closed}")
-    click.echo(f"compared with {places['from']}: the same, SHA-256 {moved.checksum}")
+    click.echo(f"compared with {places['from']}: identical, SHA-256 {moved.checksum}")
     say(f"{places['from']} is unchanged; do not start a server on it again: it would execute the same requests again")

@@ -299,7 +299,7 @@ def key_file_options(group: str = "", unlisted: Sequence[str] = ("--key",)) -> D
             metavar="FILE|Z85",
             default=None,
             group=group,
-            help="Public key of that server, as Z85 or a file.",
+            help="Public key of the server, as Z85 or a file.",
         ),
     )
 

@@ -131,7 +131,7 @@ def pyplot(extra: str) -> Any:
         from matplotlib import pyplot as found
     except ImportError as error:
         advice = how_to_install(extra)
-        raise TitanicError("a picture needs matplotlib", str(error), advice) from None
+        raise TitanicError("plots need matplotlib", str(error), advice) from None
     return found
 
 

@@ -141,7 +141,7 @@ def _refuse_unused(settings: Mapping[str, Any]) -> None:
         if chosen(name) is ParameterSource.COMMANDLINE and all(settings[other] is None for other in others):
             needs = " or ".join(f"--{other}" for other in others)
             option = "--key-file" if name == "key" else "--server-key"
-            raise click.UsageError(f"{option} is for {needs}; without that it would not be used")
+            raise click.UsageError(f"{option} has no effect without {needs}")
 
 
 @command("broker", rule=access_faults)
@@ -170,7 +170,7 @@ def broker(
     metrics = settings.pop("metrics")
     open = settings.pop("open")
     if access is None and click.get_current_context().get_parameter_source("key") is ParameterSource.COMMANDLINE:
-        raise click.UsageError("--key-file is for --access; without that it would not be used")
+        raise click.UsageError("--key-file has no effect without --access")
     for wrong in access_contradictions(
         {"broker": None, "access": access, "key": key, "server_key": None, "open": open}
     ):

@@ -70,7 +70,7 @@ class NodeName(click.ParamType[str]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         text = str(value)
         if not text.isprintable() or not 0 < len(text) <= MAX_NAME or text.isdigit():
-            self.fail(f"{text!r} is not a name; use 1 to {MAX_NAME} characters, no number", param, ctx)
+            self.fail(f"{text!r} is not a valid name; use 1 to {MAX_NAME} characters, not only digits", param, ctx)
         return text
 
 
@@ -94,7 +94,8 @@ def service_limits(
         for part in rest.split(","):
             what, _, number = part.partition("=")
             if not name or not colon or what not in ("waiting", "bytes", "running", "rate") or what in chosen:
-                raise click.BadParameter(f"{value!r} is not like NAME:waiting=1000,bytes=64MiB,running=4,rate=10/s")
+                example = "NAME:waiting=1000,bytes=64MiB,running=4,rate=10/s"
+                raise click.BadParameter(f"{value!r} is not a limit; write it like {example}")
             try:
                 chosen[what] = read_rate(number) if what == "rate" else read_size(number, least=1, most=MAX_SIZE)
             except ValueError as error:
@@ -139,7 +140,7 @@ def rule(values: Mapping[str, Any], own: Set[str]) -> Iterator[Contradiction]:
     yield from contradictions(values)
     yield from access_faults(values, own)
     if {"bind", "broker"} <= own:
-        what, fact = "bind is for the integrated broker", "another one is given"
+        what, fact = "bind is for the integrated broker", "broker names another one"
         yield Contradiction(("bind", "broker"), what, fact, "leave one out")
 
 

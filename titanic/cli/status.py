@@ -52,8 +52,8 @@ def status(as_json: bool, watch: float | None, **where: Any) -> None:
     disk_full        whether the store's disk is full
     full_in          seconds until the store is full at the rate of the
                      last hour; null: not filling, or not known yet
-    refuses_for_room whether a request was refused for lack of space in
-                     the last minute
+    refuses_for_room whether a request was refused in the last minute for
+                     lack of space
     readers          [{pid, command, age in seconds, pinned}] of processes
                      that have long been reading the store's files, or of
                      transactions open in its database for 5 minutes;
@@ -125,7 +125,7 @@ def _watch(every: float, as_json: bool, where: dict[str, Any]) -> None:
             else:
                 if terminal:
                     click.clear()
-                click.echo(f"{time.strftime('%Y-%m-%d %H:%M:%S')}, every {every:g} s; Ctrl-C ends it\n")
+                click.echo(f"{time.strftime('%Y-%m-%d %H:%M:%S')}, every {every:g} s; Ctrl-C to stop\n")
                 _show(document, before, began)
                 if not terminal:
                     click.echo()
@@ -157,14 +157,14 @@ def _show(document: dict[str, Any], before: tuple[float, dict[str, Any]] | None 
     if done is not None:
         ended = document["dispatch"]
         node = document.get("node")
-        where = "" if node is None else f" of {printable(node['name'])}:"
+        where = "" if node is None else f" of {printable(node['name'])}"
         click.echo(
-            f"since the start{where} {done['accepted']} accepted, {done['refused']} refused,"
+            f"since start{where}: {done['accepted']} accepted, {done['refused']} refused,"
             f" {ended['succeeded']} succeeded, {ended['failed']} failed, {ended['expired']} expired,"
             f" {done['closed']} closed"
         )
     if before is not None and done is not None:
-        click.echo(f"a second {', '.join(_rates(document, before[1], now - before[0]))}")
+        click.echo(f"per second: {', '.join(_rates(document, before[1], now - before[0]))}")
     workers = document["workers"]
     names = {*document["services"], *(workers or ())}
     rows = [
@@ -198,7 +198,7 @@ def _nodes(document: dict[str, Any]) -> Iterator[str]:
     names = Counter(row["name"] for row in rows)
     for row in rows:
         number = f", number {row['incarnation']}" if names[row["name"]] > 1 and "incarnation" in row else ""
-        states = f"{', draining' if row['draining'] else ''}{', was asked' if row is own else ''}"
+        states = f"{', draining' if row['draining'] else ''}{', connected' if row is own else ''}"
         yield f"{row['name']} ({row['running']} running{states}{number})"
 
 
@@ -324,7 +324,7 @@ def judge(found: Observation, timeout: float, max_waiting: int | None, max_age: 
         full.append("the store refuses requests for lack of space")
     full_in = found.document.get("full_in")
     if not full and full_in is not None and full_in < WARN_FULL_IN:
-        warnings.append(f"at the current rate the store is full in about {duration(round(full_in / 360) * 360)}")
+        warnings.append(f"at the current rate the store will be full in about {duration(round(full_in / 360) * 360)}")
     for reader in found.document.get("readers", ()):
         store = found.document["store"]
         if reader["pinned"] > PINS_MUCH * store["capacity"] or is_url(store["path"]):  # there it slows down claims

@@ -62,7 +62,7 @@ def look(*, offline: bool, store: Path | str, reach: EndpointReach) -> Client | 
     source = click.get_current_context().get_parameter_source("store")
     if offline or source is ParameterSource.COMMANDLINE:
         return Files(store)
-    return connect_to_look(reach, " (To read the files of a stopped one, use --store DIR.)")
+    return connect_to_look(reach, " (To read the files of a stopped server, use --store DIR.)")
 
 
 class Files:

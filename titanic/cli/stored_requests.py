@@ -130,7 +130,7 @@ def show(uuid: str, as_json: bool, **where: Any) -> None:
     """Show one request in full, except its body and reply; for a flow, its steps as a tree.
 
     --json prints one object. Values that are not set, or left to the server's defaults, are null; keys marked "absent"
-    are left out otherwise. Times are microseconds since 1970.
+    are left out when they do not apply. Times are microseconds since 1970.
 
     \b
     uuid, service
@@ -289,8 +289,8 @@ def retry(
 
     A request that expired before its --delay was over still waits for the end of the delay.
 
-    Give UUIDs, or select requests by --service, --older-than or --all. When none of the UUIDs can be requeued, it
-    reports why, and exits with 4 if all are unknown, else with 1.
+    Give UUIDs, or select requests by --service, --older-than or --all. If none of the UUIDs can be requeued, the
+    command reports why, and exits with 4 if all are unknown, else with 1.
 
     --json prints {retried}.
 

@@ -311,7 +311,7 @@ def _size(lines: BinaryIO) -> int:
 @seconds("--wait", least=0, default=None, help="Wait at most this long for the reply.")
 @endpoint
 def reply(uuid: str, wait: float | None, as_json: bool, reach: EndpointReach) -> None:
-    """Print the reply to the request with this UUID, byte for byte. It stays until the request is closed.
+    """Print the reply to the request with this UUID, byte for byte. It is kept until the request is closed.
 
     Exits with 3 while the request is pending, with 4 when the UUID is unknown, with 1 when the request failed for good
     or expired; what its worker reported about the failure is printed to standard error.

@@ -139,7 +139,8 @@ def _silence(service: bytes, endpoint: str, waited: float, reason: str = "", *, 
 
 def unknown(uuid: str) -> UnknownRequest:
     """The error for a UUID that Titanic does not know."""
-    return UnknownRequest(f"unknown UUID {uuid}", "it was closed, deleted after its time, or never accepted", "")
+    fact = "it was closed, deleted after its retention time, or never accepted"
+    return UnknownRequest(f"unknown UUID {uuid}", fact, "")
 
 
 def check(reply: Frames) -> Frames:

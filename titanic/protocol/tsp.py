@@ -87,7 +87,9 @@ def ended(state: str, reason: str, detail: Frames) -> Frames:
     return [*failure(f"{state}: {reason}"), state.encode(), *detail]
 
 
-UNKNOWN = bad_request("unknown: no request has this UUID; it was closed, deleted after its time, or never accepted")
+UNKNOWN = bad_request(
+    "unknown: no request has this UUID; it was closed, deleted after its retention time, or never accepted"
+)
 
 
 def request_fault(body: Frames) -> str | None:

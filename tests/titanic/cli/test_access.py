@@ -124,7 +124,7 @@ def test_access_control_is_turned_on_in_the_settings(file: Path) -> None:
     settings.write_text(SETTINGS)
     settings.chmod(0o640)
     done = here("access", "enable", settings, "--access", file)
-    assert (done.code, done.line) == (0, f"{settings}: access control is on from the next start")
+    assert (done.code, done.line) == (0, f"{settings}: access control takes effect at the next start")
     key = "/run/credentials/titanic.service/server.key_secret"
     on = f'access = "{file}"\n'
     assert settings.read_text() == SETTINGS.replace("[serve]\n", f'[serve]\n{on}key = "{key}"\n').replace(

@@ -57,8 +57,8 @@ WRONG = [
     ("[serve]\nmax-attempts = '5'", 2, "[serve] max-attempts cannot be '5'; it must be a whole number"),
     ("[serve]\ncapacity = [1]", 2, "[serve] capacity cannot be [1]; it must be a size like 500, 64MiB or 1.5GB"),
     ("[serve]\ngrace = {s = 1}", 2, "[serve] grace cannot be {'s': 1}; it must be a number"),
-    ("[serve]\nbind = []", 2, "[serve] bind names nothing; it must be a string in quotes, or a list of these"),
-    ("[work]\nendpoint = []", 2, "[work] endpoint names nothing; it must be a string in quotes, or a list of these"),
+    ("[serve]\nbind = []", 2, "[serve] bind is empty; it must be a string in quotes, or a list of these"),
+    ("[work]\nendpoint = []", 2, "[work] endpoint is empty; it must be a string in quotes, or a list of these"),
     # Values that cannot be.
     ("[serve]\nstore = ''", 2, "[serve] store: the name of a directory must not be empty; . is the current one"),
     ('[serve]\nstore = "a\\u0000b"', 2, "[serve] store cannot be 'a\\x00b': a string cannot contain NUL"),
@@ -81,14 +81,14 @@ WRONG = [
     ("[serve]\ncapacity = '1 parsec'", 2, "[serve] capacity: '1 parsec' is not a size"),
     ("[serve]\ncapacity = 0", 2, "[serve] capacity: 0 is not a size from 16MiB to 16TiB"),
     ("[serve]\nmax-body = '99TiB'", 2, "[serve] max-body: 99TiB is not a size from 64KiB to 16TiB"),
-    ("[serve]\nservice-limit = 'mail'", 2, "[serve] service-limit: 'mail' is not like NAME:waiting=1000,bytes=64MiB"),
+    ("[serve]\nservice-limit = 'mail'", 2, "[serve] service-limit: 'mail' is not a limit; write it like NAME:waiting="),
     (
         "[serve]\nservice-limit = 'a:rate=10'",
         2,
         "[serve] service-limit: '10' is not a rate from 0.1/h to 100000/s; write",
     ),
     ("[serve]\nservice-limit = 'a:rate=0/s'", 2, "[serve] service-limit: '0/s' is not a rate from 0.1/h to 100000/s"),
-    ("[serve]\nservice-limit = ['a:waiting=1', 'b:size=1']", 2, "[serve] service-limit: 'b:size=1' is not like NAME:"),
+    ("[serve]\nservice-limit = ['a:waiting=1', 'b:size=1']", 2, "[serve] service-limit: 'b:size=1' is not a limit; "),
     ("[serve]\nservice-limit = ['a:waiting=many']", 2, "[serve] service-limit: 'many' is not a size"),
     # Endpoints.
     ("[serve]\nbind = 'localhost'", 2, "[serve] bind: 'localhost' is not an endpoint; write it like tcp://"),
@@ -97,7 +97,7 @@ WRONG = [
     (
         "[work]\nendpoint = 'tcp://h:70000'",
         2,
-        "[work] endpoint: 'tcp://h:70000' has no such port; ports go up to 65535",
+        "[work] endpoint: 'tcp://h:70000' has an invalid port; ports go up to 65535",
     ),
     (
         "[work]\nendpoint = 'tcp://h:0'",
@@ -144,12 +144,12 @@ WRONG = [
     (
         "[serve]\nbind = 'tcp://*:1'\nbroker = 'tcp://h:1'",
         3,
-        "[serve] broker: bind is for the integrated broker; another one is given; leave one out",
+        "[serve] broker: bind is for the integrated broker; broker names another one; leave one out",
     ),
     (
         "broker = 'tcp://h:1'\n[serve]\ngather = 'tcp://*:1'",
         3,
-        "[serve] gather: gather is for the integrated broker; another one is given; leave one out",
+        "[serve] gather: gather is for the integrated broker; broker names another one; leave one out",
     ),
 ]
 

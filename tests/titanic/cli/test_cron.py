@@ -69,7 +69,7 @@ def test_once(server: Server, client: Client, file: Path) -> None:
     ("words", "fault"),
     [
         (["run", "FILE"], "write titanic cron run FILE NAME"),
-        (["run", "FILE", "nigtly"], "no schedule is named nigtly; there are nightly, often"),
+        (["run", "FILE", "nigtly"], "no schedule is named nigtly; the file has nightly, often"),
         (["pause"], "write titanic cron pause NAME"),
         (["FILE", "more"], "write titanic cron FILE"),
         (["list", "FILE", "--once"], "--once cannot be used with list"),

@@ -75,7 +75,7 @@ def test_why_nothing_is_tried_again(at: tuple[str, str]) -> None:
     waiting, unknown = here("submit", "absent", "x", *at).line, "0" * 32
     done = here("retry", unknown, *at)
     assert (done.code, done.out) == (4, b"0 requests requeued\n")
-    assert f"unknown UUID {unknown}; it was closed, deleted after its time, or never accepted" in done.err
+    assert f"unknown UUID {unknown}; it was closed, deleted after its retention time, or never accepted" in done.err
     done = here("retry", unknown, waiting, *at)
     assert (done.code, done.out) == (1, b"0 requests requeued\n")
     assert f"{waiting} is waiting; only failed and expired requests can be requeued" in done.err

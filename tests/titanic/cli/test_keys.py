@@ -36,7 +36,7 @@ def test_the_servers_pair_is_kept(tmp_path: Path) -> None:
     assert (again.code, again.json) == (0, told | {"made": False})
     kept = here("keys", "server", "--dir", tmp_path)
     assert kept.code == 0
-    assert kept.out.decode().count(": already there, kept; ") == 2
+    assert kept.out.decode().count(": already exists; ") == 2
     assert secret.read_bytes() == before
 
 

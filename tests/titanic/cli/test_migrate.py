@@ -33,7 +33,7 @@ def test_the_other_store_serves(store: Path, tmp_path: Path) -> None:
     first, second = done.out.decode().splitlines()
     assert first.startswith(f"{tmp_path / 'store'}: 4 requests (3 waiting, 0 delayed, 1 ended), ")
     assert first.endswith(", 1 closed request")
-    assert second.startswith(f"compared with {store}: the same, SHA-256 ")
+    assert second.startswith(f"compared with {store}: identical, SHA-256 ")
     assert "do not start a server on it again" in done.err
     with serving(tmp_path) as (_, endpoint):
         assert here("ls", "--json", "--endpoint", endpoint).json == before
@@ -50,7 +50,7 @@ def test_to_a_database_and_back(store: Path, tmp_path: Path, monkeypatch: pytest
     there = here("migrate", store, place, "--json")
     assert there.json["to"] == place
     back = here("migrate", place, tmp_path / "store")
-    assert f"compared with {place}: the same, SHA-256 {there.json['checksum']}" in back.out.decode()
+    assert f"compared with {place}: identical, SHA-256 {there.json['checksum']}" in back.out.decode()
     refused = here("migrate", store, place)
     assert refused.err.startswith(f"titanic: cannot write to {place}; it already has a store")
     for one in (there, back, refused):

@@ -95,13 +95,13 @@ def test_the_nodes_are_listed_and_one_is_drained(url: str, tmp_path: Path) -> No
             assert title.startswith("NODE  VERSION  ENDPOINTS")
             assert title.endswith("  UP  LEASE  WORKERS  RUNNING  CLAIMS  SHARD  ACCESS  STATE")
             assert re.split(" {2,}", first)[0::9] == ["a", "open"]
-            assert first.split()[-1] == "asked"
+            assert first.split()[-1] == "connected"
             assert second.split()[0] == "b"
             rows = here("nodes", "--json", "--store", url).json
             assert [(row["name"], row["asked"]) for row in rows] == [("a", False), ("b", False)]
             assert all(row["incarnation"] <= 2**53 for row in rows)  # jq would round others, and drain needs it
             status = here("status", *of_a).out.decode()
-            assert "\n2 nodes: a (0 running, was asked), b (0 running)\nsince the start of a: 0 accepted, " in status
+            assert "\n2 nodes: a (0 running, connected), b (0 running)\nsince start of a: 0 accepted, " in status
             assert here("drain", "c", *of_a).code == 1
             drained = here("drain", "b", "--wait", "30", *of_a)
             assert (drained.code, drained.err) == (0, "titanic: draining b\n")

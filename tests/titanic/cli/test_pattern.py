@@ -198,7 +198,7 @@ def test_freelance_goes_on_with_the_server_that_is_left(model: str, tmp_path: Pa
 def test_freelance_servers_have_to_know_where_they_are(where: tuple[str, ...]) -> None:
     done = here("pattern", "freelance", "server", "--open", *where)
     assert done.code == 2
-    assert "in model 3 servers have to know their public endpoint, like --public" in done.err
+    assert "in model 3 a server must know its public endpoint, like --public" in done.err
 
 
 def test_servers_are_not_open_by_mistake() -> None:

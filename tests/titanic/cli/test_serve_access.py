@@ -38,7 +38,7 @@ def test_what_is_missing_or_contradicts_is_said_with_what_to_do(
     start = started(command, tmp_path)
     for options, said in (
         (("--access", str(files.path)), "create one with `titanic keys server`"),
-        (("--key", str(files.key)), "--key-file is for --access"),
+        (("--key", str(files.key)), "--key-file has no effect without --access"),
         ((*files.options, "--open"), "open is for endpoints without access control"),
         ((*files.options[:2], "--key", str(files.server_key)), "it has only a public key"),
         (("--access", str(tmp_path / "none"), *files.options[2:]), "none"),
@@ -61,7 +61,7 @@ def test_a_broker_elsewhere_has_the_access_control(tmp_path: Path, files: Access
         assert said in done.err
     done = here(*start[:3], "--server-key", str(files.server_key))
     assert done.code == 2
-    assert "--server-key is for --broker" in done.err
+    assert "--server-key has no effect without --broker" in done.err
 
 
 @BOTH

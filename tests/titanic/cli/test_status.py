@@ -38,7 +38,7 @@ def test_a_store_that_refuses_or_fills_up_is_not_healthy() -> None:
     refuses = Observation({**told, "refuses_for_room": True, "full_in": 0.0})
     assert judge(refuses, 2.0, None, None) == (2, ["the store refuses requests for lack of space"])
     fills = Observation({**told, "full_in": 5 * 3600.0 + 10})
-    assert judge(fills, 2.0, None, None) == (1, ["at the current rate the store is full in about 5 h"])
+    assert judge(fills, 2.0, None, None) == (1, ["at the current rate the store will be full in about 5 h"])
     assert judge(Observation({**told, "full_in": 90_000.0}), 2.0, None, None) == (0, [])
 
 
@@ -50,12 +50,12 @@ def test_watch_shows_it_anew_with_rates(tmp_path: Path) -> None:
     ):
         assert watch.process.stdout is not None
         lines = iter(watch.process.stdout.readline, b"")
-        assert re.fullmatch(rb"[-\d]{10} [:\d]{8}, every 0.2 s; Ctrl-C ends it\n", next(lines))
+        assert re.fullmatch(rb"[-\d]{10} [:\d]{8}, every 0.2 s; Ctrl-C to stop\n", next(lines))
         client.submit("mail", b"x")
-        until(lambda: b"since the start 1 accepted" in next(lines))
+        until(lambda: b"since start: 1 accepted" in next(lines))
         rates = until(lambda: line if (line := next(lines)).startswith(b"a second ") else None)
         words = re.fullmatch(
-            rb"a second [\d.]+ accepted, 0.0 dispatched, 0.0 succeeded, 0.0 failed, 0.0 closed\n", rates
+            rb"per second: [\d.]+ accepted, 0.0 dispatched, 0.0 succeeded, 0.0 failed, 0.0 closed\n", rates
         )
         assert words
         until(lambda: re.fullmatch(rb"mail +1 +0\n", next(lines)))

@@ -49,7 +49,7 @@ def test_submit_wait_reply_close(client: Client, echo: Worker) -> None:
     client.close(uuid)
     client.close(uuid, UNKNOWN)
     with pytest.raises(
-        UnknownRequest, match=f"unknown UUID {uuid}; it was closed, deleted after its time, or never accepted"
+        UnknownRequest, match=f"unknown UUID {uuid}; it was closed, deleted after its retention time, or never accepted"
     ):
         client.reply(uuid)
 

@@ -87,7 +87,7 @@ def server(
         here = freelance_server(handler(command), bind, model=model, public=public, jobs=jobs, key=keys)
     except NotPublic as error:
         raise click.BadParameter(
-            f"{error.endpoint} {error.why}; in model 3 servers have to know their public endpoint, "
+            f"{error.endpoint} {error.why}; in model 3 a server must know its public endpoint, "
             "like --public tcp://10.0.0.1:5555",
             param_hint="--public" if public else "--bind without --public",
         ) from None

@@ -15,7 +15,7 @@ from titanic.cli.printing import print_body
 
 @click.group()
 def majordomo_async() -> None:
-    """A Majordomo client that sends the next request without waiting for the last reply.
+    """A Majordomo client that sends the next request without waiting for the previous reply.
 
     The broker is `titanic broker`, the worker `titanic work`.
     """

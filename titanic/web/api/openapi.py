@@ -397,7 +397,7 @@ WHAT_NOW = {
     504: "The server did not answer. With an idempotency key, retry.",
     404: "What the path names does not exist.",
     409: "The request is in another state.",
-    410: "The request no longer exists: closed, deleted after its time, or never accepted.",
+    410: "The request no longer exists: closed, deleted after its retention time, or never accepted.",
     413: "The body is too large.",
     415: "The content type is not supported.",
     422: "The key was used with another body.",

@@ -260,7 +260,7 @@ def unknown_request(uuid: str) -> HTTPProblem:
     server accepted the request: the answer is 410. No server made any other UUID: 404.
     """
     raw = bytes.fromhex(uuid)
-    fact = "it was closed, deleted after its time, or never accepted"
+    fact = "it was closed, deleted after its retention time, or never accepted"
     if raw[6] >> 4 == 7 and raw[8] >> 6 == 2 and not ids.may_be_after(raw, time.time_ns() // 1000 + CLOCK_TOLERANCE_US):
         return HTTPProblem(410, f"unknown UUID {uuid}; {fact}", type="unknown-request")
     return HTTPProblem(
