@@ -89,7 +89,8 @@ class BrokerConfig:
     )
     silent_worker_timeout: float = setting(
         900.0,
-        "The same, in seconds, for a busy worker of a dialect that sends no heartbeats during work (majortomo).",
+        "Silence after which a busy worker is considered dead if its dialect sends no heartbeats during work"
+        " (majortomo).",
         unit="s",
     )
     request_expiry: float = setting(

@@ -160,7 +160,7 @@ class ServerConfig:
     unready_timeout: float = setting(
         3600.0,
         "How long to redispatch a request that workers return because they do not know its task or an argument, or"
-        " cannot import a module; it then fails. A restart of the server starts this time again.",
+        " cannot import a module; it then fails. A restart of the server resets this time.",
         unit="s",
         least=0,
         group=TRIED,
@@ -181,7 +181,9 @@ class ServerConfig:
         least=0.001,  # 0 would be to ask without a pause
         most=3600,
     )
-    presence_most: float = setting(1.0, "Maximum such delay.", unit="s", least=0.001, most=3600)
+    presence_most: float = setting(
+        1.0, "Maximum delay before the broker is polled again.", unit="s", least=0.001, most=3600
+    )
     grace: float = setting(
         10.0, "On shutdown: maximum time for running requests to finish.", unit="s", least=0, is_live=True
     )
@@ -278,7 +280,7 @@ def contradictions(values: Mapping[str, Any]) -> Iterator[Contradiction]:
         yield Contradiction(("gather", "broker"), what, fact, "leave one out")
     for endpoint in values["bind"] if values["broker"] is None else ():
         if endpoint in values["gather"] and not endpoint.endswith((":*", ":0")):
-            what, fact = f"gather is at {endpoint}", "the broker listens there, as bind says"
+            what, fact = f"gather is at {endpoint}", "bind has the same endpoint"
             yield Contradiction(("bind", "gather"), what, fact, "choose another port")
     largest, capacity = values["max_body"], values["capacity"]
     if capacity is not None and BrokerConfig().max_body != largest > capacity:
@@ -298,7 +300,7 @@ def access_contradictions(values: Mapping[str, Any]) -> Iterator[Contradiction]:
             what, fact = "open is for endpoints without access control", "access turns access control on"
             yield Contradiction(("open", "access"), what, fact, "leave one out")
         if access is not None and key is None:
-            what, fact = "access is given without key", "clients need it to verify the server"
+            what, fact = "access is given without key", "clients verify the server by its key"
             advice = "create one with `titanic keys server`, and give the secret file as key"
             yield Contradiction(("access", "key"), what, fact, advice)
         return

@@ -39,8 +39,8 @@ class WebSettings:
     )
     session_secret: Path | None = setting(
         None,
-        "File with the session secret, created if it does not exist. Sessions survive a restart, and gateways with"
-        " the same secret share them.",
+        "File with the session secret, created if it does not exist. Sessions survive a restart, and all"
+        " `titanic web` with the same secret share them.",
     )
     hosts: tuple[str, ...] = setting((), "Host name that browsers use, besides the address of `bind`.", option="host")
     max_body: int = setting(64 << 20, "Largest body of a request.", unit="B")

@@ -24,7 +24,11 @@ from titanic_data.cli.options import archive_option, command, endpoint_option, k
 
 @command()
 @json_flag
-@option("--allow-gap", is_flag=True, help="Continue if the archive lacks requests that the ring may no longer have.")
+@option(
+    "--allow-gap",
+    is_flag=True,
+    help="Continue if the archive lacks requests that may have left the ring, and record them as a gap.",
+)
 @size_option(
     "--bytes-per-range",
     default=f"{BYTES >> 20}MiB",
@@ -139,7 +143,7 @@ def verify(archive: Path, as_json: bool) -> None:
             first, last = fault.range or (0, 0)
             click.echo(f"{fault.where}: {fault.what} → titanic-data restore-range {first} {last} --archive {archive}")
         for first, last in gaps:
-            click.echo(f"{first} to {last}: never archived: they were dropped from the ring before")
+            click.echo(f"{first} to {last}: never archived; they had already left the ring")
         checked = f"{counted(files, 'file')} read, {counted(rows, 'row')}"
         if faults:
             click.echo(f"{archive} is damaged: {counted(len(faults), 'fault')}; {checked}")
@@ -229,7 +233,7 @@ def restore_range(first: int, last: int, store: Path, archive: Path) -> None:
     "--store",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="The archived store, which has the ids in archive.json; required if that file is lost.",
+    help="The archived store, to restore the ids in archive.json; required if that file is lost.",
 )
 def rebuild_manifest(archive: Path, store: Path | None, allow_gap: bool) -> None:
     """Rebuild a lost manifest from the files of the archive.

@@ -197,7 +197,7 @@ def _tell_absent(closed: DataFrame, promised: Sequence[ServiceLevel], found: set
     there = sorted(row.service for row in closed.select("service").distinct().collect())
     for service in absent:
         if service in there:
-            click.echo(f"all requests of {service} were cancelled, which do not count", err=True)
+            click.echo(f"all requests of {service} were cancelled; cancelled requests do not count", err=True)
         else:
             fact, advice = suggest(service, there)
             said = [f"no requests of {service!r}", fact if there else "there are none at all", advice]

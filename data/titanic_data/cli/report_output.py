@@ -97,12 +97,12 @@ def _bars(column: str, title: str, label: str, *names: str) -> Picture:
 
 _PICTURES: dict[str, Picture] = {
     "latency": _latency,
-    "throughput": _lines("closed", "Throughput", "closed in the time"),
+    "throughput": _lines("closed", "Throughput", "closed requests"),
     "backlog": _lines("backlog", "Backlog", "requests that have not ended"),
     "failures": _bars("requests", "Failures", "requests", "service", "status", "reason"),
     "retries": _bars("requests", "Attempts", "requests", "service", "attempts"),
-    "breaches": _bars("share", "Service levels missed", "share of the requests", "service", "within"),
-    "duplicates": _bars("executed_again", "Executed again under a key", "requests", "service"),
+    "breaches": _bars("share", "Service levels missed", "share of requests", "service", "within"),
+    "duplicates": _bars("executed_again", "Executed again despite a key", "requests", "service"),
     "bodies": _bars("bytes", "Largest requests", "bytes", "service", "request_id"),
 }
 

@@ -92,7 +92,7 @@ def collect(
     from titanic_data.session import session
 
     if out.exists():
-        raise click.UsageError(f"{out} exists already")
+        raise click.UsageError(f"{out} already exists")
     spark = session(quick=True)
     replies = spark_client.collect(_read(spark, source), endpoint, key_column=key_column, timeout=wait, **keys)
     replies.write.parquet(f"file:{out.absolute()}")
@@ -152,7 +152,7 @@ def _read(spark: SparkSession, source: Path) -> DataFrame:
     some = next(iter(sorted(source.rglob("[!._]*.*"))), source) if source.is_dir() else source
     kind = READERS.get(some.suffix)
     if kind is None:
-        raise click.UsageError(f"{some} is none of {', '.join(READERS)}")
+        raise click.UsageError(f"{some} is not one of {', '.join(READERS)}")
     return spark.read.format(kind).option("header", "true").load(as_file(source))
 
 

@@ -114,7 +114,7 @@ WRONG = [
     (
         "[serve]\nbind = 'tcp://*:1'\ngather = ['tcp://*:2', 'tcp://*:1']",
         3,
-        "[serve] gather: gather is at tcp://*:1; the broker listens there, as bind says; choose another port",
+        "[serve] gather: gather is at tcp://*:1; bind has the same endpoint; choose another port",
     ),
     (
         "[serve]\nservice-limit = ['mail:waiting=1', 'b:waiting=1', 'mail:running=1']",
