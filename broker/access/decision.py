@@ -11,7 +11,7 @@ from broker.core.mdp import service_fault
 from broker.errors import UsageError
 from broker.toml_file import KeyPath, nearest
 
-_ADMINS_MAY = {Permission.METRICS: "sees all figures", Permission.ARCHIVE: "manages the archive"}
+_ADMINS_MAY = {Permission.METRICS: "sees all statistics", Permission.ARCHIVE: "manages the archive"}
 """What an admin may do by the flags that need not be given to it, in words; of others their names suffice."""
 
 

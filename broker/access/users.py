@@ -7,7 +7,7 @@ Permissions, as the access file names them
     call      patterns of services   send them plain requests, which are not stored
     read      "own" or "all"         see requests and replies: what the user submitted, or all
     close     true                   close what may be read
-    metrics   true                   see figures: titanic.stats, mmi.stats, the metrics listener
+    metrics   true                   see statistics: titanic.stats, mmi.stats, the metrics listener
     archive   true                   register an archive, and report what it has (titanic-data archive)
     admin     true                   everything for all users, except work and call
 

@@ -49,7 +49,7 @@ MEANINGS: Mapping[Permission, str] = {
 
 NEEDS: Mapping[str, tuple[str, str]] = {
     "read": ("read requests", 'read = "own" or "all"'),
-    "stats": ("see figures", "metrics = true"),
+    "stats": ("see statistics", "metrics = true"),
     "close": ("close requests", 'close = true and read = "own" or "all"'),
     "archive": ("manage the archive", "archive = true"),
     "drain": ("drain nodes", "admin = true"),

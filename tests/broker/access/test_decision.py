@@ -79,7 +79,7 @@ DECIDED = [
         'closer closes only what it reads, which is nothing; it needs read = "own" or read = "all"',
     ),
     ("figures metrics", True, "metrics = true", "figures has metrics"),
-    ("boss metrics", True, "admin = true", "boss is an admin, which sees all figures"),
+    ("boss metrics", True, "admin = true", "boss is an admin, which sees all statistics"),
     ("audit metrics", False, "[users.audit]", "no line allows it; add metrics = true here"),
     ("boss admin", True, "admin = true", "boss has admin"),
     ("shop admin", False, "[users.shop]", "no line allows it; add admin = true here or to one of its roles"),

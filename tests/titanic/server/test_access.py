@@ -122,7 +122,7 @@ def test_each_user_has_his_own(house: House) -> None:
             shop.submit("upper", b"x")
         with pytest.raises(Forbidden, match="user 'audit' may not submit"):
             audit.submit("mail.send", b"x")
-        with pytest.raises(Forbidden, match="user 'shop' may not see figures"):
+        with pytest.raises(Forbidden, match="user 'shop' may not see statistics"):
             shop.stats()
         assert audit.stats()["store"]["requests"] == 2
         with pytest.raises(Forbidden, match="user 'audit' may not close requests; it needs close = true"):

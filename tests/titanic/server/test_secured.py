@@ -178,7 +178,7 @@ def test_a_queue_that_may_not_ask_whether_there_is_another_says_so(
             said = until(
                 lambda: [line.message for line in caplog.records if "cannot check whether" in line.getMessage()]
             )
-    assert "user 'second' may not see figures" in said[0]
+    assert "user 'second' may not see statistics" in said[0]
     assert 'work = ["titanic.*"]' in said[0]
 
 

@@ -50,7 +50,7 @@ class Fake:
     async def stats(self, *, services: bool) -> dict[str, Any]:
         self.calls += 1
         if not self._permitted:
-            raise Forbidden("may not see figures; it needs metrics = true")
+            raise Forbidden("may not see statistics; it needs metrics = true")
         return {
             "store": {"waiting": 3},
             "running": 0,

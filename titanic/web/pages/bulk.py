@@ -273,7 +273,7 @@ class BulkJobs:
         """Return a user's job. Raises HTTPProblem for unknown jobs and those of other users."""
         job = self._jobs.get(name)
         if job is None or job.user != user:
-            raise HTTPProblem(404, "this job is no longer known: titanic web was restarted, or many jobs ran since")
+            raise HTTPProblem(404, "this job is no longer known: titanic web has restarted, or run many jobs since")
         return job
 
     def close(self) -> None:

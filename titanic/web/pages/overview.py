@@ -52,7 +52,7 @@ async def overview(request: Request) -> Response:
     oldest = await unless_forbidden(
         "the oldest waiting request", state.cache.get(request, "oldest", _oldest, visitor.client)
     )
-    sample = await unless_forbidden("figures and services", poller.sample(visitor))
+    sample = await unless_forbidden("statistics and services", poller.sample(visitor))
     if isinstance(sample, NotPermitted):
         missing = [one for one in (sample, oldest) if isinstance(one, NotPermitted)]
         return state.page(request, "overview.html", stats=None, missing=missing)
@@ -163,7 +163,8 @@ def assess(sample: StatsSample, services: Sequence[ServiceRow]) -> QueueHealth:
     if paused := [service for service in services if service.paused and service.waiting]:
         names = _named([service.name for service in paused])
         verb = "is" if len(paused) == 1 else "are"
-        warnings.append(f"{names} {verb} paused with requests waiting. Resume on the service's page.")
+        each = "it" if len(paused) == 1 else "each"
+        warnings.append(f"{names} {verb} paused with requests waiting. Resume {each} on its page.")
     return QueueHealth("critical" if critical else "warning" if warnings else "good", critical + warnings)
 
 

@@ -175,7 +175,7 @@ async def retry(request: Request) -> Response:
     if not done:
         row = await client.show(uuid)  # raises when the visitor may not see it
         if row["state"] in ("failed", "expired"):
-            fact = f"you lack the permission submit for {row['service']}"
+            fact = f"you lack the submit permission for {row['service']}"
             raise HTTPProblem(403, f"the request was not retried: {fact}; ask the administrator")
     message = "Queued again with its attempts reset." if done else "Not retried: it has not failed or expired."
     return app_state(request).to(request, f"/requests/{uuid}", message)
@@ -233,7 +233,7 @@ def timeline(row: RequestInfo) -> list[TimelineEntry]:
         found.append(TimelineEntry(NOW, "Waiting for a worker", 0, text))
     elif row["state"] == "running":
         before = f"; dispatched {counted(row['deliveries'], 'time')} before" if row.get("deliveries") else ""
-        at = f"on {row['worker']}" if "worker" in row else "dispatched, or next in a worker's queue"
+        at = f"on {row['worker']}" if "worker" in row else "with a worker, or queued for the next free one"
         since = row.get("running_since", 0)
         found.append(TimelineEntry(NOW, "Running since" if since else "Running", since, at + before))
     elif row["state"] == "delayed" and row["attempts"]:

@@ -138,10 +138,10 @@ async def run(request: Request) -> Response:
     row = found.info
     parsed = parse_key(row["key"])
     if parsed is None or parsed[1] == "paused":
-        raise HTTPProblem(400, "this is not the request of a schedule; run one from the page of schedules")
+        raise HTTPProblem(400, "this is not the request of a schedule; run one from the Schedules page")
     name = parsed[0]
     if len(found.body) < row["body_frames"] or sum(map(len, found.body)) < row["body_bytes"]:
-        fact = f"its body has {size(row['body_bytes'])}, the limit here is {size(MAX_BODY)}"
+        fact = f"its body has {size(row['body_bytes'])}; the limit here is {size(MAX_BODY)}"
         raise HTTPProblem(413, f"{name} cannot be run from here: {fact}; use `titanic cron run FILE {name}`")
     key = f"cron:{name}:run:{os.urandom(8).hex()}"
     again = await client.submit(row["service"], *found.body, key=key, **options_of(row))

@@ -43,7 +43,7 @@ MIN_RATE_SPAN = 10.0
 RECENT_FAILURES = 5
 
 MESSAGES = {
-    "pause": "Paused. Its requests wait until it is resumed; requests that workers have continue.",
+    "pause": "Paused. Its requests wait until it is resumed; running requests continue.",
     "resume": "Resumed. Workers get its requests again.",
     "ends": "Saved. This applies to requests that end from now on.",
 }
@@ -161,7 +161,7 @@ async def services(request: Request) -> Response:
     by = order.removeprefix("-")
     if by not in LABELS or not page.isdecimal() or not 1 <= len(page) <= 6 or page == "0":
         raise HTTPProblem(400, f"invalid sort order or page; sort must be one of {', '.join(LABELS)}, page a number")
-    sample = await unless_forbidden("services and their figures", state.stats_poller.sample(visitor_of(request)))
+    sample = await unless_forbidden("services and their statistics", state.stats_poller.sample(visitor_of(request)))
     if isinstance(sample, NotPermitted):
         return state.page(request, "services.html", missing=sample)
     every = services_of(sample)
@@ -217,7 +217,7 @@ async def service(request: Request) -> Response:
         raise HTTPProblem(404, "no service is named; choose one from the list of services")
     cache, client = state.cache, visitor.client
     sample, rows, failures = await asyncio.gather(
-        unless_forbidden("figures and workers", state.stats_poller.sample(visitor)),
+        unless_forbidden("statistics and workers", state.stats_poller.sample(visitor)),
         unless_forbidden("latency", cache.get(request, "done", recently_done, client, name)),
         unless_forbidden("failures", cache.get(request, "failures", _failures, client, name)),
     )

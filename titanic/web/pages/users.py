@@ -85,7 +85,7 @@ async def users(request: Request) -> Response:
         try:
             access = await asyncio.to_thread(load_access, Path(path))
         except AccessError:  # details are for the administrator, not for every visitor
-            fault = "the access file cannot be read at the moment; the permissions read before stay in force"
+            fault = "the access file cannot be read at the moment; the permissions last read stay in force"
         else:
             me = access.users.get(visitor.user)
             own = None if me is None else row_of(me, access)

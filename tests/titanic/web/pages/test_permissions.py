@@ -54,7 +54,7 @@ def test_a_retry_without_permission(scene: Secured, expired: str) -> None:
     csrf = csrf_of(browser.get(f"/requests/{expired}").text)
     answer = browser.post(f"/actions/requests/{expired}/retry", data={"csrf": csrf})
     assert answer.status_code == 403
-    assert "you lack the permission submit for nobody" in answer.text
+    assert "you lack the submit permission for nobody" in answer.text
     form = {"csrf": csrf, "do": "retry", "count": "1", "uuids": expired}
     answer = browser.post("/actions/requests", data=form, follow_redirects=True)
     until(
