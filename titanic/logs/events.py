@@ -7,51 +7,51 @@ from collections.abc import Iterator
 EVENTS = (
     (
         "serving, stopping, reloaded, reload-refused, restart-needed",
-        "the server's own life; the first two only as text",
+        "the server starts, stops or reloads; the first two are logged only as text",
     ),
     ("failed, expired", "a request ended without a reply; the line has the reason"),
     (
         "store-full, store-not-full",
-        "the store has no room for a small request; it has again. Checked every two seconds",
+        "the store has no room for a small request; it has room again. Checked every two seconds",
     ),
     (
         "disk-full, disk-not-full",
         "the store's disk has no room for a small request, or refused the last write; it has room again",
     ),
-    ("database-away, database-back", "the database cannot be used (once per outage); it can again"),
+    ("database-away, database-back", "the database cannot be used (once per outage); it works again"),
     (
         "lease, lease-over",
-        "this node dispatches its claims; it could not renew its lease in time, and other nodes take over",
+        "this node holds its lease and dispatches; it could not renew the lease in time, and other nodes take over",
     ),
     (
         "cut-off",
-        "this node has lost its lease and the database while others are alive: it sends clients and idle "
-        "workers there, until `lease`",
+        "this node has lost its lease and the database while other nodes are alive: it sends clients and idle workers"
+        " to them, until `lease`",
     ),
     ("workers-sent-on", "this node has more than its share of workers and sends idle ones to other nodes"),
-    ("same-name", "another node has used this node's name for two leases: give each its own `node-name`"),
-    ("draining, drained", "an operator drains this node; nothing is left, and it exits"),
+    ("same-name", "another node has used this node's name for two lease periods: give each its own `node-name`"),
+    ("draining, drained", "an operator drains this node; it has no requests left, and exits"),
     ("limits", "another node changed a service's limits; a warning if this node's file differs"),
-    ("other-lease", "nodes of this store have another `lease`: the server exits"),
+    ("other-lease", "nodes of this store have a different `lease`: the server exits"),
     ("store-too-new", "the store was upgraded beyond this version: start a later one"),
     ("in-memory", "the store is on a tmpfs though `durability` is not `memory`: it is lost when the machine stops"),
     (
         "message-failed",
         "a malformed error reply from a worker, or an internal error while handling a message; the attempt has failed",
     ),
-    ("reader", "a process reading the store's files keeps a tenth of it from reuse: see TitanicStoreReader"),
+    ("reader", "a process reading the store's files prevents reuse of a tenth of it: see TitanicStoreReader"),
     ("no-room-for-reply", "a reply waits for room in the store"),
-    ("no-room-for-end", "no room for the request that reports another's end (`on_end` of a service)"),
+    ("no-room-for-end", "no room for the notification that a request ended (`on_end` of a service)"),
     (
         "access-reloaded, endpoint-unknown",
-        "the access file was reloaded, with its changes; it names an endpoint where nothing listens",
+        "the access file was reloaded (the line has the changes); it names an endpoint where nothing listens",
     ),
     (
         "given-up, dispatched-again",
         "how many requests workers still had when the server stopped; how many were dispatched again",
     ),
     ("task-failed", "`titanic worker`: an attempt of a task failed"),
-    ("login, refused-login", "`titanic web`: a user signed in; a token or certificate is unknown"),
+    ("login, refused-login", "`titanic web`: a user signed in; an unknown token or certificate was refused"),
     (
         "log-out-not-kept",
         "`session-secret.ended` cannot be written: after a restart, signed-out cookies would work again",
@@ -68,11 +68,11 @@ EVENTS = (
     ),
     ("certificate-reloaded", "`titanic web` reloaded its certificate"),
     ("forbidden", "a missing permission, or a refused connection; counted in `titanic_refusals_total`"),
-    ("worker, no-worker", "a service has its first worker; its last worker left"),
+    ("worker, no-worker", "a service got its first worker; its last worker left"),
     ("stranger", "unknown TITANIC_ variable in the environment"),
     ("write-failed", "the disk refused a commit or a sync"),
 )
-"""Names of events, those that belong together in one row, and when they are logged."""
+"""Names of events, related ones in one row, and when they are logged."""
 
 
 def names() -> Iterator[str]:
