@@ -7,7 +7,7 @@ from collections.abc import Iterator
 EVENTS = (
     (
         "serving, stopping, reloaded, reload-refused, restart-needed",
-        "the server starts, stops or reloads; the first two are logged only as text",
+        "the server starts, stops or reloads; the first two have no fields in the journal",
     ),
     ("failed, expired", "a request ended without a reply; the line has the reason"),
     (
