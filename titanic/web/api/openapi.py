@@ -133,7 +133,7 @@ class ServiceBounds(TypedDict):
 
 
 class ServiceNumbers(TypedDict):
-    """Figures of a service. If servers share a store, those of running and ended requests are the asked server's."""
+    """Statistics of a service. If servers share a store, `running` and ended requests are the answering server's."""
 
     waiting: Count
     delayed: NotRequired[Count]
