@@ -371,7 +371,7 @@ class Folder(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if self is FOLDER and is_url(value):
-            self.fail("it is the URL of a database; this needs a directory", param, ctx)
+            self.fail("a directory is needed, not the URL of a database", param, ctx)
         if not str(value):
             self.fail("the name of a directory must not be empty; . is the current one", param, ctx)
         return super().convert(value, param, ctx)

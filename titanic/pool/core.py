@@ -55,7 +55,7 @@ class PoolConfig:
     """How children are watched. Times are seconds."""
 
     processes: int = setting(1, "Worker processes.", most=500)
-    memory: int | None = setting(None, "Replace a process that uses more memory.", unit="B")
+    memory: int | None = setting(None, "Replace a process that uses more memory than this.", unit="B")
     grace: float = setting(60.0, "On shutdown: maximum time for running tasks to finish.", unit="s", least=0)
     watchdog: float = setting(30.0, "Replace a process that has been stuck for this long.", unit="s", least=3)
     wait_for_sources: bool = False

@@ -105,7 +105,7 @@ def test_without_psycopg_each_command_says_what_to_install(tmp_path: Path, monke
 def test_commands_for_directories_say_so(tmp_path: Path, database: str) -> None:
     refused = here("backup", tmp_path / "B", "--store", shared_server().url(database))
     assert refused.code == 2
-    assert "it is the URL of a database; this needs a directory" in refused.err
+    assert "a directory is needed, not the URL of a database" in refused.err
 
 
 @pytest.mark.parametrize("place", ["postgresql:titanic", "postgresql:/titanic@db/titanic", "PostgreSQL://db/titanic"])
