@@ -7,7 +7,7 @@ from collections.abc import Iterator
 EVENTS = (
     (
         "serving, stopping, reloaded, reload-refused, restart-needed",
-        "the server starts, stops or reloads; the first two have no fields in the journal",
+        "the server's life cycle; the first two without journal fields",
     ),
     ("failed, expired", "a request ended without a reply; the line has the reason"),
     (
@@ -25,14 +25,14 @@ EVENTS = (
     ),
     (
         "cut-off",
-        "this node has lost its lease and the database while other nodes are alive: it sends clients and idle workers"
-        " to them, until `lease`",
+        "this node lost its lease and the database while other nodes are alive: it sends them clients and idle"
+        " workers, until `lease`",
     ),
     ("workers-sent-on", "this node has more than its share of workers and sends idle ones to other nodes"),
     ("same-name", "another node has used this node's name for two lease periods: give each its own `node-name`"),
-    ("draining, drained", "an operator drains this node; it has no requests left, and exits"),
+    ("draining, drained", "an operator drains this node; it has finished, and exits"),
     ("limits", "another node changed a service's limits; a warning if this node's file differs"),
-    ("other-lease", "nodes of this store have a different `lease`: the server exits"),
+    ("other-lease", "nodes of this store differ in `lease`: the server exits"),
     ("store-too-new", "the store was upgraded beyond this version: start a later one"),
     ("in-memory", "the store is on a tmpfs though `durability` is not `memory`: it is lost when the machine stops"),
     (
@@ -44,14 +44,14 @@ EVENTS = (
     ("no-room-for-end", "no room for the notification that a request ended (`on_end` of a service)"),
     (
         "access-reloaded, endpoint-unknown",
-        "the access file was reloaded (the line has the changes); it names an endpoint where nothing listens",
+        "the access file was reloaded, and what changed; it names an endpoint where nothing listens",
     ),
     (
         "given-up, dispatched-again",
         "how many requests workers still had when the server stopped; how many were dispatched again",
     ),
     ("task-failed", "`titanic worker`: an attempt of a task failed"),
-    ("login, refused-login", "`titanic web`: a user signed in; an unknown token or certificate was refused"),
+    ("login, refused-login", "`titanic web`: a user signed in; unknown token or certificate"),
     (
         "log-out-not-kept",
         "`session-secret.ended` cannot be written: after a restart, signed-out cookies would work again",
