@@ -183,9 +183,9 @@ def test_repeats_of_very_many_kinds_are_counted_together() -> None:
     assert [one.getMessage() for one in told] == ["message 4999 (the last of 4780 more like this within 60 s)"]
 
 
-def test_a_server_that_logs_json_says_nothing_else(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    with running(log, "serve", "--bind", ANY, "--store", tmp_path / "store", "--log-format", "json") as server:
+def test_a_server_that_logs_json_says_nothing_else(on_disk: Path) -> None:
+    log = on_disk / "log"
+    with running(log, "serve", "--bind", ANY, "--store", on_disk / "store", "--log-format", "json") as server:
         server.says("serving at")
         server.send(signal.SIGHUP)
         server.says("reloaded")
