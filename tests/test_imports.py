@@ -229,6 +229,15 @@ def test_cores_read_no_clock_and_start_no_thread() -> None:
             assert f"{module.replace('.', '/')}.py" in {*CORES, "broker/config.py", "broker/errors.py"}, module
 
 
+def test_zmtp_can_be_used_alone() -> None:
+    for source in [one for one in sources("broker") if one.startswith("broker/zmtp/")]:
+        modules = {one for module, name in imports(source) for one in modules_of(module, name)}
+        ours = {module for module in modules if module.startswith("broker")}
+        assert all(module.startswith("broker.zmtp") for module in ours), source
+        tops = {module.split(".")[0] for module in modules - ours}
+        assert tops <= {"__future__", "collections", "enum", "hmac", "nacl", "os", "typing"}, source
+
+
 def test_the_patterns_stand_on_the_broker_and_not_the_other_way() -> None:
     for source in sources("broker"):
         if not source.startswith("broker/patterns/"):

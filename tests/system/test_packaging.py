@@ -127,7 +127,7 @@ def test_its_metadata(wheel: ZipFile) -> None:
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["License-Expression"] == "MIT"
     needed = {re.split("[<>=]", line)[0] for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line}
-    assert needed == {"pyzmq", "lmdb", "click", "msgspec", "rich", "prometheus-client", "uuid6"}
+    assert needed == {"pyzmq", "lmdb", "click", "msgspec", "rich", "prometheus-client", "uuid6", "pynacl"}
     assert wheel.read(f"{info}/entry_points.txt").decode() == SCRIPTS
 
 

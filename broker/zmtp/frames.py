@@ -1,0 +1,266 @@
+"""Frames and commands as ZMTP 2.0 and 3.x write them (RFC 15, 23 and 37: "Framing").
+
+frame    = flags size body       flags: 1 more frames of this message follow, 2 eight bytes of size, 4 a command
+command  = a frame whose body is: length name data
+metadata = *(length name size value), in the data of READY and INITIATE
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+MORE = 1
+LONG = 2
+COMMAND = 4
+
+SHORT_SIZE = 255
+"""The largest body whose size takes one byte."""
+
+_SHORT_MORE = [bytes((MORE, size)) for size in range(SHORT_SIZE + 1)]
+_SHORT_LAST = [bytes((0, size)) for size in range(SHORT_SIZE + 1)]
+
+LARGE = 1 << 16
+"""Bytes that a frame lacks from which on its parts are gathered, and put together once."""
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Failure(Enum):
+    """Why a connection ended."""
+
+    NOT_ZMTP = "not ZMTP 2.0 or later"
+    MECHANISM = "another mechanism"
+    HANDSHAKE = "malformed handshake"
+    KEYS = "wrong keys"
+    SOCKET_TYPE = "a socket type that cannot talk to this one"
+    TOO_LARGE = "larger than the limit"
+    MALFORMED = "malformed frame or command"
+    PEER = "error reported by the peer"
+
+
+class ZmtpFault(Exception):
+    """What a peer sent ends its connection."""
+
+    def __init__(self, failure: Failure, reason: str) -> None:
+        super().__init__(reason)
+        self.failure = failure
+
+
+class Limits(NamedTuple):
+    """What a peer may send at most."""
+
+    max_message: int = 64 << 20
+    """Bytes of all frames of a message."""
+    max_frames: int = 100_000
+    """Frames of a message."""
+    max_command: int = 8192
+    """Bytes of a command."""
+
+
+class Frame(NamedTuple):
+    flags: int
+    body: bytes
+
+
+class TooLarge(NamedTuple):
+    """A message broke the limits. Its other frames are thrown away, as far as it goes on in reason."""
+
+    head: list[bytes]
+    """Its first frames."""
+
+
+HEAD = 32
+"""Frames that are kept of a message that broke the limits."""
+
+SKIPPED = 64
+"""How often the limits may be used up by a message that is thrown away; then its connection ends."""
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames, and puts messages together. Nothing is kept beyond the limits."""
+
+    def __init__(self, limits: Limits, *, commands: bool) -> None:
+        """`commands`: whether frames can be commands; in ZMTP 2.0 they cannot."""
+        self.is_open = False
+        """Whether messages are expected; before that each frame is returned by itself, and has a command's limit."""
+        self._limits = limits
+        self._highest = LONG | COMMAND if commands else LONG | MORE
+        self._data = b""
+        self._at = 0
+        """What came and is not read yet begins here."""
+        self._parts: list[bytes] = []
+        self._missing = 0
+        """The body of a large frame: what has come, and how many bytes are to come."""
+        self._flags = 0
+        """Of that frame."""
+        self.frames: list[bytes] = []
+        """Those that have come of the present message."""
+        self._size = 0
+        """Their bytes."""
+        self._skipped = 0
+        """Frames that were thrown away of a message that broke the limits, and perhaps this one; 0: there is none."""
+
+    @property
+    def lacks_much(self) -> bool:
+        """Whether a large frame is coming in."""
+        return self._missing > 0
+
+    def feed(self, data: bytes) -> None:
+        """Add what has come."""
+        if self._missing:
+            part = data[: self._missing]
+            self._parts.append(part)
+            self._missing -= len(part)
+            self._data, self._at = data, len(part)
+        elif self._at < len(self._data):
+            self._data, self._at = self._data[self._at :] + data, 0
+        else:
+            self._data, self._at = data, 0
+
+    def take(self, messages: list[list[bytes]]) -> Frame | TooLarge | None:
+        """Add all messages that have come to the list, as their frames, up to a command or a message that breaks the
+        limits, which is returned. None: nothing more is complete. Raises ZmtpFault."""
+        if self._parts:
+            if self._missing:
+                return None
+            flags, body = self._flags, b"".join(self._parts)
+            self._parts = []
+            if flags & COMMAND or not self.is_open:
+                return Frame(flags, body)
+            self._add(flags, body, messages)
+        data, at, end = self._data, self._at, len(self._data)
+        frames, size = self.frames, self._size
+        max_message, max_frames = self._limits.max_message, self._limits.max_frames
+        try:
+            while end - at >= 2:
+                flags = data[at]
+                if flags & LONG:
+                    if end - at < 9:
+                        return None
+                    length = int.from_bytes(data[at + 1 : at + 9], "big")
+                    begin = at + 9
+                else:
+                    length = data[at + 1]
+                    begin = at + 2
+                if flags > LONG | MORE and (flags > self._highest or flags & MORE):
+                    raise ZmtpFault(Failure.MALFORMED, f"a frame has the flags {flags:#x}")
+                stop = begin + length
+                if flags & COMMAND or not self.is_open:
+                    if length > self._limits.max_command:
+                        raise ZmtpFault(
+                            Failure.TOO_LARGE, f"a command of {length} bytes; the limit is {self._limits.max_command}"
+                        )
+                    if stop > end:
+                        return None
+                    at = stop
+                    return Frame(flags, data[begin:stop])
+                if length > max_message:
+                    raise ZmtpFault(Failure.TOO_LARGE, f"a frame of {length} bytes; the limit is {max_message}")
+                if not self._skipped and (size + length > max_message or len(frames) >= max_frames):
+                    self._skipped = 1
+                    head, frames, size = frames[:HEAD], [], 0
+                    return TooLarge(head)
+                if stop > end:
+                    if stop - end > LARGE:
+                        self._flags, self._parts, self._missing = flags, [data[begin:]], stop - end
+                        at = end
+                    return None
+                at = stop
+                if self._skipped:
+                    self._skip(flags)
+                    continue
+                frames.append(data[begin:stop])
+                if flags & MORE:
+                    size += length
+                else:
+                    messages.append(frames)
+                    frames, size = [], 0
+            return None
+        finally:
+            self._at, self.frames, self._size = at, frames, size
+
+    def _skip(self, flags: int) -> None:
+        """Throw a frame away."""
+        self._skipped = self._skipped + 1 if flags & MORE else 0
+        if self._skipped > SKIPPED * self._limits.max_frames:
+            raise ZmtpFault(Failure.TOO_LARGE, f"a message of more than {self._skipped} frames")
+
+    def _add(self, flags: int, body: bytes, messages: list[list[bytes]]) -> None:
+        if self._skipped:
+            self._skip(flags)
+            return
+        self.frames.append(body)
+        self._size += len(body)
+        if not flags & MORE:
+            messages.append(self.frames)
+            self.frames, self._size = [], 0
+
+
+def header(flags: int, size: int) -> bytes:
+    """What stands before a body of `size` bytes."""
+    if size <= SHORT_SIZE:
+        return bytes((flags, size))
+    return bytes((flags | LONG,)) + size.to_bytes(8, "big")
+
+
+def encode(frames: Sequence[Buffer], copied: int = 1 << 14) -> list[Buffer]:
+    """A message as buffers to send, one after the other. Bodies of more than `copied` bytes are passed on as they are,
+    all else is put together."""
+    parts: list[Buffer] = []
+    whole: list[Buffer] = []
+    last = len(frames) - 1
+    for at, body in enumerate(frames):
+        size = len(body)
+        if size <= SHORT_SIZE:
+            parts.append(_SHORT_LAST[size] if at == last else _SHORT_MORE[size])
+        else:
+            parts.append(header(0 if at == last else MORE, size))
+        if size > copied:
+            whole += (b"".join(parts), body)
+            parts = []
+        else:
+            parts.append(body)
+    if parts:
+        whole.append(b"".join(parts))
+    return whole
+
+
+def encode_command(name: bytes, data: bytes = b"") -> bytes:
+    """A command as a frame."""
+    body = command_body(name, data)
+    return header(COMMAND, len(body)) + body
+
+
+def command_body(name: bytes, data: bytes = b"") -> bytes:
+    return bytes((len(name),)) + name + data
+
+
+def split_command(body: bytes) -> tuple[bytes, bytes] | None:
+    """The name and the data of a command; None: it is none."""
+    size = body[0] if body else 0
+    if not size or len(body) <= size:
+        return None
+    return body[1 : 1 + size], body[1 + size :]
+
+
+def encode_metadata(properties: Iterable[tuple[bytes, bytes]]) -> bytes:
+    return b"".join(bytes((len(name),)) + name + len(value).to_bytes(4, "big") + value for name, value in properties)
+
+
+def parse_metadata(data: bytes) -> dict[bytes, bytes] | None:
+    """The properties by their names in lower case, as names have no case; None: wrong, or one of them twice."""
+    found: dict[bytes, bytes] = {}
+    at, end = 0, len(data)
+    while at < end:
+        value = at + 1 + data[at] + 4
+        if not data[at] or value > end:
+            return None
+        name = data[at + 1 : value - 4].lower()
+        stop = value + int.from_bytes(data[value - 4 : value], "big")
+        if stop > end or name in found:
+            return None
+        found[name] = data[value:stop]
+        at = stop
+    return found

@@ -1,0 +1,377 @@
+"""What a connection makes of what a peer sends, at each state."""
+
+from __future__ import annotations
+
+import pytest
+from support.zmtp_peer import (
+    CurveClient,
+    command,
+    commands,
+    frame,
+    greeting,
+    hello_2,
+    message,
+    null,
+    properties,
+    ready,
+)
+
+from broker.zmtp import Connection, Event, Failed, Failure, Limits, PeerReady, Ping, State, TooLarge
+from broker.zmtp.curve import CurveServer, CurveSession
+
+LIMITS = Limits(max_message=1000, max_frames=10, max_command=300)
+
+
+def make(curve: CurveServer | None = None) -> Connection:
+    return Connection(curve=curve and CurveSession(curve), limits=LIMITS)
+
+
+def feed(connection: Connection, data: bytes) -> list[Event]:
+    """What the bytes say; whoever introduces himself is let in."""
+    events = connection.receive(data)
+    while connection.state is State.DECISION:
+        connection.accept()
+        events += connection.receive(b"")
+    return events
+
+
+def sent(connection: Connection) -> bytes:
+    return b"".join(connection.take_output())
+
+
+def opened(**more: bytes) -> Connection:
+    connection = make()
+    (event,) = feed(connection, null(**more))
+    assert isinstance(event, PeerReady)
+    sent(connection)
+    return connection
+
+
+def failure(events: list[Event]) -> Failure:
+    event = events[-1]
+    assert isinstance(event, Failed)
+    return event.failure
+
+
+# -- the handshake without keys ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("version", "spoken"), [(b"\3\0", (3, 0)), (b"\3\1", (3, 1)), (b"\3\7", (3, 1)), (b"\4\0", (3, 1))]
+)
+def test_a_peer_of_version_3(version: bytes, spoken: tuple[int, int]) -> None:
+    connection = make()
+    assert sent(connection) == b"\xff" + bytes(8) + b"\x7f\x03"  # the rest depends on the peer's version
+    events = connection.receive(null(version=version, Identity=b"me", X_Zone=b"east") + message(b"early", b""))
+    metadata = {b"socket-type": b"DEALER", b"identity": b"me", b"x-zone": b"east"}
+    assert events == [PeerReady(spoken, b"DEALER", b"me", b"", metadata)]
+    assert sent(connection) == b"\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
+    connection.accept()
+    assert connection.receive(b"") == [[b"early", b""]]
+    assert sent(connection) == command(b"READY", properties(Socket_Type=b"ROUTER", Identity=b""))
+
+
+def test_a_peer_of_version_2() -> None:
+    connection = make()
+    sent(connection)
+    events = connection.receive(hello_2(3, b"me") + message(b"", b"hello"))
+    assert events == [PeerReady((2, 0), b"REQ", b"me", b"", {})]
+    assert sent(connection) == b"\x06\x00\x00"  # ROUTER, and no identity
+    connection.accept()
+    assert connection.receive(b"") == [[b"", b"hello"]]
+    connection.send([b"", b"x" * 300])
+    assert sent(connection) == message(b"", b"x" * 300)
+    assert not connection.ping()
+    assert failure(connection.receive(command(b"PING", b"\0\0"))) is Failure.MALFORMED
+
+
+def test_who_is_refused_gets_the_reason() -> None:
+    connection = make()
+    feed_one = connection.receive(null() + message(b"early"))
+    assert len(feed_one) == 1
+    sent(connection)
+    connection.refuse(b"400")
+    assert sent(connection) == command(b"ERROR", b"\x03400")
+    assert connection.receive(b"") == connection.receive(message(b"late")) == []
+    old = make()
+    old.receive(hello_2())
+    sent(old)
+    old.refuse(b"400")
+    assert sent(old) == b""
+
+
+def test_calls_out_of_turn() -> None:
+    connection = make()
+    for call in (connection.accept, lambda: connection.refuse(b""), lambda: connection.send([b""]), connection.ping):
+        with pytest.raises(ValueError, match="state GREETING"):
+            call()
+
+
+WRONG = {
+    "http": (b"GET / HTTP/1.1\r\n", Failure.NOT_ZMTP),
+    "zmtp 1.0": (b"\x01\x00", Failure.NOT_ZMTP),
+    "zmtp 1.0, long": (b"\xff" + bytes(8) + b"\x00", Failure.NOT_ZMTP),
+    "revision 0": (b"\xff" + bytes(8) + b"\x7f\x00", Failure.NOT_ZMTP),
+    "another mechanism": (greeting(b"PLAIN"), Failure.MECHANISM),
+    "no mechanism": (greeting(b""), Failure.MECHANISM),
+    "keys": (greeting(b"CURVE"), Failure.MECHANISM),
+    "a message first": (greeting() + message(b"x"), Failure.HANDSHAKE),
+    "ping first": (greeting() + command(b"PING", b"\0\0"), Failure.HANDSHAKE),
+    "hello": (greeting() + command(b"HELLO", bytes(194)), Failure.HANDSHAKE),
+    "a command without a name": (greeting() + frame(b"", 4), Failure.MALFORMED),
+    "a name that is longer": (greeting() + frame(b"\x09READY", 4), Failure.MALFORMED),
+    "a command that goes on": (greeting() + frame(b"\x05READY", 5), Failure.MALFORMED),
+    "reserved flags": (greeting() + b"\x08\x00", Failure.MALFORMED),
+    "no socket type": (greeting() + command(b"READY"), Failure.SOCKET_TYPE),
+    "sub": (greeting() + ready(b"SUB"), Failure.SOCKET_TYPE),
+    "identity of 256": (null(Identity=b"x" * 256), Failure.HANDSHAKE),
+    "identity of zero": (null(Identity=b"\0x"), Failure.HANDSHAKE),
+    "metadata cut": (greeting() + command(b"READY", properties(Socket_Type=b"DEALER")[:-1]), Failure.HANDSHAKE),
+    "metadata with a size beyond": (greeting() + command(b"READY", b"\x01a\xff\xff\xff\xff"), Failure.HANDSHAKE),
+    "a property without a name": (greeting() + command(b"READY", b"\x00\0\0\0\0"), Failure.HANDSHAKE),
+    "a large command": (greeting() + b"\x06" + (301).to_bytes(8, "big"), Failure.TOO_LARGE),
+    "an endless command": (greeting() + b"\x06" + b"\xff" * 8, Failure.TOO_LARGE),
+    "error": (greeting() + command(b"ERROR", b"\x05sorry"), Failure.PEER),
+    "error without a reason": (greeting() + command(b"ERROR"), Failure.PEER),
+    "2.0, sub": (hello_2(2), Failure.SOCKET_TYPE),
+    "2.0, unknown type": (hello_2(77), Failure.SOCKET_TYPE),
+    "2.0, long identity": (hello_2()[:12] + b"\x02", Failure.HANDSHAKE),
+    "2.0, identity of zero": (hello_2(5, b"\0"), Failure.HANDSHAKE),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_handshake_ends_the_connection(what: str) -> None:
+    data, kind = WRONG[what]
+    whole = make()
+    events = whole.receive(data)
+    assert (len(events), failure(events)) == (1, kind)
+    assert whole.state is State.CLOSED
+    assert whole.receive(null() + message(b"x")) == []
+    byte_by_byte = make()
+    assert [event for at in range(len(data)) for event in byte_by_byte.receive(data[at : at + 1])] == events
+
+
+def test_a_property_that_comes_twice() -> None:
+    twice = properties(Socket_Type=b"DEALER") + properties(socket_type=b"REQ")
+    assert failure(make().receive(greeting() + command(b"READY", twice))) is Failure.HANDSHAKE
+
+
+# -- messages ------------------------------------------------------------------------------------------------
+
+SIZES = (0, 1, 254, 255, 256, 700)
+
+
+def test_messages_of_all_sizes_however_they_are_cut() -> None:
+    bodies = [bytes([size % 251]) * size for size in SIZES]
+    data = b"".join(message(b"", body) for body in bodies) + message(*[b"x"] * 10)
+    expected = [*([b"", body] for body in bodies), [b"x"] * 10]
+    for step in (1, 2, 3, 7, 255, 256, len(data)):
+        connection = opened()
+        got = [event for at in range(0, len(data), step) for event in connection.receive(data[at : at + step])]
+        assert got == expected
+        for frames in expected:
+            assert isinstance(frames, list)
+            connection.send(frames)
+        assert sent(connection) == data
+
+
+def test_a_large_frame_is_put_together_once() -> None:
+    connection = Connection(limits=Limits(max_message=1 << 22))
+    feed(connection, null())
+    sent(connection)
+    body = bytes(range(256)) * 4096
+    data = message(b"a", body, b"z") + message(b"next")
+    got = [event for at in range(0, len(data), 50_000) for event in connection.receive(data[at : at + 50_000])]
+    assert got == [[b"a", body, b"z"], [b"next"]]
+    connection.send([b"a", body, b"z"])
+    output = connection.take_output()
+    assert any(part is body for part in output)
+    assert b"".join(output) == message(b"a", body, b"z")
+
+
+@pytest.mark.parametrize("data", [frame(b"x" * 1001), b"\x02\x7f" + b"\xff" * 7, b"\x06" + (301).to_bytes(8, "big")])
+def test_a_frame_over_the_limit_ends_the_connection(data: bytes) -> None:
+    connection = opened()
+    events = connection.receive(message(b"before") + data)
+    assert events[0] == [b"before"]
+    assert failure(events[1:]) is Failure.TOO_LARGE
+
+
+@pytest.mark.parametrize("bodies", [[b"x" * 600, b"y" * 401], [b""] * 11, [b"x"] * 600, [b"", *[b"z" * 999] * 40]])
+def test_of_a_message_over_the_limits_the_head_is_told_and_the_rest_thrown_away(bodies: list[bytes]) -> None:
+    for step in (1, 7, 1 << 20):
+        connection = opened()
+        data = message(b"before") + message(*bodies) + message(b"behind")
+        events = [event for at in range(0, len(data), step) for event in connection.receive(data[at : at + step])]
+        assert (events[0], events[2:]) == ([b"before"], [[b"behind"]])
+        assert isinstance(events[1], TooLarge)
+        assert events[1].head == bodies[: len(events[1].head)]
+
+
+def test_a_message_without_an_end_ends_the_connection() -> None:
+    connection = opened()
+    events = connection.receive(frame(b"", 1) * 10_000)
+    assert isinstance(events[0], TooLarge)
+    assert failure(events[1:]) is Failure.TOO_LARGE
+
+
+def test_commands_after_the_handshake() -> None:
+    connection = opened()
+    data = (
+        frame(b"first", 1)
+        + command(b"PING", b"\x00\x15context")  # also between the frames of a message
+        + command(b"PONG")
+        + command(b"SUBSCRIBE", b"x")
+        + command(b"whatever")
+        + frame(b"last")
+    )
+    assert connection.receive(data) == [Ping(2.1), [b"first", b"last"]]
+    assert sent(connection) == command(b"PONG", b"context")
+    assert connection.ping(0.5, b"c")
+    assert sent(connection) == command(b"PING", b"\x00\x05c")
+    assert failure(connection.receive(command(b"PING", b"\0"))) is Failure.MALFORMED
+    assert failure(opened().receive(command(b"PING", bytes(19)))) is Failure.MALFORMED
+    assert opened().receive(command(b"ERROR", b"\x03bye")) == [Failed(Failure.PEER, "bye")]
+
+
+# -- with keys -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def keys() -> CurveServer:
+    client = CurveClient(bytes(32))  # only for its pair of keys
+    return CurveServer(client.public, client.secret)
+
+
+def welcomed(keys: CurveServer) -> tuple[Connection, CurveClient]:
+    connection, client = make(keys), CurveClient(keys.public)
+    sent(connection)
+    assert connection.receive(greeting(b"CURVE") + client.hello()) == []
+    output = sent(connection)
+    assert output[:54] == b"\x01" + b"CURVE".ljust(20, b"\0") + b"\x01" + bytes(31) + b"\x04"
+    ((flags, body),) = commands(output[53:])
+    assert (flags, body[:8], len(body)) == (4, b"\x07WELCOME", 168)
+    client.welcome(body[8:])
+    return connection, client
+
+
+def shaken(keys: CurveServer) -> tuple[Connection, CurveClient]:
+    connection, client = welcomed(keys)
+    (event,) = connection.receive(client.initiate())
+    assert event == PeerReady((3, 1), b"DEALER", b"", client.public, {b"socket-type": b"DEALER"})
+    connection.accept()
+    ((flags, body),) = commands(sent(connection))
+    assert (flags, body[:6]) == (4, b"\x05READY")
+    assert client.metadata(body[6:]) == properties(Socket_Type=b"ROUTER", Identity=b"")
+    return connection, client
+
+
+def test_messages_with_keys(keys: CurveServer) -> None:
+    connection, client = shaken(keys)
+    data = client.seal(b"a", 1) + client.seal(b"\x04PING\x00\x0ac", 2) + client.seal(b"b" * 500) + client.seal(b"")
+    assert connection.receive(data) == [Ping(1.0), [b"a", b"b" * 500], [b""]]
+    connection.send([b"x", b"y" * 300])
+    plain = [client.open(body) for flags, body in commands(sent(connection)) if not flags & 5]
+    assert plain == [b"\x02\x04PONGc", b"\x01x", b"\x00" + b"y" * 300]
+
+
+def test_who_is_refused_with_keys_gets_the_reason(keys: CurveServer) -> None:
+    connection, client = welcomed(keys)
+    connection.receive(client.initiate())
+    connection.refuse(b"400")
+    assert sent(connection) == command(b"ERROR", b"\x03400")
+
+
+def test_a_peer_without_keys_is_refused(keys: CurveServer) -> None:
+    assert failure(make(keys).receive(greeting())) is Failure.MECHANISM
+    assert failure(make(keys).receive(hello_2())) is Failure.MECHANISM
+    assert failure(make(keys).receive(greeting(b"CURVE", as_server=True))) is Failure.MECHANISM
+
+
+def test_a_wrong_hello(keys: CurveServer) -> None:
+    start = greeting(b"CURVE")
+    client = CurveClient(keys.public)
+    assert failure(make(keys).receive(start + client.hello(version=b"\x02\x00"))) is Failure.HANDSHAKE
+    assert failure(make(keys).receive(start + client.hello(zeros=b"1" * 64))) is Failure.HANDSHAKE
+    assert failure(make(keys).receive(start + CurveClient(client.public).hello())) is Failure.KEYS
+    zero = CurveClient(keys.public)
+    zero.transient = bytes(32)
+    assert failure(make(keys).receive(start + zero.hello())) is Failure.KEYS
+    assert failure(make(keys).receive(start + command(b"HELLO", bytes(194)))) is Failure.HANDSHAKE
+    assert failure(make(keys).receive(start + client.hello() + client.hello())) is Failure.HANDSHAKE
+
+
+def test_a_wrong_initiate(keys: CurveServer) -> None:
+    def answer(connection: Connection, data: bytes) -> Failure:
+        return failure(connection.receive(data))
+
+    connection, client = welcomed(keys)
+    other, stranger = welcomed(keys)
+    assert answer(connection, stranger.initiate()) is Failure.KEYS  # another connection's cookie
+    stranger.public = client.public
+    assert answer(other, stranger.initiate()) is Failure.KEYS  # a key that it does not have
+    connection, client = welcomed(keys)
+    client.nonce = 0
+    assert answer(connection, client.initiate()) is Failure.KEYS
+    connection, client = welcomed(keys)
+    client.server = client.public
+    assert answer(connection, client.initiate()) is Failure.KEYS  # it vouches for another server
+    connection, client = welcomed(keys)
+    assert answer(connection, client.initiate(vouch=bytes(96))) is Failure.KEYS
+    connection, client = welcomed(keys)
+    assert answer(connection, client.initiate(metadata=b"\x01a")) is Failure.HANDSHAKE
+    connection, client = welcomed(keys)
+    client.public = bytes(32)
+    assert answer(connection, client.initiate()) is Failure.KEYS
+    connection, client = welcomed(keys)
+    assert answer(connection, command(b"INITIATE", client.cookie)) is Failure.HANDSHAKE
+    connection, client = welcomed(keys)
+    initiate = client.initiate()
+    assert answer(connection, initiate[:-1] + bytes([initiate[-1] ^ 1])) is Failure.KEYS
+
+
+def test_a_handshake_that_is_replayed(keys: CurveServer) -> None:
+    """What one connection has sent is worth nothing on another."""
+    connection, client = make(keys), CurveClient(keys.public)
+    hello = client.hello()
+    connection.receive(greeting(b"CURVE") + hello)
+    client.welcome(commands(sent(connection)[64:])[0][1][8:])
+    initiate = client.initiate()
+    connection.receive(initiate)
+    replayed = make(keys)
+    assert replayed.receive(greeting(b"CURVE") + hello) == []
+    assert failure(replayed.receive(initiate)) is Failure.KEYS
+
+
+def test_wrong_messages_with_keys(keys: CurveServer) -> None:
+    connection, client = shaken(keys)
+    sealed = client.seal(b"once")
+    assert connection.receive(sealed) == [[b"once"]]
+    assert failure(connection.receive(sealed)) is Failure.KEYS  # again
+    for wrong, kind in (
+        (message(b"in clear"), Failure.MALFORMED),
+        (command(b"PING", b"\0\0"), Failure.MALFORMED),
+        (frame(b"\x07MESSAGE" + bytes(7) + b"\xff" + bytes(40)), Failure.KEYS),
+    ):
+        connection, client = shaken(keys)
+        assert failure(connection.receive(wrong)) is kind
+    connection, client = shaken(keys)
+    data = b"".join(client.seal(b"x" * 150, 1) for _ in range(7)) + client.seal(b"") + client.seal(b"behind")
+    assert connection.receive(data) == [TooLarge([b"x" * 150] * 6), [b"behind"]]
+    events = connection.receive(b"".join(client.seal(b"", 1) for _ in range(1000)))
+    assert events[0] == TooLarge([b""] * 10)
+    assert failure(events[1:]) is Failure.TOO_LARGE
+    connection, client = shaken(keys)
+    assert failure(connection.receive(client.seal(b"", 2))) is Failure.MALFORMED
+
+
+def test_no_nonce_is_sent_twice(keys: CurveServer) -> None:
+    connection, client = shaken(keys)
+    assert isinstance(connection._curve, CurveSession)
+    connection._curve._nonce = 2**64 - 2
+    connection.send([b"the last"])
+    ((_, body),) = commands(sent(connection))
+    assert client.open(body) == b"\x00the last"
+    with pytest.raises(Exception, match="all nonces are used"):
+        connection.send([b"one more"])
