@@ -8,10 +8,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import zmq
+from zmq.utils import z85
 
 import broker.access
 import broker.io
@@ -23,12 +25,18 @@ from broker.core.mdp import PROCESS, Frames, Output, Peer, error_body
 from broker.core.mmi import About, counters
 from broker.core.requests import Request
 from broker.errors import Means, UsageError
+from broker.io.admission import UserAdmission
 from broker.io.channels import CoreRunner
+from broker.io.connections import Connections, PeerConnection, PeerGone
 from broker.io.router import ConnectionCount, NamedConnections, Outbox, Router, peer_ip
 from broker.io.sockets import DRAIN_LIMIT, MOST_FRAMES, protect
 from broker.io.tcp_connection import TcpInflow
+from broker.zmtp import Limits, TooLarge
 
 log = logging.getLogger(__name__)
+
+OWN = os.environ.get("BROKER_TRANSPORT") == "zmtp"
+"""Whether brokers speak ZMTP themselves, until that is all they do."""
 
 MOST_SOURCES = 10_000
 """Peers of which the IP address is remembered, at least."""
@@ -134,6 +142,29 @@ class Broker(CoreRunner[BrokerCore]):
             if context is not None:
                 raise UsageError("a broker with access control creates its own context; leave `context` out")
             guard = self.core.guard = Guard(access, rules, self.core.stats)
+        self._connections: Connections | None = None
+        if OWN:
+            self.ready: list[tuple[int, int]] = []
+            limits = Limits(self.config.max_message, MOST_FRAMES)
+            admission = None
+            if access is not None:
+                from broker.io.access_control import AccessLog  # a server without access control does without
+                from broker.zmtp.curve import CurveServer, CurveSession
+
+                self.loop.add(AccessLog(guard))
+                encrypt = None
+                if keys is not None:
+                    encrypt = partial(CurveSession, CurveServer(z85.decode(keys.public), z85.decode(keys.secret)))
+                admission = UserAdmission(guard, encrypt)
+            self._connections = Connections(
+                self.loop,
+                self,
+                limits=limits,
+                send_queue=self.config.send_queue,
+                send_bytes=self.config.send_queue_bytes,
+                admission=admission,
+            )
+        elif access is not None:
             self._access = broker.io.AccessControl(guard, keys, self)
             self.loop.add(self._access.zap)
             self.loop.add(self._access.handshakes)
@@ -171,11 +202,14 @@ class Broker(CoreRunner[BrokerCore]):
         """Listen on one more endpoint, before the broker runs; the endpoint with its real port comes back.
 
         Raises Unprotected for one that other machines can reach, without access control."""
-        if self._access is None:
+        if self.core.guard is None:
             protect(endpoint, open=self._open, by=self._means)
-        else:
+        elif self._access is not None:
             self._access.prepare(self._router.socket, endpoint)
-        bound = self._router.bind(endpoint)
+        if self._connections is not None and (not endpoint.startswith("inproc:") or self.core.guard is not None):
+            bound = self._connections.bind(endpoint)
+        else:
+            bound = self._router.bind(endpoint)
         if self._access is not None:
             self._access.bound(endpoint, bound)
         self.core.about = replace(self.core.about, endpoints=(*self.core.about.endpoints, bound))
@@ -199,6 +233,8 @@ class Broker(CoreRunner[BrokerCore]):
         """Return whether the requester has enough to read already, or the loop is behind: more large answers would only
         fill the memory, and in the end be dropped. Any thread may call this."""
         peer = request.peer
+        if self._connections is not None and not isinstance(peer, LocalPeer):
+            return self.loop.behind or self._connections.full(peer)
         if self._access is not None and isinstance(peer, broker.io.UserConnection):
             peer = peer.sender
         return self.loop.behind or self._router.outbox.full(peer)
@@ -206,6 +242,9 @@ class Broker(CoreRunner[BrokerCore]):
     def source_of(self, request: Request) -> bytes:
         """The IP address from which a request came; empty: it came by ipc, or from this process. Any thread may ask."""
         peer = request.peer
+        if self._connections is not None:
+            connection = None if isinstance(peer, LocalPeer) else self._connections.of(peer)
+            return b"" if connection is None else connection.ip.encode()
         if isinstance(peer, broker.io.UserConnection):
             return peer.ip.encode()
         return self._sources.get(peer, self._former_sources.get(peer, b""))
@@ -282,20 +321,30 @@ class Broker(CoreRunner[BrokerCore]):
             self.core.receive(peer, frames, now, peer.user)
 
     def _reload(self, access: Access) -> None:
-        if self._access is not None:
-            self._access.swap(access)
+        guard = self.core.guard
+        if guard is not None:
+            now = time.monotonic()
+            if self._connections is not None:
+                self._connections.swap(access, now)
+            elif self._access is not None:
+                self._access.swap(access)
             for local in self._locals:
-                local.user = local.user and self._access.guard.current(local.user)
-            self.core.revoke(Review(self._access.guard, self._whose), time.monotonic())
+                local.user = local.user and guard.current(local.user)
+            self.core.revoke(Review(guard, self._whose), now)
 
     def _whose(self, peer: Peer) -> User | None:
         """Return the present user of a peer, with access control; None: this process."""
         if isinstance(peer, LocalPeer):
             return peer.user
+        if isinstance(peer, PeerConnection):
+            return peer.user if peer.there else NOBODY
         return peer.user if isinstance(peer, broker.io.UserConnection) and peer.there and peer.admitted else NOBODY
 
+    def _largest(self) -> str:
+        return f"more than {MOST_FRAMES} frames or {self.config.max_message} bytes, which this broker takes at most"
+
     def _too_large(self, head: Frames) -> None:
-        most = f"more than {MOST_FRAMES} frames or {self.config.max_message} bytes, which this broker takes at most"
+        most = self._largest()
         peer = head[0] if self._access is None else self._access.connections.speaker
         self.core.too_large(peer, head[1:], most)
 
@@ -354,6 +403,8 @@ class Broker(CoreRunner[BrokerCore]):
 
     def drain(self, now: float) -> bool:
         """Take what has arrived, up to a limit, so that answers go out in between."""
+        if self._connections is not None and self.ready:
+            self._take(now)
         router, core = self._router, self.core
         receive, access, user = router.receive, self._access, None
         for taken in range(DRAIN_LIMIT):
@@ -385,6 +436,29 @@ class Broker(CoreRunner[BrokerCore]):
             core.deaf(now)
         return self._router.skipping
 
+    def _take(self, now: float) -> None:
+        """Take what came by the connections."""
+        assert self._connections is not None
+        core, receive = self.core, self.core.receive
+        ready, self.ready = self.ready, []
+        for connection, frames in self._connections.take(ready, now):
+            peer = connection.peer
+            if frames is None:
+                core.lost(peer, now)
+                continue
+            if isinstance(frames, TooLarge):
+                core.too_large(peer, frames.head, self._largest())
+                frames = []  # as any malformed message
+            try:
+                receive(peer, frames, now, connection.user)
+            except Exception:
+                log.exception("a bug in this program: a message could not be handled; its sender is given up")
+                core.lost(peer, now)
+            if core.new_worker is not None:
+                worker, core.new_worker = core.new_worker, None
+                worker.inflow = connection
+        core.peers = len(self._connections)
+
     def flush(self, now: float) -> None:
         """Hand batches to integrated services and messages to peers, until neither makes more of the other."""
         core = self.core
@@ -398,13 +472,30 @@ class Broker(CoreRunner[BrokerCore]):
                 if local.lasts is not None and not local.lasts():
                     core.withhold(local, now)
             more = self._send(core.take_output(), now)
+        if self._connections is not None:
+            self._connections.flush(now)
+            for connection, _ in self._connections.gone():
+                core.lost(connection.peer, now)
         for local in self._locals:
             if local.inbox:
                 local.flush()
         if self._access is not None and self._access.connections.ends and not self._router.readable:
             self._access.connections.forget_ended()
 
+    def tick(self, now: float) -> None:
+        super().tick(now)
+        if self._connections is not None:
+            self._connections.tick(now)
+
+    def next_deadline(self) -> float | None:
+        due = self.core.next_deadline()
+        if self._connections is not None and (own := self._connections.next_deadline()) is not None:
+            return own if due is None else min(due, own)
+        return due
+
     def close(self) -> None:
+        if self._connections is not None:
+            self._connections.close()
         self._peers.close()  # first: it looks at the other
         self._router.close()
         if self._access is not None:
@@ -423,7 +514,14 @@ class Broker(CoreRunner[BrokerCore]):
         send = self._router.send
         lost = False
         for peer, frames in output:
-            if isinstance(peer, bytes) and frames is not None:
+            if self._connections is not None and self._connections.of(peer) is not None:
+                if frames is not None:
+                    try:
+                        self._connections.send(peer, frames)
+                    except PeerGone:
+                        self._undeliverable(peer, frames, now)
+                        lost = True
+            elif isinstance(peer, bytes) and frames is not None:
                 try:
                     send(peer, frames)
                 except zmq.ZMQError:

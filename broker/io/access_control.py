@@ -19,7 +19,7 @@ from broker.access.users import NOBODY, Access
 from broker.core.throttle import COUNTED, Throttle
 from broker.io.loop import Channel
 from broker.io.sockets import Socket, full
-from broker.io.user_connections import ConnectionsOwner, UserConnection, UserConnections
+from broker.io.user_connections import ConnectionsOwner, UserConnections
 from broker.io.zap import ZapHandler, enforce, secure
 
 log = logging.getLogger("broker.access")
@@ -181,7 +181,7 @@ class AccessLog(Channel):
             self._write(last, f" (the last of {more} more within {LINE_EVERY:g} s)")
 
     def _write(self, refusal: AccessRefusal, counted: str = "") -> None:
-        peer = refusal.peer.address if isinstance(refusal.peer, UserConnection) else refusal.peer
+        peer = getattr(refusal.peer, "address", refusal.peer)
         log.warning(
             "refused: user %r, %s%s, from %s%s; %d so far%s",
             refusal.user,

@@ -52,6 +52,8 @@ class Channel:
     """
 
     rests = False
+    ready: list[tuple[int, int]]
+    """Descriptors that it watches and that have something to do, with their events (`Loop.watch`)."""
 
     def sockets(self) -> Iterable[Socket]:
         """The sockets to poll for input. The loop asks again when `changed` is true."""
@@ -98,11 +100,31 @@ class Poller(Generic[Owner]):
         """With their file descriptors: a closed socket cannot report its own."""
         self._events: dict[Socket, int] = {}
         """The last events of each."""
+        self._watched: set[int] = set()
+        """Descriptors that are no sockets of ZeroMQ; their events are passed on."""
 
     def add_file(self, descriptor: int) -> None:
         """Wait for a file as well."""
         self._owners[descriptor] = None
         self._epoll.register(descriptor, select.EPOLLIN)
+
+    def watch(self, descriptor: int, owner: Owner, events: int) -> None:
+        """Wait for events of a descriptor that is no socket of ZeroMQ."""
+        if self._epoll.closed:
+            return
+        if descriptor in self._watched:
+            self._epoll.modify(descriptor, events)
+        else:
+            self._watched.add(descriptor)
+            self._owners[descriptor] = owner
+            self._epoll.register(descriptor, events)
+
+    def unwatch(self, descriptor: int) -> None:
+        """Wait no more; call this before the descriptor is closed."""
+        if descriptor in self._watched and not self._epoll.closed:
+            self._watched.discard(descriptor)
+            del self._owners[descriptor]
+            self._epoll.unregister(descriptor)
 
     def set(self, owner: Owner, sockets: Iterable[Socket]) -> None:
         """Set the sockets of an owner. Call `has_input` next, as after any use of them."""
@@ -139,8 +161,15 @@ class Poller(Generic[Owner]):
 
     def wait(self, seconds: float | None) -> list[Owner | None]:
         """Wait `seconds` at most (None: without limit) for owners that may have input, or None for a file."""
-        owners = self._owners
-        return [owners[descriptor] for descriptor, _ in self._epoll.poll(seconds) if descriptor in owners]
+        owners, watched = self._owners, self._watched
+        found = []
+        for descriptor, events in self._epoll.poll(seconds):
+            if descriptor in owners:
+                owner = owners[descriptor]
+                if descriptor in watched:
+                    owner.ready.append((descriptor, events))  # type: ignore[union-attr]
+                found.append(owner)
+        return found
 
     def close(self) -> None:
         """Forget all sockets."""
@@ -199,6 +228,14 @@ class Loop:
     def touch(self, channel: Channel) -> None:
         """Give a resting channel a turn: something was done to it. Call this in the loop's thread."""
         self._touched[channel] = None
+
+    def watch(self, descriptor: int, channel: Channel, *, write: bool = False) -> None:
+        """Put a descriptor among the channel's `ready` when it can be read, or written to, and drain the channel."""
+        self._poller.watch(descriptor, channel, select.EPOLLIN | (select.EPOLLOUT if write else 0))
+
+    def unwatch(self, descriptor: int) -> None:
+        """Watch a descriptor no more; call this before it is closed."""
+        self._poller.unwatch(descriptor)
 
     def call(self, function: Callable[..., None], *args: Any) -> None:
         """Call a function in the loop's thread, soon. Any thread may use this. An exception is logged, and the loop

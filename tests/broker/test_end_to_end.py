@@ -27,12 +27,19 @@ from broker import (
     UsageError,
     Worker,
     WorkerConfig,
+    server,
 )
 from broker.core.mdp import Frames
 from broker.core.requests import Request
 from broker.handlers import Reply
 
 QUICK = WorkerConfig(heartbeat_interval=0.05, liveness=40, reconnect_first=0.01, reconnect_most=0.1)
+
+
+@pytest.fixture(params=["libzmq", "zmtp"], autouse=True)
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who speaks ZMTP: libzmq, or the broker itself."""
+    monkeypatch.setattr(server, "OWN", request.param == "zmtp")
 
 
 @pytest.fixture(params=["tcp", "ipc", "inproc"])

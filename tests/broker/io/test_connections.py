@@ -1,0 +1,132 @@
+"""The broker's own connections: what a peer may occupy, and what becomes of its name, its messages and its end."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+
+import pytest
+import zmq
+from support.handshakes import address as host_and_port
+from support.secured import access, keyed, new_pair, secured_broker, user
+from support.waiting import PATIENCE, until
+from support.zmtp_peer import greeting, message, null
+
+from broker import Broker, BrokerConfig, Client, Worker, server
+from broker.io import connections
+from broker.io.connections import PeerConnection
+
+
+@pytest.fixture(autouse=True)
+def transport(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "OWN", True)
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    broker = Broker(BrokerConfig(max_body=100_000))
+    broker.bind("tcp://127.0.0.1:*")
+    with broker:
+        yield broker
+
+
+def connect(broker: Broker) -> socket.socket:
+    (endpoint,) = broker.core.about.endpoints
+    return socket.create_connection(host_and_port(endpoint), timeout=PATIENCE)
+
+
+def held(broker: Broker) -> list[PeerConnection]:
+    assert broker._connections is not None
+    return [*broker._connections._connections.values()]
+
+
+def read(peer: socket.socket, size: int) -> bytes:
+    got = b""
+    while len(got) < size and (data := peer.recv(1 << 16)):
+        got += data
+    return got
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://*:*", "tcp://lo:*", "tcp://localhost:*", "tcp://[::1]:*", "ipc://@{}"])
+def test_where_it_listens(endpoint: str) -> None:
+    broker = Broker(open=True)
+    bound = broker.bind(endpoint.format(f"titanic-test-{time.monotonic_ns()}"))
+    if "[::1]" in bound:
+        peer = socket.create_connection(host_and_port(bound), timeout=PATIENCE)
+        with broker, closing(peer):
+            peer.sendall(null() + message(b"MDPC02", b"\1", b"mmi.service", b"x"))
+            assert read(peer, 64 + 39 + 28).endswith(b"\x03404")
+        return
+    with broker, Worker("echo", lambda frames: frames, bound), Client(bound.replace("0.0.0.0", "127.0.0.1")) as client:
+        assert client.call("echo", b"x") == [b"x"]
+
+
+def test_a_handshake_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HANDSHAKE", 0.05)
+    broker = Broker()
+    broker.bind("tcp://127.0.0.1:*")
+    with broker, connect(broker) as peer:
+        peer.sendall(greeting()[:20])
+        assert len(read(peer, 1000)) == 64  # and then the end
+        until(lambda: not held(broker))
+
+
+def test_who_reads_nothing_is_bounded_and_harms_nobody() -> None:
+    broker = Broker(BrokerConfig(max_body=1 << 20, send_queue_bytes=8 << 20))
+    endpoint = broker.bind("tcp://127.0.0.1:*")
+    asked = null() + message(b"MDPC02", b"\1", b"echo", bytes(1 << 20))
+    with (
+        broker,
+        Worker("echo", lambda frames: frames, endpoint),
+        Client(endpoint) as client,
+        connect(broker) as slow,
+    ):
+        slow.sendall(asked)
+        for _ in range(60):
+            slow.sendall(message(b"MDPC02", b"\1", b"echo", bytes(1 << 20)))
+        until(lambda: broker.counters()["unroutable"] > 0)
+        assert broker._connections is not None
+        assert broker._connections.total <= 9 << 20
+        assert client.call("echo", b"x") == [b"x"]
+    until(lambda: not held(broker))
+
+
+def test_a_name_is_taken_over_and_gets_what_was_meant_for_it(broker: Broker) -> None:
+    with connect(broker) as first, connect(broker) as second:
+        first.sendall(null(Identity=b"me"))
+        until(lambda: [one.identity for one in held(broker)].count(b"me") == 1)
+        second.sendall(null(Identity=b"me") + message(b"MDPC02", b"\1", b"mmi.service", b"echo"))
+        assert read(first, 1000)[64:]  # READY, and then the end
+        assert read(second, 64 + 39 + 31).endswith(b"\x03404")
+
+
+def test_who_says_a_million_things_at_once_lets_the_others_speak(broker: Broker) -> None:
+    """Everything that it says is malformed."""
+    (endpoint,) = broker.core.about.endpoints
+    said = null() + message(b"x") * 1_000_000
+    with Worker("echo", lambda frames: frames, endpoint), Client(endpoint) as client, connect(broker) as loud:
+        loud.setblocking(False)
+        answered = sent = 0
+        while broker.core.stats["malformed"] < 1_000_000:
+            with suppress(BlockingIOError):
+                sent += loud.send(said[sent : sent + (1 << 20)])
+            assert client.call("echo", b"x") == [b"x"]
+            answered += 1
+    assert answered > 10
+
+
+def test_a_key_that_nobody_has_is_refused_with_its_reason() -> None:
+    with (
+        secured_broker(access({user("alice", call=["*"]): new_pair()}), ["tcp://127.0.0.1:*"]) as broker,
+        zmq.Context() as context,
+        context.socket(zmq.DEALER) as stranger,
+    ):
+        keyed(stranger, new_pair()).linger = 0
+        with stranger.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH) as monitor:
+            stranger.connect(broker.core.about.endpoints[0])
+            assert monitor.poll(PATIENCE * 1000)
+            assert monitor.recv_multipart()[0][2:] == (400).to_bytes(4, "little")
+            stranger.disable_monitor()
+        until(lambda: broker.refusals().get(("", "connect"), 0) > 0)
