@@ -161,8 +161,8 @@ def test_a_store_in_a_directory_has_no_nodes(tmp_path: Path) -> None:
         (("--lease", "10"), "--lease is for servers that share a store in PostgreSQL"),
         (("--lease", "2"), "'2' is not a time from 3 s to 3600 s"),
         (("--lease", "2h"), "'2h' is not a time from 3 s to 3600 s"),
-        (("--node-name", "7"), "'7' is not a name"),
-        (("--node-name", "a\nb"), "is not a name"),
+        (("--node-name", "7"), "'7' is not a valid name"),
+        (("--node-name", "a\nb"), "is not a valid name"),
     ],
 )
 def test_names_that_cannot_be(tmp_path: Path, options: tuple[str, str], fault: str) -> None:

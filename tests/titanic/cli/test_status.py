@@ -53,7 +53,7 @@ def test_watch_shows_it_anew_with_rates(tmp_path: Path) -> None:
         assert re.fullmatch(rb"[-\d]{10} [:\d]{8}, every 0.2 s; Ctrl-C to stop\n", next(lines))
         client.submit("mail", b"x")
         until(lambda: b"since start: 1 accepted" in next(lines))
-        rates = until(lambda: line if (line := next(lines)).startswith(b"a second ") else None)
+        rates = until(lambda: line if (line := next(lines)).startswith(b"per second: ") else None)
         words = re.fullmatch(
             rb"per second: [\d.]+ accepted, 0.0 dispatched, 0.0 succeeded, 0.0 failed, 0.0 closed\n", rates
         )
