@@ -112,7 +112,7 @@ def test_two_of_one_name_are_told_apart_and_say_so(
         numbers = [server.dispatcher.node.incarnation() for server in (one, two)]
         with client_of(one) as client:
             (line,) = [line for line in lines_of_status(client.stats()) if line.startswith("2 nodes")]
-        assert line == f"2 nodes: a (0 running, was asked, number {numbers[0]}), a (0 running, number {numbers[1]})"
+        assert line == f"2 nodes: a (0 running, connected, number {numbers[0]}), a (0 running, number {numbers[1]})"
     assert sum("--node-name" in line for line in caplog.messages) == 2, "once each"
 
 
