@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+import select
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import psycopg
 import pytest
 from support.postgres import needs_postgres, new_server, shared_server
-from support.waiting import until
+from support.waiting import PATIENCE, until
 
 from titanic.store import Notification, Topic
 from titanic.store.postgres import connection_pool, notify
@@ -137,6 +139,26 @@ def test_others_hear_what_one_says_and_are_not_alone_then(lines: Lines) -> None:
     assert not other.line.alone
     other.line.publish(Notification())
     until(lambda: Notification() in one.heard)
+
+
+@needs_postgres
+def test_what_comes_with_the_answer_to_a_notify_is_heard(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """libpq has read it then, and the socket is silent."""
+    one, other = lines(2)
+    execute = PostgresNotifications._execute
+
+    def execute_late(line: PostgresNotifications, connection: Any, text: str, *parameters: object) -> None:
+        execute(line, connection, text, *parameters)
+        if line is one.line:
+            other.line.publish(Notification({b"b"}))
+            assert select.select([connection.fileno()], [], [], PATIENCE)[0]
+            connection.pgconn.consume_input()
+
+    for line in (one, other):
+        line.line.alone = False
+    monkeypatch.setattr(PostgresNotifications, "_execute", execute_late)
+    one.line.publish(Notification({b"a"}))
+    until(lambda: one.heard == [Notification({b"b"})])
 
 
 @needs_postgres

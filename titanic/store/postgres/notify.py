@@ -225,11 +225,17 @@ class PostgresNotifications:
             elif self._ended:
                 return
             else:
+                # First what came in one piece with the answer to a NOTIFY: libpq has it, and the socket is silent.
+                self._hear_all(connection)
                 self._wait(connection, None if pending is None else max(0.0, due - time.monotonic()))
                 connection.pgconn.consume_input()
-                while (one := connection.pgconn.notifies()) is not None:
-                    if one.be_pid != self._me:
-                        self._hear(one.extra)
+                self._hear_all(connection)
+
+    def _hear_all(self, connection: Connection) -> None:
+        """Hear what libpq has read."""
+        while (one := connection.pgconn.notifies()) is not None:
+            if one.be_pid != self._me:
+                self._hear(one.extra)
 
     def _execute(self, connection: Connection, text: str, *parameters: object) -> None:
         guard = self._pool.guard
