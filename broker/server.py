@@ -31,12 +31,12 @@ from broker.io.connections import Connections, PeerConnection, PeerGone
 from broker.io.router import ConnectionCount, NamedConnections, Outbox, Router, peer_ip
 from broker.io.sockets import DRAIN_LIMIT, MOST_FRAMES, protect
 from broker.io.tcp_connection import TcpInflow
-from broker.zmtp import Limits, TooLarge
+from broker.zmtp import MessageLimits, OversizedMessage
 
 log = logging.getLogger(__name__)
 
 OWN = os.environ.get("BROKER_TRANSPORT") == "zmtp"
-"""Whether brokers speak ZMTP themselves, until that is all they do."""
+"""Whether brokers use `broker.io.connections` instead of a ROUTER socket. One of the two will be removed."""
 
 MOST_SOURCES = 10_000
 """Peers of which the IP address is remembered, at least."""
@@ -145,11 +145,11 @@ class Broker(CoreRunner[BrokerCore]):
         self._connections: Connections | None = None
         if OWN:
             self.ready: list[tuple[int, int]] = []
-            limits = Limits(self.config.max_message, MOST_FRAMES)
+            limits = MessageLimits(self.config.max_message, MOST_FRAMES)
             admission = None
             if access is not None:
                 from broker.io.access_control import AccessLog  # a server without access control does without
-                from broker.zmtp.curve import CurveServer, CurveSession
+                from broker.zmtp.encryption import CurveServer, CurveSession
 
                 self.loop.add(AccessLog(guard))
                 encrypt = None
@@ -437,16 +437,17 @@ class Broker(CoreRunner[BrokerCore]):
         return self._router.skipping
 
     def _take(self, now: float) -> None:
-        """Take what came by the connections."""
+        """Handle input of the connections."""
         assert self._connections is not None
         core, receive = self.core, self.core.receive
-        ready, self.ready = self.ready, []
+        ready = [*self.ready]
+        self.ready.clear()
         for connection, frames in self._connections.take(ready, now):
             peer = connection.peer
             if frames is None:
                 core.lost(peer, now)
                 continue
-            if isinstance(frames, TooLarge):
+            if isinstance(frames, OversizedMessage):
                 core.too_large(peer, frames.head, self._largest())
                 frames = []  # as any malformed message
             try:
@@ -474,7 +475,7 @@ class Broker(CoreRunner[BrokerCore]):
             more = self._send(core.take_output(), now)
         if self._connections is not None:
             self._connections.flush(now)
-            for connection, _ in self._connections.gone():
+            for connection, _ in self._connections.take_ended():
                 core.lost(connection.peer, now)
         for local in self._locals:
             if local.inbox:

@@ -1,7 +1,7 @@
-"""Who may connect, with access control: a key or a named endpoint makes a connection one of a user.
+"""Authentication of connections: a key or a named endpoint identifies the user of a connection.
 
 A key is admitted if a user has it. A connection to an endpoint that the access file names needs none, if its system
-user is as the file says. All others get ERROR with the status 400 (RFC 27), and are gone.
+user is as the file says. All others get ERROR with status 400 (RFC 27), and are closed.
 """
 
 from __future__ import annotations
@@ -21,11 +21,8 @@ from broker.zmtp.connection import Cipher
 HANDSHAKE = 10.0
 """Seconds that a handshake may take."""
 
-MAX_COMMAND = 8192
-"""Bytes of a command: a handshake has less than a thousand."""
-
 UNFINISHED_SHARE = 4
-"""Share of the process's file descriptors for connections whose handshake is not over: one in so many."""
+"""One in so many of the process's file descriptors may be a connection in its handshake."""
 
 MAX_UNFINISHED = 10_000
 
@@ -37,7 +34,7 @@ REFUSED = b"400"
 
 
 def connection_limits() -> tuple[int, int]:
-    """How many handshakes may be under way, and how many connections may be open besides."""
+    """Return the maximum number of connections in their handshake, and of others."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         soft = 1 << 20
@@ -45,8 +42,8 @@ def connection_limits() -> tuple[int, int]:
     return unfinished, max(16, soft - unfinished - RESERVED)
 
 
-class Member:
-    """What access control knows of a connection."""
+class AdmittedPeer:
+    """How a connection was authenticated."""
 
     def __init__(self, endpoint: str, key: str, uid: int | None, user: User) -> None:
         self.endpoint = endpoint
@@ -54,14 +51,14 @@ class Member:
         self.uid = uid
         self.user = user
         self.counted = False
-        """Whether it is among the user's connections."""
+        """Whether it counts against the user's limit."""
 
 
 class UserAdmission:
-    """The users of connections, and how many each has."""
+    """Finds the users of connections, and limits the connections of each user."""
 
     def __init__(self, guard: Guard, encrypt: Callable[[], Cipher] | None) -> None:
-        """`encrypt`: makes what encrypts a connection, with the server's keys; None: it has none."""
+        """`encrypt`: creates the encryption of a connection; None: the server has no keys."""
         self.guard = guard
         self.handshake = HANDSHAKE
         self.status = REFUSED
@@ -73,8 +70,8 @@ class UserAdmission:
         """Connections of all users but administrators."""
 
     def cipher_at(self, endpoint: str) -> Callable[[], Cipher] | None:
-        """What encrypts connections to an endpoint; None: the access file says who comes by it. Raises EndpointError,
-        UsageError."""
+        """Return what creates the encryption of connections to an endpoint; None: the access file names the endpoint's
+        user. Raises EndpointError, UsageError."""
         whole = full(endpoint)
         if not whole.startswith(("tcp://", "ipc://")):
             raise EndpointError(
@@ -90,41 +87,42 @@ class UserAdmission:
             raise UsageError(f"{endpoint} takes a key of the server: give `keys`, or name it in [endpoints]")
         return self._encrypt
 
-    def introduce(self, endpoint: str, uid: int | None, address: str, peer: PeerReady) -> Member | None:
-        """Find the user of a new connection; None: it is refused, and counted."""
+    def authenticate(self, endpoint: str, uid: int | None, address: str, peer: PeerReady) -> AdmittedPeer | None:
+        """Authenticate a new connection; None: refused, and counted as such."""
         key = z85.encode(peer.key).decode() if peer.key else ""
-        member = Member(endpoint, key, uid, self._user(endpoint, key, uid))
-        if member.user is NOBODY:
+        admitted = AdmittedPeer(endpoint, key, uid, self._user(endpoint, key, uid))
+        if admitted.user is NOBODY:
             self._refused(NOBODY, "connect", address, f"no user has the public key {key}" if key else "")
         elif peer.identity:
-            self._refused(member.user, "name", address, "it gives itself a name, which access control does not allow")
-        elif self._admit(member, address):
-            return member
+            self._refused(admitted.user, "name", address, "it gives itself a name, which access control does not allow")
+        elif self._admit(admitted, address):
+            return admitted
         return None
 
-    def again(self, member: Member, address: str) -> bool:
-        """Find the user of a connection in another access file; False: it has none any more, or too many."""
-        member.user, member.counted = self._user(member.endpoint, member.key, member.uid), False
-        if member.user is NOBODY:
-            why = f"no user has the public key {member.key} any more" if member.key else ""
+    def authenticate_again(self, admitted: AdmittedPeer, address: str) -> bool:
+        """Find the user of an open connection in the new access file; False: it has no user, or its user too many
+        connections."""
+        admitted.user, admitted.counted = self._user(admitted.endpoint, admitted.key, admitted.uid), False
+        if admitted.user is NOBODY:
+            why = f"no user has the public key {admitted.key} any more" if admitted.key else ""
             self._refused(NOBODY, "connect", address, why)
             return False
-        return self._admit(member, address)
+        return self._admit(admitted, address)
 
     def swap(self, access: Access) -> None:
-        """Another access file is in force; call `again` for each connection next, the oldest first."""
+        """Apply another access file; call `authenticate_again` for each connection next, oldest first."""
         self.guard.swap(access)
         self._counts.clear()
         self._taken = 0
 
-    def left(self, member: Member) -> None:
-        """A connection is gone."""
-        if member.counted:
-            member.counted = False
-            self._count(member.user, -1)
+    def left(self, admitted: AdmittedPeer) -> None:
+        """Count a connection that was closed."""
+        if admitted.counted:
+            admitted.counted = False
+            self._count(admitted.user, -1)
 
     def failed(self, reason: str, address: str) -> None:
-        """A handshake failed."""
+        """Count a failed handshake."""
         self._refused(NOBODY, "handshake", address, reason)
 
     def _user(self, endpoint: str, key: str, uid: int | None) -> User:
@@ -134,13 +132,13 @@ class UserAdmission:
         uids = access.uids.get(endpoint)
         return access.endpoints.get(endpoint, NOBODY) if uids is None or uid in uids else NOBODY
 
-    def _admit(self, member: Member, address: str) -> bool:
+    def _admit(self, admitted: AdmittedPeer, address: str) -> bool:
         """Count a connection of its user, unless there are too many."""
-        if why := self._too_many(member.user):
-            self._refused(member.user, "connections", address, why)
+        if why := self._too_many(admitted.user):
+            self._refused(admitted.user, "connections", address, why)
             return False
-        member.counted = True
-        self._count(member.user, 1)
+        admitted.counted = True
+        self._count(admitted.user, 1)
         return True
 
     def _too_many(self, user: User) -> str:

@@ -1,12 +1,12 @@
-"""The connections of a server: ZMTP in the loop's own thread. Many messages come by one `recv`, and all that a peer
-gets in a round leaves by one `send`.
+"""The connections of a server: ZMTP in the loop's thread. One `recv` reads many messages, and one `send` writes
+everything that a peer gets in a round.
 
-accept ──▶ handshake ──PeerReady──▶ open ──┬── the peer has closed it ──▶ gone
-              │                            └── a fault, or it was ended ──▶ ending: what is queued goes out, what
-              └── too slow, a fault ──────────────────────────────────────▶         still comes is thrown away
+accept ──▶ handshake ──PeerReady──▶ open ──┬── closed by the peer ──▶ closed
+              │                            └── fault, or `end` ──────▶ ending: flush the queue, discard input ──▶ closed
+              └── timeout ──▶ closed
 
-What a peer may occupy is bounded: a message that comes by `Limits`, what is queued for it by `send_bytes`, a handshake
-and an ending by their time.
+Limits per peer: `MessageLimits` for what it sends, `send_bytes` for what is queued for it, timeouts for the handshake
+and for closing.
 """
 
 from __future__ import annotations
@@ -25,49 +25,54 @@ from broker.access.users import NOBODY, Access, User
 from broker.core.mdp import Frames, Peer
 from broker.core.requests import footprint
 from broker.core.throttle import Throttle
-from broker.io.admission import Member, UserAdmission
-from broker.io.listeners import Listener, user_id
+from broker.io.admission import AdmittedPeer, UserAdmission
+from broker.io.listeners import ListeningSocket, user_id
 from broker.io.loop import Channel, Loop
-from broker.zmtp import Connection, Failed, Failure, Limits, PeerReady, State, TooLarge
+from broker.zmtp import (
+    Connection,
+    ConnectionFailed,
+    ConnectionState,
+    Failure,
+    MessageLimits,
+    OversizedMessage,
+    PeerReady,
+)
 from broker.zmtp.connection import Cipher
 from broker.zmtp.frames import Buffer
 
 log = logging.getLogger(__name__)
 
-READ = 16 << 10
-"""Bytes that one connection may say in a round: a few milliseconds of work, however small its messages are."""
+MAX_READ = 16 << 10
+"""Bytes read from one connection in a round: a few milliseconds of work, however small its messages are."""
 
-READ_LARGE = 1 << 20
-"""The same while a large frame comes in, which is no work."""
+MAX_READ_LARGE = 1 << 20
+"""The same while a large frame is received, which takes little work."""
 
-WRITE = 1 << 20
-"""Bytes that one connection gets in a round."""
+MAX_WRITE = 1 << 20
+"""Bytes written to one connection in a round."""
 
-BUFFERS = 256
-"""Buffers that are sent by one call, fewer than any system's limit."""
+MAX_BUFFERS = 256
+"""Buffers sent by one call; every system allows more."""
 
-ACCEPTED_AT_ONCE = 64
+MAX_ACCEPTED = 64
 
-HANDSHAKE = 30.0
-"""Seconds that a handshake may take."""
+HANDSHAKE_TIMEOUT = 30.0
+"""Seconds for a handshake without access control."""
 
-SHAKING = 0.002
-"""Seconds that handshakes may take in a round; one under CURVE costs a quarter of a millisecond."""
+MAX_HANDSHAKE_TIME = 0.002
+"""Seconds spent on handshakes in a round. A CURVE handshake takes a quarter of a millisecond."""
 
 LINGER = 2.0
-"""Seconds for which an ended connection may go on reading its last messages."""
+"""Seconds in which an ended connection is flushed."""
 
-RETRY_ACCEPT = 0.25
-"""Seconds until connections are accepted again when the system had no room."""
+ACCEPT_INTERVAL = 0.25
+"""Seconds between attempts to accept when file descriptors or memory have run out."""
 
-ENOUGH = 16 << 20
-"""Queued bytes from which a peer has enough to read."""
+MAX_QUEUED = 16 << 20
+"""Queued bytes from which no large answers are produced for a peer."""
 
-HEAD = 32
-"""Frames that identify a message: addresses, header, command, service."""
-
-LEAST = 1024
-"""Bytes a second that must come in of a large message: less is no sign that the peer's program runs."""
+MIN_INFLOW = 1024
+"""Bytes a second of a large message that show that its sender is alive."""
 
 IPV4 = "::ffff:"
 """How IPv4 addresses begin at a socket of IPv6."""
@@ -76,23 +81,22 @@ _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class PeerGone(Exception):
-    """A message cannot be sent: the peer is gone, or does not read."""
+    """A message cannot be sent: the peer is disconnected, or its queue is full."""
 
 
 class PeerConnection:
-    """A connection, and the peer at its other end. It is a peer of the core."""
+    """A connection and its peer."""
 
     __slots__ = (
         "_before",
         "address",
+        "admitted",
         "descriptor",
         "ending_at",
         "heard_at",
         "here",
         "identity",
         "ip",
-        "member",
-        "opened_at",
         "protocol",
         "received",
         "stream",
@@ -103,7 +107,7 @@ class PeerConnection:
     )
 
     def __init__(
-        self, connected: stream.socket, address: Any, protocol: Connection, here: Listener, now: float
+        self, connected: stream.socket, address: Any, protocol: Connection, here: ListeningSocket, now: float
     ) -> None:
         self.stream = connected
         self.descriptor = connected.fileno()
@@ -117,19 +121,18 @@ class PeerConnection:
         self.uid = user_id(connected)
         """The system's user at the other end of an ipc connection; None: it is not known."""
         self.identity = b""
-        """What the peer wants to be called."""
-        self.member: Member | None = None
-        """What access control knows of it; None: there is none, or it is not admitted."""
-        self.opened_at = now
+        """The routing id that the peer asked for; empty: none."""
+        self.admitted: AdmittedPeer | None = None
+        """How it was authenticated; None: not yet, or there is no access control."""
         self.heard_at = now
-        """When bytes came in last."""
+        """When bytes were last received."""
         self.received = 0
-        """Bytes that came in."""
+        """Bytes received."""
         self.unsent: deque[Buffer] = deque()
         self.unsent_bytes = 0
         self.waits_to_write = False
         self.ending_at: float | None = None
-        """When it is closed at last; None: it is not ending."""
+        """When it is closed at the latest; None: it is not ending."""
         self._before: tuple[float, int] | None = None
 
     def __str__(self) -> str:
@@ -137,96 +140,94 @@ class PeerConnection:
 
     @property
     def peer(self) -> Peer:
-        """What the core knows it as: its name, which outlives the connection, or the connection itself."""
+        """The core's key for this peer: its routing id, which outlives the connection, or else the connection."""
         return self.identity or self
 
     @property
     def user(self) -> User | None:
         """Its user; None: there is no access control."""
-        return None if self.member is None else self.member.user
+        return None if self.admitted is None else self.admitted.user
 
     @property
     def there(self) -> bool:
         """Whether messages can be sent to it."""
-        return self.protocol.state is State.OPEN and self.ending_at is None
+        return self.protocol.state is ConnectionState.OPEN and self.ending_at is None
 
     def goes_on(self, now: float, patience: float) -> bool:
-        """Whether enough came in since this was last asked, `patience` seconds ago; at first, whether anything did. A
-        message that has not come as a whole is a sign of life, too."""
+        """Return whether the peer sent enough since the last call, `patience` seconds ago, to count as alive, be it an
+        incomplete message. At the first call: whether it sent anything."""
         before, self._before = self._before, (now, self.received)
         if now - self.heard_at >= patience:
             return False
-        if before is None or now - before[0] > 2 * patience:  # asked about another message then
+        if before is None or now - before[0] > 2 * patience:  # the last call was about another message
             return True
-        return self.received - before[1] >= LEAST * (now - before[0])
+        return self.received - before[1] >= MIN_INFLOW * (now - before[0])
 
 
-Arrival = tuple[PeerConnection, Frames | TooLarge | None]
-"""A message and the connection it came by; None: the connection has ended."""
+Arrival = tuple[PeerConnection, Frames | OversizedMessage | None]
+"""A connection and a message from it; None: the connection has ended."""
 
 
 class Connections:
-    """Listeners and their connections. They are read by `take`, in the order in which messages came."""
+    """Listening sockets and their connections."""
 
     def __init__(
         self,
         loop: Loop,
         channel: Channel,
         *,
-        limits: Limits,
+        limits: MessageLimits,
         send_queue: int = 10_000,
         send_bytes: int = 1 << 30,
         admission: UserAdmission | None = None,
     ) -> None:
-        """`channel`: is drained when something came. `send_queue`: messages that may be queued for one peer.
-        `send_bytes`: bytes that may be queued for all of them."""
+        """`channel`: the loop drains it when there is input. `send_queue`: maximum messages queued for one peer.
+        `send_bytes`: maximum bytes queued for all peers."""
         self._loop = loop
         self._channel = channel
         self._limits = limits
         self._admission = admission
-        self._handshake = HANDSHAKE if admission is None else admission.handshake
-        self._ciphers: dict[Listener, Callable[[], Cipher] | None] = {}
+        self._handshake = HANDSHAKE_TIMEOUT if admission is None else admission.handshake
+        self._ciphers: dict[ListeningSocket, Callable[[], Cipher] | None] = {}
         self._send_queue = send_queue
         self._send_bytes = send_bytes
-        self._listeners: dict[int, Listener] = {}
+        self._listeners: dict[int, ListeningSocket] = {}
         self._connections: dict[int, PeerConnection] = {}
-        self._names: dict[bytes, PeerConnection] = {}
-        """Connections of peers that have named themselves."""
-        self._shaking: dict[PeerConnection, float] = {}
-        """Connections whose handshake is not over, with its end; the oldest first."""
+        self._names: dict[Peer, PeerConnection] = {}
+        """Connections by the routing id that their peer asked for."""
+        self._handshaking: dict[PeerConnection, float] = {}
+        """Connections in their handshake and its deadline, oldest first."""
         self._ending: dict[PeerConnection, float] = {}
         self._dirty: dict[PeerConnection, None] = {}
-        """Connections with something to send."""
+        """Connections with output."""
         self._arrived: list[Arrival] = []
         self._accept_at: float | None = None
-        """When connections are accepted again; None: now."""
+        """When to accept connections again; None: now."""
         self._starved = False
-        """Whether the system had no room for the last connection."""
+        """Whether the last attempt to accept failed for lack of file descriptors or memory."""
         self.total = 0
-        """Bytes that are queued for all peers."""
+        """Bytes queued for all peers."""
         self._throttle: Throttle[Failure, str] = Throttle(lines=1, window=1.0, most=100)
-        self.failed: dict[Failure, int] = {}
-        """Connections that ended by a fault of the peer."""
 
     def __len__(self) -> int:
-        """The number of connections, in a handshake or not."""
+        """Return the number of connections, handshakes included."""
         return len(self._connections)
 
     def bind(self, endpoint: str) -> str:
         """Listen; the endpoint with its real port comes back. Raises EndpointError."""
         cipher = None if self._admission is None else self._admission.cipher_at(endpoint)
-        listener = Listener(endpoint)
+        listener = ListeningSocket(endpoint)
         self._ciphers[listener] = cipher
         descriptor = listener.stream.fileno()
         self._listeners[descriptor] = listener
         self._loop.watch(descriptor, self._channel)
         return listener.endpoint
 
-    # -- what comes ------------------------------------------------------------------------------------------
+    # -- input -----------------------------------------------------------------------------------------------
 
     def take(self, ready: Iterable[tuple[int, int]], now: float) -> list[Arrival]:
-        """What has come by these descriptors, each with the events that were found, and who has gone."""
-        shaking = []
+        """Read from these descriptors, given with their poll events. Return messages and ended connections in order."""
+        handshaking = []
         for descriptor, events in ready:
             connection = self._connections.get(descriptor)
             if connection is None:
@@ -236,21 +237,21 @@ class Connections:
             if events & select.EPOLLOUT:
                 self._write(connection)
             if events & ~select.EPOLLOUT:
-                if connection in self._shaking:
-                    shaking.append(connection)
+                if connection in self._handshaking:
+                    handshaking.append(connection)
                 else:
                     self._read(connection, now)
-        if shaking:  # strangers wait for those who are in; what is left is reported again
-            end = time.monotonic() + SHAKING
-            for connection in shaking:
+        if handshaking:  # after open connections; the next poll reports those that are left
+            end = time.monotonic() + MAX_HANDSHAKE_TIME
+            for connection in handshaking:
                 self._read(connection, now)
                 if time.monotonic() >= end:
                     break
         arrived, self._arrived = self._arrived, []
         return arrived
 
-    def _accept(self, listener: Listener, now: float) -> None:
-        for _ in range(ACCEPTED_AT_ONCE):
+    def _accept(self, listener: ListeningSocket, now: float) -> None:
+        for _ in range(MAX_ACCEPTED):
             try:
                 accepted = listener.accept()
             except OSError as error:
@@ -265,66 +266,66 @@ class Connections:
             protocol = Connection(curve=None if cipher is None else cipher(), limits=self._limits)
             try:
                 connection = PeerConnection(connected, address, protocol, listener, now)
-            except OSError:  # it is gone
+            except OSError:  # closed by the peer already
                 connected.close()
                 continue
             self._connections[connection.descriptor] = connection
-            self._shaking[connection] = now + self._handshake
+            self._handshaking[connection] = now + self._handshake
             self._loop.watch(connection.descriptor, self._channel)
             self._dirty[connection] = None
         if self._admission is not None:
-            while len(self._shaking) > self._admission.max_unfinished:
-                oldest = next(iter(self._shaking))
+            while len(self._handshaking) > self._admission.max_unfinished:
+                oldest = next(iter(self._handshaking))
                 self._admission.guard.refused(NOBODY, "silent", b"", "")
-                self._gone(oldest)
+                self._close(oldest)
 
     def _pause(self, error: OSError, now: float) -> None:
-        """Accept nothing for a moment: the system has no room."""
+        """Stop accepting for a moment."""
         if not self._starved:
             self._starved = True
-            log.warning("cannot accept connections: %s; trying again every %g s", error.strerror, RETRY_ACCEPT)
-        self._accept_at = now + RETRY_ACCEPT
+            log.warning("cannot accept connections: %s; trying again every %g s", error.strerror, ACCEPT_INTERVAL)
+        self._accept_at = now + ACCEPT_INTERVAL
         for descriptor in self._listeners:
             self._loop.unwatch(descriptor)
 
     def _read(self, connection: PeerConnection, now: float) -> None:
         protocol = connection.protocol
         try:
-            data = connection.stream.recv(READ_LARGE if protocol.lacks_much else READ)
+            data = connection.stream.recv(MAX_READ_LARGE if protocol.lacks_much else MAX_READ)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
             data = b""
         if not data:
-            self._gone(connection)
+            self._close(connection)
             return
         connection.heard_at = now
         connection.received += len(data)
         if connection.ending_at is not None:
             return
         for event in protocol.receive(data):
-            if isinstance(event, list | TooLarge):
+            if isinstance(event, list | OversizedMessage):
                 self._arrived.append((connection, event))
             elif isinstance(event, PeerReady):
-                self._introduced(connection, event, now)
-            elif isinstance(event, Failed):
-                self._fault(connection, event, now)
+                self._handshake_done(connection, event, now)
+            elif isinstance(event, ConnectionFailed):
+                self._failed(connection, event, now)
         if protocol.has_output:
-            if connection.unsent_bytes > ENOUGH:  # answers to heartbeats that nobody reads
-                self._gone(connection)
+            if connection.unsent_bytes > MAX_QUEUED:  # answers to PINGs of a peer that reads nothing
+                self._close(connection)
             else:
                 self._queue(connection)
 
-    def _introduced(self, connection: PeerConnection, peer: PeerReady, now: float) -> None:
-        """The peer has said who it is: let it in. A name that another has is taken over, as ROUTER_HANDOVER does."""
+    def _handshake_done(self, connection: PeerConnection, peer: PeerReady, now: float) -> None:
+        """Admit or refuse the peer. A routing id in use is handed over to the new connection, as by ROUTER_HANDOVER."""
         if self._admission is not None:
             where = connection.here.asked
-            connection.member = self._admission.introduce(where, connection.uid, connection.address, peer)
-            if connection.member is None:
+            connection.admitted = self._admission.authenticate(where, connection.uid, connection.address, peer)
+            if connection.admitted is None:
                 connection.protocol.refuse(self._admission.status)
                 self.end(connection, now)
                 return
-        del self._shaking[connection]
+        del self._handshaking[connection]
         if peer.identity:
             if (former := self._names.get(peer.identity)) is not None:
                 self.end(former, now)
@@ -332,47 +333,46 @@ class Connections:
             connection.identity = peer.identity
         connection.protocol.accept()
         for event in connection.protocol.receive(b""):
-            if isinstance(event, list | TooLarge):
+            if isinstance(event, list | OversizedMessage):
                 self._arrived.append((connection, event))
-            elif isinstance(event, Failed):
-                self._fault(connection, event, now)
+            elif isinstance(event, ConnectionFailed):
+                self._failed(connection, event, now)
 
-    def _fault(self, connection: PeerConnection, fault: Failed, now: float) -> None:
-        self.failed[fault.failure] = self.failed.get(fault.failure, 0) + 1
+    def _failed(self, connection: PeerConnection, fault: ConnectionFailed, now: float) -> None:
         for _, more, last in self._throttle.ended(now):
             log.info("%d more connections ended within a second; the last one: %s", more, last)
         if not self._throttle.take(fault.failure, fault.reason, now)[1]:
             log.info("the connection from %s ends: %s", connection.address, fault.reason)
-        if self._admission is not None and connection in self._shaking:
+        if self._admission is not None and connection in self._handshaking:
             self._admission.failed(fault.reason, connection.address)
         self.end(connection, now)
 
     def swap(self, access: Access, now: float) -> None:
-        """Another access file is in force: end the connections of removed users, and the newest ones of users that have
-        too many."""
+        """Apply another access file: close the connections of removed users, and the newest ones of users over their
+        limit."""
         assert self._admission is not None
         self._admission.swap(access)
         for connection in [*self._connections.values()]:
-            member = connection.member
+            admitted = connection.admitted
             if (
-                member is not None
+                admitted is not None
                 and connection.ending_at is None
-                and not self._admission.again(member, connection.address)
+                and not self._admission.authenticate_again(admitted, connection.address)
             ):
-                self._gone(connection)
+                self._close(connection)
 
-    # -- what goes -------------------------------------------------------------------------------------------
+    # -- output ----------------------------------------------------------------------------------------------
 
     def of(self, peer: Peer) -> PeerConnection | None:
-        """The connection of a peer; None: a peer with this name is not connected. Any thread may ask."""
-        return peer if isinstance(peer, PeerConnection) else self._names.get(peer)  # type: ignore[call-overload]
+        """Return the connection of a peer; None: this routing id is not connected. Any thread may call this."""
+        return peer if isinstance(peer, PeerConnection) else self._names.get(peer)
 
     def send(self, peer: Peer, frames: Frames) -> None:
-        """Queue a message; `flush` sends it. Raises PeerGone when the peer is gone, or its queue is full."""
+        """Queue a message; `flush` sends it. Raises PeerGone."""
         connection = self.of(peer)
         if connection is None:
             raise PeerGone
-        if connection.protocol.state is not State.OPEN or connection.ending_at is not None:
+        if connection.protocol.state is not ConnectionState.OPEN or connection.ending_at is not None:
             raise PeerGone
         if connection.unsent_bytes and (
             len(connection.unsent) >= self._send_queue or footprint(frames) > self._send_bytes - self.total
@@ -382,16 +382,16 @@ class Connections:
         self._queue(connection)
 
     def full(self, peer: Peer) -> bool:
-        """Return whether a peer has enough to read. Any thread may ask."""
+        """Return whether a peer should get no more large answers for now. Any thread may call this."""
         connection = self.of(peer)
-        return connection is not None and connection.unsent_bytes > ENOUGH
+        return connection is not None and connection.unsent_bytes > MAX_QUEUED
 
     def _queue(self, connection: PeerConnection) -> None:
-        """Take over what the protocol wants to send."""
+        """Mark a connection that has output."""
         self._dirty[connection] = None
 
     def flush(self, now: float) -> None:
-        """Send what is queued."""
+        """Write the output of all connections."""
         dirty, self._dirty = self._dirty, {}
         for connection in dirty:
             if not connection.waits_to_write:
@@ -410,15 +410,15 @@ class Connections:
         if connection.protocol.has_output:
             if not connection.unsent:
                 output = connection.protocol.take_output()
-                if len(output) > 1 and sum(map(len, output)) <= WRITE:
+                if len(output) > 1 and sum(map(len, output)) <= MAX_WRITE:
                     output = [b"".join(output)]
-                if len(output) == 1:  # mostly all of it leaves at once
+                if len(output) == 1:  # usually written at once
                     try:
                         sent = connection.stream.send(output[0])
                     except (BlockingIOError, InterruptedError):
                         sent = 0
                     except OSError:
-                        self._gone(connection)
+                        self._close(connection)
                         return
                     if sent == len(output[0]):
                         return
@@ -429,14 +429,14 @@ class Connections:
                 self.total += size
             else:
                 self._collect(connection)
-        unsent, left = connection.unsent, WRITE
+        unsent, left = connection.unsent, MAX_WRITE
         while unsent and left > 0:
             try:
-                sent = connection.stream.sendmsg([unsent[at] for at in range(min(len(unsent), BUFFERS))])
+                sent = connection.stream.sendmsg([unsent[at] for at in range(min(len(unsent), MAX_BUFFERS))])
             except (BlockingIOError, InterruptedError):
                 break
             except OSError:
-                self._gone(connection)
+                self._close(connection)
                 return
             left -= sent
             connection.unsent_bytes -= sent
@@ -453,47 +453,47 @@ class Connections:
             connection.waits_to_write = waits
             self._loop.watch(connection.descriptor, self._channel, write=waits)
         if not waits and connection.ending_at is not None:
-            self._say_good_bye(connection)
+            self._shut_down(connection)
 
-    # -- the end ---------------------------------------------------------------------------------------------
+    # -- closing ---------------------------------------------------------------------------------------------
 
     def end(self, connection: PeerConnection, now: float) -> None:
-        """End a connection. What is queued for its peer goes out, for a moment."""
+        """End a connection. Its queue is flushed, for a moment."""
         if connection.ending_at is not None:
             return
-        self._forget(connection)
+        self._ended(connection)
         connection.ending_at = self._ending[connection] = now + LINGER
         self._dirty[connection] = None
         if not connection.unsent and not connection.protocol.has_output:
-            self._say_good_bye(connection)
+            self._shut_down(connection)
 
     @staticmethod
-    def _say_good_bye(connection: PeerConnection) -> None:
-        """Tell the peer that nothing follows. It is read on until the peer closes, too: a connection that is closed
-        with bytes unread takes back what the peer has not read yet."""
+    def _shut_down(connection: PeerConnection) -> None:
+        """Signal the end of the output. The input is read until the peer closes: closing a socket with unread input
+        resets the connection, and the peer could lose the last messages."""
         with suppress(OSError):
             connection.stream.shutdown(stream.SHUT_WR)
 
-    def _forget(self, connection: PeerConnection) -> None:
-        """No more messages come by it or go."""
-        shaking = self._shaking.pop(connection, None) is not None
+    def _ended(self, connection: PeerConnection) -> None:
+        """Note that a connection delivers no more messages."""
+        handshaking = self._handshaking.pop(connection, None) is not None
         if self._admission is not None:
-            if connection.member is not None:
-                self._admission.left(connection.member)
-            elif shaking and connection.protocol.state is not State.CLOSED:
-                self._admission.guard.count(NOBODY, "handshake")  # it may only have looked if we are there
+            if connection.admitted is not None:
+                self._admission.left(connection.admitted)
+            elif handshaking and connection.protocol.state is not ConnectionState.CLOSED:
+                self._admission.guard.count(NOBODY, "handshake")  # or a probe of the port
         if self._names.get(connection.identity) is connection:
             del self._names[connection.identity]
         self._arrived.append((connection, None))
 
-    def _gone(self, connection: PeerConnection) -> None:
+    def _close(self, connection: PeerConnection) -> None:
         """Close a connection at once."""
         if self._connections.pop(connection.descriptor, None) is None:
             return
         self._loop.unwatch(connection.descriptor)
         connection.stream.close()
         if connection.ending_at is None:
-            self._forget(connection)
+            self._ended(connection)
             connection.ending_at = 0.0
         self._ending.pop(connection, None)
         self._dirty.pop(connection, None)
@@ -501,33 +501,33 @@ class Connections:
         connection.unsent_bytes = 0
         connection.unsent.clear()
 
-    def gone(self) -> list[Arrival]:
-        """Who has gone since `take`."""
+    def take_ended(self) -> list[Arrival]:
+        """Return the connections that ended since `take`."""
         arrived, self._arrived = self._arrived, []
         return arrived
 
     def tick(self, now: float) -> None:
-        """End what has taken too long, and accept again."""
-        for waiting in (self._shaking, self._ending):
+        """Close connections past their deadline, and accept again."""
+        for waiting in (self._handshaking, self._ending):
             for connection in [one for one, end in waiting.items() if end <= now]:
-                self._gone(connection)
+                self._close(connection)
         if self._accept_at is not None and self._accept_at <= now:
             self._accept_at = None
             for descriptor in self._listeners:
                 self._loop.watch(descriptor, self._channel)
 
     def next_deadline(self) -> float | None:
-        """When `tick` is due."""
+        """Return when `tick` is due."""
         first = self._accept_at
-        for waiting in (self._shaking, self._ending):
+        for waiting in (self._handshaking, self._ending):
             for end in waiting.values():
                 if first is None or end < first:
                     first = end
-                break  # they are in the order of their ends
+                break  # in the order of their deadlines
         return first
 
     def close(self) -> None:
-        """Close all; what is queued goes out, for a moment."""
+        """Close everything, after flushing for a moment."""
         for listener in self._listeners.values():
             listener.close()
         self._listeners.clear()
@@ -545,8 +545,8 @@ class Connections:
             for connection in slow:
                 self._write(connection)
         for connection in [*self._connections.values()]:
-            self._say_good_bye(connection)
-            with suppress(OSError):  # with bytes unread the peer would lose what it has not read
-                connection.stream.recv(READ_LARGE)
+            self._shut_down(connection)
+            with suppress(OSError):  # see _shut_down
+                connection.stream.recv(MAX_READ_LARGE)
             connection.stream.close()
         self._connections.clear()

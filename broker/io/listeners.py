@@ -1,4 +1,4 @@
-"""Where the broker listens: TCP addresses, interfaces and names, files and abstract names of ipc."""
+"""Listening sockets: TCP on addresses, host names and interfaces; ipc on paths and abstract names."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from broker.errors import EndpointError
 from broker.io.sockets import full
 
 BACKLOG = 4096
-"""Connections waiting to be accepted, if the system allows as many."""
+"""Connections waiting to be accepted, if the system allows so many."""
 
 UNREAD_SECONDS = 120
-"""Seconds after which the system closes the connection of a peer that reads nothing of its queue."""
+"""Seconds after which the system closes the connection of a peer that reads nothing."""
 
 MAX_PATH = 107
 """Bytes of an ipc name (`sun_path`)."""
@@ -27,7 +27,7 @@ _SIOCGIFADDR = 0x8915
 _UCRED = struct.Struct("=iII")
 
 _KEEPALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
-"""A peer whose machine vanished sends no good-bye: the system finds out, or its connection would stay for ever."""
+"""Detects peers whose machine vanished: they close nothing."""
 
 ADVICE = {
     errno.EADDRINUSE: "is another one running? stop it, or choose another endpoint",
@@ -39,7 +39,7 @@ ADVICE = {
 _USUAL = "an endpoint is like tcp://127.0.0.1:5555 or ipc:///run/titanic.sock"
 
 
-class Listener:
+class ListeningSocket:
     """A socket that listens at one endpoint."""
 
     def __init__(self, endpoint: str) -> None:
@@ -49,7 +49,7 @@ class Listener:
         self.asked = whole
         """The endpoint as it was given, in full."""
         self._file: tuple[Path, int] | None = None
-        """The file of an ipc endpoint, and its number: it is removed at the end if it is still the same."""
+        """The file of an ipc endpoint and its inode: `close` removes the file if it is still the same."""
         try:
             if protocol == "tcp":
                 self.stream, self.endpoint = _listen_tcp(address)
@@ -65,7 +65,7 @@ class Listener:
 
     def _listen_ipc(self, name: str) -> tuple[stream.socket, str]:
         if name == "*":
-            import tempfile  # seldom needed
+            import tempfile  # rarely needed
 
             name = str(Path(tempfile.mkdtemp()) / "socket")
         abstract = name.startswith("@")
@@ -86,19 +86,19 @@ class Listener:
         return listening, f"ipc://{name}"
 
     def accept(self) -> tuple[stream.socket, Any] | None:
-        """A new connection and its peer's address; None: there is none. Raises OSError when the system has no room."""
+        """Accept a connection: its socket and the peer's address; None: there is none. Raises OSError."""
         try:
             connected, address = self.stream.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return None
         connected.setblocking(False)
         if connected.family != stream.AF_UNIX:
-            with suppress(OSError):  # it is gone
+            with suppress(OSError):  # closed by the peer already
                 prepare_tcp(connected)
         return connected, address
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self.stream.close()
         if self._file is not None:
             path, number = self._file
@@ -108,7 +108,7 @@ class Listener:
 
 
 def prepare_tcp(connected: stream.socket) -> None:
-    """Set what every TCP connection has."""
+    """Set the options of a TCP connection."""
     connected.setsockopt(stream.IPPROTO_TCP, stream.TCP_NODELAY, 1)
     connected.setsockopt(stream.SOL_SOCKET, stream.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE:
@@ -119,7 +119,7 @@ def prepare_tcp(connected: stream.socket) -> None:
 
 
 def user_id(connected: stream.socket) -> int | None:
-    """The system's user at the other end of an ipc connection; None: the system does not say."""
+    """Return the uid of an ipc connection's peer; None: not available."""
     if connected.family != stream.AF_UNIX or not hasattr(stream, "SO_PEERCRED"):
         return None
     _, uid, _ = _UCRED.unpack(connected.getsockopt(stream.SOL_SOCKET, stream.SO_PEERCRED, _UCRED.size))
@@ -146,7 +146,7 @@ def _listen_tcp(address: str) -> tuple[stream.socket, str]:
 
 
 def _resolve(host: str, port: int) -> tuple[int, Any]:
-    """The family and the address of a host: an address, a name, or that of an interface."""
+    """Return the family and the address of a host: an address, a host name or an interface."""
     if host in ("*", ""):
         return stream.AF_INET, ("0.0.0.0", port)
     bare = host.removeprefix("[").removesuffix("]")
@@ -161,8 +161,8 @@ def _resolve(host: str, port: int) -> tuple[int, Any]:
 
 
 def _address_of(card: str) -> str:
-    """The IPv4 address of an interface."""
-    import fcntl  # not everywhere, and seldom needed
+    """Return the IPv4 address of an interface."""
+    import fcntl  # rarely needed
 
     with stream.socket(stream.AF_INET, stream.SOCK_DGRAM) as probe:
         request = struct.pack("256s", card.encode()[:15])

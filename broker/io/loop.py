@@ -53,7 +53,7 @@ class Channel:
 
     rests = False
     ready: list[tuple[int, int]]
-    """Descriptors that it watches and that have something to do, with their events (`Loop.watch`)."""
+    """Watched descriptors with their poll events (`Loop.watch`); `drain` empties it."""
 
     def sockets(self) -> Iterable[Socket]:
         """The sockets to poll for input. The loop asks again when `changed` is true."""
@@ -100,29 +100,29 @@ class Poller(Generic[Owner]):
         """With their file descriptors: a closed socket cannot report its own."""
         self._events: dict[Socket, int] = {}
         """The last events of each."""
-        self._watched: set[int] = set()
-        """Descriptors that are no sockets of ZeroMQ; their events are passed on."""
+        self._watched: dict[int, list[tuple[int, int]]] = {}
+        """Descriptors that are not ZeroMQ sockets, and where their events are put."""
 
     def add_file(self, descriptor: int) -> None:
         """Wait for a file as well."""
         self._owners[descriptor] = None
         self._epoll.register(descriptor, select.EPOLLIN)
 
-    def watch(self, descriptor: int, owner: Owner, events: int) -> None:
-        """Wait for events of a descriptor that is no socket of ZeroMQ."""
+    def watch(self, descriptor: int, owner: Owner, ready: list[tuple[int, int]], events: int) -> None:
+        """Wait for events of a descriptor that is not a ZeroMQ socket; append them to `ready`."""
         if self._epoll.closed:
             return
         if descriptor in self._watched:
             self._epoll.modify(descriptor, events)
         else:
-            self._watched.add(descriptor)
+            self._watched[descriptor] = ready
             self._owners[descriptor] = owner
             self._epoll.register(descriptor, events)
 
     def unwatch(self, descriptor: int) -> None:
-        """Wait no more; call this before the descriptor is closed."""
+        """Stop waiting; call this before closing the descriptor."""
         if descriptor in self._watched and not self._epoll.closed:
-            self._watched.discard(descriptor)
+            del self._watched[descriptor]
             del self._owners[descriptor]
             self._epoll.unregister(descriptor)
 
@@ -165,10 +165,9 @@ class Poller(Generic[Owner]):
         found = []
         for descriptor, events in self._epoll.poll(seconds):
             if descriptor in owners:
-                owner = owners[descriptor]
                 if descriptor in watched:
-                    owner.ready.append((descriptor, events))  # type: ignore[union-attr]
-                found.append(owner)
+                    watched[descriptor].append((descriptor, events))
+                found.append(owners[descriptor])
         return found
 
     def close(self) -> None:
@@ -230,11 +229,11 @@ class Loop:
         self._touched[channel] = None
 
     def watch(self, descriptor: int, channel: Channel, *, write: bool = False) -> None:
-        """Put a descriptor among the channel's `ready` when it can be read, or written to, and drain the channel."""
-        self._poller.watch(descriptor, channel, select.EPOLLIN | (select.EPOLLOUT if write else 0))
+        """Drain the channel when a descriptor is readable, or writable; its `ready` says which."""
+        self._poller.watch(descriptor, channel, channel.ready, select.EPOLLIN | (select.EPOLLOUT if write else 0))
 
     def unwatch(self, descriptor: int) -> None:
-        """Watch a descriptor no more; call this before it is closed."""
+        """Stop watching; call this before closing the descriptor."""
         self._poller.unwatch(descriptor)
 
     def call(self, function: Callable[..., None], *args: Any) -> None:

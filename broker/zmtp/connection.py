@@ -4,11 +4,11 @@ connection = Connection()
 events = connection.receive(data)
 for event in events:
     match event:
-        case PeerReady():                  # the last event until one of these is called
+        case PeerReady():                  # the last event until accept or refuse is called
             connection.accept()            # or connection.refuse(b"400")
         case list() as frames:             # a message
             connection.send([b"hello"])
-        case Failed():                     # the last event: send the output, and close
+        case ConnectionFailed():           # the last event: send the output, and close
             ...
 socket.sendmsg(connection.take_output())
 """
@@ -27,8 +27,8 @@ from broker.zmtp.frames import (
     Buffer,
     Failure,
     FrameReader,
-    Limits,
-    TooLarge,
+    MessageLimits,
+    OversizedMessage,
     ZmtpFault,
     command_body,
     encode,
@@ -44,72 +44,72 @@ GREETING_SIZE = 64
 SOCKET_TYPES = (b"PAIR", b"PUB", b"SUB", b"REQ", b"REP", b"DEALER", b"ROUTER", b"PULL", b"PUSH")
 """In the order of their numbers in ZMTP 2.0."""
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = MessageLimits()
 
 MAX_IDENTITY = 255
 MAX_PING_CONTEXT = 16
 MAX_REASON = 255
 
 INNER_COMMAND = 2
-"""CURVE: the flag inside of a MESSAGE that says that it is a command. MORE is as outside."""
+"""CURVE: the flag inside a MESSAGE that marks a command. MORE has the same value as outside."""
 
 
-class State(Enum):
+class ConnectionState(Enum):
     GREETING = auto()
-    """The peer's greeting is to come."""
+    """Waiting for the peer's greeting."""
     HELLO = auto()
-    """CURVE: HELLO is to come."""
+    """CURVE: waiting for HELLO."""
     INITIATE = auto()
-    """CURVE: INITIATE is to come."""
+    """CURVE: waiting for INITIATE."""
     READY = auto()
-    """NULL: READY is to come."""
+    """NULL: waiting for READY."""
     DECISION = auto()
-    """The peer has said who it is; `accept` or `refuse` is to be called."""
+    """The handshake is complete; waiting for a call of `accept` or `refuse`."""
     OPEN = auto()
-    """Messages go both ways."""
+    """Both ends may send messages."""
     CLOSED = auto()
-    """Nothing is read or sent any more."""
+    """Nothing more is read or sent."""
 
 
 class PeerReady(NamedTuple):
-    """The peer has said who it is."""
+    """The peer's part of the handshake is complete."""
 
     version: tuple[int, int]
     socket_type: bytes
     identity: bytes
-    """What it wants to be called; empty: it leaves that to us."""
+    """The routing id that the peer asks for; empty: none."""
     key: bytes
-    """CURVE: its lasting public key, which it has proved to have. Empty under NULL."""
+    """CURVE: the peer's long-term public key; the handshake proves that it has the secret one. NULL: empty."""
     metadata: dict[bytes, bytes]
-    """All properties that it sent, by their names in lower case."""
+    """All properties that the peer sent, by name in lower case."""
 
 
 class Ping(NamedTuple):
-    """The peer has sent PING; PONG is in the output."""
+    """The peer sent PING; the PONG is in the output."""
 
     ttl: float
-    """Seconds of silence after which the peer wants the connection to end; 0: never."""
+    """Seconds of silence after which the peer asks for the connection to be closed; 0: never."""
 
 
-class Failed(NamedTuple):
+class ConnectionFailed(NamedTuple):
     """The connection has ended."""
 
     failure: Failure
     reason: str
 
 
-Event = list[bytes] | TooLarge | PeerReady | Ping | Failed
+Event = list[bytes] | OversizedMessage | PeerReady | Ping | ConnectionFailed
 """A list is a message: its frames."""
 
 
 class Cipher(Protocol):
-    """The server's half of CURVE for one connection: `broker.zmtp.curve.CurveSession`. Each raises ZmtpFault."""
+    """The server's half of CURVE for one connection: `broker.zmtp.encryption.CurveSession`. Methods raise ZmtpFault."""
 
     def welcome(self, hello: bytes) -> bytes:
         """The data of WELCOME, for that of HELLO."""
 
     def initiate(self, data: bytes) -> tuple[bytes, bytes]:
-        """The client's lasting key and its metadata, for the data of INITIATE."""
+        """The client's long-term key and its metadata, for the data of INITIATE."""
 
     def ready(self, metadata: bytes) -> bytes:
         """The data of READY."""
@@ -130,11 +130,11 @@ class Connection:
         peers: Collection[bytes] = (b"REQ", b"DEALER", b"ROUTER"),
         *,
         curve: Cipher | None = None,
-        limits: Limits = DEFAULT_LIMITS,
+        limits: MessageLimits = DEFAULT_LIMITS,
     ) -> None:
-        """`socket_type`: of this end. `peers`: the socket types that may connect. `curve`: encrypts, with
-        the keys of this end; None: the mechanism is NULL."""
-        self.state = State.GREETING
+        """`socket_type`: of this end. `peers`: the socket types that may connect. `curve`: the
+        encryption; None: the mechanism is NULL."""
+        self.state = ConnectionState.GREETING
         self.version = (3, 0)
         """Of the protocol, once the peer's greeting has come."""
         self._socket_type = socket_type
@@ -143,32 +143,32 @@ class Connection:
         self._limits = limits
         self._output: list[Buffer] = [b"\xff" + bytes(8) + b"\x7f\x03"]
         self._greeting = b""
-        """What has come of the peer's."""
+        """The part of the peer's greeting that was received."""
         self._greeted = False
         """Whether the rest of our greeting was sent; it depends on the peer's version."""
         self._reader = FrameReader(limits, commands=True)
         self._sealed: list[bytes] = []
         self._size = 0
-        """CURVE: the frames that were opened of the message that is coming, and their bytes."""
+        """CURVE: the decrypted frames of the incomplete message, and their bytes."""
         self._skipped = 0
-        """CURVE: frames that were thrown away of a message that broke the limits; 0: there is none."""
+        """CURVE: discarded frames of an oversized message; 0: none is being discarded."""
 
     # -- what is sent ----------------------------------------------------------------------------------------
 
     @property
     def has_output(self) -> bool:
-        """Whether something is to be sent."""
+        """Whether there is output to send."""
         return bool(self._output)
 
     def take_output(self) -> list[Buffer]:
-        """What is to be sent, in this order. Large bodies are not copied."""
+        """Return the buffers to send, in this order. Large bodies are not copied."""
         output, self._output = self._output, []
         return output
 
     def accept(self) -> None:
-        """Let the peer in. `receive`, with no bytes if there are none, goes on with what it has sent already."""
-        self._require(State.DECISION)
-        self.state = State.OPEN
+        """Admit the peer. Call `receive(b"")` next: the peer may have sent messages already."""
+        self._require(ConnectionState.DECISION)
+        self.state = ConnectionState.OPEN
         self._reader.is_open = True
         if self.version < (3, 0):
             return
@@ -176,16 +176,16 @@ class Connection:
         self._send_handshake(b"READY", metadata if self._curve is None else self._curve.ready(metadata))
 
     def refuse(self, reason: bytes) -> None:
-        """Send ERROR with a reason, such as a status of ZAP (RFC 27), and end. ZMTP 2.0 has no ERROR."""
-        self._require(State.DECISION)
-        self.state = State.CLOSED
+        """Send ERROR with a reason, such as a ZAP status (RFC 27), and close. ZMTP 2.0 has no ERROR."""
+        self._require(ConnectionState.DECISION)
+        self.state = ConnectionState.CLOSED
         if self.version >= (3, 0):
             reason = reason[:MAX_REASON]
             self._send_handshake(b"ERROR", bytes((len(reason),)) + reason)
 
     def send(self, frames: Sequence[Buffer]) -> None:
-        """Send a message. Raises ZmtpFault when an encrypted connection has sent all that it may."""
-        self._require(State.OPEN)
+        """Send a message. Raises ZmtpFault when an encrypted connection has used all its nonces."""
+        self._require(ConnectionState.OPEN)
         if self._curve is None:
             self._output += encode(frames)
             return
@@ -195,13 +195,13 @@ class Connection:
 
     def ping(self, ttl: float = 0.0, context: bytes = b"") -> bool:
         """Send PING; False if the version of the protocol has none. `ttl`: seconds, see `Ping`."""
-        self._require(State.OPEN)
+        self._require(ConnectionState.OPEN)
         if self.version < (3, 1):
             return False
         self._send_traffic(b"PING", int(ttl * 10).to_bytes(2, "big") + context)
         return True
 
-    def _require(self, state: State) -> None:
+    def _require(self, state: ConnectionState) -> None:
         if self.state is not state:
             raise ValueError(f"the connection is in state {self.state.name}, not {state.name}")
 
@@ -225,43 +225,43 @@ class Connection:
 
     @property
     def lacks_much(self) -> bool:
-        """Whether a large frame is coming in."""
+        """Whether a large frame is being received."""
         return self._reader.lacks_much
 
     def receive(self, data: bytes) -> list[Event]:
-        """What the bytes say that have come, however they were cut."""
+        """Return the events in these bytes. The chunks may be split anywhere."""
         events: list[Event] = []
         try:
-            if self.state is State.GREETING:
+            if self.state is ConnectionState.GREETING:
                 data = self._greet(data, events)
-            if self.state is State.GREETING or self.state is State.CLOSED:
+            if self.state is ConnectionState.GREETING or self.state is ConnectionState.CLOSED:
                 return events
             self._reader.feed(data)
-            while self.state is not State.DECISION:
+            while self.state is not ConnectionState.DECISION:
                 messages: list[list[bytes]] = []
                 frame = None
                 try:
                     frame = self._reader.take(messages)
-                finally:  # what stood before a fault counts
+                finally:  # messages before a fault are still delivered
                     if self._curve is None:
                         events += messages
                     else:
                         self._open_all(messages, events)
                 if frame is None:
                     return events
-                if isinstance(frame, TooLarge):
+                if isinstance(frame, OversizedMessage):
                     events.append(frame)
                     continue
                 self._command(frame.flags, frame.body, events)
         except ZmtpFault as fault:
-            self.state = State.CLOSED
+            self.state = ConnectionState.CLOSED
             self._reader = FrameReader(self._limits, commands=True)
             self._sealed = []
-            events.append(Failed(fault.failure, str(fault)))
+            events.append(ConnectionFailed(fault.failure, str(fault)))
         return events
 
     def _greet(self, data: bytes, events: list[Event]) -> bytes:
-        """Read the greeting; what stands behind it. Faults are found as early as they can be."""
+        """Read the greeting and return the bytes after it. Faults are found at the earliest byte."""
         data = self._greeting = self._greeting + data
         if data[:1] not in (b"", b"\xff") or (len(data) > 9 and not data[9] & 1):
             raise ZmtpFault(Failure.NOT_ZMTP, "the greeting has no signature of ZMTP 2.0 or later")
@@ -270,7 +270,7 @@ class Connection:
         if not data[10]:
             raise ZmtpFault(Failure.NOT_ZMTP, "the greeting is that of ZMTP 1.0")
         rest = self._greet_2(data, events) if data[10] < 3 else self._greet_3(data)
-        if self.state is not State.GREETING:
+        if self.state is not ConnectionState.GREETING:
             self._greeting = b""
         return rest
 
@@ -301,17 +301,17 @@ class Connection:
             self._output.append(b"\x01" + mechanism.ljust(20, b"\0") + bytes((as_server,)) + bytes(31))
         if len(data) < GREETING_SIZE:
             return b""
-        # A version that is not known here speaks the highest that both know.
+        # With a later version, use the highest that both ends know.
         self.version = (3, min(data[11], 1) if data[10] == 3 else 1)
         if (theirs := data[12:32].rstrip(b"\0")) != mechanism:
             wanted = theirs.decode(errors="backslashreplace")
             raise ZmtpFault(Failure.MECHANISM, f"the peer uses {wanted!r}, this end {mechanism.decode()}")
         if self._curve is None:
-            self.state = State.READY
+            self.state = ConnectionState.READY
         elif data[32]:
             raise ZmtpFault(Failure.MECHANISM, "both ends are servers of CURVE")
         else:
-            self.state = State.HELLO
+            self.state = ConnectionState.HELLO
         return data[GREETING_SIZE:]
 
     def _introduce(
@@ -322,30 +322,30 @@ class Connection:
             raise ZmtpFault(Failure.SOCKET_TYPE, f"a {theirs!r} cannot talk to a {self._socket_type.decode()}")
         if len(identity) > MAX_IDENTITY or identity.startswith(b"\0"):
             raise ZmtpFault(Failure.HANDSHAKE, "an identity has at most 255 bytes, and does not begin with a zero")
-        self.state = State.DECISION
+        self.state = ConnectionState.DECISION
         events.append(PeerReady(self.version, socket_type, identity, key, metadata))
 
     def _command(self, flags: int, body: bytes, events: list[Event]) -> None:
-        """Obey a command, by the table."""
+        """Execute a command frame."""
         if not flags & COMMAND:
             raise ZmtpFault(Failure.HANDSHAKE, "a message came before the handshake was over")
         if (found := split_command(body)) is None:
             raise ZmtpFault(Failure.MALFORMED, "a command has no name")
         name, data = found
-        if self._curve is not None and self.state is State.OPEN:
+        if self._curve is not None and self.state is ConnectionState.OPEN:
             raise ZmtpFault(Failure.MALFORMED, "a command came in clear on an encrypted connection")
-        self._obey(name, data, events)
+        self._execute(name, data, events)
 
-    def _obey(self, name: bytes, data: bytes, events: list[Event]) -> None:
-        obey = COMMANDS.get((self.state, name))
-        if obey is not None:
-            obey(self, data, events)
-        elif self.state is not State.OPEN:
+    def _execute(self, name: bytes, data: bytes, events: list[Event]) -> None:
+        execute = COMMANDS.get((self.state, name))
+        if execute is not None:
+            execute(self, data, events)
+        elif self.state is not ConnectionState.OPEN:
             shown = name.decode(errors="backslashreplace")
             raise ZmtpFault(Failure.HANDSHAKE, f"{shown!r} came where {self.state.name} is to come")
 
     def _open_all(self, sealed: list[list[bytes]], events: list[Event]) -> None:
-        """CURVE: open frames, put messages together, and obey commands."""
+        """CURVE: decrypt frames, assemble messages, and execute commands."""
         assert self._curve is not None
         for frames in sealed:
             for frame in frames:
@@ -354,14 +354,14 @@ class Connection:
                 if flags & INNER_COMMAND:
                     if (found := split_command(body)) is None:
                         raise ZmtpFault(Failure.MALFORMED, "a command has no name")
-                    self._obey(*found, events)
+                    self._execute(*found, events)
                     continue
                 if self._skipped:
                     self._skip(flags)
                     continue
                 self._size += len(body)
                 if self._size > self._limits.max_message or len(self._sealed) >= self._limits.max_frames:
-                    events.append(TooLarge(self._sealed[:HEAD]))
+                    events.append(OversizedMessage(self._sealed[:HEAD]))
                     self._sealed, self._size = [], 0
                     self._skip(flags)
                     continue
@@ -371,7 +371,7 @@ class Connection:
                     self._sealed, self._size = [], 0
 
     def _skip(self, flags: int) -> None:
-        """CURVE: throw a frame away."""
+        """CURVE: discard a frame."""
         self._skipped = self._skipped + 1 if flags & MORE else 0
         if self._skipped > SKIPPED * self._limits.max_frames:
             raise ZmtpFault(Failure.TOO_LARGE, f"a message of more than {self._skipped} frames")
@@ -382,7 +382,7 @@ class Connection:
     def _hello(self, data: bytes, events: list[Event]) -> None:
         assert self._curve is not None
         self._send_handshake(b"WELCOME", self._curve.welcome(data))
-        self.state = State.INITIATE
+        self.state = ConnectionState.INITIATE
 
     def _initiate(self, data: bytes, events: list[Event]) -> None:
         assert self._curve is not None
@@ -405,11 +405,14 @@ class Connection:
         events.append(Ping(int.from_bytes(data[:2], "big") / 10))
 
 
-COMMANDS: dict[tuple[State, bytes], Callable[[Connection, bytes, list[Event]], None]] = {
-    (State.READY, b"READY"): Connection._ready,
-    (State.HELLO, b"HELLO"): Connection._hello,
-    (State.INITIATE, b"INITIATE"): Connection._initiate,
-    **{(state, b"ERROR"): Connection._error for state in (State.READY, State.HELLO, State.INITIATE, State.OPEN)},
-    (State.OPEN, b"PING"): Connection._ping,
+COMMANDS: dict[tuple[ConnectionState, bytes], Callable[[Connection, bytes, list[Event]], None]] = {
+    (ConnectionState.READY, b"READY"): Connection._ready,
+    (ConnectionState.HELLO, b"HELLO"): Connection._hello,
+    (ConnectionState.INITIATE, b"INITIATE"): Connection._initiate,
+    **{
+        (state, b"ERROR"): Connection._error
+        for state in (ConnectionState.READY, ConnectionState.HELLO, ConnectionState.INITIATE, ConnectionState.OPEN)
+    },
+    (ConnectionState.OPEN, b"PING"): Connection._ping,
 }
-"""What is done with a command. Others end a handshake; after it they are ignored (PONG, SUBSCRIBE, CANCEL, …)."""
+"""The command table. Other commands are a fault in the handshake, and ignored after it (PONG, SUBSCRIBE, CANCEL, …)."""

@@ -22,7 +22,7 @@ _SHORT_MORE = [bytes((MORE, size)) for size in range(SHORT_SIZE + 1)]
 _SHORT_LAST = [bytes((0, size)) for size in range(SHORT_SIZE + 1)]
 
 LARGE = 1 << 16
-"""Bytes that a frame lacks from which on its parts are gathered, and put together once."""
+"""Missing bytes from which a frame counts as large: its parts are collected and joined once."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -41,15 +41,15 @@ class Failure(Enum):
 
 
 class ZmtpFault(Exception):
-    """What a peer sent ends its connection."""
+    """The peer violated the protocol or a limit; its connection ends."""
 
     def __init__(self, failure: Failure, reason: str) -> None:
         super().__init__(reason)
         self.failure = failure
 
 
-class Limits(NamedTuple):
-    """What a peer may send at most."""
+class MessageLimits(NamedTuple):
+    """Limits of what a peer may send."""
 
     max_message: int = 64 << 20
     """Bytes of all frames of a message."""
@@ -64,51 +64,51 @@ class Frame(NamedTuple):
     body: bytes
 
 
-class TooLarge(NamedTuple):
-    """A message broke the limits. Its other frames are thrown away, as far as it goes on in reason."""
+class OversizedMessage(NamedTuple):
+    """A message exceeds the limits. Its remaining frames are discarded."""
 
     head: list[bytes]
     """Its first frames."""
 
 
 HEAD = 32
-"""Frames that are kept of a message that broke the limits."""
+"""Frames of an oversized message that are reported."""
 
 SKIPPED = 64
-"""How often the limits may be used up by a message that is thrown away; then its connection ends."""
+"""An oversized message may have so many times `max_frames`; then its connection ends."""
 
 
 class FrameReader:
-    """Cuts a stream of bytes into frames, and puts messages together. Nothing is kept beyond the limits."""
+    """Splits a byte stream into frames and assembles messages. It holds no more than the limits allow."""
 
-    def __init__(self, limits: Limits, *, commands: bool) -> None:
-        """`commands`: whether frames can be commands; in ZMTP 2.0 they cannot."""
+    def __init__(self, limits: MessageLimits, *, commands: bool) -> None:
+        """`commands`: whether command frames are legal; ZMTP 2.0 has none."""
         self.is_open = False
-        """Whether messages are expected; before that each frame is returned by itself, and has a command's limit."""
+        """Whether messages are expected; before, each frame is returned singly and `max_command` applies."""
         self._limits = limits
         self._highest = LONG | COMMAND if commands else LONG | MORE
         self._data = b""
         self._at = 0
-        """What came and is not read yet begins here."""
+        """Received bytes, and where the unread ones begin."""
         self._parts: list[bytes] = []
         self._missing = 0
-        """The body of a large frame: what has come, and how many bytes are to come."""
+        """A large frame: the received parts of its body, and the missing bytes."""
         self._flags = 0
-        """Of that frame."""
+        """Flags of that frame."""
         self.frames: list[bytes] = []
-        """Those that have come of the present message."""
+        """Received frames of the incomplete message."""
         self._size = 0
         """Their bytes."""
         self._skipped = 0
-        """Frames that were thrown away of a message that broke the limits, and perhaps this one; 0: there is none."""
+        """Discarded frames of an oversized message; 0: none is being discarded."""
 
     @property
     def lacks_much(self) -> bool:
-        """Whether a large frame is coming in."""
+        """Whether a large frame is being received."""
         return self._missing > 0
 
     def feed(self, data: bytes) -> None:
-        """Add what has come."""
+        """Add received bytes."""
         if self._missing:
             part = data[: self._missing]
             self._parts.append(part)
@@ -119,9 +119,9 @@ class FrameReader:
         else:
             self._data, self._at = data, 0
 
-    def take(self, messages: list[list[bytes]]) -> Frame | TooLarge | None:
-        """Add all messages that have come to the list, as their frames, up to a command or a message that breaks the
-        limits, which is returned. None: nothing more is complete. Raises ZmtpFault."""
+    def take(self, messages: list[list[bytes]]) -> Frame | OversizedMessage | None:
+        """Append all complete messages to the list, up to a command or an oversized message, which is returned. None:
+        nothing more is complete. Raises ZmtpFault."""
         if self._parts:
             if self._missing:
                 return None
@@ -161,7 +161,7 @@ class FrameReader:
                 if not self._skipped and (size + length > max_message or len(frames) >= max_frames):
                     self._skipped = 1
                     head, frames, size = frames[:HEAD], [], 0
-                    return TooLarge(head)
+                    return OversizedMessage(head)
                 if stop > end:
                     if stop - end > LARGE:
                         self._flags, self._parts, self._missing = flags, [data[begin:]], stop - end
@@ -182,7 +182,7 @@ class FrameReader:
             self._at, self.frames, self._size = at, frames, size
 
     def _skip(self, flags: int) -> None:
-        """Throw a frame away."""
+        """Discard a frame."""
         self._skipped = self._skipped + 1 if flags & MORE else 0
         if self._skipped > SKIPPED * self._limits.max_frames:
             raise ZmtpFault(Failure.TOO_LARGE, f"a message of more than {self._skipped} frames")
@@ -199,15 +199,15 @@ class FrameReader:
 
 
 def header(flags: int, size: int) -> bytes:
-    """What stands before a body of `size` bytes."""
+    """Return the header of a frame with a body of `size` bytes."""
     if size <= SHORT_SIZE:
         return bytes((flags, size))
     return bytes((flags | LONG,)) + size.to_bytes(8, "big")
 
 
 def encode(frames: Sequence[Buffer], copied: int = 1 << 14) -> list[Buffer]:
-    """A message as buffers to send, one after the other. Bodies of more than `copied` bytes are passed on as they are,
-    all else is put together."""
+    """Encode a message as buffers to send in order. Bodies of more than `copied` bytes are not copied; everything else
+    is joined."""
     parts: list[Buffer] = []
     whole: list[Buffer] = []
     last = len(frames) - 1
@@ -227,18 +227,12 @@ def encode(frames: Sequence[Buffer], copied: int = 1 << 14) -> list[Buffer]:
     return whole
 
 
-def encode_command(name: bytes, data: bytes = b"") -> bytes:
-    """A command as a frame."""
-    body = command_body(name, data)
-    return header(COMMAND, len(body)) + body
-
-
 def command_body(name: bytes, data: bytes = b"") -> bytes:
     return bytes((len(name),)) + name + data
 
 
 def split_command(body: bytes) -> tuple[bytes, bytes] | None:
-    """The name and the data of a command; None: it is none."""
+    """Return the name and the data of a command; None: malformed."""
     size = body[0] if body else 0
     if not size or len(body) <= size:
         return None
@@ -250,7 +244,7 @@ def encode_metadata(properties: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 def parse_metadata(data: bytes) -> dict[bytes, bytes] | None:
-    """The properties by their names in lower case, as names have no case; None: wrong, or one of them twice."""
+    """Return the properties by name in lower case (names have no case); None: malformed, or a name occurs twice."""
     found: dict[bytes, bytes] = {}
     at, end = 0, len(data)
     while at < end:

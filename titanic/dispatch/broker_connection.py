@@ -159,16 +159,16 @@ class BrokerDiscovery(Channel):
 
 
 class ConnectionOwner(Protocol):
-    """The transport that has a Connection."""
+    """The transport that has a BrokerConnection."""
 
     def heard(self) -> None:
         """The session may have events."""
 
-    def connection_lost(self, connection: Connection, now: float) -> None:
+    def connection_lost(self, connection: BrokerConnection, now: float) -> None:
         """The connection broke. Called before everything unanswered is sent again."""
 
 
-class Connection(SessionChannel[ClientSession]):
+class BrokerConnection(SessionChannel[ClientSession]):
     """A session on a socket of its own. It speaks only while it is known which broker is there."""
 
     def __init__(

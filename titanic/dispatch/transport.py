@@ -29,7 +29,7 @@ from broker import (
     read_json,
 )
 from titanic.dispatch.attempts import Send
-from titanic.dispatch.broker_connection import BrokerDiscovery, Connection
+from titanic.dispatch.broker_connection import BrokerConnection, BrokerDiscovery
 from titanic.dispatch.core import DispatchCore
 from titanic.logs import event
 from titanic.protocol.tsp import Frames
@@ -357,7 +357,7 @@ class SocketTransport(OwnBrokerTransport):
         self._tells = kind is not None and kind.extended
         self._loop = loop
         self._dispatcher = dispatcher
-        self._connection = Connection(self.session, endpoint, discovery, self, watch=True)
+        self._connection = BrokerConnection(self.session, endpoint, discovery, self, watch=True)
         loop.add(self._connection)
 
     def dismiss(self, now: float) -> None:
@@ -380,7 +380,7 @@ class SocketTransport(OwnBrokerTransport):
     def heard(self) -> None:
         self._loop.touch(self._dispatcher)
 
-    def connection_lost(self, connection: Connection, now: float) -> None:
+    def connection_lost(self, connection: BrokerConnection, now: float) -> None:
         """Handle a broker that has died and will not answer. Requests that are not wanted must not be sent to the next
         one, and requests that may expire only after a check of the clock."""
         self.deliver_results(now)

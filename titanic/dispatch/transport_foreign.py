@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from broker import UNANSWERING, Channel, ClientConfig, ClientSession, ErrorReply, EventKind, Loop
 from titanic.dispatch.attempts import Send
-from titanic.dispatch.broker_connection import BrokerDiscovery, Connection
+from titanic.dispatch.broker_connection import BrokerConnection, BrokerDiscovery
 from titanic.dispatch.core import DispatchCore
 from titanic.dispatch.transport import MAX_REPLY, MMI_TIMEOUT, PartialReplies, deliver_reply, fail_delivery
 from titanic.protocol import tsp
@@ -55,16 +55,16 @@ class ForeignTransport:
         self._room = room
         self._most = min(4 * room, self.MOST)
         self._config = ClientConfig(timeout=attempt_timeout, retries=0, version=version)
-        self._made: list[Connection] = []
-        self._free: list[Connection] = []
-        self._busy: dict[Connection, Send] = {}
-        self._tickets: dict[Connection, int] = {}
+        self._made: list[BrokerConnection] = []
+        self._free: list[BrokerConnection] = []
+        self._busy: dict[BrokerConnection, Send] = {}
+        self._tickets: dict[BrokerConnection, int] = {}
         self._in_flight: Counter[bytes] = Counter()
         self._recalled: set[bytes] = set()
         """UUIDs of requests in flight that are not wanted any more."""
-        self._parts: PartialReplies[Connection] = PartialReplies(MAX_REPLY)
+        self._parts: PartialReplies[BrokerConnection] = PartialReplies(MAX_REPLY)
         asking = ClientSession(ClientConfig(timeout=MMI_TIMEOUT, retries=0, version=version))
-        self._asking = Connection(asking, endpoint, discovery, self, watch=True)
+        self._asking = BrokerConnection(asking, endpoint, discovery, self, watch=True)
         self._names: deque[bytes] = deque()
         self._answers = version != UNANSWERING
         """Whether it says which services have workers; else each may have some."""
@@ -109,7 +109,7 @@ class ForeignTransport:
         else:
             self._recalled.add(uuid)
 
-    def _cancel(self, connection: Connection) -> None:
+    def _cancel(self, connection: BrokerConnection) -> None:
         connection.session.cancel(self._tickets[connection])
         self._parts.drop(connection)
 
@@ -158,13 +158,13 @@ class ForeignTransport:
                 fail_delivery(self._core, send, error, now)
 
     @staticmethod
-    def _events(connection: Connection, now: float) -> Sequence[tuple[int, EventKind, Frames, bool]]:
+    def _events(connection: BrokerConnection, now: float) -> Sequence[tuple[int, EventKind, Frames, bool]]:
         # The loop ticks connections that were made after the dispatcher later in the round: what they give up there
         # would not be seen before something else happens.
         connection.tick(now)
         return connection.session.take_events()
 
-    def _end(self, connection: Connection, body: Frames, gave_up: bool, now: float) -> None:
+    def _end(self, connection: BrokerConnection, body: Frames, gave_up: bool, now: float) -> None:
         send = self._leave(connection)
         connection.flush(now)  # one that gave up is closed
         if gave_up:
@@ -174,7 +174,7 @@ class ForeignTransport:
             # An error comes from a worker: only brokers of this project have errors of their own.
             deliver_reply(self._core, send.uuid, self._parts.complete(connection, body), now)
 
-    def _leave(self, connection: Connection) -> Send:
+    def _leave(self, connection: BrokerConnection) -> Send:
         """Free the connection of a request."""
         send = self._busy.pop(connection)
         self._in_flight[send.service] -= 1
@@ -202,7 +202,7 @@ class ForeignTransport:
     def heard(self) -> None:
         self._loop.touch(self._dispatcher)
 
-    def connection_lost(self, connection: Connection, now: float) -> None:
+    def connection_lost(self, connection: BrokerConnection, now: float) -> None:
         """What is not wanted any more must not be sent to the next broker."""
         if connection is self._asking:
             for other in list(self._busy):
@@ -218,16 +218,16 @@ class ForeignTransport:
             self._cancel(connection)  # drops the parts of its reply: the next one begins at the beginning
             self._tickets[connection] = connection.session.request(send.service, send.body, now)
 
-    def _give_back(self, connection: Connection, now: float) -> None:
+    def _give_back(self, connection: BrokerConnection, now: float) -> None:
         self._cancel(connection)
         self._core.refused(self._leave(connection).uuid, ErrorReply(503, "the broker has died", []), now)
 
-    def _take_connection(self) -> Connection | None:
+    def _take_connection(self) -> BrokerConnection | None:
         if self._free:
             return self._free.pop()
         if len(self._made) >= self._most:
             return None
-        connection = Connection(ClientSession(self._config), self._endpoint, self._discovery, self)
+        connection = BrokerConnection(ClientSession(self._config), self._endpoint, self._discovery, self)
         self._made.append(connection)
         self._loop.add(connection)
         return connection

@@ -64,7 +64,7 @@ def test_where_it_listens(endpoint: str) -> None:
 
 
 def test_a_handshake_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "HANDSHAKE", 0.05)
+    monkeypatch.setattr(connections, "HANDSHAKE_TIMEOUT", 0.05)
     broker = Broker()
     broker.bind("tcp://127.0.0.1:*")
     with broker, connect(broker) as peer:

@@ -16,10 +16,20 @@ from support.zmtp_peer import (
     ready,
 )
 
-from broker.zmtp import Connection, Event, Failed, Failure, Limits, PeerReady, Ping, State, TooLarge
-from broker.zmtp.curve import CurveServer, CurveSession
+from broker.zmtp import (
+    Connection,
+    ConnectionFailed,
+    ConnectionState,
+    Event,
+    Failure,
+    MessageLimits,
+    OversizedMessage,
+    PeerReady,
+    Ping,
+)
+from broker.zmtp.encryption import CurveServer, CurveSession
 
-LIMITS = Limits(max_message=1000, max_frames=10, max_command=300)
+LIMITS = MessageLimits(max_message=1000, max_frames=10, max_command=300)
 
 
 def make(curve: CurveServer | None = None) -> Connection:
@@ -29,7 +39,7 @@ def make(curve: CurveServer | None = None) -> Connection:
 def feed(connection: Connection, data: bytes) -> list[Event]:
     """What the bytes say; whoever introduces himself is let in."""
     events = connection.receive(data)
-    while connection.state is State.DECISION:
+    while connection.state is ConnectionState.DECISION:
         connection.accept()
         events += connection.receive(b"")
     return events
@@ -49,7 +59,7 @@ def opened(**more: bytes) -> Connection:
 
 def failure(events: list[Event]) -> Failure:
     event = events[-1]
-    assert isinstance(event, Failed)
+    assert isinstance(event, ConnectionFailed)
     return event.failure
 
 
@@ -146,7 +156,7 @@ def test_a_wrong_handshake_ends_the_connection(what: str) -> None:
     whole = make()
     events = whole.receive(data)
     assert (len(events), failure(events)) == (1, kind)
-    assert whole.state is State.CLOSED
+    assert whole.state is ConnectionState.CLOSED
     assert whole.receive(null() + message(b"x")) == []
     byte_by_byte = make()
     assert [event for at in range(len(data)) for event in byte_by_byte.receive(data[at : at + 1])] == events
@@ -177,7 +187,7 @@ def test_messages_of_all_sizes_however_they_are_cut() -> None:
 
 
 def test_a_large_frame_is_put_together_once() -> None:
-    connection = Connection(limits=Limits(max_message=1 << 22))
+    connection = Connection(limits=MessageLimits(max_message=1 << 22))
     feed(connection, null())
     sent(connection)
     body = bytes(range(256)) * 4096
@@ -205,14 +215,14 @@ def test_of_a_message_over_the_limits_the_head_is_told_and_the_rest_thrown_away(
         data = message(b"before") + message(*bodies) + message(b"behind")
         events = [event for at in range(0, len(data), step) for event in connection.receive(data[at : at + step])]
         assert (events[0], events[2:]) == ([b"before"], [[b"behind"]])
-        assert isinstance(events[1], TooLarge)
+        assert isinstance(events[1], OversizedMessage)
         assert events[1].head == bodies[: len(events[1].head)]
 
 
 def test_a_message_without_an_end_ends_the_connection() -> None:
     connection = opened()
     events = connection.receive(frame(b"", 1) * 10_000)
-    assert isinstance(events[0], TooLarge)
+    assert isinstance(events[0], OversizedMessage)
     assert failure(events[1:]) is Failure.TOO_LARGE
 
 
@@ -232,7 +242,7 @@ def test_commands_after_the_handshake() -> None:
     assert sent(connection) == command(b"PING", b"\x00\x05c")
     assert failure(connection.receive(command(b"PING", b"\0"))) is Failure.MALFORMED
     assert failure(opened().receive(command(b"PING", bytes(19)))) is Failure.MALFORMED
-    assert opened().receive(command(b"ERROR", b"\x03bye")) == [Failed(Failure.PEER, "bye")]
+    assert opened().receive(command(b"ERROR", b"\x03bye")) == [ConnectionFailed(Failure.PEER, "bye")]
 
 
 # -- with keys -----------------------------------------------------------------------------------------------
@@ -358,9 +368,9 @@ def test_wrong_messages_with_keys(keys: CurveServer) -> None:
         assert failure(connection.receive(wrong)) is kind
     connection, client = shaken(keys)
     data = b"".join(client.seal(b"x" * 150, 1) for _ in range(7)) + client.seal(b"") + client.seal(b"behind")
-    assert connection.receive(data) == [TooLarge([b"x" * 150] * 6), [b"behind"]]
+    assert connection.receive(data) == [OversizedMessage([b"x" * 150] * 6), [b"behind"]]
     events = connection.receive(b"".join(client.seal(b"", 1) for _ in range(1000)))
-    assert events[0] == TooLarge([b""] * 10)
+    assert events[0] == OversizedMessage([b""] * 10)
     assert failure(events[1:]) is Failure.TOO_LARGE
     connection, client = shaken(keys)
     assert failure(connection.receive(client.seal(b"", 2))) is Failure.MALFORMED

@@ -8,10 +8,10 @@ import random
 import pytest
 from support.zmtp_peer import CurveClient, command, commands, greeting, hello_2, message, null, ready
 
-from broker.zmtp import Connection, Event, Failed, Limits, State
-from broker.zmtp.curve import CurveServer, CurveSession
+from broker.zmtp import Connection, ConnectionFailed, ConnectionState, Event, MessageLimits
+from broker.zmtp.encryption import CurveServer, CurveSession
 
-LIMITS = Limits(max_message=2000, max_frames=20, max_command=400)
+LIMITS = MessageLimits(max_message=2000, max_frames=20, max_command=400)
 TORTURE = bool(os.environ.get("TITANIC_TORTURE"))
 KEYS = CurveServer(*(lambda pair: (pair.public, pair.secret))(CurveClient(bytes(32))))
 
@@ -22,7 +22,7 @@ def run(data: bytes, cuts: list[int], keys: CurveServer | None) -> list[Event]:
     events: list[Event] = []
     for begin, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
         events += connection.receive(data[begin:end])
-        while connection.state is State.DECISION:
+        while connection.state is ConnectionState.DECISION:
             connection.accept()
             events += connection.receive(b"")
         assert sum(map(len, connection.take_output())) <= 64 + 512 + 30 * (end - begin)
@@ -102,7 +102,7 @@ def byte_strings(kind: str, count: int, seed: int) -> None:
             data = greeting(b"CURVE") + mutated(CurveClient(KEYS.public).hello() if number % 9 == 0 else data, dice)
         whole = run(data, [], keys)
         assert run(data, split(data, dice), keys) == whole, (seed, number, data)
-        assert all(not isinstance(event, Failed) for event in whole[:-1]), (seed, number, data)
+        assert all(not isinstance(event, ConnectionFailed) for event in whole[:-1]), (seed, number, data)
 
 
 def test_sealed_frames_that_were_changed() -> None:
@@ -119,4 +119,4 @@ def test_sealed_frames_that_were_changed() -> None:
         data = bytearray(client.seal(dice.randbytes(dice.randint(0, 100))))
         data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
         for event in connection.receive(bytes(data)):
-            assert isinstance(event, Failed)
+            assert isinstance(event, ConnectionFailed)

@@ -16,8 +16,8 @@ from support.waiting import PATIENCE, until
 from support.zmtp_peer import hello_2, message
 from zmq.utils import z85
 
-from broker.zmtp import Connection, Event, Failed, Failure, PeerReady, Ping
-from broker.zmtp.curve import CurveServer, CurveSession
+from broker.zmtp import Connection, ConnectionFailed, Event, Failure, PeerReady, Ping
+from broker.zmtp.encryption import CurveServer, CurveSession
 
 SIZES = (0, 1, 255, 256, 8191, 8192, 100_000, 3 << 20)
 
@@ -60,7 +60,7 @@ class EchoServer:
                             connection.send(event)
                 connected.sendall(b"".join(connection.take_output()))
                 self.events += [event for event in events if not isinstance(event, list)]
-                if any(isinstance(event, Failed) for event in events):
+                if any(isinstance(event, ConnectionFailed) for event in events):
                     return
 
     def close(self) -> None:
@@ -129,7 +129,7 @@ def test_libzmq_learns_why_it_is_refused() -> None:
     public, keys = server_keys()
     with echoing(keys, b"400") as server, connected(zmq, zmq.DEALER, server.port, None) as peer:
         until(lambda: bool(server.events))
-        assert server.events[0] == Failed(Failure.MECHANISM, "the peer uses 'NULL', this end CURVE")
+        assert server.events[0] == ConnectionFailed(Failure.MECHANISM, "the peer uses 'NULL', this end CURVE")
     with echoing(keys, b"400") as server, zmq.Context() as context, context.socket(zmq.DEALER) as peer:
         peer.linger = 0
         peer.curve_publickey, peer.curve_secretkey = zmq.curve_keypair()

@@ -235,7 +235,7 @@ class Foreign:
     def __init__(self, heard: Heard, monkeypatch: pytest.MonkeyPatch, room: int, version: str = "0.2") -> None:
         self.loop = Loop()
         self.made: list[NoConnection] = []
-        monkeypatch.setattr("titanic.dispatch.transport_foreign.Connection", self._connect)
+        monkeypatch.setattr("titanic.dispatch.transport_foreign.BrokerConnection", self._connect)
         self.transport = ForeignTransport(
             heard,
             self.loop,

@@ -7,7 +7,7 @@ INITIATE  cookie, nonce, Box[C, vouch, metadata](C'→S') ──▶
                                 nonce, Box[metadata](S'→C')  ◀──  READY
 MESSAGE   nonce, Box[flags, body]                    ◀──▶  each frame
 
-C and S are the lasting keys, C' and S' those of this connection; vouch is a nonce and Box[C', S](C→S'). RFC 26 lets a
+C and S are the long-term keys, C' and S' those of this connection; vouch is a nonce and Box[C', S](C→S'). RFC 26 lets a
 server forget a connection between WELCOME and INITIATE, and puts what it must know into the cookie. TCP connections are
 not forgotten: the cookie is random, and only the same connection may return it.
 """
@@ -33,7 +33,7 @@ from broker.zmtp.frames import Buffer, Failure, ZmtpFault
 KEY_SIZE = 32
 COOKIE_SIZE = 96
 BOX_OVERHEAD = 16
-"""Bytes by which a box is longer than its content."""
+"""Bytes that a box adds to its content."""
 
 HELLO_SIZE = 194
 """Bytes of HELLO's data: version, padding, C', nonce, box."""
@@ -51,14 +51,14 @@ _HELLO_PADDING = bytes(72)
 
 
 class CurveServer(NamedTuple):
-    """The server's lasting keys, 32 bytes each."""
+    """The server's long-term keys, 32 bytes each."""
 
     public: bytes
     secret: bytes
 
 
 class CurveSession:
-    """The keys and the nonces of one connection. Raises ZmtpFault for whatever does not fit."""
+    """The keys and nonces of one connection. Methods raise ZmtpFault for malformed or undecryptable input."""
 
     def __init__(self, server: CurveServer) -> None:
         self._server = server
@@ -68,7 +68,7 @@ class CurveSession:
         self._cookie = b""
         self._shared = b""
         self._nonce = 0
-        """The last one sent. Each counts up and none returns: READY's is 1."""
+        """The last nonce sent. The first, READY's, is 1; none is used twice."""
         self._peer_nonce = 0
 
     def welcome(self, hello: bytes) -> bytes:
@@ -86,7 +86,7 @@ class CurveSession:
         return nonce + crypto_box(self._public + self._cookie, b"WELCOME-" + nonce, client, self._server.secret)
 
     def initiate(self, data: bytes) -> tuple[bytes, bytes]:
-        """The client's lasting key and its metadata, for the data of INITIATE."""
+        """Return the client's long-term key and its metadata, for the data of INITIATE."""
         if len(data) < INITIATE_LEAST:
             raise ZmtpFault(Failure.HANDSHAKE, "malformed INITIATE")
         if not hmac.compare_digest(data[:COOKIE_SIZE], self._cookie):
@@ -108,13 +108,13 @@ class CurveSession:
         return nonce + crypto_box_afternm(metadata, b"CurveZMQREADY---" + nonce, self._shared)
 
     def seal(self, flags: int, body: Buffer) -> bytes:
-        """A frame of a message, or a command, as the body of a MESSAGE."""
+        """Encrypt a frame of a message, or a command: the body of a MESSAGE."""
         nonce = self._next_nonce()
         plain = b"".join((bytes((flags,)), body))
         return b"".join((MESSAGE, nonce, crypto_box_afternm(plain, b"CurveZMQMESSAGES" + nonce, self._shared)))
 
     def open(self, body: bytes) -> bytes:
-        """The flags and the body that the peer has sealed."""
+        """Decrypt the body of a MESSAGE: flags and body."""
         if len(body) < MESSAGE_LEAST or not body.startswith(MESSAGE):
             raise ZmtpFault(Failure.MALFORMED, "malformed MESSAGE")
         nonce = body[8:16]
@@ -128,7 +128,7 @@ class CurveSession:
             raise ZmtpFault(Failure.KEYS, f"{what} cannot be decrypted") from None
 
     def _take_nonce(self, nonce: bytes) -> None:
-        """Each must be larger than the one before: none may come twice."""
+        """Check that a nonce is larger than the one before, so that none is used twice."""
         number = int.from_bytes(nonce, "big")
         if number <= self._peer_nonce:
             raise ZmtpFault(Failure.KEYS, "a nonce came twice")
