@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -149,12 +148,12 @@ class Broker(CoreRunner[BrokerCore]):
             admission = None
             if access is not None:
                 from broker.io.access_control import AccessLog  # a server without access control does without
-                from broker.zmtp.encryption import CurveServer, CurveSession
+                from broker.zmtp.encryption import CurveServer
 
                 self.loop.add(AccessLog(guard))
                 encrypt = None
                 if keys is not None:
-                    encrypt = partial(CurveSession, CurveServer(z85.decode(keys.public), z85.decode(keys.secret)))
+                    encrypt = CurveServer(z85.decode(keys.public), z85.decode(keys.secret)).session
                 admission = UserAdmission(guard, encrypt)
             self._connections = Connections(
                 self.loop,

@@ -7,7 +7,6 @@ user is as the file says. All others get ERROR with status 400 (RFC 27), and are
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable
 
 from zmq.utils import z85
 
@@ -16,7 +15,7 @@ from broker.access.users import NOBODY, Access, User
 from broker.errors import EndpointError, UsageError
 from broker.io.sockets import full, is_exposed
 from broker.zmtp import PeerReady
-from broker.zmtp.connection import Cipher
+from broker.zmtp.connection import MakeCipher
 
 HANDSHAKE = 10.0
 """Seconds that a handshake may take."""
@@ -57,7 +56,7 @@ class AdmittedPeer:
 class UserAdmission:
     """Finds the users of connections, and limits the connections of each user."""
 
-    def __init__(self, guard: Guard, encrypt: Callable[[], Cipher] | None) -> None:
+    def __init__(self, guard: Guard, encrypt: MakeCipher | None) -> None:
         """`encrypt`: creates the encryption of a connection; None: the server has no keys."""
         self.guard = guard
         self.handshake = HANDSHAKE
@@ -69,7 +68,7 @@ class UserAdmission:
         self._taken = 0
         """Connections of all users but administrators."""
 
-    def cipher_at(self, endpoint: str) -> Callable[[], Cipher] | None:
+    def cipher_at(self, endpoint: str) -> MakeCipher | None:
         """Return what creates the encryption of connections to an endpoint; None: the access file names the endpoint's
         user. Raises EndpointError, UsageError."""
         whole = full(endpoint)

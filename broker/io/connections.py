@@ -17,7 +17,7 @@ import select
 import socket as stream
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -37,7 +37,7 @@ from broker.zmtp import (
     OversizedMessage,
     PeerReady,
 )
-from broker.zmtp.connection import Cipher
+from broker.zmtp.connection import MakeCipher
 from broker.zmtp.frames import Buffer
 
 log = logging.getLogger(__name__)
@@ -188,7 +188,7 @@ class Connections:
         self._limits = limits
         self._admission = admission
         self._handshake = HANDSHAKE_TIMEOUT if admission is None else admission.handshake
-        self._ciphers: dict[ListeningSocket, Callable[[], Cipher] | None] = {}
+        self._ciphers: dict[ListeningSocket, MakeCipher | None] = {}
         self._send_queue = send_queue
         self._send_bytes = send_bytes
         self._listeners: dict[int, ListeningSocket] = {}

@@ -121,6 +121,10 @@ class Cipher(Protocol):
         """The flags and the body that are in a MESSAGE."""
 
 
+MakeCipher = Callable[[], Cipher]
+"""Creates the encryption of one connection."""
+
+
 class Connection:
     """One connection, without a socket, a clock or a thread."""
 

@@ -56,6 +56,10 @@ class CurveServer(NamedTuple):
     public: bytes
     secret: bytes
 
+    def session(self) -> CurveSession:
+        """Create the encryption of one connection."""
+        return CurveSession(self)
+
 
 class CurveSession:
     """The keys and nonces of one connection. Methods raise ZmtpFault for malformed or undecryptable input."""

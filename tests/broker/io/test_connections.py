@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from pathlib import Path
 
 import pytest
 import zmq
 from support.handshakes import address as host_and_port
-from support.secured import access, keyed, new_pair, secured_broker, user
+from support.secured import access, curve_of, keyed, new_pair, secured_broker, user
 from support.waiting import PATIENCE, until
 from support.zmtp_peer import greeting, message, null
 
-from broker import Broker, BrokerConfig, Client, Worker, server
+from broker import Broker, BrokerConfig, BrokerError, Client, Worker, server
 from broker.io import connections
 from broker.io.connections import PeerConnection
 
@@ -49,9 +51,9 @@ def read(peer: socket.socket, size: int) -> bytes:
     return got
 
 
-@pytest.mark.parametrize("endpoint", ["tcp://*:*", "tcp://lo:*", "tcp://localhost:*", "tcp://[::1]:*", "ipc://@{}"])
+@pytest.mark.parametrize("endpoint", ["tcp://lo:*", "tcp://localhost:*", "tcp://[::1]:*", "ipc://@{}"])
 def test_where_it_listens(endpoint: str) -> None:
-    broker = Broker(open=True)
+    broker = Broker()
     bound = broker.bind(endpoint.format(f"titanic-test-{time.monotonic_ns()}"))
     if "[::1]" in bound:
         peer = socket.create_connection(host_and_port(bound), timeout=PATIENCE)
@@ -59,7 +61,7 @@ def test_where_it_listens(endpoint: str) -> None:
             peer.sendall(null() + message(b"MDPC02", b"\1", b"mmi.service", b"x"))
             assert read(peer, 64 + 39 + 28).endswith(b"\x03404")
         return
-    with broker, Worker("echo", lambda frames: frames, bound), Client(bound.replace("0.0.0.0", "127.0.0.1")) as client:
+    with broker, Worker("echo", lambda frames: frames, bound), Client(bound) as client:
         assert client.call("echo", b"x") == [b"x"]
 
 
@@ -130,3 +132,19 @@ def test_a_key_that_nobody_has_is_refused_with_its_reason() -> None:
             assert monitor.recv_multipart()[0][2:] == (400).to_bytes(4, "little")
             stranger.disable_monitor()
         until(lambda: broker.refusals().get(("", "connect"), 0) > 0)
+
+
+def test_users_by_key_and_by_uid_until_they_are_removed(tmp_path: Path) -> None:
+    alice, bob, pair = user("alice", call=["echo"]), user("bob", work=["echo"]), new_pair()
+    ipc = f"ipc://{tmp_path}/socket"
+    uids = {ipc: frozenset({os.getuid()})}
+    with secured_broker(access({alice: pair}, {ipc: bob}, uids=uids), ["tcp://127.0.0.1:*", ipc]) as broker:
+        tcp = broker.core.about.endpoints[0]
+        with Worker("echo", lambda frames: frames, ipc), Client(tcp, key=curve_of(pair), timeout=5) as client:
+            until(lambda: broker.workers() == {b"echo": 1})
+            assert client.call("echo", b"x") == [b"x"]
+            assert sorted(str(one.user and one.user.name) for one in held(broker)) == ["alice", "bob"]
+            broker.reload(access({user("carol"): pair}, {ipc: bob}, uids={ipc: frozenset({os.getuid() + 1})}))
+            until(lambda: not broker.workers())
+            with pytest.raises(BrokerError):
+                client.call("echo", b"x", timeout=1, retries=0)
