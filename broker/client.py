@@ -380,10 +380,11 @@ class Client(MdpClient):
         if session.foreign is None and session.asking:
             if self._closed:
                 self._raise_closed()
-            session.greet(time.monotonic())
-            self._flush()
-            while session.asking and self._pump(until):
-                pass
+            while session.asking:
+                session.greet(time.monotonic())  # the next broker, too, when the connection to this one was given up
+                self._flush()
+                if not self._pump(until):
+                    break
         elif session.foreign is None and self.config.version != UNANSWERING:  # the version was given
             try:
                 session.foreign = not about_broker(self.call("mmi.broker", "mmi.broker", timeout=timeout, retries=0))

@@ -102,6 +102,15 @@ def test_a_client_whose_broker_stands_still(tmp_path: Path, in_order: None, soon
         assert time.monotonic() - began < 30
 
 
+def test_the_next_broker_says_whether_it_is_foreign(tmp_path: Path, in_order: None, soon: None) -> None:
+    """When the first one is not there, or stands still."""
+    with broker() as second, process(tmp_path) as (one, first):
+        os.kill(one.pid, signal.SIGSTOP)
+        for name in (NOBODY, first):
+            with Client([name, second], timeout=60) as client:
+                assert client.is_foreign(30) is False, name
+
+
 def test_a_program_that_only_takes_long_is_not_left(in_order: None, soon: None) -> None:
     done: list[bytes] = []
     clock = threading.Event()

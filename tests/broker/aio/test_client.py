@@ -178,6 +178,7 @@ async def test_the_other_broker_is_asked(address: str, monkeypatch: pytest.Monke
     first = f"tcp://127.0.0.1:{free_port()}"
     with serving(address):
         async with Client([NOBODY, address], timeout=60) as client:
+            assert await client.is_foreign(30) is False
             assert await client.call("serve", "0", "x") == [b"x"]
         for end in (signal.SIGKILL, signal.SIGSTOP):
             with Process(SUPPORT / "server_process.py", "broker", first, output=tmp_path / "log") as one:
