@@ -1,21 +1,15 @@
-"""The Majordomo broker with its ROUTER socket, its core and its loop."""
+"""The Majordomo broker: its connections, its core and its loop."""
 
 from __future__ import annotations
 
 import logging
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
-
-import zmq
-from zmq.utils import z85
 
 import broker.access
-import broker.io
 from broker.access.authorization import Guard, Review, Rule
 from broker.access.users import NOBODY, Access, User
 from broker.config import BrokerConfig
@@ -24,21 +18,13 @@ from broker.core.mdp import PROCESS, Frames, Output, Peer, error_body
 from broker.core.mmi import About, counters
 from broker.core.requests import Request
 from broker.errors import Means, UsageError
-from broker.io.admission import UserAdmission
 from broker.io.channels import CoreRunner
-from broker.io.connections import Connections, PeerConnection, PeerGone
-from broker.io.router import ConnectionCount, NamedConnections, Outbox, Router, peer_ip
-from broker.io.sockets import DRAIN_LIMIT, MOST_FRAMES, protect
-from broker.io.tcp_connection import TcpInflow
+from broker.io.connections import Connections, PeerGone
+from broker.io.peer_connection import PeerConnection
+from broker.io.sockets import MOST_FRAMES, protect
 from broker.zmtp import MessageLimits, OversizedMessage
 
 log = logging.getLogger(__name__)
-
-OWN = os.environ.get("BROKER_TRANSPORT") == "zmtp"
-"""Whether brokers use `broker.io.connections` instead of a ROUTER socket. One of the two will be removed."""
-
-MOST_SOURCES = 10_000
-"""Peers of which the IP address is remembered, at least."""
 
 Deliver = Callable[[list[Frames]], None]
 """Gets messages in batches, in the broker's thread."""
@@ -90,6 +76,10 @@ class LocalPeer:
         """Return the number of workers of each service that has any."""
         return self._broker.workers()
 
+    def full(self) -> bool:
+        """Return whether it should get no more large answers for now. Any thread may call this."""
+        return False
+
     def put(self, frames: Frames) -> None:
         """Take a message for this peer; called by the broker."""
         self.inbox.append(frames)
@@ -122,7 +112,6 @@ class Broker(CoreRunner[BrokerCore]):
         self,
         config: BrokerConfig | None = None,
         *,
-        context: zmq.Context[zmq.Socket[bytes]] | None = None,
         version: str = "",
         open: bool = False,
         access: Access | None = None,
@@ -136,66 +125,26 @@ class Broker(CoreRunner[BrokerCore]):
         self.config = config or BrokerConfig()
         about = About(version=version, instance=os.urandom(8).hex(), pid=os.getpid())
         super().__init__(BrokerCore(self.config, now=time.monotonic(), about=about))
-        self._access: broker.io.AccessControl | None = None
+        admission = None
         if access is not None:
-            if context is not None:
-                raise UsageError("a broker with access control creates its own context; leave `context` out")
-            guard = self.core.guard = Guard(access, rules, self.core.stats)
-        self._connections: Connections | None = None
-        if OWN:
-            self.ready: list[tuple[int, int]] = []
-            limits = MessageLimits(self.config.max_message, MOST_FRAMES)
-            admission = None
-            if access is not None:
-                from broker.io.access_control import AccessLog  # a server without access control does without
-                from broker.zmtp.encryption import CurveServer
+            from broker.io.admission import AccessLog, UserAdmission, server_cipher  # a server without does without
 
-                self.loop.add(AccessLog(guard))
-                encrypt = None
-                if keys is not None:
-                    encrypt = CurveServer(z85.decode(keys.public), z85.decode(keys.secret)).session
-                admission = UserAdmission(guard, encrypt)
-            self._connections = Connections(
-                self.loop,
-                self,
-                limits=limits,
-                send_queue=self.config.send_queue,
-                send_bytes=self.config.send_queue_bytes,
-                admission=admission,
-            )
-        elif access is not None:
-            self._access = broker.io.AccessControl(guard, keys, self)
-            self.loop.add(self._access.zap)
-            self.loop.add(self._access.handshakes)
-            self.loop.add(self._access.log)
-            context = self._access.context
-        self._router = Router(
-            context or zmq.Context.instance(),
-            most_bytes=self.config.max_message,
+            self.core.guard = Guard(access, rules, self.core.stats)
+            cipher = None if keys is None else server_cipher(keys.public, keys.secret)
+            admission = UserAdmission(self.core.guard, cipher)
+            self.loop.add(AccessLog(self.core.guard))
+        self._connections = Connections(
+            self.loop,
+            self,
+            limits=MessageLimits(self.config.max_message, MOST_FRAMES),
             send_queue=self.config.send_queue,
             send_bytes=self.config.send_queue_bytes,
-            too_large=self._too_large,
-            look=self._named if self._access is None else self._access.connections.look,
-            distrust=self._access is not None,
+            admission=admission,
         )
         self._handlers: dict[bytes, BatchHandler] = {}
         self._locals: list[LocalPeer] = []
         self._leased: list[LocalPeer] = []
         """Local peers that may not have requests begun at all times."""
-        self.names = NamedConnections()
-        """Connections of peers that have named themselves."""
-        self._sources: dict[Peer, bytes] = {}
-        """IP addresses of peers, without access control."""
-        self._former_sources: dict[Peer, bytes] = {}
-        self._ended: deque[int] = deque()
-        """Connections that ended in this round: their last messages are read first."""
-        self._peers = ConnectionCount(
-            self._router.socket,
-            self._connected,
-            self._ended.append if self._access is None else self._access.connections.ended,
-            None if self._access is None else self._access.connections.accepted,
-        )
-        self.loop.add(self._peers)
 
     def bind(self, endpoint: str) -> str:
         """Listen on one more endpoint, before the broker runs; the endpoint with its real port comes back.
@@ -203,14 +152,7 @@ class Broker(CoreRunner[BrokerCore]):
         Raises Unprotected for one that other machines can reach, without access control."""
         if self.core.guard is None:
             protect(endpoint, open=self._open, by=self._means)
-        elif self._access is not None:
-            self._access.prepare(self._router.socket, endpoint)
-        if self._connections is not None and (not endpoint.startswith("inproc:") or self.core.guard is not None):
-            bound = self._connections.bind(endpoint)
-        else:
-            bound = self._router.bind(endpoint)
-        if self._access is not None:
-            self._access.bound(endpoint, bound)
+        bound = self._connections.bind(endpoint)
         self.core.about = replace(self.core.about, endpoints=(*self.core.about.endpoints, bound))
         return bound
 
@@ -232,21 +174,14 @@ class Broker(CoreRunner[BrokerCore]):
         """Return whether the requester has enough to read already, or the loop is behind: more large answers would only
         fill the memory, and in the end be dropped. Any thread may call this."""
         peer = request.peer
-        if self._connections is not None and not isinstance(peer, LocalPeer):
-            return self.loop.behind or self._connections.full(peer)
-        if self._access is not None and isinstance(peer, broker.io.UserConnection):
-            peer = peer.sender
-        return self.loop.behind or self._router.outbox.full(peer)
+        full = peer.full() if isinstance(peer, LocalPeer) else self._connections.full(peer)
+        return full or self.loop.behind
 
     def source_of(self, request: Request) -> bytes:
         """The IP address from which a request came; empty: it came by ipc, or from this process. Any thread may ask."""
         peer = request.peer
-        if self._connections is not None:
-            connection = None if isinstance(peer, LocalPeer) else self._connections.of(peer)
-            return b"" if connection is None else connection.ip.encode()
-        if isinstance(peer, broker.io.UserConnection):
-            return peer.ip.encode()
-        return self._sources.get(peer, self._former_sources.get(peer, b""))
+        connection = None if isinstance(peer, LocalPeer) else self._connections.of(peer)
+        return b"" if connection is None else connection.ip.encode()
 
     def reload(self, access: Access) -> None:
         """Apply another access file, to open connections too. Any thread may call this; only a broker that was made
@@ -257,11 +192,6 @@ class Broker(CoreRunner[BrokerCore]):
             self._reload(access)
         else:
             self.loop.call(self._reload, access)
-
-    @property
-    def outbox(self) -> Outbox:
-        """What is queued for all peers."""
-        return self._router.outbox
 
     def connect_local(
         self,
@@ -323,10 +253,7 @@ class Broker(CoreRunner[BrokerCore]):
         guard = self.core.guard
         if guard is not None:
             now = time.monotonic()
-            if self._connections is not None:
-                self._connections.swap(access, now)
-            elif self._access is not None:
-                self._access.swap(access)
+            self._connections.swap(access, now)
             for local in self._locals:
                 local.user = local.user and guard.current(local.user)
             self.core.revoke(Review(guard, self._whose), now)
@@ -335,55 +262,14 @@ class Broker(CoreRunner[BrokerCore]):
         """Return the present user of a peer, with access control; None: this process."""
         if isinstance(peer, LocalPeer):
             return peer.user
-        if isinstance(peer, PeerConnection):
-            return peer.user if peer.there else NOBODY
-        return peer.user if isinstance(peer, broker.io.UserConnection) and peer.there and peer.admitted else NOBODY
+        return peer.user if isinstance(peer, PeerConnection) and peer.open else NOBODY
 
     def _largest(self) -> str:
         return f"more than {MOST_FRAMES} frames or {self.config.max_message} bytes, which this broker takes at most"
 
-    def _too_large(self, head: Frames) -> None:
-        most = self._largest()
-        peer = head[0] if self._access is None else self._access.connections.speaker
-        self.core.too_large(peer, head[1:], most)
-
     def _reply(self, answers: Iterable[tuple[Request, Frames]]) -> None:
         for request, body in answers:
             self.core.reply(request, body)
-
-    def _connected(self, peers: int) -> None:
-        self.core.peers = peers
-
-    def _named(self, peer: bytes, frame: Any) -> bool:
-        if (connection := self.names.new(peer, frame)) is not None:
-            self.settle()
-            now = time.monotonic()
-            if connection in self._ended:
-                self._ended.remove(connection)
-                self._miss(connection, now)
-            self._sources.pop(peer, None)
-            self._former_sources.pop(peer, None)
-            if self.names.opened(peer, connection):
-                self.core.lost(peer, now)
-        return True
-
-    def _note_source(self, peer: Peer) -> None:
-        """Note the IP address of a peer at its first small message: ZeroMQ takes a microsecond to look it up."""
-        if (frame := self._router.last_frame) is None:
-            return
-        if len(self._sources) >= MOST_SOURCES:
-            self._former_sources, self._sources = self._sources, {}
-        self._sources[peer] = peer_ip(frame)
-
-    def settle(self) -> None:
-        """Process the ends of connections."""
-        now = time.monotonic()
-        while self._peers.drain(now):
-            pass
-
-    def _miss(self, connection: int, now: float) -> None:
-        if (peer := self.names.closed(connection)) is not None:
-            self.core.lost(peer, now)
 
     def _wind_down(self) -> None:
         self.core.drain(time.monotonic())
@@ -397,51 +283,10 @@ class Broker(CoreRunner[BrokerCore]):
     def _shut_down(self) -> None:
         self.core.shut_down(time.monotonic())
 
-    def sockets(self) -> list[zmq.Socket[bytes]]:
-        return [self._router.socket]
-
     def drain(self, now: float) -> bool:
         """Take what has arrived, up to a limit, so that answers go out in between."""
-        if self._connections is not None and self.ready:
-            self._take(now)
-        router, core = self._router, self.core
-        receive, access, user = router.receive, self._access, None
-        for taken in range(DRAIN_LIMIT):
-            if taken == 1 and not router.readable:  # mostly there is one, if not many
-                return False
-            frames = receive()
-            if not frames:
-                if frames is None:
-                    break
-                continue
-            sender: Peer = frames.pop(0)
-            if access is not None:
-                sender = access.connections.speaker
-                user = sender.user
-            elif sender not in self._sources:  # one look-up a message
-                self._note_source(sender)
-            try:
-                core.receive(sender, frames, now, user)
-            except Exception:
-                log.exception("a bug in this program: a message could not be handled; its sender is given up")
-                core.lost(sender, now)
-            if core.new_worker is not None:
-                worker, core.new_worker = core.new_worker, None
-                if worker.peer == sender and router.last_frame is not None:
-                    worker.inflow = TcpInflow(router.last_frame)
-        else:
-            return True
-        if self._router.skipping:
-            core.deaf(now)
-        return self._router.skipping
-
-    def _take(self, now: float) -> None:
-        """Handle input of the connections."""
-        assert self._connections is not None
         core, receive = self.core, self.core.receive
-        ready = [*self.ready]
-        self.ready.clear()
-        for connection, frames in self._connections.take(ready, now):
+        for connection, frames in self._connections.take(now):
             peer = connection.peer
             if frames is None:
                 core.lost(peer, now)
@@ -458,12 +303,11 @@ class Broker(CoreRunner[BrokerCore]):
                 worker, core.new_worker = core.new_worker, None
                 worker.inflow = connection
         core.peers = len(self._connections)
+        return self._connections.has_input
 
     def flush(self, now: float) -> None:
         """Hand batches to integrated services and messages to peers, until neither makes more of the other."""
         core = self.core
-        while self._ended:
-            self._miss(self._ended.popleft(), now)
         more = True
         while more:
             for name, batch in core.take_batches():
@@ -472,34 +316,23 @@ class Broker(CoreRunner[BrokerCore]):
                 if local.lasts is not None and not local.lasts():
                     core.withhold(local, now)
             more = self._send(core.take_output(), now)
-        if self._connections is not None:
-            self._connections.flush(now)
-            for connection, _ in self._connections.take_ended():
-                core.lost(connection.peer, now)
+        self._connections.flush(now)
+        for connection, _ in self._connections.take_ended():
+            core.lost(connection.peer, now)
         for local in self._locals:
             if local.inbox:
                 local.flush()
-        if self._access is not None and self._access.connections.ends and not self._router.readable:
-            self._access.connections.forget_ended()
 
     def tick(self, now: float) -> None:
         super().tick(now)
-        if self._connections is not None:
-            self._connections.tick(now)
+        self._connections.tick(now)
 
     def next_deadline(self) -> float | None:
-        due = self.core.next_deadline()
-        if self._connections is not None and (own := self._connections.next_deadline()) is not None:
-            return own if due is None else min(due, own)
-        return due
+        due, own = self.core.next_deadline(), self._connections.next_deadline()
+        return own if due is None or (own is not None and own < due) else due
 
     def close(self) -> None:
-        if self._connections is not None:
-            self._connections.close()
-        self._peers.close()  # first: it looks at the other
-        self._router.close()
-        if self._access is not None:
-            self._access.close()
+        self._connections.close()
 
     def _handle(self, name: bytes, batch: list[Request]) -> None:
         try:
@@ -511,38 +344,18 @@ class Broker(CoreRunner[BrokerCore]):
 
     def _send(self, output: list[Output], now: float) -> bool:
         """Send messages; whether there may be more, since a peer is gone."""
-        send = self._router.send
+        send = self._connections.send
         lost = False
         for peer, frames in output:
-            if self._connections is not None and self._connections.of(peer) is not None:
-                if frames is not None:
-                    try:
-                        self._connections.send(peer, frames)
-                    except PeerGone:
-                        self._undeliverable(peer, frames, now)
-                        lost = True
-            elif isinstance(peer, bytes) and frames is not None:
+            if isinstance(peer, LocalPeer):
+                peer.put(frames or [])
+            elif frames is not None:
                 try:
                     send(peer, frames)
-                except zmq.ZMQError:
+                except PeerGone:
                     self._undeliverable(peer, frames, now)
                     lost = True
-            elif isinstance(peer, LocalPeer):
-                peer.put(frames or [])
-            elif frames is not None and isinstance(peer, broker.io.UserConnection):
-                lost = not self._send_to(peer, frames, now) or lost
         return lost
-
-    def _send_to(self, connection: broker.io.UserConnection, frames: Frames, now: float) -> bool:
-        """Send a message, with access control; false when the peer is gone, or has not read for too long."""
-        try:
-            if connection.there:
-                self._router.send(connection.sender, frames)
-                return True
-        except zmq.ZMQError:
-            pass
-        self._undeliverable(connection, frames, now)
-        return False
 
     def _undeliverable(self, peer: Peer, frames: Frames, now: float) -> None:
         """The peer is gone, or has not read for too long: its message is dropped and counted."""

@@ -1,10 +1,1 @@
-"""Sockets and the loop around them: the only package of the broker that opens any.
-
-The exports are loaded on first use: a broker without access control does not need them.
-"""
-
-from __future__ import annotations
-
-from broker.lazy_exports import lazy_exports
-
-__getattr__, __all__ = lazy_exports(__name__)
+"""Sockets and the loop around them: the only package of the broker that opens any."""

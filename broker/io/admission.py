@@ -1,4 +1,4 @@
-"""Authentication of connections: a key or a named endpoint identifies the user of a connection.
+"""Authentication of connections: a key or a named endpoint identifies the user of a connection. The log of refusals.
 
 A key is admitted if a user has it. A connection to an endpoint that the access file names needs none, if its system
 user is as the file says. All others get ERROR with status 400 (RFC 27), and are closed.
@@ -6,16 +6,24 @@ user is as the file says. All others get ERROR with status 400 (RFC 27), and are
 
 from __future__ import annotations
 
+import logging
+import math
 import resource
+import time
 
 from zmq.utils import z85
 
-from broker.access.authorization import Guard
+from broker.access.authorization import AccessRefusal, Guard
 from broker.access.users import NOBODY, Access, User
+from broker.core.throttle import COUNTED, Throttle
 from broker.errors import EndpointError, UsageError
+from broker.io.loop import Channel
+from broker.io.peer_connection import PeerConnection
 from broker.io.sockets import full, is_exposed
 from broker.zmtp import PeerReady
 from broker.zmtp.connection import MakeCipher
+
+log = logging.getLogger("broker.access")
 
 HANDSHAKE = 10.0
 """Seconds that a handshake may take."""
@@ -30,6 +38,13 @@ RESERVED = 64
 administrators."""
 
 REFUSED = b"400"
+"""The status in ERROR."""
+
+LINE_EVERY = 1.0
+"""Seconds in which one refusal of a user and action is logged and the others are counted."""
+
+MOST_KINDS = 1_000_000
+"""More users and actions than an access file has."""
 
 
 def connection_limits() -> tuple[int, int]:
@@ -41,16 +56,11 @@ def connection_limits() -> tuple[int, int]:
     return unfinished, max(16, soft - unfinished - RESERVED)
 
 
-class AdmittedPeer:
-    """How a connection was authenticated."""
+def server_cipher(public: bytes, secret: bytes) -> MakeCipher:
+    """Return what creates the encryption of a connection, with the server's keys in Z85."""
+    from broker.zmtp.encryption import CurveServer  # loads libsodium
 
-    def __init__(self, endpoint: str, key: str, uid: int | None, user: User) -> None:
-        self.endpoint = endpoint
-        self.key = key
-        self.uid = uid
-        self.user = user
-        self.counted = False
-        """Whether it counts against the user's limit."""
+    return CurveServer(z85.decode(public), z85.decode(secret)).session
 
 
 class UserAdmission:
@@ -60,7 +70,6 @@ class UserAdmission:
         """`encrypt`: creates the encryption of a connection; None: the server has no keys."""
         self.guard = guard
         self.handshake = HANDSHAKE
-        self.status = REFUSED
         self.max_unfinished, self._places = connection_limits()
         self._encrypt = encrypt
         self._counts: dict[str, int] = {}
@@ -83,62 +92,66 @@ class UserAdmission:
                 )
             return None
         if self._encrypt is None:
-            raise UsageError(f"{endpoint} takes a key of the server: give `keys`, or name it in [endpoints]")
+            raise UsageError(f"{endpoint} needs a server key: give `keys`, or name it in [endpoints]")
         return self._encrypt
 
-    def authenticate(self, endpoint: str, uid: int | None, address: str, peer: PeerReady) -> AdmittedPeer | None:
-        """Authenticate a new connection; None: refused, and counted as such."""
-        key = z85.encode(peer.key).decode() if peer.key else ""
-        admitted = AdmittedPeer(endpoint, key, uid, self._user(endpoint, key, uid))
-        if admitted.user is NOBODY:
-            self._refused(NOBODY, "connect", address, f"no user has the public key {key}" if key else "")
-        elif peer.identity:
-            self._refused(admitted.user, "name", address, "it gives itself a name, which access control does not allow")
-        elif self._admit(admitted, address):
-            return admitted
-        return None
+    def authenticate(self, connection: PeerConnection, peer: PeerReady) -> bool:
+        """Find the user of a new connection; False: it is refused, and counted as such."""
+        connection.key = z85.encode(peer.key).decode() if peer.key else ""
+        if not self._identify(connection, ""):
+            return False
+        if peer.identity and connection.user is not None:
+            why = "it sets its own name, which access control does not allow"
+            self._refused(connection.user, "name", connection, why)
+            return False
+        return True
 
-    def authenticate_again(self, admitted: AdmittedPeer, address: str) -> bool:
+    def _identify(self, connection: PeerConnection, since: str) -> bool:
+        """Find the user of a connection. `since`: for the log."""
+        user = connection.user = self._user(connection)
+        if user is NOBODY:
+            why = f"no user has the public key {connection.key}{since}" if connection.key else ""
+            self._refused(NOBODY, "connect", connection, why)
+        return user is not NOBODY
+
+    def admit(self, connection: PeerConnection) -> bool:
+        """Count a connection of its user; False: there are too many, and it is refused."""
+        assert connection.user is not None
+        if why := self._too_many(connection.user):
+            self._refused(connection.user, "connections", connection, why)
+            return False
+        connection.counted = True
+        self._count(connection.user, 1)
+        return True
+
+    def readmit(self, connection: PeerConnection) -> bool:
         """Find the user of an open connection in the new access file; False: it has no user, or its user too many
         connections."""
-        admitted.user, admitted.counted = self._user(admitted.endpoint, admitted.key, admitted.uid), False
-        if admitted.user is NOBODY:
-            why = f"no user has the public key {admitted.key} any more" if admitted.key else ""
-            self._refused(NOBODY, "connect", address, why)
-            return False
-        return self._admit(admitted, address)
+        connection.counted = False
+        return self._identify(connection, " any more") and self.admit(connection)
 
     def swap(self, access: Access) -> None:
-        """Apply another access file; call `authenticate_again` for each connection next, oldest first."""
+        """Apply another access file; call `readmit` for each connection next, oldest first."""
         self.guard.swap(access)
         self._counts.clear()
         self._taken = 0
 
-    def left(self, admitted: AdmittedPeer) -> None:
-        """Count a connection that was closed."""
-        if admitted.counted:
-            admitted.counted = False
-            self._count(admitted.user, -1)
+    def left(self, connection: PeerConnection) -> None:
+        """Note that a connection has ended."""
+        if connection.counted and connection.user is not None:
+            connection.counted = False
+            self._count(connection.user, -1)
 
-    def failed(self, reason: str, address: str) -> None:
+    def failed(self, reason: str, connection: PeerConnection) -> None:
         """Count a failed handshake."""
-        self._refused(NOBODY, "handshake", address, reason)
+        self._refused(NOBODY, "handshake", connection, reason)
 
-    def _user(self, endpoint: str, key: str, uid: int | None) -> User:
-        access = self.guard.access
-        if key:
-            return access.keys.get(key, NOBODY)
+    def _user(self, connection: PeerConnection) -> User:
+        access, endpoint = self.guard.access, connection.here.asked
+        if connection.key:
+            return access.keys.get(connection.key, NOBODY)
         uids = access.uids.get(endpoint)
-        return access.endpoints.get(endpoint, NOBODY) if uids is None or uid in uids else NOBODY
-
-    def _admit(self, admitted: AdmittedPeer, address: str) -> bool:
-        """Count a connection of its user, unless there are too many."""
-        if why := self._too_many(admitted.user):
-            self._refused(admitted.user, "connections", address, why)
-            return False
-        admitted.counted = True
-        self._count(admitted.user, 1)
-        return True
+        return access.endpoints.get(endpoint, NOBODY) if uids is None or connection.uid in uids else NOBODY
 
     def _too_many(self, user: User) -> str:
         """Return why a user may not have another connection; empty: it may."""
@@ -161,5 +174,62 @@ class UserAdmission:
         if not self._counts[user.name]:
             del self._counts[user.name]
 
-    def _refused(self, user: User, action: str, address: str, why: str) -> None:
-        self.guard.refused(user, action, b"", address, why)
+    def _refused(self, user: User, action: str, connection: PeerConnection, why: str) -> None:
+        self.guard.refused(user, action, b"", connection.address, why)
+
+
+class AccessLog(Channel):
+    """Logs refusals: user, action, address and reason, never a body.
+
+    For each user and action one line goes out. Those that follow within a second are counted in another, with the last
+    of them.
+    """
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._throttle: Throttle[tuple[str, str], AccessRefusal] = Throttle(lines=1, window=LINE_EVERY, most=MOST_KINDS)
+
+    def flush(self, now: float) -> None:
+        self._log_counts(now)
+        for report in self._guard.take_reports():
+            kind = (report.first.user, report.first.action)
+            _, held = self._throttle.take(kind, report.first, now)
+            if not held:
+                self._write(report.first)
+            if report.count > 1:
+                self._throttle.take(kind, report.last, now, report.count - 1)
+
+    def next_deadline(self) -> float | None:
+        """Return when the next count is due."""
+        return self._throttle.next_end
+
+    def close(self) -> None:
+        """Log all counts; nothing follows."""
+        self.flush(time.monotonic())
+        self._log_counts(math.inf)
+
+    def _log_counts(self, now: float) -> None:
+        """Log the counts whose second is over."""
+        for _, more, last in self._throttle.ended(now):
+            self._write(last, f" (the last of {more} more within {LINE_EVERY:g} s)")
+
+    def _write(self, refusal: AccessRefusal, counted: str = "") -> None:
+        peer = getattr(refusal.peer, "address", refusal.peer)
+        log.warning(
+            "refused: user %r, %s%s, from %s%s; %d so far%s",
+            refusal.user,
+            refusal.action,
+            f" {refusal.service!r}" if refusal.service not in ("", refusal.action) else "",
+            peer or "?",
+            "; " + refusal.why.removeprefix("forbidden: ") if refusal.why else "",
+            self._guard.refusals.get((refusal.user, refusal.action), 0),
+            counted,
+            extra={
+                "event": "forbidden",
+                "user": refusal.user,
+                "action": refusal.action,
+                "service": refusal.service,
+                "peer": peer,
+                **COUNTED,
+            },
+        )

@@ -13,21 +13,20 @@ from __future__ import annotations
 
 import errno
 import logging
-import select
+import os
+import selectors
 import socket as stream
 import time
-from collections import deque
-from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any
 
-from broker.access.users import NOBODY, Access, User
+from broker.access.users import NOBODY, Access
 from broker.core.mdp import Frames, Peer
 from broker.core.requests import footprint
 from broker.core.throttle import Throttle
-from broker.io.admission import AdmittedPeer, UserAdmission
-from broker.io.listeners import ListeningSocket, user_id
+from broker.io.admission import REFUSED, UserAdmission
+from broker.io.listeners import ListeningSocket
 from broker.io.loop import Channel, Loop
+from broker.io.peer_connection import PeerConnection
 from broker.zmtp import (
     Connection,
     ConnectionFailed,
@@ -38,7 +37,6 @@ from broker.zmtp import (
     PeerReady,
 )
 from broker.zmtp.connection import MakeCipher
-from broker.zmtp.frames import Buffer
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +53,10 @@ MAX_BUFFERS = 256
 """Buffers sent by one call; every system allows more."""
 
 MAX_ACCEPTED = 64
+"""Connections accepted in a round."""
+
+MAX_MESSAGES = 1000
+"""Messages after which a round ends, so that answers go out; what is left comes first in the next one."""
 
 HANDSHAKE_TIMEOUT = 30.0
 """Seconds for a handshake without access control."""
@@ -71,97 +73,16 @@ ACCEPT_INTERVAL = 0.25
 MAX_QUEUED = 16 << 20
 """Queued bytes from which no large answers are produced for a peer."""
 
-MIN_INFLOW = 1024
-"""Bytes a second of a large message that show that its sender is alive."""
+PEERS = (b"REQ", b"DEALER", b"ROUTER")
+"""Socket types that may connect."""
 
-IPV4 = "::ffff:"
-"""How IPv4 addresses begin at a socket of IPv6."""
+_READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class PeerGone(Exception):
     """A message cannot be sent: the peer is disconnected, or its queue is full."""
-
-
-class PeerConnection:
-    """A connection and its peer."""
-
-    __slots__ = (
-        "_before",
-        "address",
-        "admitted",
-        "descriptor",
-        "ending_at",
-        "heard_at",
-        "here",
-        "identity",
-        "ip",
-        "protocol",
-        "received",
-        "stream",
-        "uid",
-        "unsent",
-        "unsent_bytes",
-        "waits_to_write",
-    )
-
-    def __init__(
-        self, connected: stream.socket, address: Any, protocol: Connection, here: ListeningSocket, now: float
-    ) -> None:
-        self.stream = connected
-        self.descriptor = connected.fileno()
-        self.protocol = protocol
-        self.here = here
-        """Where it was accepted."""
-        tcp = isinstance(address, tuple)
-        self.ip = str(address[0]).removeprefix(IPV4) if tcp else ""
-        """The IP address that it comes from; empty for ipc."""
-        self.address = f"{self.ip}:{address[1]}" if tcp else here.endpoint
-        self.uid = user_id(connected)
-        """The system's user at the other end of an ipc connection; None: it is not known."""
-        self.identity = b""
-        """The routing id that the peer asked for; empty: none."""
-        self.admitted: AdmittedPeer | None = None
-        """How it was authenticated; None: not yet, or there is no access control."""
-        self.heard_at = now
-        """When bytes were last received."""
-        self.received = 0
-        """Bytes received."""
-        self.unsent: deque[Buffer] = deque()
-        self.unsent_bytes = 0
-        self.waits_to_write = False
-        self.ending_at: float | None = None
-        """When it is closed at the latest; None: it is not ending."""
-        self._before: tuple[float, int] | None = None
-
-    def __str__(self) -> str:
-        return self.address
-
-    @property
-    def peer(self) -> Peer:
-        """The core's key for this peer: its routing id, which outlives the connection, or else the connection."""
-        return self.identity or self
-
-    @property
-    def user(self) -> User | None:
-        """Its user; None: there is no access control."""
-        return None if self.admitted is None else self.admitted.user
-
-    @property
-    def there(self) -> bool:
-        """Whether messages can be sent to it."""
-        return self.protocol.state is ConnectionState.OPEN and self.ending_at is None
-
-    def goes_on(self, now: float, patience: float) -> bool:
-        """Return whether the peer sent enough since the last call, `patience` seconds ago, to count as alive, be it an
-        incomplete message. At the first call: whether it sent anything."""
-        before, self._before = self._before, (now, self.received)
-        if now - self.heard_at >= patience:
-            return False
-        if before is None or now - before[0] > 2 * patience:  # the last call was about another message
-            return True
-        return self.received - before[1] >= MIN_INFLOW * (now - before[0])
 
 
 Arrival = tuple[PeerConnection, Frames | OversizedMessage | None]
@@ -180,12 +101,17 @@ class Connections:
         send_queue: int = 10_000,
         send_bytes: int = 1 << 30,
         admission: UserAdmission | None = None,
+        identity: bytes = b"",
+        named: bool = False,
     ) -> None:
         """`channel`: the loop drains it when there is input. `send_queue`: maximum messages queued for one peer.
-        `send_bytes`: maximum bytes queued for all peers."""
+        `send_bytes`: maximum bytes queued for all peers. `identity`: the routing id that this end asks for.
+        `named`: give a routing id to each peer that asks for none, as a ROUTER does: to be passed on to others."""
         self._loop = loop
         self._channel = channel
         self._limits = limits
+        self._identity = identity
+        self._named = named
         self._admission = admission
         self._handshake = HANDSHAKE_TIMEOUT if admission is None else admission.handshake
         self._ciphers: dict[ListeningSocket, MakeCipher | None] = {}
@@ -201,6 +127,9 @@ class Connections:
         self._dirty: dict[PeerConnection, None] = {}
         """Connections with output."""
         self._arrived: list[Arrival] = []
+        self._ready: dict[int, int] = {}
+        """Descriptors with input or room for output, and these events."""
+        self._paused = False
         self._accept_at: float | None = None
         """When to accept connections again; None: now."""
         self._starved = False
@@ -220,23 +149,37 @@ class Connections:
         self._ciphers[listener] = cipher
         descriptor = listener.stream.fileno()
         self._listeners[descriptor] = listener
-        self._loop.watch(descriptor, self._channel)
+        self._watch(descriptor, _READ)
         return listener.endpoint
 
     # -- input -----------------------------------------------------------------------------------------------
 
-    def take(self, ready: Iterable[tuple[int, int]], now: float) -> list[Arrival]:
-        """Read from these descriptors, given with their poll events. Return messages and ended connections in order."""
+    @property
+    def has_input(self) -> bool:
+        """Whether `take` would find something."""
+        return bool(self._ready)
+
+    def take(self, now: float) -> list[Arrival]:
+        """Read what has come. Return messages and ended connections in order."""
+        ready = [*self._ready.items()]
+        self._ready.clear()
         handshaking = []
-        for descriptor, events in ready:
+        for at, (descriptor, events) in enumerate(ready):
+            if len(self._arrived) >= MAX_MESSAGES:
+                self._ready.update(ready[at:])
+                for unread, _ in ready[at:]:
+                    if (connection := self._connections.get(unread)) is not None:
+                        connection.heard_at = now  # it is not silent
+                break
             connection = self._connections.get(descriptor)
             if connection is None:
                 if (listener := self._listeners.get(descriptor)) is not None:
                     self._accept(listener, now)
+                    self._end_oldest_handshakes()
                 continue
-            if events & select.EPOLLOUT:
+            if events & _WRITE:
                 self._write(connection)
-            if events & ~select.EPOLLOUT:
+            if events & _READ:
                 if connection in self._handshaking:
                     handshaking.append(connection)
                 else:
@@ -249,6 +192,29 @@ class Connections:
                     break
         arrived, self._arrived = self._arrived, []
         return arrived
+
+    def pause(self, paused: bool) -> None:
+        """Read nothing and accept no connections, until this is called with False."""
+        if paused is self._paused:
+            return
+        self._paused = paused
+        self._ready.clear()
+        for descriptor in self._listeners:
+            self._watch(descriptor, _READ)
+        for connection in self._connections.values():
+            self._watch_connection(connection)
+
+    def _watch(self, descriptor: int, events: int) -> None:
+        """Wait for events of a descriptor; while paused, not for input."""
+        if self._paused:
+            events &= ~_READ
+        if events:
+            self._loop.watch(descriptor, self._channel, self._ready, events)
+        else:
+            self._loop.unwatch(descriptor)
+
+    def _watch_connection(self, connection: PeerConnection) -> None:
+        self._watch(connection.descriptor, _READ | _WRITE if connection.waits_to_write else _READ)
 
     def _accept(self, listener: ListeningSocket, now: float) -> None:
         for _ in range(MAX_ACCEPTED):
@@ -263,7 +229,12 @@ class Connections:
             self._starved = False
             connected, address = accepted
             cipher = self._ciphers[listener]
-            protocol = Connection(curve=None if cipher is None else cipher(), limits=self._limits)
+            protocol = Connection(
+                peers=PEERS,
+                identity=self._identity,
+                curve=None if cipher is None else cipher(),
+                limits=self._limits,
+            )
             try:
                 connection = PeerConnection(connected, address, protocol, listener, now)
             except OSError:  # closed by the peer already
@@ -271,12 +242,16 @@ class Connections:
                 continue
             self._connections[connection.descriptor] = connection
             self._handshaking[connection] = now + self._handshake
-            self._loop.watch(connection.descriptor, self._channel)
+            self._watch_connection(connection)
             self._dirty[connection] = None
+
+    def _end_oldest_handshakes(self) -> None:
+        """With access control: keep the number of unfinished handshakes in its limit."""
         if self._admission is not None:
             while len(self._handshaking) > self._admission.max_unfinished:
                 oldest = next(iter(self._handshaking))
-                self._admission.guard.refused(NOBODY, "silent", b"", "")
+                del self._handshaking[oldest]
+                self._admission.guard.refused(NOBODY, "silent", b"", oldest.address)
                 self._close(oldest)
 
     def _pause(self, error: OSError, now: float) -> None:
@@ -319,18 +294,26 @@ class Connections:
     def _handshake_done(self, connection: PeerConnection, peer: PeerReady, now: float) -> None:
         """Admit or refuse the peer. A routing id in use is handed over to the new connection, as by ROUTER_HANDOVER."""
         if self._admission is not None:
-            where = connection.here.asked
-            connection.admitted = self._admission.authenticate(where, connection.uid, connection.address, peer)
-            if connection.admitted is None:
-                connection.protocol.refuse(self._admission.status)
+            if not self._admission.authenticate(connection, peer):
+                connection.protocol.refuse(REFUSED)
                 self.end(connection, now)
                 return
-        del self._handshaking[connection]
-        if peer.identity:
-            if (former := self._names.get(peer.identity)) is not None:
+            del self._handshaking[connection]
+            if not self._admission.admit(connection):  # no ERROR: libzmq would not connect again
+                self._close(connection)
+                return
+        else:
+            del self._handshaking[connection]
+        name = peer.identity
+        if self._named and not name:  # peers' own names do not begin with a zero
+            while (name := b"\0" + os.urandom(4)) in self._names:
+                pass
+        if name:
+            if (former := self._names.get(name)) is not None:
                 self.end(former, now)
-            self._names[peer.identity] = connection
-            connection.identity = peer.identity
+            self._names[name] = connection
+            connection.peer = name
+        connection.open = True
         connection.protocol.accept()
         for event in connection.protocol.receive(b""):
             if isinstance(event, list | OversizedMessage):
@@ -344,7 +327,7 @@ class Connections:
         if not self._throttle.take(fault.failure, fault.reason, now)[1]:
             log.info("the connection from %s ends: %s", connection.address, fault.reason)
         if self._admission is not None and connection in self._handshaking:
-            self._admission.failed(fault.reason, connection.address)
+            self._admission.failed(fault.reason, connection)
         self.end(connection, now)
 
     def swap(self, access: Access, now: float) -> None:
@@ -353,12 +336,7 @@ class Connections:
         assert self._admission is not None
         self._admission.swap(access)
         for connection in [*self._connections.values()]:
-            admitted = connection.admitted
-            if (
-                admitted is not None
-                and connection.ending_at is None
-                and not self._admission.authenticate_again(admitted, connection.address)
-            ):
+            if connection.open and not self._admission.readmit(connection):
                 self._close(connection)
 
     # -- output ----------------------------------------------------------------------------------------------
@@ -370,9 +348,7 @@ class Connections:
     def send(self, peer: Peer, frames: Frames) -> None:
         """Queue a message; `flush` sends it. Raises PeerGone."""
         connection = self.of(peer)
-        if connection is None:
-            raise PeerGone
-        if connection.protocol.state is not ConnectionState.OPEN or connection.ending_at is not None:
+        if connection is None or not connection.open:
             raise PeerGone
         if connection.unsent_bytes and (
             len(connection.unsent) >= self._send_queue or footprint(frames) > self._send_bytes - self.total
@@ -451,7 +427,7 @@ class Connections:
         waits = bool(unsent)
         if waits is not connection.waits_to_write:
             connection.waits_to_write = waits
-            self._loop.watch(connection.descriptor, self._channel, write=waits)
+            self._watch_connection(connection)
         if not waits and connection.ending_at is not None:
             self._shut_down(connection)
 
@@ -476,14 +452,14 @@ class Connections:
 
     def _ended(self, connection: PeerConnection) -> None:
         """Note that a connection delivers no more messages."""
+        connection.open = False
         handshaking = self._handshaking.pop(connection, None) is not None
         if self._admission is not None:
-            if connection.admitted is not None:
-                self._admission.left(connection.admitted)
-            elif handshaking and connection.protocol.state is not ConnectionState.CLOSED:
+            self._admission.left(connection)
+            if handshaking and connection.protocol.state is not ConnectionState.CLOSED:
                 self._admission.guard.count(NOBODY, "handshake")  # or a probe of the port
-        if self._names.get(connection.identity) is connection:
-            del self._names[connection.identity]
+        if self._names.get(connection.peer) is connection:
+            del self._names[connection.peer]
         self._arrived.append((connection, None))
 
     def _close(self, connection: PeerConnection) -> None:
@@ -514,7 +490,7 @@ class Connections:
         if self._accept_at is not None and self._accept_at <= now:
             self._accept_at = None
             for descriptor in self._listeners:
-                self._loop.watch(descriptor, self._channel)
+                self._watch(descriptor, _READ)
 
     def next_deadline(self) -> float | None:
         """Return when `tick` is due."""
@@ -538,10 +514,10 @@ class Connections:
             slow = [connection for connection in self._connections.values() if connection.unsent]
             if not slow:
                 break
-            poll = select.poll()
-            for connection in slow:
-                poll.register(connection.descriptor, select.POLLOUT)
-            poll.poll(left * 1000)
+            with selectors.DefaultSelector() as poll:
+                for connection in slow:
+                    poll.register(connection.descriptor, _WRITE)
+                poll.select(left)
             for connection in slow:
                 self._write(connection)
         for connection in [*self._connections.values()]:

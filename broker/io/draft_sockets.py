@@ -34,7 +34,6 @@ from typing import Any, Protocol
 import zmq
 
 from broker.errors import BrokerError, EndpointError
-from broker.io.router import Leaving
 from broker.io.sockets import full
 
 QUEUE = 100_000
@@ -59,6 +58,14 @@ class MissingDrafts(BrokerError):
 
 class Unreachable(BrokerError):
     """A message cannot be sent: the peer is gone, or there is no peer, or all that may wait is waiting."""
+
+
+class Leaving(Protocol):
+    """A message that ZeroMQ is sending."""
+
+    @property
+    def done(self) -> bool:
+        """Whether ZeroMQ has released it."""
 
 
 class Backend(Protocol):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from broker.errors import EndpointError
-from broker.io.sockets import full
+from broker.io.sockets import ADVICE, USUAL, full, local_name
 
 BACKLOG = 4096
 """Connections waiting to be accepted, if the system allows so many."""
@@ -28,15 +28,6 @@ _UCRED = struct.Struct("=iII")
 
 _KEEPALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
 """Detects peers whose machine vanished: they close nothing."""
-
-ADVICE = {
-    errno.EADDRINUSE: "is another one running? stop it, or choose another endpoint",
-    errno.EADDRNOTAVAIL: "this machine has no such address: choose one that it has, or 0.0.0.0 for all of them",
-    errno.ENODEV: "this machine has no such address: choose one that it has, or 0.0.0.0 for all of them",
-    errno.ENOENT: "the folder of an ipc:// endpoint must be there: make it, or choose another endpoint",
-    errno.EACCES: "choose a port above 1023, or a folder that may be written",
-}
-_USUAL = "an endpoint is like tcp://127.0.0.1:5555 or ipc:///run/titanic.sock"
 
 
 class ListeningSocket:
@@ -55,11 +46,14 @@ class ListeningSocket:
                 self.stream, self.endpoint = _listen_tcp(address)
             elif protocol == "ipc":
                 self.stream, self.endpoint = self._listen_ipc(address)
+            elif protocol == "inproc":
+                self.stream, _ = self._listen_ipc(local_name(address))
+                self.endpoint = whole
             else:
                 raise OSError(errno.EPROTONOSUPPORT, os.strerror(errno.EPROTONOSUPPORT))
         except OSError as error:
             fact = error.strerror or str(error)
-            advice = ADVICE.get(error.errno or 0, _USUAL)
+            advice = ADVICE.get(error.errno or 0, USUAL)
             raise EndpointError(f"cannot bind {endpoint}: {fact}; {advice}") from error
         self.stream.setblocking(False)
 
@@ -91,6 +85,9 @@ class ListeningSocket:
             connected, address = self.stream.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return None
+        if self.endpoint.startswith("inproc://") and peer_ids(connected)[0] != os.getpid():
+            connected.close()
+            return None
         connected.setblocking(False)
         if connected.family != stream.AF_UNIX:
             with suppress(OSError):  # closed by the peer already
@@ -118,12 +115,12 @@ def prepare_tcp(connected: stream.socket) -> None:
         connected.setsockopt(stream.IPPROTO_TCP, stream.TCP_USER_TIMEOUT, UNREAD_SECONDS * 1000)
 
 
-def user_id(connected: stream.socket) -> int | None:
-    """Return the uid of an ipc connection's peer; None: not available."""
+def peer_ids(connected: stream.socket) -> tuple[int | None, int | None]:
+    """Return the process and the uid of an ipc connection's peer; None: not available."""
     if connected.family != stream.AF_UNIX or not hasattr(stream, "SO_PEERCRED"):
-        return None
-    _, uid, _ = _UCRED.unpack(connected.getsockopt(stream.SOL_SOCKET, stream.SO_PEERCRED, _UCRED.size))
-    return int(uid)
+        return None, None
+    pid, uid, _ = _UCRED.unpack(connected.getsockopt(stream.SOL_SOCKET, stream.SO_PEERCRED, _UCRED.size))
+    return int(pid), int(uid)
 
 
 def _listen_tcp(address: str) -> tuple[stream.socket, str]:

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import logging
 import os
-import select
+import selectors
 import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from threading import get_ident
 from typing import Any, Generic, TypeVar
 
@@ -52,8 +51,6 @@ class Channel:
     """
 
     rests = False
-    ready: list[tuple[int, int]]
-    """Watched descriptors with their poll events (`Loop.watch`); `drain` empties it."""
 
     def sockets(self) -> Iterable[Socket]:
         """The sockets to poll for input. The loop asks again when `changed` is true."""
@@ -85,46 +82,47 @@ class Poller(Generic[Owner]):
     """Finds which of many sockets have input. Each has an owner; the owner of a plain file is None.
 
     `zmq_poll` checks every socket at every call: 130 µs for three hundred, as a Titanic apart from its broker has. Here
-    the kernel is asked (epoll), and only the sockets that it reports are checked: 0.3 µs, however many there are. The
-    price is a rule of ZMQ_FD that is easily broken: it becomes readable when something arrives at a socket that had
-    nothing, and any use of the socket may consume that. So check each socket with `has_input` after it was used, before
-    you wait for it again.
+    the kernel is asked, and only the sockets that it reports are checked: 0.3 µs, however many there are. The price is
+    a rule of ZMQ_FD that is easily broken: it becomes readable when something arrives at a socket that had nothing, and
+    any use of the socket may consume that. So check each socket with `has_input` after it was used, before you wait for
+    it again.
     """
 
     def __init__(self) -> None:
-        self._epoll = select.epoll()
-        self.descriptor = self._epoll.fileno()
-        """Readable while some socket may have input: for a loop that waits for more than that."""
-        self._owners: dict[int, Owner | None] = {}
+        self._selector = selectors.DefaultSelector()
+        self._closed = False
         self._sockets: dict[Owner, dict[Socket, int]] = {}
         """With their file descriptors: a closed socket cannot report its own."""
         self._events: dict[Socket, int] = {}
         """The last events of each."""
-        self._watched: dict[int, list[tuple[int, int]]] = {}
-        """Descriptors that are not ZeroMQ sockets, and where their events are put."""
+
+    @property
+    def descriptor(self) -> int:
+        """A file that is readable while some socket may have input: for a loop that waits for more than that."""
+        return self._selector.fileno()  # epoll and kqueue have one
 
     def add_file(self, descriptor: int) -> None:
         """Wait for a file as well."""
-        self._owners[descriptor] = None
-        self._epoll.register(descriptor, select.EPOLLIN)
+        self._register(descriptor, selectors.EVENT_READ, None, None)
 
-    def watch(self, descriptor: int, owner: Owner, ready: list[tuple[int, int]], events: int) -> None:
-        """Wait for events of a descriptor that is not a ZeroMQ socket; append them to `ready`."""
-        if self._epoll.closed:
+    def watch(self, descriptor: int, owner: Owner, ready: dict[int, int], events: int) -> None:
+        """Wait for events of a descriptor that is not a ZeroMQ socket, and put them into `ready`."""
+        if self._closed:
             return
-        if descriptor in self._watched:
-            self._epoll.modify(descriptor, events)
+        if descriptor in self._selector.get_map():
+            self._selector.modify(descriptor, events, (owner, ready))
         else:
-            self._watched[descriptor] = ready
-            self._owners[descriptor] = owner
-            self._epoll.register(descriptor, events)
+            self._selector.register(descriptor, events, (owner, ready))
 
     def unwatch(self, descriptor: int) -> None:
         """Stop waiting; call this before closing the descriptor."""
-        if descriptor in self._watched and not self._epoll.closed:
-            del self._watched[descriptor]
-            del self._owners[descriptor]
-            self._epoll.unregister(descriptor)
+        if not self._closed and descriptor in self._selector.get_map():
+            self._selector.unregister(descriptor)
+
+    def _register(self, descriptor: int, events: int, owner: Owner | None, ready: dict[int, int] | None) -> None:
+        if descriptor in self._selector.get_map():  # of a socket that was closed
+            self._selector.unregister(descriptor)
+        self._selector.register(descriptor, events, (owner, ready))
 
     def set(self, owner: Owner, sockets: Iterable[Socket]) -> None:
         """Set the sockets of an owner. Call `has_input` next, as after any use of them."""
@@ -132,17 +130,14 @@ class Poller(Generic[Owner]):
         for socket in [socket for socket in before if socket not in now]:
             descriptor = before.pop(socket)
             del self._events[socket]
-            if self._owners.get(descriptor) is not owner:
-                continue  # it was closed, and the number is another's by now
-            del self._owners[descriptor]
-            with suppress(OSError):  # it was closed, and the kernel has forgotten it
-                self._epoll.unregister(descriptor)
+            key = self._selector.get_map().get(descriptor)
+            if key is not None and key.data[0] is owner:  # else it was closed, and the number is another's by now
+                self._selector.unregister(descriptor)
         for socket in now:
             if socket not in before:
                 descriptor = before[socket] = socket.FD
                 self._events[socket] = 0
-                self._owners[descriptor] = owner
-                self._epoll.register(descriptor, select.EPOLLIN)
+                self._register(descriptor, selectors.EVENT_READ, owner, None)
         self._sockets[owner] = before
 
     def has_input(self, owner: Owner) -> bool:
@@ -161,18 +156,18 @@ class Poller(Generic[Owner]):
 
     def wait(self, seconds: float | None) -> list[Owner | None]:
         """Wait `seconds` at most (None: without limit) for owners that may have input, or None for a file."""
-        owners, watched = self._owners, self._watched
         found = []
-        for descriptor, events in self._epoll.poll(seconds):
-            if descriptor in owners:
-                if descriptor in watched:
-                    watched[descriptor].append((descriptor, events))
-                found.append(owners[descriptor])
+        for key, events in self._selector.select(seconds):
+            owner, ready = key.data
+            if ready is not None:
+                ready[key.fd] = events
+            found.append(owner)
         return found
 
     def close(self) -> None:
         """Forget all sockets."""
-        self._epoll.close()
+        self._closed = True
+        self._selector.close()
 
 
 Call = tuple[Callable[..., None], tuple[Any, ...]]
@@ -228,9 +223,9 @@ class Loop:
         """Give a resting channel a turn: something was done to it. Call this in the loop's thread."""
         self._touched[channel] = None
 
-    def watch(self, descriptor: int, channel: Channel, *, write: bool = False) -> None:
-        """Drain the channel when a descriptor is readable, or writable; its `ready` says which."""
-        self._poller.watch(descriptor, channel, channel.ready, select.EPOLLIN | (select.EPOLLOUT if write else 0))
+    def watch(self, descriptor: int, channel: Channel, ready: dict[int, int], events: int) -> None:
+        """Drain the channel at these events of a descriptor (those of `selectors`), which are put into `ready`."""
+        self._poller.watch(descriptor, channel, ready, events)
 
     def unwatch(self, descriptor: int) -> None:
         """Stop watching; call this before closing the descriptor."""

@@ -47,6 +47,8 @@ SPARE_FILES = 32
 
 LOOPBACK_CARD = "lo"
 
+_LOCAL = os.urandom(8).hex()
+
 OTHER_NETWORKS = ("ws", "wss", "tipc", "vmci", "hyperv", "udp", "pgm", "epgm", "norm")
 """Transports of libzmq besides TCP that leave the machine; a wheel's has hardly one of them."""
 
@@ -82,17 +84,6 @@ def require_connections(count: int, what: str, *, watched: bool) -> None:
         raise UsageError(f"{what} need {needed} open files, and the limit is {limit}; {advice}, or use fewer jobs")
     if soft != resource.RLIM_INFINITY and needed > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-
-
-def seed_names() -> None:
-    """Make the next ROUTER count its names from a random number.
-
-    libzmq takes the first one from `rand`, which pyzmq's wheel never seeds: each process would begin with the same. A
-    peer that knows the next name can take it, and libzmq ends the process when it assigns that name again.
-    """
-    import ctypes  # a client does without
-
-    ctypes.CDLL(None).srand(int.from_bytes(os.urandom(4), "little"))
 
 
 def receive(socket: Socket, look: Callable[[Any], None] | None = None) -> Frames | None:
@@ -231,10 +222,21 @@ def connection_to(endpoint: str, patience: float) -> stream.socket | None:
     return connection
 
 
+def local_name(name: str) -> str:
+    """Return the abstract ipc name that an inproc endpoint stands for; other processes do not know it."""
+    return f"@{_LOCAL}-{os.getpid()}/{name}"
+
+
+def _address(endpoint: str) -> str:
+    whole = full(endpoint)
+    name = whole.removeprefix("inproc://")
+    return whole if name == whole else f"ipc://{local_name(name)}"
+
+
 def bind(socket: Socket, endpoint: str) -> str:
     """Bind a socket and return the endpoint with its real port. Raises EndpointError."""
     try:
-        socket.bind(full(endpoint))
+        socket.bind(_address(endpoint))
     except zmq.ZMQError as error:
         raise EndpointError(f"cannot bind {endpoint}: {zmq.strerror(error.errno or 0)}; {_advice(error)}") from error
     return socket.getsockopt_string(zmq.LAST_ENDPOINT)
@@ -243,23 +245,27 @@ def bind(socket: Socket, endpoint: str) -> str:
 def connect(socket: Socket, endpoint: str) -> None:
     """Connect a socket. Raises EndpointError."""
     try:
-        socket.connect(full(endpoint))
+        socket.connect(_address(endpoint))
     except zmq.ZMQError as error:
         fact = zmq.strerror(error.errno or 0)  # that of pyzmq repeats the endpoint
         raise EndpointError(f"cannot connect to {endpoint}: {fact}; {_advice(error)}") from error
 
 
-_ADVICE = {
+ADVICE = {
     errno.EADDRINUSE: "is another one running? stop it, or choose another endpoint",
     errno.EADDRNOTAVAIL: "this machine has no such address: choose one that it has, or 0.0.0.0 for all of them",
     errno.ENODEV: "this machine has no such address: choose one that it has, or 0.0.0.0 for all of them",
     errno.ENOENT: "the folder of an ipc:// endpoint must be there: make it, or choose another endpoint",
     errno.EACCES: "choose a port above 1023, or a folder that may be written",
 }
+"""What to do about an endpoint that cannot be used, by errno."""
+
+USUAL = "an endpoint is like tcp://127.0.0.1:5555 or ipc:///run/titanic.sock"
+"""The advice otherwise."""
 
 
 def _advice(error: zmq.ZMQError) -> str:
-    return _ADVICE.get(error.errno or 0) or "an endpoint is like tcp://127.0.0.1:5555 or ipc:///run/titanic.sock"
+    return ADVICE.get(error.errno or 0, USUAL)
 
 
 def monitored_event(frames: Frames | None) -> int:

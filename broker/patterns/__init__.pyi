@@ -1,6 +1,6 @@
 from broker.io.draft_sockets import MissingDrafts as MissingDrafts
-from broker.io.guarded_router import ServerKeys as ServerKeys
-from broker.io.guarded_router import server_keys as server_keys
+from broker.io.server_keys import ServerKeys as ServerKeys
+from broker.io.server_keys import server_keys as server_keys
 from broker.patterns.binary_star.core import StarConfig as StarConfig
 from broker.patterns.binary_star.server import BinaryStar as BinaryStar
 from broker.patterns.binary_star.server import BinaryStarClient as BinaryStarClient

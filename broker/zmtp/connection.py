@@ -133,15 +133,17 @@ class Connection:
         socket_type: bytes = b"ROUTER",
         peers: Collection[bytes] = (b"REQ", b"DEALER", b"ROUTER"),
         *,
+        identity: bytes = b"",
         curve: Cipher | None = None,
         limits: MessageLimits = DEFAULT_LIMITS,
     ) -> None:
-        """`socket_type`: of this end. `peers`: the socket types that may connect. `curve`: the
+        """`socket_type`, `identity`: of this end. `peers`: the socket types that may connect. `curve`: the
         encryption; None: the mechanism is NULL."""
         self.state = ConnectionState.GREETING
         self.version = (3, 0)
         """Of the protocol, once the peer's greeting has come."""
         self._socket_type = socket_type
+        self._identity = identity
         self._peers = peers
         self._curve = curve
         self._limits = limits
@@ -176,7 +178,7 @@ class Connection:
         self._reader.is_open = True
         if self.version < (3, 0):
             return
-        metadata = encode_metadata(((b"Socket-Type", self._socket_type), (b"Identity", b"")))
+        metadata = encode_metadata(((b"Socket-Type", self._socket_type), (b"Identity", self._identity)))
         self._send_handshake(b"READY", metadata if self._curve is None else self._curve.ready(metadata))
 
     def refuse(self, reason: bytes) -> None:

@@ -12,7 +12,7 @@ from support.relay import connected
 @contextmanager
 def zmtp(endpoint: str, kind: bytes, *properties: tuple[bytes, bytes]) -> Iterator[socket.socket]:
     """A connection to a tcp:// or ipc:// endpoint, after the handshake, from a socket of this kind, which says this of
-    itself, too."""
+    itself, too. Raises ConnectionResetError when it is refused."""
     with connected(endpoint) as stream:
         stream.settimeout(60)
         stream.sendall(b"\xff" + bytes(8) + b"\x7f" + b"\3\1" + b"NULL".ljust(20, b"\0") + bytes(32))
@@ -21,8 +21,9 @@ def zmtp(endpoint: str, kind: bytes, *properties: tuple[bytes, bytes]) -> Iterat
         stream.sendall(b"\4" + bytes([len(ready)]) + ready)
         with stream.makefile("rb") as heard:
             heard.read(64)  # its greeting
-            _, size = heard.read(2)
-            heard.read(size)  # its READY
+            _, size = heard.read(2).ljust(2, b"\0")
+            if not heard.read(size).startswith(b"\5READY"):
+                raise ConnectionResetError("the handshake was refused")
         yield stream
 
 

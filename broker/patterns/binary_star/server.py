@@ -9,17 +9,20 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import zmq
 
 from broker.access.authorization import Guard
+from broker.access.users import NOBODY, Access
 from broker.errors import BrokerError
 from broker.handlers import Handler
 from broker.io import sockets
-from broker.io.access_control import AccessControl
+from broker.io.admission import AccessLog
 from broker.io.channels import CoreRunner
 from broker.io.curve import Curve, Key
-from broker.io.guarded_router import ServerKey, server_keys
+from broker.io.loop import Loop
+from broker.io.server_keys import ServerKey, server_keys
 from broker.patterns.binary_star.core import BinaryStarCore, StarConfig, StarState
 from broker.patterns.request_reply.client import LazyPirate
 from broker.patterns.request_reply.server import Server
@@ -34,6 +37,24 @@ MOST_SAID = 4096
 
 class SplitBrain(BrokerError):
     """Both servers were active, or both passive, or both were started in the same role: an operator must intervene."""
+
+
+class _OnlyKey:
+    """Admits the one key, for an authenticator of pyzmq."""
+
+    def __init__(self, key: bytes, loop: Loop) -> None:
+        self._key = key
+        self._guard = Guard(Access([], {}))
+        self._loop = loop
+        loop.add(AccessLog(self._guard))
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Return whether a peer with this public key is admitted; called in the authenticator's thread."""
+        if key == self._key:
+            return True
+        why = f"no user has the public key {key.decode()}"
+        self._loop.call(self._guard.refused, NOBODY, "connect", b"", "", why)
+        return False
 
 
 class BinaryStar(CoreRunner[BinaryStarCore]):
@@ -74,16 +95,19 @@ class BinaryStar(CoreRunner[BinaryStarCore]):
         self._callbacks = {True: on_active, False: on_passive}
         self._server: Server | None = None
         context: zmq.Context[sockets.Socket] = zmq.Context.instance()
-        self._access: AccessControl | None = None
+        self._zap: Any = None
         if (own := self._keys.own) is not None:
-            same = self._keys._replace(allowed=frozenset([own.public.decode()]))
-            self._access = AccessControl(Guard(same.access), own, self)
-            self.loop.add(self._access.zap)
-            self.loop.add(self._access.log)
-            context = self._access.context
+            from zmq.auth.thread import ThreadAuthenticator  # loads asyncio
+
+            context = zmq.Context()  # ZAP is for a whole context
+            self._zap = ThreadAuthenticator(context, log=log)
+            self._zap.start()
+            self._zap.configure_curve_callback(credentials_provider=_OnlyKey(own.public, self.loop))
         self._says, self._hears = context.socket(zmq.PUB), context.socket(zmq.SUB)
         if own is not None:
             self._says.maxmsgsize = MOST_SAID
+            self._says.curve_server = True
+            self._says.curve_publickey, self._says.curve_secretkey = own.public, own.secret
             Curve(own.public, own.secret, own.public).apply(self._hears)
         self._says.linger, self._hears.linger = 100, 0
         # What waits for a peer that does not read is of no use to it once it does.
@@ -93,8 +117,6 @@ class BinaryStar(CoreRunner[BinaryStarCore]):
         self._warned = False
         try:
             self._keys.protect(bind)
-            if self._access is not None:
-                self._access.prepare(self._says, bind)
             self.endpoint = sockets.bind(self._says, bind)
             """Where this server is heard, with its real port."""
             if peer is not None:
@@ -171,11 +193,9 @@ class BinaryStar(CoreRunner[BinaryStarCore]):
     def close(self) -> None:
         self._says.close()
         self._hears.close()
-        if self._access is not None:
-            self._access.close()
-
-    def settle(self) -> None:
-        """Do nothing: connections are not watched, and nothing is read from them."""
+        if self._zap is not None:
+            self._zap.stop()
+            self._says.context.term()
 
 
 class BinaryStarClient(LazyPirate):

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import re
 import socket
-import time
 from collections.abc import Iterable
 from ipaddress import ip_address
 from pathlib import Path
 
 from broker.errors import EndpointError, UsageError
 from broker.handlers import Handler
-from broker.io.guarded_router import ServerKey, ServerKeys, server_keys
+from broker.io.server_keys import ServerKey, ServerKeys, server_keys
 from broker.patterns.request_reply.server import Server
 
 WAYS = {1: "plain", 2: "numbered", 3: "flp"}
@@ -20,9 +18,6 @@ WAYS = {1: "plain", 2: "numbered", 3: "flp"}
 
 LONGEST = 255
 """Bytes of an identity."""
-
-REBIND = 0.5
-"""Seconds that an endpoint which is taken may take to become free."""
 
 _TCP = re.compile(r"tcp://([^:;\[\] ]+|\[[^\]]+\]):(\d+|\*)")
 
@@ -62,7 +57,7 @@ def freelance_server(
         raise NotPublic(public, why)
     server = Server(handler, way=WAYS[model], jobs=jobs, identity=public if model == 3 else None, key=keys)
     try:
-        _bind(server, endpoint)
+        server.bind(endpoint)
     except EndpointError:
         server.stop()
         raise
@@ -107,16 +102,3 @@ def _is_everywhere(host: str) -> bool:
 
 def _is_card(host: str) -> bool:
     return any(host == name for _, name in socket.if_nameindex())
-
-
-def _bind(server: Server, endpoint: str) -> None:
-    """Bind, also where `_resolved` has just been: ZeroMQ closes its sockets a little later than they are closed."""
-    end = time.monotonic() + REBIND
-    while True:
-        try:
-            server.bind(endpoint)
-            return
-        except EndpointError as error:
-            if getattr(error.__cause__, "errno", None) != errno.EADDRINUSE or time.monotonic() >= end:
-                raise
-        time.sleep(REBIND / 100)

@@ -18,10 +18,11 @@ import zmq
 
 from broker.core.mdp import Frames
 from broker.core.requests import footprint
+from broker.io.connections import MAX_QUEUED
 from broker.io.curve import KeyProbe
 from broker.io.dealer import Dealer
-from broker.io.draft_sockets import STUCK, DraftSocket, Unreachable
-from broker.io.router import LARGE, UNREAD_SECONDS
+from broker.io.draft_sockets import STUCK, DraftSocket, Leaving, Unreachable
+from broker.io.listeners import UNREAD_SECONDS
 from broker.io.sockets import DRAIN_LIMIT, LINGER
 from broker.patterns.generaldomo.core import pack_mdp, unpack_mdp
 from broker.server import Broker, LocalPeer
@@ -113,6 +114,12 @@ AHEAD = 64 << 20
 _PAUSE = 0.001
 """Seconds until it is looked again whether the broker has caught up."""
 
+LARGE = 16 << 10
+"""Bytes from which a message is counted. It is not copied then, which makes up for the counting."""
+
+_SWEEP_EVERY = 256
+"""Messages after which peers with an empty queue are forgotten."""
+
 
 @dataclass(frozen=True)
 class ServerPeer(LocalPeer):
@@ -121,12 +128,86 @@ class ServerPeer(LocalPeer):
     socket: ServerSocket
     routing_id: int
 
+    def full(self) -> bool:
+        return self.socket.outbox.full(self)
+
     def put(self, frames: Frames) -> None:
         """Send a message."""
         self.socket.send(self, frames)
 
     def flush(self) -> None:
         """All has been sent."""
+
+
+class Outbox:
+    """Counts the bytes of large messages that ZeroMQ has not sent yet, for each peer.
+
+    ZeroMQ reports when it releases a message that was passed without a copy: it was sent, or its peer is gone. When a
+    peer's last message is released, all before it are.
+
+    Any thread may use this; large messages are few, so a lock costs nothing.
+    """
+
+    def __init__(self, most: int) -> None:
+        """`most`: bytes in all."""
+        self.total = 0
+        self._most = most
+        self._queued: dict[ServerPeer, deque[tuple[int, Leaving]]] = {}
+        self._sizes: dict[ServerPeer, int] = {}
+        self._lock = threading.Lock()
+        self._added = 0
+
+    def __len__(self) -> int:
+        """The number of peers with something queued, as far as known."""
+        return len(self._queued)
+
+    def admits(self, peer: ServerPeer, size: int) -> bool:
+        """Return whether a message may be queued for a peer: the first always, then as much as it leaves for the
+        others."""
+        with self._lock:
+            if self._fits(peer, size):
+                return True
+            self._sweep()
+            return self._fits(peer, size)
+
+    def add(self, peer: ServerPeer, size: int, tracker: Leaving) -> None:
+        """Count a message that was passed to ZeroMQ."""
+        with self._lock:
+            self._queued.setdefault(peer, deque()).append((size, tracker))
+            self._sizes[peer] = self._sizes.get(peer, 0) + size
+            self.total += size
+            self._added += 1
+            if self._added % _SWEEP_EVERY == 0:
+                self._sweep()
+
+    def full(self, peer: ServerPeer) -> bool:
+        """Return whether a peer has enough to read."""
+        if peer not in self._sizes:
+            return False
+        with self._lock:
+            self._settle(peer)
+            return self._sizes.get(peer, 0) > MAX_QUEUED
+
+    def _fits(self, peer: ServerPeer, size: int) -> bool:
+        self._settle(peer)
+        queued = self._sizes.get(peer, 0)
+        return not queued or queued + size <= self._most - self.total
+
+    def _settle(self, peer: ServerPeer) -> None:
+        """Subtract released messages."""
+        queue = self._queued.get(peer)
+        if queue is None:
+            return
+        while queue and queue[0][1].done:
+            size, _ = queue.popleft()
+            self._sizes[peer] -= size
+            self.total -= size
+        if not queue:
+            del self._queued[peer], self._sizes[peer]
+
+    def _sweep(self) -> None:
+        for peer in list(self._queued):
+            self._settle(peer)
 
 
 class ServerSocket:
@@ -144,6 +225,7 @@ class ServerSocket:
             most_bytes=broker.config.max_message,
             unread=UNREAD_SECONDS * 1000,
         )
+        self.outbox = Outbox(config.send_queue_bytes)
         self._read_bytes = 0
         """Written by the thread that reads only."""
         self._dealt_with = 0
@@ -174,10 +256,9 @@ class ServerSocket:
             self._broker.core.lost(peer, time.monotonic(), frames)
 
     def _send_large(self, peer: ServerPeer, frames: Frames, size: int) -> None:
-        outbox = self._broker.outbox
-        if not outbox.admits(peer, size):
+        if not self.outbox.admits(peer, size):
             raise Unreachable("the queue is full")
-        outbox.add(peer, size, self._socket.send_tracked(pack_mdp(frames), peer.routing_id))
+        self.outbox.add(peer, size, self._socket.send_tracked(pack_mdp(frames), peer.routing_id))
 
     def close(self) -> None:
         """Close the socket; what was sent may still go out for a moment."""

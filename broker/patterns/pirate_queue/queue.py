@@ -11,16 +11,14 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-import zmq
-
 from broker.config import WorkerConfig
 from broker.core.mdp import Output
 from broker.core.worker import WorkerSession
 from broker.handlers import Handler
 from broker.io.channels import CoreRunner
+from broker.io.connections import PeerGone
 from broker.io.curve import Key
-from broker.io.guarded_router import GuardedRouter, ServerKey, server_keys
-from broker.io.sockets import DRAIN_LIMIT
+from broker.io.server_keys import ServerKey, server_keys
 from broker.patterns.pirate_queue.core import (
     CLIENT,
     PARANOID,
@@ -52,40 +50,34 @@ class PirateQueue(CoreRunner[PirateQueueCore]):
         open: bool = False,
     ) -> None:
         """`key`, `allow`, `open`: as of `Server`; for clients and workers."""
-        keys = server_keys(key, allow, open=open)
+        keys = self._keys = server_keys(key, allow, open=open)
         super().__init__(PirateQueueCore(config, dialect=self.dialect, now=time.monotonic()))
         # Workers first: what they say makes room.
-        self._guarded = {side: GuardedRouter(self.loop, keys) for side in (WORKER, CLIENT)}
-        self._sides = {side: guarded.router for side, guarded in self._guarded.items()}
+        self._sides = {side: keys.connections(self.loop, self, named=True) for side in (WORKER, CLIENT)}
 
     def bind_clients(self, endpoint: str) -> str:
         """Listen to clients, before the queue runs; the endpoint with its real port comes back."""
-        return self._guarded[CLIENT].bind(endpoint)
+        self._keys.protect(endpoint)
+        return self._sides[CLIENT].bind(endpoint)
 
     def bind_workers(self, endpoint: str) -> str:
         """Listen to workers, before the queue runs; the endpoint with its real port comes back."""
-        return self._guarded[WORKER].bind(endpoint)
-
-    def sockets(self) -> list[zmq.Socket[bytes]]:
-        return [router.socket for router in self._sides.values()]
+        self._keys.protect(endpoint)
+        return self._sides[WORKER].bind(endpoint)
 
     def drain(self, now: float) -> bool:
-        more = False
-        for side, router in self._sides.items():
-            for _ in range(DRAIN_LIMIT):
-                if (frames := router.receive()) is None:
-                    more = more or router.skipping
-                    break
-                if frames:
-                    self.core.receive(At(side, frames[0]), frames[1:], now)
-            else:
-                more = True
-        return more
+        for side, connections in self._sides.items():
+            for connection, frames in connections.take(now):
+                if isinstance(frames, list) and isinstance(connection.peer, bytes):
+                    self.core.receive(At(side, connection.peer), frames, now)
+        return any(connections.has_input for connections in self._sides.values())
 
     def flush(self, now: float) -> None:
         """Send until there is nothing more: what one worker could not be sent goes to another."""
         while output := self.core.take_output():
             self._send(output, now)
+        for connections in self._sides.values():
+            connections.flush(now)
 
     def _send(self, output: list[Output], now: float) -> None:
         for peer, frames in output:
@@ -93,8 +85,21 @@ class PirateQueue(CoreRunner[PirateQueueCore]):
             assert frames is not None
             try:
                 self._sides[peer.side].send(peer.identity, frames)
-            except zmq.ZMQError:
+            except PeerGone:
                 self.core.undeliverable(peer, frames, now)
+
+    def tick(self, now: float) -> None:
+        super().tick(now)
+        for connections in self._sides.values():
+            connections.tick(now)
+
+    def next_deadline(self) -> float | None:
+        deadlines = (self.core.next_deadline(), *(side.next_deadline() for side in self._sides.values()))
+        return min((when for when in deadlines if when is not None), default=None)
+
+    def close(self) -> None:
+        for connections in self._sides.values():
+            connections.close()
 
 
 class SimpleQueue(PirateQueue):

@@ -1,4 +1,4 @@
-"""A server that answers requests itself, without a broker: one ROUTER socket and a handler.
+"""A server that answers requests itself, without a broker: its connections and a handler.
 
 It is the other end of Lazy Pirate, of Binary Star's client and of all three Freelance models; only the envelope
 differs (`broker.patterns.request_reply.core` has the table).
@@ -9,23 +9,23 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
-
-import zmq
 
 from broker.core.mdp import Frames, error_body, joined
 from broker.errors import RemoteError, UsageError
 from broker.handlers import Handler, HandlerThreads, error_frames, execute, failure
 from broker.io.channels import CoreRunner
-from broker.io.guarded_router import GuardedRouter, ServerKey, server_keys
+from broker.io.connections import PeerGone
 from broker.io.loop import Loop
+from broker.io.server_keys import ServerKey, server_keys
 from broker.patterns.idempotent.core import Superseded
 from broker.patterns.request_reply.core import Admit, ClientRequest, Replier
 
 log = logging.getLogger(__name__)
 
 MOST_IN_HAND = 1000
-"""Requests taken from the socket that are not answered yet; the rest waits in the socket, then at the clients."""
+"""Requests without an answer from which no more are read; the rest waits in the system, then at the clients."""
 
 
 class Server(CoreRunner[Replier]):
@@ -60,27 +60,24 @@ class Server(CoreRunner[Replier]):
         `key`: the server's secret key file; `allow`: the public keys of those who may connect then, in files or in Z85.
         Without, it listens where other machines can connect only if it is `open`.
         """
-        keys = server_keys(key, allow, open=open)
+        keys = self._keys = server_keys(key, allow, open=open)
         if jobs < 1:
             raise UsageError(f"jobs is {jobs}; it must be 1 or more")
         super().__init__(Replier(way, *([admit] if admit else [])), loop)
         self._handler = handler
         self._handlers = HandlerThreads(jobs)
-        self._guarded = GuardedRouter(self.loop, keys)
-        self._router = self._guarded.router
-        if identity is not None:
-            self._router.socket.routing_id = identity.encode()
+        self._connections = keys.connections(self.loop, self, identity=(identity or "").encode())
         self.endpoints: tuple[str, ...] = ()
         """Where it listens."""
         self.in_hand = 0
         """Requests that were read and have no reply yet."""
         self._leaving = False
-        self._polled = True
 
     def bind(self, endpoint: str) -> str:
         """Listen on one more endpoint, before the server runs; the endpoint with its real port comes back. Raises
         Unprotected for one that other machines can reach, without keys."""
-        bound = self._guarded.bind(endpoint)
+        self._keys.protect(endpoint)
+        bound = self._connections.bind(endpoint)
         self.endpoints = (*self.endpoints, bound)
         return bound
 
@@ -89,38 +86,34 @@ class Server(CoreRunner[Replier]):
         self.loop.call(self._leave)
         self.loop.close_unless_running()
 
-    def sockets(self) -> list[zmq.Socket[bytes]]:
-        """The ROUTER, unless too many requests are in hand."""
-        self._polled = self._wants_more
-        return [self._router.socket] if self._polled else []
-
-    def changed(self) -> bool:
-        return self._polled != self._wants_more
-
     def drain(self, now: float) -> bool:
-        while self._wants_more and (frames := self._router.receive()) is not None:
-            if frames:
-                self.core.receive(frames[0], frames[1:], now)
+        for connection, frames in self._connections.take(now):
+            if isinstance(frames, list):
+                self.core.receive(connection.peer, frames, now)
                 self._hand_over(now)
-        return self._wants_more and self._router.skipping
+        return self._connections.has_input
 
     def flush(self, now: float) -> None:
         for peer, frames in self.core.take_output():
-            assert isinstance(peer, bytes)
             assert frames is not None
-            try:
-                self._router.send(peer, frames)
-            except zmq.ZMQError:  # the client is gone, or does not read
-                continue
+            with suppress(PeerGone):  # or the client does not read
+                self._connections.send(peer, frames)
+        self._connections.flush(now)
+        self._connections.pause(self._leaving or self.in_hand >= MOST_IN_HAND)
         if self._leaving and not self.in_hand:
             self.loop.stop()
 
-    def close(self) -> None:
-        self._handlers.end()
+    def tick(self, now: float) -> None:
+        super().tick(now)
+        self._connections.tick(now)
 
-    @property
-    def _wants_more(self) -> bool:
-        return self.in_hand < MOST_IN_HAND and not self._leaving
+    def next_deadline(self) -> float | None:
+        due, own = self.core.next_deadline(), self._connections.next_deadline()
+        return own if due is None or (own is not None and own < due) else due
+
+    def close(self) -> None:
+        self._connections.close()
+        self._handlers.end()
 
     def _leave(self) -> None:
         self._leaving = True

@@ -23,7 +23,6 @@ import zmq
 from broker.client import Client
 from broker.io import sockets
 from broker.io.draft_sockets import DraftSocket
-from broker.io.router import Router
 from broker.pipeline import Pipeline
 from broker.server import Broker
 from broker.worker import Worker
@@ -207,12 +206,12 @@ def _process(role: Answerer, endpoint: str) -> Iterator[str]:
 
 
 def _echo_router(_: str, endpoints: Connection) -> None:
-    router = Router(zmq.Context.instance())
-    endpoints.send(router.bind("tcp://127.0.0.1:*"))
+    router: sockets.Socket = zmq.Context.instance().socket(zmq.ROUTER)
+    endpoints.send(sockets.bind(router, "tcp://127.0.0.1:*"))
     while True:
-        router.socket.poll()
-        while (frames := router.receive()) is not None:
-            router.send(frames[0], frames[1:])
+        router.poll()
+        while (frames := sockets.receive(router)) is not None:
+            sockets.send(router, frames)
 
 
 def _echo_server(_: str, endpoints: Connection) -> None:

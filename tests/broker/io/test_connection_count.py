@@ -16,7 +16,6 @@ from support.serving import PATIENT
 from support.waiting import until
 
 from broker import Broker, Client, Pipeline, Worker
-from broker.io.router import NamedConnections
 
 
 def test_all_that_connect_are_counted_until_they_leave(tmp_path: Path) -> None:
@@ -51,10 +50,11 @@ def test_a_crowd_is_counted() -> None:
 
 
 def test_a_broker_that_never_ran_is_closed() -> None:
-    with zmq.Context() as context:  # to leave it would never end with a socket open
-        broker = Broker(context=context)
-        broker.bind("tcp://127.0.0.1:*")
-        broker.stop()
+    broker = Broker()
+    port = int(broker.bind("tcp://127.0.0.1:*").rpartition(":")[2])
+    broker.stop()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
 
 
 # -- peers that have given themselves a name -----------------------------------------------------------------
@@ -66,7 +66,7 @@ def endpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     endpoint = broker.bind("tcp://127.0.0.1:*" if request.param == "tcp" else f"ipc://{tmp_path}/socket")
     with broker:
         yield endpoint
-        until(lambda: not len(broker.names))
+        until(lambda: not broker.counters()["peers"])
     check(broker.core)
 
 
@@ -187,21 +187,3 @@ def test_a_reply_counts_though_its_worker_has_gone(endpoint: str) -> None:
             reply = client.receive(60)
             assert reply is not None
             assert reply.body == [b"%d" % number]
-
-
-def test_names_and_connections() -> None:
-    class Frame:
-        def __init__(self, connection: int) -> None:
-            self.get = lambda option: connection
-
-    names = NamedConnections()
-    assert names.new(b"a", Frame(1)) == 1
-    assert not names.opened(b"a", 1)
-    assert names.new(b"a", Frame(1)) is None
-    assert not names.opened(b"b", 2)
-    assert names.new(b"a", Frame(3)) == 3
-    assert names.opened(b"a", 3), "taken over"
-    assert names.closed(1) is None, "it was the former one"
-    assert names.closed(3) == b"a"
-    assert names.closed(2) == b"b"
-    assert len(names) == 0

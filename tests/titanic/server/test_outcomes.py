@@ -15,7 +15,8 @@ from support.serving import QUICK, brokering, serving
 from support.waiting import until
 
 from broker import BrokerConfig, RemoteError, Worker
-from broker.io.router import Router
+from broker.core.mdp import Peer
+from broker.io.connections import Connections
 from broker.io.sockets import MOST_BODY_FRAMES, MOST_FRAMES
 from titanic import Client, RequestFailed, Server, UnknownRequest
 
@@ -157,16 +158,16 @@ def test_a_worker_cannot_speak_for_the_broker(client: Client, status: int) -> No
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the broker sends: that of a request to a worker, and the answer to a close."""
     sent: list[str] = []
-    send = Router.send
+    send = Connections.send
 
-    def note(router: Router, peer: bytes, frames: list[bytes]) -> None:
+    def note(connections: Connections, peer: Peer, frames: list[bytes]) -> None:
         if frames[4:] == [b"stored"]:
             sent.append("handed over")
         elif b"titanic.close" in frames and frames[-1] == b"200":
             sent.append("closed")
-        send(router, peer, frames)
+        send(connections, peer, frames)
 
-    monkeypatch.setattr(Router, "send", note)
+    monkeypatch.setattr(Connections, "send", note)
     return sent
 
 

@@ -14,7 +14,7 @@ from support.secured import SERVER, curve_of, new_pair, raw_socket, say_too_much
 from support.waiting import until
 
 from broker import EndpointError, KeyRefused, Keys, Unprotected, UsageError, new_keys
-from broker.io.guarded_router import ServerKeys
+from broker.io.server_keys import ServerKeys
 from broker.patterns import (
     BinaryStar,
     BinaryStarClient,

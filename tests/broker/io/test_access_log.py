@@ -7,7 +7,7 @@ from support.secured import user
 
 from broker.access.authorization import Guard
 from broker.access.users import Access
-from broker.io.access_control import AccessLog
+from broker.io.admission import AccessLog
 
 ALICE, BOB = user("alice"), user("bob")
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from broker.io.router import ENOUGH, Outbox
+from broker.io.connections import MAX_QUEUED
+from broker.patterns.generaldomo.client_server_sockets import Outbox
 
 
 class Message:
@@ -54,7 +55,7 @@ def test_peers_that_have_read_all_are_forgotten_without_being_asked_for() -> Non
 def test_who_has_enough_is_full_until_it_has_read() -> None:
     outbox = Outbox(1 << 60)
     assert not outbox.full(b"a")
-    first, second = queue(outbox, b"a", ENOUGH), queue(outbox, b"a", 1)
+    first, second = queue(outbox, b"a", MAX_QUEUED), queue(outbox, b"a", 1)
     assert outbox.full(b"a")
     first.done = True
     assert not outbox.full(b"a")

@@ -1,0 +1,94 @@
+"""One connection of a server and its peer: what it may do, what it is owed, and when it was last heard."""
+
+from __future__ import annotations
+
+import socket as stream
+from collections import deque
+from typing import Any
+
+from broker.access.users import User
+from broker.core.mdp import Peer
+from broker.io.listeners import ListeningSocket, peer_ids
+from broker.zmtp import Connection
+from broker.zmtp.frames import Buffer
+
+MIN_INFLOW = 1024
+"""Bytes a second of a large message that show that its sender is alive."""
+
+IPV4 = "::ffff:"
+"""How IPv4 addresses begin at a socket of IPv6."""
+
+
+class PeerConnection:
+    """A connection and its peer."""
+
+    __slots__ = (
+        "_before",
+        "address",
+        "counted",
+        "descriptor",
+        "ending_at",
+        "heard_at",
+        "here",
+        "ip",
+        "key",
+        "open",
+        "peer",
+        "protocol",
+        "received",
+        "stream",
+        "uid",
+        "unsent",
+        "unsent_bytes",
+        "user",
+        "waits_to_write",
+    )
+
+    def __init__(
+        self, connected: stream.socket, address: Any, protocol: Connection, here: ListeningSocket, now: float
+    ) -> None:
+        self.stream = connected
+        self.descriptor = connected.fileno()
+        self.protocol = protocol
+        self.here = here
+        """Where it was accepted."""
+        tcp = isinstance(address, tuple)
+        self.ip = str(address[0]).removeprefix(IPV4) if tcp else ""
+        """The IP address that it comes from; empty for ipc."""
+        self.address = f"{self.ip}:{address[1]}" if tcp else here.endpoint
+        _, self.uid = peer_ids(connected)
+        """The system's user at the other end of an ipc connection; None: it is not known."""
+        self.peer: Peer = self
+        """The core's key for this peer: the routing id that it asked for, which outlives the connection, or else the
+        connection."""
+        self.open = False
+        """Whether messages can be sent to it."""
+        self.key = ""
+        """Its public key in Z85; empty: it needs none, or has not proved it yet."""
+        self.user: User | None = None
+        """Its user; None: not known yet, or there is no access control."""
+        self.counted = False
+        """Whether it counts against its user's limit."""
+        self.heard_at = now
+        """When bytes were last received."""
+        self.received = 0
+        """Bytes received."""
+        self.unsent: deque[Buffer] = deque()
+        self.unsent_bytes = 0
+        self.waits_to_write = False
+        self.ending_at: float | None = None
+        """When it is closed at the latest; None: it is not ending."""
+        self._before: tuple[float, int] | None = None
+
+    def __str__(self) -> str:
+        return self.address
+
+    def goes_on(self, now: float, patience: float) -> bool:
+        """Return whether the peer sent enough since the last call, `patience` seconds ago, to count as alive, be it an
+        incomplete message. At the first call: whether it sent anything."""
+        before, self._before = self._before, (now, self.received)
+        if now - self.heard_at >= patience:
+            return False
+        if before is None or now - before[0] > 2 * patience:  # the last call was about another message
+            return True
+        return self.received - before[1] >= MIN_INFLOW * (now - before[0])
