@@ -261,6 +261,7 @@ class Connection:
                 self._command(frame.flags, frame.body, events)
         except ZmtpFault as fault:
             self.state = ConnectionState.CLOSED
+            self._greeting = b""
             self._reader = FrameReader(self._limits, commands=True)
             self._sealed = []
             events.append(ConnectionFailed(fault.failure, str(fault)))
