@@ -288,7 +288,8 @@ class Connection:
         self.version = (2, 0)
         if not self._greeted:
             self._greeted = True
-            self._output.append(bytes((SOCKET_TYPES.index(self._socket_type), 0, 0)))
+            introduction = bytes((SOCKET_TYPES.index(self._socket_type), 0, len(self._identity)))
+            self._output.append(introduction + self._identity)
         if len(data) > 12 and data[12]:
             raise ZmtpFault(Failure.HANDSHAKE, "the identity is no short frame")
         if len(data) < 14 or len(data) < 14 + data[13]:

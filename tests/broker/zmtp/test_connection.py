@@ -95,6 +95,12 @@ def test_a_peer_of_version_2() -> None:
     assert failure(connection.receive(command(b"PING", b"\0\0"))) is Failure.MALFORMED
 
 
+def test_a_peer_of_version_2_learns_the_routing_id_of_this_end() -> None:
+    connection = Connection(identity=b"tcp://127.0.0.1:5555")
+    connection.receive(hello_2(6))
+    assert sent(connection)[11:] == b"\x06" + frame(b"tcp://127.0.0.1:5555")
+
+
 def test_who_is_refused_gets_the_reason() -> None:
     connection = make()
     feed_one = connection.receive(null() + message(b"early"))
