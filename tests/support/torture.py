@@ -38,6 +38,7 @@ COUNTED = (
     "submissions refused",
     "malformed handshakes",
     "malformed ZAP requests",
+    "byte strings for ZMTP",
     "odd messages",
 )
 FAULTS = ("lost", "wrong", "unreadable stores")

@@ -6,13 +6,16 @@ import os
 import random
 
 import pytest
+from support.torture import LONG, SEED, tally
 from support.zmtp_peer import CurveClient, command, commands, greeting, hello_2, message, null, ready
 
 from broker.zmtp import Connection, ConnectionFailed, ConnectionState, Event, MessageLimits
 from broker.zmtp.encryption import CurveServer, CurveSession
+from titanic.bench.stage import memory_bytes
 
 LIMITS = MessageLimits(max_message=2000, max_frames=20, max_command=400)
-TORTURE = bool(os.environ.get("TITANIC_TORTURE"))
+MOST_GROWTH = 16 << 20
+"""Bytes of memory that the process may have more, after nine times as many byte strings as it had before."""
 KEYS = CurveServer(*(lambda pair: (pair.public, pair.secret))(CurveClient(bytes(32))))
 
 
@@ -81,7 +84,11 @@ def split(data: bytes, dice: random.Random) -> list[int]:
 @pytest.mark.torture
 @pytest.mark.parametrize("kind", ["random", "mutated", "curve"])
 def test_ten_million_byte_strings(kind: str) -> None:
-    byte_strings(kind, 3_400_000, random.randrange(1 << 32))
+    byte_strings(kind, 340_000, SEED)
+    memory = memory_bytes(os.getpid()) or 0
+    byte_strings(kind, 3_060_000, SEED + 1)
+    assert (memory_bytes(os.getpid()) or 0) < memory + MOST_GROWTH
+    tally["byte strings for ZMTP"] += 3_400_000
 
 
 @pytest.mark.parametrize("kind", ["random", "mutated", "curve"])
@@ -108,7 +115,7 @@ def byte_strings(kind: str, count: int, seed: int) -> None:
 def test_sealed_frames_that_were_changed() -> None:
     """A single bit of what a peer with keys sends after the handshake."""
     dice = random.Random(11)
-    for _ in range(300 if not TORTURE else 30_000):
+    for _ in range(300 if not LONG else 30_000):
         connection, client = Connection(curve=CurveSession(KEYS), limits=LIMITS), CurveClient(KEYS.public)
         connection.receive(greeting(b"CURVE") + client.hello())
         client.welcome(commands(b"".join(connection.take_output())[64:])[0][1][8:])
