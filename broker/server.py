@@ -138,7 +138,7 @@ class Broker(CoreRunner[BrokerCore]):
             self,
             limits=MessageLimits(self.config.max_message, MOST_FRAMES),
             send_queue=self.config.send_queue,
-            send_bytes=self.config.send_queue_bytes,
+            max_bytes=self.config.send_queue_bytes,
             admission=admission,
         )
         self._handlers: dict[bytes, BatchHandler] = {}

@@ -5,8 +5,8 @@ accept ──▶ handshake ──PeerReady──▶ open ──┬── closed 
               │                            └── fault, or `end` ──────▶ ending: flush the queue, discard input ──▶ closed
               └── timeout ──▶ closed
 
-Limits per peer: `MessageLimits` for what it sends, `send_bytes` for what is queued for it, timeouts for the handshake
-and for closing.
+Limits: `MessageLimits` for what a peer sends, `max_bytes` for what is queued or half received of all, timeouts for the
+handshake and for closing.
 """
 
 from __future__ import annotations
@@ -67,6 +67,9 @@ MAX_HANDSHAKE_TIME = 0.002
 LINGER = 2.0
 """Seconds in which an ended connection is flushed."""
 
+MAX_HANDSHAKES = 1000
+"""CURVE handshakes begun in a second for one IP address; the others wait."""
+
 ACCEPT_INTERVAL = 0.25
 """Seconds between attempts to accept when file descriptors or memory have run out."""
 
@@ -99,14 +102,15 @@ class Connections:
         *,
         limits: MessageLimits,
         send_queue: int = 10_000,
-        send_bytes: int = 1 << 30,
+        max_bytes: int = 1 << 30,
         admission: UserAdmission | None = None,
         identity: bytes = b"",
         named: bool = False,
     ) -> None:
         """`channel`: the loop drains it when there is input. `send_queue`: maximum messages queued for one peer.
-        `send_bytes`: maximum bytes queued for all peers. `identity`: the routing id that this end asks for.
-        `named`: give a routing id to each peer that asks for none, as a ROUTER does: to be passed on to others."""
+        `max_bytes`: maximum bytes queued for all peers, and of all incomplete messages. `identity`: the routing id that
+        this end asks for. `named`: give a routing id to each peer that asks for none, as a ROUTER does: to be passed on
+        to others."""
         self._loop = loop
         self._channel = channel
         self._limits = limits
@@ -116,13 +120,18 @@ class Connections:
         self._handshake = HANDSHAKE_TIMEOUT if admission is None else admission.handshake
         self._ciphers: dict[ListeningSocket, MakeCipher | None] = {}
         self._send_queue = send_queue
-        self._send_bytes = send_bytes
+        self._max_bytes = max_bytes
         self._listeners: dict[int, ListeningSocket] = {}
         self._connections: dict[int, PeerConnection] = {}
         self._names: dict[Peer, PeerConnection] = {}
         """Connections by the routing id that their peer asked for."""
         self._handshaking: dict[PeerConnection, float] = {}
         """Connections in their handshake and its deadline, oldest first."""
+        self._delayed: dict[PeerConnection, float] = {}
+        """Connections whose handshake waits, and when it begins."""
+        self._begun: dict[str, int] = {}
+        self._begun_until = 0.0
+        """Handshakes begun for each IP address in this second, and its end."""
         self._ending: dict[PeerConnection, float] = {}
         self._dirty: dict[PeerConnection, None] = {}
         """Connections with output."""
@@ -136,6 +145,10 @@ class Connections:
         """Whether the last attempt to accept failed for lack of file descriptors or memory."""
         self.total = 0
         """Bytes queued for all peers."""
+        self._receiving: dict[PeerConnection, int] = {}
+        """Connections with a large part of an incomplete message, and its bytes."""
+        self.receiving = 0
+        """Their bytes."""
         self._throttle: Throttle[Failure, str] = Throttle(lines=1, window=1.0, most=100)
 
     def __len__(self) -> int:
@@ -242,8 +255,21 @@ class Connections:
                 continue
             self._connections[connection.descriptor] = connection
             self._handshaking[connection] = now + self._handshake
-            self._watch_connection(connection)
-            self._dirty[connection] = None
+            if cipher is None or self._may_begin(connection, now):
+                self._watch_connection(connection)
+                self._dirty[connection] = None
+
+    def _may_begin(self, connection: PeerConnection, now: float) -> bool:
+        """Count a handshake for its address; False: it has to wait."""
+        if now >= self._begun_until:
+            self._begun.clear()
+            self._begun_until = now + 1.0
+        begun = self._begun.get(connection.ip, 0)
+        if begun >= MAX_HANDSHAKES:
+            self._delayed[connection] = self._begun_until
+            return False
+        self._begun[connection.ip] = begun + 1
+        return True
 
     def _end_oldest_handshakes(self) -> None:
         """With access control: keep the number of unfinished handshakes in its limit."""
@@ -285,11 +311,25 @@ class Connections:
                 self._handshake_done(connection, event, now)
             elif isinstance(event, ConnectionFailed):
                 self._failed(connection, event, now)
+        held = protocol.held
+        if held > MAX_READ or connection in self._receiving:
+            self._hold(connection, held)
         if protocol.has_output:
             if connection.unsent_bytes > MAX_QUEUED:  # answers to PINGs of a peer that reads nothing
                 self._close(connection)
             else:
                 self._queue(connection)
+
+    def _hold(self, connection: PeerConnection, held: int) -> None:
+        """Note the bytes of an incomplete message. If there are too many in all, the connection that was silent the
+        longest ends."""
+        self.receiving += held - self._receiving.pop(connection, 0)
+        if held:
+            self._receiving[connection] = held
+        while self.receiving > self._max_bytes and len(self._receiving) > 1:
+            silent = min(self._receiving, key=lambda one: one.heard_at)
+            log.warning("the connection from %s ends: too many large messages are half received", silent.address)
+            self._close(silent)
 
     def _handshake_done(self, connection: PeerConnection, peer: PeerReady, now: float) -> None:
         """Admit or refuse the peer. A routing id in use is handed over to the new connection, as by ROUTER_HANDOVER."""
@@ -351,7 +391,7 @@ class Connections:
         if connection is None or not connection.open:
             raise PeerGone
         if connection.unsent_bytes and (
-            len(connection.unsent) >= self._send_queue or footprint(frames) > self._send_bytes - self.total
+            len(connection.unsent) >= self._send_queue or footprint(frames) > self._max_bytes - self.total
         ):
             raise PeerGone
         connection.protocol.send(frames)
@@ -472,6 +512,8 @@ class Connections:
             self._ended(connection)
             connection.ending_at = 0.0
         self._ending.pop(connection, None)
+        self._delayed.pop(connection, None)
+        self.receiving -= self._receiving.pop(connection, 0)
         self._dirty.pop(connection, None)
         self.total -= connection.unsent_bytes
         connection.unsent_bytes = 0
@@ -487,6 +529,11 @@ class Connections:
         for waiting in (self._handshaking, self._ending):
             for connection in [one for one, end in waiting.items() if end <= now]:
                 self._close(connection)
+        for connection in [one for one, begin in self._delayed.items() if begin <= now]:
+            del self._delayed[connection]
+            if self._may_begin(connection, now):
+                self._watch_connection(connection)
+                self._dirty[connection] = None
         if self._accept_at is not None and self._accept_at <= now:
             self._accept_at = None
             for descriptor in self._listeners:
@@ -495,7 +542,7 @@ class Connections:
     def next_deadline(self) -> float | None:
         """Return when `tick` is due."""
         first = self._accept_at
-        for waiting in (self._handshaking, self._ending):
+        for waiting in (self._handshaking, self._ending, self._delayed):
             for end in waiting.values():
                 if first is None or end < first:
                     first = end

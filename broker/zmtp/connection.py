@@ -234,6 +234,11 @@ class Connection:
         """Whether a large frame is being received."""
         return self._reader.lacks_much
 
+    @property
+    def held(self) -> int:
+        """Bytes kept of an incomplete message."""
+        return self._reader.held + self._size
+
     def receive(self, data: bytes) -> list[Event]:
         """Return the events in these bytes. The chunks may be split anywhere."""
         events: list[Event] = []

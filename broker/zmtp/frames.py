@@ -95,6 +95,8 @@ class FrameReader:
         """A large frame: the received parts of its body, and the missing bytes."""
         self._flags = 0
         """Flags of that frame."""
+        self._large = 0
+        """The received bytes of its body."""
         self.frames: list[bytes] = []
         """Received frames of the incomplete message."""
         self._size = 0
@@ -107,12 +109,18 @@ class FrameReader:
         """Whether a large frame is being received."""
         return self._missing > 0
 
+    @property
+    def held(self) -> int:
+        """Bytes of the incomplete message: its complete frames, and what was received of a large one."""
+        return self._size + self._large
+
     def feed(self, data: bytes) -> None:
         """Add received bytes."""
         if self._missing:
             part = data[: self._missing]
             self._parts.append(part)
             self._missing -= len(part)
+            self._large += len(part)
             self._data, self._at = data, len(part)
         elif self._at < len(self._data):
             self._data, self._at = self._data[self._at :] + data, 0
@@ -126,7 +134,7 @@ class FrameReader:
             if self._missing:
                 return None
             flags, body = self._flags, b"".join(self._parts)
-            self._parts = []
+            self._parts, self._large = [], 0
             if flags & COMMAND or not self.is_open:
                 return Frame(flags, body)
             self._add(flags, body, messages)
@@ -165,6 +173,7 @@ class FrameReader:
                 if stop > end:
                     if stop - end > LARGE:
                         self._flags, self._parts, self._missing = flags, [data[begin:]], stop - end
+                        self._large = end - begin
                         at = end
                     return None
                 at = stop

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import selectors
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,18 @@ def read(peer: socket.socket, size: int) -> bytes:
     while len(got) < size and (data := peer.recv(1 << 16)):
         got += data
     return got
+
+
+def ended(peer: socket.socket) -> bool:
+    """Whether it was told the end, by a socket that does not block."""
+    try:
+        while peer.recv(1 << 16):
+            pass
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        pass
+    return True
 
 
 @pytest.mark.parametrize("endpoint", ["tcp://lo:*", "tcp://localhost:*", "tcp://[::1]:*", "ipc://@{}"])
@@ -86,6 +99,40 @@ def test_who_reads_nothing_is_bounded_and_harms_nobody() -> None:
         assert broker._connections.total <= 9 << 20
         assert client.call("echo", b"x") == [b"x"]
     until(lambda: not held(broker))
+
+
+def test_large_messages_of_all_that_are_half_received_are_bounded() -> None:
+    broker = Broker(BrokerConfig(max_body=4 << 20, send_queue_bytes=8 << 20))
+    endpoint = broker.bind("tcp://127.0.0.1:*")
+    half = null() + message(b"MDPC02", b"\1", b"mmi.service", bytes(3 << 20))[: 2 << 20]
+    with broker, Client(endpoint) as client, ExitStack() as stack:
+        peers = [stack.enter_context(connect(broker)) for _ in range(6)]
+        for peer in peers:
+            peer.sendall(half)
+            peer.setblocking(False)
+        until(lambda: any(ended(peer) for peer in peers))
+        assert broker._connections.receiving <= 8 << 20
+        assert client.call("mmi.service", bytes(3 << 20)), "there is room for one that is whole"
+
+
+def test_handshakes_of_one_address_wait_for_the_next_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "MAX_HANDSHAKES", 3)
+    pair = new_pair()
+    users = access({user("alice", call=["*"]): pair})
+    with secured_broker(users, ["tcp://127.0.0.1:*"]) as broker, ExitStack() as stack:
+        (endpoint,) = broker.core.about.endpoints
+        clients = [stack.enter_context(Client(endpoint, key=curve_of(pair), timeout=60)) for _ in range(8)]
+        assert [client.present("echo") for client in clients] == [False] * 8
+        assert not broker._connections._delayed
+
+
+def test_without_epoll(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selectors, "DefaultSelector", selectors.PollSelector)
+    broker = Broker()
+    endpoint = broker.bind("tcp://127.0.0.1:*")
+    with broker, Worker("echo", lambda frames: frames, endpoint), Client(endpoint) as client:
+        assert client.call("echo", b"x") == [b"x"]
+        assert isinstance(broker.loop._poller._selector, selectors.PollSelector)
 
 
 def test_a_name_is_taken_over_and_gets_what_was_meant_for_it(broker: Broker) -> None:
