@@ -33,10 +33,10 @@ def wrong_clock(path: str) -> None:
 def short_lease(seconds: float) -> None:
     """The lease, and what a node waits for the database, in proportion."""
     from titanic.cluster import claims_core
-    from titanic.store.postgres import connection, connection_pool
+    from titanic.store.postgres import connection_pool, database_session
 
     connection_pool.AGAIN = 0.3
-    connection.PATIENCE = max(2.0, seconds)
+    database_session.PATIENCE = max(2.0, seconds)
     usual = claims_core.LeaseConfig()
     part = seconds / usual.lease
     defaults = replace(usual, lease=seconds, renew=usual.renew * part, margin=usual.margin * part)

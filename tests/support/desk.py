@@ -25,7 +25,7 @@ from titanic.services.ask import (
 from titanic.services.reader import Reader, ReadService
 from titanic.services.service_handler import ServiceHandler
 from titanic.store import Store, WriteTransaction
-from titanic.store.postgres.connection import ids
+from titanic.store.postgres.database_session import ids
 from titanic.store.postgres.store import PostgresStore
 
 

@@ -23,7 +23,7 @@ from support.waiting import until
 from broker import Worker, WorkerConfig, unreachable
 from titanic import Client, InvalidRequest, Server
 from titanic.store import LeaseConfig
-from titanic.store.postgres.connection import PATIENCE
+from titanic.store.postgres.database_session import PATIENCE
 
 pytestmark = needs_postgres
 

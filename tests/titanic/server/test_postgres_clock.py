@@ -13,7 +13,7 @@ from support.waiting import until
 
 from titanic import Client, Server
 from titanic.store import NewRequest, open_store
-from titanic.store.postgres.connection import ASK_EVERY, DatabaseClock
+from titanic.store.postgres.database_session import ASK_EVERY, DatabaseClock
 from titanic.util import clock
 
 pytestmark = needs_postgres
@@ -80,7 +80,7 @@ def test_a_store_has_the_time_of_its_database(wrong_by: Callable[[float], None])
 
 def test_the_clock_is_what_was_told_last_and_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("titanic.store.postgres.connection.elapsed", lambda: now)
+    monkeypatch.setattr("titanic.store.postgres.database_session.elapsed", lambda: now)
     told = DatabaseClock()
     assert told.is_due
     told.heard(1_000_000_000, 100.0)

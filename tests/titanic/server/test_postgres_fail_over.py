@@ -14,7 +14,7 @@ from support.waiting import until
 
 from broker import Worker
 from titanic import Client, Refused, Server, TimedOut
-from titanic.store.postgres import connection, connection_pool
+from titanic.store.postgres import connection_pool, database_session
 from titanic.store.postgres.tools import check
 
 pytestmark = needs_postgres
@@ -34,7 +34,7 @@ def submitted(client: Client, number: int) -> str:
 
 def test_all_that_was_accepted_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_pool, "AGAIN", 0.05)
-    monkeypatch.setattr(connection, "PATIENCE", 2.0)
+    monkeypatch.setattr(database_session, "PATIENCE", 2.0)
     with (
         new_pair() as pair,
         Server(config(tmp_path, store=pair.url(pair.primary.new_database()), retry_most=0.05)) as server,
@@ -61,7 +61,7 @@ def test_all_that_was_accepted_is_done(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_leader_that_stands_still_is_left_as_soon_as_the_lease_has_found_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "PATIENCE", 1000.0)
+    monkeypatch.setattr(database_session, "PATIENCE", 1000.0)
     with (
         new_pair() as pair,
         Server(config(tmp_path, store=pair.url(pair.primary.new_database()))) as server,

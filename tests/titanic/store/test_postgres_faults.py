@@ -23,7 +23,7 @@ from support.waiting import until
 from titanic.errors import DiskFull, StoreFailed
 from titanic.protocol import tsp
 from titanic.store import AcceptResult, NewRequest, Status, Store, open_store
-from titanic.store.postgres import connection, connection_pool
+from titanic.store.postgres import connection_pool, database_session
 from titanic.store.postgres.tools import check
 
 pytestmark = needs_postgres
@@ -37,8 +37,8 @@ COMMITTED = re.compile(rb"C\x00\x00\x00\x0bCOMMIT\x00|D.{18}C\x00\x00\x00\rUPDAT
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is away is tried again soon, and one that stands still given up soon."""
     monkeypatch.setattr(connection_pool, "AGAIN", 0.02)
-    monkeypatch.setattr(connection, "PATIENCE", 1.0)
-    monkeypatch.setattr(connection, "CHECK_INTERVAL", 0.05)
+    monkeypatch.setattr(database_session, "PATIENCE", 1.0)
+    monkeypatch.setattr(database_session, "CHECK_INTERVAL", 0.05)
 
 
 class Line:

@@ -18,8 +18,7 @@ from support.waiting import until
 
 from titanic.errors import DiskFull, NotInMemory, OutcomeUnknown, StoreFailed, StoreTooNew, StoreUnwritable
 from titanic.store import LeaseConfig, NewRequest, NodeFacts, open_read_only, open_store
-from titanic.store.postgres import connection as connection_module
-from titanic.store.postgres import connection_pool
+from titanic.store.postgres import connection_pool, database_session
 from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.transaction import Statement
 from titanic.store.postgres.writing import PostgresWriting
@@ -100,7 +99,7 @@ def failure(function, *arguments):
     ],
 )
 def test_it_is_said_what_to_do_about_a_server_that_is_away(reason, advice):
-    error = connection_module.unreachable("postgresql://db/titanic", reason)
+    error = database_session.unreachable("postgresql://db/titanic", reason)
     assert f"; retrying every second; {advice}" in str(error)
 
 
@@ -173,13 +172,13 @@ def test_a_connection_that_was_ended_after_the_commit_says_nothing_of_it(store, 
 
 
 def test_a_server_that_stands_still_is_given_up(monkeypatch):
-    monkeypatch.setattr(connection_module, "CHECK_INTERVAL", 0.05)
+    monkeypatch.setattr(database_session, "CHECK_INTERVAL", 0.05)
     monkeypatch.setattr(connection_pool, "AGAIN", 0.05)
     with new_server() as server:
         url = f"{server.url(server.new_database(), tcp=True)}?connect_timeout=5"
         with PostgresStore.open(url) as store:
             accept(store)
-            monkeypatch.setattr(connection_module, "PATIENCE", 0.2)
+            monkeypatch.setattr(database_session, "PATIENCE", 0.2)
             server.pause()
             assert failure(accept, store)
             server.go_on()
@@ -188,12 +187,12 @@ def test_a_server_that_stands_still_is_given_up(monkeypatch):
 
 def test_a_server_that_stands_still_before_a_reader_is_done_is_given_up(monkeypatch):
     """What the reader wanted was there before; only its ROLLBACK has no answer."""
-    monkeypatch.setattr(connection_module, "CHECK_INTERVAL", 0.05)
+    monkeypatch.setattr(database_session, "CHECK_INTERVAL", 0.05)
     with (
         new_server() as server,
         PostgresStore.open(f"{server.url(server.new_database(), tcp=True)}?connect_timeout=5") as store,
     ):
-        monkeypatch.setattr(connection_module, "PATIENCE", 0.2)
+        monkeypatch.setattr(database_session, "PATIENCE", 0.2)
 
         def reads():
             with store.read() as txn:
@@ -209,7 +208,7 @@ def test_a_server_that_stands_still_before_a_reader_is_done_is_given_up(monkeypa
 
 def test_a_server_that_falls_silent_while_a_connection_is_made_is_given_up(monkeypatch):
     monkeypatch.setattr(connection_pool, "AGAIN", 0.05)
-    monkeypatch.setattr(connection_module, "CHECK_INTERVAL", 0.05)
+    monkeypatch.setattr(database_session, "CHECK_INTERVAL", 0.05)
     server = shared_server()
     silent = []
 
@@ -223,7 +222,7 @@ def test_a_server_that_falls_silent_while_a_connection_is_made_is_given_up(monke
         ways = f"127.0.0.1:{port},127.0.0.1:{server.port}/"
         url = server.url(server.new_database(), tcp=True).replace(f"127.0.0.1:{server.port}/", ways)
         with PostgresStore.open(f"{url}?connect_timeout=5") as store:
-            monkeypatch.setattr(connection_module, "PATIENCE", 0.3)
+            monkeypatch.setattr(database_session, "PATIENCE", 0.3)
             began = time.monotonic()
             silent.append(True)
             line.reset()
@@ -234,8 +233,8 @@ def test_a_server_that_falls_silent_while_a_connection_is_made_is_given_up(monke
 
 def test_what_was_silent_for_the_lease_is_given_up_by_all(name, monkeypatch):
     """The connections of before fall silent. As soon as the lease has a new one, nobody waits for an answer on them."""
-    monkeypatch.setattr(connection_module, "PATIENCE", 1000.0)
-    monkeypatch.setattr(connection_module, "CHECK_INTERVAL", 0.05)
+    monkeypatch.setattr(database_session, "PATIENCE", 1000.0)
+    monkeypatch.setattr(database_session, "CHECK_INTERVAL", 0.05)
     monkeypatch.setattr(connection_pool, "AGAIN", 0.05)
     server = shared_server()
     config = LeaseConfig(lease=1000.0, renew=2.0)
@@ -261,8 +260,8 @@ def test_what_no_standby_has_yet_is_told_to_nobody(monkeypatch):
     """The standby was away while a request was closed, and the primary dies before anybody was told, comes back, and
     dies for good. Who asks again meanwhile is not to hear that it is closed."""
     monkeypatch.setattr(connection_pool, "AGAIN", 0.05)
-    monkeypatch.setattr(connection_module, "PATIENCE", 1.0)
-    monkeypatch.setattr(connection_module, "CHECK_INTERVAL", 0.05)
+    monkeypatch.setattr(database_session, "PATIENCE", 1.0)
+    monkeypatch.setattr(database_session, "CHECK_INTERVAL", 0.05)
 
     def close():
         with store.write() as txn:

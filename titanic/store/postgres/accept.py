@@ -17,7 +17,7 @@ from typing import NamedTuple
 from titanic.errors import InvalidRequest, StoreFull
 from titanic.store.postgres.changes import FORGET
 from titanic.store.postgres.closed import make_room
-from titanic.store.postgres.connection import ids, numbers, texts
+from titanic.store.postgres.database_session import ids, numbers, texts
 from titanic.store.postgres.rows import KEY, REQUEST, KeyRow, LaterRow, ReadyColumns, check, request_row
 from titanic.store.postgres.writing import PostgresWriting
 from titanic.store.records import AcceptResult

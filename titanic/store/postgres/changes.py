@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from titanic.store.agreement import Agreement
-from titanic.store.postgres.connection import Raw, ids, lists, numbers, texts
+from titanic.store.postgres.database_session import Raw, ids, lists, numbers, texts
 from titanic.store.postgres.rows import (
     KEY,
     REQUEST_COLUMNS,

@@ -22,7 +22,7 @@ from zlib import crc32
 
 from titanic.errors import RecordCorrupt
 from titanic.store.claiming import Bound, Claimed, Place
-from titanic.store.postgres.connection import ids, numbers, texts
+from titanic.store.postgres.database_session import ids, numbers, texts
 from titanic.store.postgres.nodes import ALIVE, FREE, places_of
 from titanic.store.postgres.queries import READY_COLUMNS, damaged_row, ready_row
 from titanic.store.postgres.rows import listed

@@ -22,7 +22,7 @@ import psycopg
 from psycopg import Connection
 
 from titanic.errors import StoreAway, StoreError, StoreFailed
-from titanic.store.postgres.connection import (
+from titanic.store.postgres.database_session import (
     ASK,
     DatabaseClock,
     DatabaseSession,

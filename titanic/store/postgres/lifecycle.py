@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from titanic.errors import StoreFull
 from titanic.store.postgres.closed import drop_older, make_room
-from titanic.store.postgres.connection import Raw, ids, numbers, texts
+from titanic.store.postgres.database_session import Raw, ids, numbers, texts
 from titanic.store.postgres.rows import (
     CLOSED,
     REPLY,

@@ -21,8 +21,8 @@ from titanic.store import service_settings
 from titanic.store.claiming import Joined, LeaseConfig, NodeFacts, Place, Renewed, Silent
 from titanic.store.cluster import ClusterView, Limits, NodeRow, Recall, StatusQuery
 from titanic.store.postgres import schema
-from titanic.store.postgres.connection import Raw, ids, numbers, texts
 from titanic.store.postgres.connection_pool import ConnectionPool, Outage
+from titanic.store.postgres.database_session import Raw, ids, numbers, texts
 from titanic.store.postgres.transaction import Row, SnapshotReader, Statement
 from titanic.store.postgres.writing import PostgresWriting
 from titanic.store.records import Durability

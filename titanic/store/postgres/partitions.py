@@ -15,8 +15,8 @@ import time
 import psycopg
 from psycopg import Connection, errors
 
-from titanic.store.postgres.connection import is_away, reason_of
 from titanic.store.postgres.connection_pool import ConnectionPool
+from titanic.store.postgres.database_session import is_away, reason_of
 
 log = logging.getLogger(__name__)
 

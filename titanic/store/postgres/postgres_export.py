@@ -33,7 +33,7 @@ from titanic.store.moving import (
     life_of,
 )
 from titanic.store.postgres.closed import READ_COLUMNS, decoded
-from titanic.store.postgres.connection import Unsafe, advice, connect, parse, place_of, reason_of, translate
+from titanic.store.postgres.database_session import Unsafe, advice, connect, parse, place_of, reason_of, translate
 from titanic.store.postgres.partitions import AHEAD, PARTITION, make_partition
 from titanic.store.postgres.queries import expect_frames
 from titanic.store.postgres.rows import CLOSED, CLOSED_COLUMNS, REQUEST_COLUMNS, binary_types, divide, listed

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from titanic.errors import RecordCorrupt
 from titanic.protocol.submit_options import MAX_KEY
-from titanic.store.postgres.connection import ids, texts
 from titanic.store.postgres.connection_pool import ConnectionPool
+from titanic.store.postgres.database_session import ids, texts
 from titanic.store.postgres.nodes import CLAIMED
 from titanic.store.postgres.rows import divide
 from titanic.store.postgres.transaction import PLACES, REASON, REQUEST_SIZE, SEEN, STATE, SnapshotReader, seen

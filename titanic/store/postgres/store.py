@@ -35,7 +35,8 @@ from titanic.store.postgres import claims, closed, lifecycle, nodes, queries, sc
 from titanic.store.postgres import closed as closed_module
 from titanic.store.postgres import lifecycle as lifecycle_module
 from titanic.store.postgres import nodes as nodes_module
-from titanic.store.postgres.connection import (
+from titanic.store.postgres.connection_pool import ConnectionPool, Outage
+from titanic.store.postgres.database_session import (
     DatabaseSession,
     Unsafe,
     advice,
@@ -45,7 +46,6 @@ from titanic.store.postgres.connection import (
     translate,
     warn,
 )
-from titanic.store.postgres.connection_pool import ConnectionPool, Outage
 from titanic.store.postgres.nodes import Membership, forget_dead
 from titanic.store.postgres.notify import PostgresNotifications
 from titanic.store.postgres.partitions import Partitions

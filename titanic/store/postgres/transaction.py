@@ -18,8 +18,8 @@ import psycopg
 from psycopg import Cursor
 
 from titanic.errors import StoreError
-from titanic.store.postgres.connection import DatabaseSession, ids, is_away, is_deadlock
 from titanic.store.postgres.connection_pool import ConnectionPool
+from titanic.store.postgres.database_session import DatabaseSession, ids, is_away, is_deadlock
 from titanic.store.records import Durability, Outcome, Pending
 from titanic.store.request import (
     COLUMNS,

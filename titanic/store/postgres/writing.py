@@ -28,7 +28,8 @@ from psycopg import Cursor
 
 from titanic.errors import StoreError
 from titanic.store.postgres.changes import FORGET, Changes
-from titanic.store.postgres.connection import (
+from titanic.store.postgres.connection_pool import ConnectionPool
+from titanic.store.postgres.database_session import (
     CATCH_UP,
     is_deadlock,
     is_outrun,
@@ -38,7 +39,6 @@ from titanic.store.postgres.connection import (
     unsure_outcome,
     write_conflict,
 )
-from titanic.store.postgres.connection_pool import ConnectionPool
 from titanic.store.postgres.rows import KeyRow, divide
 from titanic.store.postgres.transaction import PostgresSettings, RequestSnapshot, Row, SnapshotReader, Statement
 from titanic.store.states import TRANSITIONS, Event
