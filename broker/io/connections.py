@@ -64,6 +64,9 @@ HANDSHAKE_TIMEOUT = 30.0
 MAX_HANDSHAKE_TIME = 0.002
 """Seconds spent on handshakes in a round. A CURVE handshake takes a quarter of a millisecond."""
 
+LATE = 1.0
+"""Seconds after a deadline from which its time is given again: the loop stood still."""
+
 LINGER = 2.0
 """Seconds in which an ended connection is flushed."""
 
@@ -526,9 +529,13 @@ class Connections:
 
     def tick(self, now: float) -> None:
         """Close connections past their deadline, and accept again."""
-        for waiting in (self._handshaking, self._ending):
-            for connection in [one for one, end in waiting.items() if end <= now]:
+        for connection, end in [one for one in self._handshaking.items() if one[1] <= now]:
+            if now - end > LATE:  # this process was paused, not the peer
+                self._handshaking[connection] = now + self._handshake
+            else:
                 self._close(connection)
+        for connection in [one for one, end in self._ending.items() if end <= now]:
+            self._close(connection)
         for connection in [one for one, begin in self._delayed.items() if begin <= now]:
             del self._delayed[connection]
             if self._may_begin(connection, now):

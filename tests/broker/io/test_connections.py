@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import selectors
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
@@ -80,6 +81,21 @@ def test_a_handshake_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch)
         peer.sendall(greeting()[:20])
         assert len(read(peer, 1000)) == 64  # and then the end
         until(lambda: not held(broker))
+
+
+def test_a_pause_of_the_loop_ends_no_handshake(broker: Broker) -> None:
+    """A deadline that is noticed seconds later says nothing about the peer."""
+    waiting = broker._connections._handshaking
+    with connect(broker) as peer:
+        peer.sendall(greeting())
+        until(lambda: waiting)
+        seen = threading.Event()
+        past = time.monotonic() - 2 * connections.LATE
+        broker.loop.call(lambda: (waiting.update(dict.fromkeys(waiting, past)), seen.set()))
+        assert seen.wait(PATIENCE)
+        until(lambda: past not in waiting.values())
+        peer.sendall(null()[64:] + message(b"MDPC02", b"\1", b"mmi.service", b"x"))
+        assert read(peer, 64 + 39 + 28).endswith(b"\x03404")
 
 
 def test_who_reads_nothing_is_bounded_and_harms_nobody() -> None:
