@@ -133,8 +133,8 @@ class BrokerConfig:
     )
     send_queue_bytes: int = setting(
         1 << 30,
-        "Maximum bytes of messages over 16 KiB queued for all peers. A peer that does not read may use as much as it"
-        " leaves for the others, and always one message; further ones are dropped and counted.",
+        "Maximum bytes queued for all peers, and of all messages that are half received. A peer that does not read may"
+        " always have one message; further ones are dropped and counted.",
         unit="B",
     )
 

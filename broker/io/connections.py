@@ -49,6 +49,9 @@ MAX_READ_LARGE = 1 << 20
 MAX_WRITE = 1 << 20
 """Bytes written to one connection in a round."""
 
+MAX_JOINED = 1 << 16
+"""Bytes of a queued message up to which it is one buffer."""
+
 MAX_BUFFERS = 256
 """Buffers sent by one call; every system allows more."""
 
@@ -398,7 +401,12 @@ class Connections:
         ):
             raise PeerGone
         connection.protocol.send(frames)
-        self._queue(connection)
+        if connection.unsent:
+            self._collect(connection)
+        elif connection.protocol.output_bytes > MAX_WRITE:
+            self._write(connection)
+        else:
+            self._dirty[connection] = None
 
     def full(self, peer: Peer) -> bool:
         """Return whether a peer should get no more large answers for now. Any thread may call this."""
@@ -421,6 +429,8 @@ class Connections:
     def _collect(self, connection: PeerConnection) -> None:
         output = connection.protocol.take_output()
         size = sum(map(len, output))
+        if len(output) > 1 and size <= MAX_JOINED:
+            output = [b"".join(output)]
         connection.unsent.extend(output)
         connection.unsent_bytes += size
         self.total += size

@@ -148,6 +148,8 @@ class Connection:
         self._curve = curve
         self._limits = limits
         self._output: list[Buffer] = [b"\xff" + bytes(8) + b"\x7f\x03"]
+        self.output_bytes = 0
+        """Bytes of messages in the output."""
         self._greeting = b""
         """The part of the peer's greeting that was received."""
         self._greeted = False
@@ -169,6 +171,7 @@ class Connection:
     def take_output(self) -> list[Buffer]:
         """Return the buffers to send, in this order. Large bodies are not copied."""
         output, self._output = self._output, []
+        self.output_bytes = 0
         return output
 
     def accept(self) -> None:
@@ -193,7 +196,10 @@ class Connection:
         """Send a message. Raises ZmtpFault when an encrypted connection has used all its nonces."""
         self._require(ConnectionState.OPEN)
         if self._curve is None:
-            self._output += encode(frames)
+            buffers = encode(frames)
+            for buffer in buffers:
+                self.output_bytes += len(buffer)
+            self._output += buffers
             return
         last = len(frames) - 1
         for at, frame in enumerate(frames):
@@ -225,7 +231,9 @@ class Connection:
     def _send_sealed(self, flags: int, body: Buffer) -> None:
         assert self._curve is not None
         sealed = self._curve.seal(flags, body)
-        self._output.append(header(0, len(sealed)) + sealed)
+        buffer = header(0, len(sealed)) + sealed
+        self.output_bytes += len(buffer)
+        self._output.append(buffer)
 
     # -- what is received ------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ typedef struct {
     zmq_msg_t parts[MOST_FRAMES];
 } message;
 
-static frame text(const char *characters) { return (frame){characters, strlen(characters)}; }
+static inline frame text(const char *characters) { return (frame){characters, strlen(characters)}; }
 
 static frame bytes(const void *data, size_t size) { return (frame){data, size}; }
 
@@ -47,7 +47,7 @@ static void set_key(void *dealer, int option, const char *variable) {
 }
 
 /* A DEALER socket that is connected. At most `queue` messages wait in it each way, 0: any number. */
-static void *connected(void *context, const char *endpoint, int linger, int queue) {
+static inline void *connected(void *context, const char *endpoint, int linger, int queue) {
     void *dealer = zmq_socket(context, ZMQ_DEALER);
     if (dealer) {
         set_key(dealer, ZMQ_CURVE_PUBLICKEY, "CURVE_PUBLIC");

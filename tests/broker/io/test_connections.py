@@ -117,6 +117,31 @@ def test_who_reads_nothing_is_bounded_and_harms_nobody() -> None:
     until(lambda: not held(broker))
 
 
+@pytest.mark.parametrize("size", [100, 1 << 20])
+def test_what_one_round_sends_is_bounded(broker: Broker, size: int) -> None:
+    """The loop does not read between the messages."""
+    broker._connections._max_bytes = 8 << 20
+    broker._connections._send_queue = 100
+    with connect(broker) as peer:
+        peer.sendall(null())
+        (connection,) = until(lambda: [one for one in held(broker) if one.open])
+        sent: list[int] = []
+
+        def send() -> None:
+            with suppress(connections.PeerGone):
+                for number in range(1_000_000):
+                    broker._connections.send(connection, [bytes(size)])
+                    sent.append(number)
+
+        broker.loop.call(send)
+        until(lambda: len(sent) > 7 and not broker.loop._calls)
+        done = threading.Event()
+        broker.loop.call(done.set)
+        assert done.wait(PATIENCE)
+        assert len(sent) < 1_000_000
+        assert broker._connections.total <= 10 << 20
+
+
 def test_large_messages_of_all_that_are_half_received_are_bounded() -> None:
     broker = Broker(BrokerConfig(max_body=4 << 20, send_queue_bytes=8 << 20))
     endpoint = broker.bind("tcp://127.0.0.1:*")

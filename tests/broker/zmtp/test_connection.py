@@ -168,7 +168,9 @@ def test_a_wrong_handshake_ends_the_connection(what: str) -> None:
     assert [event for at in range(len(data)) for event in byte_by_byte.receive(data[at : at + 1])] == events
 
 
-@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n" * 500, greeting(b"PLAIN") + bytes(9000), hello_2(2) + bytes(9000)])
+@pytest.mark.parametrize(
+    "data", [b"GET / HTTP/1.1\r\n" * 500, greeting(b"PLAIN") + bytes(9000), hello_2(2) + bytes(9000)]
+)
 def test_a_connection_that_has_ended_keeps_nothing(data: bytes) -> None:
     connection = make()
     assert isinstance(connection.receive(data)[-1], ConnectionFailed)

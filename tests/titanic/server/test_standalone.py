@@ -293,16 +293,22 @@ def test_nor_one_at_the_broker_of_an_integrated_queue(tmp_path: Path) -> None:
         assert "another queue" in str(until(lambda: other.problem))
 
 
-def test_a_queue_that_was_killed_is_no_rival(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Its lanes stay registered until their heartbeats are missed; that is not waited for."""
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_queue_that_is_dead_or_hangs_is_no_rival(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, how: signal.Signals
+) -> None:
+    """Of one that hangs the lanes stay registered until their heartbeats are missed; that is not waited for."""
     caplog.set_level("INFO")
-    with brokering(heartbeat_interval=1000) as at, Client(at, timeout=30) as client:
-        with Process(SUPPORT / "server_process.py", "attach", at, tmp_path / "store", output=tmp_path / "node") as node:
-            client.submit("absent", "x")
-            node.kill()
+    with (
+        brokering(heartbeat_interval=1000) as at,
+        Client(at, timeout=30) as client,
+        Process(SUPPORT / "server_process.py", "attach", at, tmp_path / "first", output=tmp_path / "node") as node,
+    ):
+        client.submit("absent", "x")
+        node.signal(how)
         with serving(tmp_path, broker=at) as server:
-            until(lambda: "does not answer: taking its place" in caplog.text)
             until(lambda: server.ready)
+            assert ("does not answer: taking its place" in caplog.text) is (how == signal.SIGSTOP)
             assert server.problem is None
 
 
