@@ -17,6 +17,7 @@ from broker.core.broker import BrokerCore
 from broker.core.mdp import PROCESS, Frames, Output, Peer, error_body
 from broker.core.mmi import About, counters
 from broker.core.requests import Request
+from broker.core.timers import earliest
 from broker.errors import Means, UsageError
 from broker.io.channels import CoreRunner
 from broker.io.connections import Connections, PeerGone
@@ -328,8 +329,7 @@ class Broker(CoreRunner[BrokerCore]):
         self._connections.tick(now)
 
     def next_deadline(self) -> float | None:
-        due, own = self.core.next_deadline(), self._connections.next_deadline()
-        return own if due is None or (own is not None and own < due) else due
+        return earliest(self.core.next_deadline(), self._connections.next_deadline())
 
     def close(self) -> None:
         self._connections.close()

@@ -23,6 +23,7 @@ from broker.access.users import NOBODY, Access
 from broker.core.mdp import Frames, Peer
 from broker.core.requests import footprint
 from broker.core.throttle import Throttle
+from broker.core.timers import earliest
 from broker.io.admission import REFUSED, UserAdmission
 from broker.io.listeners import ListeningSocket
 from broker.io.loop import Channel, Loop
@@ -37,6 +38,7 @@ from broker.zmtp import (
     PeerReady,
 )
 from broker.zmtp.connection import MakeCipher
+from broker.zmtp.frames import ZmtpFault
 
 log = logging.getLogger(__name__)
 
@@ -194,7 +196,7 @@ class Connections:
             if connection is None:
                 if (listener := self._listeners.get(descriptor)) is not None:
                     self._accept(listener, now)
-                    self._end_oldest_handshakes()
+                    self._close_oldest()
                 continue
             if events & _WRITE:
                 self._write(connection)
@@ -233,7 +235,8 @@ class Connections:
             self._loop.unwatch(descriptor)
 
     def _watch_connection(self, connection: PeerConnection) -> None:
-        self._watch(connection.descriptor, _READ | _WRITE if connection.waits_to_write else _READ)
+        if connection not in self._delayed:
+            self._watch(connection.descriptor, _READ | _WRITE if connection.waits_to_write else _READ)
 
     def _accept(self, listener: ListeningSocket, now: float) -> None:
         for _ in range(MAX_ACCEPTED):
@@ -277,14 +280,16 @@ class Connections:
         self._begun[connection.ip] = begun + 1
         return True
 
-    def _end_oldest_handshakes(self) -> None:
-        """With access control: keep the number of unfinished handshakes in its limit."""
+    def _close_oldest(self) -> None:
+        """With access control: keep the numbers of unfinished handshakes, and of ending connections, in their limit."""
         if self._admission is not None:
             while len(self._handshaking) > self._admission.max_unfinished:
                 oldest = next(iter(self._handshaking))
                 del self._handshaking[oldest]
                 self._admission.guard.refused(NOBODY, "silent", b"", oldest.address)
                 self._close(oldest)
+            while len(self._ending) > self._admission.max_unfinished:
+                self._close(next(iter(self._ending)))
 
     def _pause(self, error: OSError, now: float) -> None:
         """Stop accepting for a moment."""
@@ -319,14 +324,14 @@ class Connections:
                 self._failed(connection, event, now)
         held = protocol.held
         if held > MAX_READ or connection in self._receiving:
-            self._hold(connection, held)
+            self._hold(connection, held, now)
         if protocol.has_output:
             if connection.unsent_bytes > MAX_QUEUED:  # answers to PINGs of a peer that reads nothing
                 self._close(connection)
             else:
                 self._queue(connection)
 
-    def _hold(self, connection: PeerConnection, held: int) -> None:
+    def _hold(self, connection: PeerConnection, held: int, now: float) -> None:
         """Note the bytes of an incomplete message. If there are too many in all, the connection that was silent the
         longest ends."""
         self.receiving += held - self._receiving.pop(connection, 0)
@@ -334,7 +339,7 @@ class Connections:
             self._receiving[connection] = held
         while self.receiving > self._max_bytes and len(self._receiving) > 1:
             silent = min(self._receiving, key=lambda one: one.heard_at)
-            log.warning("the connection from %s ends: too many large messages are half received", silent.address)
+            self._log(silent, Failure.TOO_LARGE, "too many large messages are half received", now)
             self._close(silent)
 
     def _handshake_done(self, connection: PeerConnection, peer: PeerReady, now: float) -> None:
@@ -367,11 +372,15 @@ class Connections:
             elif isinstance(event, ConnectionFailed):
                 self._failed(connection, event, now)
 
-    def _failed(self, connection: PeerConnection, fault: ConnectionFailed, now: float) -> None:
+    def _log(self, connection: PeerConnection, failure: Failure, reason: str, now: float) -> None:
+        """Log why a connection ends, once a second for each failure."""
         for _, more, last in self._throttle.ended(now):
             log.info("%d more connections ended within a second; the last one: %s", more, last)
-        if not self._throttle.take(fault.failure, fault.reason, now)[1]:
-            log.info("the connection from %s ends: %s", connection.address, fault.reason)
+        if not self._throttle.take(failure, reason, now)[1]:
+            log.info("the connection from %s ends: %s", connection.address, reason)
+
+    def _failed(self, connection: PeerConnection, fault: ConnectionFailed, now: float) -> None:
+        self._log(connection, fault.failure, fault.reason, now)
         if self._admission is not None and connection in self._handshaking:
             self._admission.failed(fault.reason, connection)
         self.end(connection, now)
@@ -400,7 +409,11 @@ class Connections:
             len(connection.unsent) >= self._send_queue or footprint(frames) > self._max_bytes - self.total
         ):
             raise PeerGone
-        connection.protocol.send(frames)
+        try:
+            connection.protocol.send(frames)
+        except ZmtpFault:  # all nonces are used
+            self._close(connection)
+            raise PeerGone from None
         if connection.unsent:
             self._collect(connection)
         elif connection.protocol.output_bytes > MAX_WRITE:
@@ -450,6 +463,8 @@ class Connections:
                         self._close(connection)
                         return
                     if sent == len(output[0]):
+                        if connection.ending_at is not None:
+                            self._shut_down(connection)
                         return
                     output = [memoryview(output[0])[sent:]]
                 connection.unsent.extend(output)
@@ -558,13 +573,8 @@ class Connections:
 
     def next_deadline(self) -> float | None:
         """Return when `tick` is due."""
-        first = self._accept_at
-        for waiting in (self._handshaking, self._ending, self._delayed):
-            for end in waiting.values():
-                if first is None or end < first:
-                    first = end
-                break  # in the order of their deadlines
-        return first
+        waiting = (self._handshaking, self._ending, self._delayed)  # each in the order of its deadlines
+        return earliest(self._accept_at, *(next(iter(times.values()), None) for times in waiting))
 
     def close(self) -> None:
         """Close everything, after flushing for a moment."""

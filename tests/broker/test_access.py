@@ -16,11 +16,11 @@ import pytest
 import zmq
 from support.broker_invariants import check
 from support.secured import SERVER, access, keyed, new_pair, raw_socket, say_too_much, secured_broker, told, user
-from support.waiting import until
+from support.waiting import PATIENCE, until
 from support.zmtp import message, zmtp
 
 from broker import Access, Broker, Client, EndpointError, KeyRefused, Keys, UsageError
-from broker.io import admission
+from broker.io import admission, connections
 from broker.io.sockets import monitored_event
 
 Socket = zmq.Socket[bytes]
@@ -499,6 +499,19 @@ def test_connections_that_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         until(lambda: refused(broker).get(("", "silent")) == 15)
         client.send_multipart([b"MDPC02", b"\1", b"mmi.broker", b""])
         assert told(client)[2] == b"mmi.broker", "who has said something stays"
+
+
+def test_connections_whose_handshake_failed_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stay until the peer closes them, which a hostile one does not."""
+    monkeypatch.setattr(admission, "MAX_UNFINISHED", 5)
+    monkeypatch.setattr(connections, "LINGER", 10 * PATIENCE)
+    with secured_broker(access(USERS)) as broker, ExitStack() as stack:
+        for _ in range(20):
+            stranger = stack.enter_context(raw(broker))
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            while stranger.recv(100):
+                pass
+        assert len(broker._connections) <= 6
 
 
 def raw(broker: Broker) -> socket.socket:

@@ -8,6 +8,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
 import pytest
 from support.handshakes import address
@@ -76,13 +77,13 @@ class Place:
 
 
 @contextmanager
-def good(broker: Broker, worker_at: str, **key: object) -> Iterator[Place]:
+def good(broker: Broker, worker_at: str, **key: Any) -> Iterator[Place]:
     endpoint = broker.core.about.endpoints[0]
     with ExitStack() as stack:
         worker = stack.enter_context(Worker("echo", lambda frames: frames, worker_at))
         until(lambda: worker.registered)
         connection = worker.sessions[0].connection
-        client = stack.enter_context(Client(endpoint, timeout=PATIENCE, retries=0, **key))  # type: ignore[arg-type]
+        client = stack.enter_context(Client(endpoint, timeout=PATIENCE, retries=0, **key))
         place = Place(broker, client)
         stack.callback(place.close)
         place.is_well()
@@ -114,6 +115,16 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 def no_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     yield
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+def heard(peer: socket.socket, size: int) -> bytes:
+    """The next bytes, so many."""
+    got = b""
+    while len(got) < size:
+        data = peer.recv(size - len(got))
+        assert data, f"it ended after {got!r}"
+        got += data
+    return got
 
 
 def heard_until_the_end(peer: socket.socket) -> bytes:
@@ -243,17 +254,9 @@ class Known(CurveClient):
         self.public, self.secret = z85.decode(ALICE.public), z85.decode(ALICE.secret)
 
 
-def exactly(peer: socket.socket, size: int) -> bytes:
-    """So many bytes, or what came until the end."""
-    got = b""
-    while len(got) < size and (data := peer.recv(size - len(got))):
-        got += data
-    return got
-
-
 def welcomed(peer: socket.socket, client: CurveClient) -> None:
     peer.sendall(greeting(b"CURVE") + client.hello())
-    got = exactly(peer, 64 + 170)
+    got = heard(peer, 64 + 170)
     ((_, body),) = commands(got[64:])
     client.welcome(body[8:])
 
@@ -261,9 +264,9 @@ def welcomed(peer: socket.socket, client: CurveClient) -> None:
 def opened(peer: socket.socket, client: CurveClient) -> None:
     welcomed(peer, client)
     peer.sendall(client.initiate())
-    flags, size = exactly(peer, 2)
+    flags, size = heard(peer, 2)
     assert flags == 4
-    assert exactly(peer, size)[:6] == b"\x05READY"
+    assert heard(peer, size)[:6] == b"\x05READY"
 
 
 def sealed(client: CurveClient, frames: list[bytes]) -> bytes:
@@ -342,12 +345,12 @@ def test_a_wrong_initiate(secured: Place, what: str) -> None:
 
 
 def test_an_initiate_that_is_replayed(secured: Place) -> None:
-    """All that a good client says, on another connection, while the first is open and after it."""
+    """All that a good client said, on other connections, while it is there and when it has gone."""
     with secured.connect() as first:
         client = Known()
         hello = client.hello()
         first.sendall(greeting(b"CURVE") + hello)
-        client.welcome(commands(exactly(first, 234)[64:])[0][1][8:])
+        client.welcome(commands(heard(first, 234)[64:])[0][1][8:])
         said = client.initiate() + sealed(client, ASK)
         first.sendall(said)
         for _ in range(2):
@@ -391,9 +394,7 @@ def test_it_breaks_off_at_each_byte_with_keys(secured: Place, reset: bool) -> No
     start = greeting(b"CURVE") + client.hello()
     for size in part([*range(len(start) + 1)], 100):
         break_off(secured, start[:size], reset=reset)
-    size = 0
-    sizes = iter(part([*range(400)], 60))
-    for size in sizes:
+    for size in part([*range(480)], 60):
         with secured.connect() as peer:
             if reset:
                 peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
@@ -409,13 +410,12 @@ def test_one_byte_at_a_time_with_keys(secured: Place) -> None:
         client = Known()
         for byte in greeting(b"CURVE") + client.hello():
             peer.sendall(bytes((byte,)))
-        client.welcome(commands(exactly(peer, 234)[64:])[0][1][8:])
+        client.welcome(commands(heard(peer, 234)[64:])[0][1][8:])
         for byte in client.initiate() + sealed(client, ASK):
             peer.sendall(bytes((byte,)))
         got: list[bytes] = []
-        with peer.makefile("rb") as heard:
-            while len(got) < 1 + len(ANSWER):
-                _, size = heard.read(2)
-                got.append(heard.read(size))
+        while len(got) < 1 + len(ANSWER):
+            _, size = heard(peer, 2)
+            got.append(heard(peer, size))
         assert [client.open(body)[1:] for body in got[1:]] == ANSWER
     secured.is_well()

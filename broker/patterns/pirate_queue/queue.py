@@ -13,6 +13,7 @@ from pathlib import Path
 
 from broker.config import WorkerConfig
 from broker.core.mdp import Output
+from broker.core.timers import earliest
 from broker.core.worker import WorkerSession
 from broker.handlers import Handler
 from broker.io.channels import CoreRunner
@@ -94,8 +95,7 @@ class PirateQueue(CoreRunner[PirateQueueCore]):
             connections.tick(now)
 
     def next_deadline(self) -> float | None:
-        deadlines = (self.core.next_deadline(), *(side.next_deadline() for side in self._sides.values()))
-        return min((when for when in deadlines if when is not None), default=None)
+        return earliest(self.core.next_deadline(), *(side.next_deadline() for side in self._sides.values()))
 
     def close(self) -> None:
         for connections in self._sides.values():

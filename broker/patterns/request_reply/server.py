@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from broker.core.mdp import Frames, error_body, joined
+from broker.core.timers import earliest
 from broker.errors import RemoteError, UsageError
 from broker.handlers import Handler, HandlerThreads, error_frames, execute, failure
 from broker.io.channels import CoreRunner
@@ -108,8 +109,7 @@ class Server(CoreRunner[Replier]):
         self._connections.tick(now)
 
     def next_deadline(self) -> float | None:
-        due, own = self.core.next_deadline(), self._connections.next_deadline()
-        return own if due is None or (own is not None and own < due) else due
+        return earliest(self.core.next_deadline(), self._connections.next_deadline())
 
     def close(self) -> None:
         self._connections.close()

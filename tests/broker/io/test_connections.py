@@ -83,6 +83,23 @@ def test_a_handshake_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch)
         until(lambda: not held(broker))
 
 
+@pytest.mark.parametrize(
+    "said",
+    [greeting(b"PLAIN"), null(Identity=b"\0"), null() + message(b"x") + b"\x08\0"],
+    ids=["mechanism", "identity", "flags"],
+)
+def test_an_ended_connection_is_closed_when_its_output_is_written(
+    monkeypatch: pytest.MonkeyPatch, broker: Broker, said: bytes
+) -> None:
+    """There is always output: the rest of the greeting."""
+    monkeypatch.setattr(connections, "LINGER", 10 * PATIENCE)
+    with connect(broker) as peer:
+        peer.sendall(said)
+        while peer.recv(1000):
+            pass
+    until(lambda: not held(broker))
+
+
 def test_a_pause_of_the_loop_ends_no_handshake(broker: Broker) -> None:
     """A deadline that is noticed seconds later says nothing about the peer."""
     waiting = broker._connections._handshaking
@@ -213,6 +230,22 @@ def test_a_key_that_nobody_has_is_refused_with_its_reason() -> None:
             assert monitor.recv_multipart()[0][2:] == (400).to_bytes(4, "little")
             stranger.disable_monitor()
         until(lambda: broker.refusals().get(("", "connect"), 0) > 0)
+
+
+def test_a_connection_without_nonces_ends() -> None:
+    pair = new_pair()
+    users = access({user("alice", call=["*"]): pair})
+    with (
+        secured_broker(users, ["tcp://127.0.0.1:*"]) as broker,
+        Client(broker.core.about.endpoints[0], key=curve_of(pair), timeout=PATIENCE) as client,
+    ):
+        assert not client.present("echo")
+        (connection,) = held(broker)
+        connection.protocol._curve._nonce = (1 << 64) - 1
+        with suppress(BrokerError):
+            client.call("mmi.service", "echo", timeout=0.5, retries=0)
+        assert connection not in held(broker)
+        assert not client.present("echo"), "it is served on its next connection"
 
 
 def test_users_by_key_and_by_uid_until_they_are_removed(tmp_path: Path) -> None:

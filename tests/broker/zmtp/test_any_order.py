@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -491,4 +492,4 @@ class AnyOrder(RuleBasedStateMachine):
 AnyOrder.TestCase.settings = settings(
     max_examples=20_000 if LONG else 400, stateful_step_count=40, deadline=None, derandomize=not LONG
 )
-TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder = pytest.mark.torture(short=True)(AnyOrder.TestCase)

@@ -155,7 +155,7 @@ def test_heartbeats_of_libzmq_are_answered(secure: bool) -> None:
 
 
 def test_a_device_of_version_2() -> None:
-    """By hand: libraries that speak it alone are no longer to be had."""
+    """By hand; tests/interop/test_zmtp_peers.py has a library that speaks it alone."""
     with echoing() as server, socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as peer:
         peer.sendall(hello_2(3, b"old") + message(b"", b"x" * 300))
         expected = b"\xff" + bytes(8) + b"\x7f\x03" + b"\x06\x00\x00" + message(b"", b"x" * 300)
