@@ -574,6 +574,8 @@ class Connections:
     def next_deadline(self) -> float | None:
         """Return when `tick` is due."""
         waiting = (self._handshaking, self._ending, self._delayed)  # each in the order of its deadlines
+        if not any(waiting):
+            return self._accept_at
         return earliest(self._accept_at, *(next(iter(times.values()), None) for times in waiting))
 
     def close(self) -> None:
