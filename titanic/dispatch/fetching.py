@@ -84,7 +84,7 @@ class LocalFetch:
         for _ in range(MAX_READS):
             if not (fetches := core.take_fetches()):
                 return None
-            left = self._read(fetches, left, now)
+            left = self._read(fetches, left)
             if sends := core.take_sends(now, self._clock.observe(self._now_us())):
                 self._dispatcher.send(sends, now)
             if left <= 0:
@@ -102,8 +102,9 @@ class LocalFetch:
         except StoreError as error:
             self._unread.failed(error)
 
-    def _read(self, fetches: Sequence[Fetch], left: int, now: float) -> int:
+    def _read(self, fetches: Sequence[Fetch], left: int) -> int:
         """Read the store once, bodies of `left` bytes at most. Return how many bytes are left then."""
+        now = time.monotonic()  # a request may have been stored after the round began, and is sent after that
         sure_us = self._clock.observe(self._now_us())
         try:
             with self._store.read() as transaction:

@@ -259,6 +259,7 @@ class OutcomeWrite:
         self._inbox = inbox
         self._ends = ends
         self._bounded = bounded
+        self._created = time.monotonic()
         self._stored: Stored | None = None
         self.light = len(outcomes) <= LIGHT_OUTCOMES and sum(map(_size, outcomes)) <= LIGHT_BYTES
 
@@ -267,7 +268,6 @@ class OutcomeWrite:
 
     def apply(self, transaction: WriteTransaction, now_us: int) -> None:
         self.unchanged, self.without_room = [], []
-        now = time.monotonic()
         if self.incarnation is not None:
             failed = [outcome.uuid for outcome in self.outcomes if not _is_done(outcome)]
             cast(NodeTransaction, transaction).under(self.incarnation, failed)
@@ -275,7 +275,8 @@ class OutcomeWrite:
                 cast(NodeTransaction, transaction).count_no_more(self.incarnation, self._bounded)
         for outcome in self.outcomes:
             try:
-                dispatched_at = max(0, now_us - int((now - outcome.started) * 1e6))
+                # How long it ran, without the wait for this commit: never before it was submitted.
+                dispatched_at = max(0, now_us - int((self._created - outcome.started) * 1e6))
                 if not _write(transaction, outcome, now_us, dispatched_at):
                     self.unchanged.append(outcome)
             except StoreFull as error:  # the others may fit

@@ -11,9 +11,10 @@ from support.store_facts import accept_all
 from broker import Loop
 from titanic import ServerConfig
 from titanic.commit.writer import Writer
-from titanic.dispatch.attempts import Send
+from titanic.dispatch.attempts import Finish, Send
 from titanic.dispatch.dispatcher import Dispatcher
 from titanic.dispatch.maintenance import PAUSE_US, STEP, MaintenanceWrite
+from titanic.dispatch.outcomes import OutcomeWrite
 from titanic.errors import StoreFailed
 from titanic.services.reader import Reader
 from titanic.store import MIN_CAPACITY, NewRequest, Status, Store
@@ -88,6 +89,26 @@ def test_what_was_closed_is_not_wanted_any_more_before_a_broker_is_found_dead(st
     rounds.next()
     assert rounds.transport.told == [f"recall {send.uuid.hex()}", "deliver"]
     rounds.dispatcher.loop.stop()
+
+
+def test_times_are_in_order_however_long_a_round_or_a_commit_waits(store: Store) -> None:
+    rounds = Rounds(store, {b"echo": 1}, b"x")
+    dispatcher = rounds.dispatcher
+    dispatcher.flush(time.monotonic() - 60)  # a round that began before the request was submitted
+    (send,) = rounds.transport.sent
+    started = dispatcher.core.flights[send.uuid].started
+    write = OutcomeWrite([Finish(send.uuid, Status.DONE, [], 1, "", started)], dispatcher, dispatcher.completions)
+    now_us = store.now_us()
+    end = time.monotonic() + 0.01
+    while time.monotonic() < end:  # another process has the store
+        pass
+    with store.write() as transaction:
+        write.apply(transaction, now_us)
+    with store.read() as transaction:
+        row = transaction.describe(send.uuid)
+    assert row is not None
+    assert row.submitted_at <= row.dispatched_at <= row.finished_at == now_us
+    dispatcher.loop.stop()
 
 
 def replace(store: Store, rows: dict[bytes, bytes]) -> dict[bytes, bytes]:
