@@ -160,7 +160,7 @@ class Poller(Generic[Owner]):
         for key, events in self._selector.select(seconds):
             owner, ready = key.data
             if ready is not None:
-                ready[key.fd] = events
+                ready[key.fd] = ready.get(key.fd, 0) | events
             found.append(owner)
         return found
 

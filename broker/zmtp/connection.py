@@ -46,6 +46,9 @@ SOCKET_TYPES = (b"PAIR", b"PUB", b"SUB", b"REQ", b"REP", b"DEALER", b"ROUTER", b
 
 DEFAULT_LIMITS = MessageLimits()
 
+MAX_EVENTS = 1000
+"""Messages and commands that one call of `receive` reads: a few milliseconds of work, however small they are."""
+
 MAX_IDENTITY = 255
 MAX_PING_CONTEXT = 16
 MAX_REASON = 255
@@ -114,8 +117,11 @@ class Cipher(Protocol):
     def ready(self, metadata: bytes) -> bytes:
         """The data of READY."""
 
-    def seal(self, flags: int, body: Buffer) -> bytes:
-        """The body of a MESSAGE."""
+    def seal(self, frames: Sequence[Buffer]) -> bytes:
+        """The frames of a message as they are sent."""
+
+    def seal_command(self, flags: int, body: bytes) -> bytes:
+        """A command as it is sent."""
 
     def open(self, body: bytes) -> bytes:
         """The flags and the body that are in a MESSAGE."""
@@ -155,6 +161,8 @@ class Connection:
         self._greeted = False
         """Whether the rest of our greeting was sent; it depends on the peer's version."""
         self._reader = FrameReader(limits, commands=True)
+        self.has_more = False
+        """Whether `receive(b"")` may return more of what was received."""
         self._sealed: list[bytes] = []
         self._size = 0
         """CURVE: the decrypted frames of the incomplete message, and their bytes."""
@@ -201,9 +209,9 @@ class Connection:
                 self.output_bytes += len(buffer)
             self._output += buffers
             return
-        last = len(frames) - 1
-        for at, frame in enumerate(frames):
-            self._send_sealed(0 if at == last else MORE, frame)
+        sealed = self._curve.seal(frames)
+        self.output_bytes += len(sealed)
+        self._output.append(sealed)
 
     def ping(self, ttl: float = 0.0, context: bytes = b"") -> bool:
         """Send PING; False if the version of the protocol has none. `ttl`: seconds, see `Ping`."""
@@ -226,14 +234,9 @@ class Connection:
         if self._curve is None:
             self._send_handshake(name, data)
         else:
-            self._send_sealed(INNER_COMMAND, command_body(name, data))
-
-    def _send_sealed(self, flags: int, body: Buffer) -> None:
-        assert self._curve is not None
-        sealed = self._curve.seal(flags, body)
-        buffer = header(0, len(sealed)) + sealed
-        self.output_bytes += len(buffer)
-        self._output.append(buffer)
+            sealed = self._curve.seal_command(INNER_COMMAND, command_body(name, data))
+            self.output_bytes += len(sealed)
+            self._output.append(sealed)
 
     # -- what is received ------------------------------------------------------------------------------------
 
@@ -248,7 +251,7 @@ class Connection:
         return self._reader.held + self._size
 
     def receive(self, data: bytes) -> list[Event]:
-        """Return the events in these bytes. The chunks may be split anywhere."""
+        """Return the events in these bytes, MAX_EVENTS at most; see `has_more`. The chunks may be split anywhere."""
         events: list[Event] = []
         try:
             if self.state is ConnectionState.GREETING:
@@ -256,26 +259,33 @@ class Connection:
             if self.state is ConnectionState.GREETING or self.state is ConnectionState.CLOSED:
                 return events
             self._reader.feed(data)
+            self.has_more = False
+            left = MAX_EVENTS
             while self.state is not ConnectionState.DECISION:
+                if left <= 0:
+                    self.has_more = True
+                    return events
                 messages: list[list[bytes]] = []
                 frame = None
                 try:
-                    frame = self._reader.take(messages)
+                    frame = self._reader.take(messages, left)
                 finally:  # messages before a fault are still delivered
                     if self._curve is None:
                         events += messages
                     else:
                         self._open_all(messages, events)
-                if frame is None:
-                    return events
+                left -= len(messages) + 1
                 if isinstance(frame, OversizedMessage):
                     events.append(frame)
-                    continue
-                self._command(frame.flags, frame.body, events)
+                elif frame is not None:
+                    self._command(frame.flags, frame.body, events)
+                elif left >= 0:
+                    return events
         except ZmtpFault as fault:
             self.state = ConnectionState.CLOSED
             self._greeting = b""
             self._reader = FrameReader(self._limits, commands=True)
+            self.has_more = False
             self._sealed = []
             events.append(ConnectionFailed(fault.failure, str(fault)))
         return events

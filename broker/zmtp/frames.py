@@ -127,9 +127,9 @@ class FrameReader:
         else:
             self._data, self._at = data, 0
 
-    def take(self, messages: list[list[bytes]]) -> Frame | OversizedMessage | None:
-        """Append all complete messages to the list, up to a command or an oversized message, which is returned. None:
-        nothing more is complete. Raises ZmtpFault."""
+    def take(self, messages: list[list[bytes]], most: int) -> Frame | OversizedMessage | None:
+        """Append complete messages to the list, `most` of them or up to a command or an oversized message, which is
+        returned. None with fewer than `most`: nothing more is complete. Raises ZmtpFault."""
         if self._parts:
             if self._missing:
                 return None
@@ -142,7 +142,7 @@ class FrameReader:
         frames, size = self.frames, self._size
         max_message, max_frames = self._limits.max_message, self._limits.max_frames
         try:
-            while end - at >= 2:
+            while end - at >= 2 and len(messages) < most:
                 flags = data[at]
                 if flags & LONG:
                     if end - at < 9:
@@ -210,7 +210,7 @@ class FrameReader:
 def header(flags: int, size: int) -> bytes:
     """Return the header of a frame with a body of `size` bytes."""
     if size <= SHORT_SIZE:
-        return bytes((flags, size))
+        return _SHORT_LAST[size] if not flags else bytes((flags, size))
     return bytes((flags | LONG,)) + size.to_bytes(8, "big")
 
 

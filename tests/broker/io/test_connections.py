@@ -217,6 +217,15 @@ def test_who_says_a_million_things_at_once_lets_the_others_speak(broker: Broker)
     assert answered > 10
 
 
+def test_what_was_read_and_waits_for_its_turn_is_not_forgotten(broker: Broker) -> None:
+    asked = message(b"MDPC02", b"\1", b"mmi.service", b"x")
+    with connect(broker) as peer:
+        peer.sendall(null() + asked * 5000)
+        answers = read(peer, 64 + 38 + 5000 * 29)
+        assert answers.endswith(b"\x03404")
+        assert answers.endswith(answers[-29:] * 5000)
+
+
 def test_a_key_that_nobody_has_is_refused_with_its_reason() -> None:
     with (
         secured_broker(access({user("alice", call=["*"]): new_pair()}), ["tcp://127.0.0.1:*"]) as broker,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 from support.zmtp_peer import (
     CurveClient,
@@ -27,6 +29,7 @@ from broker.zmtp import (
     PeerReady,
     Ping,
 )
+from broker.zmtp.connection import MAX_EVENTS
 from broker.zmtp.encryption import CurveServer, CurveSession
 
 LIMITS = MessageLimits(max_message=1000, max_frames=10, max_command=300)
@@ -389,6 +392,23 @@ def test_wrong_messages_with_keys(keys: CurveServer) -> None:
     assert failure(events[1:]) is Failure.TOO_LARGE
     connection, client = shaken(keys)
     assert failure(connection.receive(client.seal(b"", 2))) is Failure.MALFORMED
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_one_call_reads_a_thousand_messages_or_commands(encrypted: bool, keys: CurveServer) -> None:
+    """So that no peer holds a server's only thread, however small its messages are."""
+    connection, client = shaken(keys) if encrypted else (opened(), None)
+    for flag, body, event in ((0, b"", [b""]), (2, b"\x04PING\0\0", Ping(0.0))):
+        if client is not None:
+            data = b"".join(client.seal(body, flag) for _ in range(2500)) + client.seal(b"last")
+        else:
+            data = (command(b"PING", b"\0\0") if flag else message(b"")) * 2500 + message(b"last")
+        calls = [connection.receive(data)]
+        while connection.has_more:
+            calls.append(connection.receive(b""))
+        assert [*chain.from_iterable(calls)] == [*[event] * 2500, [b"last"]]
+        assert max(map(len, calls)) <= MAX_EVENTS
+        assert connection.receive(b"") == []
 
 
 def test_no_nonce_is_sent_twice(keys: CurveServer) -> None:
