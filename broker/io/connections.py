@@ -45,6 +45,9 @@ log = logging.getLogger(__name__)
 MAX_READ = 64 << 10
 """Bytes read from one connection in a round: many small messages, which are then stored by one commit."""
 
+MAX_EVENTS = 1000
+"""Messages and commands of one connection in a round: a few milliseconds of work, however small they are."""
+
 MIN_HELD = 16 << 10
 """Bytes of an incomplete message from which they count."""
 
@@ -322,7 +325,7 @@ class Connections:
         connection.received += len(data)
         if connection.ending_at is not None:
             return
-        for event in protocol.receive(data):
+        for event in protocol.receive(data, MAX_EVENTS):
             if isinstance(event, list | OversizedMessage):
                 self._arrived.append((connection, event))
             elif isinstance(event, PeerReady):
@@ -375,7 +378,7 @@ class Connections:
             connection.peer = name
         connection.open = True
         connection.protocol.accept()
-        for event in connection.protocol.receive(b""):
+        for event in connection.protocol.receive(b"", MAX_EVENTS):
             if isinstance(event, list | OversizedMessage):
                 self._arrived.append((connection, event))
             elif isinstance(event, ConnectionFailed):

@@ -46,8 +46,8 @@ SOCKET_TYPES = (b"PAIR", b"PUB", b"SUB", b"REQ", b"REP", b"DEALER", b"ROUTER", b
 
 DEFAULT_LIMITS = MessageLimits()
 
-MAX_EVENTS = 1000
-"""Messages and commands that one call of `receive` reads: a few milliseconds of work, however small they are."""
+ALL = 1 << 60
+"""No limit of messages and commands."""
 
 MAX_IDENTITY = 255
 MAX_PING_CONTEXT = 16
@@ -250,8 +250,9 @@ class Connection:
         """Bytes kept of an incomplete message."""
         return self._reader.held + self._size
 
-    def receive(self, data: bytes) -> list[Event]:
-        """Return the events in these bytes, MAX_EVENTS at most; see `has_more`. The chunks may be split anywhere."""
+    def receive(self, data: bytes, most: int = ALL) -> list[Event]:
+        """Return the events in these bytes. The chunks may be split anywhere. After `most` messages and commands it
+        stops; see `has_more`."""
         events: list[Event] = []
         try:
             if self.state is ConnectionState.GREETING:
@@ -260,7 +261,7 @@ class Connection:
                 return events
             self._reader.feed(data)
             self.has_more = False
-            left = MAX_EVENTS
+            left = most
             while self.state is not ConnectionState.DECISION:
                 if left <= 0:
                     self.has_more = True

@@ -34,10 +34,10 @@ import json, sys
 from titanic.bench import loads
 from titanic.bench.stage import Stage
 
-name, workers, options = json.loads(sys.argv[1])
+name, workers, encrypted, options = json.loads(sys.argv[1])
 if "size" in options:
     options["body"] = bytes(options.pop("size"))
-with Stage(None) as stage:
+with Stage(None, encrypted=encrypted) as stage:
     if workers:
         stage.work("echo", workers)
     for line in sys.stdin:
@@ -55,6 +55,7 @@ class Row:
     count: int
     workers: int = 0
     options: dict[str, Any] = field(default_factory=dict)
+    encrypted: bool = False
 
 
 def body_row(size: int) -> Row:
@@ -72,6 +73,9 @@ ROWS = {
     "echo": Row("echo", 4000, 10),
     "echo-1": Row("echo", 3000, 1),
     "echo-one": Row("echo", 500, 1, {"window": 1}),
+    "curve-accept": Row("accept", 5000, encrypted=True),
+    "curve-life": Row("live", 1500, 10, encrypted=True),
+    "curve-life-one": Row("live_one", 100, 10, encrypted=True),
     **{f"workers-{number}": Row("live", 1500, number) for number in WORKERS},
     **{f"body-{size}": body_row(size) for size in BODIES},
 }
@@ -107,7 +111,7 @@ class Side:
 @contextmanager
 def at_work(tree: Path, row: Row) -> Iterator[Side]:
     """Server, workers and client of a tree."""
-    told = json.dumps([row.load, row.workers, row.options])
+    told = json.dumps([row.load, row.workers, row.encrypted, row.options])
     environment = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": str(tree.resolve())}
     command = [sys.executable, "-P", "-c", PROGRAM, told]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
