@@ -49,7 +49,7 @@ ROUND_FIRST = 0.1
 ROUND_MOST = 1.0
 """Seconds until several servers of which none is there are tried again: the first pause, and the longest."""
 
-SHARED = "another thread is using this client; give each thread one of its own, they are cheap"
+SHARED = "another thread is using this client; create one client for each thread"
 
 
 class Conversation:
@@ -131,7 +131,7 @@ class Conversation:
             if len(self._session) and not self._session.correlated:
                 if self._asker != threading.get_ident():
                     raise UsageError(SHARED)
-                raise UsageError("a request is in flight: read its reply to the end first, or use a Pipeline")
+                raise UsageError("a request is in flight: read all of its reply first, or use a Pipeline")
             self._asker = threading.get_ident()
             session, now = self._session, time.monotonic()
             tickets = [session.request(service, frames, now, timeout=timeout, retries=retries) for frames in bodies]
@@ -248,8 +248,8 @@ class Conversation:
             session.link(not dealer.waits, now)
         if session.drops_marks:
             raise UsageError(
-                f"the broker at {dealer.server} is not a titanic broker, and may mix up requests that are in"
-                " flight together; use a Client, or name the version if this broker keeps address stacks"
+                f"the broker at {dealer.server} is not a titanic broker, and may mix up concurrent requests;"
+                " use a Client, or set the version if this broker preserves address stacks"
             )
         if self._probe is not None:
             self._check_probe(self._probe, now)
@@ -453,7 +453,7 @@ def finish(procedure: Coroutine[Any, Any, Result]) -> Result:
         result: Result = end.value
         return result
     procedure.close()
-    raise RuntimeError("a procedure suspended although its waits must block")
+    raise RuntimeError("a procedure suspended; it must block instead")
 
 
 def each(procedure: AsyncGenerator[Result, None]) -> Iterator[Result]:

@@ -64,7 +64,7 @@ def check(fine: bool, fault: str) -> None:
 def check_heartbeats(interval: float, liveness: int) -> None:
     """Raise UsageError for heartbeats that cannot work; `interval` is seconds."""
     check(interval > 0, f"heartbeat_interval is {interval}; it must be more than 0")
-    check(liveness > 1, f"liveness is {liveness}; it must be 2 or more, or each heartbeat comes too late")
+    check(liveness > 1, f"liveness is {liveness}; it must be 2 or more; with less, each heartbeat comes too late")
 
 
 TRAFFIC = "Broker"

@@ -93,7 +93,7 @@ class HandlerThreads:
                 copy_context().run(function, *args)  # what it sets is not there for the next one
             except BaseException:  # a thread that ended would never be replaced
                 with suppress(BaseException):
-                    log.exception("a bug in this program, in the thread of a handler")
+                    log.exception("a bug in this program, in a handler thread")
             del call, function, args  # a body is not to be kept until the next one comes
         self._threads.discard(threading.get_ident())
 

@@ -188,7 +188,7 @@ class Broker(CoreRunner[BrokerCore]):
         """Apply another access file, to open connections too. Any thread may call this; only a broker that was made
         with access control has it."""
         if self.core.guard is None:
-            raise UsageError("this broker runs without access control; start it again with access=…")
+            raise UsageError("this broker runs without access control; restart it with access=…")
         if self.loop.is_here:
             self._reload(access)
         else:
@@ -266,7 +266,7 @@ class Broker(CoreRunner[BrokerCore]):
         return peer.user if isinstance(peer, PeerConnection) and peer.open else NOBODY
 
     def _largest(self) -> str:
-        return f"more than {MOST_FRAMES} frames or {self.config.max_message} bytes, which this broker takes at most"
+        return f"more than {MOST_FRAMES} frames or {self.config.max_message} bytes, the maximum of this broker"
 
     def _reply(self, answers: Iterable[tuple[Request, Frames]]) -> None:
         for request, body in answers:
@@ -298,7 +298,7 @@ class Broker(CoreRunner[BrokerCore]):
             try:
                 receive(peer, frames, now, connection.user)
             except Exception:
-                log.exception("a bug in this program: a message could not be handled; its sender is given up")
+                log.exception("a bug in this program: a message could not be handled; its sender is dropped")
                 core.lost(peer, now)
             if core.new_worker is not None:
                 worker, core.new_worker = core.new_worker, None

@@ -64,7 +64,7 @@ class TomlFile:
             fact = str(error)[: at.start()] if at else str(error)
             raise NotToml(path, line, f"this is not TOML: {fact}") from error
         except (ValueError, RecursionError) as error:  # numbers of thousands of digits, lists in lists in lists
-            raise NotToml(path, 1, f"this is not TOML that can be read: {error}") from error
+            raise NotToml(path, 1, f"this TOML cannot be read: {error}") from error
 
     def line(self, keys: KeyPath) -> int:
         """The line, from 1, of a table, a key or a string in a list; if it has none, of the nearest above it."""

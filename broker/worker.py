@@ -146,7 +146,7 @@ class MultiWorker(Worker):
     ) -> None:
         """`handlers`: a function for each service. The other arguments are those of `Worker`."""
         if not handlers:
-            raise UsageError("there is no service to work for; name at least one")
+            raise UsageError("no service given; give at least one")
         of_names = {name.encode(): handler for name, handler in handlers.items()}
         for name in of_names:
             if fault := service_fault(name):

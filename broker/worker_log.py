@@ -19,8 +19,8 @@ PAUSE_MOST = 300.0
 """Longest pause between two such warnings, in seconds; it doubles up to here."""
 
 _SENT_AWAY = (
-    "the %s at %s takes no worker of %s: the name is reserved, it has all it may have, or the access file there"
-    ' does not let its user work for it (work = ["%s"]); still trying'
+    "the %s at %s refuses workers of %s: the name is reserved, there are too many workers, or the access file there"
+    ' does not permit them (work = ["%s"]); still trying'
 )
 """MDP's DISCONNECT gives no reason."""
 
@@ -142,7 +142,7 @@ class WorkerLog(Channel):
             self._probe.close()
         else:
             if self._there:
-                self._log.warning("lost the %s at %s; connecting again", self._kind, self._at)
+                self._log.warning("lost the %s at %s; reconnecting", self._kind, self._at)
             self._silent_since, self._pause = now, self._first
             self._warn_at = now + self._pause
             self._begin_probe(now + PROBE_AFTER)

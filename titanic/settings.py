@@ -243,7 +243,7 @@ class OperatorSettings:
     )
     keep_closed: float = setting(
         0,
-        "How long to keep closed requests; 0: while there is space.",
+        "How long to keep closed requests; 0: until their space is needed.",
         unit="s",
         least=0,
         group=KEPT,

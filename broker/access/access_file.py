@@ -71,7 +71,7 @@ class HashKind(NamedTuple):
     advice: str
 
 
-TOKENS = HashKind("tokens", "token", "`titanic keys token` makes one and prints it")
+TOKENS = HashKind("tokens", "token", "`titanic keys token` creates and prints one")
 CERTIFICATES = HashKind(
     "certificates", "certificate", "`openssl x509 -in FILE -outform DER | sha256sum` prints the digits"
 )
@@ -194,14 +194,14 @@ class AccessFile:
             if not isinstance(one, str):
                 self._fault(
                     (*path, number),
-                    f"{_shown(path)} has {_kind(one)} in it; it must be a list of strings, like {example}",
+                    f"{_shown(path)} contains {_kind(one)}; it must be a list of strings, like {example}",
                 )
         return [(number, one) for number, one in enumerate(found) if isinstance(one, str)]
 
     def _check_roles(self, path: KeyPath, found: Any) -> None:
         for number, role in self._texts(path, found, '["sender"]'):
             if role not in self.roles:
-                advice = self._file.suggestion(role, self.roles, "add it, or take it out here")
+                advice = self._file.suggestion(role, self.roles, "define it, or remove it here")
                 self._fault((*path, number), f"{_shown(path)}: there is no role {_quoted(role)}; {advice}")
 
     def _keys(self) -> dict[str, str]:
@@ -232,7 +232,7 @@ class AccessFile:
                 if re.fullmatch("sha256:[0-9a-fA-F]{64}", text):
                     self._take(found, text.removeprefix("sha256:").lower(), name, (*path, number), kind.noun)
                 else:
-                    fact = f"a {kind.noun} is given by its hash, sha256: and 64 hexadecimal digits"
+                    fact = f"a {kind.noun} is written as its hash: sha256: and 64 hexadecimal digits"
                     self._fault((*path, number), f"{_shown(path)}: {fact}; {kind.advice}")
         return {known: name for known, (name, _) in found.items()}
 
@@ -266,7 +266,7 @@ class AccessFile:
             return None
         where, uids = (*path, "uids"), endpoint["uids"]
         if not local:
-            self._fault(where, f"{_shown(where)}: only an ipc:// endpoint knows the user that connects; leave them out")
+            self._fault(where, f"{_shown(where)}: only ipc:// endpoints can check uids; leave them out")
         if not isinstance(uids, list) or not uids:
             fact = "names no user" if uids == [] else f"is {_kind(uids)}"
             self._fault(where, f'{_shown(where)} {fact}; write it like uids = [0, "www-data"], or leave it out')

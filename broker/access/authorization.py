@@ -156,7 +156,7 @@ class Guard:
         user = worker.user
         if user is None or user.admin or registered < (share := self.share(places)):
             return True
-        why = f"user '{user.name}' has {registered} workers; one user may have {share} of {places}"
+        why = f"user '{user.name}' has {registered} workers; the maximum per user is {share} of {places}"
         self.refused(user, "workers", b"", worker.peer, why)
         return False
 
@@ -172,7 +172,7 @@ class Guard:
                 return True
         if self._worker_buckets.take(user, now):
             return True
-        why = f"workers of user '{user.name}' say more than {user.limits.messages} things a second"
+        why = f"workers of user '{user.name}' send more than {user.limits.messages} messages a second"
         self.refused(user, "messages", worker.service.name, worker.peer, why)
         return False
 
@@ -207,7 +207,7 @@ class Guard:
             try:
                 refusal = rule(user, request.body)
             except Exception as error:  # what cannot be looked at is not let through, and the broker goes on
-                refusal = error_body(500, f"the rule of this service failed: {type(error).__name__}")
+                refusal = error_body(500, f"the permission check of this service failed: {type(error).__name__}")
             if refusal is not None:
                 why = refusal[0].partition(b" ")[2].decode(errors="replace")
                 self.refused(user, service.decode(errors="replace"), service, request.peer, why)

@@ -108,7 +108,7 @@ class _Question:
             return self._no("close = true")
         where = self._first("close", True)
         if self._user.read is Reach.NONE:
-            reason = f'{name} closes only what it reads, which is nothing; it needs read = "own" or read = "all"'
+            reason = f'{name} may close only what it may read, which is nothing; it needs read = "own" or read = "all"'
             return self._decision(False, where, reason)
         closes = "all requests" if self._user.reads_all else "its own requests"
         return self._yes(where, f"{name} closes {closes}")

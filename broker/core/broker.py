@@ -273,7 +273,7 @@ class BrokerCore(Core):
         elif service is None and (fault := service_fault(name)):
             self._refuse(request, 400, fault)
         elif (size := sum(map(len, body))) > (most := self.config.max_body if service is None else service.most):
-            self._refuse(request, 413, f"body has {size} bytes; this broker takes at most {most}")
+            self._refuse(request, 413, f"body has {size} bytes; this broker accepts at most {most}")
         elif service is not None and service.batch is not None:
             if not service.batch:
                 self._batched.append(service)
@@ -404,7 +404,7 @@ class BrokerCore(Core):
             self._output.append((request.peer, message))
         elif request.collected_size > self.config.max_body:
             self._take_from(worker)
-            self._answer_error(request, 413, f"the PARTIALs of the reply passed {self.config.max_body} bytes")
+            self._answer_error(request, 413, f"the PARTIALs of the reply exceed {self.config.max_body} bytes")
             self._malformed(worker.peer, now)
 
     def _finish(self, worker: WorkerPeer, rest: Frames, now: float) -> None:
@@ -552,13 +552,13 @@ class BrokerCore(Core):
         if died and request.dialect is CLIENT_QUEUE:
             self.stats["given_up"] += 1
             if request.shared:
-                self._answer_error(request, LOST, "the worker died, and others of its process had requests, too")
+                self._answer_error(request, LOST, "the worker died; other workers of its process also had requests")
             else:
-                self._answer_error(request, 500, "the worker died while it had the request")
+                self._answer_error(request, 500, "the worker died while processing the request")
             return
         if request.deliveries >= self.config.max_deliveries:
             self.stats["given_up"] += 1
-            self._answer_error(request, 500, f"{request.deliveries} workers died while they had the request")
+            self._answer_error(request, 500, f"{request.deliveries} workers died while processing the request")
             return
         self.stats["redelivered"] += 1
         if (message := request.begin_anew()) is not None:

@@ -306,7 +306,7 @@ class ClientSession(RequestSession[_SentRequest]):
         Raises RuntimeError when the session is not correlated and a request is in flight.
         """
         if self._pending and not self.correlated:
-            raise RuntimeError("one request at a time on a session without correlation")
+            raise RuntimeError("a session without correlation allows one request at a time")
         timeout = self.config.timeout if timeout is None else timeout
         pending = _SentRequest(body, timeout, self.config.retries if retries is None else retries, service, context)
         ticket = self._add(pending)

@@ -45,7 +45,7 @@ class Servers:
         order."""
         self.names = named(names)
         if not self.names:
-            raise UsageError("no server is named; at least one endpoint is needed")
+            raise UsageError("no endpoint given; give at least one")
         self._health = dict.fromkeys(order or self.names, Health.UNTRIED)
         """In the order in which they are chosen."""
 

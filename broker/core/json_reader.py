@@ -35,7 +35,7 @@ def read_json(text: bytes | str, max_size: int = MAX_SIZE) -> Any:
         try:
             json.dumps(document, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise ValueError("a string has half of a surrogate pair") from None
+            raise ValueError("a string contains an unpaired surrogate") from None
     return document
 
 

@@ -341,7 +341,9 @@ def read_error(body: Sequence[bytes]) -> ErrorReply | None:
     status, _, text = said.partition(b" ")
     if len(status) != 3 or not status.isdigit():
         what = repr(said[:100].decode(errors="replace"))
-        return ErrorReply(500, f"{MALFORMED}: {what} is no status and text, as in '500 no such file'", list(body[2:]))
+        return ErrorReply(
+            500, f"{MALFORMED}: {what} is not a status and a text, as in '500 no such file'", list(body[2:])
+        )
     return ErrorReply(int(status), text.decode(errors="replace"), list(body[2:]))
 
 

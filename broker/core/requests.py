@@ -212,9 +212,9 @@ Key = tuple[Peer, bytes] | int
 InOrder = OrderedDict[Key, Request]
 
 
-DRAINING = "draining: this broker ends soon and takes no more requests; ask another one"
+DRAINING = "draining: this broker is shutting down and accepts no more requests; use another one"
 CUT_OFF = (
-    "draining: this broker has sent its workers to others, as its queue cannot reach its database; ask another one"
+    "draining: the queue of this broker cannot reach its database, and its workers went to others; use another one"
 )
 """Texts of a 503: clients with several endpoints recognise the first word."""
 
@@ -336,11 +336,11 @@ class WaitingRequests:
         config, here = self._config, len(queue) if queue is not None else 0
         request.size = _size(request)
         if here >= config.max_waiting_per_service:
-            return f"{here} requests wait for this service"
+            return f"{here} requests are waiting for this service"
         if self.count >= config.max_waiting:
-            return f"{self.count} requests wait in all"
+            return f"{self.count} requests are waiting in total"
         if self.bytes + request.size > config.max_waiting_bytes:
-            return f"{self.bytes} bytes wait in all"
+            return f"{self.bytes} bytes are waiting in total"
         return None if request.user is None else self._share_used(request, request.user)
 
     def _share_used(self, request: Request, user: User) -> str | None:
@@ -348,9 +348,9 @@ class WaitingRequests:
         count, size = self.of_users.get(name, (0, 0))
         most = min(self._config.max_waiting, self._config.max_waiting_per_service) // 2
         if count and count >= min(most, user.limits.waiting or most):
-            return f"{count} requests of user '{name}' wait"
+            return f"{count} requests of user '{name}' are waiting"
         if count and size + request.size > self._config.max_waiting_bytes // 2:
-            return f"{size} bytes of user '{name}' wait"
+            return f"{size} bytes of user '{name}' are waiting"
         return None
 
     def push(self, queue: FairQueue, request: Request, now: float) -> None:

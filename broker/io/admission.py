@@ -83,16 +83,17 @@ class UserAdmission:
         whole = full(endpoint)
         if not whole.startswith(("tcp://", "ipc://")):
             raise EndpointError(
-                f"cannot bind {endpoint} with access control: nobody is asked there; use tcp:// or ipc://"
+                f"cannot bind {endpoint} with access control: this transport identifies no users; use tcp:// or ipc://"
             )
         if whole in self.guard.access.endpoints:
             if is_exposed(whole):
                 raise EndpointError(
-                    f"cannot bind {endpoint} without keys, as the access file says: other machines reach it"
+                    f"cannot bind {endpoint} without keys, as the access file says: other machines can reach it;"
+                    " bind ipc:// instead"
                 )
             return None
         if self._encrypt is None:
-            raise UsageError(f"{endpoint} needs a server key: give `keys`, or name it in [endpoints]")
+            raise UsageError(f"{endpoint} needs a server key: give `keys`, or list the endpoint in [endpoints]")
         return self._encrypt
 
     def authenticate(self, connection: PeerConnection, peer: PeerReady) -> bool:
@@ -101,7 +102,7 @@ class UserAdmission:
         if not self._identify(connection, ""):
             return False
         if peer.identity and connection.user is not None:
-            why = "it sets its own name, which access control does not allow"
+            why = "it sets its own routing id, which access control does not allow"
             self._refused(connection.user, "name", connection, why)
             return False
         return True
@@ -157,7 +158,7 @@ class UserAdmission:
         """Return why a user may not have another connection; empty: it may."""
         count, most = self._counts.get(user.name, 0), user.limits.connections
         if most and count >= most:
-            return f"{user} has limits.connections = {most} already"
+            return f"{user} already has {most} connections, the maximum (limits.connections)"
         if user.admin:
             return ""
         if not most and count >= (share := self.guard.share(self._places)):

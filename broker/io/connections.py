@@ -303,7 +303,7 @@ class Connections:
         """Stop accepting for a moment."""
         if not self._starved:
             self._starved = True
-            log.warning("cannot accept connections: %s; trying again every %g s", error.strerror, ACCEPT_INTERVAL)
+            log.warning("cannot accept connections: %s; retrying every %g s", error.strerror, ACCEPT_INTERVAL)
         self._accept_at = now + ACCEPT_INTERVAL
         for descriptor in self._listeners:
             self._loop.unwatch(descriptor)
@@ -351,7 +351,7 @@ class Connections:
             self._receiving[connection] = held
         while self.receiving > self._max_bytes and len(self._receiving) > 1:
             silent = min(self._receiving, key=lambda one: one.heard_at)
-            self._log(silent, Failure.TOO_LARGE, "too many large messages are half received", now)
+            self._log(silent, Failure.TOO_LARGE, "too many large messages are partly received", now)
             self._close(silent)
 
     def _handshake_done(self, connection: PeerConnection, peer: PeerReady, now: float) -> None:
@@ -387,9 +387,9 @@ class Connections:
     def _log(self, connection: PeerConnection, failure: Failure, reason: str, now: float) -> None:
         """Log why a connection ends, once a second for each failure."""
         for _, more, last in self._throttle.ended(now):
-            log.info("%d more connections ended within a second; the last one: %s", more, last)
+            log.info("%d more connections were closed within a second; the last one: %s", more, last)
         if not self._throttle.take(failure, reason, now)[1]:
-            log.info("the connection from %s ends: %s", connection.address, reason)
+            log.info("the connection from %s was closed: %s", connection.address, reason)
 
     def _failed(self, connection: PeerConnection, fault: ConnectionFailed, now: float) -> None:
         self._log(connection, fault.failure, fault.reason, now)

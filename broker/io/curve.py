@@ -235,12 +235,12 @@ def _unknown(endpoint: str, curve: Curve | None) -> str:
     if curve is None and endpoint.startswith("ipc:"):
         return (
             f"the server at {endpoint} refused this client; its access file does not admit this system user"
-            f" (uid {os.geteuid()}); run this as one that it names, or add the uid to it"
+            f" (uid {os.geteuid()}); run this as a user that it names, or add the uid to that file"
         )
     if curve is None:
         return (
-            f"the server at {endpoint} refused this client; a key is required there; connect where it takes"
-            " keys, with yours (--key-file, in Python key) and the server's public one (--server-key, server_key)"
+            f"the server at {endpoint} refused this client; it requires a key; connect to an endpoint that uses"
+            " keys, with yours (--key-file, in Python key) and the server's public key (--server-key, server_key)"
         )
     return (
         f"the server at {endpoint} refused this key; no user there has the public key {curve.public.decode()};"
@@ -259,19 +259,20 @@ def _mismatch(endpoint: str, curve: Curve | None, failures: int) -> str:
         )
     if curve is not None and mechanism == b"NULL":
         return (
-            f"the server at {endpoint} takes no keys; what is sent there is not encrypted;"
-            " connect where it takes keys, or leave key and server key out (also TITANIC_KEY and TITANIC_SERVER_KEY)"
+            f"the server at {endpoint} does not use keys; connections there are not encrypted;"
+            " connect to an endpoint that uses keys, or leave out key and server key (also TITANIC_KEY and"
+            " TITANIC_SERVER_KEY)"
         )
     if curve is not None and mechanism == b"CURVE" and failures >= REFUSED_TWICE:
         return (
-            f"the server at {endpoint} has another key; it cannot read what is encrypted for the server key"
+            f"the server at {endpoint} has another key; it cannot decrypt messages for the server key"
             f" {curve.server.decode()}; give the public key of that server (--server-key, in Python server_key)"
         )
     if mechanism is None and failures >= REFUSED_TWICE and endpoint.startswith("ipc:"):
         return (
-            f"the server at {endpoint} closes the connection at once; only some users of this machine may connect"
-            f" there, and this one (uid {os.geteuid()}) is not; run this as one of them, or add the uid"
-            " to the server's access file"
+            f"the server at {endpoint} closes the connection at once; its access file admits only some users of this"
+            f" machine, and not this one (uid {os.geteuid()}); run this as one of them, or add the uid"
+            " to that file"
         )
     return ""
 

@@ -234,7 +234,7 @@ class DraftSocket:
     def connect(self, endpoint: str) -> None:
         """Connect; EndpointError says why not."""
         if endpoint.startswith("tcp://") and "*" in endpoint:  # pyomq would try for ever
-            raise EndpointError(f"cannot connect to {endpoint}: * is only for listening; name an address and a port")
+            raise EndpointError(f"cannot connect to {endpoint}: * is only for listening; give an address and a port")
         self._reach("connect to", endpoint)
 
     def send(self, data: bytes, routing_id: int = 0) -> None:
@@ -245,14 +245,14 @@ class DraftSocket:
             else:
                 self._socket.send(data)
         except self._failed as error:
-            raise Unreachable(f"no receiver takes the message: {error}") from error
+            raise Unreachable(f"no receiver accepts the message: {error}") from error
 
     def send_tracked(self, data: bytes, routing_id: int) -> Leaving:
         """The same with a large message of a SERVER: what tells when it has left. `data` belongs to this call alone."""
         try:
             return self._backend.track(self._socket, data, routing_id)
         except self._failed as error:
-            raise Unreachable(f"no receiver takes the message: {error}") from error
+            raise Unreachable(f"no receiver accepts the message: {error}") from error
 
     def receive(self, milliseconds: int | None) -> tuple[bytes, int] | None:
         """One frame, and from a SERVER the routing id of its sender; None when there was none in time, or a message of
@@ -325,5 +325,5 @@ class DraftSocket:
             (self._socket.bind if what == "bind" else self._socket.connect)(whole)
         except (self._failed, ValueError) as error:
             raise EndpointError(
-                f"cannot {what} {endpoint}: {error}; an endpoint is like tcp://127.0.0.1:5555 or ipc:///run/x.sock"
+                f"cannot {what} {endpoint}: {error}; write it like tcp://127.0.0.1:5555 or ipc:///run/x.sock"
             ) from error

@@ -65,7 +65,7 @@ class ListeningSocket:
         abstract = name.startswith("@")
         path = ("\0" + name[1:]) if abstract else name
         if not name or len(path.encode()) > MAX_PATH:
-            raise OSError(errno.ENAMETOOLONG if name else errno.EINVAL, "the name has 1 to 107 bytes")
+            raise OSError(errno.ENAMETOOLONG if name else errno.EINVAL, "the name must have 1 to 107 bytes")
         listening = stream.socket(stream.AF_UNIX)
         try:
             if not abstract:

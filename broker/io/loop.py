@@ -369,7 +369,7 @@ class Loop:
             try:
                 function(*args)
             except Exception:
-                log.exception("a bug in this program: a call failed; the loop goes on")
+                log.exception("a bug in this program: a call failed; the event loop continues")
         touched, self._touched = self._touched, {}
         for channel in touched:
             deadline = self._serve(channel, now)

@@ -67,7 +67,7 @@ def server_keys(key: ServerKey, allow: Iterable[str | Path] = (), *, open: bool 
     allowed = frozenset(public_key(one) for one in ((allow,) if isinstance(allow, str | Path) else allow))
     if key is None and allowed:
         raise UsageError(
-            "there are allowed keys, but the server has no key of its own; give its secret key file as well"
+            "allowed keys are given, but the server has no key of its own; give its secret key file as well"
             " (--key-file, in Python key); `titanic keys server` creates one"
         )
     if key is not None and not allowed:

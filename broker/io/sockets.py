@@ -77,11 +77,11 @@ def require_connections(count: int, what: str, *, watched: bool) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     open_now = sum(1 for _ in Path("/proc/self/fd").iterdir()) if Path("/proc/self/fd").is_dir() else SPARE_FILES
     needed = count * (4 if watched else 2) + open_now + SPARE_FILES
-    limit, advice = hard, "raise it (ulimit -Hn, or LimitNOFILE= of a systemd unit)"
+    limit, advice = hard, "raise it (ulimit -Hn, or LimitNOFILE= of a systemd unit), or use fewer jobs"
     if (sockets := count * (3 if watched else 1) + SPARE_FILES) > MOST_SOCKETS:
-        needed, limit, advice = sockets, MOST_SOCKETS, "libzmq cannot have more"
+        needed, limit, advice = sockets, MOST_SOCKETS, "libzmq supports no more; use fewer jobs"
     if limit != resource.RLIM_INFINITY and needed > limit:
-        raise UsageError(f"{what} need {needed} open files, and the limit is {limit}; {advice}, or use fewer jobs")
+        raise UsageError(f"{what} need {needed} open files, and the limit is {limit}; {advice}")
     if soft != resource.RLIM_INFINITY and needed > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
@@ -134,7 +134,7 @@ def full(endpoint: str) -> str:
     whole = f"tcp://{endpoint}" if bare else endpoint
     match = re.fullmatch(r"tcp://.*:(\d+)", whole)
     if match is not None and int(match[1]) > 65535:
-        raise EndpointError(f"invalid port: {endpoint}; ports go up to 65535")
+        raise EndpointError(f"invalid port: {endpoint}; use at most 65535")
     return whole
 
 
@@ -253,14 +253,14 @@ def connect(socket: Socket, endpoint: str) -> None:
 
 ADVICE = {
     errno.EADDRINUSE: "is another one running? stop it, or choose another endpoint",
-    errno.EADDRNOTAVAIL: "this machine has no such address: choose one that it has, or 0.0.0.0 for all of them",
-    errno.ENODEV: "this machine has no such address: choose one that it has, or 0.0.0.0 for all of them",
-    errno.ENOENT: "the folder of an ipc:// endpoint must be there: make it, or choose another endpoint",
-    errno.EACCES: "choose a port above 1023, or a folder that may be written",
+    errno.EADDRNOTAVAIL: "this machine has no such address: choose one of its addresses, or 0.0.0.0 for all",
+    errno.ENODEV: "this machine has no such address: choose one of its addresses, or 0.0.0.0 for all",
+    errno.ENOENT: "the directory of an ipc:// endpoint must exist: create it, or choose another endpoint",
+    errno.EACCES: "choose a port above 1023, or a writable directory",
 }
 """What to do about an endpoint that cannot be used, by errno."""
 
-USUAL = "an endpoint is like tcp://127.0.0.1:5555 or ipc:///run/titanic.sock"
+USUAL = "write it like tcp://127.0.0.1:5555 or ipc:///run/titanic.sock"
 """The advice otherwise."""
 
 

@@ -315,7 +315,7 @@ class Connection:
             introduction = bytes((SOCKET_TYPES.index(self._socket_type), 0, len(self._identity)))
             self._output.append(introduction + self._identity)
         if len(data) > 12 and data[12]:
-            raise ZmtpFault(Failure.HANDSHAKE, "the identity is no short frame")
+            raise ZmtpFault(Failure.HANDSHAKE, "the identity is not a short frame")
         if len(data) < 14 or len(data) < 14 + data[13]:
             return b""
         end = 14 + data[13]
@@ -341,7 +341,7 @@ class Connection:
         if self._curve is None:
             self.state = ConnectionState.READY
         elif data[32]:
-            raise ZmtpFault(Failure.MECHANISM, "both ends are servers of CURVE")
+            raise ZmtpFault(Failure.MECHANISM, "both ends are CURVE servers")
         else:
             self.state = ConnectionState.HELLO
         return data[GREETING_SIZE:]
@@ -360,12 +360,12 @@ class Connection:
     def _command(self, flags: int, body: bytes, events: list[Event]) -> None:
         """Execute a command frame."""
         if not flags & COMMAND:
-            raise ZmtpFault(Failure.HANDSHAKE, "a message came before the handshake was over")
+            raise ZmtpFault(Failure.HANDSHAKE, "a message arrived before the end of the handshake")
         if (found := split_command(body)) is None:
             raise ZmtpFault(Failure.MALFORMED, "a command has no name")
         name, data = found
         if self._curve is not None and self.state is ConnectionState.OPEN:
-            raise ZmtpFault(Failure.MALFORMED, "a command came in clear on an encrypted connection")
+            raise ZmtpFault(Failure.MALFORMED, "an unencrypted command arrived on an encrypted connection")
         self._execute(name, data, events)
 
     def _execute(self, name: bytes, data: bytes, events: list[Event]) -> None:
@@ -374,7 +374,7 @@ class Connection:
             execute(self, data, events)
         elif self.state is not ConnectionState.OPEN:
             shown = name.decode(errors="backslashreplace")
-            raise ZmtpFault(Failure.HANDSHAKE, f"{shown!r} came where {self.state.name} is to come")
+            raise ZmtpFault(Failure.HANDSHAKE, f"received {shown!r}, expected {self.state.name}")
 
     def _open_all(self, sealed: list[list[bytes]], events: list[Event]) -> None:
         """CURVE: decrypt frames, assemble messages, and execute commands."""

@@ -172,7 +172,7 @@ class CurveSession:
     def _take_nonce(self, nonce: bytes) -> None:
         """Check that a nonce is larger than the one before, so that none is used twice."""
         if nonce <= self._peer_nonce:  # big endian: in the order of their numbers
-            raise ZmtpFault(Failure.KEYS, "a nonce came twice")
+            raise ZmtpFault(Failure.KEYS, "a nonce was repeated")
         self._peer_nonce = nonce
 
     def _next_nonce(self) -> bytes:

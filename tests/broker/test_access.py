@@ -228,7 +228,7 @@ def test_what_cannot_be_secured_is_not_bound() -> None:
             broker.bind(endpoint)
     broker.stop()
     broker = Broker(access=access(USERS, {"tcp://0.0.0.0:*": OTHER}), keys=SERVER)
-    with pytest.raises(EndpointError, match="without keys, as the access file says: other machines reach it"):
+    with pytest.raises(EndpointError, match="without keys, as the access file says: other machines can reach it"):
         broker.bind("tcp://0.0.0.0:*")
     broker.stop()
     broker = Broker(access=access(USERS))

@@ -29,7 +29,7 @@ def test_another_thread_may_only_close_it() -> None:
         thread = threading.Thread(target=ask)
         thread.start()
         assert begun.wait(30)
-        with pytest.raises(UsageError, match="another thread is using this client; give each thread one of its own"):
+        with pytest.raises(UsageError, match="another thread is using this client; create one client for each thread"):
             client.call("hold", b"y")
         client.close()
         thread.join(30)

@@ -140,7 +140,7 @@ def test_who_sends_a_message_that_is_too_large_is_told(
     dealer.send_multipart([*head, *body])
     *begin, mark, text = dealer.recv_multipart()
     assert (begin, mark) == (answer, b"MDPE01")
-    assert text == b"413 the request has more than 100000 frames or 2097152 bytes, which this broker takes at most"
+    assert text == b"413 the request has more than 100000 frames or 2097152 bytes, the maximum of this broker"
     dealer.send_multipart([*head, b"x"])
     assert dealer.recv_multipart()[-1] == b"x"
 

@@ -120,7 +120,7 @@ def test_it_finishes_what_it_has_when_it_stops(endpoint: str) -> None:
 
 
 def test_what_it_cannot_be() -> None:
-    with pytest.raises(UsageError, match="there is no service to work for"):
+    with pytest.raises(UsageError, match="no service given"):
         MultiWorker({})
     with pytest.raises(UsageError, match="jobs is 0"):
         MultiWorker({"a": lambda frames: None}, jobs=0)

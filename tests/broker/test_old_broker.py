@@ -90,7 +90,7 @@ def test_many_on_their_way_are_refused_and_do_not_end_it(tmp_path: Path) -> None
     endpoint = f"ipc://{tmp_path}/broker"
     with script("rfc7_broker.py", endpoint, "0.1", "strict") as broker, Pipeline(endpoint) as pipeline:
         assert line(broker)
-        with pytest.raises(UsageError, match="is not a titanic broker, and may mix up requests"):
+        with pytest.raises(UsageError, match="is not a titanic broker, and may mix up concurrent requests"):
             list(pipeline.map("echo", [b"1", b"2"]))
         assert broker.poll() is None
 

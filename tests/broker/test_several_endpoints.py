@@ -269,7 +269,7 @@ def test_a_broker_that_drains(in_order: None) -> None:
 def test_a_worker_whom_all_send_away_tries_all_again(in_order: None, caplog: pytest.LogCaptureFixture) -> None:
     full = BrokerConfig(max_workers=0)
     with broker(full) as first, broker(full) as second, Worker("echo", list, [first, second], config=QUICK) as worker:
-        until(lambda: "takes no worker of echo" in caplog.text)
+        until(lambda: "refuses workers of echo" in caplog.text)
         (session,) = worker.sessions
         until(lambda: session.connection >= 6)
         assert worker.registered == 0

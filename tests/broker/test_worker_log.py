@@ -61,7 +61,7 @@ def test_it_comes_goes_and_comes_back(world: World) -> None:
     world.connected = 1
     assert world.run(100) == [], "one of several connections is no news"
     world.connected = 0
-    assert world.run(1) == ["lost the broker at there; connecting again"]
+    assert world.run(1) == ["lost the broker at there; reconnecting"]
     world.connected = 3
     assert world.run(100) == ["upper is registered at there"]
     world.connected = 0
@@ -85,8 +85,8 @@ def test_it_begins_by_itself(world: World) -> None:
 
 def test_it_is_there_and_does_not_want_us(world: World) -> None:
     refusal = (
-        "the broker at there takes no worker of upper: the name is reserved, it has all it may have, or the access"
-        ' file there does not let its user work for it (work = ["upper"]); still trying'
+        "the broker at there refuses workers of upper: the name is reserved, there are too many workers, or the access"
+        ' file there does not permit them (work = ["upper"]); still trying'
     )
     world.run(1)
     world.presence.refused(world.now)

@@ -109,7 +109,7 @@ def test_every_service_and_option_is_there(tmp_path: Path) -> None:
     with serving(tmp_path) as (_, endpoint), Client(endpoint) as client:
         for service, body in asks.items():
             (refusal,) = client.call(service, *body)
-            options = refusal.decode().partition("; there are ")[2].split(", ")
+            options = refusal.decode().partition("; known: ")[2].split(", ")
             assert len(options) > 4
             assert [name for name in options if not re.search(rf'[`"{{ ]{name}[`",}}]', page)] == []
 

@@ -43,12 +43,12 @@ def batch(raw: RawClient, service: bytes, keys: str, body: bytes = b"x") -> byte
 
 def test_a_batch_is_counted_without_what_is_known_already(raw: RawClient) -> None:
     first = batch(raw, b"few", "abc")
-    assert batch(raw, b"few", "defg") == b"500 service full: 3 requests wait for few; its limit is 5"
+    assert batch(raw, b"few", "defg") == b"500 service full: 3 requests are waiting for few; its limit is 5"
     second = batch(raw, b"few", "abcde")
     assert second[:3] == first
     assert len(set(second)) == 5
     assert batch(raw, b"few", "edcba") == list(reversed(second))  # type: ignore[call-overload]
-    assert batch(raw, b"few", "af") == b"500 service full: 5 requests wait for few; its limit is 5"
+    assert batch(raw, b"few", "af") == b"500 service full: 5 requests are waiting for few; its limit is 5"
     assert raw.ask(b"titanic.close", second[4]) == [b"200"]  # type: ignore[list-item]
     assert batch(raw, b"few", "f") != b""
     assert batch(raw, b"few", "e") == [second[4]], "a closed one still has its key"
@@ -59,7 +59,7 @@ def test_bytes_are_counted_too(raw: RawClient) -> None:
     assert b"500 service full: " in bytes(batch(raw, b"small", "no", bytes(200))[:18])  # type: ignore[arg-type]
     assert batch(raw, b"small", "sm", bytes(400)) == [known[1], known[0]]
     assert raw.ask(b"titanic.request", b"tcp:odd name", b"x")[0] == b"200"
-    assert raw.ask(b"titanic.request", b"tcp:odd name", b"x")[0].startswith(b"500 service full: 1 requests wait")
+    assert raw.ask(b"titanic.request", b"tcp:odd name", b"x")[0].startswith(b"500 service full: 1 requests are waiting")
 
 
 def test_one_at_a_time_however_many_workers_there_are(endpoint: str, raw: RawClient) -> None:

@@ -34,7 +34,7 @@ class EndpointType(click.ParamType[str]):
             )
         host, port = match.groups()
         if port != "*" and int(port) > 65535:
-            return f"{value!r} has an invalid port; ports go up to 65535"
+            return f"{value!r} has an invalid port; use at most 65535"
         if not self._listens and (host == "*" or port == "*" or int(port) == 0):
             return f"no client can connect to {value!r}; name the machine and the port"
         return ""

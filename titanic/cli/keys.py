@@ -23,7 +23,7 @@ def keys() -> None:
     """Create keys for users and the server.
 
     A key pair is a public key file, NAME.key, to hand out, and a secret key file, NAME.key_secret, readable only by its
-    owner. The access file lists the users' public keys; users verify the server by the server's public key. The file
+    owner. The access file lists the users' public keys; users verify the server with the server's public key. The file
     format is that of pyzmq's zmq.auth and of CZMQ.
 
     \b

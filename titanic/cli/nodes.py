@@ -30,7 +30,7 @@ POLL_INTERVAL = 0.5
 @json_flag
 @lookable
 def nodes(as_json: bool, **where: Any) -> None:
-    """List the servers that share a store in PostgreSQL, from any of them or from the database.
+    """List the servers that share a store in PostgreSQL. Any of them can answer; --store asks the database.
 
     UP is how long the server has held its lease without a gap. LEASE is the time until the lease expires; servers renew
     it five times per period. "expired" means that it expired with requests in flight, which other servers now take

@@ -56,8 +56,8 @@ FIRST_ANSWER = 1.0
 def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: Any) -> None:
     """Run Titanic: the persistent queue, with its broker in the same process.
 
-    With --broker the server uses the broker at that endpoint, and access control is set up there. It exits if another
-    queue already serves that broker.
+    With --broker the server uses the broker at that endpoint; set up access control at that broker. The server exits
+    if another queue already serves that broker.
 
     Servers whose --store is the same database share it. Each dispatches requests to its own workers; `titanic nodes`
     lists the servers.

@@ -244,7 +244,7 @@ class ShortageLog:
 
     def __init__(self) -> None:
         self._troubles = (
-            ("store", Incident(log, "take new requests"), logs.event("store-full"), logs.event("store-not-full")),
+            ("store", Incident(log, "accept new requests"), logs.event("store-full"), logs.event("store-not-full")),
             ("disk", Incident(log, "write"), logs.event("disk-full"), logs.event("disk-not-full")),
         )
 

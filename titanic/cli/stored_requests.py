@@ -63,7 +63,7 @@ service_option = option("--service", metavar="SERVICE", default=None, help="Only
     type=click.IntRange(1),
     metavar="N",
     default=50,
-    help="Print at most this many.",
+    help="Maximum number of requests to print.",
 )
 @option("--state", type=click.Choice(STATES), default=None, help="Only requests in this state.")
 @service_option
@@ -285,9 +285,9 @@ def retry(
     as_json: bool,
     reach: EndpointReach,
 ) -> None:
-    """Requeue requests that failed or expired, as if they had never been tried. Prints their number.
+    """Requeue requests that failed or expired, as if they had never been tried. Prints how many.
 
-    A request that expired before its --delay was over still waits for the end of the delay.
+    A request that expired during its --delay still waits for the end of the delay.
 
     Give UUIDs, or select requests by --service, --older-than or --all. If none of the UUIDs can be requeued, the
     command reports why, and exits with 4 if all are unknown, else with 1.
@@ -341,7 +341,7 @@ def _explain(client: Client, uuids: tuple[str, ...]) -> None:
 def purge(
     state: str, everything: bool, service: str | None, older_than: float | None, as_json: bool, reach: EndpointReach
 ) -> None:
-    """Close all requests in a state, which deletes them and their replies. Prints their number.
+    """Close all requests in a state, which deletes them and their replies. Prints how many.
 
     Select by --service and --older-than, or give --all.
 

@@ -131,7 +131,7 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
     default=None,
     help="One request per line of FILE (- for stdin); the options apply to each.",
 )
-@seconds("--wait", least=0, default=None, help="Wait at most this long for the reply, and print it.")
+@seconds("--wait", least=0, default=None, help="Wait for the reply, at most this long, and print it.")
 @json_flag
 @option(
     "--key",
@@ -314,7 +314,7 @@ def reply(uuid: str, wait: float | None, as_json: bool, reach: EndpointReach) ->
     """Print the reply to the request with this UUID, byte for byte. It is kept until the request is closed.
 
     Exits with 3 while the request is pending, with 4 when the UUID is unknown, with 1 when the request failed for good
-    or expired; what its worker reported about the failure is printed to standard error.
+    or expired. Prints the worker's description of the failure to standard error.
 
     --json prints {uuid, state, body, error}. state: done, pending, failed (also for expired requests) or unknown;
     body: the frames of the reply or of the failure, each as text, or as {base64} where it is not UTF-8.

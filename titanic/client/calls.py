@@ -356,7 +356,7 @@ class BrokerLimits:
         if most := await self._passes(size):
             raise InvalidRequest(
                 f"body has {size} bytes",
-                f"the broker at {self._wire.endpoint} takes at most {most}",
+                f"the broker at {self._wire.endpoint} accepts at most {most}",
                 "send it in parts, or start the broker with a larger --max-body",
             )
 

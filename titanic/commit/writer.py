@@ -121,7 +121,7 @@ class BatchThread(Generic[Item]):
                     again = self._work(batch)
                 except Exception:
                     # Items handle their own errors, so this is a bug. The thread must survive: all others depend on it.
-                    log.exception("the %s thread met an unexpected error", self._thread.name)
+                    log.exception("unexpected error in the %s thread", self._thread.name)
             for call in calls:
                 call.function(*call.args)
             if stopping:

@@ -218,7 +218,7 @@ class Dispatcher(Channel):
         try:
             function(*args)
         except Exception:
-            log.exception("the dispatcher met an unexpected error")
+            log.exception("unexpected error in the dispatcher")
             self._end()
 
     def connect(self, transport: Transport) -> None:
@@ -430,7 +430,9 @@ class Dispatcher(Channel):
     def _give_up(self) -> None:
         """Record which requests workers still have. The others were recalled when the stop began."""
         now = datetime.now().astimezone().isoformat(" ", "seconds")
-        if count := self.core.give_up(f"the server stopped at {now} while a worker had it, which may go on with it"):
+        if count := self.core.give_up(
+            f"the server stopped at {now} while a worker had the request; that worker may continue"
+        ):
             text = "%d requests are still running: they are dispatched again, and their workers may continue"
             log.warning(text, count, extra=event("given-up"))
 

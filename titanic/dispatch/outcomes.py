@@ -158,7 +158,7 @@ class CompletionEvents:
     def __init__(self, settings: KnownSettings, inbox: Inbox[Arrived]) -> None:
         self.settings = settings
         self._inbox = inbox
-        self._incident = Incident(log, "store a request for the end of another")
+        self._incident = Incident(log, "store a notification of the end of a request")
 
     def store(self, transaction: WriteTransaction, uuids: Sequence[bytes], now_us: int) -> Stored:
         """Store a request for each of these that ended in this transaction, where one is wanted."""

@@ -36,7 +36,7 @@ class FailureLog:
         kind, held = self._throttle.take(service, None, now)
         if held:
             if held == 1:
-                text = "more requests%s fail: counted for %.0f s, not listed; see titanic ls --state failed"
+                text = "more requests%s are failing: for %.0f s they are only counted; see titanic ls --state failed"
                 log.warning(text, _of(kind), WINDOW, extra=_about(kind))
             return
         word, text = status.name.lower(), one_line(reason, MOST_TEXT)
@@ -72,7 +72,7 @@ class PresenceLog:
     def update(self, workers: Mapping[bytes, int]) -> None:
         """Compare with the services that have workers now, and how many."""
         for name in sorted(self._present - workers.keys()):
-            log.warning("%s has no worker any more", _shown(name), extra=event("no-worker", service=name))
+            log.warning("%s has no workers left", _shown(name), extra=event("no-worker", service=name))
         for name in sorted(workers.keys() - self._present):
             log.info("%s has a worker", _shown(name), extra=event("worker", service=name))
         self._present = set(workers)

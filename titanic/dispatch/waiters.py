@@ -36,7 +36,7 @@ def read(body: Frames) -> tuple[float, bytes] | None:
     return None if uuid is None or not math.isfinite(seconds) or seconds < 0 else (seconds, uuid)
 
 
-BAD_WAIT = tsp.bad_request("a titanic.wait is a number of seconds and a UUID of 32 hexadecimal digits")
+BAD_WAIT = tsp.bad_request("titanic.wait takes a number of seconds and a UUID of 32 hexadecimal digits")
 
 
 class Owner(Protocol):
@@ -98,12 +98,12 @@ class Waiters:
                 refused.append((ask, BAD_WAIT))
                 continue
             if len(self._known) >= MOST_WAITERS:
-                refused.append((ask, tsp.failure(f"busy: {MOST_WAITERS} clients wait already")))
+                refused.append((ask, tsp.failure(f"busy: {MOST_WAITERS} clients are already waiting")))
                 continue
             if ask.user is not None:
                 waiting = self._of_users.get(ask.user.owner, 0)
                 if waiting >= MOST_OF_USER:
-                    refused.append((ask, tsp.failure(f"busy: {MOST_OF_USER} clients of this user wait already")))
+                    refused.append((ask, tsp.failure(f"busy: {MOST_OF_USER} clients of this user are already waiting")))
                     continue
                 self._of_users[ask.user.owner] = waiting + 1
             seconds, uuid = parsed

@@ -20,7 +20,7 @@ from titanic.version import __version__
 
 REQUESTS = {
     "accepted": "Requests stored: their clients have a UUID.",
-    "repeated": "Requests submitted before, by their idempotency key.",
+    "repeated": "Submissions that repeated an idempotency key; nothing was stored.",
     "dispatched": "Attempts started: a request was sent to a worker.",
     "succeeded": "Requests that ended with a reply.",
     "failed": "Requests that failed for good.",
@@ -50,7 +50,7 @@ def queue(snapshot: ServerSnapshot) -> Iterator[Metric]:
     yield from _store(snapshot)
     yield _histogram("titanic_commit_seconds", "Time of a commit: changes, write and sync.", snapshot.commit_seconds)
     yield _histogram("titanic_commit_changes", "Changes that share a commit.", snapshot.commit_sizes)
-    yield GaugeMetricFamily("titanic_waiting_clients", "Clients that wait for a reply.", value=snapshot.waiting_clients)
+    yield GaugeMetricFamily("titanic_waiting_clients", "Clients waiting for a reply.", value=snapshot.waiting_clients)
     yield threads(snapshot.lags)
     if snapshot.broker is not None:
         yield from broker(snapshot.broker)
@@ -73,14 +73,14 @@ def broker(counters: Mapping[str, int]) -> Iterator[Metric]:
     """The families of a broker."""
     gauges = {
         "waiting": ("titanic_broker_waiting", "Requests that wait for a worker in the broker's memory."),
-        "waiting_bytes": ("titanic_broker_waiting_bytes", "Memory that these requests take."),
+        "waiting_bytes": ("titanic_broker_waiting_bytes", "Memory used by requests that wait in the broker's memory."),
         "workers": ("titanic_broker_workers", "Registered workers."),
         "workers_busy": ("titanic_broker_workers_busy", "Registered workers that have a request."),
         "peers": (
             "titanic_broker_peers",
-            "Connections of clients and workers; a queue at a broker of its own has many.",
+            "Connections of clients and workers; a queue in a separate process has many.",
         ),
-        "services": ("titanic_broker_services", "Services that the broker knows."),
+        "services": ("titanic_broker_services", "Services known to the broker."),
     }
     for name, (metric, text) in gauges.items():
         yield GaugeMetricFamily(metric, text, value=counters[name])
@@ -109,7 +109,7 @@ def workers(count: Mapping[str, int | None]) -> Metric:
 
 def ready(is_so: bool) -> Metric:
     """Whether clients are served."""
-    text = "1 while clients are served, as /readyz reports; 0 also while a broker elsewhere does not answer."
+    text = "1 while clients are served, as /readyz reports; 0 also while a separate broker does not answer."
     return GaugeMetricFamily("titanic_ready", text, value=is_so)
 
 
@@ -117,7 +117,10 @@ def _services(snapshot: ServerSnapshot) -> Iterable[Metric]:
     gauges = {
         "titanic_requests_waiting": ("Requests that can be executed now and are not running.", "waiting"),
         "titanic_requests_running": ("Requests that workers have, or the broker while they wait for one.", "running"),
-        "titanic_requests_oldest_seconds": ("Age of the request that waits longest, and is not running.", "oldest"),
+        "titanic_requests_oldest_seconds": (
+            "Age of the longest-waiting request; running requests are excluded.",
+            "oldest",
+        ),
     }
     for name, (text, field) in gauges.items():
         yield _labelled(name, text, "service", {key: getattr(load, field) for key, load in snapshot.services.items()})
@@ -132,7 +135,7 @@ def _store(snapshot: ServerSnapshot) -> Iterable[Metric]:
     gauges = {
         "titanic_requests_delayed": ("Requests that are delayed.", store.delayed),
         "titanic_replies_stored": ("Requests that have ended and are not closed.", store.replies),
-        "titanic_store_capacity_bytes": ("Size to which the store may grow.", store.capacity),
+        "titanic_store_capacity_bytes": ("Size limit of the store.", store.capacity),
         "titanic_store_used_bytes": ("Bytes of the store in use.", store.used),
         "titanic_store_free_bytes": ("Bytes of the store not in use.", max(0, store.capacity - store.used)),
         "titanic_store_closed": ("Closed requests in the ring.", store.closed),
@@ -164,7 +167,7 @@ def _node(node: NodeSnapshot) -> Iterable[Metric]:
     yield InfoMetricFamily("titanic_node", "This server among those that share its store.", value={"name": node.name})
     gauges = {
         "titanic_nodes": ("Live servers that share the store.", node.nodes),
-        "titanic_nodes_draining": ("Those of them that are draining.", node.draining),
+        "titanic_nodes_draining": ("Live servers that are draining.", node.draining),
         "titanic_node_lease_seconds": (
             "Time for which this server may dispatch if it does not renew its lease; 0: it may not.",
             node.lease,

@@ -182,7 +182,7 @@ class _Asked(BaseHTTPRequestHandler):
 
     def _metrics(self) -> None:
         if (admits := self.server.admits) is not None and not admits(self._token()):
-            log.warning("no metrics for %s: no token of a user with metrics = true", self.client_address[0])
+            log.warning("refused metrics to %s: it sent no token of a user with metrics = true", self.client_address[0])
             text = b"a bearer token of a user with metrics is needed; titanic keys token makes one\n"
             challenge = {"WWW-Authenticate": 'Bearer realm="titanic"'}
             self._answer(HTTPStatus.UNAUTHORIZED, "text/plain; charset=utf-8", text, challenge)

@@ -101,7 +101,9 @@ class Jobs:
         for service, request in list(self._running.values()):
             late = now - (request.deadline or now)
             if late > self._config.overdue:
-                self._reports.say(stuck=f"works on {request.uuid} of {service}, {duration(late)} beyond its limit")
+                self._reports.say(
+                    stuck=f"is still running {request.uuid} of {service}, {duration(late)} beyond its limit"
+                )
 
     def _tell_registered(self) -> None:
         if not self._registered:
@@ -191,7 +193,7 @@ def _submit_ticks(scheduler: Scheduler) -> None:
     try:
         scheduler.run()
     except TitanicError as error:
-        log.error("the schedules of the tasks do not run: %s", error)
+        log.error("the schedules of the tasks are not running: %s", error)
 
 
 def _prepare(config: ChildConfig, reports: Reports) -> tuple[MultiWorker, Scheduler | None]:

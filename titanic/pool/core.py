@@ -157,16 +157,14 @@ class PoolCore:
             return
         if "leaving" in message:
             child.leaving = True
-            self._say("info", f"process {number} {message['leaving']}; another takes its place")
+            self._say("info", f"process {number} {message['leaving']}; replacing it")
         elif "stuck" in message:
-            self._replace(child, f"{message['stuck']}; another takes its place", now + self.config.grace)
+            self._replace(child, f"{message['stuck']}; replacing it", now + self.config.grace)
         elif "fault" in message:
             child.leaving = True
             self._unusable(str(message["fault"]), now)
         elif self.config.memory is not None and memory > self.config.memory:
-            text = (
-                f"has {memory >> 20} MiB of memory, more than {self.config.memory >> 20} MiB; another takes its place"
-            )
+            text = f"has {memory >> 20} MiB of memory, more than {self.config.memory >> 20} MiB; replacing it"
             self._replace(child, text, None)
 
     def gone(self, number: int, how: str, now: float) -> None:
@@ -178,13 +176,13 @@ class PoolCore:
         self._pause = self._longer() if bad_start else 0.0
         self._start_at = now + self._pause
         when = f" in {duration(self._pause)}" if self._pause else ""
-        self._say("error", f"process {number} {how}; another takes its place{when}")
+        self._say("error", f"process {number} {how}; replacing it{when}")
 
     def changed(self, what: str, now: float) -> None:
         """The source has changed."""
         if self._stopping:
             return
-        self._say("info", f"{what} has changed; starting again")
+        self._say("info", f"{what} has changed; restarting")
         for child in self._staying():
             self._leave(child, now + self.config.grace)
         self._start_at, self._pause = now, 0.0
@@ -207,11 +205,11 @@ class PoolCore:
             if child.kill_at is not None and now >= child.kill_at:
                 child.kill_at = None
                 self.killed += not self._at_once
-                self._say("warning", f"process {child.number} is killed: its jobs were not done in time")
+                self._say("warning", f"killing process {child.number}: its jobs did not finish in time")
                 self._actions.append(SendSignal(child.number, signal.SIGKILL))
             elif child.ready and not child.leaving and now >= child.heard + self.config.watchdog:
                 self._say(
-                    "error", f"process {child.number} has said nothing for {duration(self.config.watchdog)}; killing it"
+                    "error", f"process {child.number} has been silent for {duration(self.config.watchdog)}; killing it"
                 )
                 child.leaving, child.kill_at = True, now + LAST_WORDS
                 self._actions.append(SendSignal(child.number, signal.SIGABRT))

@@ -30,8 +30,8 @@ from titanic.util.text import quoted
 MOST_BYTES = 1 << 20
 """Bytes of a body, and of a reply, that titanic.list returns of a request."""
 
-_A_KEY = f"text of 1 to {MAX_KEY} bytes"
-_KEYS = f"texts of 1 to {MAX_KEY} bytes"
+_A_KEY = f"a string of 1 to {MAX_KEY} bytes"
+_KEYS = f"strings of 1 to {MAX_KEY} bytes"
 _TRACE = "a traceparent, as in 00-<32 hex digits>-<16 hex digits>-01"
 _TYPE = "a content type: 1 to 127 printable characters of ASCII"
 _DIGEST = "1 to 128 hexadecimal digits"
@@ -43,16 +43,16 @@ Ids = Annotated[
     list[Id], Meta(max_length=MOST_UUIDS, description=f"a list of at most {MOST_UUIDS} UUIDs of 32 hexadecimal digits")
 ]
 Seconds = Annotated[
-    float, Meta(gt=0, le=MOST_SECONDS, description="a number of seconds above 0, and ten years at most")
+    float, Meta(gt=0, le=MOST_SECONDS, description="a number of seconds, more than 0 and at most ten years")
 ]
-Delay = Annotated[float, Meta(ge=0, le=MOST_SECONDS, description="a number of seconds from 0, and ten years at most")]
+Delay = Annotated[float, Meta(ge=0, le=MOST_SECONDS, description="a number of seconds from 0 to ten years")]
 Age = Annotated[float, Meta(ge=0, lt=1e10, description="a number of seconds from 0 to 10 000 000 000")]
 Key = Annotated[str, Meta(min_length=1, max_length=MAX_KEY, description=_A_KEY)]
 Keys = Annotated[list[Key], Meta(description=f"a list of {_KEYS}")]
 FewKeys = Annotated[
     tuple[Key, ...], Meta(max_length=MOST_TOGETHER, description=f"a list of at most {MOST_TOGETHER} {_KEYS}")
 ]
-SomeTexts = Annotated[list[str], Meta(max_length=MOST_UUIDS, description=f"a list of at most {MOST_UUIDS} texts")]
+SomeTexts = Annotated[list[str], Meta(max_length=MOST_UUIDS, description=f"a list of at most {MOST_UUIDS} strings")]
 Priority = Annotated[int, Meta(ge=0, le=MAX_PRIORITY, description=f"a whole number from 0 to {MAX_PRIORITY}")]
 Attempts = Annotated[int, Meta(ge=1, le=65535, description="a whole number from 1 to 65535")]
 Trace = Annotated[str, Meta(pattern=rf"^{TRACEPARENT.pattern}$(?!\n)", description=_TRACE)]
@@ -162,9 +162,9 @@ class ArchiveAction(Message, tag_field="do", tag="archive"):
 
     register: Flag | None = None
     upto: Number | None = None
-    uuid: Annotated[Id, Meta(description="that of the request with the number upto, 32 hexadecimal digits")] | None = (
-        None
-    )
+    uuid: (
+        Annotated[Id, Meta(description="the UUID of the request with the number upto: 32 hexadecimal digits")] | None
+    ) = None
     store: Id | None = None
     archive: Id | None = None
     name: Text = ""
@@ -177,7 +177,7 @@ class ArchiveAction(Message, tag_field="do", tag="archive"):
 class DrainAction(Message, tag_field="do", tag="drain"):
     """titanic.admin: drain a node."""
 
-    node: Annotated[str, Meta(description="a name, or a number as text")] | None = None
+    node: Annotated[str, Meta(description="a name, or a number as a string")] | None = None
 
 
 class SetAction(Message, tag_field="do", tag="set"):
@@ -265,7 +265,7 @@ def _fault(declared: type[Struct], error: msgspec.ValidationError) -> str:
     text = str(error)
     if unknown := _UNKNOWN.match(text):
         known = [*declared.__struct_fields__, declared.__struct_config__.tag_field]
-        return f"unknown option {quoted(unknown[1])}; there are {', '.join(sorted(filter(None, known)))}"
+        return f"unknown option {quoted(unknown[1])}; known: {', '.join(sorted(filter(None, known)))}"
     if at := _AT.search(text):
         return _must_be(declared, at[1] or at[2])
     return "options are not a JSON object"

@@ -33,15 +33,15 @@ BUSY_SERVICES = (tsp.REQUEST, tsp.REPLY, tsp.CLOSE, tsp.SUBMIT, tsp.WAIT)
 
 FOREIGN = (
     "the broker at %s (MDP %s) is not a titanic broker: a request that is closed or expires after it was sent is"
-    " executed nevertheless, and one without a reply after attempt_timeout, %g s, is sent to a second worker even"
-    " if the first one still runs it; with 'titanic broker' neither happens"
+    " still executed, and a request without a reply after attempt_timeout, %g s, is sent to a second worker even"
+    " if the first one still runs it; use 'titanic broker' to avoid both"
 )
 """P2 and P4 need a broker that knows which worker has a request, and returns requests that no worker has."""
 
 
 SAYS_NOTHING = (
-    "the broker at %s does not report which services have workers (RFC 8): a request for one without workers waits"
-    " there, and is a failed attempt after attempt_timeout, %g s"
+    "the broker at %s does not report which services have workers (RFC 8): a request for a service without workers"
+    " waits in that broker, and its attempt fails after attempt_timeout, %g s"
 )
 
 
@@ -118,7 +118,7 @@ class AttachedFront(Front):
         """Stop serving: the broker was replaced by one without access control. The lanes still expect the former one,
         so that all asks come from NOBODY."""
         self.problem = CallerError(
-            f"the broker at {self.endpoints[0]} has no access control any more",
+            f"the broker at {self.endpoints[0]} no longer has access control",
             "anyone who connects there could read and close users' requests, and execute them",
             "start it with --access again, and then this queue; if this is intended, just restart this queue",
         )
@@ -129,13 +129,13 @@ class AttachedFront(Front):
             self.problem = CallerError(
                 f"another node of this store serves the broker at {self.endpoints[0]} already",
                 f"it shares {other} with this one",
-                "give each node a broker of its own: each node would send as much as all of the workers can take",
+                "give each node its own broker: otherwise each node would dispatch enough for all of the workers",
             )
             return
         self.problem = CallerError(
             f"another queue serves the broker at {self.endpoints[0]} already",
             f"its store is {other}",
-            "stop that one first, or use another broker: each would get requests for the other",
+            "stop that one first, or use another broker: otherwise each would receive requests of the other",
         )
 
     def register(self) -> None:

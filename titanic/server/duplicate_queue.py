@@ -141,7 +141,7 @@ class DuplicateQueueCheck(SessionChannel[ClientSession]):
             self._done = True
         else:
             if not self._registered and self.session.config.version != UNANSWERING:
-                log.info("the queue that is registered at %s does not answer: taking its place", self._endpoint)
+                log.info("the queue that is registered at %s does not answer: replacing it", self._endpoint)
             self._go_on(now)
 
     def _go_on(self, now: float) -> None:

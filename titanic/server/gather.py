@@ -101,7 +101,7 @@ class GatherEndpoint:
         while len(messages) < room and (message := self._gather.receive(wait)) is not None:
             frames = self._unpack(message)
             if frames is None:
-                self._drop("it is not packed")
+                self._drop("its format is invalid")
             else:
                 messages.append(frames)
             wait, came = 0.0, True

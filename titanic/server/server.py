@@ -57,8 +57,8 @@ SHORTAGES = {
 ENDING = "shutting down: try again in a moment"
 """The answer to new requests during the shutdown."""
 
-DRAINING = tsp.draining("this node ends soon: another one takes new requests")
-CUT_OFF = tsp.draining("this node cannot reach the database, but others could: ask another one")
+DRAINING = tsp.draining("this node is shutting down: use another node")
+CUT_OFF = tsp.draining("this node cannot reach the database, but others may: use another node")
 """The answer of a node that is cut off while other nodes serve."""
 
 

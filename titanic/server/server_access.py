@@ -84,7 +84,7 @@ class ServerAccess:
             raise AccessError(f"{self._path}: it was still changing after {waited:g} s; reload when it is complete")
         file = broker.AccessFile(self._path)
         if _has_admin(self.access) and not _has_admin(file.access) and not file.allows_lockout:
-            fact = "no user has admin = true any more, so that no user could administer the server"
+            fact = "no user would have admin = true, so no user could administer the server"
             raise AccessError(f"{self._path}:1: {fact}; grant it to one, or set allow_lockout = true if intended")
         return file.access
 

@@ -84,9 +84,9 @@ class AdminWrite:
                     self._forbidden.append((ask.user, str(error), b""))
                 self._answers.append((ask, tsp.forbidden(tsp.ADMIN, str(error))))
             except _UserFull as error:
-                self._answers.append((ask, tsp.failure(f"user full: {error}; what was before it is done")))
+                self._answers.append((ask, tsp.failure(f"user full: {error}; the requests before that were retried")))
             except StoreFull as error:
-                self._answers.append((ask, tsp.failure(f"not done, or not all of it: {error}")))
+                self._answers.append((ask, tsp.failure(f"not done, or only in part: {error}")))
 
     def __len__(self) -> int:
         return len(self._asks)
@@ -107,7 +107,7 @@ class AdminWrite:
         if options.uuids is not UNSET:
             uuids = [bytes.fromhex(uuid) for uuid in options.uuids]
             if len(uuids) > self._most:
-                raise ValueError(f"the store is so full that only {self._most} requests can be named at a time")
+                raise ValueError(f"the store is nearly full: name at most {self._most} requests at a time")
         else:
             older = options.older_than
             page = transaction.select(

@@ -71,13 +71,13 @@ def drain(transaction: WriteTransaction, node: str | None, me: int | None) -> di
     if node is None:
         chosen = [row for row in rows if row.incarnation == me]
         if not chosen:
-            raise ValueError("this node has no lease at the moment; try again, or name another one")
+            raise ValueError("this node has no lease at the moment; try again, or name another node")
     else:
         chosen = [row for row in rows if node in (row.name, str(row.incarnation))]
     if not chosen:
-        raise ValueError(f"no node is called {quoted(node)}; there are {', '.join(row.name for row in rows)}")
+        raise ValueError(f"there is no node {quoted(node)}; known: {', '.join(row.name for row in rows)}")
     if len(chosen) > 1:
         numbers = ", ".join(" ".join([str(row.incarnation), "at", *row.endpoints]) for row in chosen)
-        raise ValueError(f"{len(chosen)} nodes are called {quoted(node)}; give the incarnation of one: {numbers}")
+        raise ValueError(f"{len(chosen)} nodes have the name {quoted(node)}; give the incarnation of one: {numbers}")
     tx.drain_nodes([row.incarnation for row in chosen])
     return {"done": len(chosen), "nodes": [document(row, me) for row in chosen]}

@@ -101,4 +101,4 @@ class Refusals:
 
 def not_owned(user: User, uuid: bytes) -> str:
     """The log text for another user's request."""
-    return f"request {uuid.hex()} is not one of user '{user.name}'"
+    return f"request {uuid.hex()} does not belong to user '{user.name}'"

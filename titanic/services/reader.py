@@ -42,7 +42,7 @@ FORESEEN = 4096
 MOST = 10_000
 """Maximum postponed asks of one peer; more are refused."""
 
-TOO_MANY = tsp.failure("busy: too many asks of this client wait already; read their answers first")
+TOO_MANY = tsp.failure("busy: too many calls of this client are already waiting; read their replies first")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

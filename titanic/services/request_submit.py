@@ -90,7 +90,7 @@ class AcceptWrite:
         if most is not None and self._size > most:  # the sum over all messages usually suffices
             for request in requests:
                 if (size := sum(map(len, request.body))) > most:
-                    raise ValueError(f"body has {size} bytes; this server takes at most {most}")
+                    raise ValueError(f"body has {size} bytes; this server accepts at most {most}")
 
     def _accept(
         self, transaction: WriteTransaction, asks: Sequence[_Parsed], now_us: int, *, alone: bool = False
@@ -225,11 +225,11 @@ def over_limit(load: Load, limits: ServiceLimits | UserLimits, more: int, size: 
     """Return why `more` requests of `size` bytes exceed a limit; None: they do not. The size is that of the bodies for
     a service, of everything stored for a user."""
     if limits.waiting and load.waiting + more > limits.waiting:
-        return f"{load.waiting} requests wait for {subject}; its limit is {limits.waiting}"
+        return f"{load.waiting} requests are waiting for {subject}; its limit is {limits.waiting}"
     if limits.bytes and load.bytes + size > limits.bytes:
         if isinstance(limits, UserLimits):  # what has ended counts as well
-            return f"{load.bytes} bytes are kept for {subject}; its limit is {limits.bytes}: close what has ended"
-        return f"{load.bytes} bytes wait for {subject}; its limit is {limits.bytes}"
+            return f"{load.bytes} bytes are kept for {subject}; its limit is {limits.bytes}: close ended requests"
+        return f"{load.bytes} bytes are waiting for {subject}; its limit is {limits.bytes}"
     return None
 
 

@@ -50,7 +50,7 @@ class ServiceHandler:
             size = sum(len(frame) for ask in batch for frame in ask.body)
             waiting = self._bytes_taken - self._context.bytes_written
             if waiting and waiting + size > self._context.most_bytes:
-                text = f"busy: {waiting} bytes wait for the disk; try again in a moment"
+                text = f"busy: {waiting} bytes are waiting for the disk; try again in a moment"
                 self._context.refused["busy"] += len(batch)
                 self._context.send_answers([(ask, tsp.failure(text)) for ask in batch])
                 return

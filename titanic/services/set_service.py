@@ -28,7 +28,7 @@ def apply(transaction: WriteTransaction, options: SetAction) -> tuple[ServiceSet
     if options.on_end is not UNSET:
         on_end = b"" if options.on_end is None else _name("on_end", options.on_end)
         if on_end == service:
-            raise ValueError("on_end must be another service, or each end would make a new request")
+            raise ValueError("on_end must be another service: otherwise each notification would cause another")
         setting = setting._replace(on_end=on_end)
     settings = transaction.set_service(service, setting)
     return settings, {"done": int(setting != before), "service": service.decode(), **_as_json(setting)}

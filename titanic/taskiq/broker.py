@@ -285,7 +285,7 @@ class TitanicResultBackend(AsyncResultBackend[R]):
             states |= of_these
             again += KEYS
         if not uuids:
-            raise UnknownTask(f"task {task_id} has no request", "it was not sent, or too long ago")
+            raise UnknownTask(f"task {task_id} has no request", "it was never sent, or was sent too long ago")
         if not states:
             raise UnknownRequest(f"the request of task {task_id} was closed", "", "send the task again")
         return [(uuid, states[uuid]) for uuid in reversed([*uuids.values()]) if uuid in states]

@@ -232,7 +232,7 @@ class Definition:
     def _call(self, frames: list[bytes]) -> tuple[Call, FlowPlace | None]:
         """The call, and its place if it is a step of a flow."""
         if len(frames) != 1:
-            raise Failed(f"a request for {self.service} has {len(frames)} frames; this version takes one")
+            raise Failed(f"a request for {self.service} has {len(frames)} frames; this version accepts one")
         try:
             (args, kwargs), flow = self.values.read_step(frames[0])
         except UnknownArguments as error:
@@ -263,9 +263,7 @@ class Definition:
         self._log(text, None if isinstance(error, self._declared) else error)
         if isinstance(error, self._declared) and type(error) not in self._warned and (why := unlike(error, detail)):
             self._warned.add(type(error))
-            what = (
-                "clients of %s cannot make %s again of its arguments (%s); have its __init__ pass all that it takes on"
-            )
+            what = "clients of %s cannot recreate %s from its arguments (%s); its __init__ must pass on all of them"
             log.warning(what, self.service, type(error).__name__, why)
         fatal = isinstance(error, self._fatal)
         if self._retry_on is not None and not isinstance(error, self._retry_on):

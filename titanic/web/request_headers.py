@@ -121,14 +121,14 @@ def read_submit_options(request: Request) -> dict[str, Any]:
             name = raw.decode("latin-1")
             if name not in OPTIONS:
                 known = ", ".join(map(header_title, OPTIONS))
-                raise HTTPProblem(400, f"the header {header_title(name)} is unknown; known are {known}")
+                raise HTTPProblem(400, f"the header {header_title(name)} is unknown; known: {known}")
             option, read, _ = OPTIONS[name]
             if option in options:
-                raise HTTPProblem(400, f"the header {header_title(name)} is there twice; give it once")
+                raise HTTPProblem(400, f"the header {header_title(name)} is given twice; give it once")
             options[option] = read(header_title(name), value.decode("latin-1"))
         elif raw == b"idempotency-key":
             if "key" in options:
-                raise HTTPProblem(400, "the header Idempotency-Key is there twice; give it once")
+                raise HTTPProblem(400, "the header Idempotency-Key is given twice; give it once")
             options["key"] = _key(value.decode("latin-1"))
         elif raw == b"traceparent" and TRACEPARENT.fullmatch(trace := value.decode("latin-1")):
             options["trace"] = trace
@@ -180,9 +180,9 @@ def read_query(request: Request, names: Collection[str]) -> dict[str, str]:
         return found
     for name, value in request.query_params.multi_items():
         if name not in names:
-            known = f"known are {', '.join(names)}" if names else "this takes none"
+            known = f"known: {', '.join(names)}" if names else "there are none here"
             raise HTTPProblem(400, f"the parameter {quoted(name)} is unknown; {known}")
         if name in found:
-            raise HTTPProblem(400, f"the parameter {name} is there twice; give it once")
+            raise HTTPProblem(400, f"the parameter {name} is given twice; give it once")
         found[name] = value
     return found

@@ -71,7 +71,7 @@ def when(microseconds: int | None) -> Markup:
     try:
         moment = datetime.fromtimestamp(microseconds / 1e6, UTC)
     except (ValueError, OverflowError, OSError):
-        return Markup("far away")
+        return Markup("out of range")
     machine, people = moment.isoformat(timespec="milliseconds"), moment.strftime("%Y-%m-%d %H:%M:%S UTC")
     return Markup('<time datetime="{}">{}</time>').format(machine, people)
 
@@ -83,7 +83,7 @@ def since(microseconds: int | None) -> Markup:
     try:
         machine = datetime.fromtimestamp(microseconds / 1e6, UTC).isoformat(timespec="milliseconds")
     except (ValueError, OverflowError, OSError):
-        return Markup("far away")
+        return Markup("out of range")
     return Markup('<time datetime="{}" data-ago>{}</time>').format(machine, ago(microseconds))
 
 

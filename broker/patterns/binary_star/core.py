@@ -83,8 +83,8 @@ TRANSITIONS: dict[tuple[StarState, StarEvent], StarStep] = {
 FAULTS = {
     StarState.ACTIVE: "both servers are active: they lost contact, and both answered clients; make sure that the "
     "other one has stopped too, compare what they did, then start both again",
-    StarState.PASSIVE: "both servers are passive: no client is answered; make sure that the other one has stopped too, "
-    "then start both again",
+    StarState.PASSIVE: "both servers are passive: neither answers clients; make sure that the other one has stopped "
+    "too, then start both again",
 }
 
 TWINS = "both servers were started as {}: start one as the primary and the other as the backup"

@@ -186,7 +186,7 @@ class BinaryStar(CoreRunner[BinaryStarCore]):
             self._callbacks[active]()
         if self.core.fault is not None and not self._warned:
             self._warned = True
-            log.warning("no client is answered any more: %s", self.core.fault)
+            log.warning("clients are no longer answered: %s", self.core.fault)
         if self.core.over:
             self.loop.stop()
 

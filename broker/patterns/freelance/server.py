@@ -26,7 +26,9 @@ class NotPublic(UsageError):
     """A server of model 3 has no endpoint that clients could connect to."""
 
     def __init__(self, endpoint: str, why: str) -> None:
-        super().__init__(f"{endpoint} {why}; model 3 needs what clients connect to as `public`: tcp://10.0.0.1:5555")
+        super().__init__(
+            f"{endpoint} {why}; model 3 needs the endpoint for clients as `public`, like tcp://10.0.0.1:5555"
+        )
         self.endpoint = endpoint
         self.why = why
 

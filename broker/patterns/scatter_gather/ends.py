@@ -105,7 +105,7 @@ class Unread(BrokerError):
 
     def __init__(self) -> None:
         super().__init__(
-            f"messages were still arriving {LAST:g} s after the stop; those in transit are lost, an unknown number; "
+            f"messages were still arriving {LAST:g} s after the stop; an unknown number in transit is lost; "
             "stop the senders first"
         )
 
@@ -247,7 +247,9 @@ class Scatter(SharedSocket):
                 return
             except Unreachable as error:
                 if over(until):
-                    raise TimedOut(f"no receiver took the message in {timeout:g} s; is a receiver running?") from error
+                    raise TimedOut(
+                        f"no receiver accepted the message within {timeout:g} s; is a receiver running?"
+                    ) from error
             finally:
                 self._leave()
         raise UsageError("the sender is closed")
@@ -297,7 +299,7 @@ class ScatterSockets:
         end, pause = time.monotonic() + self._patience, _PAUSE
         while not self._take(message):
             if time.monotonic() >= end:
-                raise Unreachable("no receiver takes the message")
+                raise Unreachable("no receiver accepts the message")
             time.sleep(pause)
             pause = min(2 * pause, _PAUSE_MOST)
 

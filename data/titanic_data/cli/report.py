@@ -45,7 +45,12 @@ OUT = click.Path(path_type=Path, dir_okay=False)
     default="hour",
     help="For latency, throughput and backlog: the period of a row.",
 )
-@option("--endpoint", metavar="ENDPOINT", default=None, help="For duplicates: also print how many this queue avoided.")
+@option(
+    "--endpoint",
+    metavar="ENDPOINT",
+    default=None,
+    help="For duplicates: also print how many duplicates this queue avoided.",
+)
 @key_options
 @option("--where", metavar="SQL", default=None, help="Only requests for which this condition is true.")
 @option("--live", is_flag=True, help="Read the ring of --store instead of an archive.")

@@ -95,7 +95,9 @@ def test_certificates_are_given_by_their_hashes(file: Path) -> None:
     access = load_access(file)
     assert access.certificates == {"0a" * 32: access.users["u"]}
     file.write_text("[users.u]\ncertificates = ['ann.pem']")
-    with pytest.raises(AccessError, match=r"2: .*a certificate is given by its hash, sha256: and 64 hex.*openssl x509"):
+    with pytest.raises(
+        AccessError, match=r"2: .*a certificate is written as its hash: sha256: and 64 hex.*openssl x509"
+    ):
         load_access(file)
     file.write_text(f"[users.u]\ncertificates = ['{TOKEN}']\n[users.v]\ncertificates = ['{TOKEN}']")
     with pytest.raises(AccessError, match=r"4: .*user u has the same certificate"):
@@ -187,8 +189,8 @@ WRONG = [
     ("[users.a]\nread = own", 2, "this is not TOML: Invalid value; correct the line"),
     ("[users.a]\nsubmit = ['x'\n", 2, "this is not TOML: Unclosed array"),
     ("[users.a]\n[users.a]", 2, "this is not TOML: Cannot declare ('users', 'a') twice"),
-    (f"x = {'[' * 5000}", 1, "this is not TOML that can be read: "),
-    (f"x = {'9' * 5000}", 1, "this is not TOML that can be read: "),
+    (f"x = {'[' * 5000}", 1, "this TOML cannot be read: "),
+    (f"x = {'9' * 5000}", 1, "this TOML cannot be read: "),
     # What nobody knows.
     ("[user.shop]", 1, "unknown [user]; did you mean users?"),
     ("\nopen = true", 2, "unknown [open]; here may be roles, users, endpoints"),
@@ -202,7 +204,7 @@ WRONG = [
     ("[users]\nshop = 'x'", 2, "[users.shop] is a string; it must be a table, like [users.NAME]"),
     ("[[users]]\nshop = 'x'", 1, "users is a list; it must be tables, like [users.NAME]"),
     (U + "submit = 'mail.*'", 2, '[users.u] submit is a string; it must be a list of strings, like ["mail.*"]'),
-    (U + "work = ['a', 3]", 2, "[users.u] work has a number in it; it must be a list of strings"),
+    (U + "work = ['a', 3]", 2, "[users.u] work contains a number; it must be a list of strings"),
     (U + "close = 'yes'", 2, "[users.u] close is a string; it must be true or false"),
     (U + "admin = 1", 2, "[users.u] admin is a number; it must be true or false"),
     (U + "read = 'mine'", 2, '[users.u] read is \'mine\'; it must be "own" or "all"; leave it out if nothing'),
@@ -221,7 +223,7 @@ WRONG = [
     ("[users.'']", 1, "'' cannot be the name of a user"),
     ('[roles."a\\n"]', 1, "'a\\n' cannot be the name of a role"),
     (U + "roles = [\n'sendr']\n[roles.sender]", 3, "[users.u] roles: there is no role 'sendr'; did you mean sender?"),
-    (U + "roles = ['x']", 2, "[users.u] roles: there is no role 'x'; add it, or take it out here"),
+    (U + "roles = ['x']", 2, "[users.u] roles: there is no role 'x'; define it, or remove it here"),
     # Patterns.
     (U + "submit = ['']", 2, "[users.u] submit: '' matches no service: service name is empty; write it like mail or"),
     (U + 'submit = ["a\\u0000"]', 2, "[users.u] submit: 'a\\x00' matches no service: service name has unprintable"),
@@ -232,8 +234,8 @@ WRONG = [
     (U + "keys = ['shop.key']", 2, "[users.u] keys: FOLDER/shop.key: there is no such key file"),
     (U + "keys = ['shop.key_secret']", 2, "[users.u] keys: 'shop.key_secret' is a secret key file, which belongs to"),
     (U + "keys = ['\\n.key']", 2, "[users.u] keys: FOLDER/\\n.key: there is no such key file"),
-    (U + "tokens = ['open sesame']", 2, "[users.u] tokens: a token is given by its hash, sha256: and 64 hexadecimal"),
-    (U + f"tokens = ['{TOKEN[:-1]}']", 2, "[users.u] tokens: a token is given by its hash"),
+    (U + "tokens = ['open sesame']", 2, "[users.u] tokens: a token is written as its hash: sha256: and 64 hexadecimal"),
+    (U + f"tokens = ['{TOKEN[:-1]}']", 2, "[users.u] tokens: a token is written as its hash"),
     (
         U + f"keys = ['{KEY}']\n[users.v]\nkeys = [\n'{OTHER}',\n'{KEY}']",
         6,
@@ -255,7 +257,7 @@ WRONG = [
     (
         U + "[endpoints.'tcp://127.0.0.1:1']\nuser = 'u'\nuids = [0]",
         4,
-        '[endpoints."tcp://127.0.0.1:1"] uids: only an ipc:// endpoint knows the user that connects; leave them out',
+        '[endpoints."tcp://127.0.0.1:1"] uids: only ipc:// endpoints can check uids; leave them out',
     ),
     (U + "[endpoints.'ipc://x']\nuser = 'u'\nuids = []", 4, '[endpoints."ipc://x"] uids names no user; write it like'),
     (U + "[endpoints.'ipc://x']\nuser = 'u'\nuids = 0", 4, '[endpoints."ipc://x"] uids is a number; write it like'),

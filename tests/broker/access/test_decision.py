@@ -76,7 +76,7 @@ DECIDED = [
         "closer close",
         False,
         "close = true",
-        'closer closes only what it reads, which is nothing; it needs read = "own" or read = "all"',
+        'closer may close only what it may read, which is nothing; it needs read = "own" or read = "all"',
     ),
     ("figures metrics", True, "metrics = true", "figures has metrics"),
     ("boss metrics", True, "admin = true", "boss is an admin, which sees all statistics"),

@@ -126,7 +126,10 @@ def test_a_rule_that_fails_refuses(played: Played) -> None:
 
     played.guard.rules[b"titanic.submit"] = fail
     played.core.integrate(b"titanic.submit")
-    assert played.ask(CALLER, b"titanic.submit", b"x") == [b"MDPE01", b"500 the rule of this service failed: KeyError"]
+    assert played.ask(CALLER, b"titanic.submit", b"x") == [
+        b"MDPE01",
+        b"500 the permission check of this service failed: KeyError",
+    ]
     assert played.core.take_batches() == []
 
 
@@ -265,7 +268,7 @@ def test_requests_of_a_user_that_wait(played: Played) -> None:
         for mark in marks:
             assert asks(one, mark) == []
         ((*_, error),) = asks(one, b"more")
-        assert error == b"503 queue full: 2 requests of user 'one' wait; try again later"
+        assert error == b"503 queue full: 2 requests of user 'one' are waiting; try again later"
 
     waits(b"1", b"2")
     assert asks(other, b"3") == []
@@ -300,7 +303,7 @@ def test_words_of_workers_are_counted(played: Played) -> None:
     assert played.core.workers == {}
     assert played.guard.refusals == {("busy", "messages"): 1}
     (report,) = played.guard.take_reports()
-    assert report.first.why == "workers of user 'busy' say more than 3 things a second"
+    assert report.first.why == "workers of user 'busy' send more than 3 messages a second"
     assert played.ask(busy, b"mmi.service", b"echo") == [b"404"], "his requests have a bucket of their own"
     played.now += 0.4
     assert played.said(busy, "worker", *ready) != [disconnect]
@@ -506,9 +509,9 @@ def test_a_revoked_worker_gets_nothing_of_another(played: Played) -> None:
 HALVES: Any = pytest.mark.parametrize(
     ("settings", "size", "told"),
     [
-        ({"max_waiting": 10}, 1, b"503 queue full: 5 requests of user 'busy' wait; try again later"),
-        ({"max_waiting_per_service": 10}, 1, b"503 queue full: 5 requests of user 'busy' wait; try again later"),
-        ({"max_waiting_bytes": 10_000}, 807, b"503 queue full: 5000 bytes of user 'busy' wait; try again later"),
+        ({"max_waiting": 10}, 1, b"503 queue full: 5 requests of user 'busy' are waiting; try again later"),
+        ({"max_waiting_per_service": 10}, 1, b"503 queue full: 5 requests of user 'busy' are waiting; try again later"),
+        ({"max_waiting_bytes": 10_000}, 807, b"503 queue full: 5000 bytes of user 'busy' are waiting; try again later"),
     ],
     ids=["in all", "for a service", "bytes"],
 )
@@ -548,7 +551,7 @@ def test_one_user_has_half_of_the_workers_places() -> None:
     assert played.said(WORKER, "one more", b"MDPW02", b"\1", b"echo")[0][1] == b"\6"
     (report,) = played.guard.take_reports()
     assert (report.first.user, report.first.action) == ("worker", "workers")
-    assert report.first.why == "user 'worker' has 3 workers; one user may have 3 of 6"
+    assert report.first.why == "user 'worker' has 3 workers; the maximum per user is 3 of 6"
     other = user("other", work=["echo"])
     assert played.said(other, "o", b"MDPW02", b"\1", b"echo")[0][1] == b"\5"
     played.core.lost("w0", played.now)

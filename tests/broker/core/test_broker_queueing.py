@@ -266,7 +266,7 @@ def test_a_request_that_kills_its_workers_is_given_up() -> None:
         broker.worker(name)
         broker.working(name, b"poison")
         broker.lost(name)
-    assert broker.failed("client", b"500") == b"500 3 workers died while they had the request"
+    assert broker.failed("client", b"500") == b"500 3 workers died while processing the request"
     check_empty(broker.core)
     assert broker.core.stats["given_up"] == 1
 
@@ -337,7 +337,7 @@ def test_bound_per_service() -> None:
     broker = Transcript(max_waiting_per_service=2)
     for _ in range(3):
         broker.request("client", b"q")
-    assert b"2 requests wait for this service" in broker.failed("client", b"503")
+    assert b"2 requests are waiting for this service" in broker.failed("client", b"503")
     broker.request("client", b"q", service=b"other")
     broker.told_nothing("client")
     assert broker.core.stats["refused"] == 1
@@ -369,7 +369,9 @@ def test_bound_of_memory(message: list[bytes]) -> None:
         broker.said("client", *message)
     refused = broker.heard("client")
     assert len(refused) >= 5
-    assert all(b"bytes wait in all" in frame for reply in refused for frame in reply if frame.startswith(b"503"))
+    assert all(
+        b"bytes are waiting in total" in frame for reply in refused for frame in reply if frame.startswith(b"503")
+    )
     broker.later(100)
     assert broker.core.waiting.bytes == 0
 
@@ -382,7 +384,7 @@ def test_a_body_that_is_too_large_is_refused(served: str) -> None:
     elif served == "in the broker":
         broker.core.integrate(b"echo")
     broker.request("client", b"12345", b"678901")
-    assert broker.failed("client", b"413") == b"413 body has 11 bytes; this broker takes at most 10"
+    assert broker.failed("client", b"413") == b"413 body has 11 bytes; this broker accepts at most 10"
     broker.request("client", b"12345", b"67890")
     broker.told_nothing("client")
 
@@ -399,7 +401,7 @@ def test_joined_parts_are_bounded(part: bytes) -> None:
         said += 1
         assert said < 100, "the broker keeps any number of parts"
     (reply,) = broker.heard("client")
-    assert reply[4] == b"413 the PARTIALs of the reply passed 1000 bytes"
+    assert reply[4] == b"413 the PARTIALs of the reply exceed 1000 bytes"
     check_empty(broker.core)
 
 

@@ -87,9 +87,9 @@ def test_whoever_lives_is_chosen(seed: int) -> None:
 
 
 def test_no_server_at_all() -> None:
-    with pytest.raises(UsageError, match="at least one endpoint"):
+    with pytest.raises(UsageError, match="no endpoint given"):
         Servers([])
-    with pytest.raises(UsageError, match="at least one endpoint"):
+    with pytest.raises(UsageError, match="no endpoint given"):
         Client([])
 
 

@@ -51,7 +51,7 @@ def refusing(case: str) -> Iterator[tuple[str, Curve | None, str]]:
         "unknown": ((), curve, f"refused this key; no user there has the public key {curve.public.decode()}"),
         "server key": ((curve.public,), new_curve(new_curve().public), "has another key"),
         "missing": ((curve.public,), None, "requires a key; this client has none"),
-        "not wanted": (None, curve, "takes no keys"),
+        "not wanted": (None, curve, "does not use keys"),
     }[case]
     with keyed_router(known) as endpoint:
         yield endpoint, theirs, f"the server at {endpoint} {text}"
@@ -165,7 +165,7 @@ def test_a_user_of_the_machine_who_may_not_connect_is_told(tmp_path: Path, soon:
     with zmq.Context.instance().socket(zmq.ROUTER) as router:
         router.setsockopt(zmq.IPC_FILTER_UID, os.geteuid() + 1)
         router.bind(endpoint)
-        with Client(endpoint) as client, pytest.raises(KeyRefused, match=rf"this one \(uid {os.geteuid()}\) is not"):
+        with Client(endpoint) as client, pytest.raises(KeyRefused, match=rf"not this one \(uid {os.geteuid()}\)"):
             client.call("echo", b"hello")
 
 

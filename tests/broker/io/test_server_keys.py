@@ -134,7 +134,7 @@ def test_who_takes_a_name_is_sent_away(caplog: pytest.LogCaptureFixture) -> None
         stack.enter_context(server)
         named = stack.enter_context(raw_socket(server.endpoints[0], FRIEND, name=b"me"))
         named.send_multipart([b"", b"hello"])
-        until(lambda: "it sets its own name" in caplog.text)
+        until(lambda: "it sets its own routing id" in caplog.text)
         assert not named.poll(0)
 
 

@@ -97,7 +97,7 @@ WRONG = [
     (
         "[work]\nendpoint = 'tcp://h:70000'",
         2,
-        "[work] endpoint: 'tcp://h:70000' has an invalid port; ports go up to 65535",
+        "[work] endpoint: 'tcp://h:70000' has an invalid port; use at most 65535",
     ),
     (
         "[work]\nendpoint = 'tcp://h:0'",

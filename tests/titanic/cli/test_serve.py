@@ -163,10 +163,10 @@ def test_the_broker_has_a_queue_already(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("bind", "advice"),
     [
-        ("nonsense", "an endpoint is like tcp://127.0.0.1:5555 or ipc:///run/titanic.sock"),
-        ("tcp://127.0.0.1", "an endpoint is like"),
-        ("carrier://pigeon", "an endpoint is like"),
-        ("ipc:///no/such/folder/socket", "the folder of an ipc:// endpoint must be there"),
+        ("nonsense", "write it like tcp://127.0.0.1:5555 or ipc:///run/titanic.sock"),
+        ("tcp://127.0.0.1", "write it like"),
+        ("carrier://pigeon", "write it like"),
+        ("ipc:///no/such/folder/socket", "the directory of an ipc:// endpoint must exist"),
     ],
 )
 def test_the_address_cannot_be(tmp_path: Path, bind: str, advice: str) -> None:
@@ -179,7 +179,7 @@ def test_the_address_cannot_be(tmp_path: Path, bind: str, advice: str) -> None:
 def test_the_address_is_not_there_yet(tmp_path: Path, host: str) -> None:
     """It may come: while the machine boots, or with a failover. Whoever starts us tries again, which 2 would forbid."""
     said = refusal(tmp_path / "store", f"tcp://{host}:5555", 1)
-    assert "; this machine has no such address: choose one that it has, or 0.0.0.0 for all" in said
+    assert "; this machine has no such address: choose one of its addresses, or 0.0.0.0 for all" in said
 
 
 @pytest.mark.parametrize(

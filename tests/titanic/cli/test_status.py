@@ -114,10 +114,12 @@ def test_health_of_a_full_store(tmp_path: Path) -> None:
         bad = here("health", *at_leisure(endpoint))
         assert (bad.code, bad.out) == (2, b"critical: the store is full\n")
         assert b"closed kept; it is full\n" in here("status", "--endpoint", endpoint).out
-        server.says("ERROR titanic: cannot take new requests: the store is full; close requests, or raise its capacity")
+        server.says(
+            "ERROR titanic: cannot accept new requests: the store is full; close requests, or raise its capacity"
+        )
         client.close(*uuids[:2])
         assert here("health", *at_leisure(endpoint)).code == 0
-        server.says("INFO titanic: can take new requests again")
+        server.says("INFO titanic: can accept new requests again")
 
 
 def test_health_of_one_who_is_slow() -> None:

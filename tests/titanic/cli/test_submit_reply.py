@@ -145,7 +145,7 @@ def test_a_body_that_the_broker_would_drop_is_not_sent(at: tuple[str, str], comm
     """More than twice what it takes ends the connection; nobody would answer."""
     done = here(command, "echo", "--stdin", "--timeout", "20", *at, stdin=b"x" * (17 << 20))
     assert done.code == 1
-    assert re.search(rf"body has \d+ bytes; the broker at {at[1]} takes at most 8388608; .*--max-body", done.err)
+    assert re.search(rf"body has \d+ bytes; the broker at {at[1]} accepts at most 8388608; .*--max-body", done.err)
 
 
 # -- what becomes of a request -------------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ def test_an_endpoint_that_cannot_be(command: tuple[str, ...]) -> None:
     assert (done.code, done.out) == (2, b"")
     assert done.err.splitlines()[-1] == (
         "titanic: cannot connect to 127.0.0.1: Invalid argument;"
-        " an endpoint is like tcp://127.0.0.1:5555 or ipc:///run/titanic.sock"
+        " write it like tcp://127.0.0.1:5555 or ipc:///run/titanic.sock"
     )
 
 

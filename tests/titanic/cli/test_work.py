@@ -283,5 +283,5 @@ def test_a_reserved_service(tmp_path: Path) -> None:
         log = tmp_path / "work.log"
         with running(log, "work", "titanic.reply", "--endpoint", endpoint, "--", "cat") as worker:
             worker.says(
-                r"WARNING broker.worker: the broker at \S+ takes no worker of titanic.reply: the name is reserved"
+                r"WARNING broker.worker: the broker at \S+ refuses workers of titanic.reply: the name is reserved"
             )

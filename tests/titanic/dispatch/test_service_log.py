@@ -39,7 +39,7 @@ def test_a_flood_is_counted(caplog: pytest.LogCaptureFixture) -> None:
         log.report(UUID, b"s", Status.FAILED, "no")
     said = lines(caplog)
     assert len(said) == LINES + 1
-    assert said[-1] == "more requests for s fail: counted for 60 s, not listed; see titanic ls --state failed"
+    assert said[-1] == "more requests for s are failing: for 60 s they are only counted; see titanic ls --state failed"
     now = WINDOW
     counted = f"{1000 - LINES} more requests for s failed or expired within 60 s; see titanic ls --state failed"
     log.report(UUID, b"s", Status.EXPIRED, "no")

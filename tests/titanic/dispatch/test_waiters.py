@@ -315,7 +315,7 @@ def test_one_user_cannot_keep_others_from_waiting(hall: Hall, monkeypatch: pytes
     his = [Ask(user=USER) for _ in range(3)]
     theirs, unchecked = Ask(user=User("other", read=Reach.OWN)), Ask()
     hall.waiters.add([*his, theirs, unchecked], 0)
-    assert hall.answers == {his[2]: [b"500 busy: 2 clients of this user wait already"]}
+    assert hall.answers == {his[2]: [b"500 busy: 2 clients of this user are already waiting"]}
     hall.waiters.forget(his[0])
     again = Ask(user=USER)
     hall.waiters.add([again], 0)

@@ -89,7 +89,7 @@ def test_all_others_are_told_what_it_takes(
     for method in ("GET", "HEAD"):
         answer = ask(port, "/metrics?x=1", *headers, method=method)
         assert (answer.status, answer.getheader("WWW-Authenticate")) == (401, 'Bearer realm="titanic"')
-    assert "no metrics for 127.0.0.1" in caplog.text
+    assert "refused metrics to 127.0.0.1" in caplog.text
     assert not any(header[-20:] in caplog.text for header in headers if len(header) > 20)
 
 

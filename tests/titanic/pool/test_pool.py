@@ -108,11 +108,11 @@ def test_a_day_of_a_pool(server: Server, client: Client, tmp_path: Path) -> None
         seen = {client.wait(uuid, timeout=50)[0] for uuid in uuids}
         assert len(seen) >= 2
         for number in (1, 2):
-            worker.says(rf"process {number} has started 3 requests; another takes its place")
+            worker.says(rf"process {number} has started 3 requests; replacing it")
         until(lambda: len(pids(worker)) == 3 and not any(alive(pid) for pid in pids(worker)[:2]))
 
         os.kill(killed := pids(worker)[-1], signal.SIGKILL)
-        worker.says(r"was ended by signal 9; another takes its place")
+        worker.says(r"was ended by signal 9; replacing it")
         until(lambda: pids(worker)[-1] != killed)
         held = ask(client, "wait_for", tmp_path)
         until(lambda: begun(tmp_path))
@@ -136,7 +136,7 @@ def test_a_task_that_kills_its_processes_fails_and_the_next_one_does_not_wait(
         assert client.show(uuid)["attempts"] == 3
         client.wait(ask(client, "whoami"), timeout=50)
         deaths = re.findall(r"process \d+ was ended by signal 9; (.*)", worker.log.read_text())
-        assert deaths == ["another takes its place"] * 3
+        assert deaths == ["replacing it"] * 3
 
 
 def test_an_async_task_is_cancelled_when_its_request_is_closed(server: Server, client: Client, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_what_is_not_done_within_the_grace_is_ended(server: Server, client: Clie
         until(lambda: begun(tmp_path))
         worker.send(signal.SIGTERM)
         assert worker.ends() == 1
-        assert "process 1 is killed: its jobs were not done in time" in worker.log.read_text()
+        assert "killing process 1: its jobs did not finish in time" in worker.log.read_text()
     assert not alive(pids(worker)[0])
 
 
@@ -200,7 +200,7 @@ def test_sources_that_change(server: Server, client: Client, tmp_path: Path) -> 
     with pool(tmp_path, server, "--reload") as worker:
         assert client.wait(ask(client, "whoami"), timeout=50)[0].endswith(b",1]")
         (tmp_path / "pool_shop.py").write_text("def f(:\n")
-        worker.says(r"pool_shop.py has changed; starting again")
+        worker.says(r"pool_shop.py has changed; restarting")
         worker.says(r"SyntaxError: .*; waiting for a change of its source")
         (tmp_path / "pool_shop.py").write_text(APP.replace("VERSION = 1", "VERSION = 12"))
         assert client.wait(ask(client, "whoami"), timeout=50)[0].endswith(b",12]")

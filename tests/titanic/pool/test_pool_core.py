@@ -77,7 +77,7 @@ def test_one_that_was_registered_and_dies_young_is_replaced_at_once() -> None:
         play.say(number, ready=True, registered=True)
         play.gone(number, "was ended by signal 9")
         assert play.there == [number + 1]
-        assert play.log[-1] == f"process {number} was ended by signal 9; another takes its place"
+        assert play.log[-1] == f"process {number} was ended by signal 9; replacing it"
 
 
 def test_one_that_dies_is_replaced_at_once_and_one_that_dies_young_after_a_pause() -> None:
@@ -85,12 +85,12 @@ def test_one_that_dies_is_replaced_at_once_and_one_that_dies_young_after_a_pause
     play.later_by(20, 1, 2)
     play.gone(1, "was ended by signal 9")
     assert play.there == [2, 3]
-    assert play.log == ["process 1 was ended by signal 9; another takes its place"]
+    assert play.log == ["process 1 was ended by signal 9; replacing it"]
     for number, pause in [(3, 0.5), (4, 1.0), (5, 2.0), (6, 4.0)]:
         play.say(number, ready=True)
         play.gone(number, "ended with exit code 1")
         assert play.there == [2]
-        assert play.log[-1].endswith(f"another takes its place in {duration(pause)}")
+        assert play.log[-1].endswith(f"replacing it in {duration(pause)}")
         play.later_by(pause - 0.01, 2)
         assert play.there == [2]
         play.later_by(0.02, 2)
@@ -109,7 +109,7 @@ def test_one_that_leaves_after_its_requests_is_replaced_before_it_has_ended() ->
     play.say(3, ready=True)
     play.gone(1)
     assert play.there == [2, 3]
-    assert play.log == ["process 1 has started 100 requests; another takes its place"]
+    assert play.log == ["process 1 has started 100 requests; replacing it"]
 
 
 def test_too_much_memory() -> None:
@@ -142,7 +142,7 @@ def test_one_that_says_nothing_is_killed() -> None:
     assert play.there == [1, 2, 3]
     play.say(3, ready=True)
     play.gone(1)
-    assert "process 1 has said nothing for 30 s" in play.log[0]
+    assert "process 1 has been silent for 30 s" in play.log[0]
 
 
 def test_one_that_is_not_ready_yet_may_take_its_time() -> None:

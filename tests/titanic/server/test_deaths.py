@@ -35,7 +35,7 @@ def test_a_death_is_an_attempt(server: Server, client: Client, tmp_path: Path, a
         uuids.append(client.submit("echo", "poison", max_attempts=attempts))
         until(lambda: log.exists() and log.read_text().count("\n") == 4)
     assert run_until_ended(server, client, log, uuids) == attempts, "and the one above"
-    with pytest.raises(RequestFailed, match="the worker died while it had the request"):
+    with pytest.raises(RequestFailed, match="the worker died while processing the request"):
         client.reply(uuids[-1])
     assert client.show(uuids[-1])["attempts"] == attempts
     for uuid, body in zip(uuids[:3], (b"1", b"2", b"3"), strict=True):

@@ -30,7 +30,7 @@ from titanic.version import __version__
 pytestmark = needs_postgres
 
 LEASE = LeaseConfig(lease=6, renew=0.4, margin=0.5)
-DRAINING = b"503 draining: this node ends soon: another one takes new requests"
+DRAINING = b"503 draining: this node is shutting down: use another node"
 
 
 @pytest.fixture
@@ -255,10 +255,10 @@ def test_who_cannot_be_drained(servers: tuple[Server, Server], tmp_path: Path, u
     a, _ = servers
     with client_of(a) as client, Server(config(tmp_path, node_name="b", store=url, lease=LEASE)) as twin:
         until(lambda: len(client.nodes()) == 3)
-        with pytest.raises(InvalidRequest, match="no node is called 'c'; there are a, b, b"):
+        with pytest.raises(InvalidRequest, match="there is no node 'c'; known: a, b, b"):
             client.drain("c")
         with pytest.raises(
-            InvalidRequest, match=r"2 nodes are called 'b'; give the incarnation of one: \d+ at tcp://\S+, \d+ at"
+            InvalidRequest, match=r"2 nodes have the name 'b'; give the incarnation of one: \d+ at tcp://\S+, \d+ at"
         ):
             client.drain("b")
         for options in ({"do": "drain", "node": 7}, {"do": "drain", "nodes": "a"}):

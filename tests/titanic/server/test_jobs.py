@@ -265,14 +265,14 @@ def test_a_late_reply_is_not_taken_for_that_of_a_later_attempt(server: Server, c
 
 def test_a_service_takes_no_more_than_its_limits(server: Server, client: Client) -> None:
     uuids = [client.submit("few", "x", delay=1000 if number else 0) for number in range(3)]
-    with pytest.raises(Refused, match="service full: 3 requests wait for few; its limit is 3"):
+    with pytest.raises(Refused, match="service full: 3 requests are waiting for few; its limit is 3"):
         client.submit("few", "x")
     client.close(uuids[1])
     client.submit("few", "x")
     with pytest.raises(Refused, match="service full"):
         client.submit_batch("few", ["x", "y"])
     client.submit("small", bytes(600))
-    with pytest.raises(Refused, match=r"service full: .* bytes wait for small"):
+    with pytest.raises(Refused, match=r"service full: .* bytes are waiting for small"):
         client.submit("small", bytes(600))
     client.submit("echo", bytes(10_000))
 

@@ -21,8 +21,8 @@ def test_first_and_last(caplog: pytest.LogCaptureFixture) -> None:
     assert said == [
         ("INFO", "a has a worker", "a"),
         ("INFO", "odd name� has a worker", "odd\nname�"),
-        ("WARNING", "odd name� has no worker any more", "odd\nname�"),
-        ("WARNING", "a has no worker any more", "a"),
+        ("WARNING", "odd name� has no workers left", "odd\nname�"),
+        ("WARNING", "a has no workers left", "a"),
     ]
 
 
@@ -33,4 +33,4 @@ def test_servers_tell(tmp_path: Path, command: str) -> None:
         server.says("(serving|broker) at")
         with Worker("mail", lambda frames: frames, f"ipc://{tmp_path}/socket"):
             server.says("INFO titanic.dispatch.service_log: mail has a worker\n")
-        server.says("WARNING titanic.dispatch.service_log: mail has no worker any more\n")
+        server.says("WARNING titanic.dispatch.service_log: mail has no workers left\n")

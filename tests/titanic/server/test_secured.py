@@ -125,9 +125,9 @@ def test_a_queue_apart_that_may_not_be_one_is_told_what_it_needs(
 ) -> None:
     """And not that nobody answers: somebody does, and sends it away."""
     with brokering(files) as endpoint, serving(tmp_path, broker=endpoint, **keys(files, "alice")):
-        (said, *_) = until(lambda: [one.message for one in caplog.records if "takes no worker" in one.getMessage()])
-    assert said.startswith(f"the broker at {endpoint} takes no worker of titanic: ")
-    assert 'its user work for it (work = ["titanic.*"])' in said
+        (said, *_) = until(lambda: [one.message for one in caplog.records if "refuses workers" in one.getMessage()])
+    assert said.startswith(f"the broker at {endpoint} refuses workers of titanic: ")
+    assert 'does not permit them (work = ["titanic.*"])' in said
 
 
 def test_of_a_queue_apart_that_is_refused_one_lane_asks(tmp_path: Path, files: AccessFiles) -> None:
@@ -201,7 +201,7 @@ def test_a_queue_whose_broker_has_no_access_control_any_more_serves_nobody(tmp_p
             with Client(here, timeout=30) as client, pytest.raises((UnknownRequest, Forbidden)):
                 client.reply(uuid)
     assert str(problem).startswith(
-        f"the broker at {here} has no access control any more; anyone who connects there could"
+        f"the broker at {here} no longer has access control; anyone who connects there could"
     )
 
 

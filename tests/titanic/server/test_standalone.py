@@ -308,7 +308,7 @@ def test_a_queue_that_is_dead_or_hangs_is_no_rival(
         node.signal(how)
         with serving(tmp_path, broker=at) as server:
             until(lambda: server.ready)
-            assert ("does not answer: taking its place" in caplog.text) is (how == signal.SIGSTOP)
+            assert ("does not answer: replacing it" in caplog.text) is (how == signal.SIGSTOP)
             assert server.problem is None
 
 

@@ -109,7 +109,7 @@ def test_what_a_worker_still_has_at_the_stop_is_named_and_its_second_delivery_kn
         assert begun.wait(50)
         row = client.show(uuid)
         assert (row["state"], row["attempts"], row["deliveries"]) == ("running", 0, 1)
-        assert "while a worker had it, which may go on with it" in row["reason"]
+        assert "while a worker had the request; that worker may continue" in row["reason"]
         assert abs(row["dispatched_at"] - first) < 10_000
         assert row["running_since"] > first
         until(lambda: "1 requests dispatched again: workers that had them" in caplog.text)

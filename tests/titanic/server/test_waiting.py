@@ -217,7 +217,7 @@ def test_what_an_archive_finds(tmp_path: Path) -> None:
     [
         ({"register": 1}, "register must be true or false"),
         ({"upto": -1}, "upto must be a number, 0 or more"),
-        ({"upto": 1}, "uuid must be that of the request with the number upto"),
+        ({"upto": 1}, "uuid must be the UUID of the request with the number upto"),
         ({"uptp": 1}, "unknown option 'uptp'"),
     ],
 )

@@ -272,7 +272,7 @@ def test_a_user_may_have_so_many_requests_at_a_time(desk: Desk) -> None:
     body = [b"{}", b"mail.send", b"x"]
     answers = desk.put(tsp.SUBMIT, *(Ask(*body, user=one) for one in (user, SHOP, user, user, SHOP, None)))
     assert [answer[0][:3] for answer in answers] == [b"200", b"200", b"200", b"500", b"200", b"200"]
-    assert answers[3] == [b"500 user full: 2 requests wait for user 'small'; its limit is 2"]
+    assert answers[3] == [b"500 user full: 2 requests are waiting for user 'small'; its limit is 2"]
     assert desk.context.refused["user_full"] == 1
     assert desk.context.counts["refused"] == 1
     end(desk, answers[0][1])
@@ -295,7 +295,7 @@ def test_a_user_may_have_so_many_bytes(desk: Desk) -> None:
     assert desk.ask(tsp.REQUEST, [b"mail.send", bytes(900), bytes(900)], user=user)[0][0] == b"200"
     (answer,) = desk.ask(tsp.REQUEST, [b"mail.send", bytes(1200)], user=user)
     assert answer[0].startswith(b"500 user full: 18")
-    assert answer[0].endswith(b" bytes are kept for user 'small'; its limit is 3000: close what has ended")
+    assert answer[0].endswith(b" bytes are kept for user 'small'; its limit is 3000: close ended requests")
     assert desk.ask(tsp.REQUEST, [b"mail.send", bytes(900)], user=user)[0][0] == b"200"
 
 
@@ -370,7 +370,9 @@ def test_what_is_retried_counts_against_the_limit(desk: Desk) -> None:
     for _ in range(3):
         end(desk, submit(desk, user)[1], Status.FAILED)
     answer = desk.ask(tsp.ADMIN, [b'{"do": "retry"}'], user=user)[0]
-    full = b"500 user full: 2 requests wait for user 'small'; its limit is 2; what was before it is done"
+    full = (
+        b"500 user full: 2 requests are waiting for user 'small'; its limit is 2; the requests before that were retried"
+    )
     assert answer == [full]
     with desk.store.read() as transaction:
         assert transaction.load(b"small").waiting == 2

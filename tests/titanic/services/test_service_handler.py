@@ -233,7 +233,7 @@ def test_one_that_cannot_be_closed_keeps_no_other_from_it(desk: Desk, monkeypatc
         assert refused[0].startswith(b"500 not closed: the store is full")
         assert closed == [b"200"]
         ((refused,),) = desk.ask(tsp.ADMIN, [b'{"do": "purge", "state": "waiting"}'])
-        assert refused.startswith(b"500 not done, or not all of it: the store is full")
+        assert refused.startswith(b"500 not done, or only in part: the store is full")
     assert desk.ask(tsp.REPLY, [stuck], [free]) == [[b"300"], tsp.UNKNOWN]
 
 

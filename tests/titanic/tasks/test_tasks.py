@@ -315,7 +315,7 @@ def test_exceptions_that_cannot_be_made_again(caplog: pytest.LogCaptureFixture) 
             with pytest.raises(Short, match=r"^a\.png: only 3 left$") as caught:
                 order.submit("a.png").reply()
             assert vars(caught.value) == {"article": "a.png", "left": 3, "ratio": 0.5, "gone": None}
-        assert caplog.text.count("clients of x.order cannot make Short again of its arguments (TypeError: ") == 1
+        assert caplog.text.count("clients of x.order cannot recreate Short from its arguments (TypeError: ") == 1
         with pytest.raises(TaskFailed, match="only 3 left") as undeclared:
             closed.submit("a.png").reply()
         assert (undeclared.value.type, undeclared.value.attributes) == (f"{__name__}.Short", {})

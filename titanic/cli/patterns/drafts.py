@@ -129,7 +129,7 @@ def _send(sending: Scatter, text: bytes, timeout: float, endpoint: tuple[str, ..
         sending.send(text, timeout)
     except TimedOut:
         raise TimedOut(
-            f"no receiver took a message at {' or '.join(endpoint)} in {timeout:g} s; {_before(sending, timeout)}; "
+            f"no receiver at {' or '.join(endpoint)} accepted a message in {timeout:g} s; {_before(sending, timeout)}; "
             "is a receiver running?"
         ) from None
 

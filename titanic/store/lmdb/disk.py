@@ -117,7 +117,7 @@ def translate(error: lmdb.Error | OSError, env: lmdb.Environment, capacity: int)
     if isinstance(error, _DAMAGE):
         return StoreCorrupt(f"the store in {env.path()} is damaged", str(error), SALVAGE)
     if isinstance(error, lmdb.ReadersFullError):
-        return StoreFailed("the store has too many readers", str(error), "end those that hang")
+        return StoreFailed("the store has too many readers", str(error), "stop readers that hang")
     if isinstance(error, lmdb.PanicError):
         return StoreFailed(f"the store in {env.path()} must be opened again", str(error), "restart; check the disk")
     if full := disk_full(error, Path(env.path())):

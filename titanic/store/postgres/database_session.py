@@ -287,7 +287,9 @@ def advice(reason: str, otherwise: str) -> str:
 
 def write_conflict(place: str, error: psycopg.Error) -> WriteConflict:
     """Done again, the transaction may be kept."""
-    return WriteConflict(f"another node changes the same in the database {place}", reason_of(error), "try again")
+    return WriteConflict(
+        f"another node is changing the same rows of the database {place}", reason_of(error), "try again"
+    )
 
 
 def unknown_outcome(place: str, error: psycopg.Error) -> OutcomeUnknown:

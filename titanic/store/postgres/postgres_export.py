@@ -231,7 +231,7 @@ def _expect_unused(connection: Connection, place: str) -> None:
 
 def _user(connection: Connection) -> str:
     """The user of the store, for people; empty when it is not in use."""
-    for query, text in ((_ALIVE, "its node {!r} is alive"), (_IN_USE, "a Titanic is connected as process {}")):
+    for query, text in ((_ALIVE, "its node {!r} is alive"), (_IN_USE, "a Titanic server is connected as process {}")):
         row = connection.execute(query).fetchone()
         if row is not None and row[0]:
             return text.format(row[0])

@@ -160,7 +160,7 @@ class EventStream(Response):
         events: list[tuple[str, str]] = []
         if self._resets:
             self._resets = False
-            events.append(("reset", json.dumps({"reason": "the event named in Last-Event-ID is not remembered"})))
+            events.append(("reset", json.dumps({"reason": "the event in Last-Event-ID is no longer stored"})))
         if self._counting:
             events += self._figures()
         ends, self._ends = self._ends, {}
@@ -481,7 +481,7 @@ class RequestWatcher:
         self.ends: ChangeLog[tuple[str, str], End] = ChangeLog(numbers, MAX_ENDS)
         """By user and UUID: the ends that were reported, also to streams that have broken since."""
         self._waits: dict[tuple[str, str], _Wait] = {}
-        self.quota = UserQuota("requests that are followed", MAX_WATCHED, MAX_WATCHED_EACH)
+        self.quota = UserQuota("followed requests", MAX_WATCHED, MAX_WATCHED_EACH)
 
     def follow(self, listener: StreamListener, uuid: str) -> None:
         """Report the end of a request to a stream."""

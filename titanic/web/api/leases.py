@@ -178,7 +178,7 @@ _TAKEN = {
     "Titanic-Lease": header("The id of the lease, for reporting its end."),
     "Titanic-Deadline": header("When the lease ends (RFC 3339)."),
     "Titanic-Request": header("The UUID; absent for a plain call.", required=False),
-    "Titanic-Attempt": header("Which attempt this is, from 1.", required=False),
+    "Titanic-Attempt": header("The number of this attempt, from 1.", required=False),
     "traceparent": header("The trace that it belongs to.", required=False),
 }
 _WAIT = "Seconds to wait for a request; default: 30. At least one second, because connecting takes time."
@@ -191,7 +191,7 @@ _TEXT: dict[str, Any] = {
 
 
 def _ending(name: str, summary: str, **more: Any) -> dict[str, Any]:
-    responses = {"204": answer("The server has it."), **wrong(410, 413)}
+    responses = {"204": answer("The server has accepted it."), **wrong(410, 413)}
     return {"parameters": [_LEASE], "post": {"operationId": name, "summary": summary, "responses": responses, **more}}
 
 
@@ -315,8 +315,8 @@ POLL_INTERVAL = 0.05
 CONFIG = WorkerConfig(reconnect_first=0.2, reconnect_most=2.0)
 
 UNKNOWN = (
-    "this gateway does not know it: it was restarted, another gateway granted the lease, or it ended long ago; if that "
-    "gateway was stopped, the server gives the request to another worker"
+    "this gateway does not know the lease: the gateway was restarted, another one granted the lease, or it ended long "
+    "ago; if the gateway that granted it was stopped, the server gives the request to another worker"
 )
 DONE = "it is :done"
 LOST = "the connection to the server broke, and the server gives the request to another worker"
@@ -329,7 +329,7 @@ def _key(user: str, id_: str) -> str:
 
 
 def _over(why: str) -> HTTPProblem:
-    return HTTPProblem(410, f"this lease is over: {why}; take the next request", title="Lease over")
+    return HTTPProblem(410, f"this lease has ended: {why}; lease another request", title="Lease over")
 
 
 def _shutting_down() -> HTTPProblem:

@@ -106,7 +106,7 @@ class Request(TypedDict):
     source: NotRequired[Annotated[str, Meta(description=SUBMITTER_FIELDS["source"])]]
     type: NotRequired[Annotated[str, Meta(description="The content type of its body.")]]
     digest: NotRequired[str]
-    paused: NotRequired[Annotated[bool, Meta(description="Its service is paused, and it has not started.")]]
+    paused: NotRequired[Annotated[bool, Meta(description="Its service is paused, and the request has not started.")]]
 
 
 class RequestPage(TypedDict):
@@ -139,13 +139,13 @@ class ServiceNumbers(TypedDict):
     delayed: NotRequired[Count]
     running: NotRequired[Count]
     bytes: NotRequired[Annotated[int, Meta(ge=0, description="Of its requests that have not ended.")]]
-    workers: NotRequired[Annotated[int | None, Meta(description="null: there are some, their number is unknown.")]]
+    workers: NotRequired[Annotated[int | None, Meta(description="null: at least one; the number is unknown.")]]
     oldest: NotRequired[Annotated[Time | None, Meta(description="When the longest-waiting request was submitted.")]]
     done: NotRequired[Annotated[int, Meta(ge=0, description="Since the server's start.")]]
     failed: NotRequired[Count]
     expired: NotRequired[Count]
     paused: NotRequired[bool]
-    on_end: NotRequired[Annotated[str | None, Meta(description="The service that is notified of ends.")]]
+    on_end: NotRequired[Annotated[str | None, Meta(description="The service that is notified when requests end.")]]
     limits: NotRequired[ServiceBounds]
 
 
@@ -195,8 +195,8 @@ class WebHook(TypedDict):
     problem: Annotated[
         str | None,
         Meta(
-            description="Why it gets no events, and what to do: its service reports its ends elsewhere. null: it gets "
-            "them."
+            description="Why the hook gets no events (its service notifies another service), and what to do; null: it "
+            "gets events."
         ),
     ]
     links: HookLinks
@@ -389,14 +389,14 @@ REQUEST = parameter(
 )
 
 WHAT_NOW = {
-    400: "The request is wrong: repeating it does not help.",
+    400: "The request is invalid: do not retry it unchanged.",
     401: "Send a bearer token, or sign in.",
     403: "You lack a permission, or the request is cross-origin.",
-    429: "You have too much open at the same time.",
-    503: "Temporarily unavailable: no room, or the server is unavailable or shutting down. Retry later.",
+    429: "You have too many of these open at the same time.",
+    503: "Temporarily unavailable: the store is full, or the server is unavailable or shutting down. Retry later.",
     504: "The server did not answer. With an idempotency key, retry.",
-    404: "What the path names does not exist.",
-    409: "The request is in another state.",
+    404: "The resource in the path does not exist.",
+    409: "The state of the request does not permit this.",
     410: "The request no longer exists: closed, deleted after its retention time, or never accepted.",
     413: "The body is too large.",
     415: "The content type is not supported.",

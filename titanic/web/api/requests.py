@@ -362,7 +362,7 @@ def guess_type(frame: bytes) -> str:
 
 _SECONDS = Annotated[float, Meta(ge=0, le=MAX_WAIT)]
 
-_PREFER = parameter("header", "Prefer", "`wait=30`: wait so many seconds for the reply.", str)
+_PREFER = parameter("header", "Prefer", "`wait=30`: wait up to 30 seconds for the reply.", str)
 _APPLIED = {
     "Location": header("The request.", Path, required=False),
     "Preference-Applied": header("`wait=` and the seconds.", required=False),
@@ -427,7 +427,7 @@ PATHS: dict[str, dict[str, Any]] = {
         "delete": {
             "operationId": "close",
             "summary": "Delete a request and its reply",
-            "description": "A request that no worker has started is cancelled. It is no error if it does not exist.",
+            "description": "A request that no worker has started is cancelled. An unknown UUID is not an error.",
             "responses": {"204": answer("The request is deleted."), **wrong(404)},
         },
     },
@@ -452,7 +452,7 @@ PATHS: dict[str, dict[str, Any]] = {
             "operationId": "retry",
             "summary": "Retry a failed or expired request",
             "responses": {
-                "202": answer("The request waits again.", Accepted, {"Location": header("The request.", Path)}),
+                "202": answer("The request is queued again.", Accepted, {"Location": header("The request.", Path)}),
                 **wrong(404, 409, 410),
             },
         },
@@ -478,11 +478,13 @@ PATHS: dict[str, dict[str, Any]] = {
         "get": {
             "operationId": "list",
             "summary": "List stored requests, oldest first",
-            "description": "A page may be short, or empty, and yet have a next one.",
+            "description": "A page may be short or empty and still have a next page.",
             "parameters": [
-                parameter("query", "service", "Only of this service.", Annotated[str, Meta(min_length=1)]),
-                parameter("query", "state", "Only in this state.", AnyState),
-                parameter("query", "text", "Only with this text in the reason or the key, ignoring case.", str),
+                parameter("query", "service", "Only requests for this service.", Annotated[str, Meta(min_length=1)]),
+                parameter("query", "state", "Only requests in this state.", AnyState),
+                parameter(
+                    "query", "text", "Only requests with this text in the reason or the key, ignoring case.", str
+                ),
                 parameter(
                     "query", "newest", "Newest first.", Annotated[bool, Meta(extra_json_schema={"default": False})]
                 ),

@@ -20,7 +20,7 @@ from titanic.web.request_headers import read_query
 
 DOCUMENT = "/v1/openapi.json"
 
-DESCRIPTION = """Requests that survive: submit one, go away, come back for the reply.
+DESCRIPTION = """A persistent request queue: submit a request now, fetch its reply later.
 
 Errors are problem documents (RFC 9457). The server checks permissions for each call."""
 
@@ -48,7 +48,7 @@ TAGS: dict[str, tuple[dict[str, dict[str, Any]], str]] = {
     "requests": ({**requests.PATHS, **request_batch.PATHS}, "Requests and their replies."),
     "services": (services.PATHS, "Services and statistics."),
     "events": (event_stream.PATHS, "Server-sent events."),
-    "workers": (leases.PATHS, "Workers by HTTP."),
+    "workers": (leases.PATHS, "Workers over HTTP."),
     "hooks": (hooks.PATHS, "Web hooks."),
     "gateway": (_OWN, "The gateway itself."),
 }

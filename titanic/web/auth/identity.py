@@ -252,7 +252,7 @@ class Identity:
         grant = self._same(self._known.by_token(token.strip()))
         if grant is None:
             log.warning("refused %s: no user has its token", _address(scope), extra=logs.event("refused-login"))
-            raise unauthorized("no user has this bearer token; `titanic keys token` makes one")
+            raise unauthorized("no user has this bearer token; `titanic keys token` creates one")
         return grant
 
     def _same(self, grant: Grant | None) -> Grant | None:

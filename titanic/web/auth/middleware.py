@@ -149,7 +149,7 @@ class GatewayMiddleware:
                 with suppress(RuntimeError):
                     await send({"type": "http.response.body", "body": b"", "more_body": False})
                 return
-            raise unauthorized("this sign-in has ended; sign in again") from None
+            raise unauthorized("this session has ended; sign in again") from None
         except ClientDisconnect:
             return
         except Exception as error:

@@ -140,8 +140,8 @@ def _uuids(given: Sequence[str]) -> list[str]:
 
 def _check(action: str, wanted: RequestFilter) -> None:
     if action == "close" and wanted.state in ("", "running") and not wanted.key:
-        what = "choose a state first, other than running"
-        raise HTTPProblem(400, f"nothing was closed: {what}; close a running request on its own page")
+        what = "first choose a state other than running"
+        raise HTTPProblem(400, f"nothing was closed: {what}; close running requests on their own pages")
     if action == "retry" and wanted.state not in ("", *RETRIABLE):
         raise HTTPProblem(400, f"{wanted.state} requests cannot be retried; choose failed or expired")
 
@@ -273,7 +273,9 @@ class BulkJobs:
         """Return a user's job. Raises HTTPProblem for unknown jobs and those of other users."""
         job = self._jobs.get(name)
         if job is None or job.user != user:
-            raise HTTPProblem(404, "this job is no longer known: titanic web has restarted, or run many jobs since")
+            raise HTTPProblem(
+                404, "unknown job: titanic web has restarted, or has run many newer jobs; reload the list of requests"
+            )
         return job
 
     def close(self) -> None:

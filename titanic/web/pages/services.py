@@ -214,7 +214,7 @@ async def service(request: Request) -> Response:
     state, visitor = app_state(request), visitor_of(request)
     name = request.path_params["name"] or request.query_params.get("name", "")
     if not name:
-        raise HTTPProblem(404, "no service is named; choose one from the list of services")
+        raise HTTPProblem(404, "no service given; choose one from the list of services")
     cache, client = state.cache, visitor.client
     sample, rows, failures = await asyncio.gather(
         unless_forbidden("statistics and workers", state.stats_poller.sample(visitor)),

@@ -164,7 +164,7 @@ def test_nobody_is_live_for_a_stranger() -> None:
 def test_what_cannot_be(settings: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="must be"):
         FreelanceConfig(**settings)
-    with pytest.raises(UsageError, match="at least one endpoint"):
+    with pytest.raises(UsageError, match="no endpoint given"):
         FreelanceAgent([])
 
 

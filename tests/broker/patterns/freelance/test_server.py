@@ -194,7 +194,7 @@ def test_who_waits_when_the_agent_stops_is_told(endpoints: list[str]) -> None:
 
 def test_a_server_must_know_its_endpoint() -> None:
     for endpoint in ("tcp://*:*", "tcp://[::]:5555", "tcp://0:5555", "ipc://*", "ipc:///" + "x" * 300):
-        with pytest.raises(NotPublic, match="needs what clients connect to as `public`"):
+        with pytest.raises(NotPublic, match="needs the endpoint for clients as `public`"):
             freelance_server(named(b"x"), endpoint)
     with pytest.raises(UsageError, match="model is 4"):
         freelance_server(named(b"x"), "tcp://127.0.0.1:*", model=4)

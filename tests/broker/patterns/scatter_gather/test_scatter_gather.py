@@ -72,7 +72,7 @@ def test_many_threads_at_both_ends() -> None:
 def test_it_waits_for_somebody_to_take_it(tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path}/gather"
     with Scatter() as scatter:
-        with pytest.raises(TimedOut, match="no receiver took the message in"):
+        with pytest.raises(TimedOut, match="no receiver accepted the message within"):
             scatter.send(b"x", timeout=0.05)
         sender = threading.Thread(target=scatter.send, args=(b"patient",))
         sender.start()
@@ -90,7 +90,7 @@ def test_messages_wait_for_an_end_that_is_not_there_yet(tmp_path: Path) -> None:
         scatter.connect(endpoint)
         for number in range(10):
             scatter.send(b"%d" % number, timeout=30)
-        with pytest.raises(TimedOut, match="no receiver took the message in 0"):
+        with pytest.raises(TimedOut, match="no receiver accepted the message within 0"):
             scatter.send(b"one too many", timeout=0.05)
         with Gather() as gather:
             gather.bind(endpoint)
@@ -112,7 +112,7 @@ def test_nothing_is_taken_early_where_that_is_not_wanted(tmp_path: Path) -> None
     endpoint = f"ipc://{tmp_path}/gather"
     with Scatter(early=False) as scatter:
         scatter.connect(endpoint)
-        with pytest.raises(TimedOut, match="no receiver took the message in 0"):
+        with pytest.raises(TimedOut, match="no receiver accepted the message within 0"):
             scatter.send(b"lost?", timeout=0.05)
         sender = threading.Thread(target=scatter.send, args=(b"patient",))
         sender.start()
@@ -192,7 +192,9 @@ def test_who_is_stopped_in_a_stream_without_an_end_says_so(tmp_path: Path, monke
         stream = Stream(gather.bind(f"ipc://{tmp_path}/gather"), 1 << 60)
         assert gather.receive(30) == b"0"
         gather.stop()
-        with pytest.raises(Unread, match=r"messages were still arriving 0.3 s after .* those in transit are lost"):
+        with pytest.raises(
+            Unread, match=r"messages were still arriving 0.3 s after .* an unknown number in transit is lost"
+        ):
             for _ in gather:
                 pass
     stream.ends()

@@ -64,8 +64,8 @@ def test_a_retry_without_permission(scene: Secured, expired: str) -> None:
 
 def test_users_are_listed_for_admins_only(scene: Secured) -> None:
     found = Page(scene.browser("alice").get("/users").text)
-    assert found.figures["Reads"] == "own requests"
-    assert "other users. It needs admin = true." in found.text
+    assert found.figures["Can read"] == "own requests"
+    assert "other users. This requires admin = true." in found.text
     assert "chief" not in found.text
     assert "Denied actions" not in found.text
     scene.browser("bob").get("/failures")

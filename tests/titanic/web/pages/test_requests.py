@@ -239,8 +239,8 @@ def test_invalid_bulk_actions(http: httpx.Client, client: Client) -> None:
     client.submit("mail", b"x")
     assert "Nothing to retry" in page_of(http, "/requests/all?do=retry&service=mail").text
     for wrong, why in {
-        "do=close": "choose a state first",
-        "do=close&state=running": "choose a state first",
+        "do=close": "first choose a state",
+        "do=close&state=running": "first choose a state",
         "do=retry&state=done": "cannot be retried",
         "do=burn&state=done": "neither retry nor close",
     }.items():

@@ -97,7 +97,7 @@ def test_recent_failures(http: httpx.Client, client: Client, echo: Worker) -> No
         client.wait(uuid, 30)
     page = page_of(http, "/services/echo")
     assert page.rows[-1][:2] == [uuid, "as you wish"]
-    assert "no done request of this service is still stored" in page.text
+    assert "the store has no done requests of this service" in page.text
 
 
 def test_an_unknown_service(http: httpx.Client) -> None:
@@ -187,6 +187,6 @@ def test_a_service_that_gets_ends_of_others_has_none_of_its_own(http: httpx.Clie
 def test_on_end_of_a_service_with_web_hooks(http: httpx.Client) -> None:
     assert http.put("/v1/hooks", json={"service": "mail", "url": "https://a.example/secret"}).status_code == 201
     page = page_of(http, "/services/mail")
-    assert "Web hooks get its notifications" in page.text
+    assert "Web hooks receive its notifications" in page.text
     assert page.form(ON_END_FORM)["on_end"] == "web.ended"
     assert "secret" not in page.text

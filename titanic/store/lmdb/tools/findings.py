@@ -50,7 +50,7 @@ class Finding(NamedTuple):
 class Verb(Enum):
     """What a remedy does; the values are for people."""
 
-    PUT = "write what follows from the records"
+    PUT = "recompute it from the records"
     DELETE = "delete the row"
     SET_ASIDE = "set it aside"
     FAIL = "set it aside; the request has failed, if it has no reply"
