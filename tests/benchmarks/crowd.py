@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import quantiles
 from tempfile import TemporaryDirectory
@@ -24,7 +24,7 @@ from benchmarks.peers.servers import free_port, running
 from benchmarks.processor import processor_seconds
 from support.zmtp_peer import message, null
 
-from broker import Client
+from broker import Client, RemoteError
 from titanic.bench.stage import memory_bytes
 
 WORKER = "import sys; from broker import Worker; Worker(sys.argv[1], lambda body: body, sys.argv[2]).run()"
@@ -64,7 +64,10 @@ class Crowd:
 
     def connect(self) -> socket.socket:
         """A connection that has shaken hands."""
-        peer = socket.create_connection(("127.0.0.1", self.port), 60)
+        peer = socket.socket()
+        peer.settimeout(60)
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # what is not read waits at the broker
+        peer.connect(("127.0.0.1", self.port))
         peer.sendall(null())
         got = b""
         while len(got) < 64 + 2 or len(got) < 66 + got[65]:
@@ -91,16 +94,17 @@ def idle(crowd: Crowd, count: int) -> Iterator[None]:
 
 @contextmanager
 def slow_readers(crowd: Crowd, count: int) -> Iterator[None]:
-    """Connections that ask, 400 KB of answers each, and read none of them."""
-    question = message(b"MDPC02", b"\1", b"echo", b"x" * 200)
+    """Connections that ask eighty times, and read no answer."""
+    question = message(b"MDPC02", b"\1", b"echo", b"x" * 250) * 80
     with ExitStack() as stack:
         for _ in range(count):
-            peer = stack.enter_context(crowd.connect())
-            peer.setblocking(False)
-            with suppress(BlockingIOError):
-                peer.send(question * 2000)
-        while crowd.client.call("echo", b"x") != [b"x"]:
-            pass
+            stack.enter_context(crowd.connect()).sendall(question)
+        while True:
+            try:
+                crowd.client.call("echo", b"x")
+                break
+            except RemoteError:  # many wait for the worker
+                time.sleep(0.1)
         yield
 
 
