@@ -4,7 +4,8 @@ The server is a real one with access control. Alice asks at a fixed rate, and ea
 question was due, so a stall counts for all that it holds up. Quiet spans and spans with the attack take turns; the
 attack is a process of its own with little claim to the processor, as it would be on another machine. It opens
 connections, with and without a handshake, registers workers, has calls wait for a service without workers, stores
-requests, and waits for their replies, as much of each as the server takes.
+requests, and waits for their replies, as much of each as the server takes. With `--hellos` the attacker has no key: it
+opens connections and sends HELLO, which the server has to decrypt, 10,000 times a second or as often as it can.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from statistics import quantiles
@@ -25,6 +27,8 @@ import zmq
 from support.access_files import AccessFiles
 from support.cli_titanic import serving
 from support.handshakes import address
+from support.zmtp_peer import CurveClient, greeting
+from zmq.utils import z85
 
 from broker import Worker, credentials
 from titanic import Client
@@ -42,13 +46,17 @@ SPAN = 60.0
 """Seconds of quiet, and of attack, in turns."""
 FILES = 4096
 """File descriptors of the server, so that they can run out."""
+HELLO_RATE = 10_000
+HELLOS = "hellos"
+"""The file with the number of HELLOs that were sent in a span."""
 EACH = 0.01
 """Seconds between two things that bob opens."""
 
 
 @click.command()
 @click.option("--minutes", type=float, default=15.0, show_default=True)
-def main(minutes: float) -> None:
+@click.option("--hellos", is_flag=True, help="Attack by HELLOs of CURVE, without a key.")
+def main(minutes: float, hellos: bool) -> None:
     """Measure alice's answers with and without the attack. Exit code 1: their p99 is more than doubled."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES))
     found: dict[str, list[float]] = {"quiet": [], "attacked": []}
@@ -63,14 +71,18 @@ def main(minutes: float) -> None:
             threading.Thread(target=worker.run, daemon=True).start()
             stack.callback(worker.stop)
         client = stack.enter_context(Client(endpoint, timeout=60, **keys))
-        attack = [sys.executable, "-m", "benchmarks.weak_user", "--attack", endpoint, str(files.folder)]
+        kind = "--hello" if hellos else "--attack"
+        attack = [sys.executable, "-m", "benchmarks.weak_user", kind, endpoint, str(files.folder)]
         for turn in range(max(2, int(minutes * 60 / SPAN))):
-            kind = ("quiet", "attacked")[turn % 2]
-            bob = subprocess.Popen(["nice", *attack]) if kind == "attacked" else None
-            found[kind] += ask(client, SPAN)
+            span = ("quiet", "attacked")[turn % 2]
+            bob = subprocess.Popen(["nice", *attack]) if span == "attacked" else None
+            found[span] += ask(client, SPAN)
             if bob is not None:
                 bob.kill()
                 bob.wait()
+        if hellos:
+            begun = int((files.folder / HELLOS).read_text())
+            click.echo(f"{begun / SPAN:,.0f} HELLOs a second in the last span of the attack")
         with suppress(OSError):
             click.echo(f"server: {len([*Path(f'/proc/{server.process.pid}/fd').iterdir()])} files open of {FILES}")
         click.echo(f"refused: {server.log.read_text().count('refused: user')} lines of the log")
@@ -134,9 +146,27 @@ def attack(endpoint: str, folder: Path) -> None:
             del opened[:10]
 
 
+def say_hello(endpoint: str, folder: Path) -> None:
+    """Somebody without a key opens connections and sends the same HELLO on each."""
+    curve = credentials(folder / "bob.key_secret", folder / "server.key")
+    assert curve is not None
+    hello = greeting(b"CURVE") + CurveClient(z85.decode(curve.server)).hello()
+    opened: deque[socket.socket] = deque()
+    begin = time.monotonic()
+    for number in range(1, 1 << 30):
+        with suppress(OSError):
+            opened.append(socket.create_connection(address(endpoint), timeout=5))
+            opened[-1].sendall(hello)
+        if len(opened) > 1000:
+            opened.popleft().close()
+        if number % 1000 == 0:
+            (folder / HELLOS).write_text(f"{number}")
+            time.sleep(max(0.0, begin + number / HELLO_RATE - time.monotonic()))
+
+
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--attack"]:
+    if sys.argv[1:2] in (["--attack"], ["--hello"]):
         resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-        attack(sys.argv[2], Path(sys.argv[3]))
+        (attack if sys.argv[1] == "--attack" else say_hello)(sys.argv[2], Path(sys.argv[3]))
     else:
         main()

@@ -10,6 +10,10 @@ from typing import Any
 
 from benchmarks.peers import servers
 from benchmarks.peers.peer import BODY, WINDOW, Peer
+from support.zmtp_peer import message, null
+
+FINE = b"\x03200"
+"""The frame of an answer that says that a request is stored."""
 
 
 class Titanic(Peer):
@@ -48,6 +52,27 @@ class Titanic(Peer):
         with Client(self.client.endpoint, timeout=60) as client:
             for _ in range(count):
                 assert client.call("titanic.request", "absent", BODY)[0] == b"200"
+
+
+class TitanicRaw(Titanic):
+    """A client that costs next to nothing: a plain socket and messages made beforehand."""
+
+    name = "titanic, raw client"
+
+    def many(self, count: int) -> None:
+        host, port = self.client.endpoint.removeprefix("tcp://").split(":")
+        ask = message(b"MDPC02", b"\1", b"titanic.request", b"absent", BODY)
+        sent = answered = 0
+        rest = b""
+        with socket.create_connection((host, int(port)), timeout=60) as connection:
+            connection.sendall(null())
+            while answered < count:
+                if more := min(count, answered + WINDOW) - sent:
+                    connection.sendall(ask * more)
+                    sent += more
+                got = rest + connection.recv(1 << 18)
+                answered += got.count(FINE)
+                rest = got[1 - len(FINE) :]
 
 
 class TitanicBatches(Titanic):

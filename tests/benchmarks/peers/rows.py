@@ -36,9 +36,9 @@ ROWS = (
         "accept, 1,000 in flight, a message each",
         "many",
         1,
-        (accept.Titanic,),
+        (accept.Titanic, accept.TitanicRaw),
         (accept.RabbitMQ, accept.Nats, accept.Beanstalkd),
-        {"RabbitMQ quorum": 1.2},
+        {"RabbitMQ quorum": 1.3},
     ),
     Row(
         "accept-batch",
