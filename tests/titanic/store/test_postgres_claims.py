@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from itertools import count as count_up
 
@@ -14,7 +15,7 @@ from support.postgres import needs_postgres, shared_server
 from support.store_facts import accept_all, waiting_in
 from support.waiting import until
 
-from titanic.errors import RecordCorrupt, StoreFailed, StoreTooNew
+from titanic.errors import RecordCorrupt, StoreFailed, StoreTooNew, WriteConflict
 from titanic.store import Bound, LeaseConfig, NewRequest, NodeFacts, Place, Silent, Status
 from titanic.store.postgres import claims, queries
 from titanic.store.postgres import nodes as nodes_module
@@ -415,6 +416,33 @@ def test_an_operator_drains_a_node_and_its_next_incarnation(nodes):
     one.join(before=one.me)
     assert one.renew().draining
     assert not other.renew().draining
+
+
+def test_a_drain_is_not_lost_when_its_node_joins_again_meanwhile(nodes):
+    one, other = nodes
+    with ThreadPoolExecutor(1) as threads:
+        with other.store.write() as txn:
+            txn.drain_nodes([one.me])
+            joined = threads.submit(one.join, before=one.me)
+            until(lambda: waiting_for_locks(other))
+        joined.result()
+    assert one.renew().draining
+
+
+def test_a_drain_of_an_incarnation_that_is_over_is_tried_again(nodes):
+    one, other = nodes
+    before = one.me
+    one.join(before=before)
+    with pytest.raises(WriteConflict, match="joined again"), other.store.write() as txn:
+        txn.drain_nodes([before])
+
+
+def waiting_for_locks(node):
+    with node.store.read() as txn:
+        (waiting,) = txn.fetch_row(
+            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        )
+    return waiting
 
 
 def test_each_node_tells_of_itself(nodes):

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from titanic.errors import OtherLease, StoreError
+from titanic.errors import OtherLease, StoreError, WriteConflict
 from titanic.store import service_settings
 from titanic.store.claiming import Joined, LeaseConfig, NodeFacts, Place, Renewed, Silent
 from titanic.store.cluster import ClusterView, Limits, NodeRow, Recall, StatusQuery
@@ -66,7 +66,8 @@ WITH born AS (
     INSERT INTO node AS mine
         (incarnation, name, version, endpoints, services, access, draining, shard, lease, lease_until)
     SELECT %s, %s, %s, %s::text[], %s::jsonb, %s,
-        coalesce((SELECT o.draining FROM node AS o WHERE o.incarnation = %s), false), ({_SHARD}), %s::float8, {_UNTIL}
+        coalesce((SELECT o.draining FROM node AS o WHERE o.incarnation = %s FOR UPDATE), false),
+        ({_SHARD}), %s::float8, {_UNTIL}
     FROM meta WHERE {schema.SERVED}
     ON CONFLICT (incarnation) DO UPDATE
     SET lease_until = greatest(mine.lease_until + interval '1 microsecond', {_UNTIL})
@@ -255,7 +256,10 @@ WITH held AS (
 SELECT {_COLUMNS}, coalesce(h.claims, 0) FROM titanic.node AS n LEFT JOIN held AS h ON h.incarnation = n.incarnation
 WHERE n.lease_until > '-infinity' OR h.claims > 0 ORDER BY n.name, n.started_at, n.incarnation"""
 
-_DRAIN = "UPDATE titanic.node SET draining = true WHERE incarnation = ANY(%s::bigint[]) AND lease_until > '-infinity'"
+_DRAIN = """
+UPDATE titanic.node SET draining = true WHERE incarnation = ANY(%s::bigint[]) AND lease_until > '-infinity'
+RETURNING incarnation
+"""
 
 
 def nodes(tx: SnapshotReader) -> list[NodeRow]:
@@ -269,8 +273,9 @@ def nodes_and_claims(tx: SnapshotReader) -> list[NodeRow]:
 
 
 def drain_nodes(tx: PostgresWriting, incarnations: Collection[int]) -> None:
-    """Have these end."""
-    tx.fetch(_DRAIN, numbers(list(incarnations)))
+    """Have these end. Raises WriteConflict when one has joined again since it was read."""
+    if len(tx.fetch(_DRAIN, numbers(list(incarnations)))) < len(incarnations):
+        raise WriteConflict("a node joined again while it was to be drained", "it has another incarnation", "try again")
 
 
 def _node(number: int, name: str, version: str, endpoints: list[str], started_at: int, *more: Any) -> NodeRow:
