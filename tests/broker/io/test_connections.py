@@ -214,7 +214,7 @@ def test_who_says_a_million_things_at_once_lets_the_others_speak(broker: Broker)
                 sent += loud.send(said[sent : sent + (1 << 20)])
             assert client.call("echo", b"x") == [b"x"]
             answered += 1
-    assert answered > 10
+    assert answered > 5  # 4 when each chunk is read to its end before anything else
 
 
 def test_what_was_read_and_waits_for_its_turn_is_not_forgotten(broker: Broker) -> None:
