@@ -57,7 +57,7 @@ units=/etc/systemd/system
 prefix=${prefix:-/opt/titanic}
 case $prefix in /*) ;; *) wrong "--prefix must begin with a /" ;; esac
 [ "$purge" = no ] || [ "$action" = uninstall ] || wrong "--purge goes with --uninstall"
-[ "$(id -u)" = 0 ] || fail "this needs root"
+[ "$(id -u)" = 0 ] || fail "not run as root; use sudo"
 
 here=$(cd "$(dirname "$0")" && pwd)
 settings=/etc/titanic/titanic.toml
@@ -79,7 +79,7 @@ running() {  # which of our units run, or of these
 }
 
 restart() {
-    booted || { echo "systemd does not run here: nothing is started"; return 0; }
+    booted || { echo "systemd is not running; no service was started"; return 0; }
     systemctl daemon-reload
     # The server first. Workers finish what they have in hand, for which nothing waits.
     workers=$(running 'titanic-worker@*.service')
@@ -101,11 +101,11 @@ start_first() {  # what a Debian package that was removed has left enabled is st
 
 check_places() {  # before anything is changed: no half of it is to be there in the end
     for each in systemd-sysusers systemd-tmpfiles; do
-        command -v $each >/dev/null || fail "there is no $each: this needs systemd"
+        command -v $each >/dev/null || fail "$each not found; this script needs systemd"
     done
     for each in $units /etc /usr/local/bin "$prefix"; do
         while [ ! -e "$each" ]; do each=$(dirname "$each"); done
-        [ -w "$each" ] || fail "$each may not be written; is it mounted read-only? nothing was changed"
+        [ -w "$each" ] || fail "cannot write to $each; is it mounted read-only? nothing was changed"
     done
 }
 
@@ -115,7 +115,7 @@ make_environment() {  # a new one beside the old: what runs goes on undisturbed 
     "$python" -c 'import venv, ensurepip' 2>/dev/null ||
         fail "$python has no venv module; on Debian: apt-get install python3-venv"
     [ -n "$wheels" ] || [ -f "$here/../pyproject.toml" ] ||
-        fail "there is no source beside this script; --wheels says where wheels are"
+        fail "no source tree beside this script; give --wheels DIR"
     mkdir -p "$prefix"
     new=$prefix/$(date +%Y%m%d-%H%M%S)-$$
     trap 'rm -rf "$new"' EXIT
@@ -147,10 +147,10 @@ make_environment() {  # a new one beside the old: what runs goes on undisturbed 
     # shellcheck disable=SC2086  # a list of packages
     if [ -n "$wheels" ]; then
         $pip --no-index --find-links "$wheels" "titanic-queue$extra" $more ||
-            fail "$wheels lacks something, see above; nothing was changed"
+            fail "a wheel is missing in $wheels, see above; nothing was changed"
     else
         $pip "$here/..$extra" $more ||
-            fail "what Titanic needs could not be fetched, see above; without a network: --wheels DIR; nothing was changed"
+            fail "the dependencies could not be downloaded, see above; without a network, use --wheels DIR; nothing was changed"
     fi
     "$new/bin/python" -m compileall -q "$new/lib" || true
     version=$("$new/bin/titanic" --version | cut -d' ' -f3)
@@ -198,18 +198,18 @@ END
         sed 's|^#store = .*|store = "/var/lib/titanic/store"|; s|^#metrics = |metrics = |' "$here/titanic.toml" >$settings
     else
         cp "$here/titanic.toml" $settings.dist
-        echo "$settings is as it was; what is new stands in $settings.dist"
+        echo "$settings was kept; the new version is $settings.dist"
     fi
 }
 
 make_key() {  # the server's own, for access control: made once, and kept
     "$prefix/current/bin/titanic" keys server --dir /etc/titanic >/dev/null ||
-        echo "/etc/titanic/server.key_secret was not made; without it access control cannot be on" >&2
+        echo "/etc/titanic/server.key_secret was not created; access control needs it" >&2
 }
 
 do_install() {
     ! dpkg-query -W -f '${Status}' titanic-queue 2>/dev/null | grep -q ' installed$' ||
-        fail "Titanic is installed as a Debian package here; take one of the two (apt-get remove titanic-queue)"
+        fail "Titanic is already installed as a Debian package; remove it first: apt-get remove titanic-queue"
     check_places
     first=yes
     ! grep -qs '^ExecStart=.*/current/bin/titanic ' $units/titanic.service || first=no
@@ -236,15 +236,15 @@ do_install() {
 }
 
 do_rollback() {
-    old=$(readlink "$prefix/previous") || fail "there is no earlier version in $prefix"
+    old=$(readlink "$prefix/previous") || fail "no earlier version in $prefix"
     check_places
     now=$(readlink "$prefix/current")
     [ ! -e $settings ] || "$old/bin/titanic" config check $settings ||
-        fail "the version before does not understand these settings; change them first; nothing was changed"
+        fail "the previous version does not understand these settings; change them first; nothing was changed"
     switch_to "$old"
     ln -sfn "$now" "$prefix/previous"
     restart
-    echo "Titanic $("$prefix/current/bin/titanic" --version | cut -d' ' -f3) is in use again"
+    echo "Titanic $("$prefix/current/bin/titanic" --version | cut -d' ' -f3) is active again"
 }
 
 do_uninstall() {
@@ -265,9 +265,9 @@ do_uninstall() {
         rm -rf /etc/titanic /var/lib/titanic /var/lib/titanic-web /var/backups/titanic /var/lib/systemd/timers/stamp-titanic-*.timer
         ! id titanic >/dev/null 2>&1 || userdel titanic
         ! id titanic-web >/dev/null 2>&1 || userdel titanic-web
-        echo "Titanic is gone, with its settings, data and backups"
+        echo "Titanic was removed, with its settings, data and backups"
     else
-        echo "Titanic is gone; /etc/titanic, /var/lib/titanic, /var/backups/titanic and the user titanic stay"
+        echo "Titanic was removed; /etc/titanic, /var/lib/titanic, /var/backups/titanic and the user titanic were kept"
     fi
 }
 

@@ -106,7 +106,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         raise InvalidOption(what, CATALOG, f"use {VIEW} (path '/var/lib/titanic')")
     for name in given:
         if name.lower() in {known.lower() for known in _WRITE.keys() - _READ.keys()}:
-            what, fact = f"there is no option {name!r} for reading", f"there are {', '.join(_READ)}"
+            what, fact = f"unknown option {name!r} for reading", f"known: {', '.join(_READ)}"
             advice = f"use {VIEW_TO_WRITE} for a view to write to"
             raise InvalidOption(what, fact, advice)
     values = _parsed(given, _READ)
@@ -161,7 +161,7 @@ def _parsed(
             except ValueError as error:
                 raise InvalidOption(f"the option {names[name]} cannot be {text!r}", str(error)) from None
         elif name not in ignored:
-            raise InvalidOption(f"there is no option {key!r}", *suggest(key, parsers))
+            raise InvalidOption(f"unknown option {key!r}", *suggest(key, parsers))
     return values
 
 

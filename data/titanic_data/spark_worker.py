@@ -210,7 +210,7 @@ def _expect_columns(schema: Any) -> None:
     """Raise InvalidRows unless a transformation has returned the right columns."""
     for name in ("id", "reply"):
         if name not in schema.names:
-            fact = f"there are {', '.join(schema.names) or 'none'}"
+            fact = f"it returned {', '.join(schema.names) or 'none'}"
             advice = "return id and reply (text, binary or an array of these), and optionally error"
             raise InvalidRows(f"the transformation returned no column {name}", fact, advice)
     kind = schema.field("id").type

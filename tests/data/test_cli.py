@@ -153,7 +153,7 @@ def test_a_service_level_for_a_service_that_is_not_there() -> None:
     arguments = ("report", "breaches", "--parquet", SAMPLE, "--sla", "resiz<2s")
     done = titanic_data(*arguments)
     assert done.code == 0
-    assert done.err == "no requests of 'resiz'; there are invoice, mail, report, resize; did you mean resize?\n"
+    assert done.err == "no requests of 'resiz'; known: invoice, mail, report, resize; did you mean resize?\n"
     assert titanic_data(*arguments, "--where", "seq < 0").err == "no requests of 'resiz'; there are none at all\n"
     done = titanic_data(*arguments[:-1], "mail<1s", "--where", "status = 'cancelled'")
     assert done.err == "all requests of mail were cancelled; cancelled requests do not count\n"

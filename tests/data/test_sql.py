@@ -66,12 +66,12 @@ def test_rows_are_inserted_into_a_view(spark: SparkSession, server: Server) -> N
     assert waiting(server) == {b"a", b"b", b"c0", b"c1", b"order 1"}
     with pytest.raises(Exception, match="titanic: requests cannot be overwritten"):
         spark.sql("INSERT OVERWRITE queue VALUES ('d', 'x')")
-    with pytest.raises(Exception, match=r"titanic: there is no option '(endpoint|service)' for reading"):
+    with pytest.raises(Exception, match=r"titanic: unknown option '(endpoint|service)' for reading"):
         spark.sql("SELECT * FROM queue").collect()
 
 
 def test_a_view_to_insert_into_needs_columns(spark: SparkSession, store: Path) -> None:
-    fault = r"titanic: there is no option 'service' for reading; .*\(key STRING, body STRING\) USING titanic"
+    fault = r"titanic: unknown option 'service' for reading; .*\(key STRING, body STRING\) USING titanic"
     with pytest.raises(Exception, match=fault):
         spark.sql("CREATE TEMPORARY VIEW queue USING titanic OPTIONS (service 'upper')")
     spark.sql(f"CREATE TEMPORARY VIEW ring USING titanic OPTIONS (path '{store}')")

@@ -144,8 +144,8 @@ def test_heartbeats_go_on_while_spark_is_busy(spark: SparkSession) -> None:
         (["id + 900 AS id", "'x' AS reply"], "the transformation returned the id 90"),
         (["CAST(NULL AS BIGINT) AS id", "'x' AS reply"], "the transformation returned the id None"),
         (["'0' AS id", "'x' AS reply"], "the transformation returned other ids; they are string"),
-        (["id", "body AS answer"], "no column reply; there are id, answer; return id and reply (text, binary"),
-        (["body AS reply"], "the transformation returned no column id; there are reply"),
+        (["id", "body AS answer"], "no column reply; it returned id, answer; return id and reply (text, binary"),
+        (["body AS reply"], "the transformation returned no column id; it returned reply"),
         (["id", "id AS reply"], "the transformation's replies cannot be sent; they are int64; cast it to text"),
     ],
 )

@@ -287,14 +287,14 @@ def test_replies_come_back(spark: SparkSession, server: Server, client: Client) 
 @pytest.mark.parametrize(
     ("columns", "options", "fault"),
     [
-        ("kei STRING, body STRING", {}, "there is no column 'key' for the key; there are kei, body; did you mean kei?"),
+        ("kei STRING, body STRING", {}, "there is no column 'key' for the key; known: kei, body; did you mean kei?"),
         ("key STRING, text STRING", {}, "there is no column 'body' for the body; .*; name another with bodyColumn"),
         ("key DOUBLE, body STRING", {}, "the column key cannot be the key; its type is double"),
         ("key STRING, body MAP<STRING, INT>", {}, "the column body cannot be the body"),
         ("key STRING, body STRING, colour INT", {}, "the column colour would be lost; a request has body, .*; put it"),
         ("key STRING, body STRING, priority STRING", {}, "the column priority cannot be used; its type is string"),
         ("key STRING, body STRING", {"service": None}, "no service is given for the rows"),
-        ("key STRING, body STRING", {"windw": 3}, "there is no option 'windw'; there are .*; did you mean window?"),
+        ("key STRING, body STRING", {"windw": 3}, "unknown option 'windw'; known: .*; did you mean window?"),
         ("key STRING, body STRING", {"window": 0}, "the option window cannot be '0'; it must be a number from 1 to"),
         ("key STRING, body STRING", {"keyFor": 0}, "the option keyFor cannot be '0'; it must be a number of seconds"),
         ("key STRING, body STRING", {"ttl": "nan"}, "the option ttl cannot be 'nan'; it must be a number of seconds"),
@@ -336,7 +336,7 @@ def test_bad_input_is_refused(columns: str, options: dict[str, Any], fault: str)
 
 def test_bad_input_is_refused_on_the_driver(spark: SparkSession) -> None:
     writer = spark.createDataFrame([], "kei STRING, body STRING").write.format("titanic").mode("append")
-    with pytest.raises(Exception, match="titanic: there is no column 'key' for the key; there are kei, body; did you"):
+    with pytest.raises(Exception, match="titanic: there is no column 'key' for the key; known: kei, body; did you"):
         writer.options(service="upper", endpoint="tcp://127.0.0.1:1").save()
 
 

@@ -91,7 +91,7 @@ def test_its_life(here: Machine) -> None:
 
     # install.sh changes nothing beside it.
     refused = here.run(*INSTALL)
-    assert (refused.code, "is installed as a Debian package here; take one of the two" in refused.err) == (1, True)
+    assert (refused.code, "is already installed as a Debian package; remove it first" in refused.err) == (1, True)
     assert here.shows("titanic", "ActiveState") == "active"
 
     # Upgraded: what ran runs, what was set is set, nothing is lost.
@@ -175,7 +175,7 @@ def test_it_takes_turns_with_install_sh(here: Machine) -> None:
     # While it is there, the package is refused, and changes nothing.
     refused = here.run("dpkg", "--install", package_file)
     assert refused.code != 0
-    assert "Titanic is installed here by install.sh; take one of the two" in refused.err
+    assert "Titanic is already installed by install.sh; remove it first" in refused.err
     assert here.shows("titanic", "ActiveState") == "active"
     assert here.run("titanic", "--version").code == 0
 

@@ -309,7 +309,7 @@ def test_what_install_says(here: Machine) -> None:
         (("--prefix",), 2, "--prefix wants a value"),
         (("--prefix", "here"), 2, "--prefix must begin with a /"),
         (("--purge",), 2, "--purge goes with --uninstall"),
-        (("--rollback",), 1, "there is no earlier version in /opt/titanic"),
+        (("--rollback",), 1, "no earlier version in /opt/titanic"),
         (("--python", "/bin/false"), 1, "Titanic needs Python 3.11 or newer"),
         ((), 1, "there is no source beside this script; --wheels says where wheels are"),
     ):
@@ -322,7 +322,7 @@ def test_what_install_says(here: Machine) -> None:
     # No half of it is there when it cannot be all there, and it is said why.
     here.says("mkdir /tmp/empty && mount --bind -o ro /etc/systemd/system /etc/systemd/system")
     refused = here.run(*INSTALL)
-    assert (refused.code, "/etc/systemd/system may not be written; is it mounted read-only?" in refused.err) == (
+    assert (refused.code, "cannot write to /etc/systemd/system; is it mounted read-only?" in refused.err) == (
         1,
         True,
     )
@@ -351,7 +351,7 @@ def test_what_install_says(here: Machine) -> None:
     assert "/srv/t/current/bin/titanic serve" in here.does("systemctl", "cat", "titanic")
     if LONG:
         assert here.does(*INSTALL, "--no-start").endswith(" is installed in /srv/t")
-        assert here.does("/root/deploy/install.sh", "--rollback").endswith(" is in use again")
+        assert here.does("/root/deploy/install.sh", "--rollback").endswith(" is active again")
     assert here.does("titanic", "--version").startswith("titanic, version ")
     here.does("/root/deploy/install.sh", "--uninstall")
     assert here.says("find /srv/t") == "/srv/t\n/srv/t/2024-01-photos\n/srv/t/2024-01-photos/a"
