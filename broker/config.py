@@ -133,8 +133,8 @@ class BrokerConfig:
     )
     send_queue_bytes: int = setting(
         1 << 30,
-        "Maximum bytes queued for all peers, and of all messages that are half received. A peer that does not read may"
-        " always have one message; further ones are dropped and counted.",
+        "Maximum bytes queued for all peers, half of them for one user, and maximum bytes of all partly received"
+        " messages. A peer that does not read always gets one message; further ones are dropped and counted.",
         unit="B",
     )
 

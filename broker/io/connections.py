@@ -27,7 +27,7 @@ from broker.core.timers import earliest
 from broker.io.admission import REFUSED, UserAdmission
 from broker.io.listeners import ListeningSocket
 from broker.io.loop import Channel, Loop
-from broker.io.peer_connection import PeerConnection
+from broker.io.peer_connection import PeerConnection, QueuedBytes, of_largest_share
 from broker.zmtp import (
     Connection,
     ConnectionFailed,
@@ -157,8 +157,7 @@ class Connections:
         """When to accept connections again; None: now."""
         self._starved = False
         """Whether the last attempt to accept failed for lack of file descriptors or memory."""
-        self.total = 0
-        """Bytes queued for all peers."""
+        self.queued = QueuedBytes(max_bytes)
         self._receiving: dict[PeerConnection, int] = {}
         """Connections with a large part of an incomplete message, and its bytes."""
         self.receiving = 0
@@ -344,20 +343,22 @@ class Connections:
                 self._queue(connection)
 
     def _hold(self, connection: PeerConnection, held: int, now: float) -> None:
-        """Note the bytes of an incomplete message. If there are too many in all, the connection that was silent the
-        longest ends."""
+        """Note the bytes of an incomplete message. If there are too many in all, a connection of the user, or the IP
+        address, with the most of them ends: the one that was silent the longest."""
         self.receiving += held - self._receiving.pop(connection, 0)
         if held:
             self._receiving[connection] = held
         while self.receiving > self._max_bytes and len(self._receiving) > 1:
-            silent = min(self._receiving, key=lambda one: one.heard_at)
+            silent = of_largest_share(self._receiving)
             self._log(silent, Failure.TOO_LARGE, "too many large messages are partly received", now)
             self._close(silent)
 
     def _handshake_done(self, connection: PeerConnection, peer: PeerReady, now: float) -> None:
         """Admit or refuse the peer. A routing id in use is handed over to the new connection, as by ROUTER_HANDOVER."""
         if self._admission is not None:
-            if not self._admission.authenticate(connection, peer):
+            with self.queued.moved(connection):
+                known = self._admission.authenticate(connection, peer)
+            if not known:
                 connection.protocol.refuse(REFUSED)
                 self.end(connection, now)
                 return
@@ -403,8 +404,11 @@ class Connections:
         assert self._admission is not None
         self._admission.swap(access)
         for connection in [*self._connections.values()]:
-            if connection.open and not self._admission.readmit(connection):
-                self._close(connection)
+            if connection.open:
+                with self.queued.moved(connection):
+                    known = self._admission.readmit(connection)
+                if not known:
+                    self._close(connection)
 
     # -- output ----------------------------------------------------------------------------------------------
 
@@ -418,7 +422,7 @@ class Connections:
         if connection is None or not connection.open:
             raise PeerGone
         if connection.unsent_bytes and (
-            len(connection.unsent) >= self._send_queue or footprint(frames) > self._max_bytes - self.total
+            len(connection.unsent) >= self._send_queue or footprint(frames) > self.queued.room(connection)
         ):
             raise PeerGone
         try:
@@ -457,8 +461,7 @@ class Connections:
         if len(output) > 1 and size <= MAX_JOINED:
             output = [b"".join(output)]
         connection.unsent.extend(output)
-        connection.unsent_bytes += size
-        self.total += size
+        self.queued.count(connection, size)
 
     def _write(self, connection: PeerConnection) -> None:
         if connection.protocol.has_output:
@@ -480,9 +483,7 @@ class Connections:
                         return
                     output = [memoryview(output[0])[sent:]]
                 connection.unsent.extend(output)
-                size = sum(map(len, output))
-                connection.unsent_bytes += size
-                self.total += size
+                self.queued.count(connection, sum(map(len, output)))
             else:
                 self._collect(connection)
         unsent, left = connection.unsent, MAX_WRITE
@@ -495,8 +496,7 @@ class Connections:
                 self._close(connection)
                 return
             left -= sent
-            connection.unsent_bytes -= sent
-            self.total -= sent
+            self.queued.count(connection, -sent)
             while sent:
                 first = unsent[0]
                 if sent < len(first):
@@ -555,8 +555,7 @@ class Connections:
         self._delayed.pop(connection, None)
         self.receiving -= self._receiving.pop(connection, 0)
         self._dirty.pop(connection, None)
-        self.total -= connection.unsent_bytes
-        connection.unsent_bytes = 0
+        self.queued.count(connection, -connection.unsent_bytes)
         connection.unsent.clear()
 
     def take_ended(self) -> list[Arrival]:

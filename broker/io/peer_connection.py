@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket as stream
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from broker.access.users import User
@@ -83,6 +85,11 @@ class PeerConnection:
     def __str__(self) -> str:
         return self.address
 
+    @property
+    def share(self) -> str:
+        """Whose limits it counts for: its user's, or before that is known its IP address's."""
+        return self.ip if self.user is None else self.user.name
+
     def goes_on(self, now: float, patience: float) -> bool:
         """Return whether the peer sent enough since the last call, `patience` seconds ago, to count as alive, be it an
         incomplete message. At the first call: whether it sent anything."""
@@ -92,3 +99,46 @@ class PeerConnection:
         if before is None or now - before[0] > 2 * patience:  # the last call was about another message
             return True
         return self.received - before[1] >= MIN_INFLOW * (now - before[0])
+
+
+class QueuedBytes:
+    """Bytes that are queued for peers: of all, and of each user."""
+
+    def __init__(self, most: int) -> None:
+        """`most`: of all; one user gets half of it."""
+        self.most = most
+        self.total = 0
+        self._of_user: dict[str, int] = {}
+
+    def count(self, connection: PeerConnection, change: int) -> None:
+        """Count bytes that are queued for a peer, or are not any more."""
+        connection.unsent_bytes += change
+        self.total += change
+        if (user := connection.user) is not None:
+            count = self._of_user.pop(user.name, 0) + change
+            if count:
+                self._of_user[user.name] = count
+
+    def room(self, connection: PeerConnection) -> int:
+        """Return how many bytes may be queued for a peer."""
+        left = self.most - self.total
+        if connection.user is None:
+            return left
+        return min(left, self.most // 2 - self._of_user.get(connection.user.name, 0))
+
+    @contextmanager
+    def moved(self, connection: PeerConnection) -> Iterator[None]:
+        """Count what is queued for another user, if the connection has another one afterwards."""
+        size = connection.unsent_bytes
+        self.count(connection, -size)
+        yield
+        self.count(connection, size)
+
+
+def of_largest_share(received: Mapping[PeerConnection, int]) -> PeerConnection:
+    """Return a connection of the user, or the IP address, with the most bytes: the one that was silent the longest."""
+    shares: Counter[str] = Counter()
+    for one, size in received.items():
+        shares[one.share] += size
+    ((most, _),) = shares.most_common(1)
+    return min((one for one in received if one.share == most), key=lambda one: one.heard_at)

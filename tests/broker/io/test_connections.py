@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import zmq
@@ -18,9 +19,10 @@ from support.secured import access, curve_of, keyed, new_pair, secured_broker, u
 from support.waiting import PATIENCE, until
 from support.zmtp_peer import greeting, message, null
 
-from broker import Broker, BrokerConfig, BrokerError, Client, Worker
+from broker import Broker, BrokerConfig, BrokerError, Client, Keys, Worker
 from broker.io import connections
 from broker.io.connections import PeerConnection
+from broker.io.peer_connection import of_largest_share
 
 
 @pytest.fixture
@@ -129,7 +131,7 @@ def test_who_reads_nothing_is_bounded_and_harms_nobody() -> None:
         for _ in range(60):
             slow.sendall(message(b"MDPC02", b"\1", b"echo", bytes(1 << 20)))
         until(lambda: broker.counters()["unroutable"] > 0)
-        assert broker._connections.total <= 9 << 20
+        assert broker._connections.queued.total <= 9 << 20
         assert client.call("echo", b"x") == [b"x"]
     until(lambda: not held(broker))
 
@@ -137,7 +139,7 @@ def test_who_reads_nothing_is_bounded_and_harms_nobody() -> None:
 @pytest.mark.parametrize("size", [100, 1 << 20])
 def test_what_one_round_sends_is_bounded(broker: Broker, size: int) -> None:
     """The loop does not read between the messages."""
-    broker._connections._max_bytes = 8 << 20
+    broker._connections.queued.most = 8 << 20
     broker._connections._send_queue = 100
     with connect(broker) as peer:
         peer.sendall(null())
@@ -156,7 +158,7 @@ def test_what_one_round_sends_is_bounded(broker: Broker, size: int) -> None:
         broker.loop.call(done.set)
         assert done.wait(PATIENCE)
         assert len(sent) < 1_000_000
-        assert broker._connections.total <= 10 << 20
+        assert broker._connections.queued.total <= 10 << 20
 
 
 def test_large_messages_of_all_that_are_half_received_are_bounded() -> None:
@@ -271,3 +273,49 @@ def test_users_by_key_and_by_uid_until_they_are_removed(tmp_path: Path) -> None:
             until(lambda: not broker.workers())
             with pytest.raises(BrokerError):
                 client.call("echo", b"x", timeout=1, retries=0)
+
+
+def large_reader(stack: ExitStack, endpoint: str, pair: Keys) -> zmq.Socket[bytes]:
+    """A socket that has nine answers of 1 MiB sent to it, and reads none: its own queue has room for one message."""
+    socket = stack.enter_context(zmq.Context.instance().socket(zmq.DEALER))
+    socket.linger, socket.rcvhwm, socket.rcvbuf = 0, 1, 1 << 12
+    keyed(socket, pair).connect(endpoint)
+    for _ in range(9):
+        socket.send_multipart([b"MDPC02", b"\1", b"echo", bytes(1 << 20)])
+    return socket
+
+
+def test_one_user_s_queues_get_half_of_the_room() -> None:
+    alice, bob = new_pair(), new_pair()
+    users = access({user("alice", call=["*"], work=["*"]): alice, user("bob", call=["*"]): bob})
+    with (
+        secured_broker(users, max_body=1 << 20, send_queue_bytes=16 << 20, liveness=100) as broker,
+        ExitStack() as stack,
+    ):
+        (endpoint,) = broker.core.about.endpoints
+        stack.enter_context(Worker("echo", lambda frames: frames, endpoint, key=curve_of(alice)))
+        queued = broker._connections.queued
+        for _ in range(4):
+            large_reader(stack, endpoint, bob)
+        until(lambda: broker.counters()["unroutable"] > 0)
+        assert 6 << 20 <= queued.total <= 9 << 20
+        for _ in range(4):
+            large_reader(stack, endpoint, alice)
+        until(lambda: queued.total > 12 << 20)
+        assert queued.total <= 17 << 20
+    assert (queued.total, queued._of_user) == (0, {})
+
+
+class Receiving(NamedTuple):
+    """What matters of a connection."""
+
+    share: str
+    heard_at: float
+
+
+def test_the_user_with_most_of_the_half_received_messages_makes_room() -> None:
+    now = iter(range(100))
+    received: dict[Any, int] = {}
+    for user_name, size in (("a", 5), ("b", 3), ("b", 3), ("a", 1), ("b", 1)):
+        received[Receiving(user_name, next(now))] = size
+    assert of_largest_share(received).heard_at == 1
