@@ -72,9 +72,9 @@ class Sockets(RuleBasedStateMachine):
         self.client = RawClient(self.endpoint)
 
     def stop(self) -> None:
+        for peer in sorted(self.workers, key=lambda peer: bool(peer.uuid)):  # nobody is left who would get it next
+            self.drop(peer)
         self.client.socket.close(0)
-        while self.workers:
-            self.drop(self.workers[-1])
         self.stack.close()
 
     def teardown(self) -> None:
@@ -154,8 +154,21 @@ class Sockets(RuleBasedStateMachine):
         return next(((peer, body[0]) for peer in peers if (body := peer.raw.look())), None)
 
     def drop(self, peer: Peer) -> None:
+        """A worker vanishes; if it has a request, that is an attempt."""
         peer.raw.socket.close(0)
         self.workers.remove(peer)
+        if peer.uuid and self.requests[peer.uuid].state == "waiting":
+            self.attempted(peer.uuid, b"the worker died while it had the request")
+
+    def attempted(self, uuid: bytes, reason: bytes) -> None:
+        """An attempt has failed."""
+        one = self.requests[uuid]
+        one.attempts += 1
+        if one.attempts >= one.most:
+            one.state = "failed"
+            assert self.client.ask(b"titanic.wait", b"30", uuid) == [b"500 failed: " + reason, b"failed"]
+        else:
+            until(lambda: self.row(uuid)["attempts"] == one.attempts)
 
     # -- what clients do -------------------------------------------------------------------------------------
 
@@ -253,12 +266,7 @@ class Sockets(RuleBasedStateMachine):
             one.state, one.reply = "done", frames or [b""]
             assert self.client.ask(b"titanic.wait", b"30", uuid) == [b"200", *one.reply]
         else:
-            one.attempts += 1
-            if one.attempts >= one.most:
-                one.state = "failed"
-                assert self.client.ask(b"titanic.wait", b"30", uuid) == [b"500 failed: no", b"failed"]
-            else:
-                until(lambda: self.row(uuid)["attempts"] == one.attempts)
+            self.attempted(uuid, b"no")
         self.settle()
 
     @precondition(lambda self: self.workers)
