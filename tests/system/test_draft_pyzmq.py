@@ -14,7 +14,7 @@ DRAFT_TESTS = (
     "tests/broker/patterns/generaldomo/test_generaldomo.py",
     "tests/broker/patterns/scatter_gather/test_scatter_gather.py",
 )
-LIBRARIES = ("pytest", "pytest-timeout", "hypothesis", "lmdb", "psycopg[binary]", "pyomq")
+LIBRARIES = ("pytest", "pytest-timeout", "hypothesis", "lmdb", "msgspec", "psycopg[binary]", "pyomq")
 
 BOTH_WAYS = """
 from itertools import permutations
