@@ -101,7 +101,7 @@ def test_a_peer_that_is_missing_is_named(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.count("beanstalkd is left out: ") == 2
     found = rows_of(figures)
-    assert set(found["accept"]) == {"titanic, RFC 9"}
+    assert set(found["accept"]) == {"titanic, RFC 9", "titanic, raw client"}
     assert set(found["accept"]["titanic, RFC 9"]["cpu"]) == {"client", "server"}
     assert set(found["accept-one"]) == {"titanic, RFC 9", "titanic, keys"}
 
