@@ -140,7 +140,7 @@ def test_its_life(here: Machine) -> None:
     good = settings.read_text()
     settings.write_text(f"garce = 1\n{good}")
     done = here.run("dpkg", "--install", old)
-    assert (done.code, "restart titanic.service failed; systemctl status" in done.err) == (0, True), done
+    assert (done.code, "restart titanic.service failed; see systemctl status" in done.err) == (0, True), done
     assert here.shows("titanic", "ActiveState") == "failed"
     settings.write_text(good)
     here.does("dpkg", "--install", new)

@@ -158,7 +158,7 @@ class Sockets(RuleBasedStateMachine):
         peer.raw.socket.close(0)
         self.workers.remove(peer)
         if peer.uuid and self.requests[peer.uuid].state == "waiting":
-            self.attempted(peer.uuid, b"the worker died while it had the request")
+            self.attempted(peer.uuid, b"the worker died while processing the request")
 
     def attempted(self, uuid: bytes, reason: bytes) -> None:
         """An attempt has failed."""

@@ -311,12 +311,12 @@ def test_what_install_says(here: Machine) -> None:
         (("--purge",), 2, "--purge goes with --uninstall"),
         (("--rollback",), 1, "no earlier version in /opt/titanic"),
         (("--python", "/bin/false"), 1, "Titanic needs Python 3.11 or newer"),
-        ((), 1, "there is no source beside this script; --wheels says where wheels are"),
+        ((), 1, "no source tree beside this script; give --wheels DIR"),
     ):
         done = here.run("/root/deploy/install.sh", *arguments)
         assert (done.code, fact in done.err) == (code, True), done
     assert (
-        "needs root"
+        "not run as root"
         in here.run("sh", "-c", "cp /root/deploy/install.sh /tmp && setpriv --reuid=nobody /tmp/install.sh").err
     )
     # No half of it is there when it cannot be all there, and it is said why.

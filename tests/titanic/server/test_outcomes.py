@@ -68,7 +68,7 @@ def test_an_error_of_a_wrong_form_is_a_failed_attempt(
         token, _ = worker.take()
         worker.partial(token, b"part one")
         worker.final(token, b"MDPE01", *said)
-        with pytest.raises(RequestFailed, match=r"malformed error reply: '.*' is no status and text") as caught:
+        with pytest.raises(RequestFailed, match=r"malformed error reply: '.*' is not a status and a text") as caught:
             client.wait(uuid, 30)
     assert caught.value.detail == said[1:]
     assert client.show(uuid)["attempts"] == 2
