@@ -180,7 +180,7 @@ def test_it_takes_turns_with_install_sh(here: Machine) -> None:
     assert here.run("titanic", "--version").code == 0
 
     # To purge the package that went before takes nothing from it.
-    assert "stay: install.sh's Titanic uses them" in here.does("dpkg", "--purge", "titanic-queue")
+    assert "were kept: the Titanic that install.sh installed uses them" in here.does("dpkg", "--purge", "titanic-queue")
     assert settings.read_text() == mine
     assert (here.shows("titanic", "ActiveState"), here.shows("titanic", "UnitFileState")) == ("active", "enabled")
 

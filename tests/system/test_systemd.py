@@ -289,7 +289,7 @@ def test_its_upkeep(here: Machine) -> None:
     here.does("systemctl", "enable", "--now", "titanic")
 
     # Removed: what it knew stays, and is used again; or not.
-    assert "stay" in here.does("/root/deploy/install.sh", "--uninstall")
+    assert "were kept" in here.does("/root/deploy/install.sh", "--uninstall")
     assert here.run("systemctl", "cat", "titanic").code != 0
     assert here.says("ls /opt/titanic /usr/local/bin/titanic* 2>/dev/null || echo none") == "none"
     assert here.says("ls /etc/systemd/system/*/titanic* 2>/dev/null || echo none") == "none"
@@ -328,7 +328,7 @@ def test_what_install_says(here: Machine) -> None:
     )
     here.does("umount", "/etc/systemd/system")
     refused = here.run("/root/deploy/install.sh", "--wheels", "/tmp/empty")
-    assert (refused.code, "/tmp/empty lacks something, see above; nothing was changed" in refused.err) == (1, True)
+    assert (refused.code, "a wheel is missing in /tmp/empty, see above; nothing was changed" in refused.err) == (1, True)
     assert here.says("ls /opt/titanic 2>/dev/null || true; ls /etc/systemd/system/titanic* 2>/dev/null || true") == ""
     here.says("rmdir /opt/titanic")
     assert here.says("ls /opt") == ""
