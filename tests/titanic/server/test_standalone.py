@@ -306,6 +306,8 @@ def test_a_queue_that_is_dead_or_hangs_is_no_rival(
     ):
         client.submit("absent", "x")
         node.signal(how)
+        if how == signal.SIGKILL:  # its connections are open until it has ended
+            until(lambda: not node.running)
         with serving(tmp_path, broker=at) as server:
             until(lambda: server.ready)
             assert ("does not answer: replacing it" in caplog.text) is (how == signal.SIGSTOP)
