@@ -15,6 +15,7 @@ socket.sendmsg(connection.take_output())
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Sequence
 from enum import Enum, auto
 from typing import NamedTuple, Protocol
@@ -45,9 +46,6 @@ SOCKET_TYPES = (b"PAIR", b"PUB", b"SUB", b"REQ", b"REP", b"DEALER", b"ROUTER", b
 """In the order of their numbers in ZMTP 2.0."""
 
 DEFAULT_LIMITS = MessageLimits()
-
-ALL = 1 << 60
-"""No limit of messages and commands."""
 
 MAX_IDENTITY = 255
 MAX_PING_CONTEXT = 16
@@ -250,7 +248,7 @@ class Connection:
         """Bytes kept of an incomplete message."""
         return self._reader.held + self._size
 
-    def receive(self, data: bytes, most: int = ALL) -> list[Event]:
+    def receive(self, data: bytes, most: int = sys.maxsize) -> list[Event]:
         """Return the events in these bytes. The chunks may be split anywhere. After `most` messages and commands it
         stops; see `has_more`."""
         events: list[Event] = []

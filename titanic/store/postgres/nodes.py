@@ -273,9 +273,11 @@ def nodes_and_claims(tx: SnapshotReader) -> list[NodeRow]:
 
 
 def drain_nodes(tx: PostgresWriting, incarnations: Collection[int]) -> None:
-    """Have these end. Raises WriteConflict when one has joined again since it was read."""
+    """Have these end. Raises WriteConflict if one has ended, or joined again, since it was read."""
     if len(tx.fetch(_DRAIN, numbers(list(incarnations)))) < len(incarnations):
-        raise WriteConflict("a node joined again while it was to be drained", "it has another incarnation", "try again")
+        raise WriteConflict(
+            "a node ended or joined again while it was to be drained", "its incarnation is over", "try again"
+        )
 
 
 def _node(number: int, name: str, version: str, endpoints: list[str], started_at: int, *more: Any) -> NodeRow:
