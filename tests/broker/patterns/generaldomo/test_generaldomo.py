@@ -180,22 +180,29 @@ def test_messages_of_several_frames_are_discarded_whole(domo: Domo) -> None:
         assert stream.recv(100) == message(b"\6MDPC01\7mmi.any\x03501")
 
 
-def test_clients_that_vanish_are_forgotten(domo: Domo, client_socket: Connect) -> None:
+def test_clients_that_vanish_are_forgotten(domo: Domo) -> None:
+    """The socket takes what is sent before it notices that a client has vanished, so several may have to."""
     go_on = threading.Event()
-    with Worker("slow", lambda frames: (go_on.wait(60), frames)[1], domo.router, jobs=3):
+    unroutable = domo.broker.core.stats["unroutable"]
+    with (
+        Worker("slow", lambda frames: (go_on.wait(60), frames)[1], domo.router),
+        Generaldomo(domo.server, timeout=30) as client,
+    ):
         until(domo.broker.workers)
-        for _ in range(3):
+
+        def one_vanishes() -> bool:
+            go_on.clear()
             gone = DraftSocket("CLIENT")
             gone.connect(domo.server)
             gone.send(b"\6MDPC01\4slow\1x")
             gone.send(b"\6MDPC01\x0bmmi.service\4slow")
             assert b"200" in received(gone)
             gone.close(0)
-        before = domo.broker.core.stats["unroutable"]
-        go_on.set()
-        until(lambda: domo.broker.core.stats["unroutable"] >= before + 3)
-        with Generaldomo(domo.server, timeout=30) as client:
+            go_on.set()
             assert client.call("slow", "x") == [b"x"]
+            return domo.broker.core.stats["unroutable"] > unroutable
+
+        until(one_vanishes)
 
 
 # -- who does not read, or says too much ---------------------------------------------------------------------
