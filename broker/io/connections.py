@@ -63,17 +63,15 @@ MAX_JOINED = 1 << 16
 MAX_BUFFERS = 256
 """Buffers sent by one call; every system allows more."""
 
-MAX_ACCEPTED = 64
-"""Connections accepted in a round."""
-
 MAX_MESSAGES = 1000
 """Messages after which a round ends, so that answers go out; what is left comes first in the next one."""
 
 HANDSHAKE_TIMEOUT = 30.0
 """Seconds for a handshake without access control."""
 
-MAX_HANDSHAKE_TIME = 0.002
-"""Seconds spent on handshakes in a round. A CURVE handshake takes a quarter of a millisecond."""
+MAX_HANDSHAKE_TIME = 0.0005
+"""Seconds spent in a round on accepting connections, and as many on handshakes; at least one of each is served, and the
+next round goes on. A CURVE handshake takes a quarter of a millisecond."""
 
 LATE = 1.0
 """Seconds after a deadline from which its time is given again: the loop stood still."""
@@ -189,7 +187,7 @@ class Connections:
         """Read what has come. Return messages and ended connections in order."""
         ready = [*self._ready.items()]
         self._ready.clear()
-        handshaking = []
+        handshaking, accepting = [], []
         for at, (descriptor, events) in enumerate(ready):
             if len(self._arrived) >= MAX_MESSAGES:
                 self._ready.update(ready[at:])
@@ -200,8 +198,7 @@ class Connections:
             connection = self._connections.get(descriptor)
             if connection is None:
                 if (listener := self._listeners.get(descriptor)) is not None:
-                    self._accept(listener, now)
-                    self._close_oldest()
+                    accepting.append(listener)
                 continue
             if events & _WRITE:
                 self._write(connection)
@@ -210,7 +207,10 @@ class Connections:
                     handshaking.append(connection)
                 else:
                     self._read(connection, now)
-        if handshaking:  # after open connections; the next poll reports those that are left
+        for listener in accepting:  # after open connections
+            self._accept(listener, now)
+            self._close_oldest()
+        if handshaking:  # the next poll reports those that are left
             end = time.monotonic() + MAX_HANDSHAKE_TIME
             for connection in handshaking:
                 self._read(connection, now)
@@ -246,7 +246,8 @@ class Connections:
             self._watch(connection.descriptor, _READ | _WRITE if connection.waits_to_write else _READ)
 
     def _accept(self, listener: ListeningSocket, now: float) -> None:
-        for _ in range(MAX_ACCEPTED):
+        end = time.monotonic() + MAX_HANDSHAKE_TIME
+        while True:
             try:
                 accepted = listener.accept()
             except OSError as error:
@@ -268,12 +269,14 @@ class Connections:
                 connection = PeerConnection(connected, address, protocol, listener, now)
             except OSError:  # closed by the peer already
                 connected.close()
-                continue
-            self._connections[connection.descriptor] = connection
-            self._handshaking[connection] = now + self._handshake
-            if cipher is None or self._may_begin(connection, now):
-                self._watch_connection(connection)
-                self._dirty[connection] = None
+            else:
+                self._connections[connection.descriptor] = connection
+                self._handshaking[connection] = now + self._handshake
+                if cipher is None or self._may_begin(connection, now):
+                    self._watch_connection(connection)
+                    self._dirty[connection] = None
+            if time.monotonic() >= end:
+                return
 
     def _may_begin(self, connection: PeerConnection, now: float) -> bool:
         """Count a handshake for its address; False: it has to wait."""
@@ -376,7 +379,7 @@ class Connections:
             if (former := self._names.get(name)) is not None:
                 self.end(former, now)
             self._names[name] = connection
-            connection.peer = name
+            connection.name = name
         connection.open = True
         connection.protocol.accept()
         for event in connection.protocol.receive(b"", MAX_EVENTS):
@@ -538,8 +541,8 @@ class Connections:
             self._admission.left(connection)
             if handshaking and connection.protocol.state is not ConnectionState.CLOSED:
                 self._admission.guard.count(NOBODY, "handshake")  # or a probe of the port
-        if self._names.get(connection.peer) is connection:
-            del self._names[connection.peer]
+        if self._names.get(connection.name) is connection:
+            del self._names[connection.name]
         self._arrived.append((connection, None))
 
     def _close(self, connection: PeerConnection) -> None:

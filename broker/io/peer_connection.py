@@ -34,8 +34,8 @@ class PeerConnection:
         "here",
         "ip",
         "key",
+        "name",
         "open",
-        "peer",
         "protocol",
         "received",
         "stream",
@@ -60,9 +60,8 @@ class PeerConnection:
         self.address = f"{self.ip}:{address[1]}" if tcp else here.endpoint
         _, self.uid = peer_ids(connected)
         """The system's user at the other end of an ipc connection; None: it is not known."""
-        self.peer: Peer = self
-        """The core's key for this peer: the routing id that it asked for, which outlives the connection, or else the
-        connection."""
+        self.name = b""
+        """Its routing id; empty: it has none."""
         self.open = False
         """Whether messages can be sent to it."""
         self.key = ""
@@ -84,6 +83,12 @@ class PeerConnection:
 
     def __str__(self) -> str:
         return self.address
+
+    @property
+    def peer(self) -> Peer:
+        """The core's key for this peer: its routing id, which outlives the connection, or else the connection. No
+        attribute: a connection that refers to itself is freed by the garbage collector only, which stops everything."""
+        return self.name or self
 
     @property
     def share(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import selectors
 import socket
@@ -134,6 +135,25 @@ def test_who_reads_nothing_is_bounded_and_harms_nobody() -> None:
         assert broker._connections.queued.total <= 9 << 20
         assert client.call("echo", b"x") == [b"x"]
     until(lambda: not held(broker))
+
+
+def test_an_ended_connection_is_freed_at_once(broker: Broker) -> None:
+    """Not by the garbage collector, which stops the loop for a tenth of a second if many connections came and went."""
+
+    def left() -> int:
+        return sum(isinstance(each, PeerConnection) for each in gc.get_objects())
+
+    before = left()
+    gc.disable()
+    try:
+        for say in (b"", greeting(), null()):
+            with closing(connect(broker)) as peer:
+                peer.sendall(say)
+                until(lambda: len(held(broker)) == 1)
+            until(lambda: not held(broker))
+        until(lambda: left() == before)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("size", [100, 1 << 20])
