@@ -69,9 +69,12 @@ MAX_MESSAGES = 1000
 HANDSHAKE_TIMEOUT = 30.0
 """Seconds for a handshake without access control."""
 
-MAX_HANDSHAKE_TIME = 0.0005
+MAX_HANDSHAKE_TIME = 0.0001
 """Seconds spent in a round on accepting connections, and as many on handshakes; at least one of each is served, and the
 next round goes on. A CURVE handshake takes a quarter of a millisecond."""
+
+MAX_DUE = 2
+"""Connections closed in a round because their time is over, and begun because they have waited."""
 
 LATE = 1.0
 """Seconds after a deadline from which its time is given again: the loop stood still."""
@@ -79,8 +82,11 @@ LATE = 1.0
 LINGER = 2.0
 """Seconds in which an ended connection is flushed."""
 
-MAX_HANDSHAKES = 1000
-"""CURVE handshakes begun in a second for one IP address; the others wait."""
+MAX_HANDSHAKES = 100
+"""CURVE handshakes begun for one IP address in `HANDSHAKE_INTERVAL`; the others wait."""
+
+HANDSHAKE_INTERVAL = 0.1
+"""Seconds. It is short so that few are under way at once: each poll reports all of those."""
 
 ACCEPT_INTERVAL = 0.25
 """Seconds between attempts to accept when file descriptors or memory have run out."""
@@ -94,6 +100,16 @@ PEERS = (b"REQ", b"DEALER", b"ROUTER")
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+def due(deadlines: dict[PeerConnection, float], now: float) -> list[tuple[PeerConnection, float]]:
+    """Return the first connections whose deadline has passed; the next round gets the others."""
+    found: list[tuple[PeerConnection, float]] = []
+    for connection, deadline in deadlines.items():  # in the order of the deadlines
+        if deadline > now or len(found) == MAX_DUE:
+            break
+        found.append((connection, deadline))
+    return found
 
 
 class PeerGone(Exception):
@@ -143,7 +159,7 @@ class Connections:
         """Connections whose handshake waits, and when it begins."""
         self._begun: dict[str, int] = {}
         self._begun_until = 0.0
-        """Handshakes begun for each IP address in this second, and its end."""
+        """Handshakes begun for each IP address in this interval, and its end."""
         self._ending: dict[PeerConnection, float] = {}
         self._dirty: dict[PeerConnection, None] = {}
         """Connections with output."""
@@ -282,7 +298,7 @@ class Connections:
         """Count a handshake for its address; False: it has to wait."""
         if now >= self._begun_until:
             self._begun.clear()
-            self._begun_until = now + 1.0
+            self._begun_until = now + HANDSHAKE_INTERVAL
         begun = self._begun.get(connection.ip, 0)
         if begun >= MAX_HANDSHAKES:
             self._delayed[connection] = self._begun_until
@@ -568,14 +584,15 @@ class Connections:
 
     def tick(self, now: float) -> None:
         """Close connections past their deadline, and accept again."""
-        for connection, end in [one for one in self._handshaking.items() if one[1] <= now]:
+        for connection, end in due(self._handshaking, now):
             if now - end > LATE:  # this process was paused, not the peer
+                del self._handshaking[connection]
                 self._handshaking[connection] = now + self._handshake
             else:
                 self._close(connection)
-        for connection in [one for one, end in self._ending.items() if end <= now]:
+        for connection, _ in due(self._ending, now):
             self._close(connection)
-        for connection in [one for one, begin in self._delayed.items() if begin <= now]:
+        for connection, _ in due(self._delayed, now):
             del self._delayed[connection]
             if self._may_begin(connection, now):
                 self._watch_connection(connection)

@@ -195,7 +195,7 @@ def test_large_messages_of_all_that_are_half_received_are_bounded() -> None:
         assert client.call("mmi.service", bytes(3 << 20)), "there is room for one that is whole"
 
 
-def test_handshakes_of_one_address_wait_for_the_next_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_handshakes_of_one_address_wait_for_the_next_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "MAX_HANDSHAKES", 3)
     pair = new_pair()
     users = access({user("alice", call=["*"]): pair})
