@@ -69,7 +69,8 @@ class LocalPeer:
     def worker_of(self, mark: bytes) -> str:
         """Return the process whose worker has a request of this peer, by its mark: HOST:PID; empty: none has it, or it
         is unknown. Any thread may call this."""
-        worker = self._broker.core.registry.delivered.get((self, mark))
+        request = self._broker.core.registry.delivered.get((self, mark))
+        worker = None if request is None else self._broker.core.workers.get(request.holder)
         said = b"" if worker is None else worker.process_key[1].removeprefix(PROCESS)
         return said.partition(b"/")[0].decode("ascii", "replace")
 
@@ -293,8 +294,8 @@ class Broker(CoreRunner[BrokerCore]):
                 core.lost(peer, now)
                 continue
             if isinstance(frames, OversizedMessage):
-                core.too_large(peer, frames.head, self._largest())
-                frames = []  # as any malformed message
+                core.too_large(peer, frames.head, self._largest(), now)
+                continue
             try:
                 receive(peer, frames, now, connection.user)
             except Exception:
@@ -346,18 +347,20 @@ class Broker(CoreRunner[BrokerCore]):
         """Send messages; whether there may be more, since a peer is gone."""
         send = self._connections.send
         lost = False
-        for peer, frames in output:
+        for at, (peer, frames) in enumerate(output):
             if isinstance(peer, LocalPeer):
                 peer.put(frames or [])
             elif frames is not None:
                 try:
                     send(peer, frames)
                 except PeerGone:
-                    self._undeliverable(peer, frames, now)
+                    unsent = [frame for other, more in output[at:] if other == peer and more for frame in more]
+                    self._undeliverable(peer, unsent, now)
                     lost = True
         return lost
 
-    def _undeliverable(self, peer: Peer, frames: Frames, now: float) -> None:
-        """The peer is gone, or has not read for too long: its message is dropped and counted."""
+    def _undeliverable(self, peer: Peer, unsent: Frames, now: float) -> None:
+        """The peer is gone, or has not read for too long: its message is dropped and counted. `unsent`: the frames of
+        all messages for it that are left."""
         self.core.stats["unroutable"] += 1
-        self.core.lost(peer, now, frames)
+        self.core.lost(peer, now, unsent)

@@ -30,7 +30,7 @@ from typing import NamedTuple
 from broker.access.users import NOBODY, RESERVED, Access, Permission, User
 from broker.core.mdp import ERROR, Command, Frames, Peer, error_body, service_fault
 from broker.core.requests import Request
-from broker.core.worker_registry import NO_SERVICE, WorkerPeer
+from broker.core.worker_registry import NO_GROUP, WorkerPeer
 
 Rule = Callable[[User, Frames], Frames | None]
 """Whether a user may send a service this body: the body of the refusal, or None if it may."""
@@ -44,9 +44,6 @@ BEATS_SAVED = 15.0
 
 _FREE = (Command.PARTIAL, Command.FINAL, Command.PROGRESS)
 """What is not counted of a worker that has a request."""
-
-_OF_A_QUEUE = b"titanic.request"
-"""A user that may work for this is a queue."""
 
 _QUEUE = b"titanic."
 """Prefix of the services whose workers learn the user of each request."""
@@ -163,9 +160,9 @@ class Guard:
     def may_say(self, worker: WorkerPeer, command: Command, now: float) -> bool:
         """Whether a worker may say one thing more; if not, it is counted."""
         user = worker.user
-        if user is None or command is Command.DISCONNECT or (worker.request is not None and command in _FREE):
+        if user is None or command is Command.DISCONNECT or (worker.requests and command in _FREE):
             return True
-        if command is Command.HEARTBEAT and worker.service is not NO_SERVICE:
+        if command is Command.HEARTBEAT and worker.group is not NO_GROUP:
             due = max(worker.beat_due, now - BEATS_SAVED)
             if due <= now:
                 worker.beat_due = due + BEAT_EVERY
@@ -173,7 +170,7 @@ class Guard:
         if self._worker_buckets.take(user, now):
             return True
         why = f"workers of user '{user.name}' send more than {user.limits.messages} messages a second"
-        self.refused(user, "messages", worker.service.name, worker.peer, why)
+        self.refused(user, "messages", worker.group.name, worker.peer, why)
         return False
 
     def sees(self, user: User, service: bytes) -> bool:
@@ -243,11 +240,7 @@ class Guard:
         return document
 
     def token(self, request: Request, user: User) -> bytes:
-        """The `client` frame of a request for its worker. Only a queue may say what is known of a request: anybody else
-        could have a worker take one request for another."""
-        number = request.token[:16]
-        if not user.may(Permission.WORK, _OF_A_QUEUE):
-            return number + self.who_asks(request.service, user)
+        """The `client` frame of a request for its worker, with its user for a separate queue."""
         return request.token + self.who_asks(request.service, user)
 
     def refused(self, user: User, action: str, service: bytes, peer: Peer, why: str = "") -> None:
@@ -288,23 +281,24 @@ class Review:
         changed, and would answer by outdated permissions. The next worker gets the current ones."""
         found = [worker for worker in workers if not self._keeps(worker)]
         for worker in found:  # all of them, so that none gets another's request
-            worker.service.idle.pop(worker, None)
+            worker.group.idle.pop(worker, None)
         return found
 
     def _keeps(self, worker: WorkerPeer) -> bool:
         worker.user = self._user_of(worker.peer)
         # A worker whose connection is gone, or was just ended, was refused nothing here.
-        stays = worker.user is not NOBODY and self._guard.may_work(worker, worker.service.name)
-        request = worker.request
-        if request is None or request.user is None:
-            return stays
-        name, user = request.user.name, self._user_of(request.peer)
-        request.user = user
-        if user is None:
-            return stays
-        if user is NOBODY or user.name != name:
-            request.wanted = False  # by another worker
-        return stays and request.token.endswith(self._guard.who_asks(request.service, user))
+        stays = worker.user is not NOBODY and all(self._guard.may_work(worker, name) for name in worker.group.services)
+        for request in worker.requests.values():
+            if request.user is None:
+                continue
+            name, user = request.user.name, self._user_of(request.peer)
+            request.user = user
+            if user is None:
+                continue
+            if user is NOBODY or user.name != name:
+                request.wanted = False  # by another worker
+            stays = stays and request.token.endswith(self._guard.who_asks(request.service, user))
+        return stays
 
     def drops_request(self, request: Request) -> bool:
         """Whether a waiting request's connection has another user now, or the user may no longer call the service."""

@@ -3,29 +3,34 @@
 A client's REQUEST goes to a free worker of its service, or waits until there is one; PARTIAL and FINAL go the
 way back. Whatever dialect either side speaks, each is answered in its own. A worker's life:
 
-    state   READY      PARTIAL   FINAL     HEARTBEAT   DISCONNECT   silence
-    ------  ---------  --------  --------  ----------  -----------  -------
-    none    register   refuse    refuse    refuse      ignore       –
-    idle    refuse     refuse    refuse    keep        remove       expire
-    busy    refuse     forward   finish    keep        remove       expire
+    state   READY      PARTIAL   FINAL     HEARTBEAT   SLOTS    DISCONNECT   silence
+    ------  ---------  --------  --------  ----------  -------  -----------  -------
+    none    register   refuse    refuse    refuse      refuse   ignore       –
+    idle    refuse     refuse    refuse    keep        resize   remove       expire
+    busy    refuse     forward   finish    keep        resize   remove       expire
 
 `refuse` answers DISCONNECT and forgets the worker, which comes back with READY on a new socket. Whenever a busy
-worker is forgotten, its request goes to the front of the queue, for another worker. But a request of a queue
+worker is forgotten, its requests go to the front of their queues, for another worker. But a request of a queue
 (CLIENT_QUEUE) whose worker died goes back to the queue, which counts attempts:
 
     its process had nothing else in hand      500: the request may be the cause
-    others of the process had requests, too   502: any of them may be the cause; the queue has each run alone
+    its process had other requests, too       502: any of them may be the cause; the queue has each run alone
 
 A worker that says DISCONNECT, or that this broker sends away, has not died.
 
+A worker has one slot and one service, or, by READY, several. Which of the waiting requests a free slot gets: the
+service whose next request has the highest priority, equal ones in turns; within a service clients in turns, the oldest
+first (`WorkerGroup`, `FairQueue`).
+
 A broker that drains (`drain`) says DISCONNECT to each worker as soon as it has no request, and to all that come; it
 refuses requests for workers with 503. Integrated services go on. One that is cut off (`cut_off`) says DISCONNECT to the
-workers that are idle then, and refuses requests for services without a worker with 503.
+workers that are idle then, to those with several slots as soon as they are, and refuses requests for services without a
+worker with 503.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 
 from broker.access.authorization import Guard, Review
@@ -46,12 +51,15 @@ from broker.core.mdp import (
     MAX_STACK,
     PROCESS,
     WORKER_DIALECTS,
+    Capacity,
     ClientDialect,
     Command,
     Core,
     Frames,
     Peer,
     error_body,
+    read_capacity,
+    read_slots,
     service_fault,
 )
 from broker.core.requests import (
@@ -66,7 +74,7 @@ from broker.core.requests import (
 )
 from broker.core.timers import earliest
 from broker.core.worker_registry import (
-    NO_SERVICE,
+    NO_GROUP,
     BrokerService,
     WorkerPeer,
     WorkerProcess,
@@ -102,7 +110,6 @@ class BrokerCore(Core):
         self.is_cut_off = False
         """Whether other brokers serve what this one cannot at the moment."""
         self._heard, self._heartbeats = self.registry.heard, self.registry.heartbeats
-        self._take_from = self.registry.take_request
         self._tokens = count(1)
 
     def receive(self, peer: Peer, frames: Frames, now: float, user: User | None = None) -> None:
@@ -128,7 +135,7 @@ class BrokerCore(Core):
             dialect = WORKER_DIALECTS.get(tuple(frames[: at + 1]))
             command = dialect.commands.get(frames[at + 1]) if dialect and len(frames) > at + 1 else None
             if dialect is not None and command is not None:
-                worker = worker or WorkerPeer(peer, dialect, NO_SERVICE, user=user)
+                worker = worker or WorkerPeer(peer, dialect, NO_GROUP, user=user)
                 self._worker_command(worker, command, frames[at + 2 :], now)
                 return
         self._malformed(peer, now)
@@ -152,22 +159,31 @@ class BrokerCore(Core):
     # -- more that a shell can report -----------------------------------------------------------------------
 
     def lost(self, peer: Peer, now: float, unsent: Sequence[bytes] = ()) -> None:
-        """Note that the transport lost a peer: no need to wait for silence. `unsent`: a message that therefore did not
-        go out. A request that the worker never got did not kill it."""
+        """Note that the transport lost a peer: no need to wait for silence. `unsent`: the frames of messages that
+        therefore did not go out. A request that the worker never got did not kill it."""
         worker = self.workers.get(peer)
         if worker is not None:
             self.stats["workers_expired"] += 1
-            self._forget(worker, now, died=worker.request is None or worker.request.token not in unsent)
+            self._forget(worker, now, died=True, unsent=unsent)
 
-    def too_large(self, peer: Peer, head: Frames, text: str) -> None:
-        """Answer the client of a discarded message that begins with `head`; `text` says what was wrong. Then call
-        `receive` without frames, as for any malformed message."""
+    def too_large(self, peer: Peer, head: Frames, text: str, now: float) -> None:
+        """Answer the client of a discarded message that begins with `head`; `text` says what was wrong. A worker with
+        one slot is forgotten, as after any malformed message; one with several keeps its other requests."""
         worker = self.workers.get(peer)
-        if worker is not None:
-            if (request := self._take_from(worker)) is not None:  # it fails, as if the worker had said so
-                self._output.append((request.peer, request.final(error_body(413, f"the reply has {text}"))))
-        elif (request := read_request(peer, head)) is not None:
-            self._refuse(request, 413, f"the request has {text}")
+        if worker is None:
+            if (request := read_request(peer, head)) is not None:
+                self._refuse(request, 413, f"the request has {text}")
+            self._malformed(peer, now)
+            return
+        said = worker.dialect.parse(head) if worker.names_services else None
+        for request in list(worker.requests.values()):
+            if said is None or request is worker.named(said[1]):
+                self._heard(worker, now)
+                self._fail(worker, request, f"the reply has {text}", now)
+                if said is not None and said[0] is Command.FINAL:
+                    self._finish(worker, said[1], now)
+                return
+        self._malformed(peer, now)
 
     def deaf(self, now: float) -> None:
         """Note that the broker could not read: what workers sent meanwhile is still unread, so none of them counts as
@@ -180,10 +196,12 @@ class BrokerCore(Core):
 
         Requests in hand are dropped: their clients retry, as after a crash of the broker.
         """
-        for process in self.registry.processes.values():
+        for process in self.registry.exclusive:
             process.alone = None  # nothing begins any more
+        self.registry.exclusive.clear()
         for worker in list(self.workers.values()):
-            self._take_from(worker)
+            for request in list(worker.requests.values()):
+                self.registry.take(worker, request)
             self._dismiss(worker, now)
 
     def drain(self, now: float) -> None:
@@ -191,30 +209,38 @@ class BrokerCore(Core):
         self.draining = True
         for request in self._take_unbegun(lambda request: True, now):
             self._refuse(request, 503, DRAINING)
-        for worker in [worker for worker in self.workers.values() if worker.request is None]:
-            self._dismiss(worker, now)
         for service in list(self.services.values()):
             while service.waiting:
                 self._refuse(self.waiting.pop(service.waiting), 503, DRAINING)
-            self._drop_unused(service)
+            self._settle(service)
+        for worker in list(self.workers.values()):
+            worker.group.idle.pop(worker, None)
+            if not worker.requests:
+                self._dismiss(worker, now)
 
     def cut_off(self, cut_off: bool, now: float) -> None:
         """Set whether other brokers serve what this one cannot: idle workers go there now. New workers are accepted all
         the same: perhaps no other broker is better off."""
         if cut_off and not self.is_cut_off:
-            for worker in [worker for worker in self.workers.values() if worker.request is None]:
-                self._dismiss(worker, now)
+            for worker in list(self.workers.values()):
+                if not worker.requests:
+                    self._dismiss(worker, now)
+                elif worker.names_services:
+                    worker.retires = True
+                    self.registry.resize(worker, 0)
         self.is_cut_off = cut_off
 
     def send_on(self, most: int | None, now: float) -> None:
-        """Dismiss idle workers that have other brokers: `most` of them, and never the last worker of a service; None:
-        all."""
-        for worker in [worker for worker in self.workers.values() if worker.request is None and worker.several]:
+        """Dismiss idle workers that have other brokers: as many as have `most` slots, and never the last worker of a
+        service; None: all."""
+        for worker in [worker for worker in self.workers.values() if not worker.requests and worker.several]:
             if most is None:
                 self._dismiss(worker, now)
-            elif most > 0 and worker.service.workers > 1:
+            elif most >= worker.slots and all(
+                service.workers > worker.capacity(name) for name, service in worker.group.services.items()
+            ):
+                most -= worker.slots
                 self._dismiss(worker, now)
-                most -= 1
 
     def revoke(self, review: Review, now: float) -> None:
         """Dismiss workers and drop requests whose users lost their permission."""
@@ -230,7 +256,7 @@ class BrokerCore(Core):
             drops = review.drops_request
             for request in [*service.take(drops), *self.waiting.take(service.waiting, drops)]:
                 self._answer_cancelled(request)
-            self._drop_unused(service)
+            self._settle(service)
 
     def withhold(self, client: Peer, now: float) -> None:
         """Answer with 499 the requests of a client that may have nothing begun now: those that wait, and those in the
@@ -238,14 +264,16 @@ class BrokerCore(Core):
         for service in [service for service in self.services.values() if service.waiting]:
             for request in self.waiting.take_all_of(service.waiting, client):
                 self._answer_cancelled(request)
-            self._drop_unused(service)
+            self._settle(service)
         for request in self._take_unbegun(lambda request: request.peer == client, now):
             self._answer_cancelled(request)
         for peer, frames in self.take_output():
             worker = self.workers.get(peer)
-            if worker is None or frames is None or not worker.is_given(frames, client):
+            given = worker.given(frames) if worker is not None and frames is not None else None
+            if worker is None or given is None or given.peer != client:
                 self._output.append((peer, frames))
-            elif (given := self._take_from(worker)) is not None:
+            else:
+                self.registry.take(worker, given)
                 self._answer_cancelled(given)
                 self._free(worker, now)
 
@@ -278,8 +306,8 @@ class BrokerCore(Core):
             if not service.batch:
                 self._batched.append(service)
             service.batch.append(request)
-        elif service is not None and service.idle:
-            self._deliver(service.take_idle(request), request, now)
+        elif service is not None and (worker := service.find_worker(request)) is not None:
+            self._deliver(worker, request, now)
         elif self.draining or (self.is_cut_off and (service is None or not service.workers)):
             self._refuse(request, 503, DRAINING if self.draining else CUT_OFF)
         elif (full := self.waiting.full(service.waiting if service is not None else None, request)) is not None:
@@ -288,6 +316,8 @@ class BrokerCore(Core):
             if service is None:
                 service = self.services[name] = BrokerService(name, self.config.max_body)
             self.waiting.push(service.waiting, request, now)
+            if service.joint_groups:
+                self.registry.reorder(service)
 
     def cancel(self, peer: Peer, name: bytes, mark: bytes, now: float, *, running: bool = False) -> bool:
         """Withdraw a request by its `mark`; it is answered with 499. If a worker has it, it stays there, and no other
@@ -295,16 +325,19 @@ class BrokerCore(Core):
         service = self.services.get(name)
         request = self.waiting.remove(service.waiting, peer, mark) if service is not None else None
         if service is None or request is None:
-            worker = self.registry.unwant(peer, name, mark)
-            if worker is not None and worker.process.waits_for_others(worker):
-                for unbegun in self._take_unbegun(lambda request: request is worker.request, now):
+            found = self.registry.unwant(peer, name, mark)
+            if found is None:
+                return False
+            worker, held = found
+            if worker.process.holds_back(held):
+                for unbegun in self._take_unbegun(lambda request: request is held, now):
                     self._answer_cancelled(unbegun)
                 return True
-            if running and worker is not None and worker.extended and worker.request is not None:
-                self._send_worker(worker, Command.CANCEL, [worker.request.token, b""], now)
+            if running and worker.extended:
+                self._send_worker(worker, Command.CANCEL, [held.token, b""], now)
             return False
         self._answer_cancelled(request)
-        self._drop_unused(service)
+        self._settle(service)
         return True
 
     def _refuse(self, request: Request, status: int, text: str) -> None:
@@ -323,10 +356,12 @@ class BrokerCore(Core):
             for request in self.waiting.take_expired(service.waiting, now):
                 self.stats["requests_expired"] += 1
                 self._answer_error(request, 504, f"no worker took the request within {self.config.request_expiry:g} s")
-            self._drop_unused(service)
+            self._settle(service)
         self.waiting.swept(now)
 
-    def _drop_unused(self, service: BrokerService) -> None:
+    def _settle(self, service: BrokerService) -> None:
+        """Note that requests of a service were taken out, or that workers left it."""
+        self.registry.reorder(service)
         if service.unused:
             self.services.pop(service.name, None)
 
@@ -360,8 +395,8 @@ class BrokerCore(Core):
 
     def _worker_command(self, worker: WorkerPeer, command: Command, rest: Frames, now: float) -> None:
         state = WorkerState.NONE
-        if worker.service is not NO_SERVICE:
-            state = WorkerState.IDLE if worker.request is None else WorkerState.BUSY
+        if worker.group is not NO_GROUP:
+            state = WorkerState.BUSY if worker.requests else WorkerState.IDLE
             self._heard(worker, now)
         action = TRANSITIONS.get((state, command), BrokerCore._unexpected)
         if self.guard is not None and not self.guard.may_say(worker, command, now):
@@ -373,15 +408,18 @@ class BrokerCore(Core):
         worker.extended = EXTENSION in words and worker.dialect.has(Command.CANCEL)
         worker.several = worker.extended and ELSEWHERE in words
         process = next((word for word in words if word.startswith(PROCESS) and len(word) <= MAX_PROCESS), b"")
-        service = self.services.get(name)
-        guard = self.guard if worker.user is not None else None
-        refused = self.draining or (guard is not None and not self._may_register(guard, worker, name))
-        if refused or not self.registry.admits(name, service):
+        capacity = read_capacity(name, words) if worker.extended else Capacity(0, {name: 0})
+        if capacity is None or self.draining or not self._may_register(worker, capacity.limits):
             self._unexpected(worker, rest, now)
             return
-        if service is None:
-            service = self.services[name] = BrokerService(name, self.config.max_body)
-        self.registry.add(worker, service, process, now)
+        worker.names_services, worker.slots = capacity.slots > 0, capacity.slots or 1
+        services: dict[bytes, BrokerService] = {}
+        for name in capacity.limits:
+            if (service := self.services.get(name)) is None:
+                service = self.services[name] = BrokerService(name, self.config.max_body)
+            services[name] = service
+        self.registry.name_process(worker, process)
+        self.registry.add(worker, services, capacity.limits, now)
         self.new_worker = worker
         self.stats["workers_registered"] += 1
         # The first heartbeat goes out at once: the worker learns that the broker is there and speaks its version.
@@ -390,42 +428,61 @@ class BrokerCore(Core):
         self._keep(worker, rest, now)
         self._free(worker, now)
 
-    def _may_register(self, guard: Guard, worker: WorkerPeer, name: bytes) -> bool:
-        registered = 0 if worker.user is None else self.registry.of_users.get(worker.user.name, 0)
-        return guard.may_work(worker, name) and guard.has_place(worker, registered, self.config.max_workers)
+    def _may_register(self, worker: WorkerPeer, names: Iterable[bytes]) -> bool:
+        user, guard = worker.user, self.guard
+        if user is not None and guard is not None:
+            registered = self.registry.of_users.get(user.name, 0)
+            if not all(guard.may_work(worker, name) for name in names):
+                return False
+            if not guard.has_place(worker, registered, self.config.max_workers):
+                return False
+        return all(self.registry.admits(name, self.services.get(name)) for name in names)
 
     def _forward(self, worker: WorkerPeer, rest: Frames, now: float) -> None:
-        request = worker.request
-        if request is None or rest[:2] != [request.token, b""]:
+        request = worker.named(rest)
+        if request is None:
             self._malformed(worker.peer, now)
+            return
+        if request.answered:
             return
         message = request.partial(rest[2:])
         if message is not None:
             self._output.append((request.peer, message))
         elif request.collected_size > self.config.max_body:
-            self._take_from(worker)
-            self._answer_error(request, 413, f"the PARTIALs of the reply exceed {self.config.max_body} bytes")
+            self._fail(worker, request, f"the PARTIALs of the reply exceed {self.config.max_body} bytes", now)
+
+    def _fail(self, worker: WorkerPeer, request: Request, text: str, now: float) -> None:
+        """Fail a request whose reply is too large, as if its worker had said so. A worker with one slot is forgotten,
+        as after any malformed message; one with several has the request until its FINAL."""
+        if not request.answered:
+            request.answered = True
+            self._output.append((request.peer, request.final(error_body(413, text))))
+        if worker.names_services:
+            self._send_worker(worker, Command.CANCEL, [request.token, b""], now)
+        else:
+            self.registry.take(worker, request)
             self._malformed(worker.peer, now)
 
     def _finish(self, worker: WorkerPeer, rest: Frames, now: float) -> None:
-        request = worker.request
-        if request is None or rest[:2] != [request.token, b""]:
+        request = worker.named(rest)
+        if request is None:
             self._malformed(worker.peer, now)
             return
         self.stats["replies"] += 1
-        self._take_from(worker)
-        self._output.append((request.peer, request.final(as_workers(rest[2:]))))
+        self.registry.take(worker, request)
+        if not request.answered:
+            self._output.append((request.peer, request.final(as_workers(rest[2:]))))
         if worker.dialect.silent_when_busy:
             self._heard(worker, now)
         self._free(worker, now)
 
     def _progress(self, worker: WorkerPeer, rest: Frames, now: float) -> None:
         """Forward progress, in one small frame. What comes too fast is dropped."""
-        request = worker.request
-        if not worker.extended or request is None or rest[:2] != [request.token, b""]:
+        request = worker.named(rest)
+        if not worker.extended or request is None:
             self._malformed(worker.peer, now)
-        elif worker.may_report(rest[2:], now):
-            self._output += request.progress(rest[2])
+        elif not request.answered:
+            self._output += request.progress(rest[2:], now)
 
     def _keep(self, worker: WorkerPeer, rest: Frames, now: float) -> None:
         self.registry.beat(worker, now)
@@ -451,43 +508,70 @@ class BrokerCore(Core):
         if worker is not None:
             self._forget(worker, now, died=True)
 
+    def _resize(self, worker: WorkerPeer, rest: Frames, now: float) -> None:
+        """Set how many requests a worker takes at a time, and give those that it has not begun to others."""
+        slots = read_slots(rest[0]) if rest else None
+        back = [worker.requests.get(token) for token in rest[1:]]
+        if slots is None or not worker.names_services or None in back or len(set(rest)) < len(rest):
+            self._malformed(worker.peer, now)
+            return
+        if not worker.retires:
+            self.registry.resize(worker, slots)
+        returned = [request for request in back if request is not None]
+        for request in returned:
+            self.registry.take(worker, request)
+            request.deliveries -= 1
+            request.sent -= 1
+        self._deliver_again(returned, now)
+        self._free(worker, now)
+
     def _free(self, worker: WorkerPeer, now: float) -> None:
-        """Give an idle worker the next request, or remember it."""
-        service = worker.service
+        """Give a worker the next requests, as far as it has free slots, and remember those that are left."""
         if worker.process.alone is not None:
             self._proceed(worker.process, now)
-        elif self.draining:
-            self._dismiss(worker, now)
-        elif service.waiting:
-            self._deliver(worker, self.waiting.pop(service.waiting), now)
+        elif self.draining or worker.retires:
+            if not worker.requests:
+                self._dismiss(worker, now)
         else:
-            service.idle[worker] = None
+            while len(worker.requests) < worker.slots:
+                service = worker.group.next_for(worker)
+                if service is None:
+                    worker.group.idle[worker] = None
+                    return
+                request = self.waiting.pop(service.waiting)
+                if service.joint_groups:
+                    self.registry.reorder(service)
+                self._deliver(worker, request, now)
+                if worker.process.alone is not None:
+                    return
 
     def _deliver(self, worker: WorkerPeer, request: Request, now: float) -> None:
-        worker.request = request
-        if request.mark is not None:
-            self.registry.delivered[request.mark] = worker
+        context = request.context
+        if context and request.sent:
+            context = later_delivery(context, request.sent)
+        request.token = b"%016x%b" % (next(self._tokens), context)
+        if request.user is not None and self.guard is not None:
+            request.token = self.guard.token(request, request.user)
         request.deliveries += 1
+        self.registry.give(worker, request)
         process = worker.process
-        process.in_hand += 1
-        if request.alone and len(process.workers) > 1:
-            process.alone, process.is_started = worker, False
+        if request.alone and (len(process.workers) > 1 or (worker.slots > 1 and not worker.passes_on)):
+            process.alone, process.token, process.is_started = worker, request.token, False
+            self.registry.exclusive[process] = None
             for other in process.workers:
-                other.service.idle.pop(other, None)
+                other.group.idle.pop(other, None)
             self._proceed(process, now)
         else:
             self._send_request(worker, request, now)
 
     def _send_request(self, worker: WorkerPeer, request: Request, now: float) -> None:
-        context = request.context
-        if context and request.sent:
-            context = later_delivery(context, request.sent)
         request.sent += 1
         request.shared = False
-        request.token = b"%016x%b" % (next(self._tokens), context)
-        if request.user is not None and self.guard is not None:
-            request.token = self.guard.token(request, request.user)
-        self._send_worker(worker, Command.REQUEST, [request.token, b"", *request.body], now)
+        if worker.names_services:
+            rest = [request.token, b"", request.service, *request.body]
+            self._send_worker(worker, Command.SERVICE_REQUEST, rest, now)
+        else:
+            self._send_worker(worker, Command.REQUEST, [request.token, b"", *request.body], now)
         if worker.dialect.silent_when_busy:
             self._heard(worker, now)
 
@@ -497,25 +581,28 @@ class BrokerCore(Core):
         alone = process.alone
         if alone is None:
             return
-        if alone.request is None:
+        request = alone.requests.get(process.token)
+        if request is None:
             process.alone = None
+            self.registry.exclusive.pop(process, None)
             for worker in list(process.workers):
-                if worker.request is None and worker in self.registry.silences:
+                if worker in self.registry.silences:
                     self._free(worker, now)
         elif process.in_hand == 1 and not process.is_started:
             process.is_started = True
-            self._send_request(alone, alone.request, now)
+            self._send_request(alone, request, now)
 
     def _take_unbegun(self, unwanted: Unwanted, now: float) -> list[Request]:
         """Take back requests that wait for others of their process to finish."""
         taken = []
-        for process in self.registry.processes.values():
+        processes = list(self.registry.exclusive)
+        for process in processes:
             worker = process.alone
-            if worker is None or worker.request is None or process.is_started or not unwanted(worker.request):
-                continue
-            if (request := self._take_from(worker)) is not None:
+            request = None if worker is None or process.is_started else worker.requests.get(process.token)
+            if worker is not None and request is not None and unwanted(request):
+                self.registry.take(worker, request)
                 taken.append(request)
-        for process in list(self.registry.processes.values()):
+        for process in processes:
             self._proceed(process, now)
         return taken
 
@@ -525,60 +612,85 @@ class BrokerCore(Core):
             self._heartbeats.set(worker, now + worker.heartbeat.interval)
 
     def _dismiss(self, worker: WorkerPeer, now: float) -> None:
-        """Dismiss a worker without a request."""
+        """Dismiss a worker. What it has in hand goes to others."""
         self._send_worker(worker, Command.DISCONNECT, (), now)
         self._forget(worker, now)
 
-    def _forget(self, worker: WorkerPeer, now: float, *, died: bool = False) -> None:
-        service, process = worker.service, worker.process
-        died = died and not process.waits_for_others(worker)
-        request = self._take_from(worker)
-        self.registry.remove(worker)
-        if request is not None:
-            if not died:
-                request.deliveries -= 1
-            elif process.in_hand:
-                for other in (request, *(one.request for one in process.workers)):
-                    if other is not None:
-                        other.shared = True
-            self._deliver_again(request, service, now, died and not worker.passes_on)
-        self._proceed(process, now)
-        self._drop_unused(service)
-
-    def _deliver_again(self, request: Request, service: BrokerService, now: float, died: bool) -> None:
-        if not request.wanted:
-            self._answer_cancelled(request)
-            return
-        if died and request.dialect is CLIENT_QUEUE:
-            self.stats["given_up"] += 1
-            if request.shared:
-                self._answer_error(request, LOST, "the worker died; other workers of its process also had requests")
+    def _forget(self, worker: WorkerPeer, now: float, *, died: bool = False, unsent: Sequence[bytes] = ()) -> None:
+        process, requests = worker.process, list(worker.requests.values())
+        suspects: list[Request] = []
+        for request in requests:
+            if died and request.token not in unsent and not process.holds_back(request):
+                suspects.append(request)
             else:
-                self._answer_error(request, 500, "the worker died while processing the request")
+                request.deliveries -= 1
+        for request in requests:
+            self.registry.take(worker, request)
+        self.registry.remove(worker)
+        if suspects and (len(suspects) > 1 or process.in_hand):
+            others = [request for other in process.workers for request in other.requests.values()]
+            for request in [*suspects, *others]:
+                request.shared = True
+        if not worker.passes_on:
+            for request in suspects:
+                self._give_up(request)
+        self._deliver_again(requests, now)
+        self._proceed(process, now)
+        for service in worker.group.services.values():
+            self._settle(service)
+
+    def _give_up(self, request: Request) -> None:
+        """Return a request whose worker died to its queue, if it is of a queue."""
+        if request.answered or not request.wanted or request.dialect is not CLIENT_QUEUE:
             return
-        if request.deliveries >= self.config.max_deliveries:
-            self.stats["given_up"] += 1
-            self._answer_error(request, 500, f"{request.deliveries} workers died while processing the request")
-            return
-        self.stats["redelivered"] += 1
-        if (message := request.begin_anew()) is not None:
-            self._output.append((request.peer, message))
-        if service.idle:
-            self._deliver(service.take_idle(request), request, now)
-        elif self.draining:
-            self._refuse(request, 503, DRAINING)
+        self.stats["given_up"] += 1
+        request.answered = True
+        if request.shared:
+            self._answer_error(request, LOST, "the worker died; other workers of its process also had requests")
         else:
-            self.waiting.push_front(service.waiting, request, now)
+            self._answer_error(request, 500, "the worker died while processing the request")
+
+    def _deliver_again(self, requests: list[Request], now: float) -> None:
+        """Give requests that a worker had to others, in the same order."""
+        again: dict[BrokerService, None] = {}
+        for request in reversed(requests):
+            if request.answered:
+                continue
+            if not request.wanted:
+                self._answer_cancelled(request)
+            elif request.deliveries >= self.config.max_deliveries:
+                self.stats["given_up"] += 1
+                self._answer_error(request, 500, f"{request.deliveries} workers died while processing the request")
+            else:
+                self.stats["redelivered"] += 1
+                if (message := request.begin_anew()) is not None:
+                    self._output.append((request.peer, message))
+                if self.draining:
+                    self._refuse(request, 503, DRAINING)
+                    continue
+                service = self.services[request.service]
+                self.waiting.push_front(service.waiting, request, now)
+                again[service] = None
+        for service in again:
+            self._serve(service, now)
+
+    def _serve(self, service: BrokerService, now: float) -> None:
+        """Give waiting requests of a service to workers that can take them."""
+        while (first := service.waiting.first) is not None and (worker := service.find_worker(first)) is not None:
+            self._deliver(worker, self.waiting.pop(service.waiting), now)
+        self.registry.reorder(service)
 
 
 TRANSITIONS: dict[tuple[WorkerState, Command], Callable[[BrokerCore, WorkerPeer, Frames, float], None]] = {
     (WorkerState.NONE, Command.READY): BrokerCore._register,
     (WorkerState.NONE, Command.DISCONNECT): BrokerCore._ignore,
     (WorkerState.IDLE, Command.HEARTBEAT): BrokerCore._keep,
+    (WorkerState.IDLE, Command.SLOTS): BrokerCore._resize,
     (WorkerState.IDLE, Command.DISCONNECT): BrokerCore._remove,
     (WorkerState.BUSY, Command.PARTIAL): BrokerCore._forward,
     (WorkerState.BUSY, Command.FINAL): BrokerCore._finish,
     (WorkerState.BUSY, Command.HEARTBEAT): BrokerCore._keep,
+    (WorkerState.BUSY, Command.SLOTS): BrokerCore._resize,
     (WorkerState.BUSY, Command.DISCONNECT): BrokerCore._remove,
     **{(state, word): BrokerCore._progress for state in WorkerState for word in (Command.PROGRESS, Command.CANCEL)},
 }

@@ -29,10 +29,16 @@ Worker side
     EXTENSION           the worker knows CANCEL and PROGRESS
     ELSEWHERE           it has other brokers
     PROCESS + a name    workers of the same name are in one process, and die together
+    SLOTS + a number    it takes so many requests at a time, and for each further service says
+    SERVICE + limit, :, name     and that it takes at most so many of this one; 0: no limit but the slots
 
     between a broker and a worker that know EXTENSION
     CANCEL     b → w                                   MDPW02 07 client ''
     PROGRESS   w → b                                   MDPW02 08 client '' json
+
+    between a broker and a worker that said SLOTS
+    REQUEST    b → w    (in place of 02)               MDPW02 09 client '' service body…
+    SLOTS      w → b                                   MDPW02 0A number client…
 
 titanic/PROTOCOL.md describes the same, and when each message is sent, for authors of clients and workers in other
 languages.
@@ -111,6 +117,10 @@ class Command(Enum):
     DISCONNECT = "disconnect"
     CANCEL = "cancel"
     PROGRESS = "progress"
+    SERVICE_REQUEST = "service request"
+    """A REQUEST that names its service."""
+    SLOTS = "slots"
+    """So many requests at a time from now on; those named were not begun."""
 
     __hash__ = object.__hash__  # Enum's own is written in Python, and commands are looked up for every message
 
@@ -285,7 +295,21 @@ gateway does, and its death says nothing of them."""
 MAX_PROCESS = 64
 """Bytes of that word."""
 
-KNOWN_WORDS = (EXTENSION, ELSEWHERE, NAMES_PROCESS)
+NAMES_SLOTS = b"titanic:slots"
+SLOTS = NAMES_SLOTS + b"="
+"""Begins the word in READY that says how many requests the worker takes at a time, of all its services. It needs
+EXTENSION."""
+
+SERVICE = b"titanic:service="
+"""Begins the word in READY that names a further service, or limits the first one: LIMIT:NAME. It needs SLOTS."""
+
+MAX_SLOTS = 4096
+"""Requests that one worker may have at a time: a REQUEST and a CANCEL for each fit into the queue of its connection."""
+
+MAX_SERVICES = 4096
+"""Services of one worker."""
+
+KNOWN_WORDS = (EXTENSION, ELSEWHERE, NAMES_PROCESS, NAMES_SLOTS)
 """The words in READY that a broker knows, as it announces them in mmi.broker: a worker says no others
 (`BrokerKind.knows`)."""
 
@@ -293,7 +317,13 @@ LOST = 502
 """The status of a queue's request whose worker died when others of its process had requests too: any of them may be the
 cause."""
 
-_EXTENDED_02 = {**_CODES_02, Command.CANCEL: b"\7", Command.PROGRESS: b"\10"}
+_EXTENDED_02 = {
+    **_CODES_02,
+    Command.CANCEL: b"\7",
+    Command.PROGRESS: b"\10",
+    Command.SERVICE_REQUEST: b"\11",
+    Command.SLOTS: b"\12",
+}
 
 WORKER_V01 = WorkerDialect("0.1", (b"", WORKER_01), _CODES_01)
 WORKER_V02 = WorkerDialect("0.2", (WORKER_02,), _EXTENDED_02)
@@ -305,6 +335,41 @@ WORKER_DIALECTS: dict[tuple[bytes, ...], WorkerDialect] = {
     (b"", WORKER_02): WORKER_MAJORTOMO,
 }
 """By the frames up to and including the header."""
+
+
+class Capacity(NamedTuple):
+    """What a worker takes, by its READY."""
+
+    slots: int
+    """Requests at a time; 0: it said no SLOTS, and takes one of its only service."""
+    limits: dict[bytes, int]
+    """Its services. Of each it takes at most so many at a time; 0: no limit but the slots."""
+
+
+def read_capacity(service: bytes, words: Frames) -> Capacity | None:
+    """Read the frames behind the command of a READY that says EXTENSION. None: a number is wrong, or there are too many
+    services."""
+    said = next((word for word in words if word.startswith(SLOTS)), None)
+    limits = {service: 0}
+    if said is None:
+        return Capacity(0, limits)
+    slots = read_slots(said[len(SLOTS) :])
+    for word in words:
+        if word.startswith(SERVICE):
+            text, _, name = word[len(SERVICE) :].partition(b":")
+            limit = read_slots(text)
+            if limit is None:
+                return None
+            limits[name] = limit
+    return Capacity(slots, limits) if slots and len(limits) <= MAX_SERVICES else None
+
+
+def read_slots(text: bytes) -> int | None:
+    """Read a number of requests; None: it is none, or too large."""
+    if not text.isdigit() or len(text) > 4:
+        return None
+    number = int(text)
+    return number if number <= MAX_SLOTS else None
 
 
 EMPTY: Frames = [b""]

@@ -16,7 +16,7 @@ from broker.access.users import User
 from broker.config import BrokerConfig
 from broker.core.mdp import KNOWN_WORDS, Frames, Peer
 from broker.core.requests import WaitingRequests
-from broker.core.worker_registry import BrokerService, WorkerPeer
+from broker.core.worker_registry import BrokerService, WorkerGroup, WorkerPeer
 
 _ACTIONS = (b"mmi.service", b"mmi.cancel")
 
@@ -155,16 +155,30 @@ def _text(name: bytes) -> str:
 
 
 def _services(core: ManagedBroker, now: float, user: User | None) -> list[dict[str, Any]]:
+    free: dict[WorkerGroup, int] = {}
     return [
         {
             "name": _text(service.name),
             "workers": service.workers,
-            "idle": len(service.idle),
+            "idle": _idle(service, free),
             "waiting": len(service.waiting),
             "integrated": service.batch is not None,
         }
         for service in _seen(core, user)
     ]
+
+
+def _idle(service: BrokerService, free: dict[WorkerGroup, int]) -> int:
+    """Count the requests that a service's workers can take now. `free`: free slots by group, filled here."""
+    idle = 0
+    for group in service.groups:
+        if service.name in group.limits:
+            idle += sum(worker.free_for(service.name) for worker in group.idle)
+            continue
+        if group not in free:
+            free[group] = sum(worker.slots - len(worker.requests) for worker in group.idle)
+        idle += free[group]
+    return idle
 
 
 def _workers(core: ManagedBroker, now: float, user: User | None) -> dict[str, int]:
@@ -173,14 +187,14 @@ def _workers(core: ManagedBroker, now: float, user: User | None) -> dict[str, in
 
 def counters(core: ManagedBroker, now: float, user: User | None = None) -> dict[str, int]:
     """Return what was counted since the start (`COUNTERS`), and the present values (`GAUGES`). Any thread may call
-    this."""
+    this. Of workers their slots count."""
     workers = core.workers.copy().values()
     return {
         **core.stats,
         "waiting": core.waiting.count,
         "waiting_bytes": core.waiting.bytes,
-        "workers": len(workers),
-        "workers_busy": sum(worker.request is not None for worker in workers),
+        "workers": sum(worker.slots for worker in workers),
+        "workers_busy": sum(len(worker.requests) for worker in workers),
         "services": len(core.services),
         "peers": core.peers,
     }

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from itertools import count
 
-from broker.access.users import User
+from broker.access.users import Permission, User
 from broker.config import BrokerConfig
 from broker.core.json_reader import read_json
 from broker.core.mdp import (
@@ -36,8 +37,20 @@ MOST_CONTEXT = 4096
 """Bytes of what a queue may say of a request to its worker; more is not handed on."""
 
 
+OF_A_QUEUE = b"titanic.request"
+"""A user that may work for this is a queue."""
+
 ALONE = b'"alone":true'
 """In that: see `Request.alone`."""
+
+PRIORITY = b'"priority":'
+"""In that: see `Request.priority`."""
+
+MOST_PROGRESS = 1024
+"""Bytes of a worker's progress message."""
+
+PROGRESS_EVERY = 0.05
+"""Seconds between two of these about a request that are forwarded. Workers of this project leave 0.2 s."""
 
 
 def footprint(frames: Frames) -> int:
@@ -56,10 +69,12 @@ class Request:
         "collected_size",
         "deliveries",
         "dialect",
+        "holder",
         "mark",
         "partials_seen",
         "partials_sent",
         "peer",
+        "progress_at",
         "sent",
         "service",
         "shared",
@@ -96,12 +111,17 @@ class Request:
         """Its footprint, address stack included; set when it is to wait."""
         self.token = b""
         """The worker's `client` frame; new at each delivery, so that stale replies can be distinguished."""
+        self.holder: Peer | None = None
+        """The worker that has it; None: none has."""
+        self.progress_at = -math.inf
+        """When the last progress message about it was forwarded."""
         self.deliveries = 0
         """Deliveries to workers that have it, or died with it."""
         self.sent = 0
         """Deliveries to all workers."""
         self.shared = False
-        """Whether another worker of the same process has died, so that its worker may die of what that one had."""
+        """Whether other requests were in hand when its worker died, or another one of the same process: each of them
+        may be the cause."""
         self.partials_sent = 0
         self.partials_seen = 0
         """PARTIALs of the present delivery."""
@@ -109,18 +129,27 @@ class Request:
         """For clients whose version has no PARTIAL: the frames so far, to go out with FINAL."""
         self.collected_size = 0
         self.answered = False
-        """Whether an integrated service has answered it."""
+        """Whether it has its answer: what an integrated service or its worker still says is dropped."""
         self.wanted = True
         """False after its client withdrew it while a worker had it: no second worker gets it."""
 
     @property
     def context(self) -> bytes:
         """What a queue tells its worker about the request: a JSON object in front of the queue's own address frame, so
-        it begins with `{`. Empty: nothing. Titanic's own services get none: there the broker sends the user."""
+        it begins with `{`. Empty: nothing. Titanic's own services get none: there the broker sends the user. Nor do
+        users that are no queue send any: they could have a worker take one request for another."""
         stack = self.stack
         if self.dialect is not CLIENT_QUEUE or len(stack) < 3 or not stack[-3].startswith(b"{"):
             return b""
-        return b"" if len(stack[-3]) > MOST_CONTEXT or self.service.startswith(b"titanic.") else stack[-3]
+        if len(stack[-3]) > MOST_CONTEXT or self.service.startswith(b"titanic."):
+            return b""
+        return stack[-3] if self.user is None or self.user.may(Permission.WORK, OF_A_QUEUE) else b""
+
+    @property
+    def priority(self) -> int:
+        """0 to 9, as its queue says in the context; 0: it says none. (In a text the quotes would be escaped.)"""
+        _, found, rest = self.context.partition(PRIORITY)
+        return int(rest[:1]) if found and rest[:1].isdigit() else 0
 
     @property
     def alone(self) -> bool:
@@ -157,10 +186,14 @@ class Request:
             return self._message(self.dialect.anew, [])
         return None
 
-    def progress(self, said: bytes) -> list[Output]:
-        """Return the progress message for the client; none if its dialect has no such message."""
+    def progress(self, said: Frames, now: float) -> list[Output]:
+        """Return the progress message for the client; none if its dialect has no such message, or it is not one small
+        frame, or comes too soon after the last."""
         dialect = self.dialect
-        return [] if dialect.progress is None else [(self.peer, self._message(dialect.progress, [said]))]
+        if len(said) != 1 or len(said[0]) > MOST_PROGRESS or now < self.progress_at + PROGRESS_EVERY:
+            return []
+        self.progress_at = now
+        return [] if dialect.progress is None else [(self.peer, self._message(dialect.progress, said))]
 
     def refusal(self, error: Frames) -> Frames:
         """Return the last message for the client: the broker's own."""
@@ -236,6 +269,12 @@ class FairQueue:
 
     def __len__(self) -> int:
         return self._length
+
+    @property
+    def first(self) -> Request | None:
+        """The next request; None: there is none."""
+        queue: InOrder | None = self._front or next(iter(self._queues.values()), None)
+        return next(iter(queue.values())) if queue else None
 
     def push(self, request: Request) -> None:
         """Queue a request behind the others of its client."""

@@ -1,4 +1,4 @@
-"""A broker's services and workers: waiting requests, idle workers, heartbeats and silence."""
+"""A broker's services and workers: waiting requests, free slots, heartbeats and silence."""
 
 from __future__ import annotations
 
@@ -22,13 +22,6 @@ class Inflow(Protocol):
         """Return whether bytes have come since the last call, `patience` seconds ago."""
 
 
-MOST_PROGRESS = 1024
-"""Bytes of a worker's progress message."""
-
-PROGRESS_EVERY = 0.05
-"""Seconds between two of these that are forwarded. Workers of this project leave 0.2 s."""
-
-
 class WorkerState(Enum):
     """The state of a peer as a worker."""
 
@@ -40,26 +33,29 @@ class WorkerState(Enum):
 
 
 class WorkerProcess:
-    """The registered workers of one process. They die together, and the request of one may have killed the others.
+    """The registered workers of one process. They die together, and any request that one of them has may have killed
+    the process.
 
     A request that must run alone (`Request.alone`) goes to a process that has no other, and that gets no other
     meanwhile.
     """
 
-    __slots__ = ("alone", "in_hand", "is_started", "workers")
+    __slots__ = ("alone", "in_hand", "is_started", "token", "workers")
 
     def __init__(self) -> None:
         self.workers: dict[WorkerPeer, None] = {}
         self.in_hand = 0
-        """The number of workers with a request."""
+        """The number of requests that they have."""
         self.alone: WorkerPeer | None = None
-        """The worker whose request runs alone, or will when the others have finished."""
+        """The worker that has a request to run alone."""
+        self.token = b""
+        """The token of that request."""
         self.is_started = False
-        """Whether that request was sent."""
+        """Whether it was sent; until then it waits for the others to finish."""
 
-    def waits_for_others(self, worker: WorkerPeer) -> bool:
-        """Return whether the request of a worker was not sent yet."""
-        return self.alone is worker and not self.is_started
+    def holds_back(self, request: Request) -> bool:
+        """Return whether a request that one of its workers has was not sent yet."""
+        return self.alone is not None and not self.is_started and request.token == self.token
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -68,7 +64,11 @@ class WorkerPeer:
 
     peer: Peer
     dialect: WorkerDialect
-    service: BrokerService
+    group: WorkerGroup
+    slots: int = 1
+    """How many requests it takes at a time, of all its services."""
+    names_services: bool = False
+    """Whether it announced SLOTS: its REQUESTs name the service."""
     heartbeat: Heartbeat = field(init=False)
     """The rhythm of its heartbeats, from READY on."""
     inflow: Inflow | None = None
@@ -77,14 +77,16 @@ class WorkerPeer:
     """Whether it knows EXTENSION: CANCEL and PROGRESS."""
     several: bool = False
     """Whether it can go to other brokers: it announced ELSEWHERE."""
-    progress_at: float = -math.inf
-    """When its last progress message was forwarded."""
-    request: Request | None = None
-    """Its present request; None while it is idle."""
+    requests: dict[bytes, Request] = field(default_factory=dict)
+    """Its present requests, by token."""
+    taken: dict[bytes, int] = field(default_factory=dict)
+    """How many of these are of each service with a limit."""
     process: WorkerProcess = field(default_factory=WorkerProcess)
     """Its own, unless READY names one that it shares."""
     process_key: tuple[str, bytes] = ("", b"")
     """Its user, and the process that READY named."""
+    retires: bool = False
+    """Whether it gets nothing more, and is dismissed when it has no request."""
     passes_on: bool = False
     """Whether its requests are executed elsewhere, so that its death does not concern them."""
     user: User | None = None
@@ -92,24 +94,34 @@ class WorkerPeer:
     beat_due: float = -math.inf
     """With access control: when its next heartbeat is due and does not count as a message."""
 
-    def is_given(self, frames: Frames, client: Peer) -> bool:
-        """Return whether this message to it is its present request, from this client."""
-        request, said = self.request, self.dialect.parse(frames)
-        if request is None or request.peer != client or said is None:
-            return False
-        return said[0] is Command.REQUEST and said[1][0] == request.token
+    def takes(self, service: bytes) -> bool:
+        """Return whether the limit of a service allows one more of its requests."""
+        limit = self.group.limits.get(service)
+        return limit is None or self.taken.get(service, 0) < limit
 
-    def may_report(self, said: Frames, now: float) -> bool:
-        """Return whether its progress goes on to the client: one small frame, and not too often."""
-        if len(said) != 1 or len(said[0]) > MOST_PROGRESS or now < self.progress_at + PROGRESS_EVERY:
-            return False
-        self.progress_at = now
-        return True
+    def free_for(self, service: bytes) -> int:
+        """Return how many more requests of a service with a limit it takes."""
+        return min(self.slots - len(self.requests), self.group.limits[service] - self.taken.get(service, 0))
+
+    def capacity(self, service: bytes) -> int:
+        """Return how many requests of a service it takes at a time."""
+        return min(self.slots, self.group.limits.get(service, self.slots))
+
+    def named(self, rest: Frames) -> Request | None:
+        """Return the request that a message is about, by its first frames; None: it has no such request."""
+        return self.requests.get(rest[0]) if len(rest) > 1 and rest[1] == b"" else None
+
+    def given(self, frames: Frames) -> Request | None:
+        """Return the request that it gets with this message; None: the message is no REQUEST."""
+        said = self.dialect.parse(frames)
+        if said is None or said[0] not in (Command.REQUEST, Command.SERVICE_REQUEST):
+            return None
+        return self.named(said[1])
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class BrokerService:
-    """A service. Either requests wait or workers are idle, never both."""
+    """A service. When requests wait, no worker can take one of them."""
 
     name: bytes
     most: int
@@ -117,15 +129,19 @@ class BrokerService:
     batch: list[Request] | None = None
     """An integrated service's requests until its handler takes them; None for a service of workers."""
     waiting: FairQueue = field(default_factory=FairQueue)
-    idle: dict[WorkerPeer, None] = field(default_factory=dict)
-    """Idle workers, the least recently used first: a dict keeps insertion order."""
+    groups: dict[WorkerGroup, None] = field(default_factory=dict)
+    """Its workers, in the order of their turns."""
     workers: int = 0
-    """Registered workers, idle and busy."""
+    """How many of its requests these take at a time."""
+    joint_groups: int = 0
+    """How many of these groups have other services, too."""
+    urgency: int = -1
+    """If there are such groups: the priority of the next request; -1: none waits."""
 
     @property
     def unused(self) -> bool:
         """Whether the broker can forget it."""
-        return not self.workers and not self.waiting and self.batch is None
+        return not self.groups and not self.waiting and self.batch is None
 
     def take_batch(self) -> list[Request]:
         """Take the requests of an integrated service."""
@@ -142,16 +158,83 @@ class BrokerService:
             self.batch = kept
         return taken
 
-    def take_idle(self, request: Request) -> WorkerPeer:
-        """Take an idle worker, of which there must be one: the one idle longest, or, for a request that must run alone,
-        one whose process has the fewest requests."""
-        worker = min(self.idle, key=lambda one: one.process.in_hand) if request.alone else next(iter(self.idle))
-        del self.idle[worker]
-        return worker
+    def find_worker(self, request: Request) -> WorkerPeer | None:
+        """Return a worker that can take a request: the one that was given none for longest, or, for a request that must
+        run alone, one whose process has the fewest requests. None: there is none."""
+        for group in self.groups:
+            for worker in group.idle:
+                if not group.limits or worker.takes(self.name):
+                    if request.alone:
+                        return min(self._able(), key=_in_hand)
+                    if len(self.groups) > 1:
+                        self.groups[group] = self.groups.pop(group)  # the others have their turns
+                    return worker
+        return None
+
+    def _able(self) -> list[WorkerPeer]:
+        return [worker for group in self.groups for worker in group.idle if worker.takes(self.name)]
 
 
-NO_SERVICE = BrokerService(b"", 0)
-"""The service of a worker that has not registered yet."""
+def _in_hand(worker: WorkerPeer) -> int:
+    return worker.process.in_hand
+
+
+MAX_PRIORITY = 9
+
+
+class WorkerGroup:
+    """The workers of the same services with the same limits: those with a free slot, and the services that wait for
+    one.
+
+    When a worker has a free slot, the service with the most urgent next request comes first, and services with equally
+    urgent ones take turns.
+    """
+
+    __slots__ = ("idle", "is_joint", "key", "limits", "only", "services", "size", "waiting")
+
+    def __init__(self, key: frozenset[tuple[bytes, int]], services: dict[bytes, BrokerService]) -> None:
+        self.key = key
+        self.services = services
+        self.limits = {name: limit for name, limit in key if limit}
+        self.size = 0
+        """The number of its workers."""
+        self.idle: dict[WorkerPeer, None] = {}
+        """Those with a free slot, the least recently used first: a dict keeps insertion order."""
+        self.only = next(iter(services.values())) if len(services) == 1 else None
+        """Its service, if it is the only one."""
+        self.is_joint = len(services) > 1
+        self.waiting: list[dict[BrokerService, None]] = [{} for _ in range(MAX_PRIORITY + 1)] if self.is_joint else []
+        """Its services with waiting requests, by the priority of the next one, in the order of their turns."""
+
+    @property
+    def name(self) -> bytes:
+        """One of its services, for messages."""
+        return next(iter(self.services), b"")
+
+    def next_for(self, worker: WorkerPeer) -> BrokerService | None:
+        """Return the service whose next request a worker with a free slot gets; None: none waits that it takes."""
+        only = self.only
+        if only is not None:
+            return only if only.waiting and (not self.limits or worker.takes(only.name)) else None
+        for services in reversed(self.waiting):
+            for service in services:
+                if worker.takes(service.name):
+                    del services[service]
+                    services[service] = None
+                    return service
+        return None
+
+    def move(self, service: BrokerService, before: int, after: int) -> None:
+        """Note another priority of a service's next request; -1: none waits."""
+        if self.is_joint:
+            if before >= 0:
+                self.waiting[before].pop(service, None)
+            if after >= 0:
+                self.waiting[after][service] = None
+
+
+NO_GROUP = WorkerGroup(frozenset(), {})
+"""The group of a worker that has not registered yet."""
 
 
 class WorkerRegistry:
@@ -166,10 +249,13 @@ class WorkerRegistry:
         """When each worker counts as gone, unless a message comes."""
         self.of_users: dict[str, int] = {}
         """The number of each user's workers, with access control."""
-        self.delivered: dict[tuple[Peer, bytes], WorkerPeer] = {}
-        """Busy workers, by the marks of their requests."""
+        self.delivered: dict[tuple[Peer, bytes], Request] = {}
+        """The requests that workers have, by their marks."""
         self.processes: dict[tuple[str, bytes], WorkerProcess] = {}
         """Processes that workers have named, by user and name."""
+        self.exclusive: dict[WorkerProcess, None] = {}
+        """Those that have a request to run alone, until it is over."""
+        self.groups: dict[frozenset[tuple[bytes, int]], WorkerGroup] = {}
 
     def admits(self, name: bytes, service: BrokerService | None) -> bool:
         """Return whether a worker may register for a service, or for a name that is no service yet."""
@@ -177,19 +263,35 @@ class WorkerRegistry:
             return False
         return (service is None or service.batch is None) and len(self.workers) < self._config.max_workers
 
-    def add(self, worker: WorkerPeer, service: BrokerService, process: bytes, now: float) -> None:
-        """Add a worker. `process`: the name of its process; empty: none was given."""
-        worker.service = service
-        worker.passes_on = process == PROCESS
-        process = b"" if worker.passes_on else process
-        worker.process_key = (worker.user.name if worker.user is not None else "", process)
-        worker.process = self.processes.setdefault(worker.process_key, WorkerProcess()) if process else WorkerProcess()
+    def add(
+        self, worker: WorkerPeer, services: dict[bytes, BrokerService], limits: dict[bytes, int], now: float
+    ) -> None:
+        """Add a worker of these services. Call `name_process` before."""
+        key = frozenset(limits.items())
+        group = self.groups.get(key)
+        if group is None:
+            group = self.groups[key] = WorkerGroup(key, services)
+            for service in services.values():
+                service.groups[group] = None
+                service.joint_groups += group.is_joint
+                group.move(service, -1, service.urgency)
+                self.reorder(service)
+        group.size += 1
+        worker.group = group
+        for name, service in services.items():
+            service.workers += worker.capacity(name)
         worker.process.workers[worker] = None
-        service.workers += 1
         self.workers[worker.peer] = worker
         if worker.user is not None:
             self.of_users[worker.user.name] = self.of_users.get(worker.user.name, 0) + 1
         worker.heartbeat = Heartbeat(self._config.heartbeat_interval, self._config.liveness, now)
+
+    def name_process(self, worker: WorkerPeer, process: bytes) -> None:
+        """Assign a worker to its process by the word in READY that names it; empty: there was none."""
+        worker.passes_on = process == PROCESS
+        process = b"" if worker.passes_on else process
+        worker.process_key = (worker.user.name if worker.user is not None else "", process)
+        worker.process = self.processes.setdefault(worker.process_key, WorkerProcess()) if process else WorkerProcess()
 
     def remove(self, worker: WorkerPeer) -> None:
         """Remove a worker."""
@@ -200,11 +302,42 @@ class WorkerRegistry:
                 self.of_users[worker.user.name] = count - 1
         self.heartbeats.cancel(worker)
         self.silences.cancel(worker)
-        worker.service.idle.pop(worker, None)
-        worker.service.workers -= 1
+        group = worker.group
+        group.idle.pop(worker, None)
+        group.size -= 1
+        for name, service in group.services.items():
+            service.workers -= worker.capacity(name)
+            if not group.size:
+                del service.groups[group]
+                service.joint_groups -= group.is_joint
+                if not service.joint_groups:
+                    service.urgency = -1
+        if not group.size:
+            del self.groups[group.key]
         del worker.process.workers[worker]
         if not worker.process.workers:
             self.processes.pop(worker.process_key, None)
+
+    def resize(self, worker: WorkerPeer, slots: int) -> None:
+        """Set how many requests a worker takes at a time."""
+        services = worker.group.services
+        for name, service in services.items():
+            service.workers -= worker.capacity(name)
+        worker.slots = slots
+        for name, service in services.items():
+            service.workers += worker.capacity(name)
+        worker.group.idle.pop(worker, None)
+
+    def reorder(self, service: BrokerService) -> None:
+        """Note that another request of a service may be the next one."""
+        if not service.joint_groups:
+            return
+        first, before = service.waiting.first, service.urgency
+        after = -1 if first is None else first.priority
+        if after != before:
+            service.urgency = after
+            for group in service.groups:
+                group.move(service, before, after)
 
     def count_users(self) -> None:
         """Count the workers of each user again: connections may have changed users."""
@@ -213,23 +346,38 @@ class WorkerRegistry:
             if worker.user is not None:
                 self.of_users[worker.user.name] = self.of_users.get(worker.user.name, 0) + 1
 
-    def take_request(self, worker: WorkerPeer) -> Request | None:
-        """Take a worker's request from it."""
-        request, worker.request = worker.request, None
-        if request is not None:
-            worker.process.in_hand -= 1
-        if request is not None and request.mark is not None and self.delivered.get(request.mark) is worker:
-            del self.delivered[request.mark]
-        return request
+    def give(self, worker: WorkerPeer, request: Request) -> None:
+        """Give a worker with a free slot a request. The worker becomes the most recently used one of its group."""
+        request.holder = worker.peer
+        worker.requests[request.token] = request
+        worker.process.in_hand += 1
+        if (mark := request.mark) is not None:
+            self.delivered[mark] = request
+        group = worker.group
+        if group.limits and request.service in group.limits:
+            worker.taken[request.service] = worker.taken.get(request.service, 0) + 1
+        group.idle.pop(worker, None)
+        if len(worker.requests) < worker.slots:
+            group.idle[worker] = None
 
-    def unwant(self, peer: Peer, name: bytes, mark: bytes) -> WorkerPeer | None:
-        """Mark a request as unwanted by its client, so that no other worker gets it. Return the worker that has it;
-        None: there is none."""
-        worker = self.delivered.get((peer, mark))
-        if worker is None or worker.request is None or worker.request.service != name:
+    def take(self, worker: WorkerPeer, request: Request) -> None:
+        """Take a request from the worker that has it."""
+        del worker.requests[request.token]
+        request.holder = None
+        worker.process.in_hand -= 1
+        if (mark := request.mark) is not None and self.delivered.get(mark) is request:
+            del self.delivered[mark]
+        if worker.taken and request.service in worker.taken:
+            worker.taken[request.service] -= 1
+
+    def unwant(self, peer: Peer, name: bytes, mark: bytes) -> tuple[WorkerPeer, Request] | None:
+        """Mark a request as unwanted by its client, so that no other worker gets it. Return it with the worker that has
+        it; None: none has."""
+        request = self.delivered.get((peer, mark))
+        if request is None or request.service != name or request.holder is None:
             return None
-        worker.request.wanted = False
-        return worker
+        request.wanted = False
+        return self.workers[request.holder], request
 
     def heard(self, worker: WorkerPeer, now: float) -> None:
         """Note a message from a worker."""
@@ -256,13 +404,13 @@ class WorkerRegistry:
         """Return the workers that count as gone. One in the middle of a message gets more time."""
         silent = [worker for worker in self.silences.due(now) if not self._sends(worker, now)]
         for worker in silent:  # all of them, so that none gets another's request
-            worker.service.idle.pop(worker, None)
+            worker.group.idle.pop(worker, None)
         return silent
 
     def _await(self, worker: WorkerPeer, now: float) -> None:
         """Wait for the next message."""
         silence = worker.heartbeat.patience
-        if worker.request is not None and worker.dialect.silent_when_busy:
+        if worker.requests and worker.dialect.silent_when_busy:
             silence = self._config.silent_worker_timeout
         self.silences.set(worker, now + silence)
 

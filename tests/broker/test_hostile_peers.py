@@ -175,7 +175,7 @@ def test_a_reply_that_is_too_large_is_an_error(broker: Broker, dealer: zmq.Socke
 )
 def test_what_is_no_request_has_no_answer_however_large(frames: list[bytes]) -> None:
     core = BrokerCore()
-    core.too_large("somebody", frames, "too much")
+    core.too_large("somebody", frames, "too much", 0.0)
     assert core.take_output() == []
 
 

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -193,3 +194,18 @@ def reader(next_line: Callable[[], str]) -> Callable[[str], bool]:
         return any(text in each for each in iter(next_line, ""))
 
     return read
+
+
+def test_a_worker_that_got_none_of_its_requests_is_to_blame_for_none() -> None:
+    """The first message finds that the connection is gone, and the others would come after it."""
+    broker, told = Broker(), list[list[bytes]]()
+    queue = broker.connect_local(told.extend)
+    words = [b"titanic:1", b"titanic:slots=3"]
+    broker.core.receive(b"gone", [b"MDPW02", b"\1", b"echo", *words], time.monotonic())
+    broker.core.take_output()
+    for body in (b"1", b"2", b"3"):
+        broker.receive_local(queue, [[b"{}", body, b"", b"MDPC02", b"\5", b"echo", body]])
+    broker.flush(time.monotonic())
+    assert not told
+    assert len(broker.core.services[b"echo"].waiting) == 3
+    broker.stop()

@@ -12,10 +12,7 @@ DEALER and REQ ask a broker's worker, ROUTER a Freelance server of model 3, whic
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
-import shutil
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
@@ -31,6 +28,7 @@ import zmq
 from py4j.java_gateway import JavaGateway
 from py4j.protocol import Py4JJavaError
 from support.handshakes import address
+from support.made_programs import alone, in_node, make, needs, shared_folder
 from support.secured import SERVER, access, new_pair, secured_broker, user
 from support.serving import PATIENT
 from support.torture import LONG
@@ -43,7 +41,6 @@ from broker.patterns import freelance_server
 
 HERE = Path(__file__).parent
 JEROMQ = Path("/usr/share/java/jeromq.jar")
-ZEROMQ_NODE = "6.8.0"
 
 SIZES = (0, 1, 255, 256, 64 << 10, 1 << 20)
 LARGEST = 64 << 20
@@ -57,11 +54,6 @@ UNREACHABLE = 65
 """EHOSTUNREACH, as Java knows it."""
 
 ALICE = new_pair()
-
-
-def needs(*programs: str, package: str) -> pytest.MarkDecorator:
-    there = all(shutil.which(program) or Path(program).exists() for program in programs)
-    return pytest.mark.skipif(not there and "CI" not in os.environ, reason=f"needs {package} (make tools)")
 
 
 PEERS: dict[str, Any] = {
@@ -154,22 +146,7 @@ def place(secure: bool, request: pytest.FixtureRequest) -> Place:
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that test processes share: one makes what is in it, while the others wait."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "zmtp-peers"
-    folder.mkdir(exist_ok=True)
-    return folder
-
-
-@contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def make(command: list[str | Path], folder: Path) -> None:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    return shared_folder(tmp_path_factory)
 
 
 def in_c(folder: Path) -> list[str | Path]:
@@ -180,15 +157,6 @@ def in_c(folder: Path) -> list[str | Path]:
                 folder,
             )
     return [folder / "peer"]
-
-
-def in_node(folder: Path) -> list[str | Path]:
-    with alone(folder):
-        if not (folder / "peer.cjs").exists():
-            (folder / "package.json").write_text(json.dumps({"dependencies": {"zeromq": ZEROMQ_NODE}}))
-            make(["npm", "install", "--no-audit", "--no-fund", "--fetch-retries=5"], folder)
-            shutil.copy(HERE / "peer.cjs", folder)
-    return ["node", folder / "peer.cjs"]
 
 
 def run(program: Callable[[Path], list[str | Path]], task: Task, made: Path) -> None:

@@ -19,12 +19,23 @@ def queued(queue: FairQueue) -> list[Request]:
 def check(core: BrokerCore) -> None:
     """Counters equal what they count, a service has free workers or waiting requests, timers belong to somebody."""
     waiting = []
-    at_work = Counter(worker.service.name for worker in core.workers.values())
+    at_work: Counter[bytes] = Counter()
+    for worker in core.workers.values():
+        at_work.update({name: worker.capacity(name) for name in worker.group.services})
     for name, service in core.services.items():
         assert service.name == name
         assert not service.unused, f"{name!r} has neither workers nor requests"
         assert service.workers == at_work[name]
-        assert not (service.idle and service.waiting), f"{name!r} has free workers while requests wait"
+        able = any(worker.takes(name) for group in service.groups for worker in group.idle)
+        assert not (able and service.waiting), f"{name!r} has free workers while requests wait"
+        assert service.joint_groups == sum(len(group.services) > 1 for group in service.groups)
+        next_one = service.waiting.first
+        urgency = next_one.priority if next_one is not None and service.joint_groups else -1
+        assert service.urgency == urgency
+        for group in service.groups:
+            assert core.registry.groups[group.key] is group
+            places = [place for place, services in enumerate(group.waiting) if service in services]
+            assert places == ([urgency] if group.is_joint and urgency >= 0 else [])
         held = queued(service.waiting)
         assert len(service.waiting) == len(held)
         waiting += held
@@ -40,22 +51,28 @@ def check(core: BrokerCore) -> None:
 
     for peer, worker in core.workers.items():
         assert worker.peer == peer
-        assert core.services[worker.service.name] is worker.service
-        held = worker.process.alone is not None and worker.request is None
-        assert (worker in worker.service.idle) == (worker.request is None and not held), "idle or busy, never both"
+        assert all(core.services[name].groups.keys() >= {worker.group} for name in worker.group.services)
+        has_room = len(worker.requests) < worker.slots and worker.process.alone is None
+        assert (worker in worker.group.idle) == (has_room and not core.draining), "with a free slot, or without"
+        assert all(request.token == token and request.holder == peer for token, request in worker.requests.items())
+        of_limited = Counter(one.service for one in worker.requests.values() if one.service in worker.group.limits)
+        assert +Counter(worker.taken) == of_limited
+        assert all(count <= worker.group.limits[name] for name, count in of_limited.items())
         assert worker in worker.process.workers
-        in_hand_there = sum(one.request is not None for one in worker.process.workers)
+        in_hand_there = sum(len(one.requests) for one in worker.process.workers)
         assert worker.process.in_hand == in_hand_there
         if (alone := worker.process.alone) is not None:
-            assert alone.request is not None
+            assert worker.process.token in alone.requests
+            assert worker.process in core.registry.exclusive
             assert in_hand_there == 1 or not worker.process.is_started, "it does not run alone"
             assert in_hand_there > 1 or worker.process.is_started, "it waits for nothing"
-    assert sum(len(service.idle) for service in core.services.values()) <= len(core.workers)
-    in_hand = [worker.request for worker in core.workers.values() if worker.request]
+    assert sum(group.size for group in core.registry.groups.values()) == len(core.workers)
+    assert all(process.alone is not None for process in core.registry.exclusive)
+    in_hand = [request for worker in core.workers.values() for request in worker.requests.values()]
     assert len({id(request) for request in [*in_hand, *waiting]}) == len(in_hand) + len(waiting)
 
-    assert {id(worker.request) for worker in core.registry.delivered.values()} <= {id(request) for request in in_hand}
-    assert all(worker.request and worker.request.mark == mark for mark, worker in core.registry.delivered.items())
+    assert {id(request) for request in core.registry.delivered.values()} <= {id(request) for request in in_hand}
+    assert all(request.mark == mark for mark, request in core.registry.delivered.items())
 
     assert core.registry.of_users == Counter(worker.user.name for worker in core.workers.values() if worker.user)
     registered = set(core.workers.values())
@@ -69,7 +86,7 @@ def check_empty(core: BrokerCore) -> None:
     check(core)
     assert core.services == {}
     assert core.workers == {}
-    assert core.registry.delivered == core.registry.processes == {}
+    assert core.registry.delivered == core.registry.processes == core.registry.groups == core.registry.exclusive == {}
     assert (core.waiting.count, core.waiting.bytes) == (0, 0)
     for timers in (core.registry.heartbeats, core.registry.silences):
         assert len(timers) == 0

@@ -438,8 +438,8 @@ def test_what_a_worker_was_told_of_a_user_who_may_do_less_is_asked_anew(played: 
     assert again[1] is not None
     assert user_from_json(again[1][2].partition(b" ")[2]).read is Reach.OWN
     assert played.core.stats["given_up"] == 0
-    assert played.core.workers["third"].request is not None
-    assert played.core.workers["third"].request.deliveries == 1, "the one before did not die of it"
+    (held,) = played.core.workers["third"].requests.values()
+    assert held.deliveries == 1, "the one before did not die of it"
     said = played.said(WORKER, "worker", b"MDPW02", b"\4", first[2], b"", b"200", b"secret")
     assert said == [[b"MDPW02", b"\6"]], "nobody gets its reply"
     played.core.receive("second", [b"MDPW02", b"\4", other[2], b"", b"200"], 0.0, WORKER)
