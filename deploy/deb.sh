@@ -1,17 +1,17 @@
 #!/bin/sh
-# A Debian package for this machine's architecture and the Python of its system.
+# Build a Debian package for this machine's architecture and system Python.
 #
 #   deb.sh PYTHON OUTDIR [REVISION]
 #
-# PYTHON has the modules build and pip; it need not be the system's. What Titanic needs of Python goes into the package,
-# as Debian has not all of it: into /usr/lib/titanic, where nothing else looks for modules.
+# PYTHON must have the modules build and pip; it need not be the system's. The package includes Titanic's Python
+# dependencies, because Debian lacks some of them: in /usr/lib/titanic, which other programs do not import from.
 set -eu
 python=$1 out=$2 revision=${3:-1}
 here=$(cd "$(dirname "$0")" && pwd)
 system=/usr/bin/python3
 
-command -v dpkg-deb >/dev/null || { echo "deb.sh: this needs dpkg-deb, that is a Debian system" >&2; exit 1; }
-[ -x $system ] || { echo "deb.sh: this needs $system; on Debian: apt-get install python3" >&2; exit 1; }
+command -v dpkg-deb >/dev/null || { echo "deb.sh: dpkg-deb not found; run this on Debian" >&2; exit 1; }
+[ -x $system ] || { echo "deb.sh: $system not found; on Debian: apt-get install python3" >&2; exit 1; }
 mkdir -p "$out"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -20,7 +20,7 @@ root=$work/root
 minor=$($system -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 builder=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 if [ "$builder" != "$minor" ]; then
-    echo "deb.sh: built as pure Python: compiled modules of Python $builder are nothing for the system's $minor" >&2
+    echo "deb.sh: built as pure Python: modules compiled for Python $builder do not work with the system's $minor" >&2
     export TITANIC_PURE=1
 fi
 "$python" -m build --no-isolation --wheel --outdir "$work" "$here/.." >/dev/null

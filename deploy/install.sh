@@ -1,7 +1,7 @@
 #!/bin/sh
-# Titanic as a service of this machine. Run it again to upgrade: settings and data stay as they are.
+# Install Titanic as a service of this machine. Run it again to upgrade; settings and data are kept.
 set -eu
-umask 022  # what is installed here is for everybody to read
+umask 022  # all users may read what is installed
 
 usage() {
     cat <<'END'
@@ -9,22 +9,23 @@ Usage: install.sh [--prefix DIR] [--wheels DIR] [--python PROGRAM] [--postgres] 
        install.sh --rollback
        install.sh --uninstall [--purge]
 
-Installs Titanic into a virtual environment of its own, with systemd units, and starts it.
+Installs Titanic into its own virtual environment, with systemd units, and starts it.
 
-  --prefix DIR      where the program goes (default: where it is, or /opt/titanic)
-  --wheels DIR      install from the wheels in DIR, without a network; else from the folder that this script is in
-  --python PROGRAM  the Python to use, 3.11 or newer (default python3)
-  --postgres        what a store in PostgreSQL needs, too
-  --web             what titanic-web.service needs, too
-  --tasks           what cron expressions need (titanic-cron.service), too
-  --archive         what titanic-archive.service needs, too (later upgrades remember all four)
-  --no-start        neither enable nor start anything
-  --rollback        go back to the version that was there before the last upgrade
-  --uninstall       remove the program; settings, data and backups stay
-  --purge           with it: those too, and the user
+  --prefix DIR      install below DIR (default: where Titanic is installed, or /opt/titanic)
+  --wheels DIR      install from the wheels in DIR, without network access (default: from this source tree)
+  --python PROGRAM  use this Python, 3.11 or newer (default: python3)
+  --postgres        add the PostgreSQL driver
+  --web             add the packages that titanic-web.service needs
+  --tasks           add the packages for cron expressions (titanic-cron.service)
+  --archive         add the packages that titanic-archive.service needs
+  --no-start        do not enable or start anything
+  --rollback        restore the version before the last upgrade
+  --uninstall       remove the program; keep settings, data and backups
+  --purge           with --uninstall: remove them too, and the users
 
-Settings are in /etc/titanic/titanic.toml, the store is in /var/lib/titanic, backups go to /var/backups/titanic.
-Upgrading restarts what runs. Exits with 0 when it is done, 1 when it could not be, 2 for wrong usage.
+Upgrades keep --postgres, --web, --tasks and --archive. Settings are in /etc/titanic/titanic.toml, the store is in
+/var/lib/titanic, backups are in /var/backups/titanic. An upgrade restarts running units.
+Exit codes: 0 done, 1 failed, 2 wrong usage.
 END
 }
 
@@ -36,7 +37,7 @@ wrong() { echo "install.sh: $*; install.sh --help lists the options" >&2; exit 2
 while [ $# -gt 0 ]; do
     case $1 in
         --prefix | --wheels | --python)
-            [ $# -gt 1 ] || wrong "$1 wants a value"
+            [ $# -gt 1 ] || wrong "$1 needs a value"
             case $1 in --prefix) prefix=$2 ;; --wheels) wheels=$2 ;; --python) python=$2 ;; esac
             shift ;;
         --no-start) start=no ;;

@@ -132,8 +132,9 @@ class ServerConfig:
     )
     lanes: int = setting(
         64,
-        "With `broker`: number of worker sockets for each of Titanic's services. If that broker does not report its"
-        " workers, this is also the maximum number of requests in flight for one service.",
+        "With `broker`: number of worker sockets for each of Titanic's five busiest services; the others have 4. If"
+        " that broker does not report its workers, this is also the maximum number of requests in flight for one"
+        " service.",
         least=1,
         most=MAX_LANES,
         group=TRAFFIC,

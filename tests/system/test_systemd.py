@@ -306,7 +306,7 @@ def test_what_install_says(here: Machine) -> None:
     assert here.does("/root/deploy/install.sh", "--help").startswith("Usage: install.sh ")
     for arguments, code, fact in (
         (("--wheel", "x"), 2, "unknown option --wheel; install.sh --help lists the options"),
-        (("--prefix",), 2, "--prefix wants a value"),
+        (("--prefix",), 2, "--prefix needs a value"),
         (("--prefix", "here"), 2, "--prefix must begin with a /"),
         (("--purge",), 2, "--purge goes with --uninstall"),
         (("--rollback",), 1, "no earlier version in /opt/titanic"),

@@ -66,8 +66,8 @@ def cron(words: Words, once: bool, as_json: bool, log_level: str, log_format: st
     comes the first time. Cron expressions need the extra `tasks`.
 
     --json prints, for list, a list of {name, when, service, missed, paused, next, last: null or {tick, uuid, state}},
-    with times as UTC strings; for run {uuid}; for --once {uuids}; for pause and resume {names}. A request whose reply
-    was deleted because of its age is also `closed`.
+    with times as UTC strings; for run {uuid}; for --once {uuids}; for pause and resume {names}. The state is `closed`
+    if the request was closed, or deleted after its retention time.
 
     \b
     Example:

@@ -114,7 +114,7 @@ class Demo:
         work = ("work", SERVICE, "--endpoint", endpoint)
         command = ["sha256sum"] if shutil.which("sha256sum") else ["shasum", "-a", "256"]
         slow = self._start("worker-1", *work, "--", "sh", "-c", f"sleep 0.5 && {' '.join(command)}")
-        self._say(f"[bold]titanic work {SERVICE}[/bold] runs as process {slow.pid}, slowed down to be caught at work")
+        self._say(f"[bold]titanic work {SERVICE}[/bold] runs as process {slow.pid}, slow, so that it dies mid-request")
         self._until(lambda: client.stats()["running"], "the worker to be busy", slow)
         self._kill(slow, "the worker is dead, with a request unfinished")
         fast = self._start("worker-2", *work, "--jobs", "4", "--", *command)

@@ -64,7 +64,8 @@ EVENTS = (
     ),
     (
         "action",
-        "a user acted through `titanic web`: see TITANIC_USER and TITANIC_ACTION; calls of `/v1` at level debug",
+        "a user acted through `titanic web`: see TITANIC_USER and TITANIC_ACTION; calls of `/v1`, except hooks, at"
+        " level debug",
     ),
     ("certificate-reloaded", "`titanic web` reloaded its certificate"),
     ("forbidden", "a missing permission, or a refused connection; counted in `titanic_refusals_total`"),

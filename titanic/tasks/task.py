@@ -94,7 +94,7 @@ class Middleware:
             try:
                 function(call, value)
             except Exception:
-                log.exception("what is called after %s failed", call.service)
+                log.exception("an @app.after function failed, for %s", call.service)
 
     def failed(self, call: Call, error: BaseException) -> None:
         """The attempt has failed: what they raise changes nothing, and is logged."""
@@ -102,7 +102,7 @@ class Middleware:
             try:
                 function(call, error)
             except Exception:
-                log.exception("what is called for an error of %s failed", call.service)
+                log.exception("an @app.error function failed, for %s", call.service)
 
 
 log = logging.getLogger("titanic.tasks")

@@ -250,7 +250,7 @@ def test_middleware(caplog: pytest.LogCaptureFixture) -> None:
     with app.testing():
         assert invert.submit(4).reply() == 0.25
         assert seen == [("before", "m.invert", (4,), {}, 1), ("after", 0.25)]
-        assert "what is called after m.invert failed" in caplog.text
+        assert "an @app.after function failed, for m.invert" in caplog.text
         with pytest.raises(TaskFailed, match="not zero"):
             invert.submit(0).reply()
         assert seen[-1] == ("error", "Failed('500 not zero')")

@@ -42,7 +42,11 @@ def freelance() -> None:
     """
 
 
-@role(freelance, model={**MODEL, "help": "How to find a server; the servers must use the same model."})
+@role(
+    freelance,
+    endpoint={"help": "Endpoint of a server; repeatable."},
+    model={**MODEL, "help": "How to find a server; the servers must use the same model."},
+)
 def client(
     body: tuple[str, ...],
     endpoint: tuple[str, ...],

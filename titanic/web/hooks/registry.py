@@ -419,12 +419,13 @@ def hook_status(settings: ServiceSettings, service: str) -> str:
     """Why the hooks of a service get no events, and what to do; empty: they get them."""
     on_end = settings[service]["on_end"] if service in settings else None
     if on_end is None:
-        what, fact = f"ends of '{service}' are not reported", f"its on_end is unset; hooks need {ENDED}"
+        what, fact = f"service '{service}' sends no notifications", f"its on_end is unset; hooks need {ENDED}"
         return f"{what}; {fact}; register one of its hooks again"
     if on_end != ENDED:
-        what, fact = f"ends of '{service}' are reported to another service, '{on_end}'", f"hooks need {ENDED}"
-        return f"{what}; {fact}; let that service report to both, or unset on_end and register one of the hooks again"
+        what, fact = f"service '{service}' notifies another service, '{on_end}'", f"hooks need {ENDED}"
+        advice = f"have '{on_end}' pass them on, or unset on_end and register one of the hooks again"
+        return f"{what}; {fact}; {advice}"
     if others := sources(settings, service):
-        what, fact = f"ends of '{service}' are not reported", f"it receives the ends of '{others[0]}'"
-        return f"{what}; {fact}, and such a service reports no ends; have them reported to another service"
+        what, fact = f"service '{service}' sends no notifications", f"it receives those of '{others[0]}'"
+        return f"{what}; {fact}, and such a service sends none; have them sent to another service"
     return ""

@@ -131,7 +131,7 @@ def test_ends_that_go_elsewhere_stay_there(http: httpx.Client, client: Client) -
     client.set_service("echo", on_end="audit")
     answer = put(http)
     assert answer.status_code == 409
-    assert "are reported to another service" in answer.json()["detail"]
+    assert "notifies another service" in answer.json()["detail"]
     assert "unset on_end" in answer.json()["detail"]
     assert client.stats()["settings"]["echo"]["on_end"] == "audit"
 
@@ -142,7 +142,7 @@ def test_where_ends_of_others_are_told_no_hook_is_taken(http: httpx.Client, clie
     client.set_service("mail", on_end="audit")
     answer = put(http, service="audit")
     assert answer.status_code == 409
-    fact = "ends of 'audit' are not reported; it receives the ends of 'mail'"
+    fact = "service 'audit' sends no notifications; it receives those of 'mail'"
     assert answer.json()["detail"].startswith(fact)
     assert "audit" not in client.stats()["settings"]
     assert http.get("/v1/hooks").json() == {"hooks": []}
@@ -152,9 +152,9 @@ def test_where_ends_of_others_are_told_no_hook_is_taken(http: httpx.Client, clie
 @pytest.mark.parametrize(
     ("service", "on_end", "why"),
     [
-        ("echo", "audit", "ends of 'echo' are reported to another service, 'audit'"),
-        ("echo", "", "ends of 'echo' are not reported; its on_end is unset"),
-        ("mail", "echo", "ends of 'echo' are not reported; it receives the ends of 'mail'"),
+        ("echo", "audit", "service 'echo' notifies another service, 'audit'"),
+        ("echo", "", "service 'echo' sends no notifications; its on_end is unset"),
+        ("mail", "echo", "service 'echo' sends no notifications; it receives those of 'mail'"),
     ],
 )
 def test_hooks_that_are_told_nothing_say_so(
@@ -166,17 +166,17 @@ def test_hooks_that_are_told_nothing_say_so(
     hook = put(http).json()
     put(http, service="other")
     assert hook["problem"] is None
-    assert "no events. Ends" not in page()
+    assert "no events. Service" not in page()
     client.set_service(service, on_end=on_end)
     listed = http.get("/v1/hooks").json()["hooks"]
     assert [(one["service"], one["problem"] is None) for one in listed] == [("echo", False), ("other", True)]
     assert listed[0]["problem"].startswith(why)
     assert http.get(hook["links"]["self"]).json() == listed[0]
-    until(lambda: "1 web hook of this service gets no events. Ends of 'echo' are " in page())
+    until(lambda: "1 web hook of this service gets no events. Service 'echo' " in page())
     assert put(http).status_code == (200 if service == "echo" and not on_end else 409)
     client.set_service(service, on_end="" if service == "mail" else "web.ended")
     assert {one["problem"] for one in http.get("/v1/hooks").json()["hooks"]} == {None}
-    until(lambda: "no events. Ends" not in page())
+    until(lambda: "no events. Service" not in page())
 
 
 @WITH_HOOKS
