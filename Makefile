@@ -32,7 +32,7 @@ help: ## Show this list
 demo: $(READY) ## Real requests surviving absent workers and killed processes, in under a minute
 	$(BIN)/titanic demo
 
-test: $(TOOLED) tools java ## Every test, in parallel; those of cores, protocol and store on the compiled build, too
+test: $(TOOLED) tools java ## All tests, in parallel; core, protocol and store tests also on the compiled build
 	$(BIN)/pytest -n $(JOBS) --dist worksteal tests
 	$(COMPILE)
 	$(ON_COMPILED) -n $(JOBS) --dist worksteal $(NO_POSTGRES) --ignore=tests/titanic/cluster $(CORE_TESTS)
@@ -41,10 +41,10 @@ quick: lint ## For every save, under 90 seconds: lint, layering, cores, protocol
 	$(BIN)/pytest -q -n $(JOBS) --dist worksteal -m "not torture" $(NO_POSTGRES) $(CORE_TESTS) tests/test_imports.py tests/titanic/client \
 	  tests/titanic/cli/test_entry.py tests/titanic/cli/test_help.py tests/titanic/cli/test_submit_reply.py
 
-test-compiled: $(TOOLED) tools java compiled ## Every test on the compiled build
+test-compiled: $(TOOLED) tools java compiled ## All tests on the compiled build
 	$(ON_COMPILED) -n $(JOBS) --dist worksteal tests
 
-torture: $(TOOLED) tools java $(if $(COMPILED),compiled) ## The tests' long runs, summed up at the end: every crash point, power cuts, full disks, kills; under an hour
+torture: $(TOOLED) tools java $(if $(COMPILED),compiled) ## The long tests, with a summary: every crash point, power cuts, full disks, kills; under an hour
 	TITANIC_TORTURE=1 $(if $(COMPILED),$(ON_COMPILED),$(BIN)/pytest) -n $(JOBS) --dist worksteal -m torture tests
 
 # Both packages with their compiled modules, in a folder of their own: what is installed here stays pure Python. Not optimised, which takes
@@ -63,14 +63,14 @@ COMPILE = MYPYC_OPT_LEVEL=$(COMPILED_LEVEL) $(BIN)/python hatch_build.py $(BUILT
 compiled: $(TOOLED)
 	$(COMPILE)
 
-mutants: $(TOOLED) ## Small faults in store, dispatch and broker: which do the tests not notice? SAMPLE=50 of each, SEED=3; long
+mutants: $(TOOLED) ## Mutation testing of store, dispatch and broker: SAMPLE=50 of each, SEED=3; takes long
 	nice -n 10 $(BIN)/python tests/mutants.py run --sample $(SAMPLE) --seed $(SEED)
 
 lint: $(TOOLED) ## Formatting and lint
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
-format: $(TOOLED) ## Put the source into its format
+format: $(TOOLED) ## Format the source
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
@@ -79,7 +79,7 @@ types: $(TOOLED) ## mypy --strict on the packages
 
 check: lint types test ## All that CI runs
 
-bench: $(READY) ## What this machine does: its limits, and Titanic on top of them
+bench: $(READY) ## Measure this machine's limits, and Titanic
 	$(BIN)/titanic bench
 
 bench-peers: $(TOOLED) ## Titanic beside RabbitMQ, Redis, NATS, Celery and others; some minutes. ARGS="echo --rival ENDPOINT" chooses
@@ -93,7 +93,7 @@ bench-peers: $(TOOLED) ## Titanic beside RabbitMQ, Redis, NATS, Celery and other
 	TITANIC_PURE=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[peers]'
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.peers $(ARGS)
 
-bench-churn: $(TOOLED) ## What PostgreSQL's tables come to while requests come and go. ARGS="--lives 10000000"
+bench-churn: $(TOOLED) ## Growth of PostgreSQL's tables under load. ARGS="--lives 10000000"
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.churn $(ARGS)
 
 bench-nodes: $(TOOLED) ## What one, two and three nodes wait for in PostgreSQL
@@ -102,14 +102,14 @@ bench-nodes: $(TOOLED) ## What one, two and three nodes wait for in PostgreSQL
 bench-calls: $(TOOLED) ## What a request costs: CPU, commits, system calls. ARGS="--tree ../before --tree ." compares
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.calls $(ARGS)
 
-bench-web: $(TOOLED) ## What a request by HTTP costs, beside an empty POST of Starlette. ARGS="--seconds 10"
+bench-web: $(TOOLED) ## Cost of an HTTP request, compared with an empty POST to Starlette. ARGS="--seconds 10"
 	@$(MAKE) --no-print-directory tools TOOLS=wrk:wrk
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.web $(ARGS)
 
 bench-web-load: $(TOOLED) ## titanic web with 100,000 requests and 50 viewers; ARGS="--requests 1000000 --services 1000"
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.web_load $(ARGS)
 
-bench-spark: $(TOOLED) java ## The pipeline beside its limits: rows a second read, archived and written
+bench-spark: $(TOOLED) java ## Rows per second that the data pipeline reads, archives and writes
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.pipeline
 
 wheel: $(BUILDER) ## Build the wheel and the source distribution into dist/
@@ -118,7 +118,7 @@ wheel: $(BUILDER) ## Build the wheel and the source distribution into dist/
 deb: $(BUILDER) ## Build a Debian package for this machine into dist/
 	deploy/deb.sh $(BIN)/python dist
 
-clean: ## Remove everything that make made
+clean: ## Remove everything that make created
 	rm -rf $(VENV) dist build .mutants .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
