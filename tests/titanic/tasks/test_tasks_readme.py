@@ -34,4 +34,4 @@ def test_the_tour(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
     assert "Size(width=120, height=90)\n" in out
     assert "OutOfStock: missing.png" in out
     assert "410 Gone failed" in out
-    assert tour["seconds"]["resize"] == 5
+    assert tour["done"]["resize"] == 5
