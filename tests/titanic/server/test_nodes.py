@@ -381,10 +381,10 @@ def test_who_stood_still_for_longer_than_its_lease_gives_its_workers_nothing_of_
                     client.socket.recv_multipart()
 
     with ExitStack() as workers, Client(two.endpoints[0], timeout=30) as client:
-        uuids = client.submit_many("x", numbered(80))
+        uuids = client.submit_many("x", numbered(1000))
         here = [workers.enter_context(raw_worker(endpoint, b"x")) for _ in range(4)]
         held = {worker: worker.take() for worker in here}
-        while cluster.claimed() < 3 * len(here):
+        while cluster.claimed() <= len(here):  # a slow machine gets little in advance
             for worker, (token, body) in held.items():
                 worker.final(token, *body)
                 held[worker] = worker.take()
