@@ -192,7 +192,9 @@ class Loop:
         """Channels with input that no poll reports."""
         self._poller: Poller[Channel] = Poller()
         self._calls: deque[Call] = deque()
-        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wake_read, self._wake_write = os.pipe()
+        for descriptor in (self._wake_read, self._wake_write):
+            os.set_blocking(descriptor, False)
         self._guard = threading.RLock()  # a signal handler may come in while its own thread holds it
         self._signalled = False  # a wake-up byte is on its way: one is enough
         self._running = False  # stays true after the end
@@ -225,7 +227,10 @@ class Loop:
 
     def watch(self, descriptor: int, channel: Channel, ready: dict[int, int], events: int) -> None:
         """Drain the channel at these events of a descriptor (those of `selectors`), which are put into `ready`."""
-        self._poller.watch(descriptor, channel, ready, events)
+        if self._thread and get_ident() != self._thread:  # not every poll notices a change while it waits
+            self.call(self._poller.watch, descriptor, channel, ready, events)
+        else:
+            self._poller.watch(descriptor, channel, ready, events)
 
     def unwatch(self, descriptor: int) -> None:
         """Stop watching; call this before closing the descriptor."""

@@ -24,6 +24,7 @@ from broker import Broker, BrokerConfig, BrokerError, Client, Keys, Worker
 from broker.io import connections
 from broker.io.connections import PeerConnection
 from broker.io.peer_connection import of_largest_share
+from broker.patterns import LazyPirate, Server
 
 
 @pytest.fixture
@@ -213,6 +214,14 @@ def test_without_epoll(monkeypatch: pytest.MonkeyPatch) -> None:
     with broker, Worker("echo", lambda frames: frames, endpoint), Client(endpoint) as client:
         assert client.call("echo", b"x") == [b"x"]
         assert isinstance(broker.loop._poller._selector, selectors.PollSelector)
+
+
+def test_without_epoll_it_notices_an_endpoint_that_is_added_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selectors, "DefaultSelector", selectors.PollSelector)
+    with Server(lambda frames: frames) as server:
+        for _ in range(2):
+            with LazyPirate(server.bind("tcp://127.0.0.1:*")) as client:
+                assert client.call(b"x") == [b"x"]
 
 
 def test_a_name_is_taken_over_and_gets_what_was_meant_for_it(broker: Broker) -> None:
