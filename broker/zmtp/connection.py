@@ -1,19 +1,4 @@
-"""One connection of ZMTP 3.1, 3.0 or 2.0 (RFC 37, 23, 15), at the end that accepts it.
-
-    state         the peer may send                        then
-    GREETING      a greeting of 3.x, 64 bytes              READY, with CURVE HELLO
-                  a greeting of 2.0: number of its socket  PeerReady, DECISION
-                  type, identity
-    HELLO         HELLO                                    WELCOME is sent, INITIATE
-    INITIATE      INITIATE with this connection's cookie   PeerReady, DECISION
-    READY         READY                                    PeerReady, DECISION
-    DECISION      anything; it is read after `accept`      `accept` sends READY: OPEN. `refuse` sends ERROR: CLOSED
-    OPEN          messages                                 a list of frames each
-                  a message over the MessageLimits         OversizedMessage with its first frames; the rest is discarded
-                  PING                                     PONG is sent, Ping
-                  PONG, SUBSCRIBE, CANCEL, unknown ones    ignored
-    all but GREETING, DECISION: ERROR                      ConnectionFailed, CLOSED
-    CLOSED        anything                                 not read
+"""One connection of ZMTP 3.1, 3.0 or 2.0 (RFC 37, 23, 15), at the end that accepts it. README.md shows the states.
 
 connection = Connection()
 events = connection.receive(data)
