@@ -19,20 +19,20 @@ from broker.config import DEFAULT_ENDPOINT, WorkerConfig
 from broker.core.mdp import Frames, service_fault
 from broker.core.worker import Job
 from broker.errors import UsageError
-from broker.handlers import DELIVERY, Handler, HandlerThreads, execute
+from broker.handlers import DELIVERY, Delivery, Handler, HandlerThreads, execute
 from broker.io.curve import Curve, Key, credentials
-from broker.worker_base import WorkerBase, WorkerRegistration
+from broker.worker_base import WorkerBase, WorkerRegistration, log
 
 
 class Worker(WorkerBase):
-    """Serves one service with `jobs` registered workers, each with one request at a time.
+    """Serves one service, with `jobs` requests at a time.
 
         Worker("echo", lambda frames: frames).run()
 
-    With several endpoints each worker picks one at random, and goes to the next when that broker is lost or sends it
-    away: at once if the connection broke or the broker said DISCONNECT, else when its heartbeats fail. When all are
-    gone it waits and tries them again. With `everywhere` it is registered at all of them, and still executes one
-    request at a time (`broker.worker_base.JobSlots`). `run` blocks until another thread (or a signal handler) calls
+    With several endpoints it picks one at random, and goes to the next when that broker is lost or sends it away: at
+    once if the connection broke or the broker said DISCONNECT, else when its heartbeats fail. When all are gone it
+    waits and tries them again. With `everywhere` it is registered at all of them, and still executes `jobs` requests at
+    a time (`broker.worker_base.JobSlots`). `run` blocks until another thread (or a signal handler) calls
     `stop`, which lets requests in hand finish. Ctrl-C does so by itself; for other signals,
     `signal.signal(signal.SIGTERM, lambda *_: worker.stop())`. `start` runs it in a thread of its own. As a context
     manager it is started and stopped.
@@ -80,6 +80,8 @@ class Worker(WorkerBase):
         finally:
             self._ended = True
             self._handlers.end()
+        if self._fault is not None:
+            raise self._fault
 
     def start(self) -> Worker:
         """Serve in a thread of its own. An invalid endpoint raises EndpointError here, not there."""
@@ -107,30 +109,30 @@ class Worker(WorkerBase):
     def _run_in_thread(self) -> None:
         try:
             self.run()
+        except UsageError as error:
+            log.error("%s", error)
         except Exception:
             self._log_fault()
 
-    def _handle(self, channel: WorkerRegistration, job: Job) -> None:
+    def _handle(self, channel: WorkerRegistration, job: Job, delivery: Delivery) -> None:
         """Execute a request in a handler thread."""
-        DELIVERY.set(channel.delivery)
+        DELIVERY.set(delivery)
         measure = self._measure(channel)
 
         def send(part: Frames) -> None:
             self._loop.call(channel.partial, job, measure.part(part))
 
         try:
-            body = measure.last(execute(channel.handler, job.body, send))
+            body = measure.last(execute(self._services[job.service], job.body, send))
         except BaseException as error:
             body = self._failed(channel, job, error)
         self._loop.call(channel.final, job, body)
 
 
 class MultiWorker(Worker):
-    """Serves several services, with `jobs` requests at a time in all (`broker.worker_base.JobSlots`).
+    """Serves several services, with `jobs` requests at a time in all.
 
-        MultiWorker({"upper": upper, "lower": lower}, jobs=4).run()
-
-    It is registered `jobs` times for each.
+    MultiWorker({"upper": upper, "lower": lower}, jobs=4).run()
     """
 
     def __init__(

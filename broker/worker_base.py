@@ -19,7 +19,8 @@ import zmq
 
 from broker.config import WorkerConfig
 from broker.core.endpoints import Servers
-from broker.core.mdp import Command, Frames, error_body
+from broker.core.joint_worker import JointSession
+from broker.core.mdp import Capacity, Command, Frames, error_body
 from broker.core.worker import Job, SessionState, WorkerSession
 from broker.errors import OutOfSockets, RemoteError, UsageError
 from broker.handlers import Delivery, Measure, TooLarge, error_frames, failure
@@ -35,6 +36,9 @@ log = logging.getLogger("broker.worker")
 PATIENCE = 0.2
 """Seconds that a request may wait for a job slot."""
 
+MAX_NAMES = 5
+"""Services that a log line names."""
+
 
 class Handlers(Protocol):
     """Runs handlers, in threads or as tasks."""
@@ -47,7 +51,10 @@ class Handlers(Protocol):
 
 
 class WorkerBase:
-    """A worker: its registrations with brokers, in a loop."""
+    """A worker: its registrations with brokers, in a loop.
+
+    At a broker that knows SLOTS it has one connection (`LeadRegistration`), at others one for each service and job.
+    """
 
     _handlers: Handlers
 
@@ -65,37 +72,52 @@ class WorkerBase:
             raise UsageError(f"jobs is {jobs}; it must be 1 or more")
         self._loop = Loop()
         self._ended = False
+        self._leaving = False
+        self._fault: UsageError | None = None
+        """Why it has ended by itself."""
         self._curve = curve
         self._config = config or WorkerConfig()
+        self._jobs = jobs
+        self._services = dict(handlers)
         self._channels: list[WorkerRegistration] = []
         self._logs: list[WorkerLog] = []
         endpoints = Servers(endpoint).names
         targets = [[name] for name in endpoints] if everywhere else [endpoints]
-        what = f"{jobs} jobs for each of {len(handlers)} services" + (
-            f" at {len(targets)} brokers" if everywhere else ""
-        )
-        watched = self._watch or any(len(names) > 1 for names in targets)
-        require_connections(len(targets) * len(handlers) * jobs, what, watched=watched)
-        slots = JobSlots(self._loop, jobs) if len(targets) * len(handlers) > 1 else None
-        for service, handler in handlers.items():
-            for names in targets:
-                sessions = [self._new_session(service, config) for _ in range(jobs)]
-                self._register(sessions, handler, names, slots)
-        if slots is not None:
-            self._loop.add(slots)
+        several = len(targets) * len(handlers) > 1
+        self._slots = JobSlots(self._loop, jobs) if several else None
+        if self._joins and len(targets) == 1 and len(handlers) * jobs > 1 and len(self._config.versions) > 1:
+            process = "" if self._passes_on else _process_name(os.getpid())
+            capacity = Capacity(jobs, dict.fromkeys(handlers, 0))
+            session = JointSession(capacity, config, now=time.monotonic(), process=process)
+            self._add([LeadRegistration(self, session, endpoints, self._slots)], list(handlers), endpoints)
+        else:
+            self._require(len(targets), watched=self._watch or any(len(names) > 1 for names in targets))
+            for service in handlers:
+                for names in targets:
+                    sessions = [self._new_session(service, config) for _ in range(jobs)]
+                    channels = [WorkerRegistration(self, session, names, self._slots) for session in sessions]
+                    self._add(channels, [service], names)
+        if self._slots is not None:
+            self._loop.add(self._slots)
 
-    def _register(
-        self, sessions: Sequence[WorkerSession], handler: Any, endpoints: Sequence[str], slots: JobSlots | None
-    ) -> None:
-        """Register for a service with one of these endpoints, and log what happens to the registrations."""
-        channels = [WorkerRegistration(self, session, handler, endpoints, self._watch, slots) for session in sessions]
+    def _require(self, targets: int, *, watched: bool) -> None:
+        """Raise UsageError if there cannot be a connection for each service and job."""
+        what = f"{self._jobs} jobs for each of {len(self._services)} services" + (
+            f" at {targets} brokers" if targets > 1 else ""
+        )
+        require_connections(targets * len(self._services) * self._jobs, what, watched=watched)
+
+    def _add(self, channels: Sequence[WorkerRegistration], services: Sequence[bytes], endpoints: Sequence[str]) -> None:
+        """Add registrations for these services, and log what happens to them."""
+        names = [service.decode(errors="replace") for service in services]
         report = WorkerLog(
             log,
-            sessions[0].service.decode(errors="replace"),
+            names[0] + (f" (and {len(names) - 1} others)" if len(names) > 1 else ""),
             " or ".join(endpoints),
             self._config.heartbeat_interval,
-            Registrations(channels),
+            Registrations(self._channels if len(services) > 1 else channels),
             kind=self._registers_at,
+            services='", "'.join(names[:MAX_NAMES]),
         )
         for channel in channels:
             channel.log = report
@@ -104,8 +126,55 @@ class WorkerBase:
         self._channels += channels
         self._logs.append(report)
 
+    def arrange(self, lead: LeadRegistration, now: float) -> None:
+        """Have a connection for each further service and job if the lead's broker does not know SLOTS, else none."""
+        if self._leaving:
+            return
+        others = [channel for channel in self._channels if channel is not lead and not channel.retired]
+        if lead.session.joint:
+            for channel in others:
+                channel.retired = True
+                channel.leave(now)
+            self.note_elsewhere(lead, now)
+        elif not others:
+            try:
+                self._require(1, watched=self._watch or len(lead.endpoints) > 1)
+            except UsageError as error:
+                self._fault = error
+                self._loop.stop()
+                return
+            services = [service for service in self._services for _ in range(self._jobs)]
+            for service in services[1:]:  # the lead is the first
+                session = self._new_session(service, self._config)
+                channel = WorkerRegistration(self, session, lead.endpoints, self._slots)
+                channel.log, channel.lead = lead.log, lead
+                self._loop.add(channel)
+                self._channels.append(channel)
+
+    def note_elsewhere(self, lead: LeadRegistration, now: float) -> None:
+        """Have the lead offer only slots that no request of another connection takes."""
+        others = sum(channel.session.is_working for channel in self._channels if channel is not lead)
+        lead.session.note_elsewhere(others, now)
+        self._loop.touch(lead)
+
+    def release(self, channel: WorkerRegistration) -> None:
+        """Close a retired connection."""
+        self._channels.remove(channel)
+        if self._slots is not None:
+            self._slots.remove(channel)
+        self._loop.call(self._loop.remove, channel)
+        self.stop_if_done()
+
+    def stop_if_done(self) -> None:
+        """End the loop if all registrations have ended."""
+        if all(session.stopped for session in self.sessions):
+            self._loop.stop()
+
     _passes_on = False
     """Whether other processes execute the requests, so that the end of this process is not the end of their worker."""
+
+    _joins = True
+    """Whether it may have one connection for all."""
 
     _watch = False
     """Whether the transport reports a broken connection: for protocols without heartbeats."""
@@ -156,31 +225,33 @@ class WorkerBase:
 
     @property
     def registered(self) -> int:
-        """How many of its sessions are connected and have heard from the broker; 0 after the end."""
-        return 0 if self._ended else sum(session.registered for session in self.sessions)
+        """How many requests at a time the brokers may send that it has heard from; 0 after the end. A request of a
+        worker that has a connection for each service and job counts once for each service."""
+        return 0 if self._ended else sum(session.slots for session in self.sessions if session.registered)
 
     @property
     def sessions(self) -> list[WorkerSession]:
-        """The sessions with the broker, one for each job."""
-        return [channel.session for channel in self._channels]
+        """The sessions with the broker: one, or one for each service and job."""
+        return [channel.session for channel in list(self._channels)]
 
     def _part(self, at_once: bool = False) -> None:
         """End all registrations, with requests in hand or (`at_once`) without them."""
+        self._leaving = True
         for report in self._logs:
             report.leave()
-        for channel in self._channels:
+        for channel in list(self._channels):
             if at_once:
                 channel.give_up(time.monotonic())
             else:
                 channel.leave(time.monotonic())
 
     def _log_fault(self) -> None:
-        names = {session.service.decode() for session in self.sessions}
-        log.exception("a bug in this program: the worker of %s has ended", ", ".join(sorted(names)))
+        names = sorted(service.decode() for service in self._services)
+        log.exception("a bug in this program: the worker of %s has ended", ", ".join(names))
 
     # -- handlers -------------------------------------------------------------------------------------------
 
-    def _handle(self, channel: WorkerRegistration, job: Job) -> Any:
+    def _handle(self, channel: WorkerRegistration, job: Job, delivery: Delivery) -> Any:
         """Run the handler on a request and give the reply back; passed to `Handlers.call`."""
         raise NotImplementedError
 
@@ -198,46 +269,36 @@ class WorkerBase:
             except BaseException as fault:
                 error = fault
         if isinstance(error, TooLarge):
-            self._complain(channel, logging.WARNING, "a reply of %s was not sent: %s (%s)", error, job)
+            self._complain(job, logging.WARNING, "a reply of %s was not sent: %s (%s)", error, job)
             return error_body(413, str(error))
         # SystemExit too: it would end the thread of the handler only, and silently.
-        self._complain(channel, logging.ERROR, "handler of %s failed (%s)", job, error=error)
+        self._complain(job, logging.ERROR, "handler of %s failed (%s)", job, error=error)
         return failure(error, traced=bool(job.context))
 
-    def _complain(
-        self,
-        channel: WorkerRegistration,
-        level: int,
-        text: str,
-        *facts: object,
-        error: BaseException | None = None,
-    ) -> None:
+    def _complain(self, job: Job, level: int, text: str, *facts: object, error: BaseException | None = None) -> None:
         # No memory, a fault in somebody's log handler: the reply is to go out all the same.
         with suppress(BaseException):
-            log.log(level, text, channel.session.service.decode(), *facts, exc_info=error)
+            log.log(level, text, job.service.decode(), *facts, exc_info=error)
 
 
 class WorkerRegistration(WorkerChannel):
-    """One registration with one broker, for one service: a session and its connection."""
+    """One registration with one broker: a session and its connection."""
 
     log: WorkerLog
     """Logs whether it is registered."""
-    delivery: Delivery | None = None
-    """The present delivery, or the last one."""
+    lead: LeadRegistration | None = None
+    """The registration that it stands beside."""
+    retired = False
+    """Whether it ends when it has no request, because its lead has registered for all."""
 
     def __init__(
-        self,
-        worker: WorkerBase,
-        session: WorkerSession,
-        handler: Any,
-        endpoints: Sequence[str],
-        watch: bool,
-        slots: JobSlots | None,
+        self, worker: WorkerBase, session: WorkerSession, endpoints: Sequence[str], slots: JobSlots | None
     ) -> None:
-        """`slots`: shared with other registrations; None: it has a slot of its own."""
-        super().__init__(session, worker._connection(self, endpoints, watch=watch or len(endpoints) > 1))
+        """`slots`: shared with other registrations; None: it has its own."""
+        super().__init__(session, worker._connection(self, endpoints, watch=worker._watch or len(endpoints) > 1))
         session.several = len(endpoints) > 1
-        self.handler = handler
+        self._deliveries: dict[int, Delivery] = {}
+        """By the numbers of the jobs that are at work."""
         self._worker = worker
         self._slots = slots
         if slots is not None:
@@ -248,11 +309,18 @@ class WorkerRegistration(WorkerChannel):
         self._worker._loop.touch(self)
 
     def final(self, job: Job, body: Frames) -> None:
-        self.session.final(job.number, body, time.monotonic())
         self._worker._handlers.done()
+        self._done(job, body)
+
+    def _done(self, job: Job, body: Frames) -> None:
+        now = time.monotonic()
+        del self._deliveries[job.number]
+        self.session.final(job.number, body, now)
         self._worker._loop.touch(self)
-        if self._slots is not None:
-            self._slots.done(self, time.monotonic())
+        if self._slots is not None and not self.session.joint:
+            self._slots.done(self, now)
+        if self.lead is not None and self.lead.session.joint:
+            self._worker.note_elsewhere(self.lead, now)
 
     def progress(self, delivery: Delivery) -> None:
         """Send the handler's progress. Any thread may call this."""
@@ -264,8 +332,8 @@ class WorkerRegistration(WorkerChannel):
             self._worker._loop.touch(self)
 
     def _cancel(self, number: int) -> None:
-        if self.delivery is not None and self.delivery.number == number:
-            self.delivery.cancel()
+        if (delivery := self._deliveries.get(number)) is not None:
+            delivery.cancel()
 
     @property
     def joins_parts(self) -> bool:
@@ -287,7 +355,7 @@ class WorkerRegistration(WorkerChannel):
             session.lost(now)
 
     def _begin(self, job: Job) -> None:
-        if self._slots is None:
+        if self._slots is None or self.session.joint:
             self.work(job)
         else:
             self._slots.take(self, job, time.monotonic())
@@ -295,13 +363,9 @@ class WorkerRegistration(WorkerChannel):
     def work(self, job: Job) -> None:
         """Call the handler for a request."""
         worker = self._worker
-        self.delivery = Delivery(job.context, self, job.number)
-        if not worker._handlers.call(worker._handle, self, job):
-            body = error_body(500, "the worker cannot start a thread; try again later")
-            self.session.final(job.number, body, time.monotonic())
-            worker._loop.touch(self)
-            if self._slots is not None:
-                self._slots.done(self, time.monotonic())
+        delivery = self._deliveries[job.number] = Delivery(job.context, self, job.number)
+        if not worker._handlers.call(worker._handle, self, job, delivery):
+            self._done(job, error_body(500, "the worker cannot start a thread; try again later"))
 
     def _stranded(self, now: float) -> None:
         if self._slots is not None:
@@ -319,8 +383,32 @@ class WorkerRegistration(WorkerChannel):
         self._worker._loop.touch(self.log)
 
     def _stopped(self) -> None:
-        if all(session.stopped for session in self._worker.sessions):
-            self._worker._loop.stop()
+        if self.retired:
+            self.retired = False
+            self._worker.release(self)
+        else:
+            self._worker.stop_if_done()
+
+
+class LeadRegistration(WorkerRegistration):
+    """The registration of a worker for all its services and jobs, at a broker that knows SLOTS. At another it is for
+    the first service and one job, and `WorkerBase.arrange` adds the others."""
+
+    session: JointSession
+
+    def __init__(
+        self, worker: WorkerBase, session: JointSession, endpoints: Sequence[str], slots: JobSlots | None
+    ) -> None:
+        super().__init__(worker, session, endpoints, slots)
+        self.endpoints = endpoints
+        self._arranged = 0
+        """The number of the connection for which the others were arranged."""
+
+    def flush(self, now: float) -> None:
+        super().flush(now)
+        if self.session.registered and self.session.connection != self._arranged:
+            self._arranged = self.session.connection
+            self._worker.arrange(self, now)
 
 
 @lru_cache(maxsize=1)
@@ -348,8 +436,8 @@ class Registrations:
 
 
 class JobSlots(Channel):
-    """Distributes the requests of several registrations among a few slots: of a worker with several brokers or
-    services.
+    """Distributes the requests of several registrations among a few slots: of a worker that is registered at several
+    brokers, or for several services with a connection for each.
 
     MDP lets a broker send a request to any worker that is registered and free, and each registration knows only its own
     requests. So more may arrive than there are slots, and some have to wait. Short requests are executed one after
@@ -383,6 +471,12 @@ class JobSlots(Channel):
     def add(self, registration: WorkerRegistration, group: object) -> None:
         """Add a registration. Those for the same service at the same brokers share a `group`."""
         self._groups.setdefault(group, []).append(registration)
+
+    def remove(self, registration: WorkerRegistration) -> None:
+        """Remove a registration that has ended."""
+        for group in self._groups.values():
+            if registration in group:
+                group.remove(registration)
 
     def take(self, registration: WorkerRegistration, job: Job, now: float) -> None:
         """Begin a request, or have it wait."""
@@ -418,7 +512,7 @@ class JobSlots(Channel):
         self._waiting.clear()
         for group in self._groups.values():
             for other in group:
-                if other not in self._busy and not other.session.held:
+                if other not in self._busy and not other.session.held and not other.session.joint:
                     other.session.step_aside(now)
                     self._loop.touch(other)
 

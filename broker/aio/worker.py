@@ -19,7 +19,7 @@ from broker.config import DEFAULT_ENDPOINT, WorkerConfig
 from broker.core.mdp import Frames, error_body, service_fault
 from broker.core.worker import Job
 from broker.errors import UsageError
-from broker.handlers import DELIVERY, Reply, SendPart, as_frames
+from broker.handlers import DELIVERY, Delivery, Reply, SendPart, as_frames
 from broker.io.curve import Key, credentials
 from broker.io.loop import Loop
 from broker.worker_base import WorkerBase, WorkerRegistration
@@ -75,6 +75,8 @@ class Worker(WorkerBase):
         finally:
             self._ended = True
             await self._handlers.end()
+        if self._fault is not None:
+            raise self._fault
 
     def stop(self) -> None:
         """Take no more requests, let those in hand finish, say good-bye, end `run`; this does not wait for that."""
@@ -100,10 +102,9 @@ class Worker(WorkerBase):
             self._log_fault()
             raise
 
-    async def _handle(self, channel: WorkerRegistration, job: Job) -> None:
+    async def _handle(self, channel: WorkerRegistration, job: Job, delivery: Delivery) -> None:
         """Execute a request in a task of its own."""
-        delivery, task = channel.delivery, asyncio.current_task()
-        assert delivery is not None
+        task = asyncio.current_task()
         assert task is not None
         DELIVERY.set(delivery)
         measure = self._measure(channel)
@@ -113,7 +114,7 @@ class Worker(WorkerBase):
 
         delivery.on_cancel(partial(_cancel, task))
         try:
-            body = measure.last(await execute(channel.handler, job.body, send))
+            body = measure.last(await execute(self._services[job.service], job.body, send))
         except KeyboardInterrupt:  # this program ends
             raise
         except BaseException as error:

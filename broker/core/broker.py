@@ -64,12 +64,14 @@ from broker.core.mdp import (
 )
 from broker.core.requests import (
     CUT_OFF,
+    DEADLINE,
     DRAINING,
+    LATE,
     Request,
     Unwanted,
     WaitingRequests,
     as_workers,
-    later_delivery,
+    later_context,
     read_request,
 )
 from broker.core.timers import earliest
@@ -231,12 +233,12 @@ class BrokerCore(Core):
         self.is_cut_off = cut_off
 
     def send_on(self, most: int | None, now: float) -> None:
-        """Dismiss idle workers that have other brokers: as many as have `most` slots, and never the last worker of a
-        service; None: all."""
+        """Dismiss idle workers that have other brokers: the first that have `most` slots together, and never the last
+        worker of a service; None: all."""
         for worker in [worker for worker in self.workers.values() if not worker.requests and worker.several]:
             if most is None:
                 self._dismiss(worker, now)
-            elif most >= worker.slots and all(
+            elif most > 0 and all(
                 service.workers > worker.capacity(name) for name, service in worker.group.services.items()
             ):
                 most -= worker.slots
@@ -545,15 +547,19 @@ class BrokerCore(Core):
                 if worker.process.alone is not None:
                     return
 
-    def _deliver(self, worker: WorkerPeer, request: Request, now: float) -> None:
+    def _assign(self, worker: WorkerPeer, request: Request, now: float) -> None:
         context = request.context
-        if context and request.sent:
-            context = later_delivery(context, request.sent)
+        waited = now - request.received
+        if context and (request.sent or (waited >= LATE and DEADLINE in context)):
+            context = later_context(context, request.sent, waited)
         request.token = b"%016x%b" % (next(self._tokens), context)
         if request.user is not None and self.guard is not None:
             request.token = self.guard.token(request, request.user)
-        request.deliveries += 1
         self.registry.give(worker, request)
+
+    def _deliver(self, worker: WorkerPeer, request: Request, now: float) -> None:
+        request.deliveries += 1
+        self._assign(worker, request, now)
         process = worker.process
         if request.alone and (len(process.workers) > 1 or (worker.slots > 1 and not worker.passes_on)):
             process.alone, process.token, process.is_started = worker, request.token, False
@@ -567,6 +573,8 @@ class BrokerCore(Core):
     def _send_request(self, worker: WorkerPeer, request: Request, now: float) -> None:
         request.sent += 1
         request.shared = False
+        if now >= request.received + LATE:
+            self._output += request.begins()
         if worker.names_services:
             rest = [request.token, b"", request.service, *request.body]
             self._send_worker(worker, Command.SERVICE_REQUEST, rest, now)
@@ -590,6 +598,10 @@ class BrokerCore(Core):
                     self._free(worker, now)
         elif process.in_hand == 1 and not process.is_started:
             process.is_started = True
+            self.registry.take(alone, request)
+            self._assign(alone, request, now)  # with its present deadline
+            process.token = request.token
+            alone.group.idle.pop(alone, None)
             self._send_request(alone, request, now)
 
     def _take_unbegun(self, unwanted: Unwanted, now: float) -> list[Request]:

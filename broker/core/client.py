@@ -66,7 +66,7 @@ class EventKind(Enum):
     FINAL = "final"
     GAVE_UP = "gave up"
     ANEW = "anew"
-    """For a queue: the parts so far don't count."""
+    """For a queue: a worker begins, and the parts so far don't count."""
     PROGRESS = "progress"
     """For a queue: the worker's progress, no part of the reply."""
     REFUSED = "refused"
@@ -250,7 +250,9 @@ class ClientSession(RequestSession[_SentRequest]):
                 self._events.append(ReplyEvent(ticket, EventKind.PROGRESS, reply.body))
         elif reply.anew:
             if attempt == pending.tries:
-                self._begin_anew(ticket, pending)
+                pending.parts_told = 0
+                pending.parts_seen.clear()
+                self._events.append(ReplyEvent(ticket, EventKind.ANEW, []))
         elif reply.final and self.several and is_sent_away(pending.service, reply.body):
             pending.farewell = reply.body
             self.sent_away = True

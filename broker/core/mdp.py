@@ -12,7 +12,7 @@ Client side
 Client side for a queue that keeps whole replies: 0.2 with a REQUEST of its own, and three more messages of the broker
     REQUEST    c → b    […] MDPC02 05 service body…
     PARTIAL, FINAL      as in 0.2: a worker's words
-    ANEW       b → c    […] MDPC02 06 service          its worker is gone, another begins: no part so far counts
+    ANEW       b → c    […] MDPC02 06 service          a worker begins late, or another one: no part so far counts
     REFUSED    b → c    […] MDPC02 07 service body…    an error reply of the broker itself, in place of a FINAL
     PROGRESS   b → c    […] MDPC02 08 service json     how far the worker is
 

@@ -43,8 +43,14 @@ OF_A_QUEUE = b"titanic.request"
 ALONE = b'"alone":true'
 """In that: see `Request.alone`."""
 
+DEADLINE = b'"deadline":'
+"""In that: when its limit is over, in seconds since 1970."""
+
 PRIORITY = b'"priority":'
 """In that: see `Request.priority`."""
+
+LATE = 0.25
+"""Seconds of waiting from which a queue is notified when a worker begins."""
 
 MOST_PROGRESS = 1024
 """Bytes of a worker's progress message."""
@@ -75,6 +81,7 @@ class Request:
         "partials_sent",
         "peer",
         "progress_at",
+        "received",
         "sent",
         "service",
         "shared",
@@ -101,6 +108,8 @@ class Request:
         self.service = service
         self.body = body
         self.arrived = arrived
+        """When it began to wait."""
+        self.received = arrived
         self.user = user
         """Its user; None without access control, and for requests of this process itself. While it waits, its user
         cannot be replaced: it is counted under that name."""
@@ -172,6 +181,10 @@ class Request:
             return None
         return self._message(self.dialect.partial, body)
 
+    def begins(self) -> list[Output]:
+        """Return the message for its queue that a worker begins now, after a wait."""
+        return [] if self.dialect.anew is None else [(self.peer, self._message(self.dialect.anew, []))]
+
     def begin_anew(self) -> Frames | None:
         """Start over with another worker. Return the message that announces it to the client, if its dialect has one.
 
@@ -213,11 +226,15 @@ class Request:
         return [*self.stack, *head, *body]
 
 
-def later_delivery(context: bytes, sent: int) -> bytes:
-    """Return the context of a request that was sent to so many workers before."""
+def later_context(context: bytes, sent: int, waited: float) -> bytes:
+    """Return the context of a request that was sent to so many workers before, and is sent so many seconds later than
+    its queue has sent it: its deadline counts from when a worker begins."""
     try:
         said = read_json(context)
-        said["delivery"] = int(said.get("delivery", said["attempt"])) + sent
+        if sent:
+            said["delivery"] = int(said.get("delivery", said["attempt"])) + sent
+        if "deadline" in said:
+            said["deadline"] = round(said["deadline"] + waited, 3)
         return json.dumps(said, separators=(",", ":")).encode()
     except (LookupError, ValueError, TypeError, AttributeError):  # it is no queue's
         return context

@@ -69,6 +69,7 @@ class Job(NamedTuple):
     number: int
     body: Frames
     client: bytes = b""
+    service: bytes = b""
 
     @property
     def context(self) -> bytes:
@@ -174,12 +175,14 @@ class WorkerSession(Core):
         self._gone_at: float | None = None
         """When it leaves in any case."""
         self._jobs: list[Job] = []
-        self._cancelled = 0
-        """The job that the broker has cancelled."""
-        self._untold: bytes | None = None
-        """How far the request is, and the broker does not know yet."""
+        self._cancelled: list[int] = []
+        """Jobs that the broker has cancelled."""
+        self._untold: dict[int, bytes] = {}
+        """How far jobs are, and the broker does not know yet."""
         self._tell_at = 0.0
-        """When the next progress message may be sent."""
+        """When the next progress messages may be sent."""
+        self.joint = False
+        """Whether its connection is for several services and requests (`JointSession`)."""
 
     def receive(self, peer: Peer, frames: Frames, now: float) -> None:
         if peer != self.connection or self.state is SessionState.AWAY:
@@ -203,14 +206,17 @@ class WorkerSession(Core):
         self._heard_any = True
         if command is not Command.DISCONNECT:
             self._backoff.reset()
+        self._act(command, rest, now)
+
+    def _act(self, command: Command, rest: Frames, now: float) -> None:
         TRANSITIONS.get((self.state, command), WorkerSession._reconnect)(self, rest, now)
 
     def tick(self, now: float) -> None:
         """Connect when the wait is over, notice silence, send heartbeats, and how far the request is."""
-        if self._untold is not None and now >= self._tell_at:
+        if self._untold and now >= self._tell_at:
             self._tell(now)
         if self.state is SessionState.AWAY:
-            if self._wake_at is not None and now >= self._wake_at and not self._job_running and not self.held:
+            if self._wake_at is not None and now >= self._wake_at and self._may_connect:
                 self._connect(now)
         elif self._forgotten_at is not None and self.state is SessionState.IDLE:
             if now >= self._forgotten_at:
@@ -228,7 +234,7 @@ class WorkerSession(Core):
 
     def next_deadline(self) -> float | None:
         if self.state is SessionState.AWAY:
-            return None if self._job_running or self.held else self._wake_at  # a handler is to finish first
+            return self._wake_at if self._may_connect else None
         if self.state is SessionState.ASKING:
             return self._silent_at
         if self._forgotten_at is not None and self.state is SessionState.IDLE:
@@ -236,7 +242,7 @@ class WorkerSession(Core):
         deadline = self._send_by if self._sends_heartbeats else math.inf
         if self.state is SessionState.IDLE and self._silent_at < deadline and self._minds_silence:
             deadline = self._silent_at
-        if self._untold is not None:
+        if self._untold:
             deadline = min(deadline, self._tell_at)
         return None if deadline == math.inf else deadline
 
@@ -259,6 +265,16 @@ class WorkerSession(Core):
         return self.dialect.has(Command.DISCONNECT)
 
     @property
+    def slots(self) -> int:
+        """How many requests at a time the broker may send."""
+        return 1
+
+    @property
+    def is_working(self) -> bool:
+        """Whether a handler is at work."""
+        return self._job_running
+
+    @property
     def stranded(self) -> bool:
         """Whether a request is still being handled although its connection is gone: its reply will be dropped."""
         return self._job_running and self.state is SessionState.AWAY
@@ -266,43 +282,46 @@ class WorkerSession(Core):
     # -- what a shell does with it ---------------------------------------------------------------------------
 
     def take_jobs(self) -> list[Job]:
-        """Requests to be handled, one at most."""
+        """Requests to be handled."""
         jobs, self._jobs = self._jobs, []
         return jobs
 
     def partial(self, job: int, body: Frames, now: float) -> None:
         """Send a part of the reply. In a version without PARTIAL it is kept and goes out with the final reply."""
-        if job == self._job and self.state is SessionState.BUSY:
-            if self.dialect.has(Command.PARTIAL):
-                self._send(Command.PARTIAL, (*self._envelope, *body), now)
-            else:
-                self._partials += body
+        envelope = self._envelope_of(job)
+        if envelope is None:
+            return
+        if self.dialect.has(Command.PARTIAL):
+            self._send(Command.PARTIAL, (*envelope, *body), now)
+        else:
+            self._partials += body
 
-    def take_cancelled(self) -> int:
-        """Return the number of a cancelled job; 0: there is none, or it was taken."""
-        number, self._cancelled = self._cancelled, 0
-        return number
+    def take_cancelled(self) -> list[int]:
+        """Return the numbers of the jobs that were cancelled since the last call."""
+        numbers, self._cancelled = self._cancelled, []
+        return numbers
 
     def progress(self, job: int, said: bytes, now: float) -> None:
         """Report the progress of a job, if the broker knows PROGRESS. Of messages in quick succession only the last is
         sent."""
-        if job == self._job and self.state is SessionState.BUSY and EXTENSION in self._knows:
-            self._untold = said
+        if EXTENSION in self._knows and self._envelope_of(job) is not None:
+            self._untold[job] = said
             if now >= self._tell_at:
                 self._tell(now)
 
     def _tell(self, now: float) -> None:
-        said, self._untold = self._untold, None
-        if said is not None and self.state is SessionState.BUSY:
-            self._send(Command.PROGRESS, (*self._envelope, said), now)
-            self._tell_at = now + PROGRESS_INTERVAL
+        untold, self._untold = self._untold, {}
+        for job, said in untold.items():
+            if (envelope := self._envelope_of(job)) is not None:
+                self._send(Command.PROGRESS, (*envelope, said), now)
+                self._tell_at = now + PROGRESS_INTERVAL
 
     def final(self, job: int, body: Frames, now: float) -> None:
         """Give the (rest of the) reply; the worker is free again."""
         if job != self._job or not self._job_running:
             return
         self._job_running = False
-        self._untold = None
+        self._untold.clear()
         if self.state is SessionState.BUSY:
             self._silent_at = now + self.heartbeat.patience
             # An error is recognised by the beginning of the body: behind parts it would look like another part.
@@ -312,7 +331,7 @@ class WorkerSession(Core):
             self.state = SessionState.IDLE
         else:
             self.dropped_replies += 1
-        if self._leaving:
+        if self._leaving and self._is_done:
             self._say_goodbye(now)
 
     def link(self, there: bool, now: float) -> None:
@@ -357,8 +376,22 @@ class WorkerSession(Core):
     def leave(self, now: float) -> None:
         """Finish the request in hand, say good-bye, and do not connect again."""
         self._leaving = True
-        if not self._job_running:
+        if self._is_done:
             self._say_goodbye(now)
+
+    @property
+    def _may_connect(self) -> bool:
+        """Whether it connects when it is time: a handler is to finish first."""
+        return not self._job_running and not self.held
+
+    @property
+    def _is_done(self) -> bool:
+        """Whether nothing is in hand."""
+        return not self._job_running
+
+    def _envelope_of(self, job: int) -> Frames | None:
+        """Return what goes in front of each reply of a job; None: it has ended, or its connection is gone."""
+        return self._envelope if job == self._job and self.state is SessionState.BUSY else None
 
     @property
     def _minds_silence(self) -> bool:
@@ -397,7 +430,10 @@ class WorkerSession(Core):
             words.append(ELSEWHERE)
         if NAMES_PROCESS in self._knows and self._process is not None:
             words.append(PROCESS + self._process)
-        self._send(Command.READY, (self.service, *words), now)
+        self._send(Command.READY, (self.service, *words, *self._more_words()), now)
+
+    def _more_words(self) -> Frames:
+        return []
 
     def _meet_silence(self, now: float) -> None:
         if not self._linked:  # there is no connection; of several endpoints the next one may be better
@@ -429,7 +465,7 @@ class WorkerSession(Core):
         self.aside = False
         self._delay = self._backoff.take(REFUSED_MOST if self.refused and self._guarded else math.inf)
         self._wake_at = now + self._delay
-        if self._leaving and not self._job_running:
+        if self._leaving and self._is_done:
             self._say_goodbye(now)
 
     def _work(self, rest: Frames, now: float) -> None:
@@ -442,14 +478,14 @@ class WorkerSession(Core):
         self._partials = []
         self._job += 1
         self._job_running = True
-        self._jobs.append(Job(self._job, body, self._envelope[0] if self._envelope else b""))
+        self._jobs.append(Job(self._job, body, self._envelope[0] if self._envelope else b"", self.service))
 
     def _cancel(self, rest: Frames, now: float) -> None:
         """Note a cancellation, if it is for the job in hand."""
         if EXTENSION not in self._knows:
             self._reconnect(rest, now)
         elif self.state is SessionState.BUSY and rest == self._envelope:
-            self._cancelled = self._job
+            self._cancelled.append(self._job)
 
     def _new_heartbeat(self, now: float) -> Heartbeat:
         return Heartbeat(self.config.heartbeat_interval, self.config.liveness, now, usual=self.dialect.usual_interval)

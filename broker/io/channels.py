@@ -131,12 +131,15 @@ class WorkerChannel(SessionChannel[WorkerSession]):
     """Whether its session was present after the last turn."""
 
     def drain(self, now: float) -> bool:
-        # One message: it is rare that there is another, and to find none costs as much as to take one.
-        if (frames := self._dealer.receive()) is not None:
+        while (frames := self._dealer.receive()) is not None:
             self.session.receive(self._dealer.number, frames, now)
             if self.session.refused and not self._dealer.has_other:
                 self._refused(now)
-        elif self._dealer.broke():
+            if (
+                self.session.slots < 2
+            ):  # it is rare that there is another, and to find none costs as much as to take one
+                return False
+        if self._dealer.broke():
             self._lost(now)
         return False
 
@@ -160,7 +163,7 @@ class WorkerChannel(SessionChannel[WorkerSession]):
             self._go_on(output, now)
         for job in session.take_jobs():
             self._begin(job)
-        if number := session.take_cancelled():
+        for number in session.take_cancelled():
             self._cancel(number)
         if (present := session.present) is not self._present:
             self._present = present

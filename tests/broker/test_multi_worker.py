@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from support.waiting import until
 from broker import Broker, BrokerConfig, Client, MultiWorker, Pipeline, UsageError, Worker, WorkerConfig
 
 QUICK = WorkerConfig(heartbeat_interval=0.5, liveness=20, reconnect_first=0.01, reconnect_most=0.05)
+APART = replace(QUICK, versions=("0.2",))
+"""It asks no broker what it is: with a connection for each service and job."""
 
 
 @pytest.fixture
@@ -47,7 +50,7 @@ def test_several_services_with_some_jobs_in_all(endpoint: str) -> None:
     work = Counted()
     names = [f"service {number}" for number in range(5)]
     with (
-        MultiWorker(dict.fromkeys(names, work), endpoint, jobs=2, config=QUICK) as worker,
+        MultiWorker(dict.fromkeys(names, work), endpoint, jobs=2, config=APART) as worker,
         Pipeline(endpoint, timeout=60) as client,
     ):
         until(lambda: worker.registered == 10)
@@ -65,9 +68,10 @@ def test_several_services_with_some_jobs_in_all(endpoint: str) -> None:
         until(lambda: worker.registered == 10)
 
 
-def test_each_has_its_own_function(endpoint: str) -> None:
+@pytest.mark.parametrize("config", [QUICK, APART])
+def test_each_has_its_own_function(endpoint: str, config: WorkerConfig) -> None:
     services = {"upper": lambda frames: frames[0].upper(), "lower": lambda frames: frames[0].lower()}
-    with MultiWorker(services, endpoint, config=QUICK), Client(endpoint, timeout=60) as client:
+    with MultiWorker(services, endpoint, config=config), Client(endpoint, timeout=60) as client:
         assert client.call("upper", b"a") == [b"A"]
         assert client.call("lower", b"A") == [b"a"]
 
@@ -75,7 +79,7 @@ def test_each_has_its_own_function(endpoint: str) -> None:
 def test_one_that_is_free_gets_what_another_has_no_hand_for(endpoint: str) -> None:
     work = Counted()
     with (
-        MultiWorker({"slow": work, "other": work}, endpoint, config=QUICK) as busy,
+        MultiWorker({"slow": work, "other": work}, endpoint, config=APART) as busy,
         Pipeline(endpoint, timeout=60) as asks,
         Client(endpoint, timeout=60) as client,
     ):
@@ -91,7 +95,7 @@ def test_one_that_is_free_gets_what_another_has_no_hand_for(endpoint: str) -> No
 def test_as_many_come_back_as_there_are_arms(endpoint: str) -> None:
     work, second = Counted(), Counted()
     services = {"a": work, "b": second, "c": work}
-    with MultiWorker(services, endpoint, jobs=2, config=QUICK) as worker, Pipeline(endpoint, timeout=60) as client:
+    with MultiWorker(services, endpoint, jobs=2, config=APART) as worker, Pipeline(endpoint, timeout=60) as client:
         until(lambda: worker.registered == 6)
         client.send("a", b"")
         client.send("b", b"")
@@ -103,11 +107,12 @@ def test_as_many_come_back_as_there_are_arms(endpoint: str) -> None:
         until(lambda: worker.registered == 6)
 
 
-def test_it_finishes_what_it_has_when_it_stops(endpoint: str) -> None:
+@pytest.mark.parametrize("config", [QUICK, APART])
+def test_it_finishes_what_it_has_when_it_stops(endpoint: str, config: WorkerConfig) -> None:
     work = Counted()
-    worker = MultiWorker({"a": work, "b": work}, endpoint, jobs=2, config=QUICK).start()
+    worker = MultiWorker({"a": work, "b": work}, endpoint, jobs=2, config=config).start()
     with Pipeline(endpoint, timeout=60) as client:
-        until(lambda: worker.registered == 4)
+        until(lambda: worker.registered == (2 if config is QUICK else 4))
         client.send("a", b"1")
         client.send("b", b"2")
         until(lambda: work.now == 2)
@@ -130,12 +135,12 @@ def test_what_it_cannot_be() -> None:
 
 MANY = """
 import resource, sys
-from broker import MultiWorker, UsageError
+from broker import MultiWorker, UsageError, WorkerConfig
 soft, hard = map(int, sys.argv[2:])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 handlers = {f"service{number}": list for number in range(11)}
 try:
-    worker = MultiWorker(handlers, sys.argv[1], jobs=100).start()
+    worker = MultiWorker(handlers, sys.argv[1], jobs=100, config=WorkerConfig(versions=("0.2",))).start()
 except UsageError as error:
     sys.exit(str(error))
 print(sum(channel._dealer.socket is not None for channel in worker._channels))

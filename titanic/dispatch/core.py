@@ -282,6 +282,14 @@ class DispatchCore:
                 self.backlogs.place(flight.backlog)
         self.outcomes.write_again(outcomes, now)
 
+    def begun(self, uuid: bytes, now: float) -> None:
+        """A worker begins a request that has waited at the broker: its limit counts from now on."""
+        flight = self.flights.get(uuid)
+        if flight is not None and not flight.settling:
+            flight.started = now
+            if flight.policy.limit:
+                self.timers.set(("limit", uuid), now + flight.policy.limit)
+
     def progressed(self, uuid: bytes, said: bytes) -> None:
         """The worker of a request says how far it is."""
         if (flight := self.flights.get(uuid)) is not None and (progress := read_progress(said)) is not None:

@@ -239,6 +239,7 @@ class OwnBrokerTransport:
             self._parts.add(ticket, body)
         elif kind is EventKind.ANEW:
             self._parts.drop(ticket)
+            self._core.begun(send.uuid, now)
         elif kind is EventKind.PROGRESS:
             self._core.progressed(send.uuid, b"".join(body[:1]))
         elif kind is EventKind.REFUSED:

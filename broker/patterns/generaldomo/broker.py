@@ -61,6 +61,8 @@ class GeneraldomoBroker(Broker):
 class GeneraldomoWorker(Worker):
     """A worker with CLIENT sockets, one for each of `jobs`; else as `broker.Worker`."""
 
+    _joins = False
+
     def _connection(self, channel: Any, endpoints: Sequence[str], *, watch: bool) -> Dealer:
         """Called by a channel, for the sockets that it speaks through."""
         if self._curve is not None:

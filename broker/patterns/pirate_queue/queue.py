@@ -123,6 +123,7 @@ class _PirateWorker(Worker):
     _dialect: PirateDialect
     _default = WorkerConfig()
     _registers_at = "queue"
+    _joins = False
 
     def __init__(
         self,

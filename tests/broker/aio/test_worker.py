@@ -144,7 +144,7 @@ async def test_stop_lets_finish_what_runs(address: str) -> None:
         call = asyncio.create_task(client.call("doors", "x"))
         await eventually(lambda: doors.inside)
         worker.stop()
-        await eventually(lambda: worker.registered == 1)
+        await eventually(lambda: worker.registered == 0)
         doors.open.set()
         assert await call == [b"x"]
         await running

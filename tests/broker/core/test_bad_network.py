@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 from support.broker_invariants import check_empty
@@ -12,14 +13,28 @@ from support.torture import seeds
 from broker.config import BrokerConfig, ClientConfig, WorkerConfig
 from broker.core.broker import BrokerCore
 from broker.core.client import ClientSession, EventKind
-from broker.core.mdp import Frames
+from broker.core.joint_worker import JointSession
+from broker.core.mdp import Capacity, Frames
 from broker.core.worker import WorkerSession
 
+Kind = Callable[..., WorkerSession]
 PATIENT = ClientConfig(timeout=10, retries=10_000)
 
 
 def echo(body: Frames) -> list[Frames]:
     return [[b"re:" + body[0]]]
+
+
+def joint(*services: bytes) -> WorkerSession:
+    """A worker of several services and three slots."""
+    return JointSession(Capacity(3, dict.fromkeys((*services, b"other"), 0)), now=0)
+
+
+def plain(*services: bytes) -> WorkerSession:
+    return WorkerSession(services[0], now=0)
+
+
+KINDS = pytest.mark.parametrize("kind", [plain, joint])
 
 
 def settle(net: MdpNet) -> None:
@@ -32,11 +47,12 @@ def settle(net: MdpNet) -> None:
     assert all(worker.stopped for worker in net.workers.values())
 
 
+@KINDS
 @pytest.mark.parametrize("seed", seeds(4, 12))
-def test_every_request_is_answered_once_however_bad_the_wire(seed: int) -> None:
+def test_every_request_is_answered_once_however_bad_the_wire(seed: int, kind: Kind) -> None:
     net = MdpNet(BrokerCore(), seed, drop=0.02, duplicate=0.02, delay=0.5, reorders=seed % 2 == 0)
     for number in range(3):
-        net.add_worker(f"worker{number}", WorkerSession(b"echo", now=0), echo)
+        net.add_worker(f"worker{number}", kind(b"echo"), echo)
     expected: dict[tuple[str, int], bytes] = {}
     for number in range(3):
         name = f"client{number}"
@@ -73,14 +89,15 @@ def test_one_at_a_time(seed: int) -> None:
     settle(net)
 
 
+@KINDS
 @pytest.mark.parametrize("seed", seeds(3, 6))
-def test_parts_arrive_complete_and_in_order(seed: int) -> None:
+def test_parts_arrive_complete_and_in_order(seed: int, kind: Kind) -> None:
     """Connections break (all that is on its way is lost), messages on one that holds stay in order."""
     net = MdpNet(BrokerCore(BrokerConfig(max_deliveries=100, request_expiry=0)), seed, delay=3)
     chance = random.Random(seed)
     parts = [[b"%d" % number] for number in range(6)]
     for number in range(3):
-        net.add_worker(f"worker{number}", WorkerSession(b"count", now=0), lambda _: parts)
+        net.add_worker(f"worker{number}", kind(b"count"), lambda _: parts)
     session = ClientSession(ClientConfig(timeout=100, retries=100), correlated=True)
     net.add_client("client", session)
     tickets = [session.request(b"count", [b"q"], 0) for _ in range(10)]

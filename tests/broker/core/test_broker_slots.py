@@ -280,6 +280,46 @@ def test_processes_get_requests_in_turns(broker: Play) -> None:
     assert not broker.core.services[b"echo"].waiting
 
 
+# -- while requests wait -------------------------------------------------------------------------------------
+
+
+def test_a_queue_is_told_when_a_worker_begins_late_and_the_deadline_moves(broker: Play) -> None:
+    broker.registered("w", 1, "echo", "upper")
+    broker.sends(b"1", deadline=1000.5)
+    token = broker.given("w", b"1")
+    assert b'"deadline":1000.5' in token
+    broker.sends(b"soon", deadline=2000.5)
+    broker.sends(b"late", deadline=3000.5)
+    broker.sends(b"none")
+    broker.later(0.2)
+    broker.ends("w", token)
+    token = broker.given("w", b"soon")
+    assert b'"deadline":2000.5' in token
+    assert broker.statuses() == {b"1": b"done"}
+    broker.later(0.8)
+    broker.ends("w", token)
+    token = broker.given("w", b"late")
+    assert b'"deadline":3001.5' in token
+    assert broker.heard(QUEUE)[-1][1:] == [b"late", b"", b"MDPC02", b"\6", b"echo"]
+    broker.ends("w", token)
+    token = broker.given("w", b"none")
+    assert b"deadline" not in token
+    assert broker.heard(QUEUE)[-1][1:] == [b"none", b"", b"MDPC02", b"\6", b"echo"]
+
+
+def test_the_deadline_of_what_runs_alone_counts_from_its_begin(broker: Play) -> None:
+    broker.registered("w", 2, "echo", "upper")
+    broker.sends(b"1")
+    token = broker.given("w", b"1")
+    broker.sends(b"suspect", alone=True, deadline=1000.5)
+    broker.later(2)
+    broker.ends("w", token)
+    token = broker.given("w", b"suspect")
+    assert b'"deadline":1002.5' in token
+    broker.ends("w", token)
+    assert broker.statuses() == {b"1": b"done", b"suspect": b"done"}
+
+
 # -- what is said of a request -------------------------------------------------------------------------------
 
 
@@ -605,10 +645,10 @@ def test_it_is_sent_on_if_each_of_its_services_has_others(broker: Play) -> None:
     broker.collect()
     broker.told_nothing("w")
     broker.worker("y", b"upper")
-    broker.core.send_on(1, broker.now)
+    broker.core.send_on(0, broker.now)
     broker.collect()
     broker.told_nothing("w")
-    broker.core.send_on(2, broker.now)
+    broker.core.send_on(1, broker.now)
     broker.collect()
     broker.told("w", *DISCONNECT)
     broker.said("w", b"MDPW02", b"\1", b"echo", *words)

@@ -163,6 +163,20 @@ def test_a_worker_that_is_still_at_it_has_no_place_for_the_next() -> None:
     assert play.core.backlogs == {}
 
 
+def test_the_limit_counts_from_when_a_worker_begins() -> None:
+    """Its worker may have had other requests before."""
+    play = at_work("a", options=limited(5), max_attempts=2, retry_first=1.0)
+    play.later_by(4)
+    play.core.begun(b"a", play.now)
+    play.later_by(4.9)
+    assert play.postponed == []
+    play.later_by(0.2)
+    assert play.postponed[0].reason == "no reply within its limit of 5 s"
+    play.core.begun(b"a", play.now)
+    play.core.begun(b"unknown", play.now)
+    play.lets_go("a")
+
+
 def test_a_limit_that_passes_before_a_worker_has_it_is_no_attempt() -> None:
     play = at_work("a", options=limited(5), max_attempts=1)
     play.queued.add(b"a")

@@ -35,6 +35,9 @@ class Heard:
     def is_unwanted(self, uuid: bytes) -> bool:
         return False
 
+    def begun(self, uuid: bytes, now: float) -> None:
+        """A worker begins, after a wait or another one."""
+
     def replied(self, uuid: bytes, body: list[bytes], now: float) -> None:
         assert uuid not in self.replies
         self.replies[uuid] = body

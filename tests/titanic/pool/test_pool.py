@@ -83,7 +83,7 @@ def pool(folder: Path, server: Server, *options: str, schedules: str = "") -> It
         PYTHONPATH=path,
         PYTHONDONTWRITEBYTECODE="1",
     ) as worker:
-        worker.says(r"shop.whoami is registered")
+        worker.says(r"shop.flow \(and \d+ others\) is registered")
         yield worker
 
 
@@ -123,7 +123,7 @@ def test_a_day_of_a_pool(server: Server, client: Client, tmp_path: Path) -> None
         assert worker.ends() == 0
         assert client.reply(held) is not None
     assert not [pid for pid in pids(worker) if alive(pid)]
-    assert re.search(r"INFO \[\d+\] broker.worker: shop.whoami is registered", worker.log.read_text())
+    assert re.search(r"INFO \[\d+\] broker.worker: shop.flow \(and \d+ others\) is registered", worker.log.read_text())
     assert "Traceback" not in worker.log.read_text()
 
 

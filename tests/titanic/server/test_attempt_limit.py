@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 from support.raw_mdp import raw_client, raw_worker
-from support.serving import brokering, serving
+from support.serving import QUICK, brokering, serving
 from support.waiting import until
 
-from broker import BrokerConfig
+from broker import BrokerConfig, MultiWorker
 from titanic import Client, RequestFailed, Server
 
 WIRE = {"heartbeat_interval": 0.5, "liveness": 60}
@@ -110,3 +111,24 @@ def test_what_is_not_wanted_any_more_is_not_sent_to_the_next_broker(tmp_path: Pa
             client.submit("echo", "next")
             assert worker.take()[1] == [b"next"]
             assert client.stats()["running"] == 1
+
+
+def test_what_waits_for_a_slot_of_a_busy_worker_has_not_begun(server: Server, client: Client) -> None:
+    """Its limit passes while another service has the only slot: that is no attempt."""
+    begun, go = Event(), Event()
+
+    def slow(frames: list[bytes]) -> list[bytes]:
+        begun.set()
+        assert go.wait(60)
+        return frames
+
+    services = {"slow": slow, "quick": lambda frames: frames}
+    with MultiWorker(services, server.endpoints[0], config=QUICK):
+        first = client.submit("slow", "1")
+        assert begun.wait(60)
+        second = client.submit("quick", "2", limit=0.3, max_attempts=1)
+        until(lambda: client.stats()["dispatch"]["returned"] > 1)
+        go.set()
+        assert client.wait(first, 30) == [b"1"]
+        assert client.wait(second, 30) == [b"2"]
+        assert client.show(second)["attempts"] == 1

@@ -279,10 +279,12 @@ def test_a_server_that_has_its_store_to_itself_has_no_nodes(server: Server, clie
     assert "node" not in client.stats()
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
 def test_idle_workers_are_spread_again_after_a_restart(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
 ) -> None:
-    """A node that has come back gets some. The clients stay where they are, and the last worker of a service, too."""
+    """A node that has come back gets some. The clients stay where they are, and the last worker of a service, too. A
+    worker goes with all its jobs."""
     monkeypatch.setattr("broker.io.dealer.shuffled", list)
     monkeypatch.setattr(notifications, "BALANCE_EVERY", 1.0)
     lease = LeaseConfig(lease=30, renew=0.2, margin=0.5)
@@ -292,8 +294,8 @@ def test_idle_workers_are_spread_again_after_a_restart(
         client = stack.enter_context(Client([a, b, c], timeout=30))
         number = client.stats()["node"]["incarnation"]
         stack.enter_context(Worker("alone", list, [a, b, c], config=QUICK))
-        for order in ([a, b, c], [b, c, a]):
-            stack.enter_context(Worker("echo", list, order, jobs=4 if order[0] == a else 2, config=QUICK))
+        for order in [[a, b, c]] * (4 // jobs) + [[b, c, a]] * (2 // jobs):
+            stack.enter_context(Worker("echo", list, order, jobs=jobs, config=QUICK))
         until(lambda: sum(sum((node.workers or {}).values()) for node in nodes) == 7)
         until(lambda: sorted(sum((node.workers or {}).values()) for node in nodes) == [2, 2, 3])
         assert (nodes[0].workers or {}).get(b"alone") == 1

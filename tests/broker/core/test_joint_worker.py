@@ -1,0 +1,253 @@
+"""A worker's side of one connection for several services and requests, against raw frames."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.transcript import WorkerTranscript
+
+from broker.config import WorkerConfig
+from broker.core.joint_worker import JointSession
+from broker.core.mdp import Capacity
+from broker.core.worker import Job, SessionState
+
+NEW = ("titanic:1", "titanic:process", "titanic:slots")
+OLD = ("titanic:1", "titanic:process")
+ASKED = [[b"", b"MDPC01", name, name] for name in (b"mmi.broker", b"mmi.service")]
+
+
+class Work(WorkerTranscript):
+    """A worker's session."""
+
+    def __init__(self, slots: int = 3, **limits: int) -> None:
+        capacity = Capacity(slots, {name.encode(): limit for name, limit in (limits or {"a": 0, "b": 0}).items()})
+        super().__init__(JointSession(capacity, WorkerConfig(), now=self.now, process="p"))
+
+    def finds(self, *knows: str) -> None:
+        """The broker on a new connection says what it knows."""
+        for question in ASKED:
+            self.said(*question)
+        self.told(b"", b"MDPC01", b"mmi.broker", json.dumps({"software": "titanic", "knows": knows}).encode())
+
+    def registers(self, slots: int = 3) -> None:
+        self.finds(*NEW)
+        words = [b"titanic:process=p", b"titanic:slots=%d" % slots, b"titanic:service=0:b"]
+        self.said(b"MDPW02", b"\1", b"a", b"titanic:1", *words)
+        self.told(b"MDPW02", b"\5")
+        assert self.session.registered
+
+    def given(self, client: bytes, service: bytes = b"a") -> Job:
+        self.told(b"MDPW02", b"\11", client, b"", service, b"q", client)
+        job = self.job()
+        assert (job.client, job.service, job.body) == (client, service, [b"q", client])
+        return job
+
+    def back(self) -> None:
+        """The wait after a loss is over."""
+        deadline = self.session.next_deadline()
+        assert deadline is not None
+        self.later(deadline - self.now)
+
+
+@pytest.fixture
+def work() -> Work:
+    work = Work()
+    work.registers()
+    return work
+
+
+def test_it_says_its_services_slots_and_limits() -> None:
+    work = Work(5, a=2, b=0, c=1)
+    work.finds(*NEW)
+    words = [b"titanic:slots=5", b"titanic:service=2:a", b"titanic:service=0:b", b"titanic:service=1:c"]
+    work.said(b"MDPW02", b"\1", b"a", b"titanic:1", b"titanic:process=p", *words)
+    assert work.session.slots == 5
+
+
+def test_several_requests_and_their_replies(work: Work) -> None:
+    one, two = work.given(b"1"), work.given(b"2", b"b")
+    work.session.partial(two.number, [b"part"], work.now)
+    work.said(b"MDPW02", b"\3", b"2", b"", b"part")
+    work.final(one, b"x")
+    work.said(b"MDPW02", b"\4", b"1", b"", b"x")
+    assert work.session.state is SessionState.BUSY
+    work.session.progress(two.number, b"half", work.now)
+    work.said(b"MDPW02", b"\10", b"2", b"", b"half")
+    work.final(two, b"MDPE01", b"500 broken")
+    work.said(b"MDPW02", b"\4", b"2", b"", b"MDPE01", b"500 broken")
+    assert work.session.state is SessionState.IDLE
+    work.final(two, b"again")
+    work.session.partial(two.number, [b"again"], work.now)
+    work.said_nothing()
+
+
+def test_progress_of_each_is_sent_now_and_then(work: Work) -> None:
+    one, two = work.given(b"1"), work.given(b"2")
+    work.session.progress(one.number, b"1", work.now)
+    work.said(b"MDPW02", b"\10", b"1", b"", b"1")
+    for said in (b"2", b"3"):
+        for job in (one, two):
+            work.session.progress(job.number, said, work.now)
+    work.said_nothing()
+    work.later(0.2)
+    for client in (b"1", b"2"):
+        work.said(b"MDPW02", b"\10", client, b"", b"3")
+    work.session.progress(one.number, b"4", work.now)
+    work.final(one, b"x")
+    work.said(b"MDPW02", b"\4", b"1", b"", b"x")
+    work.later(0.2)
+    work.said_nothing()
+
+
+def test_a_cancellation_names_its_request(work: Work) -> None:
+    work.given(b"1")
+    two = work.given(b"2")
+    for client in (b"2", b"3"):
+        work.told(b"MDPW02", b"\7", client, b"")
+    work.told(b"MDPW02", b"\7")
+    assert work.session.take_cancelled() == [two.number]
+    assert work.session.take_cancelled() == []
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [b"MDPW02", b"\6"],
+        [b"MDPW02", b"\2", b"client", b"", b"q"],
+        [b"MDPW02", b"\11"],
+        [b"MDPW02", b"\11", b"client", b"", b"a"],
+        [b"MDPW02", b"\11", b"client", b"x", b"a", b"q"],
+        [b"MDPW02", b"\11", b"client", b"", b"unknown", b"q"],
+        [b"MDPW02", b"\11", b"1", b"", b"a", b"q"],
+        [b"MDPW02", b"\12", b"1"],
+        [b"garbage"],
+    ],
+    ids=repr,
+)
+def test_what_a_broker_may_not_say_ends_the_connection(work: Work, frames: list[bytes]) -> None:
+    work.given(b"1")
+    work.told(*frames)
+    work.closed(1)
+    assert work.session.take_jobs() == []
+
+
+def test_it_comes_back_without_the_slots_whose_handlers_are_at_work(work: Work) -> None:
+    one, two = work.given(b"1"), work.given(b"2")
+    work.told(b"MDPW02", b"\11", b"3", b"", b"a", b"q")  # no handler has begun it
+    work.session.lost(work.now)
+    work.closed(1)
+    assert work.session.take_jobs() == []
+    assert work.session.stranded
+    work.back()
+    work.registers(slots=1)
+    work.final(one, b"late")
+    work.said(b"MDPW02", b"\12", b"2")
+    three = work.given(b"3")
+    work.final(two, b"late")
+    work.said(b"MDPW02", b"\12", b"3")
+    assert work.session.dropped_replies == 2
+    assert not work.session.stranded
+    work.final(three, b"x")
+    work.said(b"MDPW02", b"\4", b"3", b"", b"x")
+
+
+def test_with_all_slots_taken_it_stays_away() -> None:
+    work = Work(1, a=0, b=0)
+    work.registers(1)
+    job = work.given(b"1")
+    work.told(b"MDPW02", b"\6")
+    work.closed(1)
+    assert work.session.next_deadline() is None
+    work.later(60)
+    work.said_nothing()
+    work.final(job, b"late")
+    work.back()
+    work.registers(1)
+
+
+def test_jobs_of_other_connections_take_slots(work: Work) -> None:
+    work.session.note_elsewhere(2, work.now)
+    work.said(b"MDPW02", b"\12", b"1")
+    work.session.note_elsewhere(2, work.now)
+    work.said_nothing()
+    work.session.note_elsewhere(5, work.now)
+    work.said(b"MDPW02", b"\12", b"0")
+    work.session.note_elsewhere(0, work.now)
+    work.said(b"MDPW02", b"\12", b"3")
+
+
+def test_it_leaves_when_it_has_finished_and_returns_the_rest(work: Work) -> None:
+    one, two = work.given(b"1"), work.given(b"2")
+    work.told(b"MDPW02", b"\11", b"3", b"", b"a", b"q")  # no handler has begun it
+    work.session.leave(work.now)
+    work.said(b"MDPW02", b"\12", b"0", b"3")
+    assert work.session.take_jobs() == []
+    work.session.leave(work.now)
+    work.told(b"MDPW02", b"\11", b"4", b"", b"b", b"q")
+    work.said(b"MDPW02", b"\12", b"0", b"4")
+    work.final(two, b"x")
+    work.said(b"MDPW02", b"\4", b"2", b"", b"x")
+    assert not work.session.stopped
+    work.final(one, b"y")
+    work.said(b"MDPW02", b"\4", b"1", b"", b"y")
+    work.said(b"MDPW02", b"\6")
+    assert work.session.stopped
+
+
+def test_without_a_job_it_leaves_at_once(work: Work) -> None:
+    work.told(b"MDPW02", b"\11", b"1", b"", b"a", b"q")
+    work.session.leave(work.now)
+    work.said(b"MDPW02", b"\12", b"0", b"1")
+    work.said(b"MDPW02", b"\6")
+    assert work.session.stopped
+
+
+def test_it_leaves_when_handlers_have_finished_whose_connection_is_gone(work: Work) -> None:
+    one = work.given(b"1")
+    work.session.lost(work.now)
+    work.closed(1)
+    work.session.leave(work.now)
+    assert not work.session.stopped
+    assert work.session.next_deadline() is None
+    work.final(one, b"late")
+    assert work.session.stopped
+
+
+def test_silence_of_the_broker(work: Work) -> None:
+    work.later(10.1)
+    for _ in range(3):
+        work.said(b"MDPW02", b"\5")
+    work.closed(1)
+
+
+def test_it_sends_heartbeats_while_it_works(work: Work) -> None:
+    work.given(b"1")
+    work.later(60)
+    assert len(work.session.take_output()) > 20
+    assert work.session.registered, "whatever the broker is doing, it has the request"
+
+
+def test_a_broker_that_does_not_know_slots_has_one_worker_of_the_first_service() -> None:
+    work = Work()
+    work.finds(*OLD)
+    work.said(b"MDPW02", b"\1", b"a", b"titanic:1", b"titanic:process=p")
+    work.told(b"MDPW02", b"\5")
+    assert (work.session.joint, work.session.slots) == (False, 1)
+    work.told(b"MDPW02", b"\2", b"1", b"", b"q")
+    job = work.job()
+    assert job.service == b"a"
+    work.session.lost(work.now)
+    work.closed(1)
+    assert work.session.next_deadline() is None, "a handler is at work"
+    work.final(job, b"late")
+    work.back()
+    work.registers()
+    work.session.lost(work.now)
+    work.closed(2)
+    work.back()
+    for question in ASKED:
+        work.said(*question)
+    work.told(b"", b"MDPC01", b"mmi.broker", b"501")
+    work.said(b"", b"MDPW01", b"\1", b"a")
+    assert not work.session.joint
