@@ -223,15 +223,15 @@ class Connections:
                     handshaking.append(connection)
                 else:
                     self._read(connection, now)
-        for listener in accepting:  # after open connections
-            self._accept(listener, now)
-            self._close_oldest()
-        if handshaking:  # the next poll reports those that are left
+        if handshaking:  # after open connections; the next poll reports those that are left
             end = time.monotonic() + MAX_HANDSHAKE_TIME
             for connection in handshaking:
                 self._read(connection, now)
                 if time.monotonic() >= end:
                     break
+        for listener in accepting:
+            self._accept(listener, now)
+            self._close_oldest()
         arrived, self._arrived = self._arrived, []
         return arrived
 
@@ -563,8 +563,9 @@ class Connections:
 
     def _close(self, connection: PeerConnection) -> None:
         """Close a connection at once."""
-        if self._connections.pop(connection.descriptor, None) is None:
+        if self._connections.get(connection.descriptor) is not connection:  # closed before, its descriptor used again
             return
+        del self._connections[connection.descriptor]
         self._loop.unwatch(connection.descriptor)
         connection.stream.close()
         if connection.ending_at is None:

@@ -157,6 +157,25 @@ def test_an_ended_connection_is_freed_at_once(broker: Broker) -> None:
         gc.enable()
 
 
+def test_a_connection_that_is_closed_twice_leaves_the_next_one_with_its_descriptor_alone(broker: Broker) -> None:
+    with connect(broker):
+        until(lambda: held(broker))
+        (old,) = held(broker)
+    until(lambda: not held(broker))
+    with ExitStack() as stack:
+        peers: list[socket.socket] = []
+        while old.descriptor not in [one.descriptor for one in held(broker)]:
+            peers.append(stack.enter_context(closing(connect(broker))))
+            until(lambda: len(held(broker)) == len(peers))
+        done = threading.Event()
+        broker.loop.call(broker._connections._close, old)
+        broker.loop.call(done.set)
+        assert done.wait(PATIENCE)
+        for peer in peers:
+            peer.sendall(null() + message(b"MDPC02", b"\1", b"mmi.service", b"echo"))
+            assert read(peer, 64 + 39 + 31).endswith(b"\x03404")
+
+
 @pytest.mark.parametrize("size", [100, 1 << 20])
 def test_what_one_round_sends_is_bounded(broker: Broker, size: int) -> None:
     """The loop does not read between the messages."""
