@@ -78,6 +78,10 @@ class LocalPeer:
         """Return the number of workers of each service that has any."""
         return self._broker.workers()
 
+    def joint(self) -> set[bytes]:
+        """Return the services whose workers have other services, too."""
+        return {name for name, service in self._broker.core.services.copy().items() if service.joint_groups}
+
     def full(self) -> bool:
         """Return whether it should get no more large answers for now. Any thread may call this."""
         return False

@@ -163,6 +163,7 @@ def _services(core: ManagedBroker, now: float, user: User | None) -> list[dict[s
             "idle": _idle(service, free),
             "waiting": len(service.waiting),
             "integrated": service.batch is not None,
+            "joint": service.joint_groups > 0,
         }
         for service in _seen(core, user)
     ]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from broker.config import BrokerConfig
 from broker.core.json_reader import read_json
-from broker.core.mdp import CLIENT_VERSIONS, EXTENSION, KNOWN_WORDS, Frames
+from broker.core.mdp import CLIENT_VERSIONS, EXTENSION, KNOWN_WORDS, NAMES_SLOTS, Frames
 
 ANSWER_TIMEOUT = 2.5
 """Seconds that a connected broker has for its answer."""
@@ -31,6 +31,11 @@ class BrokerKind(NamedTuple):
     """The KNOWN_WORDS that it knows, too; empty without EXTENSION, which the others need."""
     max_message: int = 0
     """Bytes of the largest message that it accepts; 0: unknown."""
+
+    @property
+    def knows_slots(self) -> bool:
+        """Whether it knows workers with several services and slots."""
+        return NAMES_SLOTS in self.knows
 
     @property
     def extended(self) -> bool:

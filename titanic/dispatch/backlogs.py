@@ -101,6 +101,9 @@ class Backlog:
     """How many may start before its rate is checked again; None: it has no rate. 0 while it is paused."""
     ahead: int = 0
     """How many more may be sent, to wait at the broker for the next free worker."""
+    spare: int = 0
+    """How many more may be sent anyway, because its workers have other services, too: the broker decides which service
+    a free slot goes to, and the next one of this service must be there for each slot that may become free."""
     late: int = 0
     """How many requests more than its room are fetched: as many as had expired the last time."""
     least_urgent: int = HIGHEST
@@ -124,7 +127,8 @@ class Backlog:
     @property
     def vacant(self) -> int:
         """How many more its workers can take."""
-        return max(0, self.room + self.ahead - self.in_flight - self.abandoned) if self.room else 0
+        more = max(self.ahead, self.spare)
+        return max(0, self.room + more - self.in_flight - self.abandoned) if self.room else 0
 
     @property
     def free(self) -> int:
@@ -203,6 +207,8 @@ class Backlogs(dict[bytes, Backlog]):
         """Those for which the store is to be read, in the order of their turns."""
         self.absent: dict[bytes, Backlog] = {}
         """Those that wait for their first worker."""
+        self.joint: Collection[bytes] = frozenset()
+        """Services whose workers have other services, too, as the broker said last."""
         self.paused: Collection[bytes] = frozenset()
         """Paused services: none of their requests may start."""
         self.rates = Rates(timers)
@@ -278,7 +284,7 @@ class Backlogs(dict[bytes, Backlog]):
         for name, priority in services.items():
             backlog = self.of(name)
             backlog.added(priority)
-            if priority > backlog.least_urgent and backlog.surplus:
+            if priority > backlog.least_urgent and (backlog.surplus or name in self.joint):
                 backlog.urgent = max(backlog.urgent, priority)
                 if ("overtake", name) not in self.timers:
                     self.timers.set(("overtake", name), now + OVERTAKE)
@@ -306,6 +312,9 @@ class Backlogs(dict[bytes, Backlog]):
         backlog.asked = False
         limits = self.config.limits.get(name)
         backlog.room = min(workers, limits.running) if limits is not None and limits.running else workers
+        # With a shared store, other nodes may have free workers for what would wait here.
+        alone = self.shared or (limits is not None and (limits.running or limits.rate))
+        backlog.spare = backlog.room if name in self.joint and not alone else 0
         backlog.allowed = self._allowed(name, now)
         if backlog.room > backlog.taken:
             backlog.pause = 0.0

@@ -515,8 +515,9 @@ class DispatchCore:
             and flight.started <= now - OVERTAKE
             and not (flight.settling or flight.closed or flight.recalled)
         ]
-        # No worker has those yet that were sent last.
-        for uuid, flight in behind[-backlog.surplus :] if backlog.surplus else []:
+        # No worker has those yet that were sent last; perhaps none has any, if all do something else.
+        most = len(behind) if name in self.backlogs.joint else backlog.surplus
+        for uuid, flight in behind[-most:] if most else []:
             flight.recalled = True
             self._effects.append(RecallRequest(uuid))
 

@@ -4,7 +4,7 @@
     SocketTransport   to a broker of this project elsewhere: any number in flight on one connection
     ForeignTransport  to any other MDP broker: one in flight per connection, many connections (transport_foreign.py)
 
-The first two ask `mmi.workers` about all services at once. The third has only RFC 8's `mmi.service`.
+The first two ask about the workers of all services at once. The third has only RFC 8's `mmi.service`.
 """
 
 from __future__ import annotations
@@ -166,6 +166,8 @@ class OwnBrokerTransport:
         """Their tickets, by UUID."""
         self._parts: PartialReplies[int] = PartialReplies(max_reply)
         self._names: set[bytes] = set()
+        self._survey = b"mmi.workers"
+        """The question about the workers of all services."""
         self._question = 0
         self._recalls: dict[int, int] = {}
         """Tickets of questions to have a request back, and the ticket of that request."""
@@ -205,9 +207,8 @@ class OwnBrokerTransport:
 
     def survey(self, now: float) -> None:
         if not self._question:
-            self._question = self.session.request(
-                b"mmi.workers", [b"mmi.workers"], now, timeout=MMI_TIMEOUT, retries=FOR_EVER
-            )
+            survey = self._survey
+            self._question = self.session.request(survey, [survey], now, timeout=MMI_TIMEOUT, retries=FOR_EVER)
 
     def deliver_results(self, now: float) -> None:
         for ticket, kind, body, _ in self.session.take_events():
@@ -284,9 +285,12 @@ class OwnBrokerTransport:
 
     def _tell_presence(self, body: Frames, now: float) -> None:
         try:
-            said: dict[str, object] = read_json(body[0])
+            said: Any = read_json(body[0])
+            if self._survey == b"mmi.services":
+                self._core.backlogs.joint = {one["name"].encode() for one in said if one["joint"] is True}
+                said = {one["name"]: one["workers"] for one in said if one["workers"] != 0}
             workers = {name.encode(): n for name, n in said.items() if type(n) is int and 0 <= n <= MAX_WORKERS}
-        except (ValueError, TypeError, AttributeError, IndexError):  # no such answer counts as no workers
+        except (ValueError, TypeError, AttributeError, LookupError):  # no such answer counts as no workers
             workers = {}
         self._present(workers, now)
 
@@ -331,6 +335,7 @@ class LocalTransport(OwnBrokerTransport):
 
     def survey(self, now: float) -> None:
         """No question need be sent: the broker is here."""
+        self._core.backlogs.joint = self.peer.joint()
         self._present(self.peer.workers(), now)
 
     def dismiss(self, now: float) -> None:
@@ -356,6 +361,8 @@ class SocketTransport(OwnBrokerTransport):
         kind = discovery.kind
         super().__init__(core, kind.max_message - ENVELOPE if kind is not None and kind.max_message else MAX_REPLY)
         self._tells = kind is not None and kind.extended
+        if kind is not None and kind.knows_slots:
+            self._survey = b"mmi.services"
         self._loop = loop
         self._dispatcher = dispatcher
         self._connection = BrokerConnection(self.session, endpoint, discovery, self, watch=True)

@@ -20,19 +20,24 @@ from titanic.dispatch.backlogs import Fetch
 from titanic.dispatch.core import AskWorkers, DispatchCore, KeepOutcomes, RecallRequest
 from titanic.errors import InvalidRequest, RequestFailed, TimedOut
 from titanic.protocol.answers import Ended, RequestInfo, standing, unknown
-from titanic.protocol.submit_options import Span, SubmitOptions, encode, seconds
+from titanic.protocol.submit_options import MAX_PRIORITY, Span, SubmitOptions, encode, seconds
 from titanic.schedules import Schedule
 from titanic.schedules.scheduler import submit_tick
 from titanic.services.list_requests import as_document
 from titanic.services.request_submit import parse_submit
 from titanic.settings import ServerConfig
-from titanic.store import Description, Pending, ReadyRow, Retention, Status, WriteTransaction
+from titanic.store import Description, Pending, ReadyRow, Retention, Status, WriteTransaction, priority_in
 from titanic.store.memory import MemoryStore
 from titanic.util import ids
 
 Body = bytes | str
 ENDLESS = 1 << 60
 KEEP_ALL = Retention(reply_retention=0, dead_retention=0)
+
+
+def _urgency(found: tuple[bytes, Sequence[ReadyRow]]) -> int:
+    """The priority of the next request of a service; an empty answer comes first."""
+    return priority_in(found[1][0].key) if found[1] else MAX_PRIORITY + 1
 
 
 class QueueSettings(TypedDict, total=False):
@@ -143,9 +148,11 @@ class MemoryQueue:
             while busy:
                 busy = False
                 self._perform(served)
-                for fetch in core.take_fetches():
+                found = [(fetch.service, self._fetch(fetch)) for fetch in core.take_fetches()]
+                if found:
                     busy = True
-                    core.fetched(fetch.service, self._fetch(fetch), self._now, self._wall_us)
+                    service, rows = max(found, key=_urgency)  # the first of several: they take turns
+                    core.fetched(service, rows, self._now, self._wall_us)
                     for send in core.take_sends(self._now, self._wall_us):
                         self._execute(send, served[send.service])
                         self._perform(served)

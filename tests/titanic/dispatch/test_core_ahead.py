@@ -77,6 +77,36 @@ def test_a_limit_of_what_may_run_is_kept() -> None:
     assert in_flight(play) == WORKERS
 
 
+@pytest.mark.parametrize(("limits", "shared", "ahead"), [({}, False, WORKERS), ({}, True, 0), ({b"echo": 1}, False, 0)])
+def test_of_workers_with_other_services_one_for_each_slot_is_ahead(
+    limits: dict[bytes, int], shared: bool, ahead: int
+) -> None:
+    """The broker decides which service a free slot goes to. Nodes leave to others what would wait."""
+    play = Play(limits={name: ServiceLimits(rate=1000) for name in limits})
+    play.core.backlogs.most_ahead, play.core.backlogs.shared = 100, shared
+    play.core.backlogs.joint = {b"echo"}
+    play.submit("echo", *names("r", 100))
+    play.workers("echo", WORKERS)
+    play.go()
+    assert in_flight(play) == WORKERS + ahead
+    work(play, 20, 0.05)
+    assert in_flight(play) == WORKERS + ahead
+
+
+def test_a_more_urgent_one_overtakes_all_that_may_wait_for_a_slot() -> None:
+    """Perhaps none of them runs: the slots may be of other services."""
+    play = Play()
+    play.core.backlogs.joint = {b"echo"}
+    play.submit("echo", *names("r", 100))
+    play.workers("echo", WORKERS)
+    play.go()
+    play.queued |= {name.encode() for name in play.sent[1:]}  # the first one runs
+    play.later_by(OVERTAKE)
+    play.submit("echo", "urgent", priority=DEFAULT_PRIORITY + 1)
+    play.later_by(OVERTAKE)
+    assert play.sent[2 * WORKERS :] == ["urgent", *names("r", 3)[1:]]
+
+
 def test_nothing_is_sent_ahead_when_the_workers_are_gone() -> None:
     play = started()
     work(play, 300, 0.001)

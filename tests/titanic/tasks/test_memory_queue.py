@@ -24,6 +24,11 @@ def note(text: str) -> str:
 
 
 @app.task
+def note_too(text: str) -> None:
+    order.append(text)
+
+
+@app.task
 def fail(text: str) -> None:
     order.append(text)
     raise ValueError(text)
@@ -62,6 +67,20 @@ def test_the_more_urgent_ones_first_then_the_older_ones(queue: MemoryQueue) -> N
         note.options(priority=priority).submit(text)
     queue.run()
     assert order == ["a", "b", "c", "d"]
+
+
+def test_the_most_urgent_of_all_tasks_comes_first_then_tasks_in_turns(queue: MemoryQueue) -> None:
+    for number in range(3):
+        note.options(priority=1).submit(f"low{number}")
+        note_too.options(priority=9).submit(f"high{number}")
+    queue.run()
+    assert order == ["high0", "high1", "high2", "low0", "low1", "low2"]
+    order.clear()
+    for task, name in ((note, "a"), (note_too, "b")):
+        for number in range(3):
+            task.submit(f"{name}{number}")
+    queue.run()
+    assert order == ["a0", "b0", "a1", "b1", "a2", "b2"]
 
 
 def test_back_off(queue: MemoryQueue) -> None:
