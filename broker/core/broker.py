@@ -544,7 +544,7 @@ class BrokerCore(Core):
                 if service.joint_groups:
                     self.registry.reorder(service)
                 self._deliver(worker, request, now)
-                if worker.process.alone is not None:
+                if worker.process in self.registry.exclusive:  # mypy takes it that `alone` is still None
                     return
 
     def _assign(self, worker: WorkerPeer, request: Request, now: float) -> None:
