@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -248,3 +249,14 @@ def test_nobody_is_harmed_while_a_message_of_many_frames_is_thrown_away(
     assert dealer.recv_multipart()[3] == b"MDPE01"
     dealer.send_multipart([b"MDPC02", b"\1", b"echo", b"x"])
     assert dealer.recv_multipart()[-1] == b"x"
+
+
+def test_answers_for_a_peer_that_has_gone_cost_no_more_the_more_there_are() -> None:
+    broker, count = Broker(), 10_000
+    for number in range(count):
+        broker.core.receive(b"gone", [b"%d" % number, b"", b"MDPC02", b"\1", b"mmi.none", b""], 0.0)
+    before = time.thread_time()
+    broker.flush(0.0)
+    assert broker.core.stats["unroutable"] == count
+    assert time.thread_time() - before < 2, "each looked at all the others"
+    broker.close()
