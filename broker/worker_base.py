@@ -20,7 +20,7 @@ import zmq
 from broker.config import WorkerConfig
 from broker.core.endpoints import Servers
 from broker.core.joint_worker import JointSession
-from broker.core.mdp import Capacity, Command, Frames, error_body
+from broker.core.mdp import MAX_SERVICES, MAX_SLOTS, Capacity, Command, Frames, error_body
 from broker.core.worker import Job, SessionState, WorkerSession
 from broker.errors import OutOfSockets, RemoteError, UsageError
 from broker.handlers import Delivery, Measure, TooLarge, error_frames, failure
@@ -85,7 +85,8 @@ class WorkerBase:
         targets = [[name] for name in endpoints] if everywhere else [endpoints]
         several = len(targets) * len(handlers) > 1
         self._slots = JobSlots(self._loop, jobs) if several else None
-        if self._joins and len(targets) == 1 and len(handlers) * jobs > 1 and len(self._config.versions) > 1:
+        joins = self._joins and len(targets) == 1 and len(handlers) * jobs > 1 and len(self._config.versions) > 1
+        if joins and jobs <= MAX_SLOTS and len(handlers) <= MAX_SERVICES:
             process = "" if self._passes_on else _process_name(os.getpid())
             capacity = Capacity(jobs, dict.fromkeys(handlers, 0))
             session = JointSession(capacity, config, now=time.monotonic(), process=process)

@@ -306,7 +306,7 @@ SERVICE = b"titanic:service="
 MAX_SLOTS = 4096
 """Requests that one worker may have at a time: a REQUEST and a CANCEL for each fit into the queue of its connection."""
 
-MAX_SERVICES = 4096
+MAX_SERVICES = 1024
 """Services of one worker."""
 
 KNOWN_WORDS = (EXTENSION, ELSEWHERE, NAMES_PROCESS, NAMES_SLOTS)

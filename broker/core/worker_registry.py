@@ -131,8 +131,6 @@ class BrokerService:
     waiting: FairQueue = field(default_factory=FairQueue)
     groups: dict[WorkerGroup, None] = field(default_factory=dict)
     """Its workers, in the order of their turns."""
-    workers: int = 0
-    """How many of its requests these take at a time."""
     joint_groups: int = 0
     """How many of these groups have other services, too."""
     urgency: int = -1
@@ -147,6 +145,11 @@ class BrokerService:
         """Take the requests of an integrated service."""
         batch, self.batch = self.batch or [], []
         return batch
+
+    @property
+    def workers(self) -> int:
+        """How many of its requests its workers take at a time. Any thread may read it."""
+        return sum(group.capacity(self.name) for group in self.groups.copy())
 
     def take(self, unwanted: Unwanted) -> list[Request]:
         """Take out the unwanted requests of an integrated service; this checks all."""
@@ -190,14 +193,15 @@ class WorkerGroup:
     urgent ones take turns.
     """
 
-    __slots__ = ("idle", "is_joint", "key", "limits", "only", "services", "size", "waiting")
+    __slots__ = ("idle", "is_joint", "key", "limits", "only", "services", "slots", "waiting", "workers")
 
     def __init__(self, key: frozenset[tuple[bytes, int]], services: dict[bytes, BrokerService]) -> None:
         self.key = key
         self.services = services
         self.limits = {name: limit for name, limit in key if limit}
-        self.size = 0
-        """The number of its workers."""
+        self.workers: dict[WorkerPeer, None] = {}
+        self.slots = 0
+        """Of all its workers. Nothing is kept for each service: to change a worker's slots must be cheap."""
         self.idle: dict[WorkerPeer, None] = {}
         """Those with a free slot, the least recently used first: a dict keeps insertion order."""
         self.only = next(iter(services.values())) if len(services) == 1 else None
@@ -210,6 +214,12 @@ class WorkerGroup:
     def name(self) -> bytes:
         """One of its services, for messages."""
         return next(iter(self.services), b"")
+
+    def capacity(self, service: bytes) -> int:
+        """Return how many requests of a service its workers take at a time."""
+        if service not in self.limits:
+            return self.slots
+        return sum(worker.capacity(service) for worker in self.workers.copy())
 
     def next_for(self, worker: WorkerPeer) -> BrokerService | None:
         """Return the service whose next request a worker with a free slot gets; None: none waits that it takes."""
@@ -276,10 +286,9 @@ class WorkerRegistry:
                 service.joint_groups += group.is_joint
                 group.move(service, -1, service.urgency)
                 self.reorder(service)
-        group.size += 1
+        group.workers[worker] = None
+        group.slots += worker.slots
         worker.group = group
-        for name, service in services.items():
-            service.workers += worker.capacity(name)
         worker.process.workers[worker] = None
         self.workers[worker.peer] = worker
         if worker.user is not None:
@@ -304,15 +313,14 @@ class WorkerRegistry:
         self.silences.cancel(worker)
         group = worker.group
         group.idle.pop(worker, None)
-        group.size -= 1
-        for name, service in group.services.items():
-            service.workers -= worker.capacity(name)
-            if not group.size:
+        del group.workers[worker]
+        group.slots -= worker.slots
+        if not group.workers:
+            for service in group.services.values():
                 del service.groups[group]
                 service.joint_groups -= group.is_joint
                 if not service.joint_groups:
                     service.urgency = -1
-        if not group.size:
             del self.groups[group.key]
         del worker.process.workers[worker]
         if not worker.process.workers:
@@ -320,12 +328,8 @@ class WorkerRegistry:
 
     def resize(self, worker: WorkerPeer, slots: int) -> None:
         """Set how many requests a worker takes at a time."""
-        services = worker.group.services
-        for name, service in services.items():
-            service.workers -= worker.capacity(name)
+        worker.group.slots += slots - worker.slots
         worker.slots = slots
-        for name, service in services.items():
-            service.workers += worker.capacity(name)
         worker.group.idle.pop(worker, None)
 
     def reorder(self, service: BrokerService) -> None:

@@ -66,7 +66,7 @@ def check(core: BrokerCore) -> None:
             assert worker.process in core.registry.exclusive
             assert in_hand_there == 1 or not worker.process.is_started, "it does not run alone"
             assert in_hand_there > 1 or worker.process.is_started, "it waits for nothing"
-    assert sum(group.size for group in core.registry.groups.values()) == len(core.workers)
+    assert sum(len(group.workers) for group in core.registry.groups.values()) == len(core.workers)
     assert all(process.alone is not None for process in core.registry.exclusive)
     in_hand = [request for worker in core.workers.values() for request in worker.requests.values()]
     assert len({id(request) for request in [*in_hand, *waiting]}) == len(in_hand) + len(waiting)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections import Counter
 from typing import Any
 
@@ -139,6 +140,20 @@ def test_as_much_as_there_may_be_is_accepted(broker: Play) -> None:
     assert len(broker.core.services) == MAX_SERVICES
     broker.said("w", *DISCONNECT)
     check_empty(broker.core)
+
+
+def test_slots_cost_the_same_however_many_services_there_are(broker: Play) -> None:
+    """Else a worker with many could stop the broker by a few small messages."""
+    broker.registered("few", 1, "one")
+    broker.registered("many", 1, *(f"s{number}" for number in range(MAX_SERVICES)))
+    spent = {}
+    for worker in ("few", "many"):
+        before = time.thread_time()
+        for number in range(1000):
+            broker.core.receive(worker, [b"MDPW02", b"\n", b"%d" % (1 + number % 2)], broker.now)
+        spent[worker] = time.thread_time() - before
+    assert {service.workers for service in broker.core.services.values()} == {2}
+    assert spent["many"] < 20 * spent["few"]
 
 
 @pytest.mark.parametrize("head", [[b"MDPW02"], [b"", b"MDPW01"], [b"", b"MDPW02"]])
