@@ -51,6 +51,7 @@ from broker.core.timers import Timers as Timers
 from broker.core.timers import earliest as earliest
 from broker.core.worker import Job as Job
 from broker.core.worker import WorkerSession as WorkerSession
+from broker.core.worker_registry import WorkerReport as WorkerReport
 from broker.errors import AccessError as AccessError
 from broker.errors import BrokerError as BrokerError
 from broker.errors import EndpointError as EndpointError

@@ -14,10 +14,11 @@ from broker.access.authorization import Guard, Review, Rule
 from broker.access.users import NOBODY, Access, User
 from broker.config import BrokerConfig
 from broker.core.broker import BrokerCore
-from broker.core.mdp import PROCESS, Frames, Output, Peer, error_body
+from broker.core.mdp import Frames, Output, Peer, error_body
 from broker.core.mmi import About, counters
 from broker.core.requests import Request
 from broker.core.timers import earliest
+from broker.core.worker_registry import WorkerReport
 from broker.errors import Means, UsageError
 from broker.io.channels import CoreRunner
 from broker.io.connections import Connections, PeerGone
@@ -71,8 +72,7 @@ class LocalPeer:
         is unknown. Any thread may call this."""
         request = self._broker.core.registry.delivered.get((self, mark))
         worker = None if request is None else self._broker.core.workers.get(request.holder)
-        said = b"" if worker is None else worker.process_key[1].removeprefix(PROCESS)
-        return said.partition(b"/")[0].decode("ascii", "replace")
+        return "" if worker is None else worker.process_name
 
     def workers(self) -> dict[bytes, int]:
         """Return the number of workers of each service that has any."""
@@ -238,6 +238,11 @@ class Broker(CoreRunner[BrokerCore]):
     def workers(self) -> dict[bytes, int]:
         """Return the number of workers of each service that has any. Any thread may call this."""
         return {name: service.workers for name, service in self.core.services.copy().items() if service.workers}
+
+    def worker_reports(self, most: int) -> tuple[list[WorkerReport], int]:
+        """Return the workers by process, and how many processes are left out: see `WorkerRegistry.report`. Any thread
+        may call this."""
+        return self.core.registry.report(most)
 
     def counters(self) -> dict[str, int]:
         """Return the values of `mmi.stats`. Any thread may call this."""

@@ -572,6 +572,7 @@ class BrokerCore(Core):
 
     def _send_request(self, worker: WorkerPeer, request: Request, now: float) -> None:
         request.sent += 1
+        request.sent_at = now
         request.shared = False
         if now >= request.received + LATE:
             self._output += request.begins()

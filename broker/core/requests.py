@@ -83,6 +83,7 @@ class Request:
         "progress_at",
         "received",
         "sent",
+        "sent_at",
         "service",
         "shared",
         "size",
@@ -128,6 +129,8 @@ class Request:
         """Deliveries to workers that have it, or died with it."""
         self.sent = 0
         """Deliveries to all workers."""
+        self.sent_at = 0.0
+        """When it was sent to the worker that has it."""
         self.shared = False
         """Whether other requests were in hand when its worker died, or another one of the same process: each of them
         may be the cause."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from broker.access.users import User
 from broker.config import BrokerConfig
@@ -93,6 +93,14 @@ class WorkerPeer:
     """Its user; None without access control."""
     beat_due: float = -math.inf
     """With access control: when its next heartbeat is due and does not count as a message."""
+    registered_at: float = 0.0
+    heard_at: float = 0.0
+    """When its last message came."""
+
+    @property
+    def process_name(self) -> str:
+        """The process that READY named, without what follows a slash: HOST:PID; empty: it named none."""
+        return self.process_key[1].removeprefix(PROCESS).partition(b"/")[0].decode("ascii", "replace")
 
     def takes(self, service: bytes) -> bool:
         """Return whether the limit of a service allows one more of its requests."""
@@ -243,6 +251,21 @@ class WorkerGroup:
                 self.waiting[after][service] = None
 
 
+class WorkerReport(NamedTuple):
+    """The workers of a process, or one worker that named no process, at a moment. Times are monotonic seconds."""
+
+    name: str
+    """As `WorkerPeer.process_name`."""
+    user: str | None
+    services: list[bytes]
+    slots: int
+    registered_at: float
+    """When the first of them registered."""
+    heard_at: float
+    requests: list[tuple[bytes, bytes, float]]
+    """What they have in hand: the context, the service, and when it was sent."""
+
+
 NO_GROUP = WorkerGroup(frozenset(), {})
 """The group of a worker that has not registered yet."""
 
@@ -290,6 +313,7 @@ class WorkerRegistry:
         group.slots += worker.slots
         worker.group = group
         worker.process.workers[worker] = None
+        worker.registered_at = worker.heard_at = now
         self.workers[worker.peer] = worker
         if worker.user is not None:
             self.of_users[worker.user.name] = self.of_users.get(worker.user.name, 0) + 1
@@ -350,6 +374,20 @@ class WorkerRegistry:
             if worker.user is not None:
                 self.of_users[worker.user.name] = self.of_users.get(worker.user.name, 0) + 1
 
+    def report(self, most: int) -> tuple[list[WorkerReport], int]:
+        """Describe the workers by process, and return how many processes are left out: those that registered last, once
+        `most` workers, services and requests are described. Any thread may call this."""
+        processes: dict[WorkerProcess, list[WorkerPeer]] = {}
+        for worker in self.workers.copy().values():
+            processes.setdefault(worker.process, []).append(worker)
+        reports: list[WorkerReport] = []
+        for workers in processes.values():
+            if most <= 0:
+                break
+            reports.append(_report(workers))
+            most -= len(workers) + len(reports[-1].services) + len(reports[-1].requests)
+        return reports, len(processes) - len(reports)
+
     def give(self, worker: WorkerPeer, request: Request) -> None:
         """Give a worker with a free slot a request. The worker becomes the most recently used one of its group."""
         request.holder = worker.peer
@@ -386,6 +424,7 @@ class WorkerRegistry:
     def heard(self, worker: WorkerPeer, now: float) -> None:
         """Note a message from a worker."""
         worker.heartbeat.messages += 1
+        worker.heard_at = now
         self._await(worker, now)
 
     def beat(self, worker: WorkerPeer, now: float) -> None:
@@ -424,3 +463,18 @@ class WorkerRegistry:
         if going_on:
             self.silences.set(worker, now + patience)
         return going_on
+
+
+def _report(workers: list[WorkerPeer]) -> WorkerReport:
+    first = workers[0]
+    groups = dict.fromkeys(worker.group for worker in workers)
+    in_hand = [one for worker in workers for one in worker.requests.copy().values()]
+    return WorkerReport(
+        first.process_name,
+        None if first.user is None else first.user.name,
+        sorted({name for group in groups for name in group.services}),
+        sum(worker.slots for worker in workers),
+        min(worker.registered_at for worker in workers),
+        max(worker.heard_at for worker in workers),
+        [(one.context, one.service, one.sent_at) for one in in_hand if not first.process.holds_back(one)],
+    )

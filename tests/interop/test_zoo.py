@@ -46,6 +46,7 @@ COMMANDS = [
     ("purge", "--state", "failed", "--service", "echo"),
     ("pause", "echo"),
     ("resume", "echo"),
+    ("workers",),
     ("nodes",),
     ("drain",),
     ("cron", "pause", "nightly"),

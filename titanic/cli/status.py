@@ -1,4 +1,4 @@
-"""`titanic status` and `health`: what the queue holds and does, and whether it is healthy."""
+"""`titanic status`, `workers` and `health`: what the queue holds and does, its workers, and whether it is healthy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import click
@@ -14,11 +14,12 @@ import click
 import broker
 from titanic.cli.connect import connect_to_look
 from titanic.cli.endpoint import EndpointReach
-from titanic.cli.options import GroupedCommand, command, json_flag, option, reaching, seconds
-from titanic.cli.printing import print_json, print_table, say, size
+from titanic.cli.options import GroupedCommand, command, endpoint, json_flag, option, reaching, seconds
+from titanic.cli.printing import age, print_json, print_table, say, size
 from titanic.cli.store_files import Files, look, lookable
 from titanic.client.client import Client
 from titanic.errors import RequestError, TimedOut, TitanicError
+from titanic.protocol.documents import WorkerInfo
 from titanic.store import PINS_MUCH
 from titanic.util.text import counted, duration, is_url, printable
 
@@ -215,6 +216,71 @@ def _workers(client: Client) -> dict[str, int] | None:
     except (ValueError, IndexError, broker.RemoteError, TimedOut):
         return None
     return document if isinstance(document, dict) else None
+
+
+@command()
+@json_flag
+@endpoint
+def workers(as_json: bool, reach: EndpointReach) -> None:
+    """List the workers of the server that answers, and the requests that they have.
+
+    A line is a worker process, as HOST:PID, or one connection of a worker that does not name its process. SLOTS is how
+    many requests it takes at a time, HEARD when its last message came. Below stand the requests, the longest-running
+    first; a dash means a plain request, which is not stored.
+
+    If the broker is a separate process, or without the permission metrics = true or read = "all", only the number of
+    workers of each service is known. If servers share a store, each lists its own workers.
+
+    --json prints {workers (null if unknown), services: {name: number of workers, or their slots; null: some},
+    omitted (worker processes left out of a list that would be too long), node (the server's name, if servers share
+    a store), reason (why workers is null)}. Each worker is {name, host, pid, user (with access control), services,
+    slots, requests: [{uuid, service, started_at}], registered_at, heard_at}; times are microseconds since 1970.
+
+    \b
+    Example:
+      titanic workers
+      titanic workers --json | jq '.workers[] | select(.requests == []) | .name'
+    """
+    with connect_to_look(reach) as client:
+        found = client.workers()
+    if as_json:
+        print_json(found)
+        return
+    if found["workers"] is None:
+        say(found["reason"])
+        counts = found["services"].items()
+        print_table(("SERVICE", "WORKERS"), [(name, _count(count)) for name, count in counts], right=("WORKERS",))
+        return
+    _show_workers(found["workers"])
+    if found["omitted"]:
+        say(f"not shown: {counted(found['omitted'], 'worker')}")
+
+
+def _show_workers(rows: Sequence[WorkerInfo]) -> None:
+    users = ("USER",) if any("user" in row for row in rows) else ()
+    titles = ("WORKER", *users, "SLOTS", "REQUESTS", "REGISTERED", "HEARD", "SERVICES")
+    lines = [
+        (
+            row["name"] or "–",
+            *(row.get("user", "–") for _ in users),
+            str(row["slots"]),
+            str(len(row["requests"])),
+            f"{age(row['registered_at'])} ago",
+            f"{age(row['heard_at'])} ago",
+            " ".join(row["services"]),
+        )
+        for row in rows
+    ]
+    print_table(titles, lines, right=("SLOTS", "REQUESTS", "REGISTERED", "HEARD"))
+    in_hand = [(one["started_at"], one["uuid"], row["name"], one["service"]) for row in rows for one in row["requests"]]
+    if in_hand:
+        click.echo()
+        running = [(uuid or "–", age(at), name or "–", service) for at, uuid, name, service in sorted(in_hand)]
+        print_table(("REQUEST", "RUNNING", "WORKER", "SERVICE"), running, right=("RUNNING",))
+
+
+def _count(count: int | None) -> str:
+    return "some" if count is None else str(count)
 
 
 WARN_FULL_IN = 24 * 3600.0

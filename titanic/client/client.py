@@ -23,7 +23,7 @@ from broker import DEFAULT_ENDPOINT, Curve, Key, credentials, each, finish, name
 from titanic.client.calls import BlockingWire, Body, Calls, tries_of
 from titanic.client.core import ClientCore, OnCount, OnProgress
 from titanic.protocol.answers import Ended, Look, RequestInfo
-from titanic.protocol.documents import ArchiveInfo, NodeInfo, Stats
+from titanic.protocol.documents import ArchiveInfo, NodeInfo, Stats, WorkersInfo
 from titanic.protocol.submit_options import Span, SubmitOptions
 from titanic.protocol.tsp import Frames
 
@@ -294,6 +294,11 @@ class Client:
     def nodes(self) -> builtins.list[NodeInfo] | None:
         """The nodes that share the store, as `titanic nodes --json` prints them; None: it has its store to itself."""
         return finish(self._own.nodes())
+
+    def workers(self) -> WorkersInfo:
+        """The workers of the server that answers, as `titanic workers --json` prints them. Without the permission to
+        see statistics: how many there are for each service that the user may use."""
+        return finish(self._own.workers())
 
     def drain(self, node: str | None = None) -> NodeInfo:
         """Have a node end when it has nothing left to do, the one that is asked or another; what `nodes` says of it. A

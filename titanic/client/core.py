@@ -15,7 +15,7 @@ from broker import read_json
 from titanic.client import batching
 from titanic.client.batching import POLL_MOST, GeneratedKeys
 from titanic.client.calls import LEAST_LOOK, LONGEST_TRY, Body, Calls
-from titanic.errors import InvalidRequest, TimedOut, TitanicError, UnknownRequest
+from titanic.errors import Forbidden, InvalidRequest, TimedOut, TitanicError, UnknownRequest
 from titanic.protocol import tsp
 from titanic.protocol.answers import (
     Ended,
@@ -28,7 +28,7 @@ from titanic.protocol.answers import (
     standing,
     unknown,
 )
-from titanic.protocol.documents import ArchiveInfo, NodeInfo, Stats
+from titanic.protocol.documents import ArchiveInfo, NodeInfo, Stats, WorkersInfo
 from titanic.protocol.submit_options import MOST_UUIDS, Span, SubmitOptions, encode, seconds
 from titanic.protocol.tsp import Frames, Progress
 from titanic.util import ids
@@ -396,6 +396,19 @@ class ClientCore:
     async def nodes(self) -> builtins.list[NodeInfo] | None:
         """The nodes that share the store, as `titanic nodes --json` prints them; None: it has its store to itself."""
         return (await self._document(tsp.STATS, {"nodes": True})).get("nodes")
+
+    async def workers(self) -> WorkersInfo:
+        """The workers of the server that answers. Without the permission: only their numbers."""
+        reason = "this server is of an older version, which does not list its workers"
+        try:
+            document = await self._document(tsp.STATS, {"workers": True})
+            if "reason" in document:
+                return cast(WorkersInfo, document)
+        except Forbidden as error:
+            reason = str(error)
+        counts = read_json((await self.call("mmi.workers", "mmi.workers"))[0])
+        services = {name: count for name, count in counts.items() if name.encode() not in tsp.SERVICES}
+        return {"workers": None, "services": services, "omitted": 0, "node": None, "reason": reason}
 
     async def drain(self, node: str | None = None) -> NodeInfo:
         """Have a node end when it has nothing left to do, the one that is asked or another; what `nodes` says of it."""

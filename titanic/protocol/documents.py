@@ -173,6 +173,49 @@ class NodeInfo(TypedDict):
     """Whether it is the one that was asked."""
 
 
+class RequestInHand(TypedDict):
+    """A request that a worker has."""
+
+    uuid: str
+    """Empty: a plain request, which is not stored."""
+    service: str
+    started_at: int
+    """When it was sent to the worker, in microseconds since 1970."""
+
+
+class WorkerInfo(TypedDict):
+    """A worker process, or one connection of a worker that does not name its process."""
+
+    name: str
+    """HOST:PID as the worker says it; empty: it does not."""
+    host: str
+    pid: int | None
+    user: NotRequired[str]
+    """With access control."""
+    services: list[str]
+    slots: int
+    """How many requests it takes at a time."""
+    requests: list[RequestInHand]
+    registered_at: int
+    """Microseconds since 1970."""
+    heard_at: int
+    """When its last message came."""
+
+
+class WorkersInfo(TypedDict):
+    """The workers of a server."""
+
+    workers: list[WorkerInfo] | None
+    """None: unknown, for `reason`."""
+    services: dict[str, int | None]
+    """How many requests the workers of each service take at a time. None: some, their number is unknown."""
+    omitted: int
+    """Worker processes that are left out of `workers`, because there are too many."""
+    node: str | None
+    """The name of the server, if servers share the store."""
+    reason: str
+
+
 class ArchiveInfo(TypedDict):
     """The archive of closed requests: it has them up to number `archived_upto`, the store has `first` to `last`."""
 

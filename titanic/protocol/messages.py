@@ -131,6 +131,7 @@ class StatsOptions(Struct):
 
     nodes: bool = False
     services: bool = False
+    workers: bool = False
 
 
 class RetryAction(Message, tag_field="do", tag="retry"):

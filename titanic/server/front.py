@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
-from broker import Access, Loop
+from broker import Access, Loop, WorkerReport
 from titanic import server
 from titanic.dispatch.dispatcher import Dispatcher
 from titanic.dispatch.transport import LocalTransport
@@ -101,6 +101,10 @@ class Front(Protocol):
         """The number of workers by service; None: unknown, the broker is separate."""
         return None
 
+    def worker_reports(self, most: int) -> tuple[list[WorkerReport], int] | None:
+        """The workers by process, as `Broker.worker_reports`; None: unknown, the broker is separate."""
+        return None
+
     def gathered(self) -> dict[str, int]:
         """The number of gathered messages: "stored", "dropped" and "waiting"."""
         return {}
@@ -184,6 +188,9 @@ class IntegratedFront(Front):
 
     def workers(self) -> dict[bytes, int]:
         return self._broker.workers()
+
+    def worker_reports(self, most: int) -> tuple[list[WorkerReport], int]:
+        return self._broker.worker_reports(most)
 
     def gathered(self) -> dict[str, int]:
         return {} if self._gathering is None else self._gathering.counts()

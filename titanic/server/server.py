@@ -19,6 +19,7 @@ import time
 from dataclasses import replace
 from typing import cast
 
+from broker import WorkerReport
 from titanic import cluster
 from titanic.commit.writer import Writer
 from titanic.dispatch.dispatcher import Dispatcher
@@ -296,6 +297,10 @@ class Server:
         dispatcher, workers = self.dispatcher, self.workers
         counts = dispatcher.workers() if workers is None else workers
         return ServiceFigures(dispatcher.in_flight(), counts, dispatcher.core.ended.copy())
+
+    def worker_reports(self, most: int) -> tuple[list[WorkerReport], int] | None:
+        """The workers by process, and how many processes are left out; None: the broker is separate."""
+        return self.front.worker_reports(most)
 
     def forbidden(self) -> dict[tuple[str, str], int]:
         """Numbers of refusals, by user and action."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from broker import User
+from broker import User, WorkerReport
 from titanic.errors import OutcomeUnknown, StoreAway, StoreError
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames, Progress
@@ -206,6 +206,10 @@ class ServiceHost(Protocol):
     def figures(self) -> ServiceFigures:
         """Figures of services at this server."""
         return ServiceFigures()
+
+    def worker_reports(self, most: int, /) -> tuple[list[WorkerReport], int] | None:
+        """The workers by process, as `Broker.worker_reports`; None: unknown, the broker is separate."""
+        return None
 
     def source_of(self, ask: Any, /) -> bytes:
         """The IP address that a request came from; empty: unknown."""

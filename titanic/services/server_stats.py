@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Container, Mapping
 from typing import Any
 
-from broker import User
+from broker import User, WorkerReport, read_json
 from titanic.errors import Forbidden
 from titanic.protocol import tsp
-from titanic.protocol.documents import ServiceStats
+from titanic.protocol.documents import RequestInHand, ServiceStats, WorkerInfo, WorkersInfo
 from titanic.protocol.messages import read_stats
 from titanic.protocol.permissions import lacks
 from titanic.protocol.tsp import SERVICES, Frames
@@ -19,12 +19,21 @@ from titanic.services import nodes, set_service
 from titanic.services.ask import ServiceContext, ServiceHost
 from titanic.settings import ServiceLimits
 from titanic.store import NO_QUEUE, NOTHING_SET, ReadTransaction, ServiceSettings, Store, ready_counts
+from titanic.util import ids
 
 REFUSED_LATELY = 60.0
 """Seconds for which `refuses_for_room` stays true after a request was refused because the store was full."""
 
 REFUSING_FREE_SHARE = 0.05
 """`refuses_for_room` is false while more than this share of the capacity is free."""
+
+MOST_IN_LIST = 20_000
+"""Workers, services and requests in a list of workers."""
+
+SEPARATE = "the broker is a separate process, which does not report its workers"
+
+MOST_PID = 10
+"""Digits of the number of a process."""
 
 _NO_LIMITS = ServiceLimits()
 
@@ -45,6 +54,8 @@ def answer(
     asked = read_stats(b"".join(body[:1]))
     if shares and asked.nodes:
         return [tsp.OK, json.dumps(nodes.listed(transaction, me)).encode()]
+    if asked.workers:
+        return [tsp.OK, json.dumps(_workers(transaction, host, store.now_us())).encode()]
     space = transaction.space()
     rows = nodes.rows_of(transaction) if shares else ()
     elsewhere = nodes.running_elsewhere(rows, me)
@@ -87,6 +98,57 @@ def answer(
     if context.queue:
         document["queue"] = context.queue
     return [tsp.OK, json.dumps(document).encode()]
+
+
+def _workers(transaction: ReadTransaction, host: ServiceHost, now_us: int) -> WorkersInfo:
+    """The workers of this server. Microseconds since 1970."""
+    reports, me = host.worker_reports(MOST_IN_LIST), host.incarnation()
+    own = [row.name for row in nodes.rows_of(transaction) if row.incarnation == me] if host.shares else []
+    began = now_us - int(time.monotonic() * 1e6)
+    counts = sorted(host.figures().workers.items())
+    return {
+        "workers": None if reports is None else [_worker(report, began) for report in reports[0]],
+        "services": {name.decode(errors="replace"): count for name, count in counts if name not in SERVICES},
+        "omitted": 0 if reports is None else reports[1],
+        "node": own[0] if own else None,
+        "reason": SEPARATE if reports is None else "",
+    }
+
+
+def _worker(report: WorkerReport, began: int) -> WorkerInfo:
+    """`began`: the 0 of monotonic seconds, in microseconds since 1970."""
+    host, _, pid = report.name.rpartition(":")
+    is_named = pid.isascii() and pid.isdigit() and len(pid) <= MOST_PID
+    found: WorkerInfo = {
+        "name": report.name,
+        "host": host if is_named else "",
+        "pid": int(pid) if is_named else None,
+        "services": [name.decode(errors="replace") for name in report.services],
+        "slots": report.slots,
+        "requests": [_in_hand(*request, began) for request in report.requests],
+        "registered_at": began + int(report.registered_at * 1e6),
+        "heard_at": began + int(report.heard_at * 1e6),
+    }
+    if report.user is not None:
+        found["user"] = report.user
+    return found
+
+
+def _in_hand(context: bytes, service: bytes, sent_at: float, began: int) -> RequestInHand:
+    return {
+        "uuid": _uuid(context),
+        "service": service.decode(errors="replace"),
+        "started_at": began + int(sent_at * 1e6),
+    }
+
+
+def _uuid(context: bytes) -> str:
+    """The UUID of a request; empty: it is not stored."""
+    try:
+        uuid = ids.parse(str(read_json(context)["uuid"]).encode()) if context else None
+    except (LookupError, ValueError, TypeError):
+        return ""
+    return "" if uuid is None else uuid.hex()
 
 
 def _services(

@@ -205,6 +205,38 @@ def test_it_must_be_permitted_to_work_for_each_service() -> None:
     check_empty(core)
 
 
+def test_a_report_has_the_workers_by_process(broker: Play) -> None:
+    broker.registered("w", 4, "echo", "3:upper", process="host:7/a")
+    broker.later(1)
+    broker.registered("x", 2, "lower", process="host:7/a")
+    broker.said("y", b"MDPW02", b"\1", b"echo")
+    broker.sends(b"1", b"upper")
+    broker.request("asker", b"plain", service=b"lower")
+    began = broker.now - 1
+    broker.later(0.5)
+    broker.said("x", *HEARTBEAT)
+    reports, omitted = broker.core.registry.report(100)
+    assert omitted == 0
+    process, single = reports
+    assert (process.name, process.user, process.services, process.slots) == (
+        *("host:7", None, [b"echo", b"lower", b"upper"]),
+        6,
+    )
+    assert (process.registered_at, process.heard_at) == (began, began + 1.5)
+    assert [(service, at) for _, service, at in process.requests] == [(b"upper", began + 1), (b"lower", began + 1)]
+    assert json.loads(process.requests[0][0])["uuid"] == "1"
+    assert process.requests[1][0] == b""
+    assert (single.name, single.services, single.slots, single.requests) == ("", [b"echo"], 1, [])
+
+
+def test_a_long_report_leaves_out_the_latest(broker: Play) -> None:
+    for number in range(5):
+        broker.registered(f"w{number}", 1, "a", "b", process=f"host:{number}/")
+    reports, omitted = broker.core.registry.report(4)
+    assert [report.name for report in reports] == ["host:0", "host:1"]
+    assert omitted == 3
+
+
 # -- which one next ------------------------------------------------------------------------------------------
 
 

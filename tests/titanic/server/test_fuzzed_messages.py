@@ -37,7 +37,7 @@ FIELDS = {
         *("trace", "type", "digest", "many", "keys", "forget"),
     ),
     b"titanic.list": ("uuid", "most", "keys", "service", "state", "text", "newest", "after", "limit", "now"),
-    b"titanic.stats": ("services", "nodes"),
+    b"titanic.stats": ("services", "nodes", "workers"),
     b"titanic.admin": (
         *("uuids", "service", "state", "older_than", "after", "register", "upto", "uuid", "store", "archive", "name"),
         *("paused", "on_end", "node"),

@@ -36,6 +36,8 @@ retry                 submit read        403      403, 403        403        202
 close                 close read         403      403, 403        –          204     kept     204   204
 services              metrics            403      403             –          200     –        –     200
 stats                 metrics            403      403             –          200     –        –     200
+workers               metrics            counted  counted         –          listed   –        –     listed
+workers, reading      read               counted  –               –          counted  –        listed  listed
 stats, reading        read               403      –               –          403     –        200   200
 events                metrics            403      403             –          200     –        –     200
 events of a request   read               refused  refused         –          done    unknown  done  done
@@ -71,7 +73,8 @@ all        the same with read = "all"
 admin      admin = true and nothing else; the request, lease, hook or work is somebody else's
 
 Outcomes are statuses of answers. `kept`, `left`: nobody is told no, and nothing is done; what is refused by a status is
-not done either; a page answers 303 when it has done it. `seen`, `unseen`: whether it is in the list. Of a request that
+not done either; a page answers 303 when it has done it. `seen`, `unseen`: whether it is in the list. `listed`,
+`counted`: whether each worker is shown, or only their number. Of a request that
 is followed: the state that its event tells.
 """
 
@@ -87,6 +90,7 @@ CALLS = {
     "retry": "POST /v1/requests/{uuid}:retry",
     "close": "DELETE /v1/requests/{uuid}",
     "services": "GET /v1/services",
+    "workers": "GET /v1/workers",
     "stats": "GET /v1/stats",
     "events": "GET /v1/events",
     "take": "POST /v1/services/{service}:take",
@@ -174,6 +178,16 @@ def fetched(scene: Scene, user: str, owner: str, action: str) -> str:
     return status(scene.program(user).get(path))
 
 
+def worked(scene: Scene, user: str, owner: str, action: str) -> str:
+    """The workers: what is known of each, or how many there are for the services that the user may use."""
+    found = scene.program(user).get("/v1/workers").json()
+    if found["workers"] is None:
+        assert "it needs metrics = true" in found["reason"]
+        return "counted"
+    assert {row["user"] for row in found["workers"] if row["name"]} == {"hand", "courier"}
+    return "listed"
+
+
 def events(scene: Scene, user: str, owner: str, action: str) -> str:
     """The first event of a stream."""
     query = {"request": scene.requests[owner].done} if "request" in action else {}
@@ -255,6 +269,7 @@ TRIES: dict[str, Callable[[Scene, str, str, str], str]] = {
     **dict.fromkeys(("retry", "close", "page: retry", "page: close"), changed),
     **dict.fromkeys(("page: retry these", "page: close these"), changed),
     **dict.fromkeys(("services", "stats", "stats, reading", "session", "openapi"), fetched),
+    **dict.fromkeys(("workers", "workers, reading"), worked),
     **dict.fromkeys(("events", "events of a request"), events),
     "take": taken,
     **dict.fromkeys(("done", "failed", "extend"), ended),

@@ -163,6 +163,41 @@ class ServicePage(TypedDict):
     next: Next
 
 
+class WorkerRequest(TypedDict):
+    """A request that a worker has."""
+
+    uuid: Annotated[str, Meta(description="Empty: a plain request, which is not stored.")]
+    service: str
+    started_at: Time
+
+
+class ListedWorker(TypedDict):
+    """A worker process, or one connection of a worker that does not name its process."""
+
+    name: Annotated[str, Meta(description="HOST:PID as the worker says it; empty: it does not.")]
+    host: str
+    pid: Count | None
+    user: NotRequired[Annotated[str, Meta(description="Its user, with access control.")]]
+    services: list[str]
+    slots: Annotated[int, Meta(ge=0, description="How many requests it takes at a time.")]
+    requests: list[WorkerRequest]
+    registered_at: Time
+    heard_at: Annotated[Time, Meta(description="When its last message came.")]
+
+
+class WorkerList(TypedDict):
+    """The workers of the server that answers."""
+
+    workers: Annotated[list[ListedWorker] | None, Meta(description="null: unknown, or not permitted; see `reason`.")]
+    services: Annotated[
+        dict[str, Count | None],
+        Meta(description="How many requests workers take at a time, by service; null: some, number unknown."),
+    ]
+    omitted: Annotated[int, Meta(ge=0, description="Worker processes left out because there are too many.")]
+    node: Annotated[str | None, Meta(description="The server's name, if servers share the store.")]
+    reason: Annotated[str, Meta(description="Why `workers` is null.")]
+
+
 class Stats(TypedDict):
     """The document of `titanic.stats`; it has more members than these."""
 
@@ -258,6 +293,7 @@ DOCUMENTS = (
     Request,
     RequestPage,
     ServicePage,
+    WorkerList,
     Stats,
     ExtendedLease,
     WebHook,

@@ -1,4 +1,5 @@
-"""Services and statistics: the list of services with their figures, and the statistics of the server."""
+"""Services, workers and statistics: the list of services with their figures, the workers and the statistics of the
+server."""
 
 from __future__ import annotations
 
@@ -9,7 +10,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from titanic.protocol import tsp
-from titanic.web.api.openapi import AFTER, LIMIT, ServiceLinks, ServicePage, Stats, answer, paged, parameter, wrong
+from titanic.protocol.documents import WorkerInfo
+from titanic.web.api.openapi import (
+    AFTER,
+    LIMIT,
+    ServiceLinks,
+    ServicePage,
+    Stats,
+    WorkerList,
+    answer,
+    paged,
+    parameter,
+    wrong,
+)
 from titanic.web.api.resource import ApiRoute, json_response, page, page_size, timestamp
 from titanic.web.app_state import app_state, visitor_of
 from titanic.web.problems import HTTPProblem
@@ -48,6 +61,20 @@ def _service_links(name: str) -> ServiceLinks:
     return {"requests": f"/v1/requests?service={path}", "submit": f"/v1/services/{path}/requests"}
 
 
+async def get_workers(request: Request) -> Response:
+    """List the workers of the server, with the requests that they have."""
+    read_query(request, ())
+    found = await visitor_of(request).client.workers()
+    workers = found["workers"]
+    return json_response({**found, "workers": None if workers is None else [_worker(one) for one in workers]})
+
+
+def _worker(row: WorkerInfo) -> dict[str, Any]:
+    requests = [{**one, "started_at": timestamp(one["started_at"])} for one in row["requests"]]
+    times = {name: timestamp(row[name]) for name in ("registered_at", "heard_at")}
+    return {**row, "requests": requests, **times}
+
+
 async def get_stats(request: Request) -> Response:
     """Get the statistics of the server."""
     read_query(request, ())
@@ -64,6 +91,13 @@ PATHS: dict[str, dict[str, Any]] = {
             "responses": paged(ServicePage),
         }
     },
+    "/v1/workers": {
+        "get": {
+            "operationId": "workers",
+            "summary": "List the workers of the server",
+            "responses": {"200": answer("The workers.", WorkerList), **wrong()},
+        }
+    },
     "/v1/stats": {
         "get": {
             "operationId": "stats",
@@ -73,4 +107,8 @@ PATHS: dict[str, dict[str, Any]] = {
     },
 }
 
-ROUTES = [ApiRoute("/v1/services", GET=get_services), ApiRoute("/v1/stats", GET=get_stats)]
+ROUTES = [
+    ApiRoute("/v1/services", GET=get_services),
+    ApiRoute("/v1/workers", GET=get_workers),
+    ApiRoute("/v1/stats", GET=get_stats),
+]

@@ -1,4 +1,4 @@
-"""Services: the list, a hundred on a page, and the page of each with its rates, latency, limits and settings."""
+"""Services: the list, a hundred on a page; the page of each with its rates, latency, limits and settings; workers."""
 
 from __future__ import annotations
 
@@ -323,7 +323,21 @@ def _charts(trend: Trend, waiting: int | None, now: float) -> list[tuple[str, Ma
     ]
 
 
+# -- workers ------------------------------------------------------------------------------------------------------
+
+
+async def workers(request: Request) -> Response:
+    """Show the workers of the server, and the requests that they have."""
+    state = app_state(request)
+    found = await state.cache.get(request, "workers", visitor_of(request).client.workers)
+    rows = found["workers"] or []
+    in_hand = sorted(((one, row) for row in rows for one in row["requests"]), key=lambda pair: pair[0]["started_at"])
+    has_users = any("user" in row for row in rows)
+    return state.page(request, "workers.html", found=found, in_hand=in_hand[:PAGE], has_users=has_users)
+
+
 ROUTES = [
+    Route("/workers", workers),
     Route("/services", services),
     Route("/services/{name:path}", service),
     Route("/actions/services", pause, methods=["POST"]),

@@ -24,7 +24,8 @@ from io import BytesIO
 
 from made import Client
 from made.api.requests import close, list_, reply, show, submit
-from made.models import Accepted, Problem, Request, RequestPage, RequestState
+from made.api.services import workers
+from made.models import Accepted, Problem, Request, RequestPage, RequestState, WorkerList
 from made.types import File
 
 client = Client(base_url=sys.argv[1])
@@ -41,6 +42,10 @@ assert shown.submitted_at.utcoffset().total_seconds() == 0
 page = list_.sync(client=client, service="upper")
 assert isinstance(page, RequestPage)
 assert [row.uuid for row in page.requests] == [accepted.uuid]
+listed = workers.sync(client=client)
+assert isinstance(listed, WorkerList)
+assert [(one.services, one.slots, one.requests) for one in listed.workers] == [(["upper"], 1, [])]
+assert listed.workers[0].registered_at.utcoffset().total_seconds() == 0
 assert close.sync_detailed(accepted.uuid, client=client).status_code == 204
 gone = show.sync(accepted.uuid, client=client)
 assert isinstance(gone, Problem)
@@ -76,6 +81,12 @@ strictEqual(request.state, "done" satisfies typeof request.state);
 strictEqual(request.type, "text/plain");
 strictEqual(request.priority, 7);
 strictEqual(request.paused, undefined);
+
+const listed = await client.GET("/v1/workers");
+const [worker] = listed.data?.workers ?? [];
+if (worker === undefined) throw new Error(JSON.stringify(listed));
+const told: [string[], number, number] = [worker.services, worker.slots, worker.requests.length];
+strictEqual(JSON.stringify(told), '[["upper"],1,0]');
 
 const closed = await client.DELETE("/v1/requests/{uuid}", { params: { path } });
 strictEqual(closed.response.status, 204);

@@ -64,11 +64,18 @@ def test_a_service_has_the_figures_that_clients_know() -> None:
     assert set(FIGURES) <= set(openapi.ServiceNumbers.__annotations__)
 
 
+def test_a_worker_has_the_members_that_clients_know() -> None:
+    names = {"WorkerRequest": "RequestInHand", "ListedWorker": "WorkerInfo", "WorkerList": "WorkersInfo"}
+    for name, known in names.items():
+        assert members(getattr(openapi, name), vars(openapi)) == members(DOCUMENTS[known], DOCUMENTS)
+
+
 @each(
     ("path", "document"),
     [
         ("/v1/requests", openapi.RequestPage),
         ("/v1/services", openapi.ServicePage),
+        ("/v1/workers", openapi.WorkerList),
         ("/v1/stats", openapi.Stats),
         ("/v1/session", openapi.Session),
     ],

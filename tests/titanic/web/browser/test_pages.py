@@ -18,7 +18,18 @@ from titanic.client.flows import step_key
 from titanic.schedules import Schedule
 from titanic.schedules.scheduler import pause_schedule, paused_schedules, submit_tick
 
-EMPTY = ("/", "/services", "/failures", "/schedules", "/store", "/users", "/find", "/find?q=nothing", "/nothing")
+EMPTY = (
+    "/",
+    "/services",
+    "/workers",
+    "/failures",
+    "/schedules",
+    "/store",
+    "/users",
+    "/find",
+    "/find?q=nothing",
+    "/nothing",
+)
 
 
 def test_pages_of_an_empty_queue(window: Window) -> None:
@@ -41,7 +52,14 @@ def test_pages_about_requests(window: Window, lived: Lived, client: Client) -> N
     for path in (done, failed, delayed, flow, lived.expired(), f"{delayed}/close"):
         page.goto(f"/requests/{path}")
         window.check(page)
-    for path in ("/requests", "/requests?state=running", "/requests/all?do=retry", "/services", "/services/echo"):
+    for path in (
+        "/requests",
+        "/requests?state=running",
+        "/requests/all?do=retry",
+        "/services",
+        "/services/echo",
+        "/workers",
+    ):
         page.goto(path)
         window.check(page)
     page.goto("/failures")

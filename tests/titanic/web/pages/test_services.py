@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import httpx
 import pytest
 from support.pages import Page
+from support.raw_mdp import raw_worker
+from support.serving import QUICK
 from support.waiting import until
+from support.web_secured import secured
 
 from broker import Worker
-from titanic import Client
+from titanic import Client, Server
 from titanic.schedules.scheduler import pause_schedule
 from titanic.settings import ServiceLimits
 from titanic.web.pages import services
@@ -190,3 +195,35 @@ def test_on_end_of_a_service_with_web_hooks(http: httpx.Client) -> None:
     assert "Web hooks receive its notifications" in page.text
     assert page.form(ON_END_FORM)["on_end"] == "web.ended"
     assert "secret" not in page.text
+
+
+# -- workers -------------------------------------------------------------------------------------------------------
+
+
+def test_workers_and_what_they_have(http: httpx.Client, server: Server, client: Client) -> None:
+    assert "No workers." in page_of(http, "/workers").text
+    with raw_worker(server.endpoints[0], b"<i>a</i>") as worker:
+        uuid = client.submit("<i>a</i>", b"secret")
+        worker.take()
+        page = page_of(http, "/workers")
+        until(lambda: uuid in page_of(http, "/workers").text)
+        page = page_of(http, "/workers")
+    assert "1 worker process." in page.text
+    first, last = page.rows
+    assert first[:4] == ["unnamed", "<i>a</i>", "1", "1"]
+    assert last[:3] == [uuid, "<i>a</i>", "unnamed"]
+    assert page.links[uuid] == f"/requests/{uuid}"
+    assert "secret" not in page.text
+
+
+def test_workers_without_the_permission(tmp_path: Path) -> None:
+    with secured(tmp_path / "scene") as scene:
+        alice = {"key": str(scene.keys / "alice.key_secret"), "server_key": str(scene.server_key)}
+        with Worker("mail", lambda frames: frames, scene.server.endpoints[0], config=QUICK, **alice):
+            until(lambda: "mail" in Page(scene.browser("alice").get("/workers").text).text)
+            page = Page(scene.browser("alice").get("/workers").text)
+            assert "Only the number of workers is shown." in page.text
+            assert "metrics = true" in page.text
+            assert page.rows == [["mail", "1"]]
+            assert "No workers." in Page(scene.browser("bob").get("/workers").text).text
+            assert Page(scene.browser("chief").get("/workers").text).rows[0][1:4] == ["alice", "mail", "1"]
