@@ -127,7 +127,7 @@ class WorkerBase:
         self._channels += channels
         self._logs.append(report)
 
-    def arrange(self, lead: LeadRegistration, now: float) -> None:
+    def _arrange(self, lead: LeadRegistration, now: float) -> None:
         """Have a connection for each further service and job if the lead's broker does not know SLOTS, else none."""
         if self._leaving:
             return
@@ -136,7 +136,7 @@ class WorkerBase:
             for channel in others:
                 channel.retired = True
                 channel.leave(now)
-            self.note_elsewhere(lead, now)
+            self._note_elsewhere(lead, now)
         elif not others:
             try:
                 self._require(1, watched=self._watch or len(lead.endpoints) > 1)
@@ -152,21 +152,21 @@ class WorkerBase:
                 self._loop.add(channel)
                 self._channels.append(channel)
 
-    def note_elsewhere(self, lead: LeadRegistration, now: float) -> None:
+    def _note_elsewhere(self, lead: LeadRegistration, now: float) -> None:
         """Have the lead offer only slots that no request of another connection takes."""
         others = sum(channel.session.is_working for channel in self._channels if channel is not lead)
         lead.session.note_elsewhere(others, now)
         self._loop.touch(lead)
 
-    def release(self, channel: WorkerRegistration) -> None:
+    def _release(self, channel: WorkerRegistration) -> None:
         """Close a retired connection."""
         self._channels.remove(channel)
         if self._slots is not None:
             self._slots.remove(channel)
         self._loop.call(self._loop.remove, channel)
-        self.stop_if_done()
+        self._stop_if_done()
 
-    def stop_if_done(self) -> None:
+    def _stop_if_done(self) -> None:
         """End the loop if all registrations have ended."""
         if all(session.stopped for session in self.sessions):
             self._loop.stop()
@@ -321,7 +321,7 @@ class WorkerRegistration(WorkerChannel):
         if self._slots is not None and not self.session.joint:
             self._slots.done(self, now)
         if self.lead is not None and self.lead.session.joint:
-            self._worker.note_elsewhere(self.lead, now)
+            self._worker._note_elsewhere(self.lead, now)
 
     def progress(self, delivery: Delivery) -> None:
         """Send the handler's progress. Any thread may call this."""
@@ -386,14 +386,14 @@ class WorkerRegistration(WorkerChannel):
     def _stopped(self) -> None:
         if self.retired:
             self.retired = False
-            self._worker.release(self)
+            self._worker._release(self)
         else:
-            self._worker.stop_if_done()
+            self._worker._stop_if_done()
 
 
 class LeadRegistration(WorkerRegistration):
     """The registration of a worker for all its services and jobs, at a broker that knows SLOTS. At another it is for
-    the first service and one job, and `WorkerBase.arrange` adds the others."""
+    the first service and one job, and `WorkerBase._arrange` adds the others."""
 
     session: JointSession
 
@@ -409,7 +409,7 @@ class LeadRegistration(WorkerRegistration):
         super().flush(now)
         if self.session.registered and self.session.connection != self._arranged:
             self._arranged = self.session.connection
-            self._worker.arrange(self, now)
+            self._worker._arrange(self, now)
 
 
 @lru_cache(maxsize=1)
