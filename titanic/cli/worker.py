@@ -28,6 +28,8 @@ from titanic.pool.pool import Pool
 @key_file_options()
 @declared(PoolConfig, "processes", "-p")
 @declared(ChildConfig, "jobs", "-j")
+@option("--only", multiple=True, default=(), metavar="SERVICE", help="Serve only this task or service; repeatable.")
+@option("--except", "excluded", multiple=True, default=(), metavar="SERVICE", help="Do not serve this one; repeatable.")
 @option("--reload", is_flag=True, help="Restart when a source file of the app changes.")
 @declared(ChildConfig, "max_requests", show_default="unlimited")
 @declared(PoolConfig, "memory")
@@ -41,6 +43,8 @@ def worker(
     app: str,
     processes: int,
     jobs: int,
+    only: tuple[str, ...],
+    excluded: tuple[str, ...],
     reload: bool,
     max_requests: int,
     memory: int | None,
@@ -54,10 +58,11 @@ def worker(
 ) -> None:
     """Run the tasks of an app. MODULE:APP is an importable module and the titanic.tasks.Tasks in it (default: app).
 
-    Each process serves all tasks and services of the app, with up to --jobs requests at a time, on one CPU core; raise
-    --processes to use more cores. A process that dies, exceeds --memory or has started --max-requests requests is
-    replaced, after finishing its requests if it can. A process is also replaced when it is stuck for longer than
-    --watchdog: its event loop does not run, or a task has exceeded its limit by that much.
+    Each process serves all tasks and services of the app, or those that --only and --except leave, with up to --jobs
+    requests at a time, on one CPU core; raise --processes to use more cores. A process that dies, exceeds --memory or
+    has started --max-requests requests is replaced, after finishing its requests if it can. A process is also
+    replaced when it is stuck for longer than --watchdog: its event loop does not run, or a task has exceeded its
+    limit by that much.
 
     --endpoint and --key-file default to those of the app.
 
@@ -80,6 +85,8 @@ def worker(
         watchdog,
         log_level,
         log_format,
+        only,
+        excluded,
     )
     config = PoolConfig(processes, memory, grace, watchdog, wait_for_sources=reload)
     pool = Pool(config, child, reload=reload)

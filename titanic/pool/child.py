@@ -204,14 +204,32 @@ def _prepare(config: ChildConfig, reports: Reports) -> tuple[MultiWorker, Schedu
         app.endpoint = config.endpoint
     if config.key_file is not None or config.server_key is not None:
         app.key, app.server_key = config.key_file, config.server_key
-    jobs = Jobs(config, reports)
-    handlers = {service: jobs.counted(service, handler) for service, handler in app.handlers.items()}
-    if handlers.keys() == {app.flows.service}:
+    if app.handlers.keys() == {app.flows.service}:
         raise TitanicError(f"{config.target} has no task and no service", "", "declare one with @app.task")
+    jobs = Jobs(config, reports)
+    services = chosen(config, app.handlers)
+    handlers = {service: jobs.counted(service, handler) for service, handler in services.items()}
     worker = MultiWorker(handlers, app.endpoint, jobs=config.jobs, key=app.key, server_key=app.server_key)
     jobs.worker = worker
     worker.every(BEAT, jobs.look)
     return worker, app.scheduler() if app.schedules else None
+
+
+def chosen(config: ChildConfig, services: dict[str, Handler]) -> dict[str, Handler]:
+    """Return the services that `only` and `excluded` leave. Raises TitanicError for an unknown one, and if none is
+    left."""
+    for name in (*config.only, *config.excluded):
+        if name not in services:
+            fact = f"it has {', '.join(sorted(services))}"
+            raise TitanicError(f"{config.target} has no service {name}", fact, "check --only and --except")
+    left = {
+        name: handler
+        for name, handler in services.items()
+        if name not in config.excluded and (not config.only or name in config.only)
+    }
+    if not left:
+        raise TitanicError("no service is left to serve", "--except names all of them", "check --only and --except")
+    return left
 
 
 def load(target: str) -> Tasks:

@@ -44,6 +44,10 @@ class ChildConfig:
     """Seconds beyond its limit after which a task counts as stuck: the pool's `watchdog`."""
     log_level: str = "info"
     log_format: str = "text"
+    only: tuple[str, ...] = ()
+    """The services to serve; empty: all of the app."""
+    excluded: tuple[str, ...] = ()
+    """Services of the app not to serve."""
 
     def document(self) -> dict[str, Any]:
         """As JSON takes it."""

@@ -206,6 +206,31 @@ def test_sources_that_change(server: Server, client: Client, tmp_path: Path) -> 
         assert client.wait(ask(client, "whoami"), timeout=50)[0].endswith(b",12]")
 
 
+def test_only_some_services(server: Server, client: Client, tmp_path: Path) -> None:
+    (tmp_path / "pool_shop.py").write_text(APP)
+    path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    options = ["--endpoint", server.endpoints[0], "--only", "shop.whoami", "--only", "shop.die", "--except", "shop.die"]
+    with running(tmp_path / "log", "worker", "pool_shop:app", *options, PYTHONPATH=path) as worker:
+        worker.says("shop.whoami is registered")
+        assert client.wait(ask(client, "whoami"), timeout=50)
+        assert {name for name, number in client.workers()["services"].items() if number} == {"shop.whoami"}
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        (["--only", "shop.none"], "pool_shop:app has no service shop.none; it has shop.die, shop.flow, shop.hang,"),
+        (["--only", "shop.die", "--except", "shop.die"], "no service is left to serve; --except names all of them;"),
+    ],
+)
+def test_services_that_it_does_not_have(options: list[str], fault: str, tmp_path: Path) -> None:
+    (tmp_path / "pool_shop.py").write_text(APP)
+    path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    ended = titanic("worker", "pool_shop:app", *options, PYTHONPATH=path)
+    assert ended.code == 2
+    assert f"titanic: {fault}" in ended.err
+
+
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
