@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 
 from broker.config import DEFAULT_ENDPOINT, WorkerConfig
 from broker.core.mdp import Frames, service_fault
@@ -66,11 +66,12 @@ class Worker(WorkerBase):
         everywhere: bool,
         config: WorkerConfig | None,
         curve: Curve | None,
+        limits: Mapping[bytes, int] = MappingProxyType({}),
     ) -> None:
-        """Prepare to serve these services, with `jobs` requests at a time in all."""
+        """Prepare to serve these services, with `jobs` requests at a time in all. `limits`: of some services fewer."""
         self._handlers: HandlerThreads = HandlerThreads(jobs)
         self._thread: threading.Thread | None = None
-        super()._begin(handlers, endpoint, jobs, everywhere, config, curve)
+        super()._begin(handlers, endpoint, jobs, everywhere, config, curve, limits)
 
     def run(self) -> None:
         """Serve until `stop`, or until Ctrl-C, which acts as `stop`; a second one raises KeyboardInterrupt."""
@@ -141,20 +142,26 @@ class MultiWorker(Worker):
         endpoint: str | Sequence[str] = DEFAULT_ENDPOINT,
         *,
         jobs: int = 1,
+        limits: Mapping[str, int] = MappingProxyType({}),
         everywhere: bool = False,
         config: WorkerConfig | None = None,
         key: Key = None,
         server_key: str | Path | None = None,
     ) -> None:
-        """`handlers`: a function for each service. The other arguments are those of `Worker`."""
+        """`handlers`: a function for each service. `limits`: how many requests of a service at a time, at most; default
+        `jobs`. The other arguments are those of `Worker`."""
         if not handlers:
             raise UsageError("no service given; give at least one")
         of_names = {name.encode(): handler for name, handler in handlers.items()}
         for name in of_names:
             if fault := service_fault(name):
                 raise UsageError(fault)
+        for service, limit in limits.items():
+            if service not in handlers or limit < 1:
+                raise UsageError(f"limits has {limit} for {service}; give 1 or more, for names in handlers")
+        most = {service.encode(): limit for service, limit in limits.items()}
         self.service = next(iter(of_names))
-        self._begin(of_names, endpoint, jobs, everywhere, config, credentials(key, server_key))
+        self._begin(of_names, endpoint, jobs, everywhere, config, credentials(key, server_key), most)
 
 
 @contextmanager

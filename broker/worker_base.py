@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import zmq
@@ -66,8 +67,9 @@ class WorkerBase:
         everywhere: bool,
         config: WorkerConfig | None,
         curve: Curve | None,
+        limits: Mapping[bytes, int] = MappingProxyType({}),
     ) -> None:
-        """Prepare to serve these services, with `jobs` requests at a time in all."""
+        """Prepare to serve these services, with `jobs` requests at a time in all. `limits`: of some services fewer."""
         if jobs < 1:
             raise UsageError(f"jobs is {jobs}; it must be 1 or more")
         self._loop = Loop()
@@ -79,6 +81,7 @@ class WorkerBase:
         self._config = config or WorkerConfig()
         self._jobs = jobs
         self._services = dict(handlers)
+        self._limits = {service: min(limits.get(service, jobs), jobs) for service in handlers}
         self._channels: list[WorkerRegistration] = []
         self._logs: list[WorkerLog] = []
         endpoints = Servers(endpoint).names
@@ -88,14 +91,14 @@ class WorkerBase:
         joins = self._joins and len(targets) == 1 and len(handlers) * jobs > 1 and len(self._config.versions) > 1
         if joins and jobs <= MAX_SLOTS and len(handlers) <= MAX_SERVICES:
             process = "" if self._passes_on else _process_name(os.getpid())
-            capacity = Capacity(jobs, dict.fromkeys(handlers, 0))
+            capacity = Capacity(jobs, {name: most if most < jobs else 0 for name, most in self._limits.items()})
             session = JointSession(capacity, config, now=time.monotonic(), process=process)
             self._add([LeadRegistration(self, session, endpoints, self._slots)], list(handlers), endpoints)
         else:
             self._require(len(targets), watched=self._watch or any(len(names) > 1 for names in targets))
             for service in handlers:
                 for names in targets:
-                    sessions = [self._new_session(service, config) for _ in range(jobs)]
+                    sessions = [self._new_session(service, config) for _ in range(self._limits[service])]
                     channels = [WorkerRegistration(self, session, names, self._slots) for session in sessions]
                     self._add(channels, [service], names)
         if self._slots is not None:
@@ -106,7 +109,7 @@ class WorkerBase:
         what = f"{self._jobs} jobs for each of {len(self._services)} services" + (
             f" at {targets} brokers" if targets > 1 else ""
         )
-        require_connections(targets * len(self._services) * self._jobs, what, watched=watched)
+        require_connections(targets * sum(self._limits.values()), what, watched=watched)
 
     def _add(self, channels: Sequence[WorkerRegistration], services: Sequence[bytes], endpoints: Sequence[str]) -> None:
         """Add registrations for these services, and log what happens to them."""
@@ -144,7 +147,7 @@ class WorkerBase:
                 self._fault = error
                 self._loop.stop()
                 return
-            services = [service for service in self._services for _ in range(self._jobs)]
+            services = [service for service, most in self._limits.items() for _ in range(most)]
             for service in services[1:]:  # the lead is the first
                 session = self._new_session(service, self._config)
                 channel = WorkerRegistration(self, session, lead.endpoints, self._slots)

@@ -97,6 +97,31 @@ def test_no_more_at_a_time_than_it_has_jobs(endpoint: str) -> None:
         assert sum(client.receive() is not None for _ in range(9)) == 9
 
 
+@pytest.mark.parametrize("knows", [KNOWN_WORDS, tuple(word for word in KNOWN_WORDS if word != NAMES_SLOTS)])
+def test_a_service_with_a_limit(endpoint: str, knows: tuple[bytes, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """At an older broker, too."""
+    monkeypatch.setattr(mmi, "KNOWN_WORDS", knows)
+    work = Held()
+    with (
+        broker_at(endpoint) as broker,
+        MultiWorker(dict.fromkeys("ab", work), endpoint, jobs=3, limits={"a": 1}, config=QUICK),
+        Pipeline(endpoint, timeout=60) as client,
+    ):
+        until(lambda: workers(broker) == {"a": 1, "b": 3})
+        for name in ("a1", "a2", "b1", "b2"):
+            client.send(name[0], name)
+        until(lambda: len(work.begun) == 3)
+        assert {*work.begun} == {b"a1", b"b1", b"b2"}
+        work.go.set()
+        assert sum(client.receive() is not None for _ in range(4)) == 4
+
+
+@pytest.mark.parametrize("limits", [{"a": 0}, {"other": 1}])
+def test_limits_that_make_no_sense(endpoint: str, limits: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match=r"limits has .* give 1 or more, for names in handlers"):
+        MultiWorker({"a": lambda frames: frames}, endpoint, limits=limits)
+
+
 def test_parts_progress_cancellation_and_failures_are_of_their_request(endpoint: str) -> None:
     def parts(frames: list[bytes]) -> Iterator[bytes]:
         yield b"1"

@@ -209,7 +209,10 @@ def _prepare(config: ChildConfig, reports: Reports) -> tuple[MultiWorker, Schedu
     jobs = Jobs(config, reports)
     services = chosen(config, app.handlers)
     handlers = {service: jobs.counted(service, handler) for service, handler in services.items()}
-    worker = MultiWorker(handlers, app.endpoint, jobs=config.jobs, key=app.key, server_key=app.server_key)
+    limits = {service: most for service, most in app.limits.items() if service in handlers}
+    worker = MultiWorker(
+        handlers, app.endpoint, jobs=config.jobs, limits=limits, key=app.key, server_key=app.server_key
+    )
     jobs.worker = worker
     worker.every(BEAT, jobs.look)
     return worker, app.scheduler() if app.schedules else None

@@ -141,6 +141,7 @@ class Tasks:
             fatal         exceptions after which it has failed for good at once
             raises        further exceptions that `reply` raises as what they are; those above are, too
             service       the name of its service; default NAME.function
+            jobs          requests at a time in a worker process, at most; default the worker's --jobs
 
         Types of arguments and of what is returned are those that msgspec knows: of the standard library, dataclasses,
         TypedDict, NamedTuple, enums, and msgspec's own. Raises CallerError for others.
@@ -185,10 +186,17 @@ class Tasks:
             definition.check()
         return {**self._services}
 
+    @property
+    def limits(self) -> dict[str, int]:
+        """The `jobs` of tasks that have their own."""
+        return {name: task.jobs for name, task in self.definitions.items() if task.jobs is not None}
+
     def worker(self, *, jobs: int = 1) -> MultiWorker:
         """A worker of all its tasks and services in this process: `run` it, or use it in a `with`. `titanic worker`
         has several processes of such."""
-        return MultiWorker(self.handlers, self.endpoint, jobs=jobs, key=self.key, server_key=self.server_key)
+        return MultiWorker(
+            self.handlers, self.endpoint, jobs=jobs, limits=self.limits, key=self.key, server_key=self.server_key
+        )
 
     # -- schedules -------------------------------------------------------------------------------------------
 

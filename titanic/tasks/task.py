@@ -34,6 +34,7 @@ class TaskOptions(SharedOptions, total=False):
     retry_on: Errors
     fatal: Errors
     raises: Errors
+    jobs: int
 
 
 _OF_TASKS = TaskOptions.__annotations__.keys() - SharedOptions.__annotations__.keys()
@@ -148,6 +149,10 @@ class Definition:
         self._fatal = as_tuple(options.get("fatal", ()))
         self._retry_on = as_tuple(options["retry_on"]) if "retry_on" in options else None
         self._raises = as_tuple(options.get("raises", ()))
+        self.jobs = options.get("jobs")
+        """Requests at a time in a worker process; None: as many as that has jobs."""
+        if self.jobs is not None and self.jobs < 1:
+            raise CallerError(f"task {self.name} has jobs={self.jobs}", "it would never run", "give 1 or more")
         self._declared = (*self._raises, *self._fatal, *(self._retry_on or ()))
         self._warned: set[type[Exception]] = set()
         """Classes of exceptions that clients cannot make again."""

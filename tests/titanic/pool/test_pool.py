@@ -52,6 +52,11 @@ async def linger(folder: str) -> None:
         raise
 
 
+@app.task(jobs=1)
+def one_at_a_time(folder: str) -> int:
+    return wait_for(folder)
+
+
 @app.task
 def die() -> None:
     os.kill(os.getpid(), 9)
@@ -62,6 +67,8 @@ def hang(folder: str) -> int:
     return wait_for(folder)
 """
 
+
+OTHERS = ("shop.flow", "shop.whoami", "shop.wait_for", "shop.linger", "shop.die", "shop.hang")
 
 SCHEDULED = """
 
@@ -204,6 +211,11 @@ def test_sources_that_change(server: Server, client: Client, tmp_path: Path) -> 
         worker.says(r"SyntaxError: .*; waiting for a change of its source")
         (tmp_path / "pool_shop.py").write_text(APP.replace("VERSION = 1", "VERSION = 12"))
         assert client.wait(ask(client, "whoami"), timeout=50)[0].endswith(b",12]")
+
+
+def test_a_task_with_jobs_of_its_own(server: Server, client: Client, tmp_path: Path) -> None:
+    with pool(tmp_path, server, "--jobs", "2"):
+        assert client.workers()["services"] == {"shop.one_at_a_time": 1, **dict.fromkeys(OTHERS, 2)}
 
 
 def test_only_some_services(server: Server, client: Client, tmp_path: Path) -> None:

@@ -406,6 +406,8 @@ def test_what_cannot_be_a_task() -> None:
     async def frames(frames: list[bytes]) -> bytes:
         return b""
 
+    with pytest.raises(CallerError, match="task frames has jobs=0; it would never run; give 1 or more"):
+        Tasks(name="a").task(jobs=0)(frames)
     with pytest.raises(CallerError, match="parts cannot be a task; it is a generator"):
         Tasks().task(parts)
     with pytest.raises(CallerError, match="the handler of raw is async"):
