@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.waiting import until
@@ -25,7 +26,9 @@ from broker import (
     aio,
 )
 from broker.core import mmi
-from broker.core.mdp import KNOWN_WORDS, NAMES_SLOTS
+from broker.core.mdp import NAMES_SLOTS
+
+DESCRIBE = mmi._DOCUMENTS[b"mmi.broker"]
 
 QUICK = WorkerConfig(heartbeat_interval=0.5, liveness=20, reconnect_first=0.01, reconnect_most=0.05)
 
@@ -49,6 +52,16 @@ def workers(broker: Broker) -> dict[str, int]:
 
 def descriptors() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def forget_slots(patch: pytest.MonkeyPatch, forget: bool) -> None:
+    """Have the brokers that are asked from now on say that they do not know SLOTS, or that they do."""
+
+    def answer(*args: Any) -> dict[str, Any]:
+        said: dict[str, Any] = DESCRIBE(*args)
+        return {**said, "knows": [word for word in said["knows"] if not (forget and word == NAMES_SLOTS.decode())]}
+
+    patch.setitem(mmi._DOCUMENTS, b"mmi.broker", answer)  # a dict, which also the compiled module looks into
 
 
 class Held:
@@ -97,10 +110,9 @@ def test_no_more_at_a_time_than_it_has_jobs(endpoint: str) -> None:
         assert sum(client.receive() is not None for _ in range(9)) == 9
 
 
-@pytest.mark.parametrize("knows", [KNOWN_WORDS, tuple(word for word in KNOWN_WORDS if word != NAMES_SLOTS)])
-def test_a_service_with_a_limit(endpoint: str, knows: tuple[bytes, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """At an older broker, too."""
-    monkeypatch.setattr(mmi, "KNOWN_WORDS", knows)
+@pytest.mark.parametrize("older", [False, True])
+def test_a_service_with_a_limit(endpoint: str, older: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    forget_slots(monkeypatch, older)
     work = Held()
     with (
         broker_at(endpoint) as broker,
@@ -108,6 +120,7 @@ def test_a_service_with_a_limit(endpoint: str, knows: tuple[bytes, ...], monkeyp
         Pipeline(endpoint, timeout=60) as client,
     ):
         until(lambda: workers(broker) == {"a": 1, "b": 3})
+        until(lambda: len(broker.core.workers) == (4 if older else 1))
         for name in ("a1", "a2", "b1", "b2"):
             client.send(name[0], name)
         until(lambda: len(work.begun) == 3)
@@ -229,28 +242,15 @@ def test_a_lost_connection_costs_the_slots_whose_handlers_are_at_work(endpoint: 
             assert worker.sessions[0].dropped_replies == 1
 
 
-@pytest.fixture
-def knows(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """Makes the brokers that are asked later know less, or all again."""
-    if not mmi.__file__.endswith(".py"):
-        pytest.skip("compiled modules cannot be patched")
-    return monkeypatch
-
-
-def forget_slots(patch: pytest.MonkeyPatch, forget: bool) -> None:
-    words = tuple(word for word in KNOWN_WORDS if not (forget and word == NAMES_SLOTS))
-    patch.setattr(mmi, "KNOWN_WORDS", words)
-
-
 @pytest.mark.parametrize("kind", ["threads", "coroutines"])
 def test_a_broker_is_replaced_by_an_older_one_and_by_a_newer_one(
-    endpoint: str, knows: pytest.MonkeyPatch, kind: str
+    endpoint: str, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """While it works, without a restart: with a connection for each job at the older one."""
 
     def play() -> None:
         for connections in (4, 1, 4, 1, 1, 4):
-            forget_slots(knows, connections > 1)
+            forget_slots(monkeypatch, connections > 1)
             with broker_at(endpoint) as broker, Pipeline(endpoint, timeout=60) as client:
                 until(lambda: workers(broker) == {"echo": 4})
                 until(lambda expected=connections: len(broker.core.workers) == expected)  # type: ignore[misc]
@@ -277,16 +277,16 @@ def test_a_broker_is_replaced_by_an_older_one_and_by_a_newer_one(
     asyncio.run(main())
 
 
-def test_several_services_at_an_older_broker(endpoint: str, knows: pytest.MonkeyPatch) -> None:
+def test_several_services_at_an_older_broker(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     work = Held()
-    forget_slots(knows, True)
+    forget_slots(monkeypatch, True)
     with MultiWorker({"a": work, "b": work}, endpoint, jobs=2, config=QUICK) as worker:
         with broker_at(endpoint) as broker, Pipeline(endpoint, timeout=60) as client:
             until(lambda: workers(broker) == {"a": 2, "b": 2})
             for name in ("a", "a", "b", "b"):
                 client.send(name, name)
             until(lambda: len(work.begun) == 2)
-            forget_slots(knows, False)
+            forget_slots(monkeypatch, False)
         with broker_at(endpoint) as broker, Pipeline(endpoint, timeout=60) as client:
             work.go.set()
             until(lambda: workers(broker) == {"a": 2, "b": 2} and len(broker.core.workers) == 1)
@@ -297,10 +297,10 @@ def test_several_services_at_an_older_broker(endpoint: str, knows: pytest.Monkey
             assert reply.body == [b"again"]
 
 
-def test_jobs_of_other_connections_take_their_slots(endpoint: str, knows: pytest.MonkeyPatch) -> None:
+def test_jobs_of_other_connections_take_their_slots(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A handler is at work since before the broker was replaced."""
     work = Held()
-    forget_slots(knows, True)
+    forget_slots(monkeypatch, True)
     with MultiWorker({"slow": work, "quick": lambda frames: frames}, endpoint, jobs=2, config=QUICK) as worker:
         with broker_at(endpoint) as broker, Pipeline(endpoint, timeout=60) as client:
             until(lambda: workers(broker) == {"slow": 2, "quick": 2})
@@ -309,16 +309,16 @@ def test_jobs_of_other_connections_take_their_slots(endpoint: str, knows: pytest
             client.send("slow", b"2")
             until(lambda: len(work.begun) == 2)
             assert lead.is_working
-            forget_slots(knows, False)
+            forget_slots(monkeypatch, False)
         with broker_at(endpoint) as broker:
             work.go.set()
             until(lambda: workers(broker) == {"slow": 2, "quick": 2} and len(broker.core.workers) == 1)
 
 
 def test_more_than_the_system_allows_ends_the_worker_at_an_older_broker(
-    endpoint: str, knows: pytest.MonkeyPatch
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forget_slots(knows, True)
+    forget_slots(monkeypatch, True)
     services = {f"service{number}": lambda frames: frames for number in range(1000)}
     with broker_at(endpoint), pytest.raises(UsageError, match="100 jobs for each of 1000 services need"):
         MultiWorker(services, endpoint, jobs=100, config=QUICK).run()
