@@ -74,7 +74,7 @@ MAX_HANDSHAKE_TIME = 0.0001
 next round goes on. A CURVE handshake takes a quarter of a millisecond."""
 
 MAX_DUE = 2
-"""Connections closed in a round because their time is over, and begun because they have waited."""
+"""Connections that a round closes because their time is over, and as many handshakes that it begins after a wait."""
 
 LATE = 1.0
 """Seconds after a deadline from which its time is given again: the loop stood still."""
