@@ -34,6 +34,7 @@ from broker.core.endpoints import named as named
 from broker.core.json_reader import read_json as read_json
 from broker.core.mdp import CLIENT_QUEUE as CLIENT_QUEUE
 from broker.core.mdp import MALFORMED as MALFORMED
+from broker.core.mdp import MAX_SLOTS as MAX_SLOTS
 from broker.core.mdp import ErrorReply as ErrorReply
 from broker.core.mdp import error_body as error_body
 from broker.core.mdp import read_error as read_error
@@ -65,7 +66,10 @@ from broker.handlers import DELIVERY as DELIVERY
 from broker.handlers import TRACEBACK as TRACEBACK
 from broker.handlers import Delivery as Delivery
 from broker.handlers import Handler as Handler
+from broker.handlers import HandlerThreads as HandlerThreads
+from broker.handlers import Measure as Measure
 from broker.handlers import error_frames as error_frames
+from broker.handlers import error_reply as error_reply
 from broker.handlers import execute as execute
 from broker.handlers import failure as failure
 from broker.io.channels import SessionChannel as SessionChannel
@@ -93,4 +97,7 @@ from broker.toml_file import TomlFile as TomlFile
 from broker.toml_file import nearest as nearest
 from broker.worker import MultiWorker as MultiWorker
 from broker.worker import Worker as Worker
+from broker.worker_base import LeadRegistration as LeadRegistration
+from broker.worker_base import WorkerBase as WorkerBase
+from broker.worker_base import WorkerRegistration as WorkerRegistration
 from broker.worker_log import WorkerLog as WorkerLog

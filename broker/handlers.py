@@ -13,11 +13,13 @@ from traceback import format_exception
 from typing import Any, Protocol
 
 from broker.core.mdp import Frames, error_body
+from broker.core.worker import Job
 from broker.errors import RemoteError
 from broker.io.loop import Call
 from broker.io.sockets import MOST_BODY_FRAMES
 
 log = logging.getLogger(__name__)
+worker_log = logging.getLogger("broker.worker")
 
 Frame = bytes | bytearray | memoryview | str
 Reply = Frame | Iterable[Frame] | None
@@ -181,6 +183,29 @@ def as_frames(value: Any) -> Frames:
 def error_frames(error: RemoteError) -> Frames:
     """Make the error reply that a handler has chosen."""
     return error_body(error.status, error.text, *(as_frames(error.detail) if error.detail else ()))
+
+
+def error_reply(error: BaseException, job: Job, most: int) -> Frames:
+    """Make and log the error reply for an exception of a handler, of `most` bytes. It never raises: without a reply the
+    worker would never be free again."""
+    if isinstance(error, RemoteError):
+        try:
+            # Without the parts before it, whatever the version.
+            return Measure(most, joined=False).last(error_frames(error))
+        except BaseException as fault:
+            error = fault
+    if isinstance(error, TooLarge):
+        _complain(job, logging.WARNING, "a reply of %s was not sent: %s (%s)", error, job)
+        return error_body(413, str(error))
+    # SystemExit too: it would end the thread of the handler only, and silently.
+    _complain(job, logging.ERROR, "handler of %s failed (%s)", job, error=error)
+    return failure(error, traced=bool(job.context))
+
+
+def _complain(job: Job, level: int, text: str, *facts: object, error: BaseException | None = None) -> None:
+    # No memory, a fault in somebody's log handler: the reply is to go out all the same.
+    with suppress(BaseException):
+        worker_log.log(level, text, job.service.decode(), *facts, exc_info=error)
 
 
 def failure(error: BaseException, *, traced: bool = False) -> Frames:

@@ -19,7 +19,7 @@ from broker.config import DEFAULT_ENDPOINT, WorkerConfig
 from broker.core.mdp import Frames, service_fault
 from broker.core.worker import Job
 from broker.errors import UsageError
-from broker.handlers import DELIVERY, Delivery, Handler, HandlerThreads, execute
+from broker.handlers import DELIVERY, Delivery, Handler, HandlerThreads, error_reply, execute
 from broker.io.curve import Curve, Key, credentials
 from broker.worker_base import WorkerBase, WorkerRegistration, log
 
@@ -126,7 +126,7 @@ class Worker(WorkerBase):
         try:
             body = measure.last(execute(self._services[job.service], job.body, send))
         except BaseException as error:
-            body = self._failed(channel, job, error)
+            body = error_reply(error, job, self._config.max_reply)
         self._loop.call(channel.final, job, body)
 
 

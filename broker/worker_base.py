@@ -1,7 +1,9 @@
-"""What all workers share: registrations with brokers, job slots, error replies for exceptions of handlers, and endings.
+"""What all workers share: registrations with brokers, job slots, and endings.
 
 broker.Worker       handlers in threads; a loop of its own         broker/worker.py
 broker.aio.Worker   coroutines, all in the caller's asyncio loop   broker/aio/worker.py
+
+`titanic worker` adds one whose processes execute the requests (`titanic/pool/worker.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -23,8 +24,8 @@ from broker.core.endpoints import Servers
 from broker.core.joint_worker import JointSession
 from broker.core.mdp import MAX_SERVICES, MAX_SLOTS, Capacity, Command, Frames, error_body
 from broker.core.worker import Job, SessionState, WorkerSession
-from broker.errors import OutOfSockets, RemoteError, UsageError
-from broker.handlers import Delivery, Measure, TooLarge, error_frames, failure
+from broker.errors import OutOfSockets, UsageError
+from broker.handlers import Delivery, Measure
 from broker.io.channels import WorkerChannel
 from broker.io.curve import Curve, KeyProbe
 from broker.io.dealer import Dealer
@@ -88,11 +89,12 @@ class WorkerBase:
         targets = [[name] for name in endpoints] if everywhere else [endpoints]
         several = len(targets) * len(handlers) > 1
         self._slots = JobSlots(self._loop, jobs) if several else None
-        joins = self._joins and len(targets) == 1 and len(handlers) * jobs > 1 and len(self._config.versions) > 1
+        several_jobs = len(handlers) * jobs > 1 or self._has_children
+        joins = self._joins and len(targets) == 1 and several_jobs and len(self._config.versions) > 1
         if joins and jobs <= MAX_SLOTS and len(handlers) <= MAX_SERVICES:
             process = "" if self._passes_on else _process_name(os.getpid())
             capacity = Capacity(jobs, {name: most if most < jobs else 0 for name, most in self._limits.items()})
-            session = JointSession(capacity, config, now=time.monotonic(), process=process)
+            session = JointSession(capacity, config, now=time.monotonic(), process=process, children=self._has_children)
             self._add([LeadRegistration(self, session, endpoints, self._slots)], list(handlers), endpoints)
         else:
             self._require(len(targets), watched=self._watch or any(len(names) > 1 for names in targets))
@@ -156,9 +158,9 @@ class WorkerBase:
                 self._channels.append(channel)
 
     def _note_elsewhere(self, lead: LeadRegistration, now: float) -> None:
-        """Have the lead offer only slots that no request of another connection takes."""
+        """Have the lead offer only slots that are there, and that no request of another connection takes."""
         others = sum(channel.session.is_working for channel in self._channels if channel is not lead)
-        lead.session.note_elsewhere(others, now)
+        lead.session.note_elsewhere(others + self._missing, now)
         self._loop.touch(lead)
 
     def _release(self, channel: WorkerRegistration) -> None:
@@ -176,6 +178,12 @@ class WorkerBase:
 
     _passes_on = False
     """Whether other processes execute the requests, so that the end of this process is not the end of their worker."""
+
+    _has_children = False
+    """Whether it has processes of its own that execute the requests, and die without it."""
+
+    _missing = 0
+    """How many of its jobs it cannot do now; negative: so many more it can."""
 
     _joins = True
     """Whether it may have one connection for all."""
@@ -263,27 +271,6 @@ class WorkerBase:
         """Make the check of what may be sent for one request."""
         return Measure(self._config.max_reply, joined=channel.joins_parts)
 
-    def _failed(self, channel: WorkerRegistration, job: Job, error: BaseException) -> Frames:
-        """Make the error reply for an exception of a handler. It always returns one: without a reply the worker would
-        never be free again."""
-        if isinstance(error, RemoteError):
-            try:
-                # Without the parts before it, whatever the version.
-                return Measure(self._config.max_reply, joined=False).last(error_frames(error))
-            except BaseException as fault:
-                error = fault
-        if isinstance(error, TooLarge):
-            self._complain(job, logging.WARNING, "a reply of %s was not sent: %s (%s)", error, job)
-            return error_body(413, str(error))
-        # SystemExit too: it would end the thread of the handler only, and silently.
-        self._complain(job, logging.ERROR, "handler of %s failed (%s)", job, error=error)
-        return failure(error, traced=bool(job.context))
-
-    def _complain(self, job: Job, level: int, text: str, *facts: object, error: BaseException | None = None) -> None:
-        # No memory, a fault in somebody's log handler: the reply is to go out all the same.
-        with suppress(BaseException):
-            log.log(level, text, job.service.decode(), *facts, exc_info=error)
-
 
 class WorkerRegistration(WorkerChannel):
     """One registration with one broker: a session and its connection."""
@@ -325,6 +312,28 @@ class WorkerRegistration(WorkerChannel):
             self._slots.done(self, now)
         if self.lead is not None and self.lead.session.joint:
             self._worker._note_elsewhere(self.lead, now)
+
+    def give_back(self, job: Job) -> None:
+        """Return a request that was not begun. Only for a connection that knows SLOTS."""
+        raise NotImplementedError
+
+    def died(self, suspects: Sequence[Job], others: Sequence[Job], among: int, text: str) -> None:
+        """Report that the process died that executed these jobs, with no reply. Any of `suspects` may be the cause;
+        with those of other connections they are `among` so many.
+
+        A broker that does not know LOST gets an error reply if there is no other suspect. Else its connection ends, as
+        if the worker had died.
+        """
+        if among != 1 or not self.session.joint:
+            if among != 1 or others:
+                self.session.lost(time.monotonic())
+            for job in others:
+                self._done(job, [])
+        else:
+            for job in others:
+                self.give_back(job)
+        for job in suspects:
+            self._done(job, error_body(500, text))
 
     def progress(self, delivery: Delivery) -> None:
         """Send the handler's progress. Any thread may call this."""
@@ -407,6 +416,21 @@ class LeadRegistration(WorkerRegistration):
         self.endpoints = endpoints
         self._arranged = 0
         """The number of the connection for which the others were arranged."""
+
+    def give_back(self, job: Job) -> None:
+        del self._deliveries[job.number]
+        self.session.give_back(job.number, time.monotonic())
+        self._worker._loop.touch(self)
+
+    def died(self, suspects: Sequence[Job], others: Sequence[Job], among: int, text: str) -> None:
+        if not self.session.says_lost:
+            super().died(suspects, others, among, text)
+            return
+        for job in (*suspects, *others):
+            del self._deliveries[job.number]
+        numbers = [job.number for job in suspects], [job.number for job in others]
+        self.session.lose(*numbers, time.monotonic())
+        self._worker._loop.touch(self)
 
     def flush(self, now: float) -> None:
         super().flush(now)

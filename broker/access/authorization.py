@@ -42,7 +42,7 @@ may have waited on the way, or here."""
 BEATS_SAVED = 15.0
 """That while, at most. A good worker does not wait longer: it takes the broker for lost."""
 
-_FREE = (Command.PARTIAL, Command.FINAL, Command.PROGRESS)
+_FREE = (Command.PARTIAL, Command.FINAL, Command.PROGRESS, Command.LOST)
 """What is not counted of a worker that has a request."""
 
 _QUEUE = b"titanic."

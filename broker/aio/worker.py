@@ -19,7 +19,7 @@ from broker.config import DEFAULT_ENDPOINT, WorkerConfig
 from broker.core.mdp import Frames, error_body, service_fault
 from broker.core.worker import Job
 from broker.errors import UsageError
-from broker.handlers import DELIVERY, Delivery, Reply, SendPart, as_frames
+from broker.handlers import DELIVERY, Delivery, Reply, SendPart, as_frames, error_reply
 from broker.io.curve import Key, credentials
 from broker.io.loop import Loop
 from broker.worker_base import WorkerBase, WorkerRegistration
@@ -119,7 +119,7 @@ class Worker(WorkerBase):
             raise
         except BaseException as error:
             cancelled = (delivery.is_cancelled or self._ended) and isinstance(error, asyncio.CancelledError)
-            body = _CANCELLED if cancelled else self._failed(channel, job, error)
+            body = _CANCELLED if cancelled else error_reply(error, job, self._config.max_reply)
         self._loop.call(channel.final, job, body)
 
 

@@ -3,11 +3,11 @@
 A client's REQUEST goes to a free worker of its service, or waits until there is one; PARTIAL and FINAL go the
 way back. Whatever dialect either side speaks, each is answered in its own. A worker's life:
 
-    state   READY      PARTIAL   FINAL     HEARTBEAT   SLOTS    DISCONNECT   silence
-    ------  ---------  --------  --------  ----------  -------  -----------  -------
-    none    register   refuse    refuse    refuse      refuse   ignore       –
-    idle    refuse     refuse    refuse    keep        resize   remove       expire
-    busy    refuse     forward   finish    keep        resize   remove       expire
+    state   READY      PARTIAL   FINAL     HEARTBEAT   SLOTS    LOST     DISCONNECT   silence
+    ------  ---------  --------  --------  ----------  -------  -------  -----------  -------
+    none    register   refuse    refuse    refuse      refuse   refuse   ignore       –
+    idle    refuse     refuse    refuse    keep        resize   refuse   remove       expire
+    busy    refuse     forward   finish    keep        resize   lose     remove       expire
 
 `refuse` answers DISCONNECT and forgets the worker, which comes back with READY on a new socket. Whenever a busy
 worker is forgotten, its requests go to the front of their queues, for another worker. But a request of a queue
@@ -16,7 +16,9 @@ worker is forgotten, its requests go to the front of their queues, for another w
     its process had nothing else in hand      500: the request may be the cause
     its process had other requests, too       502: any of them may be the cause; the queue has each run alone
 
-A worker that says DISCONNECT, or that this broker sends away, has not died.
+A worker that says DISCONNECT, or that this broker sends away, has not died. One that says CHILDREN executes its
+requests in other processes, and says LOST when one of these died. When it dies itself, only requests that ran alone may
+be the cause.
 
 A worker has one slot and one service, or, by READY, several. Which of the waiting requests a free slot gets: the
 service whose next request has the highest priority, equal ones in turns; within a service clients in turns, the oldest
@@ -38,6 +40,7 @@ from broker.access.users import User
 from broker.config import BrokerConfig
 from broker.core import mmi
 from broker.core.mdp import (
+    CHILDREN,
     CLIENT_01,
     CLIENT_02,
     CLIENT_DIALECTS_02,
@@ -415,6 +418,7 @@ class BrokerCore(Core):
             self._unexpected(worker, rest, now)
             return
         worker.names_services, worker.slots = capacity.slots > 0, capacity.slots or 1
+        worker.has_children = worker.names_services and CHILDREN in words
         services: dict[bytes, BrokerService] = {}
         for name in capacity.limits:
             if (service := self.services.get(name)) is None:
@@ -527,6 +531,25 @@ class BrokerCore(Core):
         self._deliver_again(returned, now)
         self._free(worker, now)
 
+    def _lose(self, worker: WorkerPeer, rest: Frames, now: float) -> None:
+        """Note that a process of a worker died. Any of its requests may be the cause, but not those behind an empty
+        frame."""
+        suspects = rest.index(b"") if b"" in rest else len(rest)
+        said = [worker.requests.get(token) for token in rest if token]
+        requests = [request for request in said if request is not None]
+        if not worker.has_children or not requests or None in said or len(set(rest)) < len(rest):
+            self._malformed(worker.peer, now)
+            return
+        for request in requests:
+            self.registry.take(worker, request)
+        for request in requests[suspects:]:
+            request.deliveries -= 1
+        for request in requests[:suspects]:
+            request.shared = suspects > 1
+            self._give_up(request)
+        self._deliver_again(requests, now)
+        self._free(worker, now)
+
     def _free(self, worker: WorkerPeer, now: float) -> None:
         """Give a worker the next requests, as far as it has free slots, and remember those that are left."""
         if worker.process.alone is not None:
@@ -561,7 +584,11 @@ class BrokerCore(Core):
         request.deliveries += 1
         self._assign(worker, request, now)
         process = worker.process
-        if request.alone and (len(process.workers) > 1 or (worker.slots > 1 and not worker.passes_on)):
+        if (
+            request.alone
+            and not worker.has_children
+            and (len(process.workers) > 1 or (worker.slots > 1 and not worker.passes_on))
+        ):
             process.alone, process.token, process.is_started = worker, request.token, False
             self.registry.exclusive[process] = None
             for other in process.workers:
@@ -640,7 +667,10 @@ class BrokerCore(Core):
         for request in requests:
             self.registry.take(worker, request)
         self.registry.remove(worker)
-        if suspects and (len(suspects) > 1 or process.in_hand):
+        if worker.has_children:
+            for request in suspects:
+                request.shared = not request.alone
+        elif suspects and (len(suspects) > 1 or process.in_hand):
             others = [request for other in process.workers for request in other.requests.values()]
             for request in [*suspects, *others]:
                 request.shared = True
@@ -659,7 +689,7 @@ class BrokerCore(Core):
         self.stats["given_up"] += 1
         request.answered = True
         if request.shared:
-            self._answer_error(request, LOST, "the worker died; other workers of its process also had requests")
+            self._answer_error(request, LOST, "the worker died; other requests may be the cause")
         else:
             self._answer_error(request, 500, "the worker died while processing the request")
 
@@ -704,6 +734,7 @@ TRANSITIONS: dict[tuple[WorkerState, Command], Callable[[BrokerCore, WorkerPeer,
     (WorkerState.BUSY, Command.FINAL): BrokerCore._finish,
     (WorkerState.BUSY, Command.HEARTBEAT): BrokerCore._keep,
     (WorkerState.BUSY, Command.SLOTS): BrokerCore._resize,
+    (WorkerState.BUSY, Command.LOST): BrokerCore._lose,
     (WorkerState.BUSY, Command.DISCONNECT): BrokerCore._remove,
     **{(state, word): BrokerCore._progress for state in WorkerState for word in (Command.PROGRESS, Command.CANCEL)},
 }

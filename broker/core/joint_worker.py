@@ -16,7 +16,17 @@ once with the other slots, and offers each of these when its handler has finishe
 from __future__ import annotations
 
 from broker.config import WorkerConfig
-from broker.core.mdp import MAX_SLOTS, NAMES_SLOTS, SERVICE, SLOTS, Capacity, Command, Frames, WorkerDialect
+from broker.core.mdp import (
+    CHILDREN,
+    MAX_SLOTS,
+    NAMES_SLOTS,
+    SERVICE,
+    SLOTS,
+    Capacity,
+    Command,
+    Frames,
+    WorkerDialect,
+)
 from broker.core.worker import REGISTERED, Job, SessionState, WorkerSession
 
 
@@ -24,10 +34,18 @@ class JointSession(WorkerSession):
     """A worker of several services. `joint`: whether the present broker knows SLOTS."""
 
     def __init__(
-        self, capacity: Capacity, config: WorkerConfig | None = None, *, now: float, process: str | None = None
+        self,
+        capacity: Capacity,
+        config: WorkerConfig | None = None,
+        *,
+        now: float,
+        process: str | None = None,
+        children: bool = False,
     ) -> None:
+        """`children`: processes of the worker's own execute its requests."""
         super().__init__(next(iter(capacity.limits)), config, now=now, process=process)
         self._capacity = capacity
+        self._children = children
         self._hand: dict[int, Frames] = {}
         """The envelopes of its jobs, by number."""
         self._numbers: dict[bytes, int] = {}
@@ -51,6 +69,49 @@ class JointSession(WorkerSession):
         """Note how many jobs are at work that came by other connections: so many slots are not offered."""
         self._elsewhere = jobs
         self._offer(now)
+
+    @property
+    def says_lost(self) -> bool:
+        """Whether the present broker knows LOST."""
+        return self.joint and self._children and CHILDREN in self._knows and self.state in REGISTERED
+
+    def lose(self, suspects: list[int], others: list[int], now: float) -> None:
+        """Report that the process died that had these jobs; `others` are not the cause. Call it if `says_lost`."""
+        clients = self._take_out(suspects)
+        innocent = self._take_out(others)
+        if innocent:
+            clients += [b"", *innocent]
+        if clients:
+            self._send(Command.LOST, tuple(clients), now)
+        self._taken_out(now)
+
+    def give_back(self, job: int, now: float) -> None:
+        """Return a job that was not begun."""
+        if (clients := self._take_out([job])) and self.joint:
+            self._offered = self._free
+            self._send(Command.SLOTS, (b"%d" % self._offered, *clients), now)
+        self._taken_out(now)
+
+    def _take_out(self, jobs: list[int]) -> Frames:
+        """Take jobs out without a reply, and return the `client` frames of those whose connection is still there."""
+        clients: Frames = []
+        for job in jobs:
+            if (envelope := self._hand.pop(job, None)) is not None:
+                del self._numbers[envelope[0]]
+                self._untold.pop(job, None)
+                clients.append(envelope[0])
+            elif job in self._abandoned:
+                self._abandoned.discard(job)
+                self.dropped_replies += 1
+        return clients
+
+    def _taken_out(self, now: float) -> None:
+        if self.state is SessionState.BUSY and not self._hand:
+            self.state = SessionState.IDLE
+            self._silent_at = now + self.heartbeat.patience
+        self._offer(now)
+        if self._leaving and self._is_done:
+            self._say_goodbye(now)
 
     def final(self, job: int, body: Frames, now: float) -> None:
         envelope = self._hand.pop(job, None)
@@ -116,7 +177,8 @@ class JointSession(WorkerSession):
         if not self.joint:
             return []
         services = [(name, limit) for name, limit in self._capacity.limits.items() if limit or name != self.service]
-        return [SLOTS + b"%d" % self._offered, *(SERVICE + b"%d:%b" % (limit, name) for name, limit in services)]
+        words = [SLOTS + b"%d" % self._offered, *(SERVICE + b"%d:%b" % (limit, name) for name, limit in services)]
+        return [*words, CHILDREN] if self._children and CHILDREN in self._knows else words
 
     def _act(self, command: Command, rest: Frames, now: float) -> None:
         if not self.joint:

@@ -31,6 +31,7 @@ Worker side
     PROCESS + a name    workers of the same name are in one process, and die together
     SLOTS + a number    it takes so many requests at a time, and for each further service says
     SERVICE + limit, :, name     and that it takes at most so many of this one; 0: no limit but the slots
+    CHILDREN            processes of its own execute the requests
 
     between a broker and a worker that know EXTENSION
     CANCEL     b → w                                   MDPW02 07 client ''
@@ -39,6 +40,9 @@ Worker side
     between a broker and a worker that said SLOTS
     REQUEST    b → w    (in place of 02)               MDPW02 09 client '' service body…
     SLOTS      w → b                                   MDPW02 0A number client…
+
+    between a broker and a worker that said SLOTS and CHILDREN
+    LOST       w → b                                   MDPW02 0B client… ['' client…]
 
 titanic/PROTOCOL.md describes the same, and when each message is sent, for authors of clients and workers in other
 languages.
@@ -121,6 +125,8 @@ class Command(Enum):
     """A REQUEST that names its service."""
     SLOTS = "slots"
     """So many requests at a time from now on; those named were not begun."""
+    LOST = "lost"
+    """The process that had these requests died."""
 
     __hash__ = object.__hash__  # Enum's own is written in Python, and commands are looked up for every message
 
@@ -309,7 +315,11 @@ MAX_SLOTS = 4096
 MAX_SERVICES = 1024
 """Services of one worker."""
 
-KNOWN_WORDS = (EXTENSION, ELSEWHERE, NAMES_PROCESS, NAMES_SLOTS)
+CHILDREN = b"titanic:children"
+"""Processes of the worker execute its requests: it executes one that is to run alone in a process that has no other,
+and says LOST when one of them died. It needs SLOTS."""
+
+KNOWN_WORDS = (EXTENSION, ELSEWHERE, NAMES_PROCESS, NAMES_SLOTS, CHILDREN)
 """The words in READY that a broker knows, as it announces them in mmi.broker: a worker says no others
 (`BrokerKind.knows`)."""
 
@@ -323,6 +333,7 @@ _EXTENDED_02 = {
     Command.PROGRESS: b"\10",
     Command.SERVICE_REQUEST: b"\11",
     Command.SLOTS: b"\12",
+    Command.LOST: b"\13",
 }
 
 WORKER_V01 = WorkerDialect("0.1", (b"", WORKER_01), _CODES_01)

@@ -41,6 +41,7 @@ from broker.core.mdp import (
     read_error,
 )
 from broker.core.protocol_detection import ANSWER_TIMEOUT, ProtocolDetection
+from broker.core.requests import ALONE
 from broker.core.timers import Backoff, Heartbeat
 from broker.core.worker_registry import Inflow
 
@@ -76,6 +77,20 @@ class Job(NamedTuple):
         """What a queue says about the request, behind the number of the delivery: a JSON object; empty: nothing."""
         at = self.client.find(b"{")
         return self.client[at:] if at >= 0 else b""
+
+    @property
+    def alone(self) -> bool:
+        """Whether its queue wants it to run in a process that does nothing else meanwhile."""
+        return ALONE in self.context
+
+    @property
+    def deadline(self) -> float | None:
+        """When its limit is over, in seconds since 1970, by the clock of its queue; None: it has none."""
+        try:
+            said = read_json(self.context or b"{}").get("deadline")
+        except (ValueError, AttributeError):
+            return None
+        return float(said) if isinstance(said, (int, float)) else None
 
     def __str__(self) -> str:
         context = self.context

@@ -87,6 +87,8 @@ class WorkerPeer:
     """Its user, and the process that READY named."""
     retires: bool = False
     """Whether it gets nothing more, and is dismissed when it has no request."""
+    has_children: bool = False
+    """Whether processes of its own execute its requests: its death is not their fault."""
     passes_on: bool = False
     """Whether its requests are executed elsewhere, so that its death does not concern them."""
     user: User | None = None

@@ -21,6 +21,19 @@ class Play(Transcript):
         self.said(name, b"MDPW02", b"\1", service, b"titanic:process=" + process.encode())
         self.told(name, b"MDPW02", b"\5")
 
+    def parent(self, name: str, slots: int = 3) -> None:
+        """A worker whose requests processes of its own execute."""
+        words = [b"titanic:process=" + name.encode(), b"titanic:slots=%d" % slots, b"titanic:children"]
+        self.said(name, b"MDPW02", b"\1", b"echo", b"titanic:1", *words)
+        self.told(name, b"MDPW02", b"\5")
+
+    def given(self, name: str, body: bytes) -> bytes:
+        """The `client` frame of the next request of a parent."""
+        (message,) = self.heard(name)
+        assert message[1] == b"\11"
+        assert message[-1] == body
+        return message[2]
+
     def sends(self, body: bytes, service: bytes = b"echo", **context: Any) -> None:
         """The queue sends a request, named by its body."""
         said = json.dumps({"uuid": body.decode(), "attempt": 1, **context}, separators=(",", ":"))
@@ -254,3 +267,80 @@ def test_the_shut_down_begins_nothing(broker: Play) -> None:
     for name in ("a", "b"):
         broker.told(name, b"MDPW02", b"\6")
     check_empty(broker.core)
+
+
+# -- processes of a worker -----------------------------------------------------------------------------------
+
+
+def test_one_that_dies_with_one_request_is_an_attempt_and_with_several_none(broker: Play) -> None:
+    broker.parent("a")
+    tokens = []
+    for body in (b"1", b"2", b"3"):
+        broker.sends(body)
+        tokens.append(broker.given("a", body))
+    broker.said("a", b"MDPW02", b"\13", tokens[0])
+    broker.refused(b"1", b"500")
+    broker.said("a", b"MDPW02", b"\13", *tokens[1:])
+    broker.refused(b"2", b"502")
+    broker.refused(b"3", b"502")
+    broker.lost("a")
+    check_empty(broker.core)
+
+
+def test_who_is_not_the_cause_goes_to_another_worker(broker: Play) -> None:
+    broker.parent("a", 2)
+    tokens = []
+    for body in (b"poison", b"innocent"):
+        broker.sends(body)
+        tokens.append(broker.given("a", body))
+    broker.said("a", b"MDPW02", b"\12", b"0")
+    broker.said("a", b"MDPW02", b"\13", tokens[0], b"", tokens[1])
+    broker.refused(b"poison", b"500")
+    broker.parent("b")
+    client = broker.given("b", b"innocent")
+    assert json.loads(client[16:])["delivery"] == 2
+    broker.said("b", b"MDPW02", b"\13", b"", client)
+    broker.told_nothing(QUEUE)
+    broker.given("b", b"innocent")
+
+
+def test_the_requests_of_a_parent_are_suspect_and_only_one_that_was_alone_is_charged(broker: Play) -> None:
+    broker.parent("a")
+    broker.sends(b"suspect", alone=True)
+    broker.given("a", b"suspect")
+    broker.sends(b"1")
+    broker.given("a", b"1")
+    broker.lost("a")
+    broker.refused(b"suspect", b"500")
+    broker.refused(b"1", b"502")
+    broker.parent("b")
+    broker.sends(b"2")
+    broker.lost("b")
+    broker.refused(b"2", b"502")
+
+
+def test_a_plain_request_goes_to_another_process(broker: Play) -> None:
+    broker.parent("a")
+    broker.request("client", b"plain")
+    for deaths in range(1, 4):
+        client = broker.given("a", b"plain")
+        broker.said("a", b"MDPW02", b"\13", client)
+        assert bool(broker.heard("client")) is (deaths == 3)
+
+
+@pytest.mark.parametrize("rest", [[], [b""], [b"unknown"], [b"TOKEN", b"TOKEN"], [b"TOKEN", b"", b""]])
+def test_a_wrong_death_is_malformed(broker: Play, rest: list[bytes]) -> None:
+    broker.parent("a")
+    broker.sends(b"1")
+    client = broker.given("a", b"1")
+    broker.said("a", b"MDPW02", b"\13", *(client if frame == b"TOKEN" else frame for frame in rest))
+    assert broker.core.stats["malformed"] == 1
+    assert not broker.core.workers
+
+
+def test_only_a_worker_with_processes_reports_their_deaths(broker: Play) -> None:
+    broker.said("a", b"MDPW02", b"\1", b"echo", b"titanic:1", b"titanic:slots=2")
+    broker.told("a", b"MDPW02", b"\5")
+    broker.sends(b"1")
+    broker.said("a", b"MDPW02", b"\13", broker.given("a", b"1"))
+    assert broker.core.stats["malformed"] == 1

@@ -13,6 +13,7 @@ from broker.core.mdp import Capacity
 from broker.core.worker import Job, SessionState
 
 NEW = ("titanic:1", "titanic:process", "titanic:slots")
+NEWEST = (*NEW, "titanic:children")
 OLD = ("titanic:1", "titanic:process")
 ASKED = [[b"", b"MDPC01", name, name] for name in (b"mmi.broker", b"mmi.service")]
 
@@ -20,9 +21,9 @@ ASKED = [[b"", b"MDPC01", name, name] for name in (b"mmi.broker", b"mmi.service"
 class Work(WorkerTranscript):
     """A worker's session."""
 
-    def __init__(self, slots: int = 3, **limits: int) -> None:
+    def __init__(self, slots: int = 3, *, children: bool = False, **limits: int) -> None:
         capacity = Capacity(slots, {name.encode(): limit for name, limit in (limits or {"a": 0, "b": 0}).items()})
-        super().__init__(JointSession(capacity, WorkerConfig(), now=self.now, process="p"))
+        super().__init__(JointSession(capacity, WorkerConfig(), now=self.now, process="p", children=children))
 
     def finds(self, *knows: str) -> None:
         """The broker on a new connection says what it knows."""
@@ -251,3 +252,66 @@ def test_a_broker_that_does_not_know_slots_has_one_worker_of_the_first_service()
     work.told(b"", b"MDPC01", b"mmi.broker", b"501")
     work.said(b"", b"MDPW01", b"\1", b"a")
     assert not work.session.joint
+
+
+# -- processes that execute its requests ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def parent() -> Work:
+    parent = Work(children=True)
+    parent.finds(*NEWEST)
+    words = [b"titanic:slots=3", b"titanic:service=0:b", b"titanic:children"]
+    parent.said(b"MDPW02", b"\1", b"a", b"titanic:1", b"titanic:process=p", *words)
+    parent.told(b"MDPW02", b"\5")
+    return parent
+
+
+def test_a_process_dies_with_its_requests(parent: Work) -> None:
+    one, two, three = (parent.given(client) for client in (b"1", b"2", b"3"))
+    parent.session.note_elsewhere(2, parent.now)
+    parent.said(b"MDPW02", b"\12", b"1")
+    parent.session.lose([one.number], [two.number], parent.now)
+    parent.said(b"MDPW02", b"\13", b"1", b"", b"2")
+    parent.final(one, b"late")
+    parent.said_nothing()
+    parent.session.lose([three.number], [], parent.now)
+    parent.said(b"MDPW02", b"\13", b"3")
+    assert parent.session.state is SessionState.IDLE
+
+
+def test_one_that_is_not_begun_is_given_back(parent: Work) -> None:
+    one = parent.given(b"1")
+    parent.session.give_back(one.number, parent.now)
+    parent.said(b"MDPW02", b"\12", b"3", b"1")
+    assert parent.session.state is SessionState.IDLE
+
+
+def test_the_last_death_is_the_end_of_a_worker_that_leaves(parent: Work) -> None:
+    one = parent.given(b"1")
+    parent.session.leave(parent.now)
+    parent.said(b"MDPW02", b"\12", b"0")
+    parent.session.lose([one.number], [], parent.now)
+    parent.said(b"MDPW02", b"\13", b"1")
+    parent.said(b"MDPW02", b"\6")
+    assert parent.session.stopped
+
+
+def test_of_requests_whose_connection_is_gone_nothing_is_said(parent: Work) -> None:
+    one, two = parent.given(b"1"), parent.given(b"2")
+    parent.session.lost(parent.now)
+    parent.closed(1)
+    assert not parent.session.says_lost
+    parent.session.lose([one.number], [two.number], parent.now)
+    parent.said_nothing()
+    assert parent.session.dropped_replies == 2
+    parent.back()
+    parent.finds(*NEWEST)
+    assert parent.next()[1][5] == b"titanic:slots=3"  # type: ignore[index]
+
+
+def test_an_older_broker_is_not_told_of_deaths() -> None:
+    parent = Work(children=True)
+    parent.finds(*NEW)
+    parent.said(b"MDPW02", b"\1", b"a", b"titanic:1", b"titanic:process=p", b"titanic:slots=3", b"titanic:service=0:b")
+    assert not parent.session.says_lost
