@@ -61,6 +61,15 @@ def check(fine: bool, fault: str) -> None:
         raise UsageError(fault)
 
 
+MAX_VERSION = 64
+"""Bytes of the version that a worker says of its program."""
+
+
+def is_version(text: str) -> bool:
+    """Whether a text can be such a version."""
+    return text.isprintable() and len(text.encode()) <= MAX_VERSION
+
+
 def check_heartbeats(interval: float, liveness: int) -> None:
     """Raise UsageError for heartbeats that cannot work; `interval` is seconds."""
     check(interval > 0, f"heartbeat_interval is {interval}; it must be more than 0")
@@ -183,8 +192,15 @@ class WorkerConfig:
         " are several, the worker asks the broker.",
     )
 
+    deploy: str = setting(
+        "",
+        "Version of the worker's program, shown in lists of workers: at most 64 bytes, printable.",
+    )
+
     def __post_init__(self) -> None:
         check_heartbeats(self.heartbeat_interval, self.liveness)
+        fault = f"deploy is {self.deploy[:100]!r}; it must be printable, with at most {MAX_VERSION} bytes"
+        check(is_version(self.deploy), fault)
         check(self.max_reply > 0, f"max_reply is {self.max_reply}; it must be 1 or more")
         fault = f"versions is {self.versions}; known: 0.1, 0.2, majortomo"
         check(bool(self.versions) and set(self.versions) <= set(MDP_VERSIONS), fault)

@@ -63,6 +63,7 @@ from broker.core.mdp import (
     error_body,
     read_capacity,
     read_slots,
+    read_version,
     service_fault,
 )
 from broker.core.requests import (
@@ -419,6 +420,7 @@ class BrokerCore(Core):
             return
         worker.names_services, worker.slots = capacity.slots > 0, capacity.slots or 1
         worker.has_children = worker.names_services and CHILDREN in words
+        worker.version = read_version(words)
         services: dict[bytes, BrokerService] = {}
         for name in capacity.limits:
             if (service := self.services.get(name)) is None:

@@ -32,6 +32,7 @@ Worker side
     SLOTS + a number    it takes so many requests at a time, and for each further service says
     SERVICE + limit, :, name     and that it takes at most so many of this one; 0: no limit but the slots
     CHILDREN            processes of its own execute the requests
+    VERSION + a text    the version of its program, in its own words
 
     between a broker and a worker that know EXTENSION
     CANCEL     b → w                                   MDPW02 07 client ''
@@ -58,6 +59,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
+from broker.config import is_version
 from broker.core.timers import USUAL
 
 Peer = Hashable
@@ -301,6 +303,10 @@ gateway does, and its death says nothing of them."""
 MAX_PROCESS = 64
 """Bytes of that word."""
 
+NAMES_VERSION = b"titanic:version"
+VERSION = NAMES_VERSION + b"="
+"""Begins the word in READY that says the version of a worker's program, for people."""
+
 NAMES_SLOTS = b"titanic:slots"
 SLOTS = NAMES_SLOTS + b"="
 """Begins the word in READY that says how many requests the worker takes at a time, of all its services. It needs
@@ -319,7 +325,7 @@ CHILDREN = b"titanic:children"
 """Processes of the worker execute its requests: it executes one that is to run alone in a process that has no other,
 and says LOST when one of them died. It needs SLOTS."""
 
-KNOWN_WORDS = (EXTENSION, ELSEWHERE, NAMES_PROCESS, NAMES_SLOTS, CHILDREN)
+KNOWN_WORDS = (EXTENSION, ELSEWHERE, NAMES_PROCESS, NAMES_VERSION, NAMES_SLOTS, CHILDREN)
 """The words in READY that a broker knows, as it announces them in mmi.broker: a worker says no others
 (`BrokerKind.knows`)."""
 
@@ -373,6 +379,16 @@ def read_capacity(service: bytes, words: Frames) -> Capacity | None:
                 return None
             limits[name] = limit
     return Capacity(slots, limits) if slots and len(limits) <= MAX_SERVICES else None
+
+
+def read_version(words: Frames) -> str:
+    """Read a worker's version in the words of its READY; empty: it said none, or one that lists cannot show."""
+    said = next((word[len(VERSION) :] for word in words if word.startswith(VERSION)), b"")
+    try:
+        version = said.decode()
+    except UnicodeDecodeError:
+        return ""
+    return version if is_version(version) else ""
 
 
 def read_slots(text: bytes) -> int | None:

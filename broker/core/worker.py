@@ -30,7 +30,9 @@ from broker.core.mdp import (
     ELSEWHERE,
     EXTENSION,
     NAMES_PROCESS,
+    NAMES_VERSION,
     PROCESS,
+    VERSION,
     WORKER_DIALECTS,
     Command,
     Core,
@@ -445,6 +447,8 @@ class WorkerSession(Core):
             words.append(ELSEWHERE)
         if NAMES_PROCESS in self._knows and self._process is not None:
             words.append(PROCESS + self._process)
+        if NAMES_VERSION in self._knows and self.config.deploy:
+            words.append(VERSION + self.config.deploy.encode())
         self._send(Command.READY, (self.service, *words, *self._more_words()), now)
 
     def _more_words(self) -> Frames:

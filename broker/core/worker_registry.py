@@ -89,6 +89,8 @@ class WorkerPeer:
     """Whether it gets nothing more, and is dismissed when it has no request."""
     has_children: bool = False
     """Whether processes of its own execute its requests: its death is not their fault."""
+    version: str = ""
+    """That of its program, as READY said it."""
     passes_on: bool = False
     """Whether its requests are executed elsewhere, so that its death does not concern them."""
     user: User | None = None
@@ -259,6 +261,7 @@ class WorkerReport(NamedTuple):
     name: str
     """As `WorkerPeer.process_name`."""
     user: str | None
+    version: str
     services: list[bytes]
     slots: int
     registered_at: float
@@ -474,6 +477,7 @@ def _report(workers: list[WorkerPeer]) -> WorkerReport:
     return WorkerReport(
         first.process_name,
         None if first.user is None else first.user.name,
+        first.version,
         sorted({name for group in groups for name in group.services}),
         sum(worker.slots for worker in workers),
         min(worker.registered_at for worker in workers),

@@ -73,6 +73,7 @@ EXAMPLES: dict[str, Any] = {
     "work.time-limit": 600,
     "work.fatal-exit": "1,64-78",
     "worker.key": "/etc/shop/worker.key_secret",
+    "worker.deploy": "v2",
     "worker.memory": "500MiB",
     "cron.key": "/etc/titanic/cron.key_secret",
     "web.key": "/run/credentials/titanic-web.service/web.key_secret",

@@ -225,16 +225,17 @@ def workers(as_json: bool, reach: EndpointReach) -> None:
     """List the workers of the server that answers, and the requests that they have.
 
     A line is a worker process, as HOST:PID, or one connection of a worker that does not name its process. SLOTS is how
-    many requests it takes at a time, HEARD when its last message came. Below stand the requests, the longest-running
-    first; a dash means a plain request, which is not stored.
+    many requests it takes at a time, HEARD when its last message came, VERSION what it says of
+    itself. Below stand the requests, the longest-running first; a dash means a plain request, which is not stored.
 
     If the broker is a separate process, or without the permission metrics = true or read = "all", only the number of
     workers of each service is known. If servers share a store, each lists its own workers.
 
     --json prints {workers (null if unknown), services: {name: number of workers, or their slots; null: some},
     omitted (worker processes left out of a list that would be too long), node (the server's name, if servers share
-    a store), reason (why workers is null)}. Each worker is {name, host, pid, user (with access control), services,
-    slots, requests: [{uuid, service, started_at}], registered_at, heard_at}; times are microseconds since 1970.
+    a store), reason (why workers is null)}. Each worker is {name, host, pid, user (with access control), version,
+    services, slots, requests: [{uuid, service, started_at}], registered_at, heard_at}; times are microseconds since
+    1970.
 
     \b
     Example:
@@ -257,12 +258,12 @@ def workers(as_json: bool, reach: EndpointReach) -> None:
 
 
 def _show_workers(rows: Sequence[WorkerInfo]) -> None:
-    users = ("USER",) if any("user" in row for row in rows) else ()
-    titles = ("WORKER", *users, "SLOTS", "REQUESTS", "REGISTERED", "HEARD", "SERVICES")
+    more = [name for name in ("user", "version") if any(row.get(name) for row in rows)]
+    titles = ("WORKER", *map(str.upper, more), "SLOTS", "REQUESTS", "REGISTERED", "HEARD", "SERVICES")
     lines = [
         (
             row["name"] or "–",
-            *(row.get("user", "–") for _ in users),
+            *(str(row.get(name) or "–") for name in more),
             str(row["slots"]),
             str(len(row["requests"])),
             f"{age(row['registered_at'])} ago",

@@ -36,6 +36,7 @@ from titanic.jobs.context import Failed, RequestContext, current_or_none
 from titanic.protocol.tsp import Frames
 from titanic.util.sd_notify import VARIABLES, Notifier
 from titanic.util.text import duration
+from titanic.version import __version__
 
 log = logging.getLogger("titanic.work")
 
@@ -305,7 +306,8 @@ def work(
     if shutil.which(command[0]) is None:
         raise click.UsageError(f"command not found: {command[0]}")
     handler = CommandHandler(command, time_limit, fatal_exit or (), kill_after)
-    config = WorkerConfig(heartbeat_interval, versions=(mdp,) if mdp else WorkerConfig().versions)
+    versions = (mdp,) if mdp else WorkerConfig().versions
+    config = WorkerConfig(heartbeat_interval, versions=versions, deploy=__version__)
     worker = Worker(service, handler, endpoint, jobs=jobs, everywhere=everywhere, config=config, key=curve)
 
     def at_once() -> None:

@@ -7,6 +7,7 @@ import sys
 import click
 from click.core import ParameterSource
 
+from broker import WorkerConfig
 from titanic import logs
 from titanic.cli.options import (
     command,
@@ -20,6 +21,7 @@ from titanic.cli.options import (
 from titanic.cli.running import EXIT_FAILED, StopSignal, say
 from titanic.pool.core import ChildConfig, PoolConfig
 from titanic.pool.pool import Pool
+from titanic.version import __version__
 
 
 @command()
@@ -30,6 +32,7 @@ from titanic.pool.pool import Pool
 @declared(ChildConfig, "jobs", "-j")
 @option("--only", multiple=True, default=(), metavar="SERVICE", help="Serve only this task or service; repeatable.")
 @option("--except", "excluded", multiple=True, default=(), metavar="SERVICE", help="Do not serve this one; repeatable.")
+@declared(ChildConfig, "deploy", metavar="NAME")
 @option("--reload", is_flag=True, help="Restart when a source file of the app changes.")
 @declared(ChildConfig, "max_requests", show_default="unlimited")
 @declared(PoolConfig, "memory")
@@ -45,6 +48,7 @@ def worker(
     jobs: int,
     only: tuple[str, ...],
     excluded: tuple[str, ...],
+    deploy: str | None,
     reload: bool,
     max_requests: int,
     memory: int | None,
@@ -87,6 +91,7 @@ def worker(
         log_format,
         only,
         excluded,
+        WorkerConfig(deploy=deploy or __version__).deploy,  # checked here
     )
     config = PoolConfig(processes, memory, grace, watchdog, wait_for_sources=reload)
     pool = Pool(config, child, reload=reload)

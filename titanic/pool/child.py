@@ -29,10 +29,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from broker import Handler, MultiWorker
+from broker import Handler, MultiWorker, WorkerConfig
 from titanic import logs
 from titanic.errors import CallerError, TitanicError
-from titanic.jobs.context import RequestContext, current
+from titanic.jobs.context import RequestContext, Unready, current
 from titanic.pool.core import AT_ONCE, ChildConfig
 from titanic.schedules import Scheduler
 from titanic.tasks import Tasks
@@ -82,13 +82,14 @@ class Jobs:
                 self._reports.say(leaving=f"has started {number} requests")
                 self.worker.stop()
             request = current()
-            if request.deadline is None:
-                return handler(frames)
-            running[number] = service, request
+            if request.deadline is not None:
+                running[number] = service, request
             try:
                 return handler(frames)
+            except Unready as error:  # which of several versions was it?
+                raise Unready(f"{error.text} (version of the worker: {config.deploy})", *error.detail[1:]) from error
             finally:
-                del running[number]
+                running.pop(number, None)
 
         return handle
 
@@ -211,7 +212,13 @@ def _prepare(config: ChildConfig, reports: Reports) -> tuple[MultiWorker, Schedu
     handlers = {service: jobs.counted(service, handler) for service, handler in services.items()}
     limits = {service: most for service, most in app.limits.items() if service in handlers}
     worker = MultiWorker(
-        handlers, app.endpoint, jobs=config.jobs, limits=limits, key=app.key, server_key=app.server_key
+        handlers,
+        app.endpoint,
+        jobs=config.jobs,
+        limits=limits,
+        config=WorkerConfig(deploy=config.deploy),
+        key=app.key,
+        server_key=app.server_key,
     )
     jobs.worker = worker
     worker.every(BEAT, jobs.look)

@@ -49,6 +49,8 @@ class ChildConfig:
     excluded: tuple[str, ...] = ()
     """Services of the app not to serve."""
 
+    deploy: str = setting("", "Version of the app, shown in `titanic workers`.", otherwise="that of Titanic")
+
     def document(self) -> dict[str, Any]:
         """As JSON takes it."""
         return asdict(self)

@@ -192,6 +192,8 @@ class WorkerInfo(TypedDict):
     pid: int | None
     user: NotRequired[str]
     """With access control."""
+    version: str
+    """That of its program, in its own words; empty: it says none."""
     services: list[str]
     slots: int
     """How many requests it takes at a time."""

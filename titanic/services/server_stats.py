@@ -123,6 +123,7 @@ def _worker(report: WorkerReport, began: int) -> WorkerInfo:
         "name": report.name,
         "host": host if is_named else "",
         "pid": int(pid) if is_named else None,
+        "version": report.version,
         "services": [name.decode(errors="replace") for name in report.services],
         "slots": report.slots,
         "requests": [_in_hand(*request, began) for request in report.requests],

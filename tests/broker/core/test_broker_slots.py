@@ -229,6 +229,23 @@ def test_a_report_has_the_workers_by_process(broker: Play) -> None:
     assert (single.name, single.services, single.slots, single.requests) == ("", [b"echo"], 1, [])
 
 
+@pytest.mark.parametrize(
+    ("word", "version"),
+    [
+        ("v2 \u00e9".encode(), "v2 \u00e9"),
+        (b"x" * 64, "x" * 64),
+        (b"x" * 65, ""),
+        (b"a\x1b[2J", ""),
+        (b"\xff", ""),
+        (b"", ""),
+    ],
+)
+def test_a_report_has_the_version_that_a_worker_says(broker: Play, word: bytes, version: str) -> None:
+    broker.said("w", b"MDPW02", b"\1", b"echo", b"titanic:version=" + word)
+    assert [report.version for report in broker.core.registry.report(100)[0]] == [version]
+    assert "titanic:version" in broker.document(b"mmi.broker")["knows"]
+
+
 def test_a_long_report_leaves_out_the_latest(broker: Play) -> None:
     for number in range(5):
         broker.registered(f"w{number}", 1, "a", "b", process=f"host:{number}/")

@@ -10,6 +10,7 @@ from support.transcript import WorkerTranscript
 from broker.config import WorkerConfig
 from broker.core.mdp import EXTENSION
 from broker.core.worker import Job, SessionState, WorkerSession
+from broker.errors import UsageError
 
 
 class Work(WorkerTranscript):
@@ -567,6 +568,27 @@ def test_the_process_is_named_where_the_broker_knows_that_word() -> None:
         assert session.take_output() == [(session.connection, [b"MDPW02", b"\1", b"echo", *words])]
         session.lost(0.0)
         session.take_output()
+
+
+def test_the_version_is_said_where_the_broker_knows_that_word() -> None:
+    session = WorkerSession(b"echo", WorkerConfig(versions=("0.2", "0.1"), deploy="v2 \u00e9"), now=0.0)
+    for knows, words in (
+        ([], []),
+        (["titanic:1", "titanic:version"], [EXTENSION, "titanic:version=v2 \u00e9".encode()]),
+    ):
+        session.tick(session.next_deadline() or 0.0)
+        session.take_output()
+        answer = json.dumps({"software": "titanic", "knows": knows}).encode()
+        session.receive(session.connection, [b"", b"MDPC01", b"mmi.broker", answer], 0.0)
+        assert session.take_output() == [(session.connection, [b"MDPW02", b"\1", b"echo", *words])]
+        session.lost(0.0)
+        session.take_output()
+
+
+@pytest.mark.parametrize("version", ["a\nb", "x" * 65, "\u00e9" * 33, "\udcff"])
+def test_a_version_that_lists_cannot_show_is_refused(version: str) -> None:
+    with pytest.raises(UsageError, match="at most 64 bytes"):
+        WorkerConfig(deploy=version)
 
 
 # -- cancelling and progress ---------------------------------------------------------------------------------

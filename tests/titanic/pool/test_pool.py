@@ -82,7 +82,8 @@ def note(text: str) -> None:
 
 @contextmanager
 def pool(folder: Path, server: Server, *options: str, schedules: str = "") -> Iterator[Running]:
-    (folder / "pool_shop.py").write_text(APP + schedules.replace('"notes"', f'"{folder}/notes"'))
+    if not (folder / "pool_shop.py").exists():
+        (folder / "pool_shop.py").write_text(APP + schedules.replace('"notes"', f'"{folder}/notes"'))
     endpoint = server.endpoints[0]
     path = f"{folder}:{os.environ.get('PYTHONPATH', '')}"
     with running(
@@ -226,6 +227,21 @@ def test_only_some_services(server: Server, client: Client, tmp_path: Path) -> N
         worker.says("shop.whoami is registered")
         assert client.wait(ask(client, "whoami"), timeout=50)
         assert {name for name, number in client.workers()["services"].items() if number} == {"shop.whoami"}
+
+
+def test_versions_side_by_side(server: Server, client: Client, tmp_path: Path) -> None:
+    """A rolling deployment: what the old version does not know goes back, and the new one does it."""
+    (tmp_path / "v1").mkdir()
+    (tmp_path / "v2").mkdir()
+    with pool(tmp_path / "v1", server, "--deploy", "v1"):
+        uuid = client.submit("shop.whoami", b'{"args": [], "kwargs": {"loud": true}}')
+        said = until(lambda: client.show(uuid)["reason"])
+        assert "unexpected keyword argument 'loud' (version of the worker: v1)" in said
+        (tmp_path / "v2/pool_shop.py").write_text(APP.replace("def whoami()", "def whoami(loud: bool = False)"))
+        with pool(tmp_path / "v2", server, "--deploy", "v2"):
+            until(lambda: {row["version"] for row in client.workers()["workers"] or ()} == {"v1", "v2"})
+            assert client.wait(uuid, timeout=50)
+        assert client.show(uuid)["attempts"] == 1
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,7 @@ def test_workers_of_all_kinds(server: Server, client: Client) -> None:
     with (
         raw_worker(endpoint, b"echo") as old,
         slots_worker(endpoint, b"titanic:process=node7:4711/x"),
-        Worker("upper", lambda frames: frames, endpoint, jobs=4, config=QUICK),
+        Worker("upper", lambda frames: frames, endpoint, jobs=4, config=replace(QUICK, deploy="v2")),
         raw_client(endpoint) as caller,
     ):
         uuid, slow = client.submit("echo", b"secret"), client.submit("slow", b"secret")
@@ -72,6 +73,7 @@ def test_workers_of_all_kinds(server: Server, client: Client) -> None:
     assert (unnamed["host"], unnamed["pid"], unnamed["services"], unnamed["slots"]) == ("", None, ["echo"], 1)
     assert (named["host"], named["pid"], named["services"], named["slots"]) == ("node7", 4711, ["quick", "slow"], 3)
     assert (ours["pid"], ours["services"], ours["slots"]) == (os.getpid(), ["upper"], 4)
+    assert (unnamed["version"], named["version"], ours["version"]) == ("", "", "v2")
     assert [(one["uuid"], one["service"]) for one in unnamed["requests"]] == [(uuid, "echo")]
     assert {(one["uuid"], one["service"]) for one in named["requests"]} == {(slow, "slow"), ("", "quick")}
     for row in rows.values():
@@ -249,6 +251,9 @@ def test_the_command(server: Server, client: Client) -> None:
     assert titles == ["REQUEST", "RUNNING", "WORKER", "SERVICE"]
     assert [stored[0], *stored[-2:]] == [uuid, "node7:4711", "slow"]
     assert [plain[0], *plain[-2:]] == ["–", "node7:4711", "quick"]
+    with Worker("echo", lambda frames: frames, server.endpoints[0], config=replace(QUICK, deploy="v2")):
+        titles, row = (line.split() for line in here("workers", *at).out.decode().splitlines())
+    assert (titles[:3], row[:3]) == (["WORKER", "VERSION", "SLOTS"], [NAME, "v2", "1"])
 
 
 def test_the_command_without_a_server(tmp_path: Path) -> None:

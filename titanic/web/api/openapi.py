@@ -178,6 +178,7 @@ class ListedWorker(TypedDict):
     host: str
     pid: Count | None
     user: NotRequired[Annotated[str, Meta(description="Its user, with access control.")]]
+    version: Annotated[str, Meta(description="That of its program, in its own words; empty: it says none.")]
     services: list[str]
     slots: Annotated[int, Meta(ge=0, description="How many requests it takes at a time.")]
     requests: list[WorkerRequest]

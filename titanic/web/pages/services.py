@@ -332,8 +332,8 @@ async def workers(request: Request) -> Response:
     found = await state.cache.get(request, "workers", visitor_of(request).client.workers)
     rows = found["workers"] or []
     in_hand = sorted(((one, row) for row in rows for one in row["requests"]), key=lambda pair: pair[0]["started_at"])
-    has_users = any("user" in row for row in rows)
-    return state.page(request, "workers.html", found=found, in_hand=in_hand[:PAGE], has_users=has_users)
+    has = {name for row in rows for name in ("user", "version") if row.get(name)}
+    return state.page(request, "workers.html", found=found, in_hand=in_hand[:PAGE], has=has)
 
 
 ROUTES = [

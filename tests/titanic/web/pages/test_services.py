@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -214,6 +215,16 @@ def test_workers_and_what_they_have(http: httpx.Client, server: Server, client: 
     assert last[:3] == [uuid, "<i>a</i>", "unnamed"]
     assert page.links[uuid] == f"/requests/{uuid}"
     assert "secret" not in page.text
+
+
+def test_the_version_that_a_worker_says(http: httpx.Client, server: Server) -> None:
+    with (
+        raw_worker(server.endpoints[0], b"mail"),
+        Worker("pay", list, server.endpoints[0], config=replace(QUICK, deploy="<i>v2</i>")),
+    ):
+        until(lambda: len(page_of(http, "/workers").rows) == 2)
+        rows = sorted(page_of(http, "/workers").rows)
+    assert {(row[1], row[2]) for row in rows} == {("–", "mail"), ("<i>v2</i>", "pay")}
 
 
 def test_workers_without_the_permission(tmp_path: Path) -> None:
