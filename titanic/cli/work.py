@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import logging
 import os
@@ -34,6 +33,7 @@ from titanic.cli.printing import as_text
 from titanic.cli.running import StopSignal, say
 from titanic.jobs.context import Failed, RequestContext, current_or_none
 from titanic.protocol.tsp import Frames
+from titanic.util.processes import end_with_parent
 from titanic.util.sd_notify import VARIABLES, Notifier
 from titanic.util.text import duration
 from titanic.version import __version__
@@ -48,17 +48,6 @@ BEATS = 4
 
 LAST_WORDS = 1.0
 """Seconds that the pipes of a killed command may stay open: something it started may have left its group."""
-
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
-
-
-def _die_with_parent() -> None:
-    """Runs in the new process. A worker that is killed cannot end its command, and another worker soon gets the same
-    request: both would work on it."""
-    with contextlib.suppress(AttributeError):  # not Linux
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
 
 TEMPORARY = 75
 """EX_TEMPFAIL: the exit code of a command that is to be run again."""
@@ -139,7 +128,9 @@ class CommandHandler:
                 stderr=subprocess.PIPE,
                 start_new_session=True,  # so that it can be ended with all that it started
                 env=_environment(current_or_none()),
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 - it calls one function of libc, which takes no lock
+                # A worker that is killed cannot end its command, and another worker soon gets the same request. What it
+                # calls of libc takes no lock.
+                preexec_fn=end_with_parent,  # noqa: PLW1509
             )
             self._running.add(process)
             return process

@@ -34,7 +34,7 @@ from titanic.version import __version__
 @option("--except", "excluded", multiple=True, default=(), metavar="SERVICE", help="Do not serve this one; repeatable.")
 @declared(ChildConfig, "deploy", metavar="NAME")
 @option("--reload", is_flag=True, help="Restart when a source file of the app changes.")
-@declared(ChildConfig, "max_requests", show_default="unlimited")
+@declared(PoolConfig, "max_requests", show_default="unlimited")
 @declared(PoolConfig, "memory")
 @declared(PoolConfig, "grace")
 @declared(PoolConfig, "watchdog")
@@ -62,11 +62,11 @@ def worker(
 ) -> None:
     """Run the tasks of an app. MODULE:APP is an importable module and the titanic.tasks.Tasks in it (default: app).
 
-    Each process serves all tasks and services of the app, or those that --only and --except leave, with up to --jobs
-    requests at a time, on one CPU core; raise --processes to use more cores. A process that dies, exceeds --memory or
-    has started --max-requests requests is replaced, after finishing its requests if it can. A process is also
-    replaced when it is stuck for longer than --watchdog: its event loop does not run, or a task has exceeded its
-    limit by that much.
+    One process has the connection to the broker and executes nothing. --processes others execute up to --jobs requests
+    each at a time, on one CPU core, of all tasks and services of the app, or those that --only and --except leave.
+    Jobs of one process share its fate; what happens to it does not concern the other processes. A process that dies,
+    exceeds --memory or has started --max-requests requests is replaced, after finishing its requests if it can. It is
+    killed when a task has exceeded its limit by more than --watchdog.
 
     --endpoint and --key-file default to those of the app.
 
@@ -84,16 +84,13 @@ def worker(
         () if context.get_parameter_source("endpoint") is ParameterSource.DEFAULT else tuple(endpoint),
         key_file,
         server_key,
-        max_requests,
-        grace,
-        watchdog,
         log_level,
         log_format,
         only,
         excluded,
         WorkerConfig(deploy=deploy or __version__).deploy,  # checked here
     )
-    config = PoolConfig(processes, memory, grace, watchdog, wait_for_sources=reload)
+    config = PoolConfig(processes, max_requests, memory, grace, watchdog, wait_for_sources=reload)
     pool = Pool(config, child, reload=reload)
     ending = StopSignal(pool.stop, pool.stop)
     say(f"starting {processes} {'process' if processes == 1 else 'processes'} for {app}", "serving")

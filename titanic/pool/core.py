@@ -1,22 +1,23 @@
-"""Decides which children there are to be, without processes, pipes or clock.
+"""Decides which children there are to be, without processes, sockets or clock.
 
 what happened                               what follows
 ------------------------------------------  ----------------------------------------------------------------------
 there are fewer than there are to be        start; after a pause, which doubles, if the last one died young, before
-                                            a broker had it as a worker (later, a request may be the cause)
-it has done its most requests, and leaves   start another at once; it ends when its jobs are done
-it has more memory than it may have         the same, on our order
+                                            it had a request (later, a request may be the cause)
+a request waits that is to run alone        start one more, for such requests
+it has had its most requests                start another at once; it gets nothing more, and ends when its jobs are
+                                            done
+it has more memory than it may have, or     the same
+got SIGTERM
 its source has changed                      the same, for all
-one of its tasks is stuck                   the same, but it has only so much time as for a stop
-it says nothing any more                    abort, which logs where its threads are, then kill
+one of its jobs is far beyond its limit     kill it, and start another
 the app cannot be imported, at the start    the end; with `wait_for_sources` nothing until they change
-we are to stop                              order all to stop; kill those that are not done within `grace`
-we are to stop at once                      order all again: they return their requests; then kill them
+we are to stop                              all leave; kill those that are not done within `grace`
+we are to stop at once                      kill all: their requests go to other workers
 """
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -37,11 +38,6 @@ class ChildConfig:
     """Where the broker is; empty: where the app says."""
     key_file: str | None = None
     server_key: str | None = None
-    max_requests: int = setting(0, "Replace a process after this many requests.", least=0)
-    grace: float = 60.0
-    """As in `PoolConfig`; also when the pool has died."""
-    overdue: float = 30.0
-    """Seconds beyond its limit after which a task counts as stuck: the pool's `watchdog`."""
     log_level: str = "info"
     log_format: str = "text"
     only: tuple[str, ...] = ()
@@ -56,14 +52,35 @@ class ChildConfig:
         return asdict(self)
 
 
+class Declaration(NamedTuple):
+    """What the parent needs to know of an app, which it does not import."""
+
+    services: tuple[tuple[str, int], ...]
+    """With how many requests at a time of each; 0: no limit but the jobs."""
+    endpoint: tuple[str, ...]
+    curve: tuple[str, ...] | None
+    """The keys of `broker.Curve`."""
+
+
+def read_declaration(said: Any) -> Declaration:
+    """Read one from JSON."""
+    services, endpoint, curve = said
+    return Declaration(
+        tuple((name, limit) for name, limit in services), tuple(endpoint), None if curve is None else tuple(curve)
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class PoolConfig:
     """How children are watched. Times are seconds."""
 
     processes: int = setting(1, "Worker processes.", most=500)
+    max_requests: int = setting(0, "Replace a process after this many requests.", least=0)
     memory: int | None = setting(None, "Replace a process that uses more memory than this.", unit="B")
     grace: float = setting(60.0, "On shutdown: maximum time for running tasks to finish.", unit="s", least=0)
-    watchdog: float = setting(30.0, "Replace a process that has been stuck for this long.", unit="s", least=3)
+    watchdog: float = setting(
+        30.0, "Kill a process when one of its tasks has exceeded its limit by this.", unit="s", least=0.1
+    )
     wait_for_sources: bool = False
     """Whether an app that cannot be imported is to be tried again when its source has changed."""
     retry_first: float = 0.5
@@ -72,24 +89,33 @@ class PoolConfig:
     short: float = 10.0
 
 
-AT_ONCE = signal.SIGUSR1
-"""Has a child give back its requests and end. Not a second SIGTERM: two that come close together are one."""
-
 LAST_WORDS = 3.0
-"""Seconds between a signal that ends a child at once and the one that does so for certain."""
+"""Seconds that a child without jobs has to end."""
+
+MAX_EXTRA = 4
+"""Children beyond `processes`, for requests that run alone."""
 
 
 class Start(NamedTuple):
-    """Start this child: answer with `started`."""
+    """Start this child."""
+
+    number: int
+    extra: bool
+    """Whether it is only for requests that run alone."""
+
+
+class Leave(NamedTuple):
+    """Give this child nothing more, and let it end when its jobs are done."""
 
     number: int
 
 
-class SendSignal(NamedTuple):
-    """Send this child a signal."""
+class Kill(NamedTuple):
+    """Kill this child."""
 
     number: int
-    signal: int
+    spared: bool
+    """Whether its jobs are not to blame: they go to other workers, and that is no attempt."""
 
 
 class Say(NamedTuple):
@@ -99,7 +125,7 @@ class Say(NamedTuple):
     text: str
 
 
-Action = Start | SendSignal | Say
+Action = Start | Leave | Kill | Say
 
 
 @dataclass(slots=True, eq=False)
@@ -108,10 +134,10 @@ class Child:
 
     number: int
     started: float
-    heard: float
-    """When it said something the last time."""
+    extra: bool = False
     ready: bool = False
-    registered: bool = False
+    begun: bool = False
+    """Whether it has had a request."""
     leaving: bool = False
     kill_at: float | None = None
     """When it is killed if it is still there."""
@@ -132,6 +158,8 @@ class PoolCore:
         self._start_at: float | None = 0.0
         """When another child may be started; None: not before something changes."""
         self._pause = 0.0
+        self._extra = 0
+        """How many extra children there are to be."""
         self._served = False
         """Whether any child has ever been ready."""
         self._stopping = self._at_once = False
@@ -142,6 +170,11 @@ class PoolCore:
         return (self._stopping or bool(self.fault)) and not self.children
 
     @property
+    def stopping(self) -> bool:
+        """Whether it ends."""
+        return self._stopping or bool(self.fault)
+
+    @property
     def ready(self) -> int:
         """Children that work."""
         return sum(child.ready and not child.leaving for child in self.children.values())
@@ -149,49 +182,64 @@ class PoolCore:
     # -- what happened ---------------------------------------------------------------------------------------
 
     def said(self, number: int, message: Mapping[str, Any], now: float) -> None:
-        """A child has said something."""
+        """A child has said something, or its link says something of it."""
         child = self.children.get(number)
         if child is None:
             return
-        child.heard = now
         if message.get("ready"):
             child.ready = self._served = True
-        if message.get("registered"):
-            child.registered = True
+        if message.get("begun"):
+            child.begun = True
         memory = message.get("memory", 0)
         if child.leaving:
             return
         if "leaving" in message:
-            child.leaving = True
-            self._say("info", f"process {number} {message['leaving']}; replacing it")
+            self._replace(child, "info", str(message["leaving"]))
+        elif message.get("done"):  # an extra one
+            self._leave(child, None)
         elif "stuck" in message:
-            self._replace(child, f"{message['stuck']}; replacing it", now + self.config.grace)
+            child.leaving = True
+            self._say("error", f"process {number} {message['stuck']}; killing it")
+            self._actions.append(Kill(number, False))
         elif "fault" in message:
             child.leaving = True
             self._unusable(str(message["fault"]), now)
         elif self.config.memory is not None and memory > self.config.memory:
-            text = f"has {memory >> 20} MiB of memory, more than {self.config.memory >> 20} MiB; replacing it"
-            self._replace(child, text, None)
+            text = f"has {memory >> 20} MiB of memory, more than {self.config.memory >> 20} MiB"
+            self._replace(child, "warning", text)
 
     def gone(self, number: int, how: str, now: float) -> None:
         """A child has ended."""
         child = self.children.pop(number)
         if child.leaving:
             return
-        bad_start = not child.registered and now - child.started < self.config.short
+        bad_start = not child.begun and now - child.started < self.config.short
         self._pause = self._longer() if bad_start else 0.0
         self._start_at = now + self._pause
         when = f" in {duration(self._pause)}" if self._pause else ""
         self._say("error", f"process {number} {how}; replacing it{when}")
+
+    def want_extra(self, number: int) -> None:
+        """So many requests wait that are to run alone."""
+        self._extra = min(number, MAX_EXTRA)
 
     def changed(self, what: str, now: float) -> None:
         """The source has changed."""
         if self._stopping:
             return
         self._say("info", f"{what} has changed; restarting")
-        for child in self._staying():
-            self._leave(child, now + self.config.grace)
+        for child in self.children.values():
+            if not child.leaving:
+                self._leave(child, now + self.config.grace)
         self._start_at, self._pause = now, 0.0
+
+    def fail(self, fault: str, now: float) -> None:
+        """The pool cannot work: the end."""
+        if not self.fault and not self._stopping:
+            self.fault, self._start_at = fault, None
+            for child in self.children.values():
+                if not child.leaving:
+                    self._leave(child, now + LAST_WORDS)
 
     def stop(self, now: float) -> None:
         """No more children; those that there are finish their jobs."""
@@ -200,29 +248,25 @@ class PoolCore:
             self._leave(child, now + (self.config.grace or LAST_WORDS))
 
     def stop_at_once(self, now: float) -> None:
-        """They give back what they have."""
+        """End all, whatever they do."""
         self._stopping, self._start_at, self._at_once = True, None, True
         for child in self.children.values():
-            self._leave(child, now + LAST_WORDS, AT_ONCE)
+            child.leaving, child.kill_at = True, now
 
     def tick(self, now: float) -> None:
         """Do what is due."""
         for child in self.children.values():
             if child.kill_at is not None and now >= child.kill_at:
                 child.kill_at = None
-                self.killed += not self._at_once
-                self._say("warning", f"killing process {child.number}: its jobs did not finish in time")
-                self._actions.append(SendSignal(child.number, signal.SIGKILL))
-            elif child.ready and not child.leaving and now >= child.heard + self.config.watchdog:
-                self._say(
-                    "error", f"process {child.number} has been silent for {duration(self.config.watchdog)}; killing it"
-                )
-                child.leaving, child.kill_at = True, now + LAST_WORDS
-                self._actions.append(SendSignal(child.number, signal.SIGABRT))
-        while self._start_at is not None and now >= self._start_at and len(self._staying()) < self.config.processes:
+                if not self._at_once:
+                    self.killed += 1
+                    self._say("warning", f"killing process {child.number}: its jobs did not finish in time")
+                self._actions.append(Kill(child.number, True))
+        while self._start_at is not None and now >= self._start_at and self._missing:
             self._count += 1
-            self.children[self._count] = Child(self._count, now, now)
-            self._actions.append(Start(self._count))
+            extra = len(self._staying()) >= self.config.processes
+            self.children[self._count] = Child(self._count, now, extra)
+            self._actions.append(Start(self._count, extra))
 
     # -- what is to be done ----------------------------------------------------------------------------------
 
@@ -234,27 +278,29 @@ class PoolCore:
     def next_deadline(self) -> float | None:
         """When something is due."""
         times = [child.kill_at for child in self.children.values()]
-        times += [
-            child.heard + self.config.watchdog for child in self.children.values() if child.ready and not child.leaving
-        ]
-        if len(self._staying()) < self.config.processes:
+        if self._missing:
             times.append(self._start_at)
         return min((when for when in times if when is not None), default=None)
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _staying(self) -> list[Child]:
-        return [child for child in self.children.values() if not child.leaving]
+    def _staying(self, *, extra: bool = False) -> list[Child]:
+        return [child for child in self.children.values() if not child.leaving and child.extra is extra]
 
-    def _replace(self, child: Child, why: str, kill_at: float | None) -> None:
-        self._say("warning", f"process {child.number} {why}")
-        self._leave(child, kill_at)
+    @property
+    def _missing(self) -> bool:
+        """Whether there are fewer than there are to be."""
+        return len(self._staying()) < self.config.processes or len(self._staying(extra=True)) < self._extra
 
-    def _leave(self, child: Child, kill_at: float | None, sign: int = signal.SIGTERM) -> None:
+    def _replace(self, child: Child, level: str, why: str) -> None:
+        self._say(level, f"process {child.number} {why}; replacing it")
+        self._leave(child, None)
+
+    def _leave(self, child: Child, kill_at: float | None) -> None:
         child.leaving = True
         if kill_at is not None:
             child.kill_at = kill_at if child.kill_at is None else min(child.kill_at, kill_at)
-        self._actions.append(SendSignal(child.number, sign))
+        self._actions.append(Leave(child.number))
 
     def _unusable(self, fault: str, now: float) -> None:
         """The app cannot be imported, or cannot work."""
@@ -265,10 +311,8 @@ class PoolCore:
             self._pause = self._longer()
             self._start_at = now + self._pause
             self._say("error", f"{fault}; trying again in {duration(self._pause)}")
-        elif not self.fault:
-            self.fault, self._start_at = fault, None
-            for child in self._staying():
-                self._leave(child, now + LAST_WORDS)
+        else:
+            self.fail(fault, now)
 
     def _longer(self) -> float:
         return min(self.config.retry_most, self._pause * 2 or self.config.retry_first)

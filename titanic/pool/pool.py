@@ -1,4 +1,5 @@
-"""Starts the children that the core wants, hears what they say, and ends them."""
+"""Starts the children that the core wants, hears what they say, and ends them. The worker, in a thread of its own, has
+the connection to the broker and those to the children."""
 
 from __future__ import annotations
 
@@ -7,15 +8,29 @@ import logging
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from titanic.pool.core import ChildConfig, PoolConfig, PoolCore, Say, SendSignal, Start
+from broker import BrokerError
+from titanic.pool.core import (
+    ChildConfig,
+    Declaration,
+    Kill,
+    Leave,
+    PoolConfig,
+    PoolCore,
+    Say,
+    Start,
+    read_declaration,
+)
+from titanic.pool.worker import PoolWorker
 from titanic.util.sd_notify import VARIABLES, Notifier
 
 log = logging.getLogger("titanic.pool")
@@ -33,29 +48,38 @@ MOST_LINE = 1 << 20
 class _Process:
     """A child: its process, and what it says."""
 
-    def __init__(self, number: int, config: ChildConfig) -> None:
+    def __init__(self, start: Start, config: ChildConfig) -> None:
         reports, said = os.pipe2(os.O_CLOEXEC)
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
         self.reports = reports
+        self.extra = start.extra
+        self.link: socket.socket | None = ours
+        """The socket for its jobs, until its worker has it."""
+        self.worker: PoolWorker | None = None
         self._rest = b""
         environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
         try:
             self.popen = subprocess.Popen(
-                [sys.executable, "-m", "titanic.pool.child", str(said)],
+                [sys.executable, "-m", "titanic.pool.child", str(said), str(theirs.fileno())],
                 stdin=subprocess.PIPE,
-                pass_fds=(said,),
+                pass_fds=(said, theirs.fileno()),
                 env=environment,
                 start_new_session=True,  # Ctrl-C is for the pool
             )
         except OSError:
             os.close(reports)
+            ours.close()
             raise
         finally:
             os.close(said)
+            theirs.close()
         os.set_blocking(reports, False)
         assert self.popen.stdin is not None
+        document = {**config.document(), "number": start.number, "parent": os.getpid()}
         with suppress(BrokenPipeError):
-            self.popen.stdin.write(json.dumps({**config.document(), "number": number}).encode() + b"\n")
-            self.popen.stdin.flush()
+            self.popen.stdin.write(json.dumps(document).encode() + b"\n")
+            self.popen.stdin.close()
 
     def read(self) -> list[dict[str, Any]]:
         """What it has said since the last time."""
@@ -80,9 +104,8 @@ class _Process:
         """How it has ended."""
         code = self.popen.wait()
         os.close(self.reports)
-        if self.popen.stdin is not None:
-            with suppress(OSError):
-                self.popen.stdin.close()
+        if self.link is not None:
+            self.link.close()
         return f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
 
@@ -125,6 +148,10 @@ class Pool:
         self._core = PoolCore(config)
         self._child = child
         self._processes: dict[int, _Process] = {}
+        self._workers: list[PoolWorker] = []
+        """One, or while the source changes one for each version of the app's declaration; the newest last."""
+        self._posted: deque[tuple[int, dict[str, Any]]] = deque()
+        """What workers say of children."""
         self._sources = Sources() if reload else None
         self._asked = 0
         self._obeyed = 0
@@ -159,12 +186,19 @@ class Pool:
             for process in self._processes.values():
                 process.popen.kill()
                 process.end()
+            for worker in self._workers:
+                worker.end()
             self._selector.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def _wake(self, *_: object) -> None:
         with suppress(BlockingIOError):
             os.write(self._wake_write, b".")
+
+    def _post(self, number: int, **message: Any) -> None:
+        """Take what a worker says of a child, or 0: only that something has changed. Any thread may call this."""
+        self._posted.append((number, message))
+        self._wake()
 
     def _round(self, now: float) -> None:
         core = self._core
@@ -174,40 +208,95 @@ class Pool:
                 core.said(number, message, now)
                 if self._sources is not None:
                     self._sources.watch(message.get("files", ()))
+                if message.get("ready"):
+                    self._serve(number, process, read_declaration(message["app"]), now)
             if ended:
                 del self._processes[number]
                 self._selector.unregister(process.reports)
-                core.gone(number, process.end(), now)
+                how = process.end()
+                if process.worker is not None:
+                    process.worker.child_gone(number, how)
+                core.gone(number, how, now)
+        while self._posted:
+            number, message = self._posted.popleft()
+            core.said(number, message, now)
         if self._asked > self._obeyed:
             (core.stop if self._obeyed == 0 else core.stop_at_once)(now)
             self._notifier.stopping(core.config.grace)
             self._obeyed += 1
         elif self._sources is not None and (changed := self._sources.changed()):
             core.changed(changed, now)
+        self._look_at_workers(now)
         core.tick(now)
         self._do()
         self._notify()
         if not core.ended:
             self._wait(now)
 
+    def _serve(self, number: int, process: _Process, app: Declaration, now: float) -> None:
+        """Have the worker give requests to a child that is ready."""
+        link, process.link = process.link, None
+        if link is None:
+            return
+        if self._core.children[number].leaving:
+            link.close()  # which ends it
+            return
+        found = [worker for worker in self._workers if worker.app == app and not worker.stopping]
+        if found:
+            process.worker = found[0]
+            found[0].add_child(number, link, process.extra)
+            return
+        try:
+            process.worker = PoolWorker(app, self._core.config, self._child, self._post)
+            process.worker.start(number, link, process.extra)
+        except BrokerError as error:
+            link.close()
+            process.worker = None
+            self._core.fail(str(error), now)
+            return
+        self._workers.append(process.worker)
+
+    def _look_at_workers(self, now: float) -> None:
+        """End those whose children leave, and note what they wait for."""
+        core = self._core
+        for worker in [worker for worker in self._workers if worker.ended]:
+            self._workers.remove(worker)
+            if not worker.stopping:
+                core.fail(worker.fault or "the connection to the broker has ended; see the log", now)
+        staying = {process.worker for number, process in self._processes.items() if not core.children[number].leaving}
+        newest = self._workers[-1:]
+        for worker in self._workers:
+            if core.stopping or (worker not in staying and worker not in newest):
+                worker.stop()
+        core.want_extra(sum(worker.waiting_alone for worker in self._workers))
+
     def _do(self) -> None:
         for action in self._core.take_actions():
             if isinstance(action, Say):
                 getattr(log, action.level)("%s", action.text)
             elif isinstance(action, Start):
-                self._start(action.number)
-            elif isinstance(action, SendSignal) and action.number in self._processes:
-                self._processes[action.number].popen.send_signal(action.signal)
+                self._start(action)
+            elif (process := self._processes.get(action.number)) is None:
+                pass
+            elif isinstance(action, Leave):
+                if process.worker is not None:
+                    process.worker.leave_child(action.number)
+                else:
+                    process.popen.terminate()
+            elif isinstance(action, Kill):
+                if process.worker is not None and action.spared:
+                    process.worker.spare(action.number)
+                process.popen.kill()
 
-    def _start(self, number: int) -> None:
+    def _start(self, start: Start) -> None:
         try:
-            process = _Process(number, self._child)
+            process = _Process(start, self._child)
         except OSError as error:
-            self._core.gone(number, f"could not be started ({error.strerror})", time.monotonic())
+            self._core.gone(start.number, f"could not be started ({error.strerror})", time.monotonic())
             return
-        self._processes[number] = process
+        self._processes[start.number] = process
         self._selector.register(process.reports, selectors.EVENT_READ)
-        log.info("process %d is pid %d", number, process.popen.pid)
+        log.info("process %d is pid %d", start.number, process.popen.pid)
 
     def _notify(self) -> None:
         self._notifier.alive()

@@ -141,7 +141,7 @@ class Tasks:
             fatal         exceptions after which it has failed for good at once
             raises        further exceptions that `reply` raises as what they are; those above are, too
             service       the name of its service; default NAME.function
-            jobs          requests at a time in a worker process, at most; default the worker's --jobs
+            jobs          requests at a time in a `titanic worker`, all its processes, at most; default: all
 
         Types of arguments and of what is returned are those that msgspec knows: of the standard library, dataclasses,
         TypedDict, NamedTuple, enums, and msgspec's own. Raises CallerError for others.
@@ -192,8 +192,8 @@ class Tasks:
         return {name: task.jobs for name, task in self.definitions.items() if task.jobs is not None}
 
     def worker(self, *, jobs: int = 1) -> MultiWorker:
-        """A worker of all its tasks and services in this process: `run` it, or use it in a `with`. `titanic worker`
-        has several processes of such."""
+        """A worker of all its tasks and services in this process, in threads: `run` it, or use it in a `with`. `titanic
+        worker` executes them in processes of their own."""
         return MultiWorker(
             self.handlers, self.endpoint, jobs=jobs, limits=self.limits, key=self.key, server_key=self.server_key
         )

@@ -150,7 +150,7 @@ class Definition:
         self._retry_on = as_tuple(options["retry_on"]) if "retry_on" in options else None
         self._raises = as_tuple(options.get("raises", ()))
         self.jobs = options.get("jobs")
-        """Requests at a time in a worker process; None: as many as that has jobs."""
+        """Requests at a time in a worker; None: as many as that has jobs."""
         if self.jobs is not None and self.jobs < 1:
             raise CallerError(f"task {self.name} has jobs={self.jobs}", "it would never run", "give 1 or more")
         self._declared = (*self._raises, *self._fatal, *(self._retry_on or ()))

@@ -1,7 +1,8 @@
-"""Processes that end with the one that started them, for the demonstration and the benchmark."""
+"""Processes that end with the one that started them."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -14,6 +15,19 @@ from pathlib import Path
 from titanic.errors import TitanicError
 
 Process = subprocess.Popen[bytes]
+
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+def end_with_parent(parent: int = 0) -> None:
+    """Have the kernel kill this process when its parent dies, on Linux. `parent`: its pid; this process ends if that is
+    another one by now."""
+    with suppress(AttributeError):  # not Linux
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent and os.getppid() != parent:
+        os._exit(1)
 
 
 class Children:

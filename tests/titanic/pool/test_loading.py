@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from titanic.errors import CallerError
-from titanic.pool.child import involved, load, loaded
+from titanic.pool.loading import involved, load, loaded
 from titanic.pool.pool import Sources
 
 APP = "from titanic.tasks import Tasks\napp = Tasks(name='found')\nclass inner:\n    other = Tasks(name='inner')\n"

@@ -18,6 +18,7 @@ from titanic import Client, Server
 
 APP = """
 import asyncio
+import ctypes
 import os
 import time
 from pathlib import Path
@@ -62,13 +63,40 @@ def die() -> None:
     os.kill(os.getpid(), 9)
 
 
+@app.task
+def dies_once(folder: str, way: str) -> bool:
+    if not Path(folder, "died").exists():
+        Path(folder, "died").touch()
+        if way == "exit":
+            os._exit(3)
+        if way == "segfault":
+            ctypes.string_at(0)
+        os.kill(os.getpid(), 9)
+    return True
+
+
+@app.task
+def hold_gil(folder: str) -> None:
+    Path(folder, f"begun-{os.getpid()}").touch()
+    ctypes.PyDLL(None).sleep(600)
+
+
 @app.task(limit=0.01, max_attempts=1)
 def hang(folder: str) -> int:
     return wait_for(folder)
 """
 
 
-OTHERS = ("shop.flow", "shop.whoami", "shop.wait_for", "shop.linger", "shop.die", "shop.hang")
+OTHERS = (
+    "shop.flow",
+    "shop.whoami",
+    "shop.wait_for",
+    "shop.linger",
+    "shop.die",
+    "shop.hang",
+    "shop.dies_once",
+    "shop.hold_gil",
+)
 
 SCHEDULED = """
 
@@ -131,7 +159,7 @@ def test_a_day_of_a_pool(server: Server, client: Client, tmp_path: Path) -> None
         assert worker.ends() == 0
         assert client.reply(held) is not None
     assert not [pid for pid in pids(worker) if alive(pid)]
-    assert re.search(r"INFO \[\d+\] broker.worker: shop.flow \(and \d+ others\) is registered", worker.log.read_text())
+    assert worker.log.read_text().count("is registered") == 1, "it has one connection"
     assert "Traceback" not in worker.log.read_text()
 
 
@@ -191,17 +219,116 @@ def test_a_second_signal_ends_it_at_once_and_others_get_the_requests(
     assert client.show(uuid)["attempts"] == 1
 
 
-def test_children_whose_pool_is_killed_finish_and_end(server: Server, client: Client, tmp_path: Path) -> None:
-    with pool(tmp_path, server) as worker:
+def test_children_whose_parent_is_killed_end_at_once_and_that_is_no_attempt(
+    server: Server, client: Client, tmp_path: Path
+) -> None:
+    with pool(tmp_path, server, "--processes", "2") as worker:
         uuid = ask(client, "wait_for", tmp_path)
         until(lambda: begun(tmp_path))
         worker.kill()
-        (child,) = pids(worker)
-        until(lambda: "the parent process is gone" in worker.log.read_text())
-        assert alive(child)
+        until(lambda: not any(alive(pid) for pid in pids(worker)))
+    with Worker("shop.wait_for", lambda frames: [b"another"], server.endpoints[0]):
+        assert client.wait(uuid, timeout=50) == [b"another"]
+    assert client.show(uuid)["attempts"] == 1
+
+
+@pytest.mark.parametrize("way", ["exit", "segfault", "kill"])
+def test_a_death_with_one_request_is_an_attempt_and_the_next_one_is_alone(
+    server: Server, client: Client, tmp_path: Path, way: str
+) -> None:
+    with pool(tmp_path, server, "--processes", "2") as worker:
+        held = ask(client, "wait_for", tmp_path)
+        until(lambda: begun(tmp_path))
+        uuid = ask(client, "dies_once", tmp_path, way)
+        assert client.wait(uuid, timeout=50) == [b"true"]
+        assert client.show(uuid)["attempts"] == 2
         (tmp_path / "go").touch()
-        assert client.wait(uuid, timeout=50) == [str(child).encode()]
-        until(lambda: not alive(child))
+        client.wait(held, timeout=50)
+        assert client.show(held)["attempts"] == 1
+        assert len(pids(worker)) == 3
+
+
+def test_a_death_with_several_requests_is_no_attempt_of_any(server: Server, client: Client, tmp_path: Path) -> None:
+    """Each of them runs alone next time, while the others go on."""
+    with pool(tmp_path, server, "--jobs", "3") as worker:
+        held = [ask(client, "wait_for", tmp_path) for _ in range(2)]
+        until(lambda: sum(row["state"] == "running" for row in map(client.show, held)) == 2)
+        until(lambda: begun(tmp_path))
+        uuid = ask(client, "dies_once", tmp_path, "exit")
+        assert client.wait(uuid, timeout=50) == [b"true"]
+        (tmp_path / "go").touch()
+        for one in held:
+            client.wait(one, timeout=50)
+        assert [client.show(one)["attempts"] for one in (uuid, *held)] == [1, 1, 1]
+        assert client.wait(ask(client, "whoami"), timeout=50)
+        assert len(pids(worker)) > 2, "there was an extra process, because none was idle"
+
+
+@pytest.mark.parametrize("known", ["slots", "process"])
+def test_deaths_at_an_older_broker(
+    server: Server, client: Client, tmp_path: Path, known: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = (b"titanic:1", b"titanic:process", *([b"titanic:slots"] if known == "slots" else []))
+    monkeypatch.setattr("broker.core.mmi.KNOWN_WORDS", words)
+    with pool(tmp_path, server, "--processes", "2") as worker:
+        uuid = ask(client, "dies_once", tmp_path, "kill")
+        assert client.wait(uuid, timeout=50) == [b"true"]
+        assert client.show(uuid)["attempts"] == 2
+        (tmp_path / "died").unlink()
+        assert client.wait(ask(client, "whoami"), timeout=50)
+        worker.send(signal.SIGTERM)
+        assert worker.ends() == 0
+    with pool(tmp_path, server, "--jobs", "2"):
+        held = ask(client, "wait_for", tmp_path)
+        until(lambda: begun(tmp_path))
+        uuid = ask(client, "dies_once", tmp_path, "kill")
+        until((tmp_path / "died").exists)
+        (tmp_path / "go").touch()
+        for one in (uuid, held):
+            client.wait(one, timeout=50)
+        assert [client.show(one)["attempts"] for one in (uuid, held)] == [1, 1]
+
+
+def test_a_job_that_holds_the_gil_ends_nothing(server: Server, client: Client, tmp_path: Path) -> None:
+    with pool(tmp_path, server, "--processes", "2") as worker:
+        uuid = ask(client, "hold_gil", tmp_path)
+        until(lambda: begun(tmp_path))
+        (registered,) = client.workers()["workers"] or ()
+        for _ in range(20):
+            assert client.wait(ask(client, "whoami"), timeout=50)
+        (row,) = client.workers()["workers"] or ()
+        assert abs(row["registered_at"] - registered["registered_at"]) < 100_000, "it was never lost"
+        assert client.show(uuid)["state"] == "running"
+        assert len(pids(worker)) == 2
+
+
+def test_one_that_does_not_read_gets_nothing_more(server: Server, client: Client, tmp_path: Path) -> None:
+    with pool(tmp_path, server, "--processes", "2", "--jobs", "2") as worker:
+        uuid = ask(client, "wait_for", tmp_path)
+        until(lambda: begun(tmp_path))
+        stopped = int(begun(tmp_path)[0].name.partition("-")[2])
+        os.kill(stopped, signal.SIGSTOP)
+        until(lambda: client.workers()["services"]["shop.whoami"] == 3)
+        for _ in range(20):
+            (reply,) = client.wait(ask(client, "whoami"), timeout=50)
+            assert f"[{stopped}," not in reply.decode()
+        (tmp_path / "go").touch()
+        os.kill(stopped, signal.SIGCONT)
+        client.wait(uuid, timeout=50)
+        until(lambda: client.workers()["services"]["shop.whoami"] == 4)
+        assert len(pids(worker)) == 2
+
+
+def test_one_connection_for_many_services_and_jobs(server: Server, client: Client, tmp_path: Path) -> None:
+    more = "\nfor number in range(1000):\n    app.service(f'more.{number}')(lambda frames: frames)\n"
+    with pool(tmp_path, server, "--jobs", "100", "--processes", "2", schedules=more) as worker:
+        until(lambda: client.workers()["services"]["more.7"] == 200)
+        assert client.wait(client.submit("more.999", b"x"), timeout=50) == [b"x"]
+        (row,) = client.workers()["workers"] or ()
+        assert row["slots"] == 200
+        resident = int(Path(f"/proc/{worker.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        assert resident < 60 << 20
+        assert not re.search(r"titanic\.tasks", Path(f"/proc/{worker.process.pid}/maps").read_text())
 
 
 def test_sources_that_change(server: Server, client: Client, tmp_path: Path) -> None:
@@ -247,7 +374,10 @@ def test_versions_side_by_side(server: Server, client: Client, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("options", "fault"),
     [
-        (["--only", "shop.none"], "pool_shop:app has no service shop.none; it has shop.die, shop.flow, shop.hang,"),
+        (
+            ["--only", "shop.none"],
+            "pool_shop:app has no service shop.none; it has shop.die, shop.dies_once, shop.flow,",
+        ),
         (["--only", "shop.die", "--except", "shop.die"], "no service is left to serve; --except names all of them;"),
     ],
 )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 from typing import Any
 
 import pytest
 
-from titanic.pool.core import AT_ONCE, LAST_WORDS, PoolConfig, PoolCore, Say, SendSignal, Start
+from titanic.pool.core import MAX_EXTRA, Kill, Leave, PoolConfig, PoolCore, Say, Start
 from titanic.util.text import duration
 
 
@@ -17,14 +16,14 @@ class Play:
     def __init__(self, **config: Any) -> None:
         self.now = 1000.0
         self.core = PoolCore(PoolConfig(**config))
-        self.sent: list[tuple[int, int]] = []
+        self.sent: list[Leave | Kill] = []
         self.log: list[str] = []
         self.go()
 
     def go(self) -> None:
         self.core.tick(self.now)
         for action in self.core.take_actions():
-            if isinstance(action, SendSignal):
+            if isinstance(action, (Leave, Kill)):
                 self.sent.append(action)
             elif isinstance(action, Say):
                 self.log.append(action.text)
@@ -39,13 +38,11 @@ class Play:
         self.core.gone(number, how, self.now)
         self.go()
 
-    def later_by(self, seconds: float, *alive: int) -> None:
-        """Move the clock; these say that they are alive."""
+    def later_by(self, seconds: float) -> None:
+        """Move the clock."""
         end = self.now + seconds
         while (due := self.core.next_deadline()) is not None and due <= end:
             self.now = max(self.now, due)
-            for number in alive:
-                self.core.said(number, {"memory": 1}, self.now)
             self.go()
             if (following := self.core.next_deadline()) is not None:
                 assert following > self.now, "it would spin"
@@ -70,11 +67,11 @@ def test_as_many_as_there_are_to_be() -> None:
     assert not play.core.ended
 
 
-def test_one_that_was_registered_and_dies_young_is_replaced_at_once() -> None:
+def test_one_that_had_a_request_and_dies_young_is_replaced_at_once() -> None:
     """A request may be the cause, and the next one is not to wait for that."""
     play = working(1)
     for number in range(1, 9):
-        play.say(number, ready=True, registered=True)
+        play.say(number, ready=True, begun=True)
         play.gone(number, "was ended by signal 9")
         assert play.there == [number + 1]
         assert play.log[-1] == f"process {number} was ended by signal 9; replacing it"
@@ -82,7 +79,7 @@ def test_one_that_was_registered_and_dies_young_is_replaced_at_once() -> None:
 
 def test_one_that_dies_is_replaced_at_once_and_one_that_dies_young_after_a_pause() -> None:
     play = working()
-    play.later_by(20, 1, 2)
+    play.later_by(20)
     play.gone(1, "was ended by signal 9")
     assert play.there == [2, 3]
     assert play.log == ["process 1 was ended by signal 9; replacing it"]
@@ -91,11 +88,11 @@ def test_one_that_dies_is_replaced_at_once_and_one_that_dies_young_after_a_pause
         play.gone(number, "ended with exit code 1")
         assert play.there == [2]
         assert play.log[-1].endswith(f"replacing it in {duration(pause)}")
-        play.later_by(pause - 0.01, 2)
+        play.later_by(pause - 0.01)
         assert play.there == [2]
-        play.later_by(0.02, 2)
+        play.later_by(0.02)
         assert play.there == [2, number + 1]
-    play.later_by(20, 2, 7)
+    play.later_by(20)
     play.gone(7)
     assert play.there == [2, 8]
 
@@ -104,8 +101,8 @@ def test_one_that_leaves_after_its_requests_is_replaced_before_it_has_ended() ->
     play = working()
     play.say(1, leaving="has started 100 requests")
     assert play.there == [1, 2, 3]
-    assert play.sent == []
-    play.later_by(10_000, 2, 3)  # its job may take any time
+    assert play.sent == [Leave(1)]
+    play.later_by(10_000)  # its job may take any time
     play.say(3, ready=True)
     play.gone(1)
     assert play.there == [2, 3]
@@ -118,31 +115,40 @@ def test_too_much_memory() -> None:
     assert play.sent == []
     play.say(1, memory=(100 << 20) + 1)
     play.say(1, memory=200 << 20)
-    assert play.sent == [(1, signal.SIGTERM)]
+    assert play.sent == [Leave(1)]
     assert play.there == [1, 2, 3]
 
 
-def test_a_stuck_task_has_its_process_replaced_and_in_the_end_killed() -> None:
+def test_one_whose_job_exceeds_its_limit_by_far_is_killed() -> None:
     play = working(grace=5.0)
-    play.say(1, stuck="works on x")
-    play.say(1, stuck="works on x")
+    play.say(1, stuck="still runs x")
+    play.say(1, stuck="still runs x")
     assert play.there == [1, 2, 3]
-    play.say(3, ready=True)
-    assert play.sent == [(1, signal.SIGTERM)]
-    play.later_by(5.1, 2, 3)
-    assert play.sent[1:] == [(1, signal.SIGKILL)]
+    assert play.sent == [Kill(1, False)]
     play.gone(1, "was ended by signal 9")
     assert play.there == [2, 3]
+    assert play.log == ["process 1 still runs x; killing it"]
 
 
-def test_one_that_says_nothing_is_killed() -> None:
-    play = working(watchdog=30.0)
-    play.later_by(30 + LAST_WORDS + 0.1, 2)
-    assert play.sent == [(1, signal.SIGABRT), (1, signal.SIGKILL)]
-    assert play.there == [1, 2, 3]
-    play.say(3, ready=True)
+def test_one_more_for_requests_that_run_alone() -> None:
+    play = working(1)
+    play.core.want_extra(1)
+    play.go()
+    assert [(child.number, child.extra) for child in play.core.children.values()] == [(1, False), (2, True)]
+    play.core.want_extra(0)
+    play.say(1, begun=True)
     play.gone(1)
-    assert "process 1 has been silent for 30 s" in play.log[0]
+    assert [child.extra for child in play.core.children.values()] == [True, False]
+    play.say(2, done=True)
+    assert play.sent == [Leave(2)]
+    play.gone(2)
+    assert play.there == [3]
+    play.core.want_extra(50)
+    play.go()
+    assert len(play.there) == 1 + MAX_EXTRA
+    play.core.stop(play.now)
+    play.go()
+    assert len(play.sent) == 2 + MAX_EXTRA
 
 
 def test_one_that_is_not_ready_yet_may_take_its_time() -> None:
@@ -155,7 +161,7 @@ def test_stopping() -> None:
     play = working(grace=60.0)
     play.core.stop(play.now)
     play.go()
-    assert play.sent == [(1, signal.SIGTERM), (2, signal.SIGTERM)]
+    assert play.sent == [Leave(1), Leave(2)]
     play.gone(1)
     play.later_by(59)
     assert not play.core.ended
@@ -168,7 +174,7 @@ def test_who_is_not_done_within_the_grace_is_killed() -> None:
     play = working(1, grace=60.0)
     play.core.stop(play.now)
     play.later_by(61)
-    assert play.sent == [(1, signal.SIGTERM), (1, signal.SIGKILL)]
+    assert play.sent == [Leave(1), Kill(1, True)]
     play.gone(1)
     assert play.core.ended
     assert play.core.killed == 1
@@ -178,8 +184,8 @@ def test_stopping_at_once() -> None:
     play = working(1)
     play.core.stop(play.now)
     play.core.stop_at_once(play.now)
-    play.later_by(LAST_WORDS + 0.1)
-    assert [number for _, number in play.sent] == [signal.SIGTERM, AT_ONCE, signal.SIGKILL]
+    play.go()
+    assert play.sent == [Leave(1), Kill(1, True)]
     play.gone(1)
     assert (play.core.ended, play.core.killed) == (True, 0)
 
@@ -188,7 +194,7 @@ def test_an_app_that_cannot_be_imported_is_the_end() -> None:
     play = Play(processes=2)
     play.say(1, fault="cannot import shop")
     play.gone(1, "ended with exit code 2")
-    assert play.sent == [(2, signal.SIGTERM)]
+    assert play.sent == [Leave(2)]
     play.gone(2, "was ended by signal 15")
     assert play.core.ended
     assert play.core.fault == "cannot import shop"
@@ -197,7 +203,7 @@ def test_an_app_that_cannot_be_imported_is_the_end() -> None:
 
 def test_one_that_cannot_be_imported_any_more_is_tried_again() -> None:
     play = working(1)
-    play.later_by(20, 1)
+    play.later_by(20)
     play.gone(1)
     play.say(2, fault="cannot import shop")
     play.gone(2)
@@ -211,7 +217,7 @@ def test_sources_that_change() -> None:
     play = working(wait_for_sources=True)
     play.core.changed("shop.py", play.now)
     play.go()
-    assert play.sent == [(1, signal.SIGTERM), (2, signal.SIGTERM)]
+    assert play.sent == [Leave(1), Leave(2)]
     assert play.there == [1, 2, 3, 4]
     play.say(3, fault="a typing error")
     play.say(4, fault="a typing error")
