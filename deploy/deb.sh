@@ -4,7 +4,8 @@
 #   deb.sh PYTHON OUTDIR [REVISION]
 #
 # PYTHON must have the modules build and pip; it need not be the system's. The package includes Titanic's Python
-# dependencies, because Debian lacks some of them: in /usr/lib/titanic, which other programs do not import from.
+# dependencies, because Debian lacks some of them: in /usr/lib/titanic, which other programs do not import from. There
+# postinst gives each version a folder of its own, so that processes of the old one find their files.
 set -eu
 python=$1 out=$2 revision=${3:-1}
 here=$(cd "$(dirname "$0")" && pwd)
@@ -16,6 +17,7 @@ mkdir -p "$out"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 root=$work/root
+package=$root/usr/lib/titanic/package
 
 minor=$($system -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 builder=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
@@ -33,10 +35,10 @@ fi
 next=$($system -c 'import sys; print("%d.%d" % (sys.version_info[0], sys.version_info[1] + 1))')
 machine=$(uname -m)
 
-"$python" -m pip --quiet --disable-pip-version-check install --target "$root/usr/lib/titanic" --no-compile \
+"$python" -m pip --quiet --disable-pip-version-check install --target "$package" --no-compile \
     --only-binary=:all: --implementation cp --python-version "$minor" --platform "manylinux_2_28_$machine" \
     --platform "manylinux2014_$machine" --platform "manylinux_2_17_$machine" --platform "linux_$machine" "$wheel[postgres,tasks,web]"
-rm -rf "$root/usr/lib/titanic/bin"
+rm -rf "$package/bin"
 
 units=$root/lib/systemd/system
 doc=$root/usr/share/doc/titanic-queue
@@ -47,18 +49,18 @@ for unit in "$here"/systemd/titanic*; do
 done
 cp "$here/systemd/sysusers.conf" "$root/usr/lib/sysusers.d/titanic.conf"
 cp "$here/systemd/tmpfiles.conf" "$root/usr/lib/tmpfiles.d/titanic.conf"
-cp "$here/titanic-backup" "$root/usr/lib/titanic/titanic-backup"
+cp "$here/titanic-backup" "$here/titanic-worker" "$root/usr/lib/titanic/"
 cp "$here/debian/titanic" "$here/debian/titanic-data" "$root/usr/bin/"
 sed 's|^#store = .*|store = "/var/lib/titanic/store"|; s|^#metrics = |metrics = |' "$here/titanic.toml" >"$share/titanic.toml"
 # In the same folders as in the source, so that the links between documents hold.
 (cd "$here/.." && find README.md SECURITY.md CHANGELOG.md LICENSE deploy titanic broker data \
     \( -name '*.md' -o -name LICENSE -o -path 'titanic/web/screenshots/*' -o -path 'deploy/*' \) \
     ! -path 'deploy/nodes/secrets*' -type f -exec cp --parents -t "$doc" {} +)
-"$python" "$here/debian/copyright.py" "$here/../LICENSE" "$root/usr/lib/titanic" >"$doc/copyright"
+"$python" "$here/debian/copyright.py" "$here/../LICENSE" "$package" >"$doc/copyright"
 gzip -9n <"$here/../CHANGELOG.md" >"$doc/changelog.gz"
 
 # The newest functions of the C library that a module within calls.
-glibc=$(find "$root/usr/lib/titanic" -name '*.so*' -exec objdump -T {} + 2>/dev/null | grep -o 'GLIBC_[0-9.]*' |
+glibc=$(find "$package" -name '*.so*' -exec objdump -T {} + 2>/dev/null | grep -o 'GLIBC_[0-9.]*' |
     sort -Vu | tail -n 1 | cut -d_ -f2)
 mkdir "$root/DEBIAN"
 architecture=$(dpkg --print-architecture)
@@ -67,6 +69,6 @@ sed "s|@VERSION@|$version-$revision|; s|@ARCHITECTURE@|$architecture|; s|@PYTHON
 cp "$here/debian/preinst" "$here/debian/postinst" "$here/debian/prerm" "$here/debian/postrm" "$root/DEBIAN/"
 chmod -R u=rwX,go=rX "$root"
 
-package=$out/titanic-queue_$version-${revision}_$architecture.deb
-dpkg-deb --root-owner-group --build "$root" "$package" >/dev/null
-echo "$package: $(du -h "$package" | cut -f1)"
+file=$out/titanic-queue_$version-${revision}_$architecture.deb
+dpkg-deb --root-owner-group --build "$root" "$file" >/dev/null
+echo "$file: $(du -h "$file" | cut -f1)"

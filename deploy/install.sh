@@ -82,13 +82,13 @@ running() {  # which of our units run, or of these
 restart() {
     booted || { echo "systemd is not running; no service was started"; return 0; }
     systemctl daemon-reload
-    # The server first. Workers finish what they have in hand, for which nothing waits.
+    # The server first. New workers begin, and the old ones finish what they have, for which nothing waits.
     workers=$(running 'titanic-worker@*.service')
     were=$(running | grep -v '^titanic-\(backup\|archive\|worker@\)' || true)
     # shellcheck disable=SC2086  # a list of units
     [ -z "$were" ] || { systemctl reset-failed $were; systemctl restart $were; }
     # shellcheck disable=SC2086  # a list of units
-    [ -z "$workers" ] || { systemctl reset-failed $workers; systemctl --no-block restart $workers; }
+    [ -z "$workers" ] || { systemctl reset-failed $workers; systemctl --no-block reload-or-restart $workers; }
 }
 
 start_first() {  # what a Debian package that was removed has left enabled is started, too
@@ -172,7 +172,7 @@ switch_to() {  # the links change at once, each by a rename
 
 install_files() {
     mkdir -p "$prefix/lib" /etc/titanic $units /usr/local/bin
-    cp "$here/titanic-backup" "$prefix/lib/titanic-backup"
+    cp "$here/titanic-backup" "$here/titanic-worker" "$prefix/lib/"
     for unit in $services; do
         rm -f "$units/$unit"  # a Debian package that was removed has left a link to /dev/null there
         sed "s|@BIN@|$prefix/current/bin|; s|@LIB@|$prefix/lib|" "$here/systemd/$unit" >"$units/$unit"
@@ -220,7 +220,7 @@ do_install() {
     if [ -n "$old" ]; then
         ln -sfn "$old" "$prefix/previous"
         environments | while read -r each; do
-            [ "$each" = "$new" ] || [ "$each" = "$old" ] || rm -rf "$each"
+            [ "$each" = "$new" ] || [ "$each" = "$old" ] || grep -qsF "$each/" /proc/[0-9]*/maps || rm -rf "$each"
         done
     fi
     install_files
@@ -259,7 +259,7 @@ do_uninstall() {
     rm -f "$units"/*.wants/titanic-worker@*.service
     ! booted || { systemctl daemon-reload; systemctl reset-failed 'titanic*' 2>/dev/null || true; }
     environments | while read -r each; do rm -rf "$each"; done
-    rm -f "$prefix/current" "$prefix/previous" "$prefix/lib/titanic-backup"
+    rm -f "$prefix/current" "$prefix/previous" "$prefix/lib/titanic-backup" "$prefix/lib/titanic-worker"
     rmdir "$prefix/lib" "$prefix" 2>/dev/null || true  # what is left there is not ours
     rm -f /usr/local/bin/titanic /usr/local/bin/titanic-data /etc/sysusers.d/titanic.conf /etc/tmpfiles.d/titanic.conf
     if [ $purge = yes ]; then

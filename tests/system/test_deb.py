@@ -205,3 +205,57 @@ def test_it_takes_turns_with_install_sh(here: Machine) -> None:
     assert (here.shows("titanic", "ActiveState"), here.shows("titanic", "UnitFileState")) == ("active", "enabled")
     here.does("dpkg", "--purge", "titanic-queue")
     assert not settings.exists()
+
+
+def test_an_upgrade_waits_for_no_worker(here: Machine) -> None:
+    """Workers that still have something to do finish it, from files of their version; new ones work beside them."""
+    old = package(here)
+    new = next_package(here, old)
+    here.does("dpkg", "--install", old)
+    slow, go = here.folder / "usr/local/bin/slow", here.folder / "etc/titanic/go"
+    slow.write_text("#!/bin/sh\nwhile [ ! -e /etc/titanic/go ]; do sleep 0.1; done; echo done\n")
+    slow.chmod(0o755)
+    (here.folder / "etc/titanic/workers/slow.conf").write_text("COMMAND=/usr/local/bin/slow\nTITANIC_JOBS=4\n")
+    here.does("systemctl", "start", "titanic-worker@slow")
+
+    def begun() -> str:
+        uuid = here.does("titanic", "submit", "slow", "x", user=SOMEBODY)
+        here.until(lambda: f"{uuid}" in here.does("titanic", "ls", "--state", "running"))
+        return uuid
+
+    def is_alive(pid: str) -> bool:
+        return here.run("kill", "-0", pid).code == 0
+
+    current = "readlink -f /usr/lib/titanic/current"
+    first, before, folder = begun(), here.shows("titanic-worker@slow", "MainPID"), here.says(current)
+    here.does("dpkg", "--install", new)
+    here.until(lambda: here.shows("titanic-worker@slow", "MainPID") not in (before, "0"))
+    assert here.says(current) != folder
+    second = begun()
+    assert (is_alive(before), here.run("test", "-d", folder).code) == (True, 0)
+    go.touch()
+    for uuid in (first, second):
+        assert here.does("titanic", "reply", uuid, "--wait", "60", user=SOMEBODY) == "done"
+        assert '"attempts": 1' in here.does("titanic", "show", "--json", uuid, user=SOMEBODY)
+    here.until(lambda: not is_alive(before))
+    here.does("dpkg", "--install", old)
+    assert here.run("test", "-d", folder).code == 1
+
+    # A worker whose successor does not start goes on. A stop waits for all.
+    settings = here.folder / "etc/titanic/titanic.toml"
+    good, last = settings.read_text(), here.shows("titanic-worker@slow", "MainPID")
+    settings.write_text(f"garce = 1\n{good}")
+    assert here.run("systemctl", "reload", "titanic-worker@slow").code != 0
+    assert here.shows("titanic-worker@slow", "MainPID") == last
+    settings.write_text(good)
+    go.unlink()
+    first = begun()
+    here.does("systemctl", "reload", "titanic-worker@slow")
+    successor = here.shows("titanic-worker@slow", "MainPID")
+    here.does("systemctl", "--no-block", "stop", "titanic-worker@slow")
+    here.until(lambda: not is_alive(successor))
+    assert here.shows("titanic-worker@slow", "ActiveState") == "deactivating"
+    go.touch()
+    here.until(lambda: here.shows("titanic-worker@slow", "ActiveState") == "inactive")
+    assert here.does("titanic", "reply", first, user=SOMEBODY) == "done"
+    assert '"attempts": 1' in here.does("titanic", "show", "--json", first, user=SOMEBODY)

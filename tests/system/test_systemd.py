@@ -107,6 +107,7 @@ def test_its_life(here: Machine) -> None:
     here.says("printf '#!/bin/sh\nsleep 6; cat' >/usr/local/bin/slowly; chmod 755 /usr/local/bin/slowly")
     here.does("systemctl", "daemon-reload")
     here.does("systemctl", "restart", "titanic", "titanic-worker@upper", "titanic-worker@slow")
+    here.does("systemctl", "reload", "titanic-worker@upper", "titanic-worker@slow")  # their successors are watched, too
     slow = here.does("titanic", "submit", "slow", "done", user=SOMEBODY)
     here.does("kill", "-STOP", str(main_pid(here)), here.shows("titanic-worker@upper", "MainPID"))
     here.until(lambda: restarted(here, 1))
