@@ -108,10 +108,11 @@ class WorkerBase:
 
     def _require(self, targets: int, *, watched: bool) -> None:
         """Raise UsageError if there cannot be a connection for each service and job."""
-        what = f"{self._jobs} jobs for each of {len(self._services)} services" + (
+        connections = sum(self._limits.values())
+        what = f"{connections} jobs of {len(self._services)} services" + (
             f" at {targets} brokers" if targets > 1 else ""
         )
-        require_connections(targets * sum(self._limits.values()), what, watched=watched)
+        require_connections(targets * connections, what, watched=watched)
 
     def _add(self, channels: Sequence[WorkerRegistration], services: Sequence[bytes], endpoints: Sequence[str]) -> None:
         """Add registrations for these services, and log what happens to them."""

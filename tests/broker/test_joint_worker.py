@@ -320,7 +320,7 @@ def test_more_than_the_system_allows_ends_the_worker_at_an_older_broker(
 ) -> None:
     forget_slots(monkeypatch, True)
     services = {f"service{number}": lambda frames: frames for number in range(1000)}
-    with broker_at(endpoint), pytest.raises(UsageError, match="100 jobs for each of 1000 services need"):
+    with broker_at(endpoint), pytest.raises(UsageError, match="100000 jobs of 1000 services need"):
         MultiWorker(services, endpoint, jobs=100, config=QUICK).run()
 
 

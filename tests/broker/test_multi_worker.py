@@ -152,7 +152,7 @@ worker.stop()
     ("hard", "said"),
     [
         (4000, (0, "1100\n", "")),
-        (1000, (1, "", "100 jobs for each of 11 services need 2")),
+        (1000, (1, "", "1100 jobs of 11 services need 2")),
     ],
 )
 def test_more_registrations_than_usual_fit_or_are_refused_at_the_start(

@@ -294,11 +294,11 @@ def test_idle_workers_are_spread_again_after_a_restart(
         nodes = [stack.enter_context(Server(config(tmp_path, store=url, lease=lease))) for _ in range(3)]
         a, b, c = (server.endpoints[0] for server in nodes)
         client = stack.enter_context(Client([a, b, c], timeout=30))
-        number = client.stats()["node"]["incarnation"]
+        node = until(lambda: client.stats()["node"])
         stack.enter_context(Worker("alone", list, [a, b, c], config=QUICK))
         for order in [[a, b, c]] * (4 // jobs) + [[b, c, a]] * (2 // jobs):
             stack.enter_context(Worker("echo", list, order, jobs=jobs, config=QUICK))
         until(lambda: sum(sum((node.workers or {}).values()) for node in nodes) == 7)
         until(lambda: sorted(sum((node.workers or {}).values()) for node in nodes) == [2, 2, 3])
         assert (nodes[0].workers or {}).get(b"alone") == 1
-        assert client.stats()["node"]["incarnation"] == number
+        assert until(lambda: client.stats()["node"])["incarnation"] == node["incarnation"]

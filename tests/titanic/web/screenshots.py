@@ -1,11 +1,13 @@
-"""Makes the screenshots of titanic/web/README.md: PYTHONPATH=tests:. python tests/titanic/web/screenshots.py [SECONDS]
+"""The screenshots of titanic/web/README.md: PYTHONPATH=tests:. python tests/titanic/web/screenshots.py 300 [PAGE]
 
-They show a queue that has been working for five minutes, or so many seconds.
+It makes them of a queue that has been working for so many seconds. Names of pages choose some.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import random
+import socket
 import sys
 import tempfile
 import threading
@@ -18,7 +20,7 @@ from playwright.sync_api import Browser, sync_playwright
 from support.browser import ARGUMENTS, CHROMIUM
 from support.serving import serving
 
-from broker import RemoteError, Worker
+from broker import Handler, RemoteError, Worker, WorkerConfig
 from titanic import Client, current
 from titanic.schedules import Schedule
 from titanic.schedules.scheduler import pause_schedule, submit_tick
@@ -59,6 +61,29 @@ def mail(frames: list[bytes]) -> list[bytes]:
     return [b"250 accepted"]
 
 
+def report(frames: list[bytes]) -> list[bytes]:
+    for page in range(170):
+        current().progress(page, of=240, text=f"page {page}, orders of November")
+        threading.Event().wait(0.15)
+    threading.Event().wait(600)
+    return []
+
+
+WORKS: dict[str, tuple[Handler, int, str]] = {
+    "resize": (resize, 4, "2026-11-20"),
+    "mail": (mail, 2, "2026-11-27"),
+    "report": (report, 1, "2026-11-27"),
+}
+"""The handler of each service, its jobs, and the version of its program."""
+
+
+def work(service: str, endpoint: str) -> None:
+    """A worker, as the program of a process."""
+    socket.gethostname = lambda: "jobs-1"
+    handler, jobs, version = WORKS[service]
+    Worker(service, handler, endpoint, jobs=jobs, config=WorkerConfig(deploy=version)).run()
+
+
 class Demo:
     """A queue at work."""
 
@@ -66,14 +91,6 @@ class Demo:
         self.client = Client(endpoint, timeout=30)
         self.ending = threading.Event()
         self._submitting = threading.Thread(target=self._submit, args=(endpoint,))
-
-    def report(self, frames: list[bytes]) -> list[bytes]:
-        for page in range(170):
-            current().progress(page, of=240, text=f"page {page}, orders of November")
-            if self.ending.wait(0.15):
-                break
-        self.ending.wait(600)
-        return []
 
     def begin(self) -> None:
         client = self.client
@@ -109,6 +126,7 @@ class Demo:
         return {
             "overview": "/",
             "service": "/services/resize",
+            "workers": "/workers",
             "requests": "/requests?state=failed",
             "request": f"/requests/{failed[0]['uuid']}",
             "failures": "/failures",
@@ -135,14 +153,15 @@ def shoot(browser: Browser, url: str, pages: dict[str, str]) -> None:
             small.save(FOLDER / f"{name}-{scheme}.png", optimize=True)
 
 
-def main(seconds: float) -> None:
+def main(seconds: float, chosen: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         server = stack.enter_context(serving(Path(folder), capacity=1 << 30, lanes=8))
         endpoint = server.endpoints[0]
         demo = Demo(endpoint)
-        works = {"resize": (resize, 4), "mail": (mail, 2), "report": (demo.report, 1)}
-        for service, (work, jobs) in works.items():
-            stack.enter_context(Worker(service, work, endpoint, jobs=jobs))
+        for service in WORKS:
+            worker = multiprocessing.get_context("spawn").Process(target=work, args=(service, endpoint))
+            worker.start()
+            stack.callback(worker.kill)
         stack.callback(demo.end)
         web = stack.enter_context(WebServer(WebSettings(endpoint=(endpoint,), bind=("127.0.0.1", 0))))
         browser = stack.enter_context(sync_playwright()).chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
@@ -151,9 +170,9 @@ def main(seconds: float) -> None:
         page.goto("/")
         page.wait_for_timeout(seconds * 1000)
         page.close()
-        shoot(browser, web.url, demo.pages())
+        shoot(browser, web.url, {name: path for name, path in demo.pages().items() if name in (chosen or [name])})
         browser.close()
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]) if sys.argv[1:] else 300.0)
+    main(float(sys.argv[1]), sys.argv[2:])
