@@ -16,7 +16,16 @@ from broker.core.worker import SessionState, WorkerSession
 bounded = settings(deadline=None, max_examples=120, suppress_health_check=list(HealthCheck), derandomize=True)
 
 WORDS = [b"", b"MDPC01", b"MDPC02", b"MDPW01", b"MDPW02", b"MDPE01", b"echo", b"in", b"mmi.service", b"mmi.stats"]
-WORDS += [b"titanic:1", b"titanic:slots=2", b"titanic:service=1:in", b"\11", b"\12", b"1", b"0000000000000002"]
+WORDS += [
+    b"titanic:1",
+    b"titanic:slots=2",
+    b"titanic:service=1:in",
+    b"titanic:version=\xff",
+    b"\11",
+    b"\12",
+    b"1",
+    b"0000000000000002",
+]
 WORDS += [b"mmi.x", b"\1", b"\2", b"\3", b"\4", b"\5", b"\6", b"\7", b"x", b"\xff", b"0000000000000001"]
 GOOD = [
     [b"", b"MDPC01", b"echo", b"q"],
