@@ -182,7 +182,7 @@ class JobRunner(Channel):
             body = measure.last(execute(self._handlers[job.service], job.body, send))
         except BaseException as error:
             if isinstance(error, Unready):  # which of several versions was it?
-                error.text = f"{error.text} (version of the worker: {self._version})"
+                error.text += f"; this worker has version {self._version}: start one of the caller's version"
             body = error_reply(error, job, self._max_reply)
         self._finished.append(job.number)  # first: the parent may close its side when it has the reply
         self._send(Final(job.number, body))
