@@ -267,6 +267,8 @@ class Delivery:
 
     is_cancelled = False
     """Whether the request was closed, or has expired: the reply is not wanted."""
+    at_limit = False
+    """Whether the broker said that it has exceeded its limit."""
     known: object = None
     """What a program has decoded from the context, so that it does so once."""
     _news: bytes | None = None

@@ -345,8 +345,9 @@ class WorkerRegistration(WorkerChannel):
             self.session.progress(delivery.number, said, time.monotonic())
             self._worker._loop.touch(self)
 
-    def _cancel(self, number: int) -> None:
+    def _cancel(self, number: int, at_limit: bool) -> None:
         if (delivery := self._deliveries.get(number)) is not None:
+            delivery.at_limit = at_limit
             delivery.cancel()
 
     @property

@@ -188,6 +188,9 @@ class ServerConfig:
     grace: float = setting(
         10.0, "On shutdown: maximum time for running requests to finish.", unit="s", least=0, is_live=True
     )
+    limit_grace: float = 15.0
+    """Seconds beyond the limit of an attempt until the next one begins although the worker still has it. Commands of
+    `titanic work` need 10 s by default."""
     wire: BrokerConfig = field(default_factory=BrokerConfig)
     """The integrated broker's settings."""
     worker: WorkerConfig = field(default_factory=WorkerConfig)

@@ -325,9 +325,11 @@ class BrokerCore(Core):
             if service.joint_groups:
                 self.registry.reorder(service)
 
-    def cancel(self, peer: Peer, name: bytes, mark: bytes, now: float, *, running: bool = False) -> bool:
+    def cancel(
+        self, peer: Peer, name: bytes, mark: bytes, now: float, *, running: bool = False, reason: bytes = b""
+    ) -> bool:
         """Withdraw a request by its `mark`; it is answered with 499. If a worker has it, it stays there, and no other
-        gets it. `running`: notify that worker, if it knows CANCEL."""
+        gets it. `running`: notify that worker, if it knows CANCEL, with a `reason` if it has processes to kill."""
         service = self.services.get(name)
         request = self.waiting.remove(service.waiting, peer, mark) if service is not None else None
         if service is None or request is None:
@@ -340,7 +342,8 @@ class BrokerCore(Core):
                     self._answer_cancelled(unbegun)
                 return True
             if running and worker.extended:
-                self._send_worker(worker, Command.CANCEL, [held.token, b""], now)
+                why = [reason] if reason and worker.has_children else []
+                self._send_worker(worker, Command.CANCEL, [held.token, b"", *why], now)
             return False
         self._answer_cancelled(request)
         self._settle(service)
@@ -686,7 +689,7 @@ class BrokerCore(Core):
 
     def _give_up(self, request: Request) -> None:
         """Return a request whose worker died to its queue, if it is of a queue."""
-        if request.answered or not request.wanted or request.dialect is not CLIENT_QUEUE:
+        if request.answered or request.dialect is not CLIENT_QUEUE:
             return
         self.stats["given_up"] += 1
         request.answered = True

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from broker.config import WorkerConfig
 from broker.core.mdp import (
+    AT_LIMIT,
     CHILDREN,
     MAX_SLOTS,
     NAMES_SLOTS,
@@ -189,7 +190,7 @@ class JointSession(WorkerSession):
             self._keep(rest, now)
         elif command is Command.CANCEL:
             if rest and (number := self._numbers.get(rest[0])) is not None:
-                self._cancelled.append(number)
+                self._cancelled.append((number, AT_LIMIT in rest[2:]))
         else:
             self._reconnect(rest, now)
 

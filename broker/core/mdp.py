@@ -44,6 +44,7 @@ Worker side
 
     between a broker and a worker that said SLOTS and CHILDREN
     LOST       w → b                                   MDPW02 0B client… ['' client…]
+    CANCEL     b → w    AT_LIMIT may follow            MDPW02 07 client '' limit
 
 titanic/PROTOCOL.md describes the same, and when each message is sent, for authors of clients and workers in other
 languages.
@@ -324,6 +325,9 @@ MAX_SERVICES = 1024
 CHILDREN = b"titanic:children"
 """Processes of the worker execute its requests: it executes one that is to run alone in a process that has no other,
 and says LOST when one of them died. It needs SLOTS."""
+
+AT_LIMIT = b"limit"
+"""Why a request is not wanted any more: it has exceeded its limit. In a CANCEL to a worker that said CHILDREN."""
 
 KNOWN_WORDS = (EXTENSION, ELSEWHERE, NAMES_PROCESS, NAMES_VERSION, NAMES_SLOTS, CHILDREN)
 """The words in READY that a broker knows, as it announces them in mmi.broker: a worker says no others

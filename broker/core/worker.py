@@ -85,15 +85,6 @@ class Job(NamedTuple):
         """Whether its queue wants it to run in a process that does nothing else meanwhile."""
         return ALONE in self.context
 
-    @property
-    def deadline(self) -> float | None:
-        """When its limit is over, in seconds since 1970, by the clock of its queue; None: it has none."""
-        try:
-            said = read_json(self.context or b"{}").get("deadline")
-        except (ValueError, AttributeError):
-            return None
-        return float(said) if isinstance(said, (int, float)) else None
-
     def __str__(self) -> str:
         context = self.context
         number = self.client[: len(self.client) - len(context)]
@@ -192,8 +183,8 @@ class WorkerSession(Core):
         self._gone_at: float | None = None
         """When it leaves in any case."""
         self._jobs: list[Job] = []
-        self._cancelled: list[int] = []
-        """Jobs that the broker has cancelled."""
+        self._cancelled: list[tuple[int, bool]] = []
+        """Jobs that the broker has cancelled, and whether it said that they exceed their limit."""
         self._untold: dict[int, bytes] = {}
         """How far jobs are, and the broker does not know yet."""
         self._tell_at = 0.0
@@ -313,10 +304,10 @@ class WorkerSession(Core):
         else:
             self._partials += body
 
-    def take_cancelled(self) -> list[int]:
-        """Return the numbers of the jobs that were cancelled since the last call."""
-        numbers, self._cancelled = self._cancelled, []
-        return numbers
+    def take_cancelled(self) -> list[tuple[int, bool]]:
+        """Return the numbers of the jobs that were cancelled since the last call, and whether at their limit."""
+        cancelled, self._cancelled = self._cancelled, []
+        return cancelled
 
     def progress(self, job: int, said: bytes, now: float) -> None:
         """Report the progress of a job, if the broker knows PROGRESS. Of messages in quick succession only the last is
@@ -504,7 +495,7 @@ class WorkerSession(Core):
         if EXTENSION not in self._knows:
             self._reconnect(rest, now)
         elif self.state is SessionState.BUSY and rest == self._envelope:
-            self._cancelled.append(self._job)
+            self._cancelled.append((self._job, False))
 
     def _new_heartbeat(self, now: float) -> Heartbeat:
         return Heartbeat(self.config.heartbeat_interval, self.config.liveness, now, usual=self.dialect.usual_interval)

@@ -66,7 +66,7 @@ def worker(
     each at a time, on one CPU core, of all tasks and services of the app, or those that --only and --except leave.
     Jobs of one process share its fate; what happens to it does not concern the other processes. A process that dies,
     exceeds --memory or has started --max-requests requests is replaced, after finishing its requests if it can. It is
-    killed when a task has exceeded its limit by more than --watchdog.
+    killed when a task goes on for --watchdog after its limit, unless that has on_limit="cancel".
 
     --endpoint and --key-file default to those of the app.
 

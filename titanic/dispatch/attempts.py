@@ -49,7 +49,9 @@ class Flight:
     kept: bool = False
     """Whether the broker answered after the close that a worker has it, or that this is unknown."""
     overdue: bool = False
-    """Whether its attempt has passed its limit, and the broker is asked whether a worker has it at all."""
+    """Whether its attempt has passed its limit: its worker is to end it."""
+    overstays: bool = False
+    """Whether its worker had time enough for that."""
     progress: Progress | None = None
     """How far its worker is, as it said last."""
     deliveries: int = 0

@@ -13,8 +13,10 @@ ends in one of these ways:
       had requests, too
     the broker will never take it (400, 413)    → Finish failed
     the broker refuses or gives up (503, 504)   → back to the queue, its service pauses; not an attempt
-    no reply in time                            → as an error reply; a reply that still comes is dropped, and until then
-                                                  its worker has no place for another one
+    past its limit                              → as an error reply, when its worker has ended it or died; whatever
+                                                  the worker says then is dropped
+    its worker still has it `limit_grace` later → the same at once, and until a reply comes its worker has no place for
+    no reply in time                              another one
     no reply in time, and no worker had it      → back to the queue (499); not an attempt
     its time to live is over before it is sent  → Finish expired
     more urgent ones wait behind it too long    → back to the queue
@@ -118,6 +120,10 @@ def _counted_as(outcome: AttemptOutcome) -> str:
     return "retried" if outcome.delay else "returned"
 
 
+def _past_limit(flight: Flight) -> str:
+    return f"no reply within its limit of {flight.policy.limit:g} s"
+
+
 class DispatchCore:
     """Decides; `now` is monotonic seconds."""
 
@@ -199,6 +205,9 @@ class DispatchCore:
         """The whole reply to a request came."""
         if (flight := self._landing(uuid)) is not None:
             self.backlogs.worked(flight.backlog, now)
+            if flight.overdue:
+                self._failed(uuid, flight, _past_limit(flight), [])
+                return
             flight.attempts += 1
             self._finish(uuid, flight, Status.DONE, body, "")
 
@@ -207,7 +216,10 @@ class DispatchCore:
         if (flight := self._landing(uuid)) is not None:
             self.backlogs.worked(flight.backlog, now)
             self._suspects.pop(uuid, None)
-            self._failed(uuid, flight, error.text, error.detail)
+            if flight.overdue:
+                self._failed(uuid, flight, _past_limit(flight), [])
+            else:
+                self._failed(uuid, flight, error.text, error.detail)
 
     def refused(self, uuid: bytes, error: ErrorReply, now: float) -> None:
         """The broker says why there is no reply."""
@@ -216,6 +228,8 @@ class DispatchCore:
             return
         if error.status in TAKEN_LATER:
             self._give_back(uuid, flight, now, pause=error.status != GIVEN_BACK)
+        elif flight.overdue:  # perhaps its worker died because its process was killed at the limit
+            self._failed(uuid, flight, _past_limit(flight), [])
         elif error.status in NEVER_TAKEN:
             self._finish(uuid, flight, Status.FAILED, error.detail, f"{error.status} {error.text}")
         elif error.status == LOST:
@@ -245,11 +259,11 @@ class DispatchCore:
         if flight.closed:
             flight.kept = True
             self._effects.append(Certain(uuid))
-        if flight.closed or not flight.overdue:
+        if flight.closed or not flight.overstays:
             return False
         flight.backlog.abandoned += 1
         self._landing(uuid)
-        self._failed(uuid, flight, f"no reply within its limit of {flight.policy.limit:g} s", [])
+        self._failed(uuid, flight, _past_limit(flight), [])
         return True
 
     def left(self, name: bytes) -> None:
@@ -303,6 +317,11 @@ class DispatchCore:
         for uuid, flight in given_up:
             self._lost(uuid, flight, reason)
         return len(given_up)
+
+    def is_overdue(self, uuid: bytes) -> bool:
+        """Whether a request in flight has exceeded its limit."""
+        flight = self.flights.get(uuid)
+        return flight is not None and flight.overdue
 
     def is_unwanted(self, uuid: bytes) -> bool:
         """Whether the reply of a request in flight is no longer wanted: its worker must be notified."""
@@ -428,6 +447,7 @@ class DispatchCore:
         flight.backlog.in_flight -= 1
         if flight.policy.limit:
             self.timers.cancel(("limit", uuid))
+            self.timers.cancel(("overdue", uuid))
         if flight.expires_at:
             self.timers.cancel(("lapsed", uuid))
         if flight.closed:
@@ -490,10 +510,18 @@ class DispatchCore:
     # -- alarms ----------------------------------------------------------------------------------------------
 
     def _past_limit(self, uuid: bytes, now: float) -> None:
-        """Fail the attempt if a worker has the request, even if it has stopped working on it: ask the broker."""
+        """Have the worker that has the request end its attempt, or the broker give it back."""
         flight = self.flights.get(uuid)
         if flight is not None and not flight.settling and not flight.closed:
             flight.overdue = True
+            self._effects.append(RecallRequest(uuid))
+            self.timers.set(("overdue", uuid), now + self._config.limit_grace)
+
+    def _overstays(self, uuid: bytes, now: float) -> None:
+        """Fail the attempt if a worker still has the request: ask the broker."""
+        flight = self.flights.get(uuid)
+        if flight is not None and not flight.settling and not flight.closed:
+            flight.overstays = True
             self._effects.append(RecallRequest(uuid))
 
     def _lapsed(self, uuid: bytes, now: float) -> None:
@@ -547,6 +575,7 @@ class DispatchCore:
 
 ALARMS: dict[str, Callable[[DispatchCore, bytes, float], None]] = {
     "limit": DispatchCore._past_limit,
+    "overdue": DispatchCore._overstays,
     "lapsed": DispatchCore._lapsed,
     "overtake": DispatchCore._overtake,
     "rate": DispatchCore._check_rate,

@@ -175,6 +175,8 @@ class OwnBrokerTransport:
         """Tickets of what was asked back and is still in flight."""
         self._tells = True
         """Whether the broker notifies workers that a request they have is not wanted any more."""
+        self._tells_why = True
+        """Whether it also says that it has exceeded its limit."""
         self._abandoned: dict[int, bytes] = {}
         """Services of what is with a worker and not wanted any more, by ticket."""
 
@@ -255,7 +257,7 @@ class OwnBrokerTransport:
         send = self._sends[ticket]
         what = [send.service, self.session.mark(ticket)]
         if self._tells and self._core.is_unwanted(send.uuid):
-            what.append(b"running")
+            what.append(b"limit" if self._tells_why and self._core.is_overdue(send.uuid) else b"running")
         question = self.session.request(b"mmi.cancel", what, now, timeout=MMI_TIMEOUT, retries=0)
         self._recalls[question] = ticket
 
@@ -361,6 +363,7 @@ class SocketTransport(OwnBrokerTransport):
         kind = discovery.kind
         super().__init__(core, kind.max_message - ENVELOPE if kind is not None and kind.max_message else MAX_REPLY)
         self._tells = kind is not None and kind.extended
+        self._tells_why = kind is not None and b"titanic:children" in kind.knows
         if kind is not None and kind.knows_slots:
             self._survey = b"mmi.services"
         self._loop = loop

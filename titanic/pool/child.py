@@ -265,12 +265,17 @@ def _prepare(app: Tasks, config: ChildConfig) -> tuple[Declaration, dict[bytes, 
     endpoints = (app.endpoint,) if isinstance(app.endpoint, str) else tuple(app.endpoint)
     curve = credentials(app.key, app.server_key)
     declaration = Declaration(
-        tuple((name, app.limits.get(name, 0)) for name in services),
+        tuple((name, app.limits.get(name, 0), _on_limit(app, name)) for name in services),
         endpoints,
         None if curve is None else tuple(key.decode() for key in curve),
     )
     handlers = {name.encode(): handler for name, handler in services.items()}
     return declaration, handlers, app.scheduler() if app.schedules else None
+
+
+def _on_limit(app: Tasks, service: str) -> str:
+    task = app.definitions.get(service)
+    return "kill" if task is None else task.on_limit
 
 
 if __name__ == "__main__":

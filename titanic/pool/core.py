@@ -55,8 +55,8 @@ class ChildConfig:
 class Declaration(NamedTuple):
     """What the parent needs to know of an app, which it does not import."""
 
-    services: tuple[tuple[str, int], ...]
-    """With how many requests at a time of each; 0: no limit but the jobs."""
+    services: tuple[tuple[str, int, str], ...]
+    """With how many requests at a time of each (0: no limit but the jobs), and `on_limit`."""
     endpoint: tuple[str, ...]
     curve: tuple[str, ...] | None
     """The keys of `broker.Curve`."""
@@ -66,7 +66,9 @@ def read_declaration(said: Any) -> Declaration:
     """Read one from JSON."""
     services, endpoint, curve = said
     return Declaration(
-        tuple((name, limit) for name, limit in services), tuple(endpoint), None if curve is None else tuple(curve)
+        tuple((name, jobs, on_limit) for name, jobs, on_limit in services),
+        tuple(endpoint),
+        None if curve is None else tuple(curve),
     )
 
 
@@ -79,7 +81,7 @@ class PoolConfig:
     memory: int | None = setting(None, "Replace a process that uses more memory than this.", unit="B")
     grace: float = setting(60.0, "On shutdown: maximum time for running tasks to finish.", unit="s", least=0)
     watchdog: float = setting(
-        30.0, "Kill a process when one of its tasks has exceeded its limit by this.", unit="s", least=0.1
+        3.0, "Kill a process when one of its tasks has exceeded its limit by this.", unit="s", least=0.1
     )
     wait_for_sources: bool = False
     """Whether an app that cannot be imported is to be tried again when its source has changed."""

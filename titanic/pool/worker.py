@@ -40,9 +40,6 @@ from titanic.util.text import duration
 SILENT = 1.0
 """Seconds without a sign of life after which a child that has requests gets nothing more, until it gives one."""
 
-SKEW = 1.0
-"""Seconds by which the clocks of the server and of this machine may differ."""
-
 CHUNK = 262_144
 """Bytes that are read at once."""
 
@@ -83,8 +80,10 @@ class PoolWorker(WorkerBase):
         self._alone: deque[Held] = deque()
         slots = self._missing = min(config.processes * child.jobs, MAX_SLOTS)
         curve = None if app.curve is None else Curve(*(key.encode() for key in app.curve))
-        limits = {name.encode(): limit for name, limit in app.services if limit}
-        handlers = {name.encode(): None for name, _ in app.services}
+        limits = {name.encode(): limit for name, limit, _ in app.services if limit}
+        handlers = {name.encode(): None for name, _, _ in app.services}
+        self.only_cancelled = {name.encode() for name, _, on_limit in app.services if on_limit == "cancel"}
+        """Services whose requests may exceed their limits by any time."""
         self._begin(handlers, app.endpoint, slots, False, WorkerConfig(deploy=child.deploy), curve, limits)
 
     # -- the pool's thread -----------------------------------------------------------------------------------
@@ -438,8 +437,7 @@ class ChildLink(Channel):
         if held is None:
             return
         self._send(Cancel(number))
-        deadline = held.job.deadline
-        if deadline is not None and time.time() >= deadline - SKEW:
+        if held.delivery.at_limit and held.job.service not in self._worker.only_cancelled:
             self._kill_at[number] = time.monotonic() + self._config.watchdog
 
     def _send(self, message: ToChild) -> None:

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, cast
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, Unpack, cast, get_args
 
 from broker import RemoteError
 from titanic.errors import CallerError, RequestFailed
@@ -26,6 +26,10 @@ from titanic.tasks.values import Serializer, Values
 Errors = type[Exception] | tuple[type[Exception], ...]
 
 
+OnLimit = Literal["kill", "cancel"]
+"""What `titanic worker` does about a task that exceeds its limit and goes on."""
+
+
 class TaskOptions(SharedOptions, total=False):
     """The options of `Tasks.task`, which explains them."""
 
@@ -35,6 +39,7 @@ class TaskOptions(SharedOptions, total=False):
     fatal: Errors
     raises: Errors
     jobs: int
+    on_limit: OnLimit
 
 
 _OF_TASKS = TaskOptions.__annotations__.keys() - SharedOptions.__annotations__.keys()
@@ -153,6 +158,11 @@ class Definition:
         """Requests at a time in a worker; None: as many as that has jobs."""
         if self.jobs is not None and self.jobs < 1:
             raise CallerError(f"task {self.name} has jobs={self.jobs}", "it would never run", "give 1 or more")
+        self.on_limit: OnLimit = options.get("on_limit", "kill")
+        """What happens to it at its limit."""
+        if self.on_limit not in get_args(OnLimit):
+            fact = f"there are {' and '.join(get_args(OnLimit))}"
+            raise CallerError(f"task {self.name} has on_limit={self.on_limit!r}", fact, "give one of them")
         self._declared = (*self._raises, *self._fatal, *(self._retry_on or ()))
         self._warned: set[type[Exception]] = set()
         """Classes of exceptions that clients cannot make again."""

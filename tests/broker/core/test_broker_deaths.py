@@ -344,3 +344,23 @@ def test_only_a_worker_with_processes_reports_their_deaths(broker: Play) -> None
     broker.sends(b"1")
     broker.said("a", b"MDPW02", b"\13", broker.given("a", b"1"))
     assert broker.core.stats["malformed"] == 1
+
+
+@pytest.mark.parametrize("parent", [True, False])
+def test_at_its_limit_a_request_is_cancelled_and_the_death_that_follows_is_reported(broker: Play, parent: bool) -> None:
+    """A worker without processes of its own is not told why: it could do nothing else."""
+    if parent:
+        broker.parent("a")
+    else:
+        broker.said("a", b"MDPW02", b"\1", b"echo", b"titanic:1", b"titanic:slots=2")
+        broker.told("a", b"MDPW02", b"\5")
+    broker.sends(b"1")
+    client = broker.given("a", b"1")
+    assert not broker.core.cancel(QUEUE, b"echo", b"1", broker.now, running=True, reason=b"limit")
+    broker.collect()
+    broker.told("a", b"MDPW02", b"\7", client, b"", *([b"limit"] if parent else []))
+    if parent:
+        broker.said("a", b"MDPW02", b"\13", client)
+    else:
+        broker.lost("a")
+    broker.refused(b"1", b"500")

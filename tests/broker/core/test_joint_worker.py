@@ -107,7 +107,7 @@ def test_a_cancellation_names_its_request(work: Work) -> None:
     for client in (b"2", b"3"):
         work.told(b"MDPW02", b"\7", client, b"")
     work.told(b"MDPW02", b"\7")
-    assert work.session.take_cancelled() == [two.number]
+    assert work.session.take_cancelled() == [(two.number, False)]
     assert work.session.take_cancelled() == []
 
 
@@ -315,3 +315,10 @@ def test_an_older_broker_is_not_told_of_deaths() -> None:
     parent.finds(*NEW)
     parent.said(b"MDPW02", b"\1", b"a", b"titanic:1", b"titanic:process=p", b"titanic:slots=3", b"titanic:service=0:b")
     assert not parent.session.says_lost
+
+
+def test_it_is_told_that_a_request_exceeds_its_limit(parent: Work) -> None:
+    one, two = parent.given(b"1"), parent.given(b"2")
+    parent.told(b"MDPW02", b"\7", b"1", b"", b"limit")
+    parent.told(b"MDPW02", b"\7", b"2", b"")
+    assert parent.session.take_cancelled() == [(one.number, True), (two.number, False)]

@@ -126,9 +126,31 @@ def limited(seconds: float, **more: float) -> bytes:
     return json.dumps({"limit": seconds, **more}).encode()
 
 
-def test_an_attempt_that_passes_its_limit_has_failed() -> None:
+@pytest.mark.parametrize("way", ["reply", "error", "death", "death of its process"])
+def test_an_attempt_that_passes_its_limit_has_failed_when_its_worker_ends_it(way: str) -> None:
     play = at_work("a", options=limited(5), max_attempts=2, retry_first=1.0)
-    play.later_by(4.9)
+    play.later_by(6)
+    assert (play.postponed, play.core.is_overdue(b"a")) == ([], True)
+    assert play.sent == ["a"]
+    if way == "reply":
+        play.reply("a", b"too late")
+    elif way == "error":
+        play.fail("a")
+    else:
+        play.refuse("a", 500 if way == "death" else 502)
+    (outcome,) = play.postponed
+    assert (outcome.reason, outcome.attempts) == ("no reply within its limit of 5 s", 1)
+    play.later_by(2)
+    assert play.sent == ["a", "a"]
+    assert not play.core._suspects
+    play.reply("a", b"in time")
+    assert play.ended["a"].frames == [b"in time"]
+    assert play.core.next_deadline() is None
+
+
+def test_an_attempt_whose_worker_goes_on_past_its_limit_has_failed_after_a_while() -> None:
+    play = at_work("a", options=limited(5), max_attempts=2, retry_first=1.0, limit_grace=3.0)
+    play.later_by(7.9)
     assert play.postponed == []
     play.later_by(0.2)
     assert play.postponed[0].reason == "no reply within its limit of 5 s"
@@ -144,8 +166,8 @@ def test_an_attempt_that_passes_its_limit_has_failed() -> None:
 
 
 def test_the_last_attempt_too() -> None:
-    play = at_work("a", options=limited(5), max_attempts=1)
-    play.later_by(6)
+    play = at_work("a", options=limited(5), max_attempts=1, limit_grace=3.0)
+    play.later_by(9)
     assert play.ended["a"].status is Status.FAILED
     assert play.core.flights == {}
 
@@ -165,7 +187,7 @@ def test_a_worker_that_is_still_at_it_has_no_place_for_the_next() -> None:
 
 def test_the_limit_counts_from_when_a_worker_begins() -> None:
     """Its worker may have had other requests before."""
-    play = at_work("a", options=limited(5), max_attempts=2, retry_first=1.0)
+    play = at_work("a", options=limited(5), max_attempts=2, retry_first=1.0, limit_grace=0.0)
     play.later_by(4)
     play.core.begun(b"a", play.now)
     play.later_by(4.9)

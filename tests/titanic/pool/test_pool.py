@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Unpack
 
 import pytest
 from support.cli_titanic import Running, alive, running, titanic
@@ -15,6 +16,7 @@ from support.waiting import until
 
 from broker import Worker
 from titanic import Client, Server
+from titanic.protocol.submit_options import SubmitOptions
 
 APP = """
 import asyncio
@@ -81,8 +83,19 @@ def hold_gil(folder: str) -> None:
     ctypes.PyDLL(None).sleep(600)
 
 
-@app.task(limit=0.01, max_attempts=1)
-def hang(folder: str) -> int:
+@app.task
+def hang(folder: str) -> None:
+    for before in Path(folder).glob("hangs-*"):
+        if Path("/proc", before.name.partition("-")[2]).exists():
+            Path(folder, "overlap").touch()
+    Path(folder, f"hangs-{os.getpid()}").touch()
+    time.sleep(600)
+
+
+@app.task(on_limit="cancel")
+def overlong(folder: str) -> int:
+    while not current().cancelled:
+        time.sleep(0.01)
     return wait_for(folder)
 """
 
@@ -96,6 +109,7 @@ OTHERS = (
     "shop.hang",
     "shop.dies_once",
     "shop.hold_gil",
+    "shop.overlong",
 )
 
 SCHEDULED = """
@@ -128,9 +142,9 @@ def pids(worker: Running) -> list[int]:
     return [int(pid) for pid in re.findall(r"process \d+ is pid (\d+)", worker.log.read_text())]
 
 
-def ask(client: Client, task: str, *arguments: object) -> str:
+def ask(client: Client, task: str, *arguments: object, **options: Unpack[SubmitOptions]) -> str:
     texts = ", ".join(f'"{argument}"' for argument in arguments)
-    return client.submit(f"shop.{task}", f'{{"args": [{texts}]}}')
+    return client.submit(f"shop.{task}", f'{{"args": [{texts}]}}', **options)
 
 
 def begun(folder: Path) -> list[Path]:
@@ -262,6 +276,39 @@ def test_a_death_with_several_requests_is_no_attempt_of_any(server: Server, clie
         assert [client.show(one)["attempts"] for one in (uuid, *held)] == [1, 1, 1]
         assert client.wait(ask(client, "whoami"), timeout=50)
         assert len(pids(worker)) > 2, "there was an extra process, because none was idle"
+
+
+def test_at_its_limit_a_job_is_killed_before_the_next_attempt_begins(
+    server: Server, client: Client, tmp_path: Path
+) -> None:
+    """What its process had beside it starts anew."""
+    with pool(tmp_path, server, "--jobs", "2", "--watchdog", "0.2") as worker:
+        held = ask(client, "wait_for", tmp_path)
+        until(lambda: begun(tmp_path))
+        uuid = ask(client, "hang", tmp_path, limit=0.2, max_attempts=2, retry_first=0.01)
+        until(lambda: client.show(uuid)["state"] == "failed")
+        assert client.show(uuid)["reason"] == "no reply within its limit of 0.2 s"
+        assert client.show(uuid)["attempts"] == 2
+        assert not (tmp_path / "overlap").exists()
+        until(lambda: len(begun(tmp_path)) >= 2)
+        (tmp_path / "go").touch()
+        client.wait(held, timeout=50)
+        assert client.show(held)["attempts"] == 1
+        assert re.search(
+            r"still runs shop.hang \(\w{32}; .*\), 200 ms beyond its limit; killing it", worker.log.read_text()
+        )
+
+
+@pytest.mark.settings(limit_grace=0.1)
+def test_a_job_that_is_only_cancelled_at_its_limit(server: Server, client: Client, tmp_path: Path) -> None:
+    with pool(tmp_path, server, "--jobs", "2", "--watchdog", "0.1") as worker:
+        uuid = ask(client, "overlong", tmp_path, limit=0.2, max_attempts=1)
+        until(lambda: client.show(uuid)["state"] == "failed")
+        until(lambda: begun(tmp_path))
+        assert client.wait(ask(client, "whoami"), timeout=50)
+        (tmp_path / "go").touch()
+        until(lambda: client.stats()["running"] == 0)
+        assert len(pids(worker)) == 1
 
 
 @pytest.mark.parametrize("known", ["slots", "process"])

@@ -21,7 +21,7 @@ WIRE = {"heartbeat_interval": 0.5, "liveness": 60}
 
 @pytest.fixture(params=["integrated", "stand-alone"])
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
-    settings: dict[str, Any] = {"max_attempts": 2, "presence_most": 0.1}
+    settings: dict[str, Any] = {"max_attempts": 2, "presence_most": 0.1, "limit_grace": 0.1}
     if request.param == "integrated":
         with serving(tmp_path, wire=BrokerConfig(**WIRE), **settings) as server:
             yield server
@@ -97,7 +97,10 @@ def test_what_is_closed_while_it_runs_goes_to_no_second_worker(server: Server, c
 @pytest.mark.parametrize("limit", [None, 0.05], ids=["closed", "overdue"])
 def test_what_is_not_wanted_any_more_is_not_sent_to_the_next_broker(tmp_path: Path, limit: float | None) -> None:
     endpoint = f"ipc://{tmp_path}/broker.ipc"
-    with serving(tmp_path, broker=endpoint, presence_most=0.1), Client(endpoint, timeout=1, retries=60) as client:
+    with (
+        serving(tmp_path, broker=endpoint, presence_most=0.1, limit_grace=0.1),
+        Client(endpoint, timeout=1, retries=60) as client,
+    ):
         with brokering(endpoint, **WIRE):
             uuid = client.submit("echo", "x", **({} if limit is None else {"limit": limit, "max_attempts": 1}))
             with raw_worker(endpoint, b"echo") as worker:

@@ -243,6 +243,7 @@ def test_the_time_to_live_counts_again_after_a_failure_and_after_a_retry(server:
 # -- limits ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.settings(limit_grace=0.1)
 def test_a_late_reply_is_not_taken_for_that_of_a_later_attempt(server: Server, client: Client) -> None:
     uuid = client.submit("echo", "x", limit=0.5, max_attempts=1)
     with raw_worker(server.endpoints[0], b"echo") as worker:
