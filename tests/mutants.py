@@ -42,6 +42,8 @@ TESTS = {
     "titanic/dispatch/*.py": "titanic/(dispatch/|server/test_(standalone|dispatch|jobs|attempt_limit|stop))",
     "titanic/cluster/*.py": "titanic/(cluster/|server/test_(draining|news|service_settings))",
     "broker/core/*.py": "broker/((core|io)/test_(?!connection_count)|test_reply)",
+    "broker/zmtp/*.py": "broker/(zmtp/|test_malformed_connections)",
+    "broker/io/*.py": "broker/(io/test_(?!connection_count)|test_(malformed_connections|hostile_peers|end_to_end))",
 }
 """What is changed, and the tests that are to notice: quick ones of the same part."""
 
