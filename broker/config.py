@@ -109,6 +109,15 @@ class BrokerConfig:
         least=0,
         group=TRAFFIC,
     )
+    worker_return: float = setting(
+        30.0,
+        "How long the requests of a worker wait for it after its connection is lost, or the server was killed or"
+        " restarted. A worker that returns goes on with them. If its process was on this machine and is gone, nothing"
+        " waits. 0: never wait.",
+        unit="s",
+        least=0,
+        group=TRAFFIC,
+    )
     max_deliveries: int = setting(
         3,
         "Workers that may die while processing the same plain MDP request before it gets an error reply. For a stored"
@@ -150,6 +159,7 @@ class BrokerConfig:
     def __post_init__(self) -> None:
         check_heartbeats(self.heartbeat_interval, self.liveness)
         check(self.request_expiry >= 0, f"request_expiry is {self.request_expiry}; it must be 0 or more")
+        check(self.worker_return >= 0, f"worker_return is {self.worker_return}; it must be 0 or more")
 
     @property
     def max_message(self) -> int:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import selectors
+import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -15,13 +18,15 @@ from broker.access.users import NOBODY, Access, User
 from broker.config import BrokerConfig
 from broker.core.broker import BrokerCore
 from broker.core.mdp import Frames, Output, Peer, error_body
+from broker.core.missing import Expected
 from broker.core.mmi import About, counters
 from broker.core.requests import Request
 from broker.core.timers import earliest
-from broker.core.worker_registry import WorkerReport
+from broker.core.worker_registry import WorkerPeer, WorkerReport
 from broker.errors import Means, UsageError
 from broker.io.channels import CoreRunner
 from broker.io.connections import Connections, PeerGone
+from broker.io.loop import Channel
 from broker.io.peer_connection import PeerConnection
 from broker.io.sockets import MOST_FRAMES, protect
 from broker.zmtp import MessageLimits, OversizedMessage
@@ -36,6 +41,48 @@ Lasts = Callable[[], bool]
 
 BatchHandler = Callable[[list[Request]], None]
 """What an integrated service does with the requests that have come; it is called in the broker's thread."""
+
+
+class ProcessWatch(Channel):
+    """Watches the processes of workers on this machine, so that the requests of one that ends wait for nothing."""
+
+    rests = True
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._host = socket.gethostname()[:24]
+        self._watched: dict[int, tuple[str, bytes]] = {}
+        """What each descriptor watches."""
+        self._ended: dict[int, int] = {}
+        """The descriptors of those that have ended."""
+
+    def add(self, worker: WorkerPeer) -> None:
+        """Watch the process of a worker that returns with its requests. What is named like a process of this machine
+        but is none here is elsewhere; without a descriptor to spare its requests wait."""
+        host, _, number = worker.process_name.rpartition(":")
+        pid = int(number) if number.isdecimal() and len(number) < 10 else 0
+        if host != self._host or not pid or pid == os.getpid() or not hasattr(os, "pidfd_open"):
+            return
+        if worker.process_key in self._watched.values():
+            return
+        with suppress(OSError):
+            descriptor = os.pidfd_open(pid)
+            self._watched[descriptor] = worker.process_key
+            self._broker.loop.watch(descriptor, self, self._ended, selectors.EVENT_READ)
+
+    def drain(self, now: float) -> bool:
+        for descriptor in self._ended:
+            self._broker.loop.unwatch(descriptor)
+            os.close(descriptor)
+            self._broker.core.process_gone(self._watched.pop(descriptor), now)
+        self._ended.clear()
+        return False
+
+    def close(self) -> None:
+        for descriptor in self._watched:
+            self._broker.loop.unwatch(descriptor)
+            os.close(descriptor)
+        self._watched.clear()
 
 
 class LocalPeer:
@@ -75,8 +122,15 @@ class LocalPeer:
         return "" if worker is None else worker.process_name
 
     def workers(self) -> dict[bytes, int]:
-        """Return the number of workers of each service that has any."""
-        return self._broker.workers()
+        """Return the number of workers of each service that has any, with those whose return is awaited."""
+        workers = self._broker.workers()
+        for name, count in self._broker.core.missing.of_services.items():
+            workers[name] = workers.get(name, 0) + count
+        return workers
+
+    def expect(self, context: bytes, expected: Expected) -> None:
+        """Note that a worker has the request that is sent next with this context: it waits for that worker."""
+        self._broker.core.expect(self, context, expected)
 
     def joint(self) -> set[bytes]:
         """Return the services whose workers have other services, too."""
@@ -97,6 +151,10 @@ class LocalPeer:
             self._deliver(inbox)
         except Exception:
             log.exception("a local peer failed; %d messages for it are lost", len(inbox))
+
+
+def _secret() -> bytes:
+    return os.urandom(16).hex().encode()
 
 
 class Broker(CoreRunner[BrokerCore]):
@@ -130,7 +188,9 @@ class Broker(CoreRunner[BrokerCore]):
         self._open = open
         self.config = config or BrokerConfig()
         about = About(version=version, instance=os.urandom(8).hex(), pid=os.getpid())
-        super().__init__(BrokerCore(self.config, now=time.monotonic(), about=about))
+        super().__init__(BrokerCore(self.config, now=time.monotonic(), about=about, secret=_secret))
+        self._processes = ProcessWatch(self)
+        self.loop.add(self._processes)
         admission = None
         if access is not None:
             from broker.io.admission import AccessLog, UserAdmission, server_cipher  # a server without does without
@@ -313,6 +373,8 @@ class Broker(CoreRunner[BrokerCore]):
             if core.new_worker is not None:
                 worker, core.new_worker = core.new_worker, None
                 worker.inflow = connection
+                if worker.keeper:
+                    self._processes.add(worker)
         core.peers = len(self._connections)
         return self._connections.has_input
 

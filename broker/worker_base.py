@@ -13,6 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -89,12 +90,18 @@ class WorkerBase:
         targets = [[name] for name in endpoints] if everywhere else [endpoints]
         several = len(targets) * len(handlers) > 1
         self._slots = JobSlots(self._loop, jobs) if several else None
-        several_jobs = len(handlers) * jobs > 1 or self._has_children
-        joins = self._joins and len(targets) == 1 and several_jobs and len(self._config.versions) > 1
+        joins = self._joins and len(targets) == 1 and len(self._config.versions) > 1
         if joins and jobs <= MAX_SLOTS and len(handlers) <= MAX_SERVICES:
             process = "" if self._passes_on else _process_name(os.getpid())
             capacity = Capacity(jobs, {name: most if most < jobs else 0 for name, most in self._limits.items()})
-            session = JointSession(capacity, config, now=time.monotonic(), process=process, children=self._has_children)
+            session = JointSession(
+                capacity,
+                config,
+                now=time.monotonic(),
+                process=process,
+                children=self._has_children,
+                keeper=b"" if self._passes_on else os.urandom(8).hex().encode(),
+            )
             self._add([LeadRegistration(self, session, endpoints, self._slots)], list(handlers), endpoints)
         else:
             self._require(len(targets), watched=self._watch or any(len(names) > 1 for names in targets))
@@ -418,6 +425,14 @@ class LeadRegistration(WorkerRegistration):
         self.endpoints = endpoints
         self._arranged = 0
         """The number of the connection for which the others were arranged."""
+
+    def close(self) -> None:
+        """Close the connection; the broker is not to wait for the requests of a worker that is interrupted."""
+        session = self.session
+        if session.joint and session.state is SessionState.BUSY:
+            with suppress(OutOfSockets):
+                self._dealer.send([(session.connection, session.dialect.encode(Command.DISCONNECT))])
+        super().close()
 
     def give_back(self, job: Job) -> None:
         del self._deliveries[job.number]

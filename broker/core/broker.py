@@ -16,9 +16,10 @@ worker is forgotten, its requests go to the front of their queues, for another w
     its process had nothing else in hand      500: the request may be the cause
     its process had other requests, too       502: any of them may be the cause; the queue has each run alone
 
-A worker that says DISCONNECT, or that this broker sends away, has not died. One that says CHILDREN executes its
-requests in other processes, and says LOST when one of these died. When it dies itself, only requests that ran alone may
-be the cause.
+A worker that said KEEPER returns with its requests when its connection is lost: they wait for it (`missing.py`), and
+only then it has died. A worker that says DISCONNECT, or that this broker sends away, has not died. One that says
+CHILDREN executes its requests in other processes, and says LOST when one of these died. When it dies itself, only
+requests that ran alone may be the cause.
 
 A worker has one slot and one service, or, by READY, several. Which of the waiting requests a free slot gets: the
 service whose next request has the highest priority, equal ones in turns; within a service clients in turns, the oldest
@@ -62,10 +63,12 @@ from broker.core.mdp import (
     Peer,
     error_body,
     read_capacity,
+    read_held,
     read_slots,
     read_version,
     service_fault,
 )
+from broker.core.missing import Expected, MissingRequest, MissingRequests, delivery_of, keeper_of
 from broker.core.requests import (
     CUT_OFF,
     DEADLINE,
@@ -89,13 +92,34 @@ from broker.core.worker_registry import (
 )
 from broker.errors import UsageError
 
+NO_PROCESS = ("", b"")
+
+
+def _no_secret() -> bytes:
+    return b""
+
+
+Given = Callable[[Request, WorkerPeer], None]
+"""Notes that a worker that keeps its requests gets this one, before it leaves."""
+
 
 class BrokerCore(Core):
     """Routes between clients and workers. `now` is always monotonic seconds."""
 
-    def __init__(self, config: BrokerConfig | None = None, *, now: float = 0.0, about: mmi.About | None = None) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig | None = None,
+        *,
+        now: float = 0.0,
+        about: mmi.About | None = None,
+        secret: Callable[[], bytes] = _no_secret,
+    ) -> None:
+        """`secret` returns 32 random hex digits: a worker that returns with a request knows those of its delivery."""
         super().__init__()
         self.config = config or BrokerConfig()
+        self.missing = MissingRequests(self.config.worker_return)
+        self.given: Given | None = None
+        self._secret = secret
         self.services: dict[bytes, BrokerService] = {}
         self.waiting = WaitingRequests(self.config)
         self.stats: dict[str, int] = dict.fromkeys(mmi.COUNTERS, 0)
@@ -153,14 +177,17 @@ class BrokerCore(Core):
         for worker in self.registry.silent(now):
             self.stats["workers_expired"] += 1
             self._send_worker(worker, Command.DISCONNECT, (), now)
-            self._forget(worker, now, died=True)
+            self._forget(worker, now, died=True, returns=True)
+        for delivery in list(self.missing.timers.due(now)):
+            self._release([delivery], now, died=True)
         for worker in self.registry.due(now):
             self._output.append((worker.peer, worker.dialect.encode(Command.HEARTBEAT)))
         if self.waiting.sweep_at is not None and now >= self.waiting.sweep_at:
             self._expire_requests(now)
 
     def next_deadline(self) -> float | None:
-        return earliest(self._heartbeats.wake_at, self.registry.silences.wake_at, self.waiting.sweep_at)
+        timers = self._heartbeats.wake_at, self.registry.silences.wake_at, self.missing.timers.wake_at
+        return earliest(*timers, self.waiting.sweep_at)
 
     # -- more that a shell can report -----------------------------------------------------------------------
 
@@ -170,7 +197,18 @@ class BrokerCore(Core):
         worker = self.workers.get(peer)
         if worker is not None:
             self.stats["workers_expired"] += 1
-            self._forget(worker, now, died=True, unsent=unsent)
+            self._forget(worker, now, died=True, unsent=unsent, returns=True)
+
+    def expect(self, peer: Peer, context: bytes, expected: Expected) -> None:
+        """Note that a worker has the request of a local queue that comes next with this context: it waits for that
+        worker."""
+        self.missing.expected[peer, context] = expected
+
+    def process_gone(self, process: tuple[str, bytes], now: float) -> None:
+        """Note that a process of workers on this machine, named as in `WorkerPeer.process_key`, has ended."""
+        if (known := self.registry.processes.get(process)) is not None:
+            known.is_gone = True
+        self._release(self.missing.of_process(process), now, died=True)
 
     def too_large(self, peer: Peer, head: Frames, text: str, now: float) -> None:
         """Answer the client of a discarded message that begins with `head`; `text` says what was wrong. A worker with
@@ -219,6 +257,7 @@ class BrokerCore(Core):
             while service.waiting:
                 self._refuse(self.waiting.pop(service.waiting), 503, DRAINING)
             self._settle(service)
+        self._release(list(self.missing), now)
         for worker in list(self.workers.values()):
             worker.group.idle.pop(worker, None)
             if not worker.requests:
@@ -258,8 +297,12 @@ class BrokerCore(Core):
         for worker in dismissed:
             self.stats["workers_refused"] += 1
             self._dismiss(worker, now)
+        drops = review.drops_request
+        for delivery in self.missing:
+            missing = self.missing.get(delivery)
+            if missing is not None and drops(missing.request):
+                self._answer_cancelled(self._found(self.missing.pop(delivery)))
         for service in list(self.services.values()):
-            drops = review.drops_request
             for request in [*service.take(drops), *self.waiting.take(service.waiting, drops)]:
                 self._answer_cancelled(request)
             self._settle(service)
@@ -312,6 +355,13 @@ class BrokerCore(Core):
             if not service.batch:
                 self._batched.append(service)
             service.batch.append(request)
+        elif self.missing.expected and (
+            (expected := self.missing.expected.pop((peer, request.context), None)) is not None
+        ):
+            request.token = expected.delivery + request.context
+            request.received = request.sent_at = now - expected.seconds
+            request.sent = 1
+            self._miss(MissingRequest(request, expected.keeper, NO_PROCESS, True), now)
         elif service is not None and (worker := service.find_worker(request)) is not None:
             self._deliver(worker, request, now)
         elif self.draining or (self.is_cut_off and (service is None or not service.workers)):
@@ -319,8 +369,7 @@ class BrokerCore(Core):
         elif (full := self.waiting.full(service.waiting if service is not None else None, request)) is not None:
             self._refuse(request, 503, f"queue full: {full}; try again later")
         else:
-            if service is None:
-                service = self.services[name] = BrokerService(name, self.config.max_body)
+            service = self._service(name)
             self.waiting.push(service.waiting, request, now)
             if service.joint_groups:
                 self.registry.reorder(service)
@@ -333,7 +382,7 @@ class BrokerCore(Core):
         service = self.services.get(name)
         request = self.waiting.remove(service.waiting, peer, mark) if service is not None else None
         if service is None or request is None:
-            found = self.registry.unwant(peer, name, mark)
+            found = self.registry.unwant(peer, name, mark, reason)
             if found is None:
                 return False
             worker, held = found
@@ -367,6 +416,12 @@ class BrokerCore(Core):
                 self._answer_error(request, 504, f"no worker took the request within {self.config.request_expiry:g} s")
             self._settle(service)
         self.waiting.swept(now)
+
+    def _service(self, name: bytes) -> BrokerService:
+        service = self.services.get(name)
+        if service is None:
+            service = self.services[name] = BrokerService(name, self.config.max_body)
+        return service
 
     def _settle(self, service: BrokerService) -> None:
         """Note that requests of a service were taken out, or that workers left it."""
@@ -418,17 +473,25 @@ class BrokerCore(Core):
         worker.several = worker.extended and ELSEWHERE in words
         process = next((word for word in words if word.startswith(PROCESS) and len(word) <= MAX_PROCESS), b"")
         capacity = read_capacity(name, words) if worker.extended else Capacity(0, {name: 0})
-        if capacity is None or self.draining or not self._may_register(worker, capacity.limits):
+        keeper, held = read_held(words)
+        if capacity is None or len(held) > capacity.slots or len(set(held)) < len(held):
             self._unexpected(worker, rest, now)
             return
+        if self.draining or not self._may_register(worker, capacity.limits):
+            self._unexpected(worker, rest, now)
+            return
+        if keeper and capacity.slots:
+            worker.keeper = keeper_of(worker.user, keeper)
+            if (before := self.registry.keepers.get(worker.keeper)) is not None:  # its connection is gone
+                self.stats["workers_expired"] += 1
+                self._send_worker(before, Command.DISCONNECT, (), now)
+                self._forget(before, now, died=True, returns=True)
         worker.names_services, worker.slots = capacity.slots > 0, capacity.slots or 1
         worker.has_children = worker.names_services and CHILDREN in words
         worker.version = read_version(words)
         services: dict[bytes, BrokerService] = {}
         for name in capacity.limits:
-            if (service := self.services.get(name)) is None:
-                service = self.services[name] = BrokerService(name, self.config.max_body)
-            services[name] = service
+            services[name] = self._service(name)
         self.registry.name_process(worker, process)
         self.registry.add(worker, services, capacity.limits, now)
         self.new_worker = worker
@@ -437,7 +500,63 @@ class BrokerCore(Core):
         self._send_worker(worker, Command.HEARTBEAT, (), now)
         self._heard(worker, now)
         self._keep(worker, rest, now)
+        if worker.keeper:
+            self._take_back(worker, held, now)
         self._free(worker, now)
+
+    def _take_back(self, worker: WorkerPeer, held: Frames, now: float) -> None:
+        """Let a worker that returned have its requests again; what it has not is another's now."""
+        for token in held:
+            request = self._return(worker, token, now)
+            if request is None:
+                request = Request(worker.peer, [], CLIENT_V01, b"", [], now)
+                request.answered = True
+                request.token = token
+                self.stats["not_resumed"] += 1
+                self._send_worker(worker, Command.CANCEL, [token, b""], now)
+            else:
+                self.stats["resumed"] += 1
+            self.registry.give(worker, request)
+        self._release(self.missing.of_keeper(worker.keeper), now)
+
+    def _return(self, worker: WorkerPeer, token: bytes, now: float) -> Request | None:
+        """Return a request that waits for a worker which named it; None: there is none."""
+        missing = self.missing.get(delivery_of(token))
+        if missing is None or missing.keeper != worker.keeper or missing.request.service not in worker.group.services:
+            return None
+        request = self._found(self.missing.pop(delivery_of(token)))
+        if not request.wanted:
+            why = [request.reason] if request.reason and worker.has_children else []
+            self._send_worker(worker, Command.CANCEL, [token, b"", *why], now)
+        if (message := request.begin_anew()) is not None:
+            self._output.append((request.peer, message))
+        request.token = token
+        return request
+
+    def _found(self, missing: MissingRequest) -> Request:
+        """Note that a request waits for its worker no longer."""
+        if (mark := missing.request.mark) is not None:
+            self.registry.delivered.pop(mark, None)
+        return missing.request
+
+    def _miss(self, missing: MissingRequest, now: float) -> None:
+        """Have a request wait for its worker."""
+        self.missing.add(missing, now)
+        if (mark := missing.request.mark) is not None:
+            self.registry.delivered[mark] = missing.request
+
+    def _release(self, deliveries: list[bytes], now: float, *, died: bool = False) -> None:
+        """Give requests whose workers do not return to others. `died`: the workers have died."""
+        if not deliveries:
+            return
+        released = [self.missing.pop(delivery) for delivery in deliveries]
+        for missing in released:
+            request = self._found(missing)
+            if died and not missing.expected:
+                self._give_up(request)
+            elif not missing.expected:
+                request.deliveries -= 1
+        self._deliver_again([missing.request for missing in released], now)
 
     def _may_register(self, worker: WorkerPeer, names: Iterable[bytes]) -> bool:
         user, guard = worker.user, self.guard
@@ -580,7 +699,8 @@ class BrokerCore(Core):
         waited = now - request.received
         if context and (request.sent or (waited >= LATE and DEADLINE in context)):
             context = later_context(context, request.sent, waited)
-        request.token = b"%016x%b" % (next(self._tokens), context)
+        secret = self._secret() if worker.keeper else b""
+        request.token = b"%016x%b%b" % (next(self._tokens), secret, context)
         if request.user is not None and self.guard is not None:
             request.token = self.guard.token(request, request.user)
         self.registry.give(worker, request)
@@ -606,6 +726,8 @@ class BrokerCore(Core):
         request.sent += 1
         request.sent_at = now
         request.shared = False
+        if worker.keeper and self.given is not None:
+            self.given(request, worker)
         if now >= request.received + LATE:
             self._output += request.begins()
         if worker.names_services:
@@ -661,7 +783,16 @@ class BrokerCore(Core):
         self._send_worker(worker, Command.DISCONNECT, (), now)
         self._forget(worker, now)
 
-    def _forget(self, worker: WorkerPeer, now: float, *, died: bool = False, unsent: Sequence[bytes] = ()) -> None:
+    def _forget(
+        self,
+        worker: WorkerPeer,
+        now: float,
+        *,
+        died: bool = False,
+        unsent: Sequence[bytes] = (),
+        returns: bool = False,
+    ) -> None:
+        """`died`: any of its requests but the `unsent` may be the cause, unless it `returns`."""
         process, requests = worker.process, list(worker.requests.values())
         suspects: list[Request] = []
         for request in requests:
@@ -679,6 +810,13 @@ class BrokerCore(Core):
             others = [request for other in process.workers for request in other.requests.values()]
             for request in [*suspects, *others]:
                 request.shared = True
+        if returns and worker.keeper and not (process.is_gone or self.draining) and self.missing.patience:
+            away = [request for request in suspects if not request.answered]
+            for request in away:
+                self._miss(MissingRequest(request, worker.keeper, worker.process_key, False), now)
+            waits = set(away)
+            requests = [request for request in requests if request not in waits]
+            suspects = [request for request in suspects if request not in waits]
         if not worker.passes_on:
             for request in suspects:
                 self._give_up(request)
@@ -716,7 +854,7 @@ class BrokerCore(Core):
                 if self.draining:
                     self._refuse(request, 503, DRAINING)
                     continue
-                service = self.services[request.service]
+                service = self._service(request.service)
                 self.waiting.push_front(service.waiting, request, now)
                 again[service] = None
         for service in again:

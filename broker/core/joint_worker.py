@@ -9,8 +9,12 @@
 The rest is as in `WorkerSession`: it asks the broker on each connection. To a broker that does not know SLOTS it is a
 worker of its first service, with one request at a time, and its runner registers others beside it.
 
-Handlers that are at work when the connection goes are let finish, and their replies are dropped. It connects again at
-once with the other slots, and offers each of these when its handler has finished.
+When the connection goes, handlers that are at work go on. If the broker knew HELD, so that requests wait for their
+workers, the next READY names them, and what was to be said of them meanwhile follows: parts of replies from the first
+on, replies, LOST. The broker answers CANCEL for those that are no longer this worker's.
+
+    the broker did not know HELD, or the next does not    abandoned: the reply is dropped, and the slot is offered
+    the parts of its reply exceed MOST_PARTS              when the handler has finished
 """
 
 from __future__ import annotations
@@ -19,7 +23,10 @@ from broker.config import WorkerConfig
 from broker.core.mdp import (
     AT_LIMIT,
     CHILDREN,
+    HELD,
+    KEEPER,
     MAX_SLOTS,
+    NAMES_HELD,
     NAMES_SLOTS,
     SERVICE,
     SLOTS,
@@ -28,7 +35,15 @@ from broker.core.mdp import (
     Frames,
     WorkerDialect,
 )
+from broker.core.timers import earliest
 from broker.core.worker import REGISTERED, Job, SessionState, WorkerSession
+
+MOST_PARTS = 1 << 20
+"""Bytes of the parts of a reply that are kept, to send them again."""
+
+
+LEAVE_MOST = 5.0
+"""Seconds for which a worker that leaves waits for a broker that takes its last replies."""
 
 
 class JointSession(WorkerSession):
@@ -42,8 +57,10 @@ class JointSession(WorkerSession):
         now: float,
         process: str | None = None,
         children: bool = False,
+        keeper: bytes = b"",
     ) -> None:
-        """`children`: processes of the worker's own execute its requests."""
+        """`children`: processes of the worker's own execute its requests. `keeper`: a random name, under which it
+        returns with its requests; empty: it does not."""
         super().__init__(next(iter(capacity.limits)), config, now=now, process=process)
         self._capacity = capacity
         self._children = children
@@ -53,6 +70,15 @@ class JointSession(WorkerSession):
         """Their numbers, by `client`."""
         self._abandoned: set[int] = set()
         """Jobs at work whose connection is gone."""
+        self._keeper = keeper
+        self._parts: dict[int, list[Frames]] = {}
+        """The parts of replies so far."""
+        self._sizes: dict[int, int] = {}
+        """Their bytes; of jobs with too many no part is kept."""
+        self._unsent: list[tuple[list[int], Command, Frames]] = []
+        """What was to be said of jobs without a connection, and takes these out."""
+        self._leave_by: float | None = None
+        """When it leaves although no broker has taken its last replies."""
         self._elsewhere = 0
         """Jobs at work that came by other connections."""
         self._offered = 0
@@ -74,10 +100,27 @@ class JointSession(WorkerSession):
     @property
     def says_lost(self) -> bool:
         """Whether the present broker knows LOST."""
+        if self._is_away:
+            return self._children
         return self.joint and self._children and CHILDREN in self._knows and self.state in REGISTERED
+
+    @property
+    def _is_away(self) -> bool:
+        """Whether it has jobs, and no connection."""
+        return bool(self._hand) and self.state not in REGISTERED
 
     def lose(self, suspects: list[int], others: list[int], now: float) -> None:
         """Report that the process died that had these jobs; `others` are not the cause. Call it if `says_lost`."""
+        if self._is_away:
+            suspects = [job for job in suspects if not self._drop_abandoned(job)]
+            others = [job for job in others if not self._drop_abandoned(job)]
+            clients = [self._hand[job][0] for job in suspects]
+            if others:
+                clients += [b"", *(self._hand[job][0] for job in others)]
+            if clients:
+                self._unsent.append(([*suspects, *others], Command.LOST, clients))
+            self._hurry_leaving(now)
+            return
         clients = self._take_out(suspects)
         innocent = self._take_out(others)
         if innocent:
@@ -88,7 +131,7 @@ class JointSession(WorkerSession):
 
     def give_back(self, job: int, now: float) -> None:
         """Return a job that was not begun."""
-        if (clients := self._take_out([job])) and self.joint:
+        if (clients := self._take_out([job])) and self.joint and self.state in REGISTERED:
             self._offered = self._free
             self._send(Command.SLOTS, (b"%d" % self._offered, *clients), now)
         self._taken_out(now)
@@ -97,14 +140,29 @@ class JointSession(WorkerSession):
         """Take jobs out without a reply, and return the `client` frames of those whose connection is still there."""
         clients: Frames = []
         for job in jobs:
-            if (envelope := self._hand.pop(job, None)) is not None:
-                del self._numbers[envelope[0]]
-                self._untold.pop(job, None)
+            if (envelope := self._take_job(job)) is not None:
                 clients.append(envelope[0])
-            elif job in self._abandoned:
-                self._abandoned.discard(job)
-                self.dropped_replies += 1
+            else:
+                self._drop_abandoned(job)
         return clients
+
+    def _take_job(self, job: int) -> Frames | None:
+        """Take a job out, and return its envelope; None: it is none of the broker's, or its connection is gone."""
+        envelope = self._hand.pop(job, None)
+        if envelope is not None:
+            del self._numbers[envelope[0]]
+            self._untold.pop(job, None)
+            self._parts.pop(job, None)
+            self._sizes.pop(job, None)
+        return envelope
+
+    def _drop_abandoned(self, job: int) -> bool:
+        """Note the end of a job; return whether it was abandoned."""
+        if job not in self._abandoned:
+            return False
+        self._abandoned.discard(job)
+        self.dropped_replies += 1
+        return True
 
     def _taken_out(self, now: float) -> None:
         if self.state is SessionState.BUSY and not self._hand:
@@ -114,19 +172,35 @@ class JointSession(WorkerSession):
         if self._leaving and self._is_done:
             self._say_goodbye(now)
 
+    def partial(self, job: int, body: Frames, now: float) -> None:
+        if (envelope := self._hand.get(job)) is None:
+            super().partial(job, body, now)
+            return
+        if self._keeper:
+            size = self._sizes[job] = self._sizes.get(job, 0) + sum(map(len, body)) + len(body)
+            if size <= MOST_PARTS:
+                self._parts.setdefault(job, []).append(body)
+            else:
+                self._parts.pop(job, None)
+                if self._is_away:
+                    self._cancelled.append((job, False))
+                    self._abandon(job)
+                    return
+        if self.state in REGISTERED:
+            self._send(Command.PARTIAL, (*envelope, *body), now)
+
     def final(self, job: int, body: Frames, now: float) -> None:
-        envelope = self._hand.pop(job, None)
+        if job in self._hand and self.state not in REGISTERED:
+            self._unsent.append(([job], Command.FINAL, [*self._hand[job], *body]))
+            self._hurry_leaving(now)
+            return
+        envelope = self._take_job(job)
         if envelope is not None:
-            del self._numbers[envelope[0]]
-            self._untold.pop(job, None)
             self._silent_at = now + self.heartbeat.patience
             if not self._hand:
                 self.state = SessionState.IDLE
             self._send(Command.FINAL, (*envelope, *body), now)
-        elif job in self._abandoned:
-            self._abandoned.discard(job)
-            self.dropped_replies += 1
-        else:
+        elif not self._drop_abandoned(job):
             super().final(job, body, now)
             return
         self._offer(now)
@@ -140,6 +214,7 @@ class JointSession(WorkerSession):
             self._offered = 0
             self._send(Command.SLOTS, (b"0", *back), now)
         super().leave(now)
+        self._hurry_leaving(now)
 
     @property
     def _free(self) -> int:
@@ -150,13 +225,38 @@ class JointSession(WorkerSession):
 
     @property
     def _may_connect(self) -> bool:
-        return not self._job_running and not self.held and self._free > 0
+        return not self._job_running and not self.held and (self._free > 0 or bool(self._hand))
+
+    @property
+    def _minds_silence(self) -> bool:
+        # What is in hand is kept: to lose the connection costs nothing. A broker that knows HELD sends heartbeats.
+        return super()._minds_silence or (self.joint and self.state is SessionState.BUSY and NAMES_HELD in self._knows)
+
+    def tick(self, now: float) -> None:
+        if self._leave_by is not None and now >= self._leave_by:
+            for job in list(self._hand):
+                self._abandon(job)
+            self._leave_by = None
+            if self._is_done:
+                self._say_goodbye(now)
+        super().tick(now)
+
+    def next_deadline(self) -> float | None:
+        return earliest(super().next_deadline(), self._leave_by)
+
+    def _hurry_leaving(self, now: float) -> None:
+        """Note when to leave with replies that no broker has taken."""
+        ended = sum(len(jobs) for jobs, _, _ in self._unsent)
+        if self._leaving and self._is_away and ended == len(self._hand) and not self._abandoned:
+            self._leave_by = now + LEAVE_MOST
 
     @property
     def _is_done(self) -> bool:
         return not (self._job_running or self._hand or self._abandoned)
 
     def _envelope_of(self, job: int) -> Frames | None:
+        if self.state not in REGISTERED:
+            return None
         return self._hand.get(job) if self.joint else super()._envelope_of(job)
 
     def _offer(self, now: float) -> None:
@@ -171,15 +271,46 @@ class JointSession(WorkerSession):
 
     def _register(self, dialect: WorkerDialect, now: float) -> None:
         self.joint = NAMES_SLOTS in self._knows and dialect.has(Command.SLOTS)
-        self._offered = self._free
+        if not (self.joint and NAMES_HELD in self._knows):
+            for job in list(self._hand):
+                self._abandon(job)
+        self._offered = max(self._free, len(self._hand))
         super()._register(dialect, now)
+        if self._hand:
+            self._resume(now)
+
+    def _resume(self, now: float) -> None:
+        """Say what was to be said of the jobs that READY has named."""
+        self.state, self._leave_by = SessionState.BUSY, None
+        for job, parts in self._parts.items():
+            for body in parts:
+                self._send(Command.PARTIAL, (*self._hand[job], *body), now)
+        unsent, self._unsent = self._unsent, []
+        for jobs, command, frames in unsent:
+            if left := [job for job in jobs if job in self._hand]:
+                self._send(command, tuple(frames), now)
+                self._take_out(left)
+        self._taken_out(now)
+
+    def _abandon(self, job: int) -> None:
+        """Go on without a job: another worker gets it. When its handler has finished, its reply is dropped."""
+        ended = any(job in jobs for jobs, _, _ in self._unsent)
+        self._take_job(job)
+        if ended:
+            self.dropped_replies += 1
+        else:
+            self._abandoned.add(job)
 
     def _more_words(self) -> Frames:
         if not self.joint:
             return []
         services = [(name, limit) for name, limit in self._capacity.limits.items() if limit or name != self.service]
         words = [SLOTS + b"%d" % self._offered, *(SERVICE + b"%d:%b" % (limit, name) for name, limit in services)]
-        return [*words, CHILDREN] if self._children and CHILDREN in self._knows else words
+        if self._children and CHILDREN in self._knows:
+            words.append(CHILDREN)
+        if self._keeper and NAMES_HELD in self._knows:
+            words += [KEEPER + self._keeper, *(HELD + envelope[0] for envelope in self._hand.values())]
+        return words
 
     def _act(self, command: Command, rest: Frames, now: float) -> None:
         if not self.joint:
@@ -215,7 +346,11 @@ class JointSession(WorkerSession):
     def _reconnect(self, rest: Frames, now: float) -> None:
         if self.joint:
             self._drop_unbegun()
-            self._abandoned.update(self._hand)
-            self._hand.clear()
-            self._numbers.clear()
+            keeps = self._keeper and NAMES_HELD in self._knows
+            for job in list(self._hand):
+                if self._sizes.get(job, 0) > MOST_PARTS:
+                    self._cancelled.append((job, False))
+                    self._abandon(job)
+                elif not keeps:
+                    self._abandon(job)
         super()._reconnect(rest, now)

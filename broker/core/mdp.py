@@ -33,6 +33,8 @@ Worker side
     SERVICE + limit, :, name     and that it takes at most so many of this one; 0: no limit but the slots
     CHILDREN            processes of its own execute the requests
     VERSION + a text    the version of its program, in its own words
+    KEEPER + a name     it keeps its requests when the connection is lost, and returns with them under the same name
+    HELD + a client frame    it still has this request, or has a reply to it
 
     between a broker and a worker that know EXTENSION
     CANCEL     b → w                                   MDPW02 07 client ''
@@ -329,7 +331,19 @@ and says LOST when one of them died. It needs SLOTS."""
 AT_LIMIT = b"limit"
 """Why a request is not wanted any more: it has exceeded its limit. In a CANCEL to a worker that said CHILDREN."""
 
-KNOWN_WORDS = (EXTENSION, ELSEWHERE, NAMES_PROCESS, NAMES_VERSION, NAMES_SLOTS, CHILDREN)
+NAMES_HELD = b"titanic:held"
+HELD = NAMES_HELD + b"="
+"""Begins the word in READY that names, by its client frame, a request that the worker has from before. It needs SLOTS
+and KEEPER."""
+
+KEEPER = b"titanic:keeper="
+"""Begins the word in READY by which a worker that keeps its requests is known again: random, and the same on each of
+its connections. It needs SLOTS; a broker that knows HELD knows it."""
+
+MAX_KEEPER = 64
+"""Bytes of that word."""
+
+KNOWN_WORDS = (EXTENSION, ELSEWHERE, NAMES_PROCESS, NAMES_VERSION, NAMES_SLOTS, CHILDREN, NAMES_HELD)
 """The words in READY that a broker knows, as it announces them in mmi.broker: a worker says no others
 (`BrokerKind.knows`)."""
 
@@ -393,6 +407,12 @@ def read_version(words: Frames) -> str:
     except UnicodeDecodeError:
         return ""
     return version if is_version(version) else ""
+
+
+def read_held(words: Frames) -> tuple[bytes, Frames]:
+    """Read under which name a worker keeps its requests, by its READY, and which it has. Empty: it keeps none."""
+    keeper = next((word[len(KEEPER) :] for word in words if word.startswith(KEEPER) and len(word) <= MAX_KEEPER), b"")
+    return keeper, [word[len(HELD) :] for word in words if word.startswith(HELD)] if keeper else []
 
 
 def read_slots(text: bytes) -> int | None:

@@ -30,6 +30,8 @@ COUNTERS = (
     "forbidden",
     "requests_expired",
     "redelivered",
+    "resumed",
+    "not_resumed",
     "given_up",
     "cancelled",
     "malformed",

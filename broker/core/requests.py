@@ -81,6 +81,7 @@ class Request:
         "partials_sent",
         "peer",
         "progress_at",
+        "reason",
         "received",
         "sent",
         "sent_at",
@@ -144,6 +145,8 @@ class Request:
         """Whether it has its answer: what an integrated service or its worker still says is dropped."""
         self.wanted = True
         """False after its client withdrew it while a worker had it: no second worker gets it."""
+        self.reason = b""
+        """Why the client did, if it said so."""
 
     @property
     def context(self) -> bytes:

@@ -63,6 +63,10 @@ STAY_MOST = 3
 """Times of a heartbeat's patience that a worker stays with a broker that goes on sending it requests."""
 
 
+NUMBER = 16
+"""Bytes of the number of a delivery."""
+
+
 class Job(NamedTuple):
     """A request to be handled. `number` is needed to give the reply back.
 
@@ -88,6 +92,7 @@ class Job(NamedTuple):
     def __str__(self) -> str:
         context = self.context
         number = self.client[: len(self.client) - len(context)]
+        number = number[:NUMBER]  # a secret may follow
         client = number.decode() if number.isalnum() else number.hex()
         where = f"request {self.number} of this worker, delivery {client}, body of {sum(map(len, self.body))} B"
         return f"{uuid}; {where}" if (uuid := _uuid_in(context)) else where
@@ -232,7 +237,7 @@ class WorkerSession(Core):
                 self._say_goodbye(now)
         elif now >= self._silent_at and self._minds_silence:
             patience = self.heartbeat.patience
-            if self.state is SessionState.IDLE and self.inflow is not None and self.inflow.goes_on(now, patience):
+            if self.state is not SessionState.ASKING and self.inflow is not None and self.inflow.goes_on(now, patience):
                 self._silent_at = now + patience  # a large request is on its way
             else:
                 self._meet_silence(now)
@@ -248,7 +253,7 @@ class WorkerSession(Core):
         if self._forgotten_at is not None and self.state is SessionState.IDLE:
             return self._forgotten_at
         deadline = self._send_by if self._sends_heartbeats else math.inf
-        if self.state is SessionState.IDLE and self._silent_at < deadline and self._minds_silence:
+        if self._silent_at < deadline and self._minds_silence:
             deadline = self._silent_at
         if self._untold:
             deadline = min(deadline, self._tell_at)

@@ -40,7 +40,7 @@ class WorkerProcess:
     meanwhile.
     """
 
-    __slots__ = ("alone", "in_hand", "is_started", "token", "workers")
+    __slots__ = ("alone", "in_hand", "is_gone", "is_started", "token", "workers")
 
     def __init__(self) -> None:
         self.workers: dict[WorkerPeer, None] = {}
@@ -52,6 +52,8 @@ class WorkerProcess:
         """The token of that request."""
         self.is_started = False
         """Whether it was sent; until then it waits for the others to finish."""
+        self.is_gone = False
+        """Whether it has ended: none of its workers returns."""
 
     def holds_back(self, request: Request) -> bool:
         """Return whether a request that one of its workers has was not sent yet."""
@@ -91,6 +93,8 @@ class WorkerPeer:
     """Whether processes of its own execute its requests: its death is not their fault."""
     version: str = ""
     """That of its program, as READY said it."""
+    keeper: bytes = b""
+    """By which it is known again when it returns with its requests (`keeper_of`); empty: it keeps none."""
     passes_on: bool = False
     """Whether its requests are executed elsewhere, so that its death does not concern them."""
     user: User | None = None
@@ -288,7 +292,9 @@ class WorkerRegistry:
         self.of_users: dict[str, int] = {}
         """The number of each user's workers, with access control."""
         self.delivered: dict[tuple[Peer, bytes], Request] = {}
-        """The requests that workers have, by their marks."""
+        """The requests that workers have, and those that wait for their workers' return, by their marks."""
+        self.keepers: dict[bytes, WorkerPeer] = {}
+        """The workers that keep their requests, by `WorkerPeer.keeper`."""
         self.processes: dict[tuple[str, bytes], WorkerProcess] = {}
         """Processes that workers have named, by user and name."""
         self.exclusive: dict[WorkerProcess, None] = {}
@@ -320,6 +326,8 @@ class WorkerRegistry:
         worker.process.workers[worker] = None
         worker.registered_at = worker.heard_at = now
         self.workers[worker.peer] = worker
+        if worker.keeper:
+            self.keepers[worker.keeper] = worker
         if worker.user is not None:
             self.of_users[worker.user.name] = self.of_users.get(worker.user.name, 0) + 1
         worker.heartbeat = Heartbeat(self._config.heartbeat_interval, self._config.liveness, now)
@@ -334,6 +342,8 @@ class WorkerRegistry:
     def remove(self, worker: WorkerPeer) -> None:
         """Remove a worker."""
         del self.workers[worker.peer]
+        if worker.keeper:
+            del self.keepers[worker.keeper]
         if worker.user is not None:
             count = self.of_users.pop(worker.user.name)
             if count > 1:
@@ -417,14 +427,14 @@ class WorkerRegistry:
         if worker.taken and request.service in worker.taken:
             worker.taken[request.service] -= 1
 
-    def unwant(self, peer: Peer, name: bytes, mark: bytes) -> tuple[WorkerPeer, Request] | None:
+    def unwant(self, peer: Peer, name: bytes, mark: bytes, reason: bytes) -> tuple[WorkerPeer, Request] | None:
         """Mark a request as unwanted by its client, so that no other worker gets it. Return it with the worker that has
         it; None: none has."""
         request = self.delivered.get((peer, mark))
-        if request is None or request.service != name or request.holder is None:
+        if request is None or request.service != name:
             return None
-        request.wanted = False
-        return self.workers[request.holder], request
+        request.wanted, request.reason = False, reason
+        return None if request.holder is None else (self.workers[request.holder], request)
 
     def heard(self, worker: WorkerPeer, now: float) -> None:
         """Note a message from a worker."""
@@ -482,5 +492,9 @@ def _report(workers: list[WorkerPeer]) -> WorkerReport:
         sum(worker.slots for worker in workers),
         min(worker.registered_at for worker in workers),
         max(worker.heard_at for worker in workers),
-        [(one.context, one.service, one.sent_at) for one in in_hand if not first.process.holds_back(one)],
+        [
+            (one.context, one.service, one.sent_at)
+            for one in in_hand
+            if one.service and not first.process.holds_back(one)
+        ],
     )

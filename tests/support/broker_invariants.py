@@ -71,7 +71,13 @@ def check(core: BrokerCore) -> None:
     in_hand = [request for worker in core.workers.values() for request in worker.requests.values()]
     assert len({id(request) for request in [*in_hand, *waiting]}) == len(in_hand) + len(waiting)
 
-    assert {id(request) for request in core.registry.delivered.values()} <= {id(request) for request in in_hand}
+    missing = [core.missing._requests[delivery].request for delivery in core.missing]
+    assert {id(one) for one in core.registry.delivered.values()} <= {id(one) for one in [*in_hand, *missing]}
+    assert not {id(one) for one in [*in_hand, *waiting]} & {id(one) for one in missing}
+    assert core.missing.of_services == Counter(one.service for one in missing)
+    assert set(core.missing.timers) == set(core.missing)
+    assert sorted(one for own in core.missing._keepers.values() for one in own) == sorted(core.missing)
+    assert core.registry.keepers == {one.keeper: one for one in core.workers.values() if one.keeper}
     assert all(request.mark == mark for mark, request in core.registry.delivered.items())
 
     assert core.registry.of_users == Counter(worker.user.name for worker in core.workers.values() if worker.user)
@@ -85,7 +91,7 @@ def check_empty(core: BrokerCore) -> None:
     """Everybody has gone and nothing is left of them."""
     check(core)
     assert core.services == {}
-    assert core.workers == {}
+    assert core.workers == core.registry.keepers == core.missing._requests == core.missing.expected == {}
     assert core.registry.delivered == core.registry.processes == core.registry.groups == core.registry.exclusive == {}
     assert (core.waiting.count, core.waiting.bytes) == (0, 0)
     for timers in (core.registry.heartbeats, core.registry.silences):

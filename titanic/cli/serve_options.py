@@ -53,7 +53,14 @@ open_option = of_server("open")
 wire_options = together(
     *map(
         of_broker,
-        ("max_body", "heartbeat_interval", "request_expiry", "max_waiting_per_service", "max_deliveries"),
+        (
+            "max_body",
+            "heartbeat_interval",
+            "request_expiry",
+            "max_waiting_per_service",
+            "worker_return",
+            "max_deliveries",
+        ),
     )
 )
 """The broker's options."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.transcript import WorkerTranscript
+from support.transcript import SessionTranscript, WorkerTranscript
 
 from broker.config import WorkerConfig
-from broker.core.joint_worker import JointSession
+from broker.core.joint_worker import LEAVE_MOST, MOST_PARTS, JointSession
 from broker.core.mdp import Capacity
 from broker.core.worker import Job, SessionState
 
@@ -322,3 +322,173 @@ def test_it_is_told_that_a_request_exceeds_its_limit(parent: Work) -> None:
     parent.told(b"MDPW02", b"\7", b"1", b"", b"limit")
     parent.told(b"MDPW02", b"\7", b"2", b"")
     assert parent.session.take_cancelled() == [(one.number, True), (two.number, False)]
+
+
+HELD = (*NEWEST, "titanic:held")
+
+
+class Keeping(Work):
+    """A session that returns with its jobs."""
+
+    def __init__(self, slots: int = 2, *, children: bool = False) -> None:
+        SessionTranscript.__init__(
+            self,
+            JointSession(
+                Capacity(slots, {b"a": 0, b"b": 0}),
+                WorkerConfig(),
+                now=self.now,
+                process="p",
+                children=children,
+                keeper=b"k",
+            ),
+        )
+        self.words = [b"titanic:children"] if children else []
+        self.returns()
+
+    def returns(self, *held: bytes, slots: int = 2) -> None:
+        """It registers at a broker that knows HELD."""
+        self.finds(*HELD)
+        words = [b"titanic:process=p", b"titanic:slots=%d" % slots, b"titanic:service=0:b", *self.words]
+        words += [b"titanic:keeper=k", *(b"titanic:held=" + token for token in held)]
+        self.said(b"MDPW02", b"\1", b"a", b"titanic:1", *words)
+        self.told(b"MDPW02", b"\5")
+
+    def loses(self) -> None:
+        self.session.lost(self.now)
+        assert self.next() == (self.session.connection, None)
+
+
+def test_it_returns_with_what_is_at_work_and_what_has_ended() -> None:
+    work = Keeping()
+    one, two = work.given(b"1"), work.given(b"2")
+    work.loses()
+    work.final(one, b"x")
+    work.said_nothing()
+    assert not work.session.stranded
+    work.back()
+    work.returns(b"1", b"2")
+    work.said(b"MDPW02", b"\4", b"1", b"", b"x")
+    work.final(two, b"y")
+    work.said(b"MDPW02", b"\4", b"2", b"", b"y")
+    assert work.session.state is SessionState.IDLE
+    assert work.session.dropped_replies == 0
+
+
+def test_what_no_handler_has_begun_is_not_kept() -> None:
+    work = Keeping()
+    work.told(b"MDPW02", b"\11", b"1", b"", b"a", b"q")
+    work.loses()
+    assert work.session.take_jobs() == []
+    work.back()
+    work.returns()
+    work.said_nothing()
+
+
+def test_a_cancellation_reaches_what_it_has_kept() -> None:
+    work = Keeping()
+    one = work.given(b"1")
+    work.loses()
+    work.back()
+    work.returns(b"1")
+    work.told(b"MDPW02", b"\7", b"1", b"")
+    assert work.session.take_cancelled() == [(one.number, False)]
+
+
+def test_parts_are_sent_again() -> None:
+    work = Keeping()
+    one = work.given(b"1")
+    work.session.partial(one.number, [b"p1"], work.now)
+    work.said(b"MDPW02", b"\3", b"1", b"", b"p1")
+    work.loses()
+    work.session.partial(one.number, [b"p2"], work.now)
+    work.final(one, b"x")
+    work.said_nothing()
+    work.back()
+    work.returns(b"1")
+    work.said(b"MDPW02", b"\3", b"1", b"", b"p1")
+    work.said(b"MDPW02", b"\3", b"1", b"", b"p2")
+    work.said(b"MDPW02", b"\4", b"1", b"", b"x")
+    work.said_nothing()
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_parts_that_are_too_many_to_keep(away: bool) -> None:
+    work = Keeping()
+    one = work.given(b"1")
+    if away:
+        work.loses()
+    for _ in range(2):
+        work.session.partial(one.number, [bytes(MOST_PARTS // 2 + 1)], work.now)
+    work.session.take_output()
+    if not away:
+        work.loses()
+    assert work.session.take_cancelled() == [(one.number, False)]
+    assert work.session.stranded
+    work.back()
+    work.returns(slots=1)
+    work.final(one, b"x")
+    assert work.session.dropped_replies == 1
+    work.said(b"MDPW02", b"\12", b"2")
+
+
+def test_a_broker_that_does_not_know_it() -> None:
+    work = Keeping()
+    one, two = work.given(b"1"), work.given(b"2")
+    work.loses()
+    work.final(one, b"x")
+    work.back()
+    work.registers(1)
+    assert work.session.dropped_replies == 1
+    work.final(two, b"x")
+    work.said(b"MDPW02", b"\12", b"2")
+    assert work.session.dropped_replies == 2
+
+
+def test_a_child_that_died_meanwhile() -> None:
+    work = Keeping(children=True)
+    one, two = work.given(b"1"), work.given(b"2")
+    work.loses()
+    assert work.session.says_lost
+    work.session.lose([one.number], [two.number], work.now)
+    work.said_nothing()
+    work.back()
+    work.returns(b"1", b"2")
+    work.said(b"MDPW02", b"\13", b"1", b"", b"2")
+    assert work.session.state is SessionState.IDLE
+
+
+def test_it_leaves_while_it_is_away() -> None:
+    work = Keeping()
+    one = work.given(b"1")
+    work.loses()
+    work.session.leave(work.now)
+    work.back()
+    work.returns(b"1", slots=1)
+    work.said(b"MDPW02", b"\12", b"0")
+    work.final(one, b"x")
+    work.said(b"MDPW02", b"\4", b"1", b"", b"x")
+    work.said(b"MDPW02", b"\6")
+    assert work.session.stopped
+
+
+def test_it_leaves_and_no_broker_comes() -> None:
+    work = Keeping()
+    one = work.given(b"1")
+    work.loses()
+    work.session.leave(work.now)
+    work.later(60)
+    assert not work.session.stopped
+    work.final(one, b"x")
+    work.later(LEAVE_MOST - 1)
+    assert not work.session.stopped
+    work.later(2)
+    assert work.session.stopped
+    assert work.session.dropped_replies == 1
+
+
+def test_a_busy_worker_notices_silence() -> None:
+    work = Keeping()
+    work.given(b"1")
+    before = work.session.connection
+    work.later(20)
+    assert work.session.connection > before or work.session.state is SessionState.AWAY

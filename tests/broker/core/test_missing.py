@@ -1,0 +1,329 @@
+"""Workers that return with their requests after their connection was lost, as the broker sees it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.broker_invariants import check, check_empty
+from support.transcript import Transcript
+
+from broker.access.authorization import Guard
+from broker.access.users import Access, Permission, User
+from broker.config import BrokerConfig
+from broker.core.broker import BrokerCore
+from broker.core.missing import Expected, delivery_of, keeper_of
+from broker.core.worker_registry import WorkerPeer
+
+QUEUE = "queue"
+HEARTBEAT, DISCONNECT = [b"MDPW02", b"\5"], [b"MDPW02", b"\6"]
+
+
+class Play(Transcript):
+    """A queue, and workers that keep their requests."""
+
+    def __init__(self, **config: float) -> None:
+        super().__init__()
+        numbers = count()
+        self.core = BrokerCore(
+            BrokerConfig(**config),  # type: ignore[arg-type]
+            now=self.now,
+            secret=lambda: b"%032x" % next(numbers),
+        )
+
+    def ready(
+        self, peer: str, keeper: bytes, *held: bytes, slots: int = 2, service: bytes = b"a", process: bytes = b"h:1/x"
+    ) -> None:
+        words = [b"titanic:keeper=" + keeper, *(b"titanic:held=" + token for token in held)]
+        slots_word = b"titanic:slots=%d" % slots
+        self.said(peer, b"MDPW02", b"\1", service, b"titanic:1", slots_word, b"titanic:process=" + process, *words)
+
+    def sends(self, body: bytes, service: bytes = b"a") -> None:
+        self.said(QUEUE, context(body), body, b"", b"MDPC02", b"\5", service, body)
+
+    def given(self, peer: str) -> dict[bytes, bytes]:
+        """The client frames of what a worker has got, by the bodies."""
+        return {frames[5]: frames[2] for frames in self.heard(peer) if frames[1] == b"\11"}
+
+    def cancelled(self, peer: str) -> list[bytes]:
+        return [frames[2] for frames in self.heard(peer) if frames[1] == b"\7"]
+
+    def ends(self, peer: str, token: bytes, reply: bytes = b"done") -> None:
+        self.said(peer, b"MDPW02", b"\4", token, b"", reply)
+
+    def answers(self) -> dict[bytes, bytes]:
+        return {
+            frames[1]: frames[7][:3] if frames[6] == b"MDPE01" else frames[6]
+            for frames in self.heard(QUEUE)
+            if frames[4] in (b"\3", b"\7")
+        }
+
+    def close(self, body: bytes, service: bytes = b"a") -> None:
+        self.core.cancel(QUEUE, service, body, self.now, running=True)
+        self.collect()
+
+    def gone(self, process: bytes = b"h:1/x") -> None:
+        self.core.process_gone(("", b"titanic:process=" + process), self.now)
+        self.collect()
+
+
+def context(body: bytes) -> bytes:
+    return json.dumps({"uuid": body.decode(), "attempt": 1}, separators=(",", ":")).encode()
+
+
+@pytest.fixture
+def play() -> Play:
+    return Play()
+
+
+@pytest.fixture
+def two(play: Play) -> dict[bytes, bytes]:
+    """Two requests of a worker whose connection is lost then."""
+    play.ready("w", b"k")
+    play.sends(b"1")
+    play.sends(b"2")
+    tokens = play.given("w")
+    play.lost("w")
+    assert len(play.core.missing) == 2
+    assert play.answers() == {}
+    return tokens
+
+
+def test_it_has_them_again_and_its_replies_count(play: Play, two: dict[bytes, bytes]) -> None:
+    play.ready("back", b"k", *two.values())
+    assert play.heard("back") == [HEARTBEAT]
+    play.sends(b"3")
+    assert play.given("back") == {}, "its slots are taken"
+    play.ends("back", two[b"1"])
+    assert play.answers() == {b"1": b"done"}
+    assert list(play.given("back")) == [b"3"]
+    play.ends("back", two[b"2"])
+    assert play.answers() == {b"2": b"done"}
+    assert play.core.stats["resumed"] == 2
+    assert not len(play.core.missing)
+
+
+def test_what_it_does_not_name_goes_to_the_next_worker_at_once(play: Play, two: dict[bytes, bytes]) -> None:
+    play.ready("back", b"k", two[b"2"])
+    assert list(play.given("back")) == [b"1"]
+    assert play.answers() == {}
+
+
+def test_after_the_grace_it_has_died(play: Play, two: dict[bytes, bytes]) -> None:
+    play.ready("other", b"o", process=b"h:2/y")
+    play.heard("other")
+    play.later(29)
+    play.said("other", *HEARTBEAT)
+    assert play.answers() == {}
+    play.core.receive("other", HEARTBEAT, play.now)
+    play.later(2)
+    assert play.answers() == {b"1": b"502", b"2": b"502"}
+    play.ready("back", b"k", *two.values())
+    assert play.cancelled("back") == list(two.values())
+    play.ends("back", two[b"1"])
+    assert play.answers() == {}
+    assert play.core.stats["not_resumed"] == 2
+
+
+def test_a_process_that_is_gone_is_not_waited_for(play: Play, two: dict[bytes, bytes]) -> None:
+    play.gone(b"h:2/other")
+    assert play.answers() == {}
+    play.gone()
+    assert play.answers() == {b"1": b"502", b"2": b"502"}
+
+
+def test_a_process_that_is_gone_before_its_connection(play: Play) -> None:
+    play.ready("w", b"k")
+    play.sends(b"1")
+    play.gone()
+    assert play.answers() == {}
+    play.lost("w")
+    assert play.answers() == {b"1": b"500"}
+
+
+def test_it_returns_before_its_old_connection_is_known_to_be_gone(play: Play) -> None:
+    play.ready("w", b"k")
+    play.sends(b"1")
+    (token,) = play.given("w").values()
+    play.ready("back", b"k", token)
+    assert play.heard("w") == [DISCONNECT]
+    play.ends("back", token)
+    assert play.answers() == {b"1": b"done"}
+
+
+def test_silence(play: Play) -> None:
+    play.ready("w", b"k")
+    play.sends(b"1")
+    (token,) = play.given("w").values()
+    play.later(11)
+    assert play.heard("w")[-1] == DISCONNECT
+    play.ready("back", b"k", token)
+    play.ends("back", token)
+    assert play.answers() == {b"1": b"done"}
+
+
+def test_withdrawn_meanwhile(play: Play, two: dict[bytes, bytes]) -> None:
+    play.close(b"1")
+    play.ready("back", b"k", *two.values())
+    assert play.cancelled("back") == [two[b"1"]]
+    for token in two.values():
+        play.ends("back", token)
+    assert play.answers() == {b"1": b"done", b"2": b"done"}, "the queue drops it"
+
+
+def test_withdrawn_and_not_back(play: Play, two: dict[bytes, bytes]) -> None:
+    play.close(b"1")
+    play.later(31)
+    assert play.answers() == {b"1": b"502", b"2": b"502"}
+
+
+def test_parts_begin_again(play: Play) -> None:
+    play.ready("w", b"k")
+    play.sends(b"1")
+    (token,) = play.given("w").values()
+    play.said("w", b"MDPW02", b"\3", token, b"", b"part")
+    play.lost("w")
+    play.heard(QUEUE)
+    play.ready("back", b"k", token)
+    assert [frames[4] for frames in play.heard(QUEUE)] == [b"\6"], "ANEW"
+    play.said("back", b"MDPW02", b"\3", token, b"", b"part")
+    assert [frames[4] for frames in play.heard(QUEUE)] == [b"\2"]
+
+
+Stranger = Callable[[Play, bytes], None]
+
+STRANGERS: dict[str, Stranger] = {
+    "another worker": lambda play, token: play.ready("x", b"other", token),
+    "another service": lambda play, token: play.ready("x", b"k", token, service=b"b"),
+    "another secret": lambda play, token: play.ready("x", b"k", token[:16] + b"f" * 32 + token[48:]),
+    "no secret": lambda play, token: play.ready("x", b"other", token[:16] + token[48:]),
+}
+
+
+@pytest.mark.parametrize("who", STRANGERS)
+def test_strangers_get_nothing(play: Play, who: str) -> None:
+    play.ready("w", b"k")
+    play.sends(b"1")
+    (token,) = play.given("w").values()
+    play.lost("w")
+    STRANGERS[who](play, token)
+    (said,) = play.cancelled("x")
+    play.ends("x", said, b"false")
+    assert play.answers() == {}
+    assert play.core.stats["not_resumed"] == 1
+
+
+def test_the_secret_of_an_earlier_delivery(play: Play) -> None:
+    play.ready("w", b"k", slots=1)
+    play.sends(b"1")
+    (first,) = play.given("w").values()
+    play.said("w", b"MDPW02", b"\12", b"0", first)
+    play.ready("v", b"v", slots=1, process=b"h:2/y")
+    (second,) = play.given("v").values()
+    play.lost("w")
+    play.lost("v")
+    play.ready("w", b"k", first, slots=1)
+    assert play.cancelled("w") == [first]
+    play.ends("w", first, b"false")
+    play.ready("v", b"v", second, slots=1)
+    play.ends("v", second)
+    assert play.answers() == {b"1": b"done"}
+
+
+def test_the_same_name_of_another_user() -> None:
+    play = Play()
+    one, other = (User(name, {Permission.WORK: ("a",)}) for name in ("one", "other"))
+    play.core.guard = Guard(Access([one, other]), {}, play.core.stats)
+
+    def ready(peer: str, user: User, *held: bytes) -> None:
+        words = [b"titanic:slots=1", b"titanic:keeper=k", *(b"titanic:held=" + token for token in held)]
+        play.core.receive(peer, [b"MDPW02", b"\1", b"a", b"titanic:1", *words], play.now, user)
+        play.collect()
+
+    ready("w", one)
+    play.sends(b"1")
+    (token,) = play.given("w").values()
+    play.lost("w")
+    ready("x", other, token)
+    assert play.cancelled("x") == [token]
+    ready("back", one, token)
+    play.core.receive("back", [b"MDPW02", b"\4", token, b"", b"done"], play.now, one)
+    play.collect()
+    assert play.answers() == {b"1": b"done"}
+
+
+def test_more_than_it_has_slots_or_the_same_twice(play: Play, two: dict[bytes, bytes]) -> None:
+    for held in ([*two.values(), b"third"], [two[b"1"], two[b"1"]]):
+        play.ready("x", b"k", *held)
+        assert play.heard("x") == [DISCONNECT]
+    assert len(play.core.missing) == 2
+
+
+def test_what_is_known_from_before_a_restart(play: Play) -> None:
+    secret = b"%016x" % 7 + b"5" * 32
+    for body, keeper in ((b"1", b"k"), (b"2", b"dead")):
+        delivery = secret if body == b"1" else b"%016x" % 8 + b"6" * 32
+        play.core.expect(QUEUE, context(body), Expected(delivery, keeper_of(None, keeper), 5.0))
+        play.sends(body)
+    play.ready("other", b"o", process=b"h:2/y")
+    assert play.given("other") == {}
+    token = secret + context(b"1")
+    play.ready("back", b"k", token)
+    play.ends("back", token)
+    assert play.answers() == {b"1": b"done"}
+    play.core.receive("other", HEARTBEAT, play.now)
+    play.later(31)
+    play.ready("last", b"l", process=b"h:3/z")
+    (again,) = play.given("last").values()
+    assert json.loads(again[48:])["delivery"] == 2
+    play.ends("last", again)
+    assert play.answers() == {b"2": b"done"}
+
+
+def test_a_drain_waits_for_no_worker(play: Play, two: dict[bytes, bytes]) -> None:
+    play.core.drain(play.now)
+    play.collect()
+    assert play.answers() == {b"1": b"503", b"2": b"503"}
+
+
+def test_what_is_noted_is_noted_before_it_leaves(play: Play) -> None:
+    noted: list[bytes] = []
+
+    def given(request: object, worker: WorkerPeer) -> None:
+        assert play.core.take_output() == []
+        noted.extend(delivery_of(token) for token in worker.requests)
+
+    play.ready("w", b"k")
+    play.heard("w")
+    play.core.given = given
+    play.sends(b"1")
+    (token,) = play.given("w").values()
+    assert noted == [delivery_of(token)]
+
+
+def test_nothing_is_left(play: Play, two: dict[bytes, bytes]) -> None:
+    play.later(31)
+    check_empty(play.core)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.one_of(st.binary(max_size=80), st.sampled_from([b"1", b"2"])), max_size=4), st.binary(max_size=70))
+def test_any_words(held: list[bytes], keeper: bytes) -> None:
+    play = Play()
+    play.ready("w", b"k")
+    play.sends(b"1")
+    play.sends(b"2")
+    tokens = play.given("w")
+    play.lost("w")
+    said = [tokens.get(token, token) for token in held]
+    play.ready("x", keeper, *said, slots=3)
+    check(play.core)
+    for token in said:
+        play.ends("x", token, b"false")
+    check(play.core)
+    if keeper != b"k":
+        assert b"false" not in play.answers().values()

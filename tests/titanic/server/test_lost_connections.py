@@ -1,0 +1,106 @@
+"""Workers whose connections are lost while they work: they return with their requests."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from support.relay import Relay, relay
+from support.serving import QUICK
+from support.waiting import until
+
+from broker import BrokerConfig, Worker
+from titanic import Client, Server, UnknownRequest, current
+
+
+@pytest.fixture
+def line(server: Server) -> Iterator[Relay]:
+    with relay(server.endpoints[0]) as line:
+        yield line
+
+
+class Handler:
+    """Notes what it is given, and waits until it may go on."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[bytes, int, int]] = []
+        self.go = threading.Event()
+
+    def __call__(self, frames: list[bytes]) -> Iterator[bytes]:
+        request = current()
+        self.begun.append((frames[0], request.attempt, request.delivery))
+        yield b"part"
+        assert self.go.wait(60)
+        yield b"done:" + frames[0]
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+@pytest.mark.parametrize("ends", ["while it is away", "afterwards"])
+def test_a_job_goes_on_and_counts(server: Server, client: Client, line: Relay, jobs: int, ends: str) -> None:
+    work = Handler()
+    with Worker("echo", work, line.endpoint, jobs=jobs, config=QUICK) as worker:
+        uuids = [client.submit("echo", b"%d" % number) for number in range(jobs)]
+        until(lambda: len(work.begun) == jobs)
+        line.down()
+        until(lambda: not server.workers)
+        other = Handler()
+        with Worker("echo", other, server.endpoints[0], config=QUICK):
+            if ends == "while it is away":
+                work.go.set()
+            more = client.submit("echo", "more")
+            until(lambda: other.begun)  # what is missing takes no place of another worker
+            other.go.set()
+            assert client.wait(more, 30) == [b"part", b"done:more"]
+            line.up()
+            until(lambda: worker.registered)
+            work.go.set()
+            for number, uuid in enumerate(uuids):
+                assert client.wait(uuid, 30) == [b"part", b"done:%d" % number]
+                assert client.show(uuid)["attempts"] == 1
+    assert sorted(work.begun) == [(b"%d" % number, 1, 1) for number in range(jobs)]
+    assert len(other.begun) == 1
+    assert server.front.counters()["resumed"] == jobs  # type: ignore[index]
+
+
+def test_closed_while_its_worker_is_away(server: Server, client: Client, line: Relay) -> None:
+    cancelled = threading.Event()
+    begun = threading.Event()
+
+    def work(frames: list[bytes]) -> bytes:
+        begun.set()
+        while not current().cancelled:
+            cancelled.wait(0.01)
+        cancelled.set()
+        return b"late"
+
+    with Worker("echo", work, line.endpoint, config=QUICK) as worker:
+        uuid = client.submit("echo", "1")
+        assert begun.wait(30)
+        line.down()
+        until(lambda: not server.workers)
+        client.close(uuid)
+        line.up()
+        assert cancelled.wait(30)
+        until(lambda: worker.registered and not server.dispatcher.core.flights)
+    with pytest.raises(UnknownRequest):
+        client.reply(uuid)
+
+
+@pytest.mark.settings(wire=BrokerConfig(liveness=60, worker_return=0.2))
+def test_a_worker_that_does_not_return_in_time(server: Server, client: Client, line: Relay) -> None:
+    work, other = Handler(), Handler()
+    other.go.set()
+    with Worker("echo", work, line.endpoint, config=QUICK) as worker:
+        uuid = client.submit("echo", "1")
+        until(lambda: work.begun)
+        line.down()
+        until(lambda: not server.workers)
+        with Worker("echo", other, server.endpoints[0], config=QUICK):
+            assert client.wait(uuid, 30) == [b"part", b"done:1"]
+            line.up()
+            until(lambda: worker.registered)
+            work.go.set()
+            until(lambda: server.front.counters()["workers_busy"] == 0)  # type: ignore[index]
+    assert [delivery for _, _, delivery in other.begun] == [2]
+    assert client.reply(uuid) == [b"part", b"done:1"]
