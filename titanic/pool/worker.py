@@ -40,6 +40,9 @@ from titanic.util.text import duration
 SILENT = 1.0
 """Seconds without a sign of life after which a child that has requests gets nothing more, until it gives one."""
 
+IDLE_SILENT = 4.0
+"""The same for a child without requests, which gives them less often."""
+
 CHUNK = 262_144
 """Bytes that are read at once."""
 
@@ -151,6 +154,8 @@ class PoolWorker(WorkerBase):
         if held.job.alone:
             self._alone.append(held)
             self._serve_waiting()
+            if held in self._alone:
+                held.delivery.on_cancel(partial(self._return_unbegun, held))
         elif (link := self._most_free()) is not None:
             self._links[link.number] = self._links.pop(link.number)
             link.begin(held)
@@ -181,10 +186,6 @@ class PoolWorker(WorkerBase):
     def _serve_waiting(self) -> None:
         """Begin what waits, as far as there are children for it."""
         while self._alone:
-            if self._alone[0].delivery.is_cancelled:
-                held = self._alone.popleft()
-                held.channel.final(held.job, [b""])  # it is dropped
-                continue
             idle = [link for link in self._links.values() if link.free and not link.in_hand]
             link = min(idle, key=lambda link: not link.extra, default=None)
             if link is None:
@@ -248,13 +249,18 @@ class PoolWorker(WorkerBase):
     def _return_waiting(self) -> None:
         """Return what no child has begun."""
         for held in (*self._alone, *self._waiting):
-            if held.channel.session.joint:
-                held.channel.give_back(held.job)
-            else:
-                held.channel.died([], [held.job], 0, "")
-        self._alone.clear()
-        self._waiting.clear()
-        self.count_places()
+            self._return_unbegun(held)
+
+    def _return_unbegun(self, held: Held) -> None:
+        """Return a request, unless a child has begun it."""
+        for waiting in (self._alone, self._waiting):
+            if held in waiting:
+                waiting.remove(held)
+                if held.channel.session.joint:
+                    held.channel.give_back(held.job)
+                else:
+                    held.channel.died([], [held.job], 0, "")
+                self.count_places()
 
 
 class ChildLink(Channel):
@@ -294,7 +300,7 @@ class ChildLink(Channel):
         self._is_writing = False
         """Whether its socket is polled for room."""
         self._reader: MessageReader[ToParent] = MessageReader(ToParent)  # type: ignore[arg-type]
-        self._silent_at = time.monotonic() + SILENT
+        self._silent_at = time.monotonic() + IDLE_SILENT
         self._kill_at: dict[int, float] = {}
         """When a request has exceeded its limit by so much that the child is killed."""
 
@@ -309,7 +315,7 @@ class ChildLink(Channel):
         """Have a request executed."""
         number, job = next(self._numbers), held.job
         if not self.in_hand:
-            self._silent_at = time.monotonic() + SILENT
+            self._silent_at = min(self._silent_at, time.monotonic() + SILENT)
         self.in_hand[number] = held
         self._send(Begin(number, job.client, job.service, held.channel.joins_parts, job.body))
         held.delivery.on_cancel(partial(self._cancel, number))
@@ -382,7 +388,7 @@ class ChildLink(Channel):
             self._write()
 
     def tick(self, now: float) -> None:
-        if not self.silent and self.in_hand and now >= self._silent_at:
+        if not self.silent and now >= self._silent_at:
             self.silent = True
             self._worker.count_places()
         late = [number for number, when in self._kill_at.items() if now >= when]
@@ -394,7 +400,7 @@ class ChildLink(Channel):
             self._kill_at.clear()
 
     def next_deadline(self) -> float | None:
-        due = self._silent_at if self.in_hand and not self.silent else None
+        due = None if self.silent else self._silent_at
         for when in self._kill_at.values():
             due = when if due is None else min(due, when)
         return due
@@ -426,7 +432,7 @@ class ChildLink(Channel):
             held.delivery.progress(message.said)
 
     def _hear(self, now: float) -> None:
-        self._silent_at = now + SILENT
+        self._silent_at = now + (SILENT if self.in_hand else IDLE_SILENT)
         if self.silent:
             self.silent = False
             self._worker.count_places()

@@ -311,6 +311,32 @@ def test_a_job_that_is_only_cancelled_at_its_limit(server: Server, client: Clien
         assert len(pids(worker)) == 1
 
 
+def test_what_waits_to_run_alone_goes_back_when_it_is_closed(server: Server, client: Client, tmp_path: Path) -> None:
+    """The process that died, and the extra one, take long to start."""
+    slow = f"\nwhile Path('{tmp_path}', 'slow').exists():\n    time.sleep(0.01)\n"
+    with pool(tmp_path, server, "--processes", "2", "--jobs", "2", schedules=slow) as worker:
+        until(lambda: client.workers()["services"]["shop.whoami"] == 4)
+        held: dict[int, str] = {}
+        while len(held) < 2:  # one for each process
+            uuid = ask(client, "wait_for", tmp_path)
+            until(lambda: len(begun(tmp_path)) > len(held))
+            (pid,) = {int(path.name.removeprefix("begun-")) for path in begun(tmp_path)} - set(held)
+            held[pid] = uuid
+        (tmp_path / "slow").touch()
+        uuid = ask(client, "dies_once", tmp_path, "exit")
+        until(lambda: len(pids(worker)) > 3)
+        (dead,) = [pid for pid in held if not alive(pid)]
+        until(lambda: [client.show(one)["state"] for one in (uuid, *held.values())] == ["running"] * 3)
+        client.close(held.pop(dead))
+        until(lambda: client.stats()["running"] == 2)
+        (tmp_path / "slow").unlink()
+        client.wait(uuid, timeout=50)
+        (tmp_path / "go").touch()
+        (other,) = held.values()
+        client.wait(other, timeout=50)
+        assert client.show(other)["attempts"] == 1
+
+
 @pytest.mark.parametrize("known", ["slots", "process"])
 def test_deaths_at_an_older_broker(
     server: Server, client: Client, tmp_path: Path, known: str, monkeypatch: pytest.MonkeyPatch
@@ -364,6 +390,19 @@ def test_one_that_does_not_read_gets_nothing_more(server: Server, client: Client
         client.wait(uuid, timeout=50)
         until(lambda: client.workers()["services"]["shop.whoami"] == 4)
         assert len(pids(worker)) == 2
+
+
+def test_an_idle_one_that_does_not_read_gets_nothing(server: Server, client: Client, tmp_path: Path) -> None:
+    with pool(tmp_path, server, "--processes", "2") as worker:
+        until(lambda: client.workers()["services"]["shop.whoami"] == 2)
+        stopped = pids(worker)[0]
+        os.kill(stopped, signal.SIGSTOP)
+        until(lambda: client.workers()["services"]["shop.whoami"] == 1)
+        for _ in range(5):
+            (reply,) = client.wait(ask(client, "whoami"), timeout=50)
+            assert f"[{stopped}," not in reply.decode()
+        os.kill(stopped, signal.SIGCONT)
+        until(lambda: client.workers()["services"]["shop.whoami"] == 2)
 
 
 def test_one_connection_for_many_services_and_jobs(server: Server, client: Client, tmp_path: Path) -> None:
