@@ -57,7 +57,7 @@ def recipe(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def test_each_has_a_name_of_its_own() -> None:
-    assert len(dict(BLOCKS)) == len(BLOCKS) == 11
+    assert len(dict(BLOCKS)) == len(BLOCKS) == 9
 
 
 def test_fastapi(recipe: Recipe, server: Server) -> None:
@@ -156,10 +156,6 @@ def test_one_after_another(recipe: Recipe, capsys: pytest.CaptureFixture[str]) -
     assert shop.app.flow(uuid).reply(SOON) == "reserved lamp, reserved chair for Main Street 1"
 
 
-def test_all_processors(recipe: Recipe) -> None:
-    assert recipe("primes").largest_factor.submit(600_851_475_143).reply(SOON) == 6857
-
-
 def test_payments(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     payments = recipe("payments")
     monkeypatch.setattr(payments, "DATABASE", str(tmp_path / "paid.sqlite"))
@@ -183,13 +179,6 @@ def test_films(recipe: Recipe) -> None:
     until(told_of_it)
     ticket.close()
     assert films.encode.submit("b", 10).reply(SOON) == "b.webm"
-
-
-def test_tests(recipe: Recipe) -> None:
-    source = dict(BLOCKS)["test_mail"]
-    names: dict[str, Any] = {"__name__": "test_mail"}
-    exec(compile(source, "test_mail.py", "exec"), names)
-    names["test_that_a_busy_server_is_tried_again"]()
 
 
 def test_their_types(tmp_path: Path) -> None:
