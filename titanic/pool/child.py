@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
@@ -148,7 +149,7 @@ class JobRunner(Channel):
 
     def _begin(self, request: Begin) -> None:
         if not self._deliveries:
-            self._beat_at = 0.0
+            self._beat_at = min(self._beat_at, time.monotonic() + BUSY_BEAT)
         job = Job(request.number, request.body, request.client, request.service)
         delivery = self._deliveries[job.number] = Delivery(job.context, self, job.number)
         if not self._threads.call(self._handle, job, delivery, Measure(self._max_reply, joined=request.joined)):

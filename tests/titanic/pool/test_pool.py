@@ -15,6 +15,7 @@ from support.cli_titanic import Running, alive, running, titanic
 from support.waiting import until
 
 from broker import Worker
+from broker.core import mmi
 from titanic import Client, Server
 from titanic.protocol.submit_options import SubmitOptions
 
@@ -341,8 +342,9 @@ def test_what_waits_to_run_alone_goes_back_when_it_is_closed(server: Server, cli
 def test_deaths_at_an_older_broker(
     server: Server, client: Client, tmp_path: Path, known: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = (b"titanic:1", b"titanic:process", *([b"titanic:slots"] if known == "slots" else []))
-    monkeypatch.setattr("broker.core.mmi.KNOWN_WORDS", words)
+    words = ["titanic:1", "titanic:process", *(["titanic:slots"] if known == "slots" else [])]
+    describe = mmi._DOCUMENTS[b"mmi.broker"]
+    monkeypatch.setitem(mmi._DOCUMENTS, b"mmi.broker", lambda *args: {**describe(*args), "knows": words})
     with pool(tmp_path, server, "--processes", "2") as worker:
         uuid = ask(client, "dies_once", tmp_path, "kill")
         assert client.wait(uuid, timeout=50) == [b"true"]
