@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 Deliver = Callable[[list[Frames]], None]
 """Gets messages in batches, in the broker's thread."""
 
+Given = Callable[[bytes, bytes], None]
+
 Lasts = Callable[[], bool]
 """Whether workers may begin what a local peer asks for."""
 
@@ -99,6 +101,9 @@ class LocalPeer:
         """Whether workers may begin its requests; None: always."""
         self.user = user
         """Its user, with access control; None: it may do everything."""
+        self.given: Given | None = None
+        """Gets the `client` frame of each request that a worker receives which keeps its requests, and by what that
+        worker is known, before the request leaves."""
         self._broker = broker
         self._deliver = deliver
         self.inbox: list[Frames] = []
@@ -264,12 +269,16 @@ class Broker(CoreRunner[BrokerCore]):
         deliver: Deliver,
         user: User | None = None,
         lasts: Lasts | None = None,
+        given: Given | None = None,
     ) -> LocalPeer:
         """A client without a socket. `deliver` gets its replies in batches, in the broker's thread. `user`: as whom it
         speaks, with access control; None: it may do everything. `lasts`: whether workers may begin what it asks for; it
         is asked in the broker's thread each time before anything is sent. When they may not, what no worker has yet is
-        answered with 499."""
+        answered with 499. `given`: see `LocalPeer`."""
         peer = LocalPeer(self, deliver, user, lasts)
+        if given is not None:
+            peer.given = given
+            self.core.given = self._given
         self._locals.append(peer)
         if lasts is not None:
             self._leased.append(peer)
@@ -289,6 +298,16 @@ class Broker(CoreRunner[BrokerCore]):
         """Set whether other brokers serve what this one cannot at the moment: idle workers are dismissed, and clients
         of services without a worker. Any thread may call this."""
         self.loop.call(self._cut_off, cut_off)
+
+    def end_soon(self) -> None:
+        """Send workers that keep their requests away with them, before this process ends. Any thread may call this;
+        it is complete when `has_keepers` is false."""
+        self.loop.call(self._end_soon)
+
+    @property
+    def has_keepers(self) -> bool:
+        """Whether there are workers that keep their requests. Any thread may read this."""
+        return bool(self.core.registry.keepers)
 
     def send_on(self, most: int | None = None) -> None:
         """Dismiss idle workers that have other brokers: `most` of them, and never the last worker of a service; by
@@ -347,6 +366,14 @@ class Broker(CoreRunner[BrokerCore]):
 
     def _cut_off(self, cut_off: bool) -> None:
         self.core.cut_off(cut_off, time.monotonic())
+
+    def _end_soon(self) -> None:
+        self.core.end_soon(time.monotonic())
+
+    def _given(self, request: Request, worker: WorkerPeer) -> None:
+        peer = request.peer
+        if isinstance(peer, LocalPeer) and peer.given is not None:
+            peer.given(request.token, worker.keeper)
 
     def _send_on(self, most: int | None) -> None:
         self.core.send_on(most, time.monotonic())

@@ -186,7 +186,12 @@ class ServerConfig:
         1.0, "Maximum delay before the broker is polled again.", unit="s", least=0.001, most=3600
     )
     grace: float = setting(
-        10.0, "On shutdown: maximum time for running requests to finish.", unit="s", least=0, is_live=True
+        10.0,
+        "On shutdown: maximum time for running requests to finish. Those with which workers return after a restart are"
+        " not waited for.",
+        unit="s",
+        least=0,
+        is_live=True,
     )
     limit_grace: float = 15.0
     """Seconds beyond the limit of an attempt until the next one begins although the worker still has it. Commands of

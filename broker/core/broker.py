@@ -140,6 +140,8 @@ class BrokerCore(Core):
         self.is_cut_off = False
         """Whether other brokers serve what this one cannot at the moment."""
         self._heard, self._heartbeats = self.registry.heard, self.registry.heartbeats
+        self.is_ending = False
+        """Whether this process ends soon: workers are to return with their requests after a restart."""
         self._tokens = count(1)
 
     def receive(self, peer: Peer, frames: Frames, now: float, user: User | None = None) -> None:
@@ -247,6 +249,13 @@ class BrokerCore(Core):
             for request in list(worker.requests.values()):
                 self.registry.take(worker, request)
             self._dismiss(worker, now)
+
+    def end_soon(self, now: float) -> None:
+        """Send workers that keep their requests away with them. What they have said before counts."""
+        self.draining = self.is_ending = True
+        for worker in self.registry.keepers.values():
+            worker.group.idle.pop(worker, None)
+            self._send_worker(worker, Command.DISCONNECT, (), now)
 
     def drain(self, now: float) -> None:
         """Refuse requests for workers and dismiss the workers as they become idle: in the end there are none left."""
@@ -810,7 +819,8 @@ class BrokerCore(Core):
             others = [request for other in process.workers for request in other.requests.values()]
             for request in [*suspects, *others]:
                 request.shared = True
-        if returns and worker.keeper and not (process.is_gone or self.draining) and self.missing.patience:
+        stays = self.is_ending or not (self.draining or process.is_gone)
+        if returns and worker.keeper and stays and self.missing.patience:
             away = [request for request in suspects if not request.answered]
             for request in away:
                 self._miss(MissingRequest(request, worker.keeper, worker.process_key, False), now)

@@ -193,6 +193,18 @@ class DispatchCore:
         self.backlogs.fetchable.pop(name, None)  # the others have their turns before it has the next one
         self.backlogs.place(backlog)
 
+    def resume(self, name: bytes, row: ReadyRow, seconds: float, now: float, sent_us: int) -> Send:
+        """A worker has had this request for `seconds`, since before this process began: return how to have the broker
+        wait for it."""
+        backlog = self.backlogs.of(name)
+        flight = self._flight(row, backlog, now)
+        flight.started = now - seconds
+        backlog.least_urgent = min(backlog.least_urgent if backlog.in_flight else HIGHEST, flight.priority)
+        self._take_off(row.uuid, backlog, flight)
+        if flight.policy.limit:
+            self.timers.set(("limit", row.uuid), max(now, flight.started + flight.policy.limit))
+        return Send(row.uuid, name, row.body, row.expires_at > 0, context_of(row, flight, sent_us))
+
     def damaged(self, name: bytes, uuid: bytes, reason: str, now: float) -> None:
         """The store cannot read the next request: it fails, so that those behind it get their turn."""
         if uuid not in self.flights and (backlog := self.backlogs.get(name)) is not None:
@@ -309,10 +321,10 @@ class DispatchCore:
         if (flight := self.flights.get(uuid)) is not None and (progress := read_progress(said)) is not None:
             flight.progress = progress
 
-    def give_up(self, reason: str) -> int:
+    def give_up(self, reason: str, kept: Container[bytes] = ()) -> int:
         """The server ends, and waits no longer for what workers have: it is dispatched again. How many requests that
-        are. That they were delivered is to be kept."""
-        left = [uuid for uuid, flight in self.flights.items() if not flight.settling]
+        are. That they were delivered is to be kept. `kept`: with these, workers return."""
+        left = [uuid for uuid, flight in self.flights.items() if not flight.settling and uuid not in kept]
         given_up = [(uuid, flight) for uuid in left if (flight := self._landing(uuid)) is not None]
         for uuid, flight in given_up:
             self._lost(uuid, flight, reason)

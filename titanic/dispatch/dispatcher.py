@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from broker import Channel, Loop, earliest
+from broker import Channel, Expected, Loop, earliest
 from titanic.commit.writer import LIGHT_BYTES, Writer
 from titanic.dispatch.attempts import Finish, Send
 from titanic.dispatch.core import (
@@ -29,12 +29,14 @@ from titanic.dispatch.core import (
     RecallRequest,
     Survey,
 )
-from titanic.dispatch.fetching import Fetching, LocalFetch
+from titanic.dispatch.deliveries import DeliveryNotes
+from titanic.dispatch.fetching import Fetching, LocalFetch, ready_row
 from titanic.dispatch.maintenance import Maintenance, MaintenanceWrite
 from titanic.dispatch.outcomes import CompletionEvents, Outcomes, OutcomeWrite
 from titanic.dispatch.service_log import FailureLog
-from titanic.dispatch.transport import Transport
+from titanic.dispatch.transport import LocalTransport, Transport
 from titanic.dispatch.waiters import MOST_WAITERS, Waiters
+from titanic.errors import StoreError
 from titanic.logs import event
 from titanic.protocol.tsp import WAIT, Progress
 from titanic.services.ask import (
@@ -178,6 +180,8 @@ class Dispatcher(Channel):
         self._writer = writer
         self.transport: Transport | None = None
         """The transport to the broker; None: no broker is known yet."""
+        self.deliveries: DeliveryNotes | None = None
+        """Notes of what workers have; None: this server takes none."""
         self._shutdown = Shutdown()
         self._started = self._ended = False
         self._fetching = self._new_fetching(config, reader)
@@ -230,9 +234,29 @@ class Dispatcher(Channel):
         self.core.backlogs.surveys = transport.surveys
         self.loop.touch(self)
 
+    def resume(self, transport: LocalTransport) -> None:
+        """Have the broker wait for the workers that had requests when the last run ended. Call it before the loop
+        runs."""
+        if self.deliveries is None or not (notes := self.deliveries.read()):
+            return
+        now, now_us = time.monotonic(), self._store.now_us()
+        with self._store.read() as transaction:
+            for note in notes:
+                try:
+                    found = ready_row(transaction, note.uuid)
+                except StoreError:  # it fails when its turn comes
+                    found = None
+                if found is None:
+                    self.deliveries.drop(note.uuid)
+                    continue
+                seconds = max(0.0, (now_us - note.sent_us) / 1e6)
+                send = self.core.resume(*found, seconds, now, note.sent_us)
+                transport.resume(send, Expected(note.delivery, note.keeper, seconds), now)
+        transport.push(now)
+
     def wind_down(self, grace: float) -> None:
-        """Send nothing new, and wait `grace` seconds until the requests in flight have returned and are stored. A
-        failed store is not waited for."""
+        """Send nothing new, and wait `grace` seconds until the requests in flight have returned and are stored, but not
+        for those with which workers return. A failed store is not waited for."""
         self.call(self._set_stopping)
         self._wait_settled(grace)
         if not self._shutdown.settled.is_set():
@@ -358,10 +382,15 @@ class Dispatcher(Channel):
             if effects := core.take_effects(now, self.waiters):
                 self._perform(effects, transport, now)
             transport.push(now)
-        if core.stopping and not core.flights and not self._fetching.busy:
+        if core.stopping and not self._fetching.busy and self._waits_for_none():
             self._shutdown.settled.set()
         if self.waiters.dismissed:
             self._shutdown.dismissed.set()
+
+    def _waits_for_none(self) -> bool:
+        """Whether workers return with all that is in flight."""
+        kept = self.deliveries
+        return not self.core.flights or (kept is not None and all(uuid in kept for uuid in self.core.flights))
 
     def _perform(self, effects: Iterable[Effect], transport: Transport, now: float) -> None:
         for effect in effects:
@@ -431,7 +460,8 @@ class Dispatcher(Channel):
         """Record which requests workers still have. The others were recalled when the stop began."""
         now = datetime.now().astimezone().isoformat(" ", "seconds")
         if count := self.core.give_up(
-            f"the server stopped at {now} while a worker had the request; that worker may continue"
+            f"the server stopped at {now} while a worker had the request; that worker may continue",
+            () if self.deliveries is None else self.deliveries,
         ):
             text = "%d requests are still running: they are dispatched again, and their workers may continue"
             log.warning(text, count, extra=event("given-up"))

@@ -18,7 +18,7 @@ from titanic.dispatch.core import DispatchCore
 from titanic.errors import RecordCorrupt, StoreError
 from titanic.logs import Incident
 from titanic.protocol.submit_options import DEFAULT_PRIORITY
-from titanic.store import NO_QUEUE, ReadyRow, Store, ready_counts
+from titanic.store import NO_QUEUE, ReadTransaction, ReadyRow, State, Store, ready_counts
 from titanic.util.clock import ClockJumps
 
 log = logging.getLogger(__name__)
@@ -125,6 +125,16 @@ class LocalFetch:
             for fetch in fetches:
                 self._core.unreadable(fetch.service, now)
         return left
+
+
+def ready_row(transaction: ReadTransaction, uuid: bytes) -> tuple[bytes, ReadyRow] | None:
+    """Return a request that is in the queue, with its service; None: it is not. Raises RecordCorrupt."""
+    now, one = transaction.describe(uuid), transaction.request(uuid)
+    if now is None or one is None or now.state is not State.WAITING:
+        return None
+    key = one.service + b"\0" + bytes([9 - one.priority]) + uuid
+    past = now.attempts, one.body, one.max_attempts, now.expires_at, one.options, one.key, now.deliveries
+    return one.service, ReadyRow(key, uuid, *past)
 
 
 def _bytes(rows: Sequence[ReadyRow]) -> int:

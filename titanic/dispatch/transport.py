@@ -23,6 +23,7 @@ from broker import (
     ClientSession,
     ErrorReply,
     EventKind,
+    Expected,
     LocalPeer,
     Loop,
     read_error,
@@ -31,6 +32,7 @@ from broker import (
 from titanic.dispatch.attempts import Send
 from titanic.dispatch.broker_connection import BrokerConnection, BrokerDiscovery
 from titanic.dispatch.core import DispatchCore
+from titanic.dispatch.deliveries import DeliveryNotes
 from titanic.logs import event
 from titanic.protocol.tsp import Frames
 
@@ -318,9 +320,11 @@ class LocalTransport(OwnBrokerTransport):
         core: DispatchCore,
         dispatcher: GuardingDispatcher,
         max_message: int = 0,
+        deliveries: DeliveryNotes | None = None,
     ) -> None:
-        """`max_message`: bytes of a message that the broker takes."""
+        """`max_message`: bytes of a message that the broker takes. `deliveries`: notes of what workers have."""
         super().__init__(core, max(MAX_REPLY, max_message))
+        self._deliveries = deliveries
         self._dispatcher = dispatcher
         self.peer: LocalPeer
         """Of the broker, as `Broker.connect_local` makes it. It calls `deliver`."""
@@ -328,6 +332,17 @@ class LocalTransport(OwnBrokerTransport):
     def deliver(self, messages: Sequence[Frames]) -> None:
         """Take messages from the broker. Called in the loop that also runs the dispatcher."""
         self._dispatcher.guard(self.receive, messages, time.monotonic())
+
+    def resume(self, send: Send, expected: Expected, now: float) -> None:
+        """Have the broker wait for the worker that has a request."""
+        self.peer.expect(send.context, expected)
+        self.send_requests([send], now)
+
+    def _take(self, ticket: int) -> Send:
+        send = super()._take(ticket)
+        if self._deliveries is not None:
+            self._deliveries.drop(send.uuid)
+        return send
 
     def worker_of(self, uuid: bytes) -> str:
         try:

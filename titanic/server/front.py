@@ -8,6 +8,7 @@ Each has one loop in one thread, in which the dispatcher runs too.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
@@ -23,6 +24,9 @@ from titanic.server.server_access import ServerAccess, new_broker
 from titanic.server.watchdog import CallInThread
 from titanic.services.ask import HandleBatch, SendAnswers
 from titanic.settings import ServerConfig
+
+PARTING = 0.5
+"""Maximum time until workers have closed their connections."""
 
 LAST = 5.0
 """Seconds at shutdown for storing gathered requests."""
@@ -63,6 +67,10 @@ class Front(Protocol):
     def wind_down(self) -> None:
         """Stop dispatching, and redirect workers to other nodes as they become free. Any thread may call it. (Workers
         of a separate broker stay there.)"""
+        return
+
+    def end_soon(self) -> None:
+        """Send workers away that return with their requests, and take in what they have said before."""
         return
 
     @property
@@ -144,10 +152,13 @@ class IntegratedFront(Front):
         here = self._broker
         for name in tsp.SERVICES:
             here.integrate(name, partial(handle_batch, name), room=tsp.ROOM)
-        transport = LocalTransport(dispatcher.core, dispatcher, here.config.max_message)
+        notes = dispatcher.deliveries
+        transport = LocalTransport(dispatcher.core, dispatcher, here.config.max_message, notes)
         lasts = dispatcher.lasts if dispatcher.leased else None
-        transport.peer = here.connect_local(transport.deliver, lasts=lasts)
+        given = None if notes is None else notes.given
+        transport.peer = here.connect_local(transport.deliver, lasts=lasts, given=given)
         dispatcher.connect(transport)
+        dispatcher.resume(transport)
         here.start()
         if self._gathering is not None:
             self._gathering.start()
@@ -160,6 +171,12 @@ class IntegratedFront(Front):
     def stop_gathering(self, patience: float) -> None:
         if self._gathering is not None:
             self._gathering.stop(patience)
+
+    def end_soon(self) -> None:
+        self._broker.end_soon()
+        until = time.monotonic() + PARTING
+        while self._broker.alive and self._broker.has_keepers and time.monotonic() < until:
+            time.sleep(0.005)
 
     def wind_down(self) -> None:
         self._broker.wind_down()

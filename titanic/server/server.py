@@ -17,11 +17,13 @@ import socket
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 from broker import WorkerReport
 from titanic import cluster
 from titanic.commit.writer import Writer
+from titanic.dispatch.deliveries import DeliveryNotes
 from titanic.dispatch.dispatcher import Dispatcher
 from titanic.errors import StoreFailed, TitanicError
 from titanic.protocol import tsp
@@ -115,6 +117,11 @@ class Server:
         self.node = None if self._shared is None else self._shared.node
         """This server as a node of a shared store; None: the store is not shared."""
         self.dispatcher = self._shared or Dispatcher(*parts)
+        if isinstance(config.store, Path) and config.broker is None:
+            with store.read() as transaction:
+                identity = transaction.identity()
+            if identity is not None:  # a damaged store has none until it is opened again
+                self.dispatcher.deliveries = DeliveryNotes(config.store, identity, store.now_us)
         self._context = ServiceContext(
             front.send_answers,
             self.dispatcher,
@@ -211,6 +218,8 @@ class Server:
         else:
             self._turn_away()
         self.dispatcher.wind_down(self.config.grace)
+        if self.dispatcher.deliveries is not None:
+            self.front.end_soon()
         self.dispatcher.stop()
         self._reader.stop()
         self.writer.stop()
@@ -369,6 +378,8 @@ class Server:
         self.dispatcher.stop()
         self.front.stop()
         self._refusals.finish()
+        if self.dispatcher.deliveries is not None:
+            self.dispatcher.deliveries.close()
         if started:
             self.store.close()
         else:

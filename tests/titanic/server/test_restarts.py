@@ -1,0 +1,275 @@
+"""The server ends, is killed, and is started again, while workers work: they return with their requests."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+import pytest
+import zmq
+from support.ports import free_port
+from support.processes import SUPPORT, Process
+from support.raw_mdp import raw_worker
+from support.serving import config
+from support.waiting import until
+
+from broker import BrokerConfig, Worker, WorkerConfig
+from titanic import Client, Server, UnknownRequest, current
+from titanic.dispatch.deliveries import FILE
+
+QUICK = WorkerConfig(heartbeat_interval=0.5, liveness=10, reconnect_first=0.05, reconnect_most=0.1)
+
+
+class Place:
+    """Where a server runs, one process after the other."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.endpoint = f"tcp://127.0.0.1:{free_port()}"
+
+    @contextmanager
+    def server(self, **settings: object) -> Iterator[Server]:
+        """In this process; it is stopped as by SIGTERM."""
+        with Server(config(self.path, bind=(self.endpoint,), **settings)) as server:
+            yield server
+
+    def process(self) -> Process:
+        """Its own process, which can be killed."""
+        script = SUPPORT / "server_process.py"
+        return Process(script, "serve", self.endpoint, self.path / "store", output=self.path / "server.out")
+
+    @contextmanager
+    def client(self) -> Iterator[Client]:
+        with Client(self.endpoint, timeout=60) as client:
+            yield client
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+class Handler:
+    """Notes what it is given, and waits until it may go on."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[bytes, int, int]] = []
+        self.go = threading.Event()
+
+    def __call__(self, frames: list[bytes]) -> bytes:
+        request = current()
+        self.begun.append((frames[0], request.attempt, request.delivery))
+        assert self.go.wait(120)
+        return b"done:" + frames[0]
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_jobs_go_on_over_restarts(place: Place, end: str) -> None:
+    """Each is executed once, its reply counts, and nothing waits for the end of a job."""
+    work, count = Handler(), 20
+    with Worker("echo", work, place.endpoint, jobs=count, config=QUICK) as worker:
+        uuids: list[str] = []
+        for run in range(4):
+            with serving(place, end), place.client() as client:
+                if not run:
+                    uuids = [client.submit("echo", b"%d" % number) for number in range(count)]
+                    until(lambda: len(work.begun) == count)
+                else:
+                    until(lambda: worker.registered)
+                    extra = client.submit("other", "x")  # it takes requests, as ever
+                    assert client.show(extra)["state"] == "waiting"
+                if run == 3:
+                    work.go.set()
+                    for number, uuid in enumerate(uuids):
+                        assert client.wait(uuid, 60) == [b"done:%d" % number]
+                        assert client.show(uuid)["attempts"] == 1
+                else:
+                    until(partial(is_running, client, uuids))
+            until(lambda: not worker.registered)
+    assert sorted(work.begun) == sorted((b"%d" % number, 1, 1) for number in range(count))
+
+
+@contextmanager
+def serving(place: Place, end: str) -> Iterator[None]:
+    if end == "stop":
+        with place.server(grace=60):
+            yield
+    else:
+        with place.process():
+            yield
+
+
+def is_running(client: Client, uuids: list[str]) -> bool:
+    return all(client.show(uuid)["state"] == "running" for uuid in uuids)
+
+
+def test_replies_that_come_while_the_server_is_away(place: Place) -> None:
+    work = Handler()
+    with Worker("echo", work, place.endpoint, jobs=2, config=QUICK):
+        with place.process(), place.client() as client:
+            uuids = [client.submit("echo", b"1"), client.submit("echo", b"2")]
+            until(lambda: len(work.begun) == 2)
+        work.go.set()
+        with place.server(), place.client() as client:
+            assert [client.wait(uuid, 60) for uuid in uuids] == [[b"done:1"], [b"done:2"]]
+    assert sorted(work.begun) == [(b"1", 1, 1), (b"2", 1, 1)]
+
+
+def test_only_what_a_worker_has_waits(place: Place) -> None:
+    """What has not begun goes to other workers at once."""
+    work, other = Handler(), Handler()
+    other.go.set()
+    worker = Worker("echo", work, place.endpoint, jobs=2, config=QUICK).start()
+    with place.process(), place.client() as client:
+        uuids = [client.submit("echo", b"%d" % number) for number in range(6)]
+        until(lambda: len(work.begun) == 2)
+    with place.server() as server, Worker("echo", other, place.endpoint, config=QUICK), place.client() as client:
+        for uuid in uuids[2:]:
+            client.wait(uuid, 60)
+        assert {body for body, _, _ in other.begun} == {b"2", b"3", b"4", b"5"}
+        until(lambda: server.front.counters()["resumed"] == 2)  # type: ignore[index]
+        work.go.set()
+        for uuid in uuids[:2]:
+            client.wait(uuid, 60)
+        worker.stop()
+    assert len(work.begun) == 2
+
+
+@pytest.mark.settings
+def test_workers_that_are_killed_with_the_server(place: Place, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    worker = Process(SUPPORT / "worker_process.py", place.endpoint, "echo", log, "await", output=tmp_path / "w.out")
+    with place.process(), place.client() as client:
+        uuid = client.submit("echo", b"1")
+        until(lambda: log.exists() and log.read_text())
+    worker.kill()
+    work = Handler()
+    work.go.set()
+    with (
+        place.server(wire=BrokerConfig(liveness=60, worker_return=1.0)),
+        Worker("echo", work, place.endpoint, config=QUICK),
+        place.client() as client,
+    ):
+        assert client.wait(uuid, 60) == [b"done:1"]
+        assert client.show(uuid)["attempts"] == 1
+    assert work.begun == [(b"1", 1, 2)]
+
+
+class Keeper:
+    """A raw worker that keeps its requests. It sends no heartbeats."""
+
+    def __init__(self, place: Place, *frames: bytes) -> None:
+        self.socket = zmq.Context.instance().socket(zmq.DEALER)
+        self.socket.linger = 0
+        self.socket.rcvtimeo = 30_000
+        self.socket.connect(place.endpoint)
+        self.says(*frames)
+
+    def says(self, *frames: bytes) -> None:
+        self.socket.send_multipart(frames)
+
+    def hears(self, command: bytes) -> list[bytes]:
+        """The next message of this kind, without its head."""
+        while (frames := self.socket.recv_multipart())[1] != command:
+            pass
+        return frames[2:]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+
+def token_of(place: Place, then: Callable[[Client, str, bytes], None]) -> tuple[str, bytes]:
+    """A raw worker gets a request, and the server is killed."""
+    with place.process(), place.client() as client:
+        uuid = client.submit("echo", b"1")
+        with Keeper(place, *ready(b"k")) as worker:
+            token = worker.hears(b"\x09")[0]
+            then(client, uuid, token)
+    return uuid, token
+
+
+def ready(keeper: bytes, *held: bytes, service: bytes = b"echo") -> list[bytes]:
+    words = [b"titanic:1", b"titanic:slots=1", b"titanic:process=elsewhere:1", b"titanic:keeper=" + keeper]
+    return [b"MDPW02", b"\1", service, *words, *(b"titanic:held=" + token for token in held)]
+
+
+STRANGERS: dict[str, Callable[[bytes], list[bytes]]] = {
+    "another worker": lambda token: ready(b"x", token),
+    "another service": lambda token: ready(b"k", token, service=b"other"),
+    "another secret": lambda token: ready(b"x", token[:16] + b"0" * 32 + token[48:]),
+    "no secret": lambda token: ready(b"x", token[:16] + token[48:]),
+}
+
+
+@pytest.mark.parametrize("who", STRANGERS)
+def test_a_stranger_gets_and_answers_nothing(place: Place, who: str) -> None:
+    uuid, token = token_of(place, lambda *_: None)
+    with place.server() as server, place.client() as client:
+        said = STRANGERS[who](token)
+        with Keeper(place, *said) as worker:
+            held = next(frame for frame in said if frame.startswith(b"titanic:held=")).removeprefix(b"titanic:held=")
+            assert worker.hears(b"\7") == [held, b""]
+            worker.says(b"MDPW02", b"\4", held, b"", b"false")
+            until(lambda: server.front.counters()["not_resumed"] == 1)  # type: ignore[index]
+            until(lambda: server.front.counters()["workers_busy"] == 0)  # type: ignore[index]
+            assert client.reply(uuid) is None
+        returned = b"titanic:keeper=k" in said  # the same worker, without what it had: that is in the queue again
+        with Keeper(place, *ready(b"k", *([] if returned else [token]))) as worker:
+            if returned:
+                token = worker.hears(b"\x09")[0]
+            worker.says(b"MDPW02", b"\4", token, b"", b"true")
+            assert client.wait(uuid, 60) == [b"true"]
+
+
+def test_the_secret_is_shown_nowhere(place: Place) -> None:
+    def shown(client: Client, uuid: str, token: bytes) -> None:
+        secret = token[16:48].decode()
+        texts = [str(client.show(uuid)), str(client.stats()), str(client.workers())]
+        assert not [text for text in texts if secret in text]
+
+    _, token = token_of(place, shown)
+    assert token[16:48].decode() not in (place.path / "server.out").read_text()
+
+
+def test_closed_while_the_server_waits(place: Place) -> None:
+    uuid, token = token_of(place, lambda *_: None)
+    with place.server() as server, place.client() as client:
+        client.close(uuid)
+        with Keeper(place, *ready(b"k", token)) as worker:
+            assert worker.hears(b"\7") == [token, b""]
+            worker.says(b"MDPW02", b"\4", token, b"", b"late")
+            until(lambda: not server.dispatcher.core.flights)
+        with pytest.raises(UnknownRequest):
+            client.reply(uuid)
+        assert len(server.dispatcher.deliveries or ()) == 0
+
+
+def test_a_stop_waits_for_other_workers_only(place: Place) -> None:
+    """A worker that does not keep its requests is waited for; of the other's the note stays."""
+    work = Handler()
+    with Worker("kept", work, place.endpoint, config=QUICK) as worker:
+        with place.server(grace=60) as server, place.client() as client:
+            kept, other = client.submit("kept", b"1"), client.submit("other", b"2")
+            with raw_worker(place.endpoint, b"other") as raw:
+                token, _ = raw.take()
+                until(lambda: work.begun)
+                stopping = threading.Thread(target=server.stop)
+                stopping.start()
+                until(lambda: server.dispatcher.core.stopping)
+                raw.final(token, b"reply")
+                stopping.join(30)
+                assert not stopping.is_alive()
+        assert (place.path / "store" / FILE).stat().st_size
+        with place.server(), place.client() as client:
+            assert client.reply(other) == [b"reply"]
+            until(lambda: worker.registered)
+            work.go.set()
+            assert client.wait(kept, 60) == [b"done:1"]
+    assert work.begun == [(b"1", 1, 1)]
