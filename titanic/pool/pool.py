@@ -49,9 +49,14 @@ class _Process:
     """A child: its process, and what it says."""
 
     def __init__(self, start: Start, config: ChildConfig) -> None:
-        reports, said = os.pipe2(os.O_CLOEXEC)
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
+        try:
+            reports, said = os.pipe2(os.O_CLOEXEC)
+        except OSError:
+            ours.close()
+            theirs.close()
+            raise
         self.reports = reports
         self.extra = start.extra
         self.link: socket.socket | None = ours
@@ -261,8 +266,12 @@ class Pool:
         core = self._core
         for worker in [worker for worker in self._workers if worker.ended]:
             self._workers.remove(worker)
-            if not worker.stopping:
-                core.fail(worker.fault or "the connection to the broker has ended; see the log", now)
+            if worker.fault:
+                core.fail(worker.fault, now)
+            elif not worker.stopping and not core.stopping:  # a bug; it was logged
+                log.error("the connection to the broker has ended because of an error in this program; exiting")
+                core.killed += 1
+                core.stop(now)
         staying = {process.worker for number, process in self._processes.items() if not core.children[number].leaving}
         newest = self._workers[-1:]
         for worker in self._workers:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Unpack
 
 import pytest
@@ -17,6 +19,8 @@ from support.waiting import until
 from broker import Worker
 from broker.core import mmi
 from titanic import Client, Server
+from titanic.pool.core import ChildConfig, PoolConfig
+from titanic.pool.pool import Pool
 from titanic.protocol.submit_options import SubmitOptions
 
 APP = """
@@ -491,3 +495,12 @@ def test_an_app_that_cannot_be_worked_for(text: str | None, fault: str, tmp_path
     ended = titanic("worker", "pool_shop:app", PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     assert ended.code == 2
     assert f"titanic: {fault}" in ended.err
+
+
+@pytest.mark.parametrize(("fault", "killed"), [("", 1), ("too many sockets", 0)])
+def test_a_connection_that_ends_by_itself_is_the_end(fault: str, killed: int) -> None:
+    """A bug: the service manager starts it again. What it cannot do at all is wrong usage."""
+    pool = Pool(PoolConfig(), ChildConfig("shop"))
+    pool._workers.append(SimpleNamespace(ended=True, stopping=False, fault=fault))  # type: ignore[arg-type]
+    pool._look_at_workers(time.monotonic())
+    assert (pool.fault, pool.killed, pool._core.ended) == (fault, killed, True)
