@@ -111,9 +111,8 @@ class BrokerConfig:
     )
     worker_return: float = setting(
         30.0,
-        "How long the requests of a worker wait for it after its connection is lost, or the server was killed or"
-        " restarted. A worker that returns goes on with them. If its process was on this machine and is gone, nothing"
-        " waits. 0: never wait.",
+        "How long requests wait for the return of their worker after its connection was lost or the server restarted;"
+        " 0: not at all.",
         unit="s",
         least=0,
         group=TRAFFIC,

@@ -41,6 +41,9 @@ Given = Callable[[bytes, bytes], None]
 Lasts = Callable[[], bool]
 """Whether workers may begin what a local peer asks for."""
 
+LOG_EVERY = 60.0
+"""Seconds between two lines about workers that returned with requests that are not theirs."""
+
 BatchHandler = Callable[[list[Request]], None]
 """What an integrated service does with the requests that have come; it is called in the broker's thread."""
 
@@ -214,6 +217,8 @@ class Broker(CoreRunner[BrokerCore]):
         )
         self._handlers: dict[bytes, BatchHandler] = {}
         self._locals: list[LocalPeer] = []
+        self._not_resumed = 0
+        self._log_at = 0.0
         self._leased: list[LocalPeer] = []
         """Local peers that may not have requests begun at all times."""
 
@@ -402,6 +407,8 @@ class Broker(CoreRunner[BrokerCore]):
                 worker.inflow = connection
                 if worker.keeper:
                     self._processes.add(worker)
+                    if core.stats["not_resumed"] > self._not_resumed and now >= self._log_at:
+                        self._log_strangers(now)
         core.peers = len(self._connections)
         return self._connections.has_input
 
@@ -422,6 +429,13 @@ class Broker(CoreRunner[BrokerCore]):
         for local in self._locals:
             if local.inbox:
                 local.flush()
+
+    def _log_strangers(self, now: float) -> None:
+        """Log that workers returned with requests that are not theirs (any more), once a minute at most."""
+        count, self._log_at = self.core.stats["not_resumed"], now + LOG_EVERY
+        text = "workers returned with %d requests that are not theirs (any more); their replies are dropped"
+        log.warning(text, count - self._not_resumed)
+        self._not_resumed = count
 
     def tick(self, now: float) -> None:
         super().tick(now)

@@ -100,7 +100,8 @@ class WorkerBase:
                 now=time.monotonic(),
                 process=process,
                 children=self._has_children,
-                keeper=b"" if self._passes_on else os.urandom(8).hex().encode(),
+                # With several endpoints it goes to another broker at once, which does not know its requests.
+                keeper=b"" if self._passes_on or len(endpoints) > 1 else os.urandom(8).hex().encode(),
             )
             self._add([LeadRegistration(self, session, endpoints, self._slots)], list(handlers), endpoints)
         else:

@@ -230,7 +230,9 @@ class JointSession(WorkerSession):
     @property
     def _minds_silence(self) -> bool:
         # What is in hand is kept: to lose the connection costs nothing. A broker that knows HELD sends heartbeats.
-        return super()._minds_silence or (self.joint and self.state is SessionState.BUSY and NAMES_HELD in self._knows)
+        if self.state is SessionState.BUSY:
+            return self.joint and NAMES_HELD in self._knows
+        return self.state is SessionState.ASKING or (self.state is SessionState.IDLE and self.dialect.heartbeats)
 
     def tick(self, now: float) -> None:
         if self._leave_by is not None and now >= self._leave_by:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,10 +12,12 @@ from typing import Self
 
 import pytest
 import zmq
+from support.access_files import ALICE, AccessFiles
 from support.ports import free_port
 from support.processes import SUPPORT, Process
 from support.raw_mdp import raw_worker
 from support.serving import config
+from support.torture import LONG, SEED, tally
 from support.waiting import until
 
 from broker import BrokerConfig, Worker, WorkerConfig
@@ -63,7 +66,7 @@ class Handler:
     def __call__(self, frames: list[bytes]) -> bytes:
         request = current()
         self.begun.append((frames[0], request.attempt, request.delivery))
-        assert self.go.wait(120)
+        assert self.go.wait(300)
         return b"done:" + frames[0]
 
 
@@ -273,3 +276,52 @@ def test_a_stop_waits_for_other_workers_only(place: Place) -> None:
             work.go.set()
             assert client.wait(kept, 60) == [b"done:1"]
     assert work.begun == [(b"1", 1, 1)]
+
+
+@pytest.mark.parametrize("text", [ALICE.replace('work = ["*"]', 'work = ["other"]'), ""])
+def test_a_user_that_is_removed_or_may_not_work_any_more(place: Place, text: str) -> None:
+    """Its worker cannot return; after a time another's gets the request."""
+    bob = '[users.bob]\nkeys = ["bob.key"]\nwork = ["*"]\nsubmit = ["*"]\nread = "all"\n'
+    files = AccessFiles(place.path / "access", ALICE + bob)
+    settings = {"access": files.path, "key": files.key, "wire": BrokerConfig(liveness=60, worker_return=0.5)}
+    as_alice, as_bob = ({"key": files.secret(name), "server_key": files.server_key} for name in ("alice", "bob"))
+    work, other = Handler(), Handler()
+    other.go.set()
+    with Worker("echo", work, place.endpoint, config=QUICK, **as_alice) as worker:
+        with place.server(**settings), Client(place.endpoint, timeout=60, **as_bob) as client:
+            uuid = client.submit("echo", b"1")
+            until(lambda: work.begun)
+        files.write(text + bob)
+        with (
+            place.server(**settings),
+            Client(place.endpoint, timeout=60, **as_bob) as client,
+            Worker("echo", other, place.endpoint, config=QUICK, **as_bob),
+        ):
+            assert client.wait(uuid, 60) == [b"done:1"]
+            assert not worker.registered
+            work.go.set()
+    assert (work.begun, other.begun) == ([(b"1", 1, 1)], [(b"1", 1, 2)])
+
+
+@pytest.mark.torture(short=True)
+def test_torture_of_kills(place: Place) -> None:
+    """The server is killed again and again, at any moment, while jobs run: each is executed once."""
+    dice = random.Random(SEED)
+    jobs, kills = (50, 50) if LONG else (20, 6)
+    work = Handler()
+    with Worker("echo", work, place.endpoint, jobs=jobs, config=QUICK), place.client() as client:
+        with place.process():
+            uuids = [client.submit("echo", b"%d" % number) for number in range(jobs)]
+            until(lambda: len(work.begun) == jobs)
+        for _ in range(kills):
+            with place.process():
+                client.stats()
+                threading.Event().wait(dice.random() * (2.0 if LONG else 0.3))
+            tally["processes killed"] += 1
+        work.go.set()
+        with place.process():
+            for number, uuid in enumerate(uuids):
+                assert client.wait(uuid, 120) == [b"done:%d" % number]
+                assert client.show(uuid)["attempts"] == 1
+                tally["executions compared"] += 1
+    assert sorted(work.begun) == sorted((b"%d" % number, 1, 1) for number in range(jobs))
