@@ -14,6 +14,8 @@ from typing import Unpack
 
 import pytest
 from support.cli_titanic import Running, alive, running, titanic
+from support.ports import free_port
+from support.serving import config
 from support.waiting import until
 
 from broker import Worker
@@ -281,6 +283,34 @@ def test_a_death_with_several_requests_is_no_attempt_of_any(server: Server, clie
         assert [client.show(one)["attempts"] for one in (uuid, *held)] == [1, 1, 1]
         assert client.wait(ask(client, "whoami"), timeout=50)
         assert len(pids(worker)) > 2, "there was an extra process, because none was idle"
+
+
+def test_a_restart_of_the_server(tmp_path: Path) -> None:
+    """Jobs go on, and a process that dies meanwhile is reported afterwards."""
+    bind = (f"tcp://127.0.0.1:{free_port()}",)
+
+    with (
+        Server(config(tmp_path, bind=bind)) as server,
+        Client(bind[0], timeout=30) as client,
+        pool(tmp_path, server, "--processes", "2") as worker,
+    ):
+        folders = [tmp_path / "one", tmp_path / "two"]
+        for folder in folders:
+            folder.mkdir()
+        uuids = [ask(client, "wait_for", folder) for folder in folders]
+        until(lambda: begun(folders[0]) and begun(folders[1]))
+        server.stop()
+        os.kill(int(begun(folders[1])[0].name.partition("-")[2]), signal.SIGKILL)
+        worker.says(r"was ended by signal 9")
+        (folders[0] / "go").touch()
+        with Server(config(tmp_path, bind=bind)) as server:
+            client.wait(uuids[0], timeout=50)
+            until(lambda: len(begun(folders[1])) == 2)
+            assert client.show(uuids[1])["state"] == "running"
+            (folders[1] / "go").touch()
+            client.wait(uuids[1], timeout=50)
+            assert [client.show(uuid)["attempts"] for uuid in uuids] == [1, 2]
+    assert len(begun(folders[0])) == 1
 
 
 def test_at_its_limit_a_job_is_killed_before_the_next_attempt_begins(
