@@ -90,7 +90,10 @@ class WorkerBase:
         targets = [[name] for name in endpoints] if everywhere else [endpoints]
         several = len(targets) * len(handlers) > 1
         self._slots = JobSlots(self._loop, jobs) if several else None
-        joins = self._joins and len(targets) == 1 and len(self._config.versions) > 1
+        # With several endpoints it goes to another broker at once, which does not know its requests.
+        keeps = not self._passes_on and len(endpoints) == 1
+        more = keeps or len(handlers) * jobs > 1 or self._has_children
+        joins = self._joins and len(targets) == 1 and more and len(self._config.versions) > 1
         if joins and jobs <= MAX_SLOTS and len(handlers) <= MAX_SERVICES:
             process = "" if self._passes_on else _process_name(os.getpid())
             capacity = Capacity(jobs, {name: most if most < jobs else 0 for name, most in self._limits.items()})
@@ -100,8 +103,7 @@ class WorkerBase:
                 now=time.monotonic(),
                 process=process,
                 children=self._has_children,
-                # With several endpoints it goes to another broker at once, which does not know its requests.
-                keeper=b"" if self._passes_on or len(endpoints) > 1 else os.urandom(8).hex().encode(),
+                keeper=os.urandom(8).hex().encode() if keeps else b"",
             )
             self._add([LeadRegistration(self, session, endpoints, self._slots)], list(handlers), endpoints)
         else:
