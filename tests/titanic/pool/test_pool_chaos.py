@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -67,7 +67,7 @@ class Play:
         self._count = 0
         self.workers: list[Running] = [self._start() for _ in range(WORKERS)]
         self.deaths: dict[int, float] = {}
-        """When processes were killed."""
+        """When the signal was sent that killed a process."""
         self.done: Counter[str] = Counter()
 
     def _start(self) -> Running:
@@ -94,9 +94,9 @@ class Play:
             case "kill a process":
                 self._kill(child)
             case "kill a parent":
+                self.deaths |= dict.fromkeys(children, time.monotonic())
                 worker.kill()
                 until(lambda: not any(alive(pid) for pid in children))
-                self.deaths |= dict.fromkeys(children, time.monotonic())
                 self._replace(at)
             case "kill a parent and its processes":
                 for pid in children:
@@ -119,12 +119,10 @@ class Play:
         self.workers[at] = self._start()
 
     def _kill(self, pid: int) -> None:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
-        until(lambda: not alive(pid))
         self.deaths[pid] = time.monotonic()
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: not alive(pid))
 
     def ended(self) -> int:
         return self.ledger.read_bytes().count(b"end ")
