@@ -23,7 +23,7 @@ RATE = 1_000_000
 
 @pytest.fixture
 def broker() -> Iterator[Broker]:
-    broker = Broker(BrokerConfig(heartbeat_interval=0.1, liveness=20))
+    broker = Broker(BrokerConfig(heartbeat_interval=0.1, liveness=20, worker_return=0))
     broker.bind("tcp://127.0.0.1:*")
     with broker:
         yield broker
