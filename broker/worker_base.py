@@ -3,7 +3,7 @@
 broker.Worker       handlers in threads; a loop of its own         broker/worker.py
 broker.aio.Worker   coroutines, all in the caller's asyncio loop   broker/aio/worker.py
 
-`titanic worker` adds one whose processes execute the requests (`titanic/pool/worker.py`).
+`titanic worker` adds one whose processes execute the requests (`titanic/pool/pool_worker.py`).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Its configuration is the first line of its standard input. It says lines of JSON
     {"leaving": "got SIGTERM"}                 it wants to end
     {"fault": "…", "files": […]}               it cannot work
 
-By JOBS, a socket, it gets requests and replies to them (`titanic.pool.messages`). It has no connection to a broker.
+By JOBS, a socket, it gets requests and replies to them (`child_messages.py`). It has no connection to a broker.
 """
 
 from __future__ import annotations
@@ -44,9 +44,19 @@ from broker import (
 from titanic import logs
 from titanic.errors import TitanicError
 from titanic.jobs.context import Unready
+from titanic.pool.child_messages import (
+    BeginJob,
+    ChildBeat,
+    JobFinal,
+    JobPart,
+    JobProgress,
+    MessageReader,
+    ToChild,
+    ToParent,
+    encode,
+)
 from titanic.pool.core import ChildConfig, Declaration
 from titanic.pool.loading import chosen, involved, load, loaded
-from titanic.pool.messages import Beat, Begin, Final, MessageReader, Part, Progress, ToChild, ToParent, encode
 from titanic.schedules import Scheduler
 from titanic.tasks import Tasks
 from titanic.util.processes import end_with_parent
@@ -126,7 +136,7 @@ class JobRunner(Channel):
         if not data:
             self._end()
         for message in self._reader.feed(data):
-            if isinstance(message, Begin):
+            if isinstance(message, BeginJob):
                 self._begin(message)
             elif (delivery := self._deliveries.get(message.number)) is not None:
                 delivery.cancel()
@@ -136,25 +146,25 @@ class JobRunner(Channel):
         if now >= self._beat_at:
             self._note_finished()
             self._beat_at = now + (BUSY_BEAT if self._deliveries else BEAT)
-            self._send(Beat(memory()))
+            self._send(ChildBeat(memory()))
         if self._untold and now >= self._tell_at:
             self._tell_at = now + PROGRESS_INTERVAL
             untold, self._untold = self._untold, {}
             for number, delivery in untold.items():
                 if (said := delivery.take_progress()) is not None:
-                    self._send(Progress(number, said))
+                    self._send(JobProgress(number, said))
 
     def next_deadline(self) -> float:
         return min(self._beat_at, self._tell_at) if self._untold else self._beat_at
 
-    def _begin(self, request: Begin) -> None:
+    def _begin(self, request: BeginJob) -> None:
         if not self._deliveries:
             self._beat_at = min(self._beat_at, time.monotonic() + BUSY_BEAT)
         job = Job(request.number, request.body, request.client, request.service)
         delivery = self._deliveries[job.number] = Delivery(job.context, self, job.number)
         if not self._threads.call(self._handle, job, delivery, Measure(self._max_reply, joined=request.joined)):
             del self._deliveries[job.number]
-            self._send(Final(job.number, error_body(500, "the worker cannot start a thread; try again later")))
+            self._send(JobFinal(job.number, error_body(500, "the worker cannot start a thread; try again later")))
 
     def _note_finished(self) -> None:
         while self._finished:
@@ -177,7 +187,7 @@ class JobRunner(Channel):
         DELIVERY.set(delivery)
 
         def send(part: list[bytes]) -> None:
-            self._send(Part(job.number, measure.part(part)))
+            self._send(JobPart(job.number, measure.part(part)))
 
         try:
             body = measure.last(execute(self._handlers[job.service], job.body, send))
@@ -186,7 +196,7 @@ class JobRunner(Channel):
                 error.text += f"; this worker has version {self._version}: start one of the caller's version"
             body = error_reply(error, job, self._max_reply)
         self._finished.append(job.number)  # first: the parent may close its side when it has the reply
-        self._send(Final(job.number, body))
+        self._send(JobFinal(job.number, body))
 
     def progress(self, delivery: Delivery) -> None:
         """Send the handler's progress. Any thread may call this."""

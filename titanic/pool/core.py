@@ -106,7 +106,7 @@ class Start(NamedTuple):
     """Whether it is only for requests that run alone."""
 
 
-class Leave(NamedTuple):
+class LeaveChild(NamedTuple):
     """Give this child nothing more, and let it end when its jobs are done."""
 
     number: int
@@ -127,7 +127,7 @@ class Say(NamedTuple):
     text: str
 
 
-Action = Start | Leave | Kill | Say
+Action = Start | LeaveChild | Kill | Say
 
 
 @dataclass(slots=True, eq=False)
@@ -302,7 +302,7 @@ class PoolCore:
         child.leaving = True
         if kill_at is not None:
             child.kill_at = kill_at if child.kill_at is None else min(child.kill_at, kill_at)
-        self._actions.append(Leave(child.number))
+        self._actions.append(LeaveChild(child.number))
 
     def _unusable(self, fault: str, now: float) -> None:
         """The app cannot be imported, or cannot work."""

@@ -23,14 +23,14 @@ from titanic.pool.core import (
     ChildConfig,
     Declaration,
     Kill,
-    Leave,
+    LeaveChild,
     PoolConfig,
     PoolCore,
     Say,
     Start,
     read_declaration,
 )
-from titanic.pool.worker import PoolWorker
+from titanic.pool.pool_worker import PoolWorker
 from titanic.util.sd_notify import VARIABLES, Notifier
 
 log = logging.getLogger("titanic.pool")
@@ -52,7 +52,7 @@ class _Process:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         try:
-            reports, said = os.pipe2(os.O_CLOEXEC)
+            reports, said = os.pipe()
         except OSError:
             ours.close()
             theirs.close()
@@ -163,7 +163,9 @@ class Pool:
         self._notifier = Notifier()
         self._was_ready = False
         self._selector = selectors.DefaultSelector()
-        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wake_read, self._wake_write = os.pipe()
+        for descriptor in (self._wake_read, self._wake_write):
+            os.set_blocking(descriptor, False)
         self._selector.register(self._wake_read, selectors.EVENT_READ)
 
     @property
@@ -287,7 +289,7 @@ class Pool:
                 self._start(action)
             elif (process := self._processes.get(action.number)) is None:
                 pass
-            elif isinstance(action, Leave):
+            elif isinstance(action, LeaveChild):
                 if process.worker is not None:
                     process.worker.leave_child(action.number)
                 else:

@@ -12,8 +12,18 @@ from support.waiting import until
 
 from broker import DELIVERY
 from titanic.pool.child import JobRunner
+from titanic.pool.child_messages import (
+    BeginJob,
+    CancelJob,
+    ChildBeat,
+    JobFinal,
+    JobPart,
+    JobProgress,
+    MessageReader,
+    ToParent,
+    encode,
+)
 from titanic.pool.core import ChildConfig
-from titanic.pool.messages import Beat, Begin, Cancel, Final, MessageReader, Part, Progress, ToParent, encode
 
 
 class Parent:
@@ -25,7 +35,7 @@ class Parent:
         self._reader: MessageReader[ToParent] = MessageReader(ToParent)  # type: ignore[arg-type]
 
     def begin(self, number: int, *body: bytes, service: bytes = b"echo") -> None:
-        self.connection.sendall(encode(Begin(number, b"%016x" % number, service, False, list(body))))
+        self.connection.sendall(encode(BeginJob(number, b"%016x" % number, service, False, list(body))))
 
     def hear(self, kind: type[Any]) -> Any:
         """The next message of a kind; beats in between are kept."""
@@ -62,12 +72,12 @@ def test_replies_parts_and_errors() -> None:
 
     with child(echo=lambda frames: frames, parts=parts, fails=fails) as parent:
         parent.begin(1, b"a", b"b")
-        assert parent.hear(Final) == Final(1, [b"a", b"b"])
+        assert parent.hear(JobFinal) == JobFinal(1, [b"a", b"b"])
         parent.begin(2, b"x", service=b"parts")
-        assert parent.hear(Part) == Part(2, [b"1"])
-        assert parent.hear(Final) == Final(2, [b"2"])
+        assert parent.hear(JobPart) == JobPart(2, [b"1"])
+        assert parent.hear(JobFinal) == JobFinal(2, [b"2"])
         parent.begin(3, b"x", service=b"fails")
-        assert parent.hear(Final) == Final(3, [b"MDPE01", b"500 ValueError: no"])
+        assert parent.hear(JobFinal) == JobFinal(3, [b"MDPE01", b"500 ValueError: no"])
 
 
 def test_progress_and_cancellation() -> None:
@@ -85,17 +95,17 @@ def test_progress_and_cancellation() -> None:
     with child(echo=slow) as parent:
         parent.begin(1, b"x")
         assert begun.wait(60)
-        heard = [parent.hear(Progress)]
-        while heard[-1] != Progress(1, b"999"):
-            heard.append(parent.hear(Progress))
+        heard = [parent.hear(JobProgress)]
+        while heard[-1] != JobProgress(1, b"999"):
+            heard.append(parent.hear(JobProgress))
         assert len(heard) <= 2, "of messages in quick succession only the last is sent"
-        parent.connection.sendall(encode(Cancel(1)) + encode(Cancel(7)))
-        assert parent.hear(Final) == Final(1, [b"cancelled"])
+        parent.connection.sendall(encode(CancelJob(1)) + encode(CancelJob(7)))
+        assert parent.hear(JobFinal) == JobFinal(1, [b"cancelled"])
 
 
 def test_its_signs_of_life_do_not_depend_on_its_requests() -> None:
     with child(echo=lambda frames: frames) as parent:
         for number in range(200):
             parent.begin(number, b"x")
-            parent.hear(Final)
-        assert 1 <= sum(isinstance(message, Beat) for message in parent.heard) <= 20
+            parent.hear(JobFinal)
+        assert 1 <= sum(isinstance(message, ChildBeat) for message in parent.heard) <= 20

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from titanic.pool.core import MAX_EXTRA, Kill, Leave, PoolConfig, PoolCore, Say, Start
+from titanic.pool.core import MAX_EXTRA, Kill, LeaveChild, PoolConfig, PoolCore, Say, Start
 from titanic.util.text import duration
 
 
@@ -16,14 +16,14 @@ class Play:
     def __init__(self, **config: Any) -> None:
         self.now = 1000.0
         self.core = PoolCore(PoolConfig(**config))
-        self.sent: list[Leave | Kill] = []
+        self.sent: list[LeaveChild | Kill] = []
         self.log: list[str] = []
         self.go()
 
     def go(self) -> None:
         self.core.tick(self.now)
         for action in self.core.take_actions():
-            if isinstance(action, (Leave, Kill)):
+            if isinstance(action, (LeaveChild, Kill)):
                 self.sent.append(action)
             elif isinstance(action, Say):
                 self.log.append(action.text)
@@ -101,7 +101,7 @@ def test_one_that_leaves_after_its_requests_is_replaced_before_it_has_ended() ->
     play = working()
     play.say(1, leaving="has started 100 requests")
     assert play.there == [1, 2, 3]
-    assert play.sent == [Leave(1)]
+    assert play.sent == [LeaveChild(1)]
     play.later_by(10_000)  # its job may take any time
     play.say(3, ready=True)
     play.gone(1)
@@ -115,7 +115,7 @@ def test_too_much_memory() -> None:
     assert play.sent == []
     play.say(1, memory=(100 << 20) + 1)
     play.say(1, memory=200 << 20)
-    assert play.sent == [Leave(1)]
+    assert play.sent == [LeaveChild(1)]
     assert play.there == [1, 2, 3]
 
 
@@ -140,7 +140,7 @@ def test_one_more_for_requests_that_run_alone() -> None:
     play.gone(1)
     assert [child.extra for child in play.core.children.values()] == [True, False]
     play.say(2, done=True)
-    assert play.sent == [Leave(2)]
+    assert play.sent == [LeaveChild(2)]
     play.gone(2)
     assert play.there == [3]
     play.core.want_extra(50)
@@ -161,7 +161,7 @@ def test_stopping() -> None:
     play = working(grace=60.0)
     play.core.stop(play.now)
     play.go()
-    assert play.sent == [Leave(1), Leave(2)]
+    assert play.sent == [LeaveChild(1), LeaveChild(2)]
     play.gone(1)
     play.later_by(59)
     assert not play.core.ended
@@ -174,7 +174,7 @@ def test_who_is_not_done_within_the_grace_is_killed() -> None:
     play = working(1, grace=60.0)
     play.core.stop(play.now)
     play.later_by(61)
-    assert play.sent == [Leave(1), Kill(1, True)]
+    assert play.sent == [LeaveChild(1), Kill(1, True)]
     play.gone(1)
     assert play.core.ended
     assert play.core.killed == 1
@@ -185,7 +185,7 @@ def test_stopping_at_once() -> None:
     play.core.stop(play.now)
     play.core.stop_at_once(play.now)
     play.go()
-    assert play.sent == [Leave(1), Kill(1, True)]
+    assert play.sent == [LeaveChild(1), Kill(1, True)]
     play.gone(1)
     assert (play.core.ended, play.core.killed) == (True, 0)
 
@@ -194,7 +194,7 @@ def test_an_app_that_cannot_be_imported_is_the_end() -> None:
     play = Play(processes=2)
     play.say(1, fault="cannot import shop")
     play.gone(1, "ended with exit code 2")
-    assert play.sent == [Leave(2)]
+    assert play.sent == [LeaveChild(2)]
     play.gone(2, "was ended by signal 15")
     assert play.core.ended
     assert play.core.fault == "cannot import shop"
@@ -217,7 +217,7 @@ def test_sources_that_change() -> None:
     play = working(wait_for_sources=True)
     play.core.changed("shop.py", play.now)
     play.go()
-    assert play.sent == [Leave(1), Leave(2)]
+    assert play.sent == [LeaveChild(1), LeaveChild(2)]
     assert play.there == [1, 2, 3, 4]
     play.say(3, fault="a typing error")
     play.say(4, fault="a typing error")

@@ -1,12 +1,12 @@
 """What the parent and a child of the pool say to each other, by a pair of sockets: for each message four bytes with its
 length, then MessagePack.
 
-    parent → child   Begin      execute this request
-                     Cancel     its reply is no longer wanted
-    child → parent   Part       a part of the reply
-                     Final      the (rest of the) reply
-                     Progress   how far the request is
-                     Beat       a sign of life of its loop
+    parent → child   BeginJob      execute this request
+                     CancelJob     its reply is no longer wanted
+    child → parent   JobPart       a part of the reply
+                     JobFinal      the (rest of the) reply
+                     JobProgress   how far the request is
+                     ChildBeat     a sign of life of its loop
 
 The parent closes its side when a child is to end. Then the child has nothing in hand, unless the parent has died.
 """
@@ -20,7 +20,7 @@ import msgspec
 _LENGTH = 4
 
 
-class Begin(msgspec.Struct, array_like=True, tag=1):
+class BeginJob(msgspec.Struct, array_like=True, tag=1):
     """Execute this request."""
 
     number: int
@@ -32,42 +32,42 @@ class Begin(msgspec.Struct, array_like=True, tag=1):
     body: list[bytes]
 
 
-class Cancel(msgspec.Struct, array_like=True, tag=2):
+class CancelJob(msgspec.Struct, array_like=True, tag=2):
     """Its reply is no longer wanted."""
 
     number: int
 
 
-class Part(msgspec.Struct, array_like=True, tag=3):
+class JobPart(msgspec.Struct, array_like=True, tag=3):
     """A part of its reply."""
 
     number: int
     body: list[bytes]
 
 
-class Final(msgspec.Struct, array_like=True, tag=4):
+class JobFinal(msgspec.Struct, array_like=True, tag=4):
     """The (rest of the) reply."""
 
     number: int
     body: list[bytes]
 
 
-class Progress(msgspec.Struct, array_like=True, tag=5):
+class JobProgress(msgspec.Struct, array_like=True, tag=5):
     """How far it is."""
 
     number: int
     said: bytes
 
 
-class Beat(msgspec.Struct, array_like=True, tag=6):
+class ChildBeat(msgspec.Struct, array_like=True, tag=6):
     """A sign of life."""
 
     memory: int
     """Bytes of memory of the process; 0: unknown."""
 
 
-ToChild = Begin | Cancel
-ToParent = Part | Final | Progress | Beat
+ToChild = BeginJob | CancelJob
+ToParent = JobPart | JobFinal | JobProgress | ChildBeat
 
 Message = TypeVar("Message")
 

@@ -33,8 +33,19 @@ from broker import (
     WorkerConfig,
     WorkerRegistration,
 )
+from titanic.pool.child_messages import (
+    BeginJob,
+    CancelJob,
+    ChildBeat,
+    JobFinal,
+    JobPart,
+    JobProgress,
+    MessageReader,
+    ToChild,
+    ToParent,
+    encode,
+)
 from titanic.pool.core import MAX_EXTRA, ChildConfig, Declaration, PoolConfig
-from titanic.pool.messages import Beat, Begin, Cancel, Final, MessageReader, Part, Progress, ToChild, ToParent, encode
 from titanic.util.text import duration
 
 SILENT = 1.0
@@ -53,7 +64,7 @@ Post = Callable[..., None]
 """Gets the number of a child, and what is to be said of it to the pool's core. Any thread may call it."""
 
 
-class Held(NamedTuple):
+class HeldJob(NamedTuple):
     """A request that a child has, or that waits for one."""
 
     channel: WorkerRegistration
@@ -78,9 +89,9 @@ class PoolWorker(WorkerBase):
         self._post = post
         self._links: dict[int, ChildLink] = {}
         """By the children's numbers; the least recently used first."""
-        self._waiting: deque[Held] = deque()
+        self._waiting: deque[HeldJob] = deque()
         """Requests of connections that cannot give one back."""
-        self._alone: deque[Held] = deque()
+        self._alone: deque[HeldJob] = deque()
         slots = self._missing = min(config.processes * child.jobs, MAX_SLOTS)
         curve = None if app.curve is None else Curve(*(key.encode() for key in app.curve))
         limits = {name.encode(): limit for name, limit, _ in app.services if limit}
@@ -150,7 +161,7 @@ class PoolWorker(WorkerBase):
 
     def call(self, function: Callable[..., Any], *args: Any) -> bool:
         """Have a child execute a request (`Handlers`)."""
-        held = Held(*args)
+        held = HeldJob(*args)
         if held.job.alone:
             self._alone.append(held)
             self._serve_waiting()
@@ -175,7 +186,7 @@ class PoolWorker(WorkerBase):
                 best, most = link, link.free
         return best
 
-    def finished(self, held: Held, body: list[bytes], *, recount: bool) -> None:
+    def finished(self, held: HeldJob, body: list[bytes], *, recount: bool) -> None:
         """Give a reply back. `recount`: the broker is not to send just one request for its place."""
         if recount:
             self.count_places()
@@ -251,7 +262,7 @@ class PoolWorker(WorkerBase):
         for held in (*self._alone, *self._waiting):
             self._return_unbegun(held)
 
-    def _return_unbegun(self, held: Held) -> None:
+    def _return_unbegun(self, held: HeldJob) -> None:
         """Return a request, unless a child has begun it."""
         for waiting in (self._alone, self._waiting):
             if held in waiting:
@@ -281,7 +292,7 @@ class ChildLink(Channel):
         self.number = number
         self.extra = extra
         """Whether it is only for requests that run alone."""
-        self.in_hand: dict[int, Held] = {}
+        self.in_hand: dict[int, HeldJob] = {}
         self.alone = False
         """Whether it has a request that runs alone."""
         self.leaving = False
@@ -311,13 +322,13 @@ class ChildLink(Channel):
             return 0
         return self._jobs - len(self.in_hand)
 
-    def begin(self, held: Held) -> None:
+    def begin(self, held: HeldJob) -> None:
         """Have a request executed."""
         number, job = next(self._numbers), held.job
         if not self.in_hand:
             self._silent_at = min(self._silent_at, time.monotonic() + SILENT)
         self.in_hand[number] = held
-        self._send(Begin(number, job.client, job.service, held.channel.joins_parts, job.body))
+        self._send(BeginJob(number, job.client, job.service, held.channel.joins_parts, job.body))
         held.delivery.on_cancel(partial(self._cancel, number))
         self._begun += 1
         if self._begun == 1:
@@ -343,7 +354,7 @@ class ChildLink(Channel):
             with suppress(OSError):
                 self._connection.shutdown(socket.SHUT_WR)
 
-    def blame(self) -> tuple[list[Held], list[Held]]:
+    def blame(self) -> tuple[list[HeldJob], list[HeldJob]]:
         """Divide what it has in hand at its end: requests that may be the cause, and others."""
         blamed = self.in_hand.keys() if self.to_blame is None else self.to_blame
         suspects = [held for number, held in self.in_hand.items() if number in blamed]
@@ -413,22 +424,22 @@ class ChildLink(Channel):
 
     def _take(self, message: ToParent) -> None:
         """Act on what the child says."""
-        if isinstance(message, Beat):
+        if isinstance(message, ChildBeat):
             self._post(self.number, memory=message.memory)
             return
         held = self.in_hand.get(message.number)
         if held is None:
             return
-        if isinstance(message, Final):
+        if isinstance(message, JobFinal):
             del self.in_hand[message.number]
             self._kill_at.pop(message.number, None)
             recount = self.alone or self.leaving or self.silent
             self.alone = False
             self._worker.finished(held, message.body, recount=recount)
             self.end_if_done()
-        elif isinstance(message, Part):
+        elif isinstance(message, JobPart):
             held.channel.partial(held.job, message.body)
-        elif isinstance(message, Progress):
+        elif isinstance(message, JobProgress):
             held.delivery.progress(message.said)
 
     def _hear(self, now: float) -> None:
@@ -442,7 +453,7 @@ class ChildLink(Channel):
         held = self.in_hand.get(number)
         if held is None:
             return
-        self._send(Cancel(number))
+        self._send(CancelJob(number))
         if held.delivery.at_limit and held.job.service not in self._worker.only_cancelled:
             self._kill_at[number] = time.monotonic() + self._config.watchdog
 
