@@ -41,6 +41,9 @@ Given = Callable[[bytes, bytes], None]
 Lasts = Callable[[], bool]
 """Whether workers may begin what a local peer asks for."""
 
+MAX_WATCHED = 1024
+"""Processes that are watched, each by a descriptor; the requests of more wait for them."""
+
 LOG_EVERY = 60.0
 """Seconds between two lines about workers that returned with requests that are not theirs."""
 
@@ -56,8 +59,9 @@ class ProcessWatch(Channel):
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._host = socket.gethostname()[:24]
-        self._watched: dict[int, tuple[str, bytes]] = {}
-        """What each descriptor watches."""
+        self._watched: dict[int, str] = {}
+        """What each descriptor watches. Names, not words of READY: a process may have any number of words."""
+        self._names: set[str] = set()
         self._ended: dict[int, int] = {}
         """The descriptors of those that have ended."""
 
@@ -68,18 +72,21 @@ class ProcessWatch(Channel):
         pid = int(number) if number.isdecimal() and len(number) < 10 else 0
         if host != self._host or not pid or pid == os.getpid() or not hasattr(os, "pidfd_open"):
             return
-        if worker.process_key in self._watched.values():
+        if worker.process_name in self._names or len(self._names) >= MAX_WATCHED:
             return
         with suppress(OSError):
             descriptor = os.pidfd_open(pid)
-            self._watched[descriptor] = worker.process_key
+            self._watched[descriptor] = worker.process_name
+            self._names.add(worker.process_name)
             self._broker.loop.watch(descriptor, self, self._ended, selectors.EVENT_READ)
 
     def drain(self, now: float) -> bool:
         for descriptor in self._ended:
             self._broker.loop.unwatch(descriptor)
             os.close(descriptor)
-            self._broker.core.process_gone(self._watched.pop(descriptor), now)
+            name = self._watched.pop(descriptor)
+            self._names.discard(name)
+            self._broker.core.process_gone(name, now)
         self._ended.clear()
         return False
 

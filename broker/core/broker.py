@@ -89,6 +89,7 @@ from broker.core.worker_registry import (
     WorkerProcess,
     WorkerRegistry,
     WorkerState,
+    process_name,
 )
 from broker.errors import UsageError
 
@@ -206,11 +207,12 @@ class BrokerCore(Core):
         worker."""
         self.missing.expected[peer, context] = expected
 
-    def process_gone(self, process: tuple[str, bytes], now: float) -> None:
-        """Note that a process of workers on this machine, named as in `WorkerPeer.process_key`, has ended."""
-        if (known := self.registry.processes.get(process)) is not None:
-            known.is_gone = True
-        self._release(self.missing.of_process(process), now, died=True)
+    def process_gone(self, name: str, now: float) -> None:
+        """Note that a process of workers on this machine, named HOST:PID, has ended."""
+        for (_, word), process in self.registry.processes.items():
+            if process_name(word) == name:
+                process.is_gone = True
+        self._release(self.missing.of_process(name), now, died=True)
 
     def too_large(self, peer: Peer, head: Frames, text: str, now: float) -> None:
         """Answer the client of a discarded message that begins with `head`; `text` says what was wrong. A worker with

@@ -24,6 +24,7 @@ from broker.access.users import User
 from broker.core.mdp import Peer
 from broker.core.requests import Request
 from broker.core.timers import Timers
+from broker.core.worker_registry import process_name
 
 
 def keeper_of(user: User | None, name: bytes) -> bytes:
@@ -109,6 +110,6 @@ class MissingRequests:
         """Return what waits for a worker."""
         return list(self._keepers.get(keeper, ()))
 
-    def of_process(self, process: tuple[str, bytes]) -> list[bytes]:
-        """Return what waits for workers of a process."""
-        return [delivery for delivery, missing in self._requests.items() if missing.process == process]
+    def of_process(self, name: str) -> list[bytes]:
+        """Return what waits for workers of a process, by its name HOST:PID."""
+        return [delivery for delivery, missing in self._requests.items() if process_name(missing.process[1]) == name]

@@ -32,6 +32,11 @@ class WorkerState(Enum):
     __hash__ = object.__hash__  # as for Command: looked up for every message
 
 
+def process_name(word: bytes) -> str:
+    """Return the process that a word of READY names, without what follows a slash: HOST:PID; empty: none."""
+    return word.removeprefix(PROCESS).partition(b"/")[0].decode("ascii", "replace")
+
+
 class WorkerProcess:
     """The registered workers of one process. They die together, and any request that one of them has may have killed
     the process.
@@ -108,7 +113,7 @@ class WorkerPeer:
     @property
     def process_name(self) -> str:
         """The process that READY named, without what follows a slash: HOST:PID; empty: it named none."""
-        return self.process_key[1].removeprefix(PROCESS).partition(b"/")[0].decode("ascii", "replace")
+        return process_name(self.process_key[1])
 
     def takes(self, service: bytes) -> bool:
         """Return whether the limit of a service allows one more of its requests."""

@@ -66,8 +66,8 @@ class Play(Transcript):
         self.core.cancel(QUEUE, service, body, self.now, running=True)
         self.collect()
 
-    def gone(self, process: bytes = b"h:1/x") -> None:
-        self.core.process_gone(("", b"titanic:process=" + process), self.now)
+    def gone(self, process: str = "h:1") -> None:
+        self.core.process_gone(process, self.now)
         self.collect()
 
 
@@ -130,7 +130,7 @@ def test_after_the_grace_it_has_died(play: Play, two: dict[bytes, bytes]) -> Non
 
 
 def test_a_process_that_is_gone_is_not_waited_for(play: Play, two: dict[bytes, bytes]) -> None:
-    play.gone(b"h:2/other")
+    play.gone("h:2")
     assert play.answers() == {}
     play.gone()
     assert play.answers() == {b"1": b"502", b"2": b"502"}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import zmq
 from support.relay import Relay, relay
 from support.serving import QUICK
 from support.waiting import until
@@ -104,3 +107,20 @@ def test_a_worker_that_does_not_return_in_time(server: Server, client: Client, l
             until(lambda: server.front.counters()["workers_busy"] == 0)  # type: ignore[index]
     assert [delivery for _, _, delivery in other.begun] == [2]
     assert client.reply(uuid) == [b"part", b"done:1"]
+
+
+def test_a_process_with_many_names_takes_one_descriptor(server: Server, client: Client) -> None:
+    """A worker may say any name behind that of its process, on each of any number of connections."""
+    host = socket.gethostname()[:24]
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with zmq.Context.instance().socket(zmq.DEALER) as peer:
+        peer.linger = 0
+        peer.connect(client.endpoint)
+        for number in range(50):
+            process = b"titanic:process=%b:1/%d" % (host.encode(), number)
+            words = [b"titanic:1", b"titanic:slots=1", b"titanic:keeper=k", process]
+            peer.send_multipart([b"MDPW02", b"\x01", b"echo", *words])
+            assert peer.recv_multipart() == [b"MDPW02", b"\x05"]
+            peer.send_multipart([b"MDPW02", b"\x06"])
+        until(lambda: not server.workers)
+        assert len(list(Path("/proc/self/fd").iterdir())) - before < 20
