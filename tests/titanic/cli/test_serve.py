@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import signal
 import socket
 import struct
 from pathlib import Path
@@ -12,7 +11,8 @@ from tempfile import TemporaryDirectory
 
 import lmdb
 import pytest
-from support.cli_titanic import STOPPING, here, running, serving, titanic, working
+from support.cli_titanic import STOPPING, here, running, serving, titanic
+from support.raw_mdp import raw_worker
 from support.waiting import until
 
 from broker import Broker, BrokerConfig
@@ -46,21 +46,14 @@ def test_a_signal_ends_it_while_traffic_flows(tmp_path: Path, number: int) -> No
 
 @pytest.mark.parametrize("number", STOPPING)
 def test_the_second_signal_ends_it_at_once(tmp_path: Path, number: int) -> None:
-    """Even while a worker has a request."""
-    with (
-        serving(tmp_path, "--grace", "1000") as (server, endpoint),
-        working(tmp_path, endpoint, "slow", "sh", "-c", f"touch {tmp_path}/busy; sleep 600") as worker,
-    ):
+    """Even while a worker has a request, and does not return with it."""
+    with serving(tmp_path, "--grace", "1000") as (server, endpoint), raw_worker(endpoint, b"slow") as worker:
         here("submit", "slow", "x", "--endpoint", endpoint)
-        until((tmp_path / "busy").exists)
+        worker.take()
         server.send(number)
         server.says("stopping")
         server.send(number)
         assert server.ends() == 128 + number
-        worker.send(signal.SIGTERM)
-        worker.says("stopping")
-        worker.send(signal.SIGTERM)
-        worker.ends()
     assert here("check", "--store", tmp_path / "store").code == 0
 
 

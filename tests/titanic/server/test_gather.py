@@ -98,7 +98,8 @@ def test_what_a_full_service_refuses_is_tried_again(
     assert sorted(done) == sorted(b"%d" % number for number in range(200))
 
 
-def test_what_has_come_by_the_end_is_stored(tmp_path: Path) -> None:
+def test_what_has_come_by_the_end_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("titanic.server.gather.QUIET", 40)  # the sender is in this process, and may be slow
     with serving(tmp_path, gather=(ANY,)) as server:
         with scattering(server) as scatter:
             for number in range(2500):
