@@ -238,8 +238,11 @@ def test_an_upgrade_waits_for_no_worker(here: Machine) -> None:
     for uuid, pid in ((first, before), (second, here.shows("titanic-worker@slow", "MainPID"))):
         assert here.does("titanic", "reply", uuid, "--wait", "60", user=SOMEBODY) == f"done {pid} 1"
     here.until(lambda: not is_alive(before))
+    successor = here.shows("titanic-worker@slow", "MainPID")
     here.does("dpkg", "--install", old)
     assert here.run("test", "-d", folder).code == 1
+    here.until(lambda: here.shows("titanic-worker@slow", "MainPID") not in (successor, "0"))
+    here.until(lambda: here.shows("titanic-worker@slow", "ActiveState") == "active")  # the reload is over
 
     # A worker whose successor does not start goes on. A stop waits for all.
     settings = here.folder / "etc/titanic/titanic.toml"

@@ -109,6 +109,21 @@ def test_a_worker_that_does_not_return_in_time(server: Server, client: Client, l
     assert client.reply(uuid) == [b"part", b"done:1"]
 
 
+def test_a_worker_that_leaves_takes_no_place_of_another(server: Server, client: Client) -> None:
+    old = Handler()
+    leaving = Worker("echo", old, client.endpoint, config=QUICK).start()
+    first = client.submit("echo", "first")
+    until(lambda: old.begun)
+    stopping = threading.Thread(target=leaving.stop)
+    stopping.start()
+    until(lambda: not server.workers)
+    with Worker("echo", lambda frames: b"new", client.endpoint, config=QUICK):
+        assert client.wait(client.submit("echo", "second"), 10) == [b"new"]
+        old.go.set()
+        assert client.wait(first, 30) == [b"part", b"done:first"]
+    stopping.join()
+
+
 def test_a_process_with_many_names_takes_one_descriptor(server: Server, client: Client) -> None:
     """A worker may say any name behind that of its process, on each of any number of connections."""
     host = socket.gethostname()[:24]
