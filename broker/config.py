@@ -1,11 +1,12 @@
 """The settings of broker, workers and clients: each is declared once, with its default and what it means.
 
-Times are seconds, sizes bytes. The options of commands, the settings file and the tables in documents are made of these
-declarations.
+Times are seconds, sizes bytes. The options of commands and the settings file are made of these declarations.
+`python -m broker.config` prints them.
 """
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
@@ -228,3 +229,12 @@ class ClientConfig:
     def __post_init__(self) -> None:
         fault = f"version is {self.version!r}; known: {', '.join(MDP_VERSIONS)}"
         check(self.version is None or self.version in MDP_VERSIONS, fault)
+
+
+if __name__ == "__main__":
+    for config in (BrokerConfig, WorkerConfig, ClientConfig):
+        print(config.__name__)
+        for one in fields(config):
+            about = settings_of(config)[one.name]
+            print(f"  {one.name} = {one.default!r} {about.unit}".rstrip())
+            print(textwrap.indent(textwrap.fill(about.help, 76), " " * 6))

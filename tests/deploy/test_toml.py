@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 from support.cli_titanic import here
-from support.settings_documents import README, TABLES, TOML, readme, table_of
+from support.settings_documents import TABLES, TOML
 
-from broker import BrokerConfig, ClientConfig, WorkerConfig, settings_of
 from titanic.cli import main
 from titanic.cli.config_file import commands_of
 from titanic.cli.serve import ServedQueue
@@ -33,13 +31,6 @@ def commented() -> dict[str, Any]:
 def test_as_it_is_it_sets_nothing() -> None:
     assert tomllib.loads(FILE.read_text()) == {name: {} for name in TABLES}
     assert here("config", "check", FILE).code == 0
-
-
-def test_the_tables_of_the_brokers_settings_are_made_of_the_declarations() -> None:
-    assert README.read_text() == readme(README.read_text()), "run `python -m support.settings_documents` in tests/"
-    for config in (BrokerConfig, WorkerConfig, ClientConfig):
-        assert table_of(config) in README.read_text()
-        assert {*settings_of(config)} == {one.name for one in fields(config)}
 
 
 @pytest.mark.parametrize("name", TABLES)

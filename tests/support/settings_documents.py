@@ -1,6 +1,6 @@
-"""The documents that list settings, made of their declarations: deploy/titanic.toml, and tables in broker/README.md.
+"""deploy/titanic.toml, made of the settings' declarations.
 
-`python -m support.settings_documents`, in `tests/`, writes them anew. Tests compare.
+`python -m support.settings_documents`, in `tests/`, writes it. A test compares.
 """
 
 from __future__ import annotations
@@ -9,19 +9,16 @@ import json
 import re
 import textwrap
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import click
 
-from broker import BrokerConfig, ClientConfig, WorkerConfig, settings_of
 from titanic.cli import main
 from titanic.cli.config_file import Commands, commands_of
-from titanic.util.units import write_size
 
 ROOT = Path(__file__).parents[2]
-TOML, README = ROOT / "deploy" / "titanic.toml", ROOT / "broker" / "README.md"
+TOML = ROOT / "deploy" / "titanic.toml"
 WIDTH = 120
 
 SHARED = {"store": "serve", "endpoint": "status", "timeout": "status", "mdp": "status"}
@@ -157,32 +154,5 @@ def literal(value: Any) -> str:
     return str(value) if isinstance(value, (int, float)) else json.dumps(str(value), ensure_ascii=False)
 
 
-def table_of(config: type) -> str:
-    """A table of all settings of a dataclass, for a document."""
-    rows = [f"| {config.__name__} | default | |", "|---|---|---|"]
-    defaults = {one.name: one.default for one in fields(config)}
-    for name, setting in settings_of(config).items():
-        default: Any = defaults[name]
-        if setting.unit == "B":
-            shown = write_size(default).replace("MiB", " MiB").replace("GiB", " GiB")
-        elif isinstance(default, (int, float)):
-            shown = f"{default:,g}" if default < 1e5 else f"{default:,}"
-        else:
-            shown = f"`{json.dumps(default)}`"
-        rows.append(f"| `{name}` | {shown} | {setting.help} |")
-    return "\n".join(rows) + "\n"
-
-
-def readme(text: str) -> str:
-    """broker/README.md with its tables anew."""
-    for config in (BrokerConfig, WorkerConfig, ClientConfig):
-        header = re.escape(table_of(config).partition("\n")[0])
-        old = re.search(rf"^{header}\n(\|[^\n]*\n)+", text, flags=re.MULTILINE)
-        assert old is not None
-        text = text.replace(old[0], table_of(config))
-    return text
-
-
 if __name__ == "__main__":
     TOML.write_text(settings_file())
-    README.write_text(readme(README.read_text()))

@@ -138,7 +138,10 @@ class Titanic(LazyGroup):
             _fail(error)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """`titanic help serve` is `titanic serve --help`."""
+        """`titanic help serve` is `titanic serve --help`; `titanic help log-events` explains the log."""
+        if args == ["help", "log-events"]:
+            click.echo(load("titanic.logs.events").help_text())
+            ctx.exit()
         return super().parse_args(ctx, [*args[1:], "--help"] if args[:1] == ["help"] else args)
 
     def resolve_command(
@@ -254,4 +257,6 @@ def main() -> None:
       2  wrong usage                 130, 143  stopped by Ctrl-C or SIGTERM
                                           141  broken pipe, as in | head
     `titanic health` uses the Nagios codes: 0 healthy, 1 warning, 2 critical, 3 unknown.
+
+    `titanic help log-events` explains the events in the log.
     """

@@ -1,7 +1,8 @@
-"""All log events, with what each means: the operators' handbook has this table (`python -m titanic.logs.events`)."""
+"""All log events, with what each means. `titanic help log-events` prints them."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 
 EVENTS = (
@@ -82,13 +83,6 @@ def names() -> Iterator[str]:
         yield from row.split(", ")
 
 
-def handbook_table() -> str:
-    """Return the handbook's table."""
-    rows = ["| event | when |", "|---|---|"]
-    for row, when in EVENTS:
-        rows.append(f"| {', '.join(f'`{name}`' for name in row.split(', '))} | {when} |")
-    return "\n".join(rows)
-
-
-if __name__ == "__main__":
-    print(handbook_table())
+def help_text() -> str:
+    """Return all rows as text, for `titanic help log-events`."""
+    return "\n".join(f"{row}\n{textwrap.indent(textwrap.fill(when, 76), '    ')}" for row, when in EVENTS)

@@ -1,11 +1,13 @@
-"""The table of log events: code, table and handbook agree."""
+"""The table of log events: code, table and help agree."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from titanic.logs.events import handbook_table, names
+from support.cli_titanic import here
+
+from titanic.logs.events import EVENTS, names
 
 ROOT = Path(__file__).parents[3]
 UNNAMED = {
@@ -43,5 +45,6 @@ def test_the_table_has_no_event_that_is_never_logged() -> None:
     assert {*names()} - logged() - UNNAMED == set()
 
 
-def test_the_handbook_has_the_table() -> None:
-    assert handbook_table() in (ROOT / "deploy/README.md").read_text()
+def test_the_help_explains_every_event() -> None:
+    said = " ".join(here("help", "log-events").out.decode().split())
+    assert [row for row, when in EVENTS if f"{row} {when}" not in said] == []
