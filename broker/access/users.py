@@ -9,6 +9,7 @@ Permissions, as the access file names them
     close     true                   close what may be read
     metrics   true                   see statistics: titanic.stats, mmi.stats, the metrics listener
     archive   true                   register an archive, and report what it has (titanic-data archive)
+    gateway   true                   submit requests with the address of the client that they come from (titanic web)
     admin     true                   everything for all users, except work and call
 
 What is not named is not allowed. A pattern is that of a shell (`mail.*`). Services that begin with `titanic.`, `mmi.`
@@ -50,6 +51,7 @@ class Permission(Enum):
     CLOSE = "close"
     METRICS = "metrics"
     ARCHIVE = "archive"
+    GATEWAY = "gateway"
     ADMIN = "admin"
 
     __hash__ = object.__hash__
@@ -106,6 +108,7 @@ class User:
     admin: bool = False
     limits: UserLimits = UserLimits()
     archive: bool = False
+    gateway: bool = False
     owner: bytes = field(init=False)
     """The name, as stored with the requests of the user."""
 

@@ -29,6 +29,7 @@ NEEDS = {
     "close": "close = true",
     "metrics": "metrics = true",
     "archive": "archive = true",
+    "gateway": "gateway = true",
     "admin": "admin = true",
 }
 """What a user can have."""

@@ -144,6 +144,7 @@ class Client:
             trace         a W3C `traceparent`: the handler finds it in `titanic.current().trace`
             type          the content type of the body: `titanic.current().type`
             digest        hexadecimal digits that `show` returns: a hash of the request, for example
+            source        the IP address that the request comes from, for gateways: needs the permission `gateway`
 
         Times are seconds or a timedelta, ten years at most.
 

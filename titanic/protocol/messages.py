@@ -35,6 +35,7 @@ _KEYS = f"strings of 1 to {MAX_KEY} bytes"
 _TRACE = "a traceparent, as in 00-<32 hex digits>-<16 hex digits>-01"
 _TYPE = "a content type: 1 to 127 printable characters of ASCII"
 _DIGEST = "1 to 128 hexadecimal digits"
+_ADDRESS = "an IP address"
 
 Flag = Annotated[bool, Meta(description="true or false")]
 Text = Annotated[str, Meta(description="a string")]
@@ -58,6 +59,7 @@ Attempts = Annotated[int, Meta(ge=1, le=65535, description="a whole number from 
 Trace = Annotated[str, Meta(pattern=rf"^{TRACEPARENT.pattern}$(?!\n)", description=_TRACE)]
 ContentType = Annotated[str, Meta(pattern=rf"^{CONTENT_TYPE.pattern}$(?!\n)", description=_TYPE)]
 Digest = Annotated[str, Meta(pattern=rf"^{DIGEST.pattern}$(?!\n)", description=_DIGEST)]
+Address = Annotated[str, Meta(pattern=r"^[0-9a-fA-F:.]{2,45}$(?!\n)", description=_ADDRESS)]
 Limit = Annotated[int, Meta(ge=1, le=MOST_UUIDS, description=f"a number from 1 to {MOST_UUIDS}")]
 MostBytes = Annotated[
     int, Meta(ge=0, le=MOST_BYTES, description=f"a number from 0 to {MOST_BYTES}, with the uuid of a request")
@@ -93,6 +95,7 @@ class Submit(Message):
     trace: Trace | UnsetType = UNSET
     type: ContentType | UnsetType = UNSET
     digest: Digest | UnsetType = UNSET
+    source: Address | UnsetType = UNSET
     many: Flag = False
     forget: FewKeys = ()
 

@@ -4,6 +4,7 @@
     -------------------------------  ---------------------------------  ------------------------------------
     titanic.request                  submit, for the service in it      400 forbidden
     titanic.submit                   submit, for the service in it      403 forbidden
+    titanic.submit with a source     gateway, too                       403 forbidden
     titanic.reply                    read: the request's owner          400 without read; else as for an unknown UUID
     titanic.wait                     read: the request's owner          403 without read; else as for an unknown UUID
     titanic.close                    close, and read: its owner         400 without close; else as for an unknown UUID
@@ -43,7 +44,8 @@ MEANINGS: Mapping[Permission, str] = {
     Permission.CLOSE: "close and purge requests that the user may read",
     Permission.METRICS: "see statistics",
     Permission.ARCHIVE: "manage the archive",
-    Permission.ADMIN: 'pause services, drain nodes; implies read = "all", close, metrics and archive',
+    Permission.GATEWAY: "state the IP address that a request comes from",
+    Permission.ADMIN: 'pause services, drain nodes; implies read = "all", close, metrics, archive and gateway',
 }
 """What each permission of the access file allows."""
 
@@ -52,6 +54,7 @@ NEEDS: Mapping[str, tuple[str, str]] = {
     "stats": ("see statistics", "metrics = true"),
     "close": ("close requests", 'close = true and read = "own" or "all"'),
     "archive": ("manage the archive", "archive = true"),
+    "gateway": ("state the source of requests", "gateway = true"),
     "drain": ("drain nodes", "admin = true"),
     "set": ("change services", "admin = true"),
 }

@@ -65,6 +65,7 @@ class SubmitOptions(SharedOptions, total=False):
     trace: str
     type: str
     digest: str
+    source: str
 
 
 def seconds(name: str, value: Any) -> float:
@@ -84,7 +85,7 @@ def encode(options: dict[str, Any]) -> str:
         return json.dumps({name: _plain(name, value) for name, value in options.items()})
 
 
-TEXTS = ("key", "keys", "service", "state", "trace", "type", "digest")
+TEXTS = ("key", "keys", "service", "state", "trace", "type", "digest", "source")
 """Options that are text. A test compares them with `messages.Submit`, which clients do not load."""
 
 

@@ -15,7 +15,7 @@ from titanic.commit.writer import LIGHT_BYTES, LIGHT_ITEMS
 from titanic.errors import InvalidRequest, StoreError, StoreFull
 from titanic.protocol import tsp
 from titanic.protocol.messages import Submit, read
-from titanic.protocol.permissions import lacks_submit
+from titanic.protocol.permissions import lacks, lacks_submit
 from titanic.protocol.submit_options import MOST_TOGETHER, Policy
 from titanic.protocol.tsp import Frames
 from titanic.services.ask import Arrived, Ask, ServiceContext, not_done
@@ -66,10 +66,12 @@ class AcceptWrite:
             try:
                 requests, forget = self._parse(ask.body, now_us, owner, source)
                 self._check_sizes(requests)
+                if user is None and requests[0].source != source:
+                    raise ValueError("source needs access control, and a user with gateway = true")
             except ValueError as error:
                 self._refuse(ask, "invalid", tsp.bad_request(str(error)))
                 continue
-            if user is not None and (fault := lacks_submit(user, requests[0].service)) is not None:
+            if user is not None and (fault := _fault(user, requests[0], source)) is not None:
                 self._forbidden.append((user, fault, requests[0].service))
                 self._refuse(ask, "forbidden", tsp.forbidden(self._name, fault))
                 continue
@@ -200,6 +202,13 @@ class AcceptWrite:
         )
 
 
+def _fault(user: User, request: NewRequest, source: bytes) -> str | None:
+    """Return why a user may not submit a request from a source; None: permitted."""
+    if fault := lacks_submit(user, request.service):
+        return fault
+    return None if request.source == source else lacks(user, "gateway")
+
+
 def _has_limit(user: User) -> bool:
     return bool(user.limits.waiting or user.limits.bytes)
 
@@ -266,6 +275,7 @@ def parse_submit(body: Frames, now_us: int, owner: bytes = b"", source: bytes = 
         json.dumps(policy).encode() if policy else b"",
     )
     key_until = _moment(options.key_for, now_us) if any(keys) else 0
+    source = options.source.encode() if options.source else source
     requests = [
         NewRequest(service, frames, *shared, key, key_until, 0, owner, source)
         for frames, key in zip(bodies, keys, strict=True)

@@ -114,8 +114,10 @@ OPTIONS = {
 
 
 def read_submit_options(request: Request) -> dict[str, Any]:
-    """Read the options of a submission. Raises HTTPProblem."""
+    """Read the options of a submission; the gateway adds the client's address. Raises HTTPProblem."""
     options: dict[str, Any] = {}
+    if source := request.scope["state"]["visitor"].source:
+        options["source"] = source
     for raw, value in request.scope["headers"]:
         if raw.startswith(b"titanic-"):
             name = raw.decode("latin-1")

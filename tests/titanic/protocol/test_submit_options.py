@@ -51,4 +51,4 @@ def test_each_option_is_in_the_documents() -> None:
 
 def test_the_command_has_each_option_but_those_for_programs() -> None:
     command = main.get_command(None, "submit")
-    assert NAMES - {option.name for option in command.params} == {"retry_first", "retry_most", "digest"}
+    assert NAMES - {option.name for option in command.params} == {"retry_first", "retry_most", "digest", "source"}

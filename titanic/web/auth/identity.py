@@ -99,6 +99,11 @@ class KnownUsers:
         user = proofs.get(grant.proof)
         return user is not None and user.name == grant.user
 
+    def may_state_sources(self, name: str) -> bool:
+        """Whether a user has the permission `gateway`."""
+        user = self._access.users.get(name)
+        return user is not None and (user.gateway or user.admin)
+
     def refresh(self, *, always: bool = False) -> bool:
         """Reload the file if it has changed, or `always`; return whether it is now in force. If it has an error, the
         previous one stays in force. The same holds while it is being changed: half a file would end the sessions of
@@ -181,6 +186,8 @@ class Visitor(NamedTuple):
     needs_csrf: bool = True
     """False for requests with a bearer token."""
     can_log_out: bool = False
+    source: str = ""
+    """The IP address that the user may state as the source of a request; empty: none."""
 
 
 class Identity:
@@ -231,6 +238,12 @@ class Identity:
                 log.warning(text, _address(scope), fingerprint, extra=logs.event("refused-login"))
             return grant
         return None
+
+    def source_of(self, scope: Scope, grant: Grant) -> str:
+        """The IP address of the client, if the user may state it as the source of a request; else empty."""
+        if self._known is None or not self._known.may_state_sources(grant.user) or not scope.get("client"):
+            return ""
+        return _address(scope).partition("%")[0]  # without the zone of a link-local one
 
     def _cookies(self, scope: Scope) -> Mapping[str, str]:
         """The cookies of a request that may be session cookies."""

@@ -137,7 +137,12 @@ class GatewayMiddleware:
         grant.tasks.add(task)
         kind = grant.kind
         scope["state"]["visitor"] = visitor = Visitor(
-            grant.user, taken.client, grant.csrf, kind is not Kind.TOKEN, kind is Kind.SESSION
+            grant.user,
+            taken.client,
+            grant.csrf,
+            kind is not Kind.TOKEN,
+            kind is Kind.SESSION,
+            self._identity.source_of(scope, grant),
         )
         try:
             await self._app(scope, receive, send)

@@ -133,8 +133,8 @@ async def _name(request: Request) -> str:
 async def run(request: Request) -> Response:
     """Submit the newest request of a schedule again, in addition to its ticks."""
     uuid = (await forms.read(request)).get("uuid", "")
-    client = visitor_of(request).client
-    found = await client.look(uuid, MAX_BODY)
+    visitor = visitor_of(request)
+    found = await visitor.client.look(uuid, MAX_BODY)
     row = found.info
     parsed = parse_key(row["key"])
     if parsed is None or parsed[1] == "paused":
@@ -144,7 +144,10 @@ async def run(request: Request) -> Response:
         fact = f"its body has {size(row['body_bytes'])}; the limit here is {size(MAX_BODY)}"
         raise HTTPProblem(413, f"{name} cannot be run from here: {fact}; use `titanic cron run FILE {name}`")
     key = f"cron:{name}:run:{os.urandom(8).hex()}"
-    again = await client.submit(row["service"], *found.body, key=key, **options_of(row))
+    options = options_of(row)
+    if visitor.source:
+        options["source"] = visitor.source
+    again = await visitor.client.submit(row["service"], *found.body, key=key, **options)
     return RedirectResponse(f"/requests/{again}", 303)
 
 

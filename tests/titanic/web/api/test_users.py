@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import httpx
 import pytest
-from support.web_secured import Secured, secured
+from support.waiting import until
+from support.web_secured import TOKENS, Secured, secured
+
+from titanic import Client, Forbidden
 
 
 @pytest.fixture(scope="module")
@@ -57,3 +61,34 @@ def test_users_have_keys_of_their_own(scene: Secured) -> None:
     answers = [user.post("/v1/services/echo/requests", content=b"x", headers=headers) for user in users]
     assert [answer.status_code for answer in answers] == [202, 202]
     assert answers[0].json()["uuid"] != answers[1].json()["uuid"]
+
+
+def test_the_source_is_the_clients_address_for_users_with_that_permission(scene: Secured) -> None:
+    def sources(user: str) -> list[str]:
+        """Those of three requests from another address than the gateway's, one posted, two in a batch."""
+        with httpx.Client(
+            base_url=scene.url,
+            transport=httpx.HTTPTransport(local_address="127.0.0.2"),
+            headers={"Authorization": f"Bearer {TOKENS[user]}", "X-Forwarded-For": "192.0.2.1"},
+        ) as client:
+            uuids = [client.post("/v1/services/echo/requests", content=b"x").json()["uuid"]]
+            json = {"Content-Type": "application/json"}
+            uuids += client.post("/v1/services/echo/requests:batch", content=b"[1, 2]", headers=json).json()["uuids"]
+            return [client.get(f"/v1/requests/{uuid}").json()["source"] for uuid in uuids]
+
+    assert sources("alice") == ["127.0.0.1"] * 3
+    assert sources("chief") == ["127.0.0.2"] * 3, "admins have each permission"
+    scene.write(alice=scene.lines["alice"] + "gateway = true\n")
+    scene.server.reload(scene.server.config)
+    until(lambda: sources("alice") == ["127.0.0.2"] * 3)
+    scene.write()
+    until(lambda: sources("alice") == ["127.0.0.1"] * 3)
+    scene.server.reload(scene.server.config)
+
+
+def test_no_other_user_states_a_source(scene: Secured) -> None:
+    key, server_key = scene.keys / "alice.key_secret", scene.server_key
+    with Client(scene.server.endpoints[0], key=str(key), server_key=str(server_key)) as client:
+        with pytest.raises(Forbidden, match="user 'alice' may not state the source of requests; it needs gateway"):
+            client.submit("echo", b"x", source="192.0.2.1")
+        client.submit("echo", b"x", source="127.0.0.1")  # where it comes from anyway
