@@ -9,6 +9,7 @@ import stat
 import sys
 import termios
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -114,6 +115,15 @@ def _traceparent(context: click.Context, option: click.Parameter, trace: str | N
     raise click.UsageError(f"--trace is {trace!r}; it must be a traceparent: 00-<32 hex digits>-<16 hex digits>-01")
 
 
+def _at(context: click.Context, option: click.Parameter, text: str | None) -> datetime | None:
+    if text is None:
+        return None
+    with contextlib.suppress(ValueError):
+        if (at := datetime.fromisoformat(text)).utcoffset() is not None:
+            return at
+    raise click.UsageError(f"--at is {text!r}; it must be a time with its zone, as in 2026-12-01T08:00+01:00")
+
+
 def _content_type(context: click.Context, option: click.Parameter, kind: str | None) -> str | None:
     if kind is None or CONTENT_TYPE.fullmatch(kind):
         return kind
@@ -148,6 +158,14 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
 @seconds("--key-for", least=0.001, default=None, group=CHOICES, help="How long the key is valid; default: one day.")
 @seconds(
     "--delay", least=0, default=None, group=CHOICES, help="Do not execute the request before this time has passed."
+)
+@option(
+    "--at",
+    metavar="TIME",
+    default=None,
+    callback=_at,
+    group=CHOICES,
+    help="Do not execute the request before this time, as in 2026-12-01T08:00+01:00.",
 )
 @seconds(
     "--ttl",

@@ -136,6 +136,7 @@ class Client:
             key_for       how long the key counts, default a day
             ttl           time after which the request expires, if no worker has started it
             delay         time before which it is not executed
+            at            the same as a datetime with a time zone; one in the past: at once
             priority      0 to 9, default 4; higher ones start first
             max_attempts  failed attempts after which it has failed for good; default the server's
             limit         maximum run time of one attempt

@@ -47,6 +47,7 @@ Seconds = Annotated[
     float, Meta(gt=0, le=MOST_SECONDS, description="a number of seconds, more than 0 and at most ten years")
 ]
 Delay = Annotated[float, Meta(ge=0, le=MOST_SECONDS, description="a number of seconds from 0 to ten years")]
+When = Annotated[float, Meta(ge=-1e12, le=1e12, description="a time in seconds since 1970, at most ten years from now")]
 Age = Annotated[float, Meta(ge=0, lt=1e10, description="a number of seconds from 0 to 10 000 000 000")]
 Key = Annotated[str, Meta(min_length=1, max_length=MAX_KEY, description=_A_KEY)]
 Keys = Annotated[list[Key], Meta(description=f"a list of {_KEYS}")]
@@ -87,6 +88,7 @@ class Submit(Message):
     key_for: Seconds = KEY_FOR
     ttl: Seconds | UnsetType = UNSET
     delay: Delay | UnsetType = UNSET
+    at: When | UnsetType = UNSET
     priority: Priority = DEFAULT_PRIORITY
     max_attempts: Attempts | UnsetType = UNSET
     limit: Seconds | UnsetType = UNSET
@@ -200,7 +202,7 @@ def _holds(kind: type, hint: Any) -> bool:
 SUBMIT_NUMBERS: dict[str, type[int] | type[float]] = {
     name: float if _holds(float, hint) else int
     for name, hint in get_type_hints(Submit).items()
-    if (_holds(float, hint) or _holds(int, hint)) and name != "key_for"
+    if (_holds(float, hint) or _holds(int, hint)) and name not in ("key_for", "at")
 }
 """Options of a request that are numbers, for a task or a schedule as well as for one request. Times are float."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, NamedTuple, TypedDict
 
@@ -62,6 +62,7 @@ class SubmitOptions(SharedOptions, total=False):
     """The options of `Client.submit`, which explains them."""
 
     key: str
+    at: datetime
     trace: str
     type: str
     digest: str
@@ -77,6 +78,14 @@ def seconds(name: str, value: Any) -> float:
     raise CallerError(f"{name} is {quoted(value)}; it must be a number of seconds, or a timedelta")
 
 
+def epoch(name: str, value: datetime) -> float:
+    """Seconds from 1970 to a point in time; raises InvalidRequest if it has no time zone."""
+    if value.utcoffset() is None:
+        advice = "give it one: datetime.now(UTC) + timedelta(hours=1), or value.astimezone() for local time"
+        raise InvalidRequest(f"{name} is {value.isoformat()}", "it has no time zone", advice)
+    return value.timestamp()
+
+
 def encode(options: dict[str, Any]) -> str:
     """Options as JSON; raises InvalidRequest for a value that cannot be sent."""
     try:
@@ -90,7 +99,9 @@ TEXTS = ("key", "keys", "service", "state", "trace", "type", "digest", "source")
 
 
 def _plain(name: str, value: Any) -> Any:
-    if isinstance(value, timedelta):
+    if name == "at" and isinstance(value, datetime):
+        return epoch(name, value)
+    if isinstance(value, timedelta) and name != "at":
         return value.total_seconds()
     if isinstance(value, list):
         return [_plain(name, one) for one in value]
@@ -99,6 +110,10 @@ def _plain(name: str, value: Any) -> Any:
     if value is None or isinstance(value, (str, int, float)):
         return value
     kind = "a string" if name in TEXTS else "a number or, if it is a time, a timedelta"
+    if name == "at":
+        kind = "a datetime with a time zone"
+    elif name == "delay" and isinstance(value, datetime):
+        kind += "; for a point in time use at="
     raise InvalidRequest(f"{name} is {quoted(value)}; it must be {kind}")
 
 

@@ -16,7 +16,7 @@ from titanic.errors import InvalidRequest, StoreError, StoreFull
 from titanic.protocol import tsp
 from titanic.protocol.messages import Submit, read
 from titanic.protocol.permissions import lacks, lacks_submit
-from titanic.protocol.submit_options import MOST_TOGETHER, Policy
+from titanic.protocol.submit_options import MOST_SECONDS, MOST_TOGETHER, Policy
 from titanic.protocol.tsp import Frames
 from titanic.services.ask import Arrived, Ask, ServiceContext, not_done
 from titanic.settings import ServiceLimits
@@ -269,7 +269,7 @@ def parse_submit(body: Frames, now_us: int, owner: bytes = b"", source: bytes = 
     service = body[1]
     shared = (
         options.priority,
-        _moment(options.delay, now_us),
+        _start(options, now_us),
         _moment(options.ttl, now_us),
         options.max_attempts or 0,
         json.dumps(policy).encode() if policy else b"",
@@ -287,6 +287,18 @@ def parse_submit(body: Frames, now_us: int, owner: bytes = b"", source: bytes = 
 
 def _moment(seconds: float | UnsetType, now_us: int) -> int:
     return now_us + max(1, int(seconds * 1e6)) if seconds else 0
+
+
+def _start(options: Submit, now_us: int) -> int:
+    """When the request may start; 0: at once, also if `at` has passed."""
+    if options.at is UNSET:
+        return _moment(options.delay, now_us)
+    if options.delay is not UNSET:
+        raise ValueError("at and delay exclude each other: give one of them")
+    start = int(options.at * 1e6)
+    if start > now_us + MOST_SECONDS * 1e6:
+        raise ValueError("at must be a time in seconds since 1970, at most ten years from now")
+    return start if start > now_us else 0
 
 
 def _keys(options: Submit, count: int) -> list[bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -36,11 +37,12 @@ from titanic.tasks.task import (
     no_task,
 )
 from titanic.tasks.ticket import Reach
-from titanic.tasks.values import serializer as serializer_of
+from titanic.tasks.values import Serializer, TypeCodec
 from titanic.util.text import quoted
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 AnyHandler = TypeVar("AnyHandler", bound=Handler)
 AnyTask = TypeVar("AnyTask", bound=Submission[..., Any])
 
@@ -104,7 +106,7 @@ class Tasks:
         """Its tasks, by their services."""
         self._services: dict[str, Handler] = {}
         self._schedules: list[tuple[Schedule, Submission[..., Any], tuple[Any, ...]]] = []
-        self._format = serializer_of(serializer)
+        self._format = Serializer(serializer)
         self._timeout = timeout
         self._middleware = Middleware()
         self._client: tuple[int, Client] | None = None
@@ -145,8 +147,9 @@ class Tasks:
             service       the name of its service; default NAME.function
             jobs          requests at a time in a `titanic worker`, all its processes, at most; default: all
 
-        Types of arguments and of what is returned are those that msgspec knows: of the standard library, dataclasses,
-        TypedDict, NamedTuple, enums, and msgspec's own. Raises CallerError for others.
+        Types of arguments and of what is returned are those that msgspec knows (of the standard library, dataclasses,
+        TypedDict, NamedTuple, enums, and msgspec's own), pydantic models, and those of `register_type`. Raises
+        CallerError for others.
         """
         if function is None:
             return partial(self._task, options=options)
@@ -199,6 +202,16 @@ class Tasks:
         return MultiWorker(
             self.handlers, self.endpoint, jobs=jobs, limits=self.limits, key=self.key, server_key=self.server_key
         )
+
+    def register_type(self, kind: type[T], *, encode: Callable[[T], Any], decode: Callable[[Any], T]) -> None:
+        """Accept a type of your own, and its subclasses when they are sent, in arguments and replies: `encode` makes
+        data of a value that JSON or msgpack can have, `decode` makes a value of that data. Register it above the tasks
+        that use it.
+
+        Raises CallerError for a type that needs no registration, or has one.
+        """
+        caller = sys._getframe(1)
+        self._format.register(kind, TypeCodec(encode, decode, f"{caller.f_code.co_filename}:{caller.f_lineno}"))
 
     # -- schedules -------------------------------------------------------------------------------------------
 

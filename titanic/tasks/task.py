@@ -332,7 +332,11 @@ class Submission(Generic[P, R]):
     def options(self, **options: Unpack[SubmitOptions]) -> Submission[P, R]:
         """The same task with other options, those of `Client.submit`, for some calls:
         `resize.options(delay=5, priority=9).submit("a.png")`."""
-        return Submission(self.definition, self._queues, {**self._options, **options})
+        earlier: Any = {**self._options}
+        if "at" in options or "delay" in options:  # one time replaces another
+            earlier.pop("at", None)
+            earlier.pop("delay", None)
+        return Submission(self.definition, self._queues, {**earlier, **options})
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Ticket[R]:
         """Have the task executed; the ticket is there once the request is on disk.

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import inspect
 import json
+import traceback
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, get_type_hints
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol, cast, get_type_hints
 
 import msgspec
 
@@ -28,49 +30,134 @@ NOT_YET = object()
 """In place of a reply that is not there yet."""
 
 
-class Serializer(NamedTuple):
-    """A format of values."""
+class TypeCodec(NamedTuple):
+    """How values of a registered type are sent."""
 
-    encode: Encode
-    decoder: NewDecode
-    """Makes what decodes values of a type, and raises MsgspecError for others."""
-
-
-def _json_decoder(kind: Any) -> Decode:
-    return msgspec.json.Decoder(kind).decode
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+    line: str
+    """FILE:LINE of the registration."""
 
 
-def _msgpack_decoder(kind: Any) -> Decode:
-    return msgspec.msgpack.Decoder(kind).decode
+class TypeFault(ValueError):
+    """A model or a registered type refuses a value; the text has the line."""
 
 
-_json_encode = msgspec.json.Encoder().encode
+class Model(Protocol):
+    """A pydantic model, which validates its own values."""
+
+    def model_dump(self, *, mode: str, by_alias: bool, round_trip: bool) -> Any:
+        """The value as plain data."""
+
+    @classmethod
+    def model_validate_json(cls, data: bytes) -> Any:
+        """The value that JSON describes."""
 
 
-def _encode_finite(value: Any) -> bytes:
-    """JSON, without the numbers of which msgspec makes null. Raises ValueError for these."""
-    frame = _json_encode(value)
-    if b"null" in frame:
-        plain = msgspec.to_builtins(value, str_keys=True, enc_hook=lambda _: None)  # Raw has been through this
+class Serializer:
+    """A format of values, with the types of an app that msgspec does not know."""
+
+    def __init__(self, name: str) -> None:
+        """`name`: json or msgpack. Raises CallerError."""
+        formats: dict[str, Any] = {"json": msgspec.json, "msgpack": msgspec.msgpack}
+        if name not in formats:
+            raise CallerError(f"serializer is {quoted(name)}", "", f"it must be {' or '.join(formats)}")
+        self._format = formats[name]
+        self._types: dict[type, TypeCodec] = {}
+        self._encode: Encode = self._format.Encoder(enc_hook=self._encode_own).encode
+        self.encode: Encode = self._encode_finite if name == "json" else self._encode
+        """Encodes a value. Raises TypeError, ValueError, RecursionError or OverflowError."""
+
+    def decoder(self, kind: Any) -> Decode:
+        """Make what decodes values of a type, and raises MsgspecError for others."""
+        decode: Decode = self._format.Decoder(kind, dec_hook=self._decode_own).decode
+        return decode
+
+    def register(self, kind: type, codec: TypeCodec) -> None:
+        """Send values of a type this way. Raises CallerError."""
+        what = f"{quoted(kind)} cannot be registered"
+        if not isinstance(kind, type) or kind is object:
+            raise CallerError(what, "it is not a class", "register a class of your own")
+        if not isinstance(msgspec.inspect.type_info(kind), msgspec.inspect.CustomType):
+            raise CallerError(what, "msgspec converts it already", "use it without registration")
+        if kind in self._types:
+            raise CallerError(what, f"it was registered at {self._types[kind].line}", "register it once")
+        self._types[kind] = codec
+
+    def knows(self, kind: type) -> bool:
+        """Whether a type that msgspec does not know can be sent."""
+        return kind is object or kind in self._types or _is_model(kind)  # object: anything
+
+    def _encode_own(self, value: Any) -> Any:
+        for kind in type(value).__mro__:
+            if (codec := self._types.get(kind)) is not None:
+                try:
+                    return codec.encode(value)
+                except Exception as error:
+                    raise TypeFault(_fault(f"encode of {kind.__name__}", error, codec.line)) from error
+        if _is_model(type(value)):
+            return value.model_dump(mode="json", by_alias=True, round_trip=True)
+        raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+
+    def _decode_own(self, kind: type, value: Any) -> Any:
+        if (codec := self._types.get(kind)) is not None:
+            try:
+                return codec.decode(value)
+            except Exception as error:
+                raise TypeFault(_fault(f"decode of {kind.__name__}", error, codec.line)) from error
+        model: Model = cast(Model, kind)
         try:
-            json.dumps(plain, allow_nan=False)
-        except ValueError:
-            fact = "numbers like NaN and infinity cannot be written as JSON"
-            raise ValueError(f"{fact}; send None instead, or use Tasks(serializer='msgpack')") from None
-    return frame
+            return model.model_validate_json(msgspec.json.encode(value))
+        except ValueError as error:
+            raise TypeFault(f"{kind.__name__} ({line_of(kind)}): {_model_faults(error)}") from error
+
+    def _encode_finite(self, value: Any) -> bytes:
+        """JSON, without the numbers of which msgspec makes null. Raises ValueError for these."""
+        frame = self._encode(value)
+        if b"null" in frame:
+            plain = msgspec.to_builtins(value, str_keys=True, enc_hook=self._without_raw)
+            try:
+                json.dumps(plain, allow_nan=False)
+            except ValueError:
+                fact = "numbers like NaN and infinity cannot be written as JSON"
+                raise ValueError(f"{fact}; send None instead, or use Tasks(serializer='msgpack')") from None
+        return frame
+
+    def _without_raw(self, value: Any) -> Any:
+        return None if isinstance(value, msgspec.Raw) else self._encode_own(value)  # Raw has been through this
 
 
-SERIALIZERS = {
-    "json": Serializer(_encode_finite, _json_decoder),
-    "msgpack": Serializer(msgspec.msgpack.Encoder().encode, _msgpack_decoder),
-}
+def _is_model(kind: type) -> bool:
+    return hasattr(kind, "model_validate_json") and hasattr(kind, "model_dump")
 
 
-def serializer(name: str) -> Serializer:
-    """The serializer of this name. Raises CallerError."""
-    if name not in SERIALIZERS:
-        raise CallerError(f"serializer is {quoted(name)}", "", f"it must be {' or '.join(SERIALIZERS)}")
-    return SERIALIZERS[name]
+MOST_FAULTS = 3
+"""Faults of a model's value that an error names."""
+
+
+def _model_faults(error: ValueError) -> str:
+    """What a model says of a value, in one line."""
+    if not hasattr(error, "errors"):
+        return str(error)
+    faults = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}".removeprefix(": ") for one in error.errors()]
+    more = f"; and {len(faults) - MOST_FAULTS} more" if len(faults) > MOST_FAULTS else ""
+    return "; ".join(faults[:MOST_FAULTS]) + more
+
+
+def _fault(what: str, error: Exception, line: str) -> str:
+    """What a function of a registered type has raised, and where."""
+    steps = traceback.extract_tb(error.__traceback__)[1:]
+    where = f"{steps[-1].filename}:{steps[-1].lineno}" if steps else line
+    return f"{what} raised {type(error).__name__}: {error} ({where})"
+
+
+@lru_cache(maxsize=256)
+def line_of(thing: Any) -> str:
+    """FILE:LINE of a function or a class."""
+    try:
+        return f"{inspect.getsourcefile(thing)}:{inspect.getsourcelines(thing)[1]}"
+    except (OSError, TypeError):  # it has no file
+        return getattr(thing, "__module__", "")
 
 
 class Given(msgspec.Struct, forbid_unknown_fields=True):
@@ -95,6 +182,7 @@ class Values:
         """`name`: for messages. Raises CallerError for annotations with values that cannot be sent, and NameError when
         an annotation names what is not defined yet."""
         self._name = name
+        self._function = function
         self._signature = inspect.signature(function)
         hints = get_type_hints(function, include_extras=True)
         self._encode = format.encode
@@ -190,33 +278,40 @@ class Values:
             (frame,) = frames
             return self._reply(frame)
         except (msgspec.MsgspecError, ValueError) as error:
-            raise InvalidReply(f"the reply of {self._name} does not match its return type", str(error)) from None
+            what = f"the reply of {self._name} does not match its return type"
+            raise InvalidReply(what, *self._fault(error)) from None
 
     def _decoder(self, format: Serializer, what: str, kind: Any) -> Decode:
         try:
-            unknown = next(_unknown(msgspec.inspect.type_info(kind), set()), None)
+            found = _custom_types(msgspec.inspect.type_info(kind), set())
+            unknown = next((one for one in found if not format.knows(one)), None)
         except (TypeError, ValueError, NotImplementedError) as error:
             raise CallerError(f"{self._name}: {what} cannot be sent", str(error)) from None
         if unknown is not None:
-            advice = "use plain types, dataclasses, TypedDict, NamedTuple, enums or msgspec.Struct"
+            advice = "use plain types, dataclasses, enums, pydantic models, …, or call register_type above the task"
             raise CallerError(f"{self._name}: {what} cannot be sent", f"its type contains {quoted(unknown)}", advice)
         return format.decoder(kind)
 
     def _invalid(self, what: str, error: Exception) -> InvalidArguments:
-        text = str(error)
-        return InvalidArguments(f"{self._name}: {what}", text[:1].lower() + text[1:])
+        text, line = self._fault(error)
+        return InvalidArguments(f"{self._name}: {what}", text[:1].lower() + text[1:] if line else text, line)
+
+    def _fault(self, error: Exception) -> tuple[str, str]:
+        """What is wrong, and where the function is, unless that names another line."""
+        if isinstance(error, TypeFault) or isinstance(error.__cause__, TypeFault):
+            return str(error), ""
+        return str(error), f"see {line_of(inspect.unwrap(self._function))}"
 
 
-def _unknown(info: Any, seen: set[int]) -> Iterator[type]:
-    """The classes in a type that msgspec knows nothing of."""
+def _custom_types(info: Any, seen: set[int]) -> Iterator[type]:
+    """The classes in a type that msgspec does not know."""
     if isinstance(info, msgspec.inspect.CustomType):
-        if info.cls is not object:  # anything
-            yield info.cls
+        yield info.cls
     elif isinstance(info, (list, tuple)):
         for one in info:
-            yield from _unknown(one, seen)
+            yield from _custom_types(one, seen)
     elif isinstance(info, (msgspec.inspect.Type, msgspec.inspect.Field)) and id(info) not in seen:
         seen.add(id(info))
         for name in info.__struct_fields__:
             if name not in ("default", "default_factory", "cls"):
-                yield from _unknown(getattr(info, name), seen)
+                yield from _custom_types(getattr(info, name), seen)

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID
 
@@ -61,6 +62,12 @@ def test_a_dash_is_standard_input(at: tuple[str, str]) -> None:
         done = here(command, "echo", "-", "-", *at, stdin=b"x")
         assert (done.code, done.out) == (2, b"")
         assert "- is given more than once" in done.err
+
+
+def test_a_time_to_start_at(at: tuple[str, str]) -> None:
+    uuid = here("submit", "echo", "x", "--at", (datetime.now(UTC) + timedelta(hours=1)).isoformat(), *at).out.decode()
+    assert b"delayed" in here("show", uuid.strip(), *at).out
+    assert here("submit", "echo", "x", "--at", "1970-01-01T00:00Z", "--wait", "20", *at).out == b"x"
 
 
 def test_no_body_is_an_empty_one(at: tuple[str, str]) -> None:
@@ -246,6 +253,8 @@ def test_a_service_that_cannot_be_is_refused(at: tuple[str, str], service: str) 
         ("submit", "s", "--wait", "nan"),
         ("submit", "s", "--wait", "-1"),
         ("submit", "s", "--timeout", "inf"),
+        ("submit", "s", "--at", "2026-12-01T08:00"),
+        ("submit", "s", "--at", "tomorrow"),
         ("submit", "s", "--timeout", "0"),
         ("submit", "s", "--mdp", "3"),
         ("call", "s", "x", "--stdin"),

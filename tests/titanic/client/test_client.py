@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -199,6 +199,22 @@ def test_what_the_caller_did_wrong(client: Client) -> None:
             lambda client: client.submit("s", "x", delay=b"1"),
             "delay is b'1'; it must be a number or, if it is a ",
         ),
+        (
+            lambda client: client.submit("s", "x", delay=datetime.now(UTC)),  # type: ignore[arg-type]
+            "delay is .*; it must be a number or, if it is a time, a timedelta; for a point in time use at=",
+        ),
+        (
+            lambda client: client.submit("s", "x", at=datetime(2026, 11, 28)),
+            r"at is 2026-11-28T00:00:00; it has no time zone; give it one: datetime.now\(UTC\) \+ ",
+        ),
+        (
+            lambda client: client.submit("s", "x", at=timedelta(1)),  # type: ignore[arg-type]
+            "at is .*; it must be a datetime with a time zone",
+        ),
+        (
+            lambda client: client.submit("s", "x", at=datetime.max.replace(tzinfo=UTC)),
+            "at must be a time in seconds since 1970, at most ten years from now",
+        ),
         (lambda client: client.list(service=b"s"), "service is b's'; it must be a string"),
         (lambda client: client.purge("done", older_than=1e11), "older_than must be a number of seconds from 0 to 10 0"),
         (lambda client: client.wait(UNKNOWN, "1"), "timeout is '1'; it must be a number of seconds, or a timedelta"),
@@ -231,6 +247,16 @@ def test_spans_may_be_timedeltas(client: Client, echo: Worker) -> None:
     assert client.wait(done, hour) == [b"x"]
     with Client(client.endpoint, timeout=hour) as other:
         assert dict(other.replies([done], hour)) == {done: [b"x"]}
+
+
+def test_a_time_to_start_at(client: Client, echo: Worker) -> None:
+    zone = timezone(timedelta(hours=-9))
+    start = datetime.now(zone) + timedelta(hours=1)
+    row = client.show(client.submit("echo", "x", at=start))
+    assert (row["state"], row["not_before"]) == ("delayed", pytest.approx(start.timestamp() * 1e6, abs=2))
+    assert client.wait(client.submit("echo", "x", at=datetime(1970, 1, 1, tzinfo=UTC)), 30) == [b"x"]
+    (many,) = client.submit_many("echo", ["x"], at=start)
+    assert client.show(many)["not_before"] == row["not_before"]
 
 
 def test_to_wait_without_limit(client: Client, echo: Worker) -> None:

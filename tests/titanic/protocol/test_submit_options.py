@@ -26,7 +26,7 @@ def test_clients_take_each_option() -> None:
 
 
 def test_what_is_no_number_is_text() -> None:
-    assert NAMES - {*SUBMIT_NUMBERS, "key_for"} <= set(TEXTS)
+    assert NAMES - {*SUBMIT_NUMBERS, "key_for", "at"} <= set(TEXTS)
 
 
 def test_tasks_take_each_option_that_is_a_number() -> None:

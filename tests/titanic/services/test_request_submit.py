@@ -67,6 +67,30 @@ def test_the_shortest_times_are_not_none() -> None:
     assert request.expires_at == request.not_before == NOW + 1
 
 
+@pytest.mark.parametrize(
+    ("at", "start"),
+    [(NOW / SECOND + 90.5, NOW + 90 * SECOND + SECOND // 2), (0, 0), (-62_135_596_800, 0), (NOW / SECOND, 0)],
+    ids=["future", "1970", "year 1", "now"],
+)
+def test_a_time_to_start_at(at: float, start: int) -> None:
+    assert submitted(at=at)[0].not_before == start
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ({"at": 253_402_300_799}, "at must be a time in seconds since 1970, at most ten years from now"),  # 9999
+        ({"at": 1e300}, "at must be a time in seconds since 1970, at most ten years from now"),
+        ({"at": "tomorrow"}, "at must be a time in seconds since 1970"),
+        ({"at": None}, "at must be a time in seconds since 1970"),
+        ({"at": 0, "delay": 0}, "at and delay exclude each other: give one of them"),
+    ],
+)
+def test_times_that_cannot_be(options: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
+        submitted(**options)
+
+
 def test_many_requests_with_a_key_each() -> None:
     requests = submitted(b"a", b"b", many=True, keys=["1", "2"], priority=0)
     assert [(request.body, request.key, request.priority) for request in requests] == [

@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -105,6 +106,17 @@ def test_options_of_one_call(queue: MemoryQueue) -> None:
     with pytest.raises(TimedOut, match="it is delayed"):
         ticket.reply(timeout=4)
     assert ticket.reply(timeout=1.5) == Size(80, 160)
+
+
+def test_a_time_to_start_at(queue: MemoryQueue) -> None:
+    at = queue.now + timedelta(hours=1)
+    ticket = resize.options(delay=5).options(at=at).submit("a.png")  # one replaces the other
+    queue.advance(3599)
+    assert queue.show(ticket.uuid)["state"] == "delayed"
+    queue.advance(2)
+    assert queue.show(ticket.uuid)["state"] == "done"
+    ticket = resize.options(at=at).options(delay=timedelta(minutes=5)).submit("a.png")
+    assert queue.show(ticket.uuid)["not_before"] == pytest.approx((queue.now.timestamp() + 300) * 1e6, abs=2)
 
 
 def test_a_key_makes_it_one(queue: MemoryQueue) -> None:

@@ -17,7 +17,7 @@ import pytest
 from titanic.errors import CallerError
 from titanic.tasks import InvalidArguments, InvalidReply, Tasks
 from titanic.tasks.task import Definition, Middleware
-from titanic.tasks.values import Values, serializer
+from titanic.tasks.values import Serializer, Values
 
 
 class Color(Enum):
@@ -54,7 +54,7 @@ def rest(first: int, /, *others: int, **named: float) -> None: ...
 
 
 def values(function: Any, format: str = "json") -> Values:
-    return Values(function.__name__, function, serializer(format))
+    return Values(function.__name__, function, Serializer(format))
 
 
 @pytest.mark.parametrize("format", ["json", "msgpack"])
@@ -188,7 +188,7 @@ def test_types_that_cannot_travel_are_refused_where_the_task_is_declared() -> No
 def test_an_annotation_may_be_defined_below_its_task() -> None:
     def late(one: Later) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
-    definition = Definition("s", late, serializer("json"), Middleware(), {})
+    definition = Definition("s", late, Serializer("json"), Middleware(), {})
     with pytest.raises(CallerError, match="late: an annotation cannot be read; name 'Later' is not defined"):
         definition.check()
     late.__globals__["Later"] = int
