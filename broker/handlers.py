@@ -273,8 +273,11 @@ class Delivery:
     """What a program has decoded from the context, so that it does so once."""
     _news: bytes | None = None
 
-    def __init__(self, context: bytes, reporter: ProgressReporter | None = None, number: int = 0) -> None:
+    def __init__(
+        self, context: bytes, reporter: ProgressReporter | None = None, number: int = 0, service: bytes = b""
+    ) -> None:
         """`reporter`: None: progress is dropped. `number`: the worker's number of the job."""
+        self.service = service
         self.context = context
         """What the queue says about the request, a JSON object; empty: nothing."""
         self.number = number

@@ -388,7 +388,7 @@ class WorkerRegistration(WorkerChannel):
     def work(self, job: Job) -> None:
         """Call the handler for a request."""
         worker = self._worker
-        delivery = self._deliveries[job.number] = Delivery(job.context, self, job.number)
+        delivery = self._deliveries[job.number] = Delivery(job.context, self, job.number, job.service)
         if not worker._handlers.call(worker._handle, self, job, delivery):
             self._done(job, error_body(500, "the worker cannot start a thread; try again later"))
 

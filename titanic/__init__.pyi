@@ -10,6 +10,7 @@ from titanic.errors import TitanicError as TitanicError
 from titanic.errors import UnknownRequest as UnknownRequest
 from titanic.jobs.context import Cancelled as Cancelled
 from titanic.jobs.context import Failed as Failed
+from titanic.jobs.context import JobLogFilter as JobLogFilter
 from titanic.jobs.context import RequestContext as RequestContext
 from titanic.jobs.context import Retry as Retry
 from titanic.jobs.context import current as current

@@ -107,11 +107,11 @@ REFUSED_MOST = 10
 """How often a reply may find no room in the store, some four minutes long, before the request fails for that."""
 
 
-def back_off(flight: Flight, config: ServerConfig) -> float:
-    """Seconds until the next attempt, without the jitter; `flight.attempts` counts the one that has failed. They double
-    with each. (`broker.core.timers.Backoff` is for attempts to reach something: reconnecting, asking again.)"""
+def back_off(flight: Flight, attempt: int, config: ServerConfig) -> float:
+    """Seconds from the failure of this attempt until the next one, without the jitter. They double with each.
+    (`broker.core.timers.Backoff` is for attempts to reach something: reconnecting, asking again.)"""
     first, most = _back_offs(flight, config)
-    return float(min(most, first * 2.0 ** min(flight.attempts - 1, 60)))
+    return float(min(most, first * 2.0 ** min(attempt - 1, 60)))
 
 
 def _back_offs(flight: Flight, config: ServerConfig) -> tuple[float, float]:
@@ -154,7 +154,7 @@ def after_failure(
         return Finish(uuid, Status.FAILED, detail, flight.attempts, reason, flight.started), sum(map(len, detail))
     delay = hint.pause
     if delay is None:
-        pause = _growing(waited, flight, config) if hint.unready else back_off(flight, config)
+        pause = _growing(waited, flight, config) if hint.unready else back_off(flight, flight.attempts, config)
         delay = pause * dice.uniform(1 - JITTER, 1 + JITTER)
     text = _shortened(reason, detail)
     return Postpone(uuid, delay, flight.attempts, text, flight.started, flight.deliveries + 1), len(text)
@@ -193,17 +193,19 @@ _GENERATED = b"~"
 
 
 @lru_cache(maxsize=4096)
-def _numbers(attempt: int, most: int, priority: int) -> bytes:
+def _numbers(attempt: int, most: int, priority: int, pause: float) -> bytes:
     """Most requests have these and nothing more, and most have the same."""
-    return b'","attempt":%d,"of":%d,"priority":%d}' % (attempt, most, priority)
+    next_in = b',"retry_in":%g' % pause if attempt < most else b""
+    return b'","attempt":%d,"of":%d,"priority":%d%s}' % (attempt, most, priority, next_in)
 
 
-def context_of(row: ReadyRow, flight: Flight, wall_us: int, *, alone: bool = False) -> bytes:
+def context_of(row: ReadyRow, flight: Flight, config: ServerConfig, wall_us: int, *, alone: bool = False) -> bytes:
     """The context of an attempt that begins now. `wall_us`: the time of day. `alone`: its worker's process is to do
     nothing else meanwhile; that is for the broker (`broker.core.requests`)."""
-    policy, key = flight.policy, row.idempotency_key
+    policy, key, attempt = flight.policy, row.idempotency_key, flight.attempts + 1
     again = flight.deliveries > flight.attempts
-    said = b'{"uuid":"' + text(row.uuid) + _numbers(flight.attempts + 1, flight.max_attempts, flight.priority)
+    numbers = _numbers(attempt, flight.max_attempts, flight.priority, back_off(flight, attempt, config))
+    said = b'{"uuid":"' + text(row.uuid) + numbers
     if not (again or alone or policy.limit or policy.trace or policy.type or (key and not key.startswith(_GENERATED))):
         return said
     said = said[:-1]

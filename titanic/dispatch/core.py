@@ -203,7 +203,8 @@ class DispatchCore:
         self._take_off(row.uuid, backlog, flight)
         if flight.policy.limit:
             self.timers.set(("limit", row.uuid), max(now, flight.started + flight.policy.limit))
-        return Send(row.uuid, name, row.body, row.expires_at > 0, context_of(row, flight, sent_us))
+        context = context_of(row, flight, self._config, sent_us)
+        return Send(row.uuid, name, row.body, row.expires_at > 0, context)
 
     def damaged(self, name: bytes, uuid: bytes, reason: str, now: float) -> None:
         """The store cannot read the next request: it fails, so that those behind it get their turn."""
@@ -436,7 +437,7 @@ class DispatchCore:
             self.backlogs.began(backlog, now)
         if flight.policy.limit:
             self.timers.set(("limit", row.uuid), now + flight.policy.limit)
-        context = context_of(row, flight, wall_us, alone=row.uuid in self._suspects)
+        context = context_of(row, flight, self._config, wall_us, alone=row.uuid in self._suspects)
         self._sends.append(Send(row.uuid, backlog.name, row.body, row.expires_at > 0, context))
 
     def _take_off(self, uuid: bytes, backlog: Backlog, flight: Flight) -> None:

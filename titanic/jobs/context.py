@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Iterable
 from contextlib import suppress
@@ -89,6 +90,10 @@ class RequestContext:
     delivery: int = 0
     """1 for the first time that a worker has the request, as far as the queue knows. It is more than `attempt` when a
     delivery was no attempt: a worker left, died of another request, or was at it when the server stopped."""
+    service: str = ""
+    """What it was submitted to: of a task its name, shop.resize."""
+    retry_in: float | None = None
+    """Seconds from the failure of this attempt until the next one, ± 10 %; None: it is the last."""
     _handle: Delivery | None = field(default=None, repr=False, compare=False)
 
     def __bool__(self) -> bool:
@@ -154,12 +159,13 @@ def current_or_none() -> RequestContext | None:
 
 def read_context(delivery: Delivery) -> RequestContext:
     """What a delivery says of its request. What makes no sense is left out."""
+    service = delivery.service.decode(errors="replace")
     try:
         said = read_json(delivery.context or b"{}")
         uuid = said.get("uuid")
-        deadline = said.get("deadline")
+        deadline, retry_in = said.get("deadline"), said.get("retry_in")
         if not uuid or not isinstance(uuid, str):
-            return NotStored(_handle=delivery)
+            return NotStored(service=service, _handle=delivery)
         return RequestContext(
             uuid,
             int(said.get("attempt", 0)),
@@ -171,10 +177,24 @@ def read_context(delivery: Delivery) -> RequestContext:
             str(said.get("trace", "")),
             str(said.get("type", "")),
             int(said.get("delivery", said.get("attempt", 0))),
+            service,
+            None if retry_in is None else float(retry_in),
             delivery,
         )
     except (ValueError, TypeError, AttributeError):
-        return NotStored(_handle=delivery)
+        return NotStored(service=service, _handle=delivery)
+
+
+class JobLogFilter(logging.Filter):
+    """Adds `uuid`, `task` (its service) and `attempt` of the request that is being handled to each record, as texts;
+    elsewhere empty ones. Add it to a handler. In `titanic worker` the handler of the log has it."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        request = None if "counted" in vars(record) else current_or_none()  # counts are not about one request
+        known = (request.uuid, request.service, f"{request.attempt}") if request else ("", "", "")
+        for name, value in zip(("uuid", "task", "attempt"), known, strict=True):
+            vars(record).setdefault(name, value)
+        return True
 
 
 def _submitted(uuid: str) -> datetime | None:

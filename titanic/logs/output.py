@@ -26,7 +26,7 @@ from titanic.version import __version__
 FORMATS = ("auto", "text", "json", "journal")
 """`auto`: the journal when stderr goes there, else text."""
 
-FIELDS = ("event", "uuid", "service", "user", "action", "peer")
+FIELDS = ("event", "uuid", "service", "task", "attempt", "user", "action", "peer")
 MOST_FIELD = 200
 """Characters of a field: a name may be anything."""
 
@@ -46,9 +46,9 @@ _begun = {"format": "text"}
 """There is one log in a process, as with `logging` itself."""
 
 
-def begin(level: str, format: str, *, process: str = "") -> None:
+def begin(level: str, format: str, *, process: str = "", job: logging.Filter | None = None) -> None:
     """Start the log, with a level and one of FORMATS. `process`: which of several that share a log this is; the journal
-    knows them by their ids."""
+    knows them by their ids. `job`: adds the fields of the job that logs."""
     chosen = _begun["format"] = ("journal" if _stderr_is_journal() else "text") if format == "auto" else format
     handler: logging.Handler
     if chosen == "journal":
@@ -57,7 +57,9 @@ def begin(level: str, format: str, *, process: str = "") -> None:
     else:
         handler = logging.StreamHandler(sys.stderr)
         text = TEXT.replace(" %(name)s", f" [{process}] %(name)s") if process else TEXT
-        handler.setFormatter(Json(process) if chosen == "json" else logging.Formatter(text))
+        handler.setFormatter(Json(process) if chosen == "json" else Text(text))
+    if job is not None:
+        handler.addFilter(job)
     repeats = RepeatFilter(handler.handle)
     handler.addFilter(repeats)
     atexit.register(repeats.finish)
@@ -88,7 +90,17 @@ def event(name: str, *, uuid: bytes = b"", service: bytes = b"", user: str = "",
 
 def fields_of(record: logging.LogRecord) -> dict[str, str]:
     """The fields that a record has."""
-    return {name: str(vars(record)[name]) for name in FIELDS if name in vars(record)}
+    return {name: str(value) for name in FIELDS if (value := vars(record).get(name, ""))}
+
+
+class Text(logging.Formatter):
+    """A line, and at its end the job that has logged it, unless the line is an event: those name it."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 as logging calls it
+        said, fields = super().formatMessage(record), fields_of(record)
+        if "task" not in fields or "event" in fields:
+            return said
+        return f"{said} ({fields['task']} {fields['uuid']}, attempt {fields['attempt']})"
 
 
 class Json(logging.Formatter):

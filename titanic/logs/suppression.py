@@ -120,5 +120,7 @@ class RepeatFilter(logging.Filter):
 def _summary(last: logging.LogRecord, more: int) -> logging.LogRecord:
     """The line that counts lines like `last`. It names their service, but no request."""
     text = f"{last.getMessage()} (the last of {more} more like this within {WINDOW:.0f} s)"
-    kept = {name: value for name, value in vars(last).items() if name not in ("uuid", "exc_info", "exc_text")}
+    kept = {
+        name: value for name, value in vars(last).items() if name not in ("uuid", "attempt", "exc_info", "exc_text")
+    }
     return logging.makeLogRecord(kept | {"msg": text, "args": None} | COUNTED)

@@ -43,7 +43,7 @@ from broker import (
 )
 from titanic import logs
 from titanic.errors import TitanicError
-from titanic.jobs.context import Unready
+from titanic.jobs.context import JobLogFilter, Unready
 from titanic.pool.child_messages import (
     BeginJob,
     ChildBeat,
@@ -161,7 +161,7 @@ class JobRunner(Channel):
         if not self._deliveries:
             self._beat_at = min(self._beat_at, time.monotonic() + BUSY_BEAT)
         job = Job(request.number, request.body, request.client, request.service)
-        delivery = self._deliveries[job.number] = Delivery(job.context, self, job.number)
+        delivery = self._deliveries[job.number] = Delivery(job.context, self, job.number, job.service)
         if not self._threads.call(self._handle, job, delivery, Measure(self._max_reply, joined=request.joined)):
             del self._deliveries[job.number]
             self._send(JobFinal(job.number, error_body(500, "the worker cannot start a thread; try again later")))
@@ -229,7 +229,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool's business
     number = document.pop("number")
     config = ChildConfig(**{**document, "endpoint": tuple(document["endpoint"])})
-    logs.begin(config.log_level, config.log_format, process=str(number))
+    logs.begin(config.log_level, config.log_format, process=str(number), job=JobLogFilter())
     with suppress(Exception):  # stderr may be no file
         faulthandler.enable()  # SIGABRT, SIGSEGV: every thread says where it is
     try:

@@ -167,7 +167,7 @@ class MemoryQueue:
     def _execute(self, send: Send, handler: Handler) -> None:
         core, parts = self._core, list[bytes]()
         self._begun_us[send.uuid] = self._wall_us
-        delivery = self._running[send.uuid] = Delivery(send.context)
+        delivery = self._running[send.uuid] = Delivery(send.context, service=send.service)
         context = copy_context()  # what a task sets is not there for the next one
         context.run(DELIVERY.set, delivery)
         try:

@@ -22,6 +22,7 @@ from titanic.tasks.flow import Flow, FlowApp, Link, stage_options
 from titanic.tasks.flow_worker import FlowPlace, FlowStage, Steps
 from titanic.tasks.ticket import AioTicket, AioTickets, Ticket, Tickets
 from titanic.tasks.values import Serializer, Values
+from titanic.util.text import duration
 
 Errors = type[Exception] | tuple[type[Exception], ...]
 
@@ -237,7 +238,7 @@ class Definition:
         try:
             reply = self.values.write_reply(value)
         except (TypeError, ValueError, RecursionError, OverflowError) as error:
-            self._log(f"its reply cannot be sent: {error}", None)
+            self._log(f"its reply cannot be sent: {error}", NOT_AGAIN)
             raise Failed(f"the reply of {self.name} cannot be sent: {error}") from error
         if place is not None and self._steps is not None:
             self._steps.follow(place, reply)
@@ -251,10 +252,10 @@ class Definition:
         try:
             (args, kwargs), flow = self.values.read_step(frames[0])
         except UnknownArguments as error:
-            self._log(str(error), None)
+            self._log(str(error), GIVEN_BACK)
             raise Unready(str(error)) from error
         except InvalidArguments as error:
-            self._log(str(error), None)
+            self._log(str(error), NOT_AGAIN)
             raise Failed(str(error)) from error
         call = Call(self.service, self.name, args, kwargs)
         if not bytes(flow):
@@ -269,29 +270,45 @@ class Definition:
             return cast(RemoteError, error)
         if isinstance(error, ImportError) and not isinstance(error, self._declared):
             text, detail = describe(error)
-            self._log(text, error)
+            self._log(text, GIVEN_BACK, error)
             return Unready(text, *detail)
         self._middleware.failed(call, error)
         if isinstance(error, Failed):
+            self._log(error.text, NOT_AGAIN)
             return cast(RemoteError, error)
         text, detail = describe(error, attributes=isinstance(error, self._raises))
-        self._log(text, None if isinstance(error, self._declared) else error)
+        fatal = isinstance(error, self._fatal)
+        if self._retry_on is not None and not isinstance(error, self._retry_on):
+            fatal = True
+        self._log(text, NOT_AGAIN if fatal else _next_attempt(), None if isinstance(error, self._declared) else error)
         if isinstance(error, self._declared) and type(error) not in self._warned and (why := unlike(error, detail)):
             self._warned.add(type(error))
             what = "clients of %s cannot recreate %s from its arguments (%s); its __init__ must pass on all of them"
             log.warning(what, self.service, type(error).__name__, why)
-        fatal = isinstance(error, self._fatal)
-        if self._retry_on is not None and not isinstance(error, self._retry_on):
-            fatal = True
         return Failed(text, *detail) if fatal else RemoteError(500, text, detail)
 
-    def _log(self, text: str, error: Exception | None) -> None:
-        """`error`: an unexpected one, to be logged with its traceback."""
-        uuid, where = "", "not of a queue"
+    def _log(self, text: str, follows: str, error: Exception | None = None) -> None:
+        """`follows`: what the queue does next. `error`: an unexpected one, to be logged with its traceback."""
+        uuid, where, follows = "", "not of a queue", f"; {follows}" if follows else ""
         if (request := current_or_none()) and len(request.uuid) == 32:
             uuid, where = request.uuid, f"{request.uuid}, attempt {request.attempt} of {request.attempts}"
         extra = event("task-failed", uuid=bytes.fromhex(uuid), service=self.service.encode())
-        log.warning("%s failed (%s): %s", self.service, where, text, extra=extra, exc_info=error)
+        log.warning("%s failed (%s): %s%s", self.service, where, text, follows, extra=extra, exc_info=error)
+
+
+NOT_AGAIN = "not tried again"
+GIVEN_BACK = "given back, for a worker of another version"
+
+
+def _next_attempt() -> str:
+    """What the queue does about the request that is being handled here if its attempt fails; empty: unknown."""
+    request = current_or_none()
+    if not request:
+        return ""
+    if request.attempt >= request.attempts:
+        return "that was the last attempt"
+    pause = "" if request.retry_in is None else f" in {duration(request.retry_in)}"  # other servers do not say it
+    return f"tried again{pause} ({request.attempt + 1} of {request.attempts})"
 
 
 def _await(coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -89,7 +89,7 @@ def test_a_foreign_worker_echoes_what_it_does_not_read(server: Server, client: C
         token, body = worker.take()
         number, context = token[:16], json.loads(token[16:])
         assert int(number, 16) > 0
-        assert context == {"uuid": uuid, "attempt": 1, "of": 3, "priority": 4}
+        assert context == {"uuid": uuid, "attempt": 1, "of": 3, "priority": 4, "retry_in": server.config.retry_first}
         assert body == [b"x"]
         worker.final(token, b"done")
         assert client.wait(uuid, 30) == [b"done"]
