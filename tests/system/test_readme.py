@@ -85,10 +85,8 @@ def transcript(title: str) -> list[tuple[str, str]]:
 
 
 def like(text: str) -> list[str]:
-    """The lines of an output, with one name for all keys, and for all UUIDs. Lines that go on in a second
-    one, because a page is not that wide, are one line."""
-    whole = re.sub(r" public key\n", " public key ", text)
-    whole = re.sub(r"(?<=[:y] )\S{40}(?=;|$)", "KEY", whole, flags=re.MULTILINE)
+    """The lines of an output, with one name for all keys, and for all UUIDs."""
+    whole = re.sub(r"(?<=[:y] )\S{40}(?=;|$)", "KEY", text, flags=re.MULTILINE)
     whole = re.sub(r"^(\w +[\d.]+ +tcp://\S+) .*?( connected)?$", r"\1\2", whole, flags=re.MULTILINE)  # a node's row
     whole = re.sub(r"^(NODE .*?) +UP .*$", r"\1", UUID.sub("UUID", whole), flags=re.MULTILINE)
     return whole.strip().splitlines()
