@@ -187,7 +187,7 @@ class ServerConfig:
     )
     grace: float = setting(
         10.0,
-        "On shutdown: maximum time for running requests to finish. Those with which workers return after a restart are"
+        "On shutdown: maximum time for running requests to finish. Requests that workers keep over the restart are"
         " not waited for.",
         unit="s",
         least=0,

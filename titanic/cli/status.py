@@ -225,8 +225,8 @@ def workers(as_json: bool, reach: EndpointReach) -> None:
     """List the workers of the server that answers, and the requests that they have.
 
     A line is a worker process, as HOST:PID, or one connection of a worker that does not name its process. SLOTS is how
-    many requests it takes at a time, HEARD when its last message came, VERSION what it says of
-    itself. Below stand the requests, the longest-running first; a dash means a plain request, which is not stored.
+    many requests it takes at a time, HEARD the age of its last message, VERSION the version that it reports. Its
+    requests follow, the longest-running first; a dash means a plain request, which is not stored.
 
     If the broker is a separate process, or without the permission metrics = true or read = "all", only the number of
     workers of each service is known. If servers share a store, each lists its own workers.

@@ -273,7 +273,7 @@ def work(
     its standard error is stored with the request, which is retried later. Exit codes in --fatal-exit fail the request
     for good; --fatal-exit 64-78 covers those of sysexits.h except 75 (EX_TEMPFAIL), which is always retried.
 
-    A request that is closed, or whose attempt exceeds the --limit it was submitted with, is cancelled: its command and
+    A request is cancelled when it is closed, or when an attempt exceeds the --limit of its submission: the command and
     all processes that it started get SIGTERM, and SIGKILL after --kill-after.
 
     For a stored request, the command's environment contains TITANIC_UUID, TITANIC_ATTEMPT (from 1), TITANIC_ATTEMPTS

@@ -33,7 +33,11 @@ from titanic.version import __version__
 @option("--only", multiple=True, default=(), metavar="SERVICE", help="Serve only this task or service; repeatable.")
 @option("--except", "excluded", multiple=True, default=(), metavar="SERVICE", help="Do not serve this one; repeatable.")
 @declared(ChildConfig, "deploy", metavar="NAME")
-@option("--reload", is_flag=True, help="Restart when a source file of the app changes.")
+@option(
+    "--reload",
+    is_flag=True,
+    help="Restart when a source file of the app changes; after an error, wait for the next change.",
+)
 @declared(PoolConfig, "max_requests", show_default="unlimited")
 @declared(PoolConfig, "memory")
 @declared(PoolConfig, "grace")
@@ -63,10 +67,12 @@ def worker(
     """Run the tasks of an app. MODULE:APP is an importable module and the titanic.tasks.Tasks in it (default: app).
 
     One process has the connection to the broker and executes nothing. --processes others execute up to --jobs requests
-    each at a time, on one CPU core, of all tasks and services of the app, or those that --only and --except leave.
-    Jobs of one process share its fate; what happens to it does not concern the other processes. A process that dies,
-    exceeds --memory or has started --max-requests requests is replaced, after finishing its requests if it can. It is
-    killed when a task goes on for --watchdog after its limit, unless that has on_limit="cancel".
+    at a time each, on one CPU core each. They serve all tasks and services of the app, except as --only and --except
+    say. If a process dies, only its own jobs are affected.
+
+    A process that dies, exceeds --memory or has started --max-requests requests is replaced, after finishing its
+    requests if possible. A process is killed when a task exceeds its limit by --watchdog, unless the task has
+    on_limit="cancel".
 
     --endpoint and --key-file default to those of the app.
 
