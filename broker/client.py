@@ -442,7 +442,7 @@ def reply_body(event: ReplyEvent, silence: str) -> Frames:
 
 
 def finish(procedure: Coroutine[Any, Any, Result]) -> Result:
-    """Run a procedure whose waits block, and return its result.
+    """Run a procedure with blocking waits, and return its result.
 
     A procedure is an `async def` that receives the functions it awaits, so it is written once: in asyncio these
     functions suspend it; elsewhere they block, and it never suspends. To run one here costs 0.2 µs.
@@ -457,7 +457,7 @@ def finish(procedure: Coroutine[Any, Any, Result]) -> Result:
 
 
 def each(procedure: AsyncGenerator[Result, None]) -> Iterator[Result]:
-    """Yield what a procedure yields whose waits block."""
+    """Yield what a procedure with blocking waits yields."""
     try:
         while True:
             try:

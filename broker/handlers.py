@@ -203,7 +203,7 @@ def error_reply(error: BaseException, job: Job, most: int) -> Frames:
 
 
 def _complain(job: Job, level: int, text: str, *facts: object, error: BaseException | None = None) -> None:
-    # No memory, a fault in somebody's log handler: the reply is to go out all the same.
+    # Out of memory, or an error in a log handler: the reply is sent all the same.
     with suppress(BaseException):
         worker_log.log(level, text, job.service.decode(), *facts, exc_info=error)
 
@@ -229,7 +229,7 @@ def _traceback(error: BaseException) -> Frames:
         trace = trace.tb_next
     if trace is None:
         return []
-    with suppress(BaseException):  # what an exception does when it is looked at
+    with suppress(BaseException):  # formatting an exception runs its code
         lines = format_exception(type(error), error, trace)
         said = "".join(lines).encode(errors="replace")
         if len(said) > MOST_TRACEBACK:
@@ -315,7 +315,7 @@ class Delivery:
                 function = self._callbacks.pop()
             except IndexError:  # another thread was quicker
                 return
-            with suppress(Exception):  # whoever wanted to know may be gone; the worker goes on
+            with suppress(Exception):  # the caller's loop may be closed; the worker continues
                 function()
 
 

@@ -3,7 +3,7 @@
     TitanicError
     ├── CallerError     the call was wrong; repeating it won't help
     ├── StoreError      the disk, the directory or the file behind the store
-    └── RequestError    the outcome of a request, for the one who waits for it
+    └── RequestError    the outcome of a request, for its waiting client
 
 A message says what is wrong, the fact behind it, and what to do, in that order and separated by "; ".
 Exceptions of lmdb and the operating system are turned into these where the store calls them, and stay
@@ -58,7 +58,7 @@ class KeyRefused(CallerError):
 
 
 class Forbidden(CallerError):
-    """The user whose key this is lacks a permission. The text names it."""
+    """The user of this key lacks a permission, which the text names."""
 
 
 class NoRequest(CallerError):

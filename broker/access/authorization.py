@@ -203,7 +203,7 @@ class Guard:
         if rule is not None:
             try:
                 refusal = rule(user, request.body)
-            except Exception as error:  # what cannot be looked at is not let through, and the broker goes on
+            except Exception as error:  # a request that its rule cannot check is refused, and the broker continues
                 refusal = error_body(500, f"the permission check of this service failed: {type(error).__name__}")
             if refusal is not None:
                 why = refusal[0].partition(b" ")[2].decode(errors="replace")

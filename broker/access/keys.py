@@ -63,7 +63,7 @@ def new_keys(directory: str | Path, name: str, overwrite: bool = False) -> tuple
     Raises AccessError: the name cannot be one, one of the files exists and `overwrite` is false, or the directory
     cannot be written to.
     """
-    import zmq  # who only reads keys does without
+    import zmq  # reading keys does not need it
 
     if not NAME.fullmatch(name):
         raise AccessError(f"{name!r} cannot be the name of a key; use 1 to 32 letters, digits, '_', '.' and '-'")
@@ -144,7 +144,7 @@ def load_secret(path: str | Path) -> Keys:
     """The pair of a secret key file. AccessError: it cannot be read, has no secret key, or everybody may read it.
 
     Only everybody's rights count: those of a group are given on purpose, and systemd's LoadCredential hands files out
-    with mode 0440 and an access list, which looks like a group's.
+    with mode 0440 and an access list, which appears as a group's.
     """
     text, mode = _read(path)
     found = _keys_in(path, text)
@@ -161,7 +161,7 @@ def load_secret(path: str | Path) -> Keys:
 
 
 def _check_pair(path: str | Path, pair: Keys) -> None:
-    import zmq  # whoever has a secret key connects or listens; who looks at public ones does without
+    import zmq  # needed by owners of a secret key, which connect or listen; not for public ones
 
     if zmq.curve_public(pair.secret) != pair.public:
         raise AccessError(f"{path}: its public and secret keys do not match; restore the file, or create another pair")
@@ -232,7 +232,7 @@ def new_token() -> tuple[str, str]:
 
 
 def hash_token(token: str) -> str:
-    """`sha256:` and 64 hexadecimal digits. Enough for a token that is random: nobody can try them all."""
+    """`sha256:` and 64 hexadecimal digits. Enough for a token that is random: trying them all is impossible."""
     from hashlib import sha256  # brings OpenSSL, which a client does without
 
     return f"sha256:{sha256(token.encode()).hexdigest()}"

@@ -13,8 +13,8 @@ Permissions, as the access file names them
     admin     true                   everything for all users, except work and call
 
 What is not named is not allowed. A pattern is that of a shell (`mail.*`). Services that begin with `titanic.`, `mmi.`
-or `web.` are matched only by patterns that begin so, too: whoever may work for `*` cannot take the queue's own services
-over.
+or `web.` are matched only by patterns that begin so, too: a user that may work for `*` cannot take over the queue's own
+services.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A client for asyncio: any number of coroutines may use one, in one loop.
 
 Their requests are on their way at once, on one connection, as those of a `broker.Pipeline`. A broker that is not of
-this project need not be able to tell them apart: there it is one at a time, and the others wait. Which it is, is asked
+this project need not be able to distinguish them: there it is one at a time, and the others wait. Which it is, is asked
 once, before the first request.
 
 A connection that breaks is made again at once, and what had no answer is sent again.

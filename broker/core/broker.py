@@ -240,7 +240,7 @@ class BrokerCore(Core):
             self._heard(worker, now)
 
     def shut_down(self, now: float) -> None:
-        """Say good-bye to all workers, so that they look for a broker at once.
+        """Send DISCONNECT to all workers, so that they try their next broker at once.
 
         Requests in hand are dropped: their clients retry, as after a crash of the broker.
         """

@@ -7,7 +7,7 @@
     dead       live       dead      when all are, the one that failed longest ago
 
 A client stays with a server until it fails. It does not go back to the first one just because that is there again:
-all clients would move twice. When all have failed, whoever asks waits a while and then tries all of them again
+all clients would move twice. When all have failed, the caller waits a while and then tries all of them again
 (`forgive`).
 """
 

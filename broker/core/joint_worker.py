@@ -130,7 +130,7 @@ class JointSession(WorkerSession):
         self._taken_out(now)
 
     def give_back(self, job: int, now: float) -> None:
-        """Return a job that was not begun."""
+        """Return a job that was not started."""
         if (clients := self._take_out([job])) and self.joint and self.state in REGISTERED:
             self._offered = self._free
             self._send(Command.SLOTS, (b"%d" % self._offered, *clients), now)
@@ -209,7 +209,7 @@ class JointSession(WorkerSession):
 
     def leave(self, now: float) -> None:
         if self.joint and not self._leaving and self.state in REGISTERED and not self._is_done:
-            back = [job.client for job in self._jobs]  # no handler has begun them
+            back = [job.client for job in self._jobs]  # no handler has started them
             self._drop_unbegun()
             self._offered = 0
             self._send(Command.SLOTS, (b"0", *back), now)

@@ -129,7 +129,7 @@ class Command(Enum):
     SERVICE_REQUEST = "service request"
     """A REQUEST that names its service."""
     SLOTS = "slots"
-    """So many requests at a time from now on; those named were not begun."""
+    """So many requests at a time from now on; those named were not started."""
     LOST = "lost"
     """The process that had these requests died."""
 

@@ -337,7 +337,7 @@ class WorkerSession(Core):
         self._untold.clear()
         if self.state is SessionState.BUSY:
             self._silent_at = now + self.heartbeat.patience
-            # An error is recognised by the beginning of the body: behind parts it would look like another part.
+            # An error is recognised by the beginning of the body: after parts it would be taken for another part.
             body = joined(self._partials, body) if read_error(body) is None else body
             self._send(Command.FINAL, (*self._envelope, *body), now)
             self._partials = []
@@ -367,7 +367,7 @@ class WorkerSession(Core):
             self._wake_at = now
 
     def step_aside(self, now: float) -> None:
-        """Say good-bye for a while. A request in hand, at which nobody must be working, is given back: the broker has
+        """Say good-bye for a while. A request in hand, which must not be started, is given back: the broker has
         another worker do it. It stays away until `come_back`."""
         if self.state is not SessionState.AWAY:
             if self.state in REGISTERED and self.dialect.has(Command.DISCONNECT):
@@ -474,7 +474,7 @@ class WorkerSession(Core):
         """Close; come back on a new connection after a while."""
         self._output.append((self.connection, None))
         self.state = SessionState.AWAY
-        if self._jobs:  # no handler has begun it
+        if self._jobs:  # no handler has started it
             self._jobs.clear()
             self._job_running = False
         self.aside = False

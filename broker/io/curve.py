@@ -1,7 +1,7 @@
 """Keys of a connection (CURVE): how a socket gets them, and how a client finds out that they are refused.
 
-ZeroMQ does not report it. It retries without end, or gives up: to a session both look like an absent server. So when
-nothing was heard for a while, `KeyProbe` makes another connection and watches its handshake:
+ZeroMQ does not report it. It retries without end, or gives up: a session cannot distinguish either from an absent
+server. So when nothing was heard for a while, `KeyProbe` makes another connection and watches its handshake:
 
     what the monitor says               the mechanism that the server's greeting names      it is
     ----------------------------------  --------------------------------------------------  -------------------------

@@ -16,7 +16,7 @@ does otherwise than ZeroMQ, and what follows from it here (tests/broker/test_pyo
   endpoints each gets its share, connected or not. So a scattering end has a socket for each, and looks whether a peer
   is connected before it sends; and no socket without a peer waits when it is closed.
 - While anybody in the process waits in a send without a time-out, on whatever socket, all others cannot connect, be
-  closed or tell who is connected. No socket here has such a send. A send of other code must not hold up an end
+  closed or report the connected peers. No socket here has such a send. A send of other code must not hold up an end
   either: closing is left to a thread, and takes no longer than STUCK.
 - It gives out messages of several frames, which there must not be, frame by frame: so each is taken whole.
 - It has no trackers, but refers to a large message until it has left: so the references are counted.
@@ -248,7 +248,8 @@ class DraftSocket:
             raise Unreachable(f"no receiver accepts the message: {error}") from error
 
     def send_tracked(self, data: bytes, routing_id: int) -> Leaving:
-        """The same with a large message of a SERVER: what tells when it has left. `data` belongs to this call alone."""
+        """The same with a large message of a SERVER: an object that reports when it has left. `data` belongs to this
+        call alone."""
         try:
             return self._backend.track(self._socket, data, routing_id)
         except self._failed as error:
@@ -304,7 +305,7 @@ class DraftSocket:
             if self._socket.closed:
                 return True
             if not self.has_peers():
-                # It would not connect again. How long it takes tells whether there is something left.
+                # It would not connect again. How long that takes shows whether messages are left.
                 linger = min(linger, MUTE // 2 if self._kind == "SCATTER" else 1)
             started = time.monotonic()
             self._socket.close(linger)

@@ -27,7 +27,7 @@ _SIOCGIFADDR = 0x8915
 _UCRED = struct.Struct("=iII")
 
 _KEEPALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
-"""Detects peers whose machine vanished: they close nothing."""
+"""Detects peers on machines that vanished: they close nothing."""
 
 
 class ListeningSocket:

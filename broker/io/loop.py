@@ -198,7 +198,7 @@ class Loop:
         self._guard = threading.RLock()  # a signal handler may come in while its own thread holds it
         self._signalled = False  # a wake-up byte is on its way: one is enough
         self._running = False  # stays true after the end
-        self._closed = False  # the pipe is gone, and its number may be somebody else's file by now
+        self._closed = False  # the pipe is gone, and its number may be another file's by now
         self._stopping = False
         self._thread = 0  # of `run`
         self._poller.add_file(self._wake_read)

@@ -41,7 +41,7 @@ class EndpointType(click.ParamType[str]):
 
 
 class PeerType(EndpointType):
-    """An endpoint to ask, or several with commas. ZeroMQ would look up an unknown name until the time is over."""
+    """An endpoint to ask, or several with commas. ZeroMQ would resolve an unknown name until the time is over."""
 
     def fault(self, value: str) -> str:
         return next((fault for one in endpoints([value]) if (fault := super(PeerType, self).fault(one))), "")

@@ -240,7 +240,7 @@ def main() -> None:
       titanic reply UUID --wait 5           prints HELLO
       titanic close UUID                    closes the request
 
-    Every option can also be set by an environment variable, whose name is TITANIC_ and the option's name in capitals,
+    Every option can also be set by an environment variable, TITANIC_ and the option's name in capitals,
     or in the TOML file given by --config or TITANIC_CONFIG. In that file, keys at the top apply to all commands, keys
     in a table such as [serve] to that command. `titanic config show` prints the effective values and where they come
     from. Times are in seconds unless they have a unit: 90s, 5m, 1.5h, 30d. Sizes are in bytes unless they have a unit:

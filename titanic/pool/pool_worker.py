@@ -258,12 +258,12 @@ class PoolWorker(WorkerBase):
         self._serve_waiting()
 
     def _return_waiting(self) -> None:
-        """Return what no child has begun."""
+        """Return what no child has started."""
         for held in (*self._alone, *self._waiting):
             self._return_unbegun(held)
 
     def _return_unbegun(self, held: HeldJob) -> None:
-        """Return a request, unless a child has begun it."""
+        """Return a request, unless a child has started it."""
         for waiting in (self._alone, self._waiting):
             if held in waiting:
                 waiting.remove(held)

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 Callback = Callable[[], None]
 
 MOST_SAID = 4096
-"""Bytes of a frame of a handshake, or of what somebody subscribes to. With keys there is no reason for more."""
+"""Bytes of a frame of a handshake, or of a subscription. With keys there is no reason for more."""
 
 
 class SplitBrain(BrokerError):

@@ -133,7 +133,7 @@ class Generaldomo(SharedClient[DomoSession]):
 
     def close(self) -> None:
         for dealer in self._dealers.values():
-            dealer.close(linger=0)  # nobody waits for an answer to what is still here
+            dealer.close(linger=0)  # no client waits for what is still queued here
         self._give_up()
 
     def _make_dealer(self, connection: int) -> ClientDealer:

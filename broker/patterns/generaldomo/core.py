@@ -88,7 +88,7 @@ class _WaitingRequest(Unanswered):
 class DomoSession(RequestSession[_WaitingRequest]):
     """A client's side: many requests in flight with a broker of this project, one on each connection with any other.
 
-    Ours keeps the address frames in front of a request, and so a mark that tells replies apart. Others read the frames
+    Ours keeps the address frames in front of a request, and so a mark that identifies a reply. Others read the frames
     strictly: there a request needs a connection to itself, and what finds none free waits. Which one it is, is asked of
     `mmi.broker`, that only ours knows, beside the first requests:
 

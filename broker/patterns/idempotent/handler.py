@@ -152,7 +152,7 @@ class Idempotent:
             if error is None:
                 try:
                     self._store.put(stamp, execution.parts, time.monotonic())
-                except BaseException as raised:  # somebody's own store
+                except BaseException as raised:  # from the user's own store
                     error = raised
             execution.error, execution.ended = error, True
             del self._running[stamp]

@@ -204,7 +204,7 @@ class PirateQueueCore(Core):
             self._dispatch()
 
     def _request(self, client: bytes, frames: Frames, now: float) -> None:
-        if open_envelope(frames) is None:  # a worker could not tell its body from its addresses
+        if open_envelope(frames) is None:  # a worker could not separate its body from its addresses
             self.malformed += 1
         elif len(self._waiting) >= self.config.max_waiting:
             self.dropped += 1
@@ -219,7 +219,7 @@ class PirateQueueCore(Core):
             if self.dialect.heartbeats:
                 self._workers[identity] = PirateState.BUSY
             else:
-                del self._workers[identity]  # should it die now, nobody would ever tell us
+                del self._workers[identity]  # if it dies now, nothing will report it
             self._output.append((At(WORKER, identity), [*self.dialect.prefix, *self._waiting.popleft().frames]))
 
     def _welcome(self, identity: bytes) -> None:

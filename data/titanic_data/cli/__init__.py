@@ -69,7 +69,7 @@ def main() -> None:
       titanic-data verify --archive A                checks A
       titanic-data report latency --archive A        shows how long requests took
 
-    Every option can also be set by an environment variable, whose name is TITANIC_ and the option's name in capitals,
+    Every option can also be set by an environment variable, TITANIC_ and the option's name in capitals,
     or in the TOML file given by --config or TITANIC_CONFIG. This can be the server's file: settings of `titanic` are
     skipped. The commands report, submit, collect, replay and work, and archive with --engine spark, require the extra
     `spark` and Java 17 or newer. SPARK_MASTER sets where Spark runs; default: all CPU cores of this machine.

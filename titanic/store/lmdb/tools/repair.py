@@ -61,7 +61,7 @@ from titanic.util.clock import wall_us
 from titanic.util.ids import SIZE
 
 RowTest = Callable[[bytes, bytes], bool]
-"""Whether a key and a value look like a row of some database."""
+"""Whether a key and a value have the form of a row of some database."""
 
 UNKNOWN_SERVICE = b"unknown"
 """The service of a request when no record of it is left."""
