@@ -9,12 +9,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import util
 from io import BytesIO
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import pytest
@@ -23,7 +25,7 @@ from support.waiting import until
 
 import titanic
 from titanic import RequestFailed, Server, TimedOut
-from titanic.tasks import TaskFailed
+from titanic.tasks import FailedRequest, TaskFailed, Tasks
 
 ROOT = Path(titanic.__file__).parent
 BLOCKS = re.findall(r"```python\n# (\w+)\.py\n(.*?)```", (ROOT / "COOKBOOK.md").read_text(), re.DOTALL)
@@ -100,6 +102,33 @@ def test_django(recipe: Recipe) -> None:
     shown = invoices.show(request, 7)
     assert b'"url": "/media/invoice-7.pdf"' in shown.content
     assert len(invoices.app.client.list()[0]) == 1
+
+
+def test_sentry() -> None:
+    sentry_sdk = pytest.importorskip("sentry_sdk")
+    sent: list[dict[str, Any]] = []
+    section = (ROOT / "COOKBOOK.md").read_text().partition("\n## Sentry\n")[2].partition("\n## ")[0]
+    recipe = "\n".join(line[4:] for line in section.splitlines() if line.startswith("    "))
+    app = Tasks(name="shop")
+    app.task(max_attempts=1)(missing)
+    init = partial(sentry_sdk.init, before_send=lambda event, hint: sent.append(event))  # and sends nothing
+    names = {"app": app, "FailedRequest": FailedRequest, "TaskFailed": TaskFailed}
+    with patch.object(sentry_sdk, "init", init):
+        exec(
+            recipe.replace("https://…", "https://key@sentry.example/1"),
+            names | {"sentry_sdk": sentry_sdk},
+        )
+    with app.testing() as queue:
+        uuid = queue.submit("shop.missing", "{}", max_attempts=1, on_failed="shop.failed")
+        queue.advance(60)
+    (event,) = sent
+    assert event["tags"] == {"task": "shop.missing"}
+    assert event["contexts"]["request"] == {"uuid": uuid, "attempts": 1}
+    assert "KeyError" in event["contexts"]["traceback"]["end"]
+
+
+def missing() -> None:
+    raise KeyError("nothing")
 
 
 def test_web_hooks(recipe: Recipe) -> None:

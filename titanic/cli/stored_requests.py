@@ -144,7 +144,8 @@ def show(uuid: str, as_json: bool, **where: Any) -> None:
     options                  {limit, retry_first, retry_most} that were
                              given, in seconds
     submitted_at, finished_at
-    trace, type, digest      as submitted; absent if not given
+    trace, type, digest,
+    on_failed                as submitted; absent if not given
     body_frames, body_bytes, reply_frames, reply_bytes
     progress                 {done, of, text} of a running request, if its
                              worker reports progress
@@ -207,6 +208,8 @@ def _lines(row: RequestInfo) -> Iterator[tuple[str, str]]:
         yield "type", printable(kind)
     if digest := row.get("digest"):
         yield "digest", digest
+    if target := row.get("on_failed"):
+        yield "on failed", printable(target)
     if trace := row.get("trace"):
         yield "trace", trace
     for name, value in row["options"].items():

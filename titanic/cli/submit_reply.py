@@ -216,6 +216,13 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
     group=CHOICES,
     help="Content type of the body, to pass to the worker.",
 )
+@option(
+    "--on-failed",
+    metavar="SERVICE",
+    default=None,
+    group=CHOICES,
+    help="Service to notify with a request if this one fails for good or expires.",
+)
 @reaching(15.0, PATIENCE, key_options(CONNECTION, unlisted=()))
 def submit(
     service: str,

@@ -196,7 +196,7 @@ class MaintenanceWrite:
         self.services = [service for service, _ in transaction.promote(now_us, self._step)]
         self.expired = transaction.expire(now_us, self._step, maintenance.core.flights, ahead_us)
         self._stored = None
-        if self.expired and maintenance.completions.settings.on_end:
+        if self.expired:
             self._stored = maintenance.completions.store(transaction, [uuid for uuid, _ in self.expired], now_us)
         self._clamped, self._unchecked = 0, None
         trimmed = transaction.trim(now_us, maintenance.config.retention, self._step, ahead_us)

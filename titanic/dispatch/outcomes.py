@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import cast
 
 from broker import Timers
@@ -14,9 +14,20 @@ from titanic.dispatch.attempts import AttemptOutcome, Finish, Flight
 from titanic.dispatch.backlogs import Alarm
 from titanic.errors import InvalidRequest, RecordCorrupt, StoreError, StoreFull
 from titanic.logs import Incident, event
-from titanic.protocol.submit_options import DEFAULT_PRIORITY
+from titanic.protocol.submit_options import DEFAULT_PRIORITY, read_policy
 from titanic.services.ask import Arrived, Inbox
-from titanic.store import Description, KnownSettings, NewRequest, NodeTransaction, Place, Status, WriteTransaction
+from titanic.store import (
+    Description,
+    KnownSettings,
+    NewRequest,
+    NodeTransaction,
+    Outcome,
+    Place,
+    ReadTransaction,
+    State,
+    Status,
+    WriteTransaction,
+)
 
 log = logging.getLogger(__name__)
 
@@ -152,8 +163,8 @@ OPTIONS = b'{"type": "application/json"}'
 
 
 class CompletionEvents:
-    """The requests that are stored because others have ended, in the same commit: `on_end` in PROTOCOL.md. One thread
-    at a time may call."""
+    """The requests that are stored because others have ended, in the same commit: `on_end` and `on_failed` in
+    PROTOCOL.md. One thread at a time may call."""
 
     def __init__(self, settings: KnownSettings, inbox: Inbox[Arrived]) -> None:
         self.settings = settings
@@ -162,16 +173,7 @@ class CompletionEvents:
 
     def store(self, transaction: WriteTransaction, uuids: Sequence[bytes], now_us: int) -> Stored:
         """Store a request for each of these that ended in this transaction, where one is wanted."""
-        new = []
-        on_end = self.settings.on_end
-        for uuid in uuids:
-            try:
-                row = transaction.describe(uuid)
-            except RecordCorrupt:
-                continue
-            if row is not None and (target := on_end.get(row.service)):
-                new.append(NewRequest(target, [body_of(row)], options=OPTIONS, owner=row.owner))
-        return self._accept(transaction, new, now_us)
+        return self._accept(transaction, completion_events(transaction, uuids, self.settings.on_end), now_us)
 
     def committed(self, stored: Stored) -> None:
         """This is on disk."""
@@ -194,6 +196,31 @@ class CompletionEvents:
             for one in new:  # the others may still fit
                 stored.add(self._accept(transaction, [one], now_us))
         return stored
+
+
+MAX_DETAIL = 65_536
+"""Bytes of what a worker said of a failure that go with a completion event."""
+
+
+def completion_events(
+    transaction: ReadTransaction, uuids: Iterable[bytes], on_end: Mapping[bytes, bytes]
+) -> list[NewRequest]:
+    """Make the requests to store because these have ended. `on_end`: by service, which service gets one for each."""
+    new = []
+    for uuid in uuids:
+        try:
+            row = transaction.describe(uuid)
+            if row is None:
+                continue
+            if target := on_end.get(row.service):
+                new.append(NewRequest(target, [body_of(row)], options=OPTIONS, owner=row.owner))
+            if row.state is not State.DONE and (name := read_policy(row.options).on_failed):
+                detail = transaction.reply(uuid) if 0 < row.reply_bytes <= MAX_DETAIL else None
+                frames = detail.frames if isinstance(detail, Outcome) else ()
+                new.append(NewRequest(name.encode(), [body_of(row), *frames], options=OPTIONS, owner=row.owner))
+        except RecordCorrupt:
+            continue
+    return new
 
 
 class Stored:
@@ -284,10 +311,10 @@ class OutcomeWrite:
                 log.error("no room for the reply to %s: %s", outcome.uuid.hex(), error, extra=extra)
                 self.without_room.append(outcome)
         self._stored = None
-        if self._ends.settings.on_end:
+        every = bool(self._ends.settings.on_end)
+        if ended := [one.uuid for one in self.outcomes if isinstance(one, Finish) and (every or not _is_done(one))]:
             not_now = {outcome.uuid for outcome in (*self.unchanged, *self.without_room)}
-            ended = [one.uuid for one in self.outcomes if isinstance(one, Finish) and one.uuid not in not_now]
-            self._stored = self._ends.store(transaction, ended, now_us)
+            self._stored = self._ends.store(transaction, [uuid for uuid in ended if uuid not in not_now], now_us)
 
     def __len__(self) -> int:
         return len(self.outcomes)

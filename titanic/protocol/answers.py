@@ -64,6 +64,8 @@ class RequestInfo(TypedDict):
     """The content type of its body; absent when none was given."""
     digest: NotRequired[str]
     """What its submitter knows it by again; absent when none was given."""
+    on_failed: NotRequired[str]
+    """The service to notify if it fails; absent when none was given."""
     paused: NotRequired[bool]
     """True while it waits, or is delayed, and its service is paused; otherwise absent."""
     owner: NotRequired[str]

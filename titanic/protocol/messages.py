@@ -39,6 +39,7 @@ _ADDRESS = "an IP address"
 
 Flag = Annotated[bool, Meta(description="true or false")]
 Text = Annotated[str, Meta(description="a string")]
+Name = Annotated[str, Meta(min_length=1, description="the name of a service")]
 Id = Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{32}$(?!\n)", description="32 hexadecimal digits")]
 Ids = Annotated[
     list[Id], Meta(max_length=MOST_UUIDS, description=f"a list of at most {MOST_UUIDS} UUIDs of 32 hexadecimal digits")
@@ -98,6 +99,7 @@ class Submit(Message):
     type: ContentType | UnsetType = UNSET
     digest: Digest | UnsetType = UNSET
     source: Address | UnsetType = UNSET
+    on_failed: Name | UnsetType = UNSET
     many: Flag = False
     forget: FewKeys = ()
 

@@ -4,6 +4,7 @@
     -------------------------------  ---------------------------------  ------------------------------------
     titanic.request                  submit, for the service in it      400 forbidden
     titanic.submit                   submit, for the service in it      403 forbidden
+    titanic.submit with on_failed    submit, for that service, too      403 forbidden
     titanic.submit with a source     gateway, too                       403 forbidden
     titanic.reply                    read: the request's owner          400 without read; else as for an unknown UUID
     titanic.wait                     read: the request's owner          403 without read; else as for an unknown UUID

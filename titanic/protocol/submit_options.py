@@ -67,6 +67,7 @@ class SubmitOptions(SharedOptions, total=False):
     type: str
     digest: str
     source: str
+    on_failed: str
 
 
 def seconds(name: str, value: Any) -> float:
@@ -94,7 +95,7 @@ def encode(options: dict[str, Any]) -> str:
         return json.dumps({name: _plain(name, value) for name, value in options.items()})
 
 
-TEXTS = ("key", "keys", "service", "state", "trace", "type", "digest", "source")
+TEXTS = ("key", "keys", "service", "state", "trace", "type", "digest", "source", "on_failed")
 """Options that are text. A test compares them with `messages.Submit`, which clients do not load."""
 
 
@@ -131,6 +132,8 @@ class Policy(NamedTuple):
     """The content type of its body."""
     digest: str = ""
     """What its submitter knows it by again."""
+    on_failed: str = ""
+    """The service that gets a request if this one fails for good or expires."""
 
     @property
     def texts(self) -> dict[str, str]:

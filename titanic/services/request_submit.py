@@ -16,7 +16,7 @@ from titanic.errors import InvalidRequest, StoreError, StoreFull
 from titanic.protocol import tsp
 from titanic.protocol.messages import Submit, read
 from titanic.protocol.permissions import lacks, lacks_submit
-from titanic.protocol.submit_options import MOST_SECONDS, MOST_TOGETHER, Policy
+from titanic.protocol.submit_options import MOST_SECONDS, MOST_TOGETHER, Policy, read_policy
 from titanic.protocol.tsp import Frames
 from titanic.services.ask import Arrived, Ask, ServiceContext, not_done
 from titanic.settings import ServiceLimits
@@ -204,7 +204,9 @@ class AcceptWrite:
 
 def _fault(user: User, request: NewRequest, source: bytes) -> str | None:
     """Return why a user may not submit a request from a source; None: permitted."""
-    if fault := lacks_submit(user, request.service):
+    target = read_policy(request.options).on_failed if request.options else ""
+    fault = lacks_submit(user, request.service) or (target and lacks_submit(user, target.encode()))
+    if fault:
         return fault
     return None if request.source == source else lacks(user, "gateway")
 
@@ -263,6 +265,8 @@ def parse_submit(body: Frames, now_us: int, owner: bytes = b"", source: bytes = 
     options = read(Submit, body[0])
     if fault := tsp.request_fault(body[1:]):
         raise ValueError(fault)
+    if options.on_failed is not UNSET and (fault := tsp.request_fault([options.on_failed.encode(), b""])):
+        raise ValueError(f"on_failed: {fault}")
     bodies = [[frame] for frame in body[2:]] if options.many else [body[2:]]
     keys = _keys(options, len(bodies))
     policy = {name: value for name in Policy._fields if (value := getattr(options, name)) is not UNSET}

@@ -10,7 +10,7 @@
 """
 
 from titanic.tasks.app import Tasks
-from titanic.tasks.failures import InvalidArguments, InvalidReply, TaskFailed
+from titanic.tasks.failures import FailedRequest, InvalidArguments, InvalidReply, TaskFailed
 from titanic.tasks.flow import AioFlow, AioFlowTicket, Flow, FlowTicket, gather
 from titanic.tasks.task import AioSubmission, AsyncTask, Call, Submission, Task, TaskOptions
 from titanic.tasks.ticket import AioTicket, AioTickets, Ticket, Tickets
@@ -23,6 +23,7 @@ __all__ = [
     "AioTickets",
     "AsyncTask",
     "Call",
+    "FailedRequest",
     "Flow",
     "FlowTicket",
     "InvalidArguments",

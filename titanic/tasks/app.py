@@ -19,6 +19,7 @@ from titanic.client.request_queue import AioQueue, RequestQueue
 from titanic.errors import CallerError
 from titanic.protocol.submit_options import Span
 from titanic.schedules import Missed, Schedule, Scheduler
+from titanic.tasks.failures import FailedRequest, FailedService, TaskFailed
 from titanic.tasks.flow import FlowHost, FlowReplies, FlowTicket, any_reply
 from titanic.tasks.flow_worker import FlowService, PlanFormat, Steps
 from titanic.tasks.memory_queue import AioMemory, MemoryQueue, QueueSettings
@@ -44,6 +45,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 AnyHandler = TypeVar("AnyHandler", bound=Handler)
+AnyOnFailed = TypeVar("AnyOnFailed", bound=Callable[[FailedRequest, TaskFailed], object])
 AnyTask = TypeVar("AnyTask", bound=Submission[..., Any])
 
 UNNAMED = "unnamed"
@@ -264,6 +266,19 @@ class Tasks:
         """Have a function called with each `Call` that fails, and the exception; not for `Retry` and `Cancelled`. The
         last one added comes first."""
         self._middleware.error.append(function)
+        return function
+
+    def failed(self, function: AnyOnFailed) -> AnyOnFailed:
+        """Have a function called once for each request of a task that has failed for good or expired, with its
+        `FailedRequest` and the `TaskFailed`, whatever was the reason: its last attempt, its limit, the death of its
+        worker. That is a request for the service NAME.failed, stored with the end, which any worker of the app
+        executes, and tries again if the function raises. It covers what is submitted by an app that has the
+        function."""
+        service = f"{self.name}.failed"
+        if inspect.iscoroutinefunction(function):
+            raise CallerError(f"the function of {service} is async", "it runs in a thread", "make it a plain function")
+        self._add(service, FailedService(function).handle)
+        self._middleware.on_failed = service
         return function
 
     # -- the queue -------------------------------------------------------------------------------------------

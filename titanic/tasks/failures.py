@@ -20,6 +20,7 @@ import msgspec
 
 from broker import failure, read_error
 from titanic.errors import InvalidRequest, RequestError, RequestFailed
+from titanic.jobs.context import Failed
 from titanic.util.text import quoted
 
 ERROR = b"titanic:error="
@@ -63,6 +64,44 @@ class TaskFailed(RequestFailed):
                 self.attributes = {name: one for name, one in (said.attributes or {}).items() if name[:1] != "_"}
             else:
                 self.traceback += frame.decode(errors="replace")
+
+
+class FailedRequest(msgspec.Struct, frozen=True):
+    """A request of a task that has failed for good or expired, for functions of `Tasks.failed`."""
+
+    uuid: str
+    service: str
+    """The task's: shop.resize."""
+    state: str
+    """failed or expired."""
+    key: str
+    """Its idempotency key; a generated one begins with `~`."""
+    submitted_at: int
+    """Microseconds since 1970, as the next one."""
+    finished_at: int
+    attempts: int
+    reason: str
+    owner: str
+    """The user that submitted it; empty without access control."""
+
+
+class FailedService:
+    """The handler of the service that gets a request for each task's request that has failed."""
+
+    def __init__(self, function: Callable[[FailedRequest, TaskFailed], object]) -> None:
+        self._function = function
+
+    def handle(self, frames: list[bytes]) -> bytes:
+        """Call the function: `frames` are the facts of the request as JSON, then what its worker said."""
+        try:
+            request = _decode_request(frames[0])
+        except msgspec.MsgspecError as error:
+            raise Failed(f"this is no request that has failed: {error}") from None
+        self._function(request, TaskFailed(RequestFailed(request.reason, state=request.state, detail=frames[1:])))
+        return b""
+
+
+_decode_request = msgspec.json.Decoder(FailedRequest).decode
 
 
 class _Error(msgspec.Struct):

@@ -18,6 +18,7 @@ from broker import DELIVERY, Delivery, Handler, RemoteError, error_frames, execu
 from titanic.dispatch.attempts import AttemptOutcome, Finish, Send
 from titanic.dispatch.backlogs import Fetch
 from titanic.dispatch.core import AskWorkers, DispatchCore, KeepOutcomes, RecallRequest
+from titanic.dispatch.outcomes import completion_events
 from titanic.errors import InvalidRequest, RequestFailed, TimedOut
 from titanic.protocol.answers import Ended, RequestInfo, standing, unknown
 from titanic.protocol.submit_options import MAX_PRIORITY, Span, SubmitOptions, encode, seconds
@@ -128,7 +129,7 @@ class MemoryQueue:
                 submit_tick(self, schedule, tick)
                 self._ticked[schedule.name] = tick
         with self._store.write() as transaction:
-            transaction.expire(now_us, ENDLESS, self._core.flights)
+            self._notify(transaction, [uuid for uuid, _ in transaction.expire(now_us, ENDLESS, self._core.flights)])
             back = transaction.promote(now_us, ENDLESS)
         self._core.returned({service for service, _ in back})
         self.run()
@@ -210,6 +211,7 @@ class MemoryQueue:
                 finished_at=now_us,
                 reason=outcome.reason,
             )
+            self._notify(transaction, [outcome.uuid])
         else:
             transaction.postpone(
                 outcome.uuid,
@@ -219,6 +221,12 @@ class MemoryQueue:
                 reason=outcome.reason,
                 deliveries=outcome.deliveries,
             )
+
+    def _notify(self, transaction: WriteTransaction, ended: Sequence[bytes]) -> None:
+        """Store the requests that follow because these have ended."""
+        if new := completion_events(transaction, ended, {}):
+            transaction.accept(new, self._wall_us)
+            self._core.arrived({one.service: one.priority for one in new}, self._now)
 
     # -- what a client does ----------------------------------------------------------------------------------
 

@@ -89,6 +89,8 @@ class Middleware:
         self.before: list[Before] = []
         self.after: list[After] = []
         self.error: list[OnError] = []
+        self.on_failed = ""
+        """The service that gets a request for each one of a task that has failed for good; empty: none."""
 
     def begins(self, call: Call) -> None:
         """Before the task. What one of them raises, the attempt ends with."""
@@ -189,6 +191,11 @@ class Definition:
             raise CallerError(f"{self.name}: an annotation cannot be read", str(error), "define it") from None
 
     # -- for a client ----------------------------------------------------------------------------------------
+
+    def given(self, options: SubmitOptions) -> SubmitOptions:
+        """Options of a call, with the service to notify of a failure."""
+        target = self._middleware.on_failed
+        return {**options, "on_failed": target} if target and "on_failed" not in options else options
 
     def key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         """The idempotency key that a call has by its arguments. Keys of a task are its own: its service stands before
@@ -387,7 +394,7 @@ class Submission(Generic[P, R]):
     def _written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bytes, SubmitOptions]:
         """The body of a call, and its options."""
         task = self.definition
-        return task.values.write(args, kwargs), task.said(self._options, args, kwargs)
+        return task.values.write(args, kwargs), task.said(task.given(self._options), args, kwargs)
 
     def _written_each(
         self, items: Iterable[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -396,7 +403,7 @@ class Submission(Generic[P, R]):
         task = self.definition
         calls = [(item, *args) for item in items]
         frames = [task.values.write(call, kwargs) for call in calls]
-        options, keys = traced(self._options), None
+        options, keys = traced(task.given(self._options)), None
         if "key" not in options:
             found = [task.key_of(call, kwargs) for call in calls]
             keys = [key for key in found if key is not None] or None
@@ -404,7 +411,8 @@ class Submission(Generic[P, R]):
 
     def scheduled(self, schedule: Schedule, args: tuple[Any, ...]) -> Schedule:
         """A schedule that submits the task with these arguments. Its ticks have keys of their own."""
-        options: Any = {name: value for name, value in self._options.items() if name not in ("key", "key_for")}
+        given = self.definition.given(self._options)
+        options: Any = {name: value for name, value in given.items() if name not in ("key", "key_for")}
         return replace(schedule, body=self.definition.values.write(args, {}), options=options)
 
     def step(self, *args: P.args, **kwargs: P.kwargs) -> Flow[R]:
@@ -419,7 +427,7 @@ class Submission(Generic[P, R]):
         """For flows: the task as a step, the first one or one that has the reply before it as its first argument."""
         task = self.definition
         given = task.values.step(args, kwargs, first=first)
-        stage = FlowStage(task.service, given.args, given.kwargs, stage_options(self._options))
+        stage = FlowStage(task.service, given.args, given.kwargs, stage_options(task.given(self._options)))
         return Link(self._queues.flows, stage, task.read_reply, task.declared)
 
     def ticket(self, uuid: str) -> Ticket[R]:

@@ -141,6 +141,13 @@ def test_each_user_has_his_own(house: House) -> None:
         assert house.refused()[key] == 1
 
 
+def test_who_is_notified_of_a_failure_needs_the_permission_to_submit(house: House) -> None:
+    with house.client("shop") as shop:
+        assert shop.show(shop.submit("mail.send", b"1", on_failed="mail.failed"))["on_failed"] == "mail.failed"
+        with pytest.raises(Forbidden, match=r"user 'shop' may not submit to 'upper'; it needs submit = \[\"upper\"\]"):
+            shop.submit("mail.send", b"1", on_failed="upper")
+
+
 def test_nobody_is_told_how_others_requests_end(house: House) -> None:
     """Neither while a worker has one, nor when its reply is sent with its commit."""
     begun, go = threading.Event(), threading.Event()

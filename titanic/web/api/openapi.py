@@ -106,6 +106,7 @@ class Request(TypedDict):
     source: NotRequired[Annotated[str, Meta(description=SUBMITTER_FIELDS["source"])]]
     type: NotRequired[Annotated[str, Meta(description="The content type of its body.")]]
     digest: NotRequired[str]
+    on_failed: NotRequired[Annotated[str, Meta(description="The service to notify if it fails.")]]
     paused: NotRequired[Annotated[bool, Meta(description="Its service is paused, and the request has not started.")]]
 
 
