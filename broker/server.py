@@ -445,7 +445,7 @@ class Broker(CoreRunner[BrokerCore]):
     def _log_strangers(self, now: float) -> None:
         """Log that workers returned with requests that are not theirs (any more), once a minute at most."""
         count, self._log_at = self.core.stats["not_resumed"], now + LOG_EVERY
-        text = "workers returned with %d requests that are not theirs (any more); their replies are dropped"
+        text = "workers returned with %d requests that are not, or no longer, theirs; the replies are dropped"
         log.warning(text, count - self._not_resumed)
         self._not_resumed = count
 

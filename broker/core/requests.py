@@ -270,7 +270,8 @@ InOrder = OrderedDict[Key, Request]
 
 DRAINING = "draining: this broker is shutting down and accepts no more requests; use another one"
 CUT_OFF = (
-    "draining: the queue of this broker cannot reach its database, and its workers went to others; use another one"
+    "draining: the queue of this broker cannot reach its database, and its workers have moved to other brokers;"
+    " use another one"
 )
 """Texts of a 503: clients with several endpoints recognise the first word."""
 

@@ -81,7 +81,7 @@ class WriteOptions(NamedTuple):
     """Failed attempts until the request has failed for good; 0: the queue's own setting."""
 
 
-CATALOG = "Spark does not hand on the options of a table in its catalog"
+CATALOG = "Spark does not pass on the options of a table in its catalog"
 VIEW = "CREATE TEMPORARY VIEW … USING titanic OPTIONS"
 VIEW_TO_WRITE = "CREATE TEMPORARY VIEW … (key STRING, body STRING) USING titanic OPTIONS (endpoint …, service …)"
 LOSS_ALLOWED = "set failOnDataLoss=false"

@@ -250,7 +250,7 @@ def test_stores_that_are_none(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     with lmdb.open(str(tmp_path / "other"), max_dbs=2) as env:
         env.open_db(b"something")
-    with pytest.raises(Exception, match="it is an LMDB file of something else"):
+    with pytest.raises(Exception, match="it is an LMDB file of another program"):
         load(spark, tmp_path / "other")
     late = ring(tmp_path / "late", 1)
     with lmdb.open(str(late), max_dbs=16, map_size=512 << 20) as env, env.begin(write=True) as txn:

@@ -187,13 +187,13 @@ class WorkerInfo(TypedDict):
     """A worker process, or one connection of a worker that does not name its process."""
 
     name: str
-    """HOST:PID as the worker says it; empty: it does not."""
+    """HOST:PID as the worker reports it; empty: it does not."""
     host: str
     pid: int | None
     user: NotRequired[str]
     """With access control."""
     version: str
-    """That of its program, in its own words; empty: it says none."""
+    """The version that it reports; empty: none."""
     services: list[str]
     slots: int
     """How many requests it takes at a time."""

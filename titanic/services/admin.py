@@ -209,7 +209,7 @@ def _states(options: RetryAction | PurgeAction) -> tuple[State, ...]:
 def _archive(transaction: WriteTransaction, options: ArchiveAction) -> dict[str, Any]:
     identity = transaction.identity()
     if options.store is not None and bytes.fromhex(options.store) != identity:
-        fact = f"its id is {identity.hex() if identity else 'not there yet'}, not {options.store}"
+        fact = f"its id is {identity.hex() if identity else 'none yet'}, not {options.store}"
         raise InvalidArchive("this server has another store", fact, "ask the server that has the store")
     archivist = None if options.archive is None else Archivist(bytes.fromhex(options.archive), options.name)
     if options.register is not None or options.upto is not None:

@@ -337,7 +337,7 @@ def _format_and_capacity(env: lmdb.Environment, data: Path, *, to_repair: bool =
 
     Raises NotAStore, StoreTooNew, StoreTooOld or StoreCorrupt, before anything is changed.
     """
-    strange = NotAStore(f"{data} is not a store", "it is an LMDB file of something else", "choose another directory")
+    strange = NotAStore(f"{data} is not a store", "it is an LMDB file of another program", "choose another directory")
     try:
         meta = env.open_db(b"meta", create=False)
     except (lmdb.NotFoundError, lmdb.IncompatibleError) as error:

@@ -175,11 +175,11 @@ class WorkerRequest(TypedDict):
 class ListedWorker(TypedDict):
     """A worker process, or one connection of a worker that does not name its process."""
 
-    name: Annotated[str, Meta(description="HOST:PID as the worker says it; empty: it does not.")]
+    name: Annotated[str, Meta(description="HOST:PID as the worker reports it; empty: it does not.")]
     host: str
     pid: Count | None
     user: NotRequired[Annotated[str, Meta(description="Its user, with access control.")]]
-    version: Annotated[str, Meta(description="That of its program, in its own words; empty: it says none.")]
+    version: Annotated[str, Meta(description="The version that it reports; empty: none.")]
     services: list[str]
     slots: Annotated[int, Meta(ge=0, description="How many requests it takes at a time.")]
     requests: list[WorkerRequest]

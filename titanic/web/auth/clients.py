@@ -59,7 +59,7 @@ class ServerMonitor:
     @property
     def error(self) -> Refused:
         """The error of calls while the server is away."""
-        return Refused("the server is away", self._reason, "try again when it has been started")
+        return Refused("the server cannot be reached", self._reason, "try again later")
 
     async def check(self) -> None:
         """Raise Refused when no server is reachable now."""
