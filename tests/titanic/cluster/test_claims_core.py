@@ -239,6 +239,35 @@ def test_who_is_told_while_it_claims_looks_again_at_once() -> None:
     assert alone.core.take_claim(alone.now, {b"echo": Room(3)}) is not None
 
 
+def test_it_is_busy_while_a_write_is_under_way_or_must_follow() -> None:
+    alone = Alone()
+    alone.join()
+    assert not alone.core.busy
+    op = alone.core.take_claim(alone.now, {b"echo": Room(3)})
+    assert op is not None
+    assert alone.core.busy, "a claim is under way"
+    alone.core.drain()
+    alone.core.claimed(op, {b"echo": [row(1)]}, (), alone.now)
+    assert alone.core.busy, "a request must be released"
+    release = alone.core.take_release()
+    assert release is not None
+    assert alone.core.busy, "a release is under way"
+    alone.core.released(release)
+    assert not alone.core.busy
+
+
+def test_without_a_lease_it_is_not_busy_with_a_release() -> None:
+    alone = Alone()
+    alone.join()
+    op = alone.core.take_claim(alone.now, {b"echo": Room(3)})
+    assert op is not None
+    alone.core.drain()
+    alone.core.claimed(op, {b"echo": [row(1)]}, (), alone.now)
+    alone.core.lease.over(alone.now)
+    assert not alone.core.writes
+    assert not alone.core.busy
+
+
 def test_a_drained_node_gives_back_what_no_worker_has_and_leaves_when_the_rest_is_written() -> None:
     alone = Alone()
     alone.join()

@@ -53,6 +53,20 @@ def test_a_service_that_has_just_become_absent_is_soon_asked_for_again() -> None
     assert play.sent == ["b"]
 
 
+def test_absent_services_of_a_shared_store_are_forgotten_until_they_have_workers() -> None:
+    play = Play(presence_first=0.1, presence_most=1.0)
+    play.core.backlogs.surveys = play.core.backlogs.shared = True
+    play.submit("gone", "a")
+    play.go()
+    play.later_by(0.5)
+    assert b"gone" in play.core.backlogs, "surveys are still frequent"
+    play.later_by(10)
+    assert play.core.backlogs == {}
+    play.workers("gone", 1)
+    play.later_by(1)
+    assert play.sent == ["a"]
+
+
 def test_a_question_for_all_is_not_asked_twice_before_the_answer() -> None:
     play = Play()
     play.core.backlogs.surveys = True

@@ -79,6 +79,10 @@ class Rounds:
 pytestmark = pytest.mark.settings(capacity=MIN_CAPACITY)
 
 
+def test_without_a_broker_no_worker_is_known(store: Store) -> None:
+    assert make(store).worker_of(bytes(16)) == ""
+
+
 def test_what_was_closed_is_not_wanted_any_more_before_a_broker_is_found_dead(store: Store) -> None:
     """Delivering finds that out, and then all that is wanted is sent to the next broker."""
     rounds = Rounds(store, {b"echo": 1}, b"x")

@@ -341,3 +341,12 @@ def test_who_may_do_something_else_now_asks_again(hall: Hall) -> None:
     assert hall.answers.keys() == {*asks, late}
     assert hall.answers[late] == [b"300"]
     assert len(hall.waiters) == 0
+
+
+def test_nothing_is_kept_of_asks_that_are_gone(hall: Hall) -> None:
+    one, two = (Ask(uuid=UUID, user=User("ann", read=Reach.ALL)) for _ in range(2))
+    hall.waiters.add([one, two], 0)
+    hall.waiters.forget(one)
+    assert (hall.waiters.awaited(), hall.waiters._of_users) == ([UUID], {b"ann": 1})
+    hall.waiters.forget(two)
+    assert (hall.waiters.awaited(), hall.waiters._of_users) == ([], {})

@@ -1,5 +1,6 @@
 """The disk is full, really: a small file system. What was acknowledged stays, and it goes on when there is room."""
 
+import errno
 import shutil
 
 import lmdb
@@ -18,6 +19,7 @@ from titanic import Client, Refused
 from titanic.errors import StoreFailed, StoreFull, StoreUnwritable
 from titanic.store import NewRequest, Status
 from titanic.store.lmdb import transaction
+from titanic.store.lmdb.disk import disk_full
 from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import backup, check, restore
 
@@ -336,3 +338,11 @@ def test_a_store_of_an_earlier_format_on_a_full_disk_stays_as_it_is(disk, tmp_pa
         disk.make_room()
         for where in (path, tmp_path / "again"):
             assert difference(expected, contents(str(where))) == []
+
+
+def test_only_a_full_disk_is_reported_as_one(tmp_path):
+    assert disk_full(OSError(errno.ENOSPC, FULL), tmp_path) == FULL
+    assert disk_full(OSError(errno.EDQUOT, "Disk quota exceeded"), tmp_path) == "Disk quota exceeded"
+    assert disk_full(lmdb.DiskError("mdb_put"), tmp_path) == FULL
+    for other in (OSError(errno.EIO, "Input/output error"), lmdb.Error("mdb_put"), lmdb.MapFullError("x"), OSError()):
+        assert disk_full(other, tmp_path) == ""
