@@ -42,7 +42,7 @@ def fill(store: Store) -> None:
             not_before=START + 3600 * SECOND if n % 7 == 0 else 0,
             expires_at=START + 10 * SECOND if n % 11 == 5 else START + 9000 * SECOND if n % 3 == 0 else 0,
             max_attempts=n % 4,
-            options=b'{"limit": 5}' if n % 4 == 0 else b"",
+            options=b'{"limit": 5}' if n % 4 == 0 else b'{"keep": 70, "keep_failed": 9000}' if n % 8 == 1 else b"",
             key=b"key %d" % n if n % 5 == 0 else b"",
             key_until=START + 86_400 * SECOND,
             owner=(b"", b"eve", b"evelyn")[n % 3],

@@ -22,6 +22,7 @@ from titanic.cli import config_file
 from titanic.cli.endpoint import PEER, EndpointReach, separate
 from titanic.cli.printing import say
 from titanic.errors import TimedOut
+from titanic.protocol.submit_options import NEVER
 from titanic.util import ids, units
 from titanic.util.text import has_password, is_like_url, is_url
 from titanic.util.units import MAX_SECONDS
@@ -174,6 +175,13 @@ class Duration(click.ParamType[float]):
             return units.read_duration(value, least=self._least, most=self._most)
         except ValueError as error:
             self.fail(str(error), param, ctx)
+
+
+class Keep(Duration):
+    """How long a reply is kept: a time, or never."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return NEVER if value == NEVER else super().convert(value, param, ctx)
 
 
 class Size(click.ParamType[int]):

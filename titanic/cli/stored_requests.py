@@ -141,8 +141,8 @@ def show(uuid: str, as_json: bool, **where: Any) -> None:
                              is paused; absent
     key, priority, max_attempts, expires_at, not_before
                              as submitted
-    options                  {limit, retry_first, retry_most} that were
-                             given, in seconds
+    options                  {limit, retry_first, retry_most, keep,
+                             keep_failed} that were given, in seconds
     submitted_at, finished_at
     trace, type, digest,
     on_failed                as submitted; absent if not given

@@ -21,6 +21,7 @@ from titanic.cli.endpoint import EndpointReach
 from titanic.cli.options import (
     CONNECTION,
     PATIENCE,
+    Keep,
     command,
     endpoint,
     json_flag,
@@ -198,6 +199,22 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
     envvar="TITANIC_SUBMIT_LIMIT",  # TITANIC_LIMIT is that of `titanic work`
     group=CHOICES,
     help="Maximum run time of one attempt.",
+)
+@option(
+    "--keep",
+    type=Keep(least=0.001),
+    metavar="TIME",
+    default=None,
+    group=CHOICES,
+    help="How long to keep the reply if it is not closed, or never: it is deleted at once, after the commands and"
+    " clients that are waiting for it have got it. Default: the server's --keep-replies.",
+)
+@seconds(
+    "--keep-failed",
+    least=0.001,
+    default=None,
+    group=CHOICES,
+    help="How long to keep the request if it fails or expires; default: the server's --keep-dead.",
 )
 @option(
     "--trace",

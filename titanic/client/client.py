@@ -142,6 +142,9 @@ class Client:
             limit         maximum run time of one attempt
             retry_first   back-off after the first failure, doubles with each failure; default the server's
             retry_most    the back-off that it grows to, ± 10 % as each; default the server's
+            keep          how long its reply is kept unless it is closed, or "never": it is deleted at once; default
+                          the server's
+            keep_failed   how long it is kept if it fails or expires; default the server's
             trace         a W3C `traceparent`: the handler finds it in `titanic.current().trace`
             type          the content type of the body: `titanic.current().type`
             digest        hexadecimal digits that `show` returns: a hash of the request, for example

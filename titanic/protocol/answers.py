@@ -34,7 +34,7 @@ class RequestInfo(TypedDict):
     priority: int
     max_attempts: int
     options: dict[str, float]
-    """`limit`, `retry_first` and `retry_most` as far as given, in seconds."""
+    """`limit`, `retry_first`, `retry_most`, `keep` and `keep_failed` as far as given, in seconds."""
     submitted_at: int
     not_before: int
     expires_at: int

@@ -47,6 +47,17 @@ Ids = Annotated[
 Seconds = Annotated[
     float, Meta(gt=0, le=MOST_SECONDS, description="a number of seconds, more than 0 and at most ten years")
 ]
+Keep = (
+    Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=MOST_SECONDS,
+            description='a number of seconds, more than 0 and at most ten years, or "never"',
+        ),
+    ]
+    | Literal["never"]
+)
 Delay = Annotated[float, Meta(ge=0, le=MOST_SECONDS, description="a number of seconds from 0 to ten years")]
 When = Annotated[float, Meta(ge=-1e12, le=1e12, description="a time in seconds since 1970, at most ten years from now")]
 Age = Annotated[float, Meta(ge=0, lt=1e10, description="a number of seconds from 0 to 10 000 000 000")]
@@ -95,6 +106,8 @@ class Submit(Message):
     limit: Seconds | UnsetType = UNSET
     retry_first: Seconds | UnsetType = UNSET
     retry_most: Seconds | UnsetType = UNSET
+    keep: Keep | UnsetType = UNSET
+    keep_failed: Seconds | UnsetType = UNSET
     trace: Trace | UnsetType = UNSET
     type: ContentType | UnsetType = UNSET
     digest: Digest | UnsetType = UNSET

@@ -7,7 +7,7 @@ import math
 import re
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict
 
 from titanic.errors import CallerError, InvalidRequest
 from titanic.util.text import quoted
@@ -44,6 +44,13 @@ DIGEST = re.compile("[0-9a-fA-F]{1,128}")
 Span = float | timedelta
 """A time span: seconds, or a timedelta."""
 
+NEVER = "never"
+AT_ONCE = 2.0
+"""Seconds that a reply is kept with `keep="never"`: clients that wait for it read it."""
+
+Keep = Span | Literal["never"]
+"""How long a reply is kept."""
+
 
 class SharedOptions(TypedDict, total=False):
     """The options that all requests of a task can have, too."""
@@ -56,6 +63,8 @@ class SharedOptions(TypedDict, total=False):
     limit: Span
     retry_first: Span
     retry_most: Span
+    keep: Keep
+    keep_failed: Span
 
 
 class SubmitOptions(SharedOptions, total=False):
@@ -119,13 +128,15 @@ def _plain(name: str, value: Any) -> Any:
 
 
 class Policy(NamedTuple):
-    """How a request is tried, as its record says; 0: the server's default. Times are seconds.
+    """How a request is tried and kept, as its record says; 0: the server's default. Times are seconds.
 
     These options of titanic.submit are stored as they came, as JSON."""
 
     limit: float = 0.0
     retry_first: float = 0.0
     retry_most: float = 0.0
+    keep: float = 0.0
+    keep_failed: float = 0.0
     trace: str = ""
     """The `traceparent` for its worker."""
     type: str = ""

@@ -18,7 +18,7 @@ from typing import Any
 from broker import KeyPath, NotToml, TomlFile
 from titanic.errors import InvalidSchedule, TitanicError
 from titanic.protocol.messages import SUBMIT_NUMBERS
-from titanic.protocol.submit_options import MOST_SECONDS
+from titanic.protocol.submit_options import MOST_SECONDS, NEVER
 from titanic.schedules.schedule import Schedule
 from titanic.util.text import quoted
 from titanic.util.units import read_duration
@@ -85,6 +85,8 @@ def _read(file: TomlFile, keys: KeyPath, where: str, value: Any) -> Any:
     else:
         wrong, kind = [value], 'a time like 300, "5m" or "1.5h"' if key in DURATIONS else "a number"
         if isinstance(value, str) and key in DURATIONS:
+            if value == NEVER and key == "keep":
+                return value
             with contextlib.suppress(ValueError):
                 return read_duration(value, least=0, most=MOST_SECONDS)
         elif isinstance(value, (int, float)) and not isinstance(value, bool):

@@ -16,7 +16,7 @@ from titanic.errors import InvalidRequest, StoreError, StoreFull
 from titanic.protocol import tsp
 from titanic.protocol.messages import Submit, read
 from titanic.protocol.permissions import lacks, lacks_submit
-from titanic.protocol.submit_options import MOST_SECONDS, MOST_TOGETHER, Policy, read_policy
+from titanic.protocol.submit_options import AT_ONCE, MOST_SECONDS, MOST_TOGETHER, NEVER, Policy, read_policy
 from titanic.protocol.tsp import Frames
 from titanic.services.ask import Arrived, Ask, ServiceContext, not_done
 from titanic.settings import ServiceLimits
@@ -270,6 +270,8 @@ def parse_submit(body: Frames, now_us: int, owner: bytes = b"", source: bytes = 
     bodies = [[frame] for frame in body[2:]] if options.many else [body[2:]]
     keys = _keys(options, len(bodies))
     policy = {name: value for name in Policy._fields if (value := getattr(options, name)) is not UNSET}
+    if options.keep == NEVER:
+        policy["keep"] = AT_ONCE
     service = body[1]
     shared = (
         options.priority,

@@ -205,7 +205,7 @@ class MemoryReadTransaction:
             ring = tables.ring
             if policy.closed_retention and ring.first <= ring.last and not ring.agreement.awaits(ring.first):
                 times.append(tables.closed[ring.first].closed_at + policy.closed_retention)
-            times += [end[0] for end in tables.key_ends[:1]]
+            times += [time for time, _ in tables.kept[:1]] + [end[0] for end in tables.key_ends[:1]]
         return min([time + ahead_us for time in times] + [time for time, _ in tables.due[:1]], default=None)
 
     def queues(
@@ -267,7 +267,7 @@ class MemoryReadTransaction:
 
     def counts(self) -> Counts:
         tables = self.tables
-        ended = len(tables.replied) + len(tables.dead)
+        ended = len(tables.replied) + len(tables.dead) + len(tables.kept)
         numbers = len(tables.requests), tables.waiting, len(tables.due), ended
         return Counts(*numbers, tables.used, self.store.capacity, len(tables.closed), tables.ring.lost)
 
@@ -568,16 +568,16 @@ class MemoryWriteTransaction(MemoryReadTransaction):
         for _, _, owner, key in keys:
             self._put(Tables.put_key, (owner[:-1], key), None)
         left -= len(keys)
-        for name, kept in (("replied", policy.reply_retention), ("dead", policy.dead_retention)):
-            ends = getattr(self.tables, name)[:left] if kept else ()
+        for name, kept in (("kept", 0), ("replied", policy.reply_retention), ("dead", policy.dead_retention)):
+            ends = getattr(self.tables, name)[:left] if kept or name == "kept" else ()
             due = [uuid for finished_at, uuid in ends if finished_at <= sure_us - kept]
             for uuid in due:
                 self._close(uuid, now_us, unclaimed=True)
             done.append(len(due))
             left -= len(due)
-        replies, dead = done
+        own, replies, dead = done
         dropped = self._drop_older(sure_us - policy.closed_retention, left) if policy.closed_retention else 0
-        return Trimmed(replies, dead, dropped, len(keys), left <= dropped)
+        return Trimmed(own + replies, dead, dropped, len(keys), left <= dropped)
 
     def _drop_older(self, closed_at: int, limit: int) -> int:
         """Drop requests closed until then that no archive waits for. Return their number."""

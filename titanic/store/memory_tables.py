@@ -21,14 +21,14 @@ from titanic.store.request import (
     lasting_texts,
     outcome_size,
 )
+from titanic.store.rules import kept_until
 from titanic.store.service_settings import ServiceSettings
-from titanic.store.states import State
+from titanic.store.states import DEAD, State
 
 END = 240
 """Bytes added to the size of each request: room for its outcome, and for its record once it is closed."""
 _CLOSED = 76
 """Bytes added to the size of each closed request. With them it is no larger than it was while open."""
-DEAD = (State.FAILED, State.EXPIRED)
 
 
 def size_of(frames: Iterable[bytes]) -> int:
@@ -153,7 +153,9 @@ class Tables:
         self.expiring: list[tuple[int, bytes]] = []
         self.replied: list[tuple[int, bytes]] = []
         self.dead: list[tuple[int, bytes]] = []
-        """The times when delayed requests are due, when requests expire, and when requests ended."""
+        self.kept: list[tuple[int, bytes]] = []
+        """The times when delayed requests are due, when requests expire, when requests ended, and until when those are
+        kept that have a time of their own."""
         self.services: dict[bytes, Load] = {}
         self.owners: dict[bytes, Load] = {}
         self.waiting = 0
@@ -192,7 +194,10 @@ class Tables:
     def _list(self, row: Row, put: Callable[[list[Any], Any], None], sign: int) -> None:
         new, end, end_size = row.new, row.outcome, row.end_size
         if end is not None:
-            put(self.dead if row.state in DEAD else self.replied, (end.finished_at, row.uuid))
+            if until := kept_until(new.options, end.status, end.finished_at):
+                put(self.kept, (until, row.uuid))
+            else:
+                put(self.dead if end.status in DEAD else self.replied, (end.finished_at, row.uuid))
         else:
             if row.due:
                 put(self.due, (row.due, row.uuid))

@@ -188,6 +188,7 @@ class Trimmed(NamedTuple):
     """What a trim removed. `more`: it reached its limit, and there may be more to trim now."""
 
     replies: int
+    """And all that ended with a time of its own."""
     dead: int
     closed: int
     keys: int

@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 
 from titanic.errors import InvalidRequest, StoreTooOld
-from titanic.protocol.submit_options import MAX_KEY, MAX_PRIORITY, MOST_TOGETHER
+from titanic.protocol.submit_options import MAX_KEY, MAX_PRIORITY, MOST_TOGETHER, read_policy
 from titanic.store.request import LASTING_TEXTS, NewRequest
+from titanic.store.states import DEAD, Status
 from titanic.util.clock import capped
 
 MAX_SERVICE = 255
@@ -17,6 +18,9 @@ MAX_TEXT = 255
 """Bytes of a reason that are kept, and of any other text."""
 LATEST = 2**63 - 1
 """The latest time that every engine has room for, in 290,000 years. Later ones are no different."""
+
+_COARSE = 60.0
+"""Seconds from which on a `keep` ends at a whole second: what is due in the same one is closed in one commit."""
 
 _OTHER_TEXTS = [name for name in LASTING_TEXTS if name not in ("service", "key", "owner")]
 
@@ -101,6 +105,18 @@ def times_again(submitted_at: int, not_before: int, expires_at: int, attempts: i
     due = 0 if attempts else capped(not_before, submitted_at, now_us)
     ends_at = expires_at and capped(expires_at, submitted_at, now_us)
     return (due if due > now_us else 0), (ends_at if ends_at > now_us else 0)
+
+
+def kept_until(options: bytes, status: Status, finished_at: int) -> int:
+    """Until when a request that ended so is kept by its own options; 0: for the server's time."""
+    if b'"keep' not in options:
+        return 0  # mostly
+    policy = read_policy(options)
+    kept = policy.keep_failed if status in DEAD else policy.keep
+    until = finished_at + int(kept * 1e6)
+    if kept >= _COARSE:
+        until += -until % 1_000_000
+    return until if kept > 0 else 0
 
 
 def unreleased(place: str, format_: int) -> StoreTooOld:

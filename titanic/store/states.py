@@ -39,6 +39,10 @@ class Status(IntEnum):
     CANCELLED = State.CANCELLED
 
 
+DEAD = frozenset((Status.FAILED, Status.EXPIRED))
+"""Those that can be retried."""
+
+
 class Event(IntEnum):
     """What can happen to a request."""
 

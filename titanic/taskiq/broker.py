@@ -22,7 +22,7 @@ from titanic.aio import Client
 from titanic.errors import CallerError, InvalidRequest, RequestFailed, UnknownRequest
 from titanic.jobs.context import Failed, RequestContext, Retry, Unready, current
 from titanic.protocol.messages import SUBMIT_NUMBERS
-from titanic.protocol.submit_options import Span, SubmitOptions
+from titanic.protocol.submit_options import NEVER, Span, SubmitOptions
 from titanic.protocol.tsp import MOST_PROGRESS
 from titanic.util.text import quoted
 
@@ -50,7 +50,9 @@ def options_of(labels: Mapping[str, Any]) -> SubmitOptions:
     return typed
 
 
-def _number(labels: Mapping[str, Any], name: str, kind: type[int] | type[float]) -> float | int:
+def _number(labels: Mapping[str, Any], name: str, kind: type[int] | type[float]) -> float | int | str:
+    if name == "keep" and labels[name] == NEVER:
+        return NEVER
     try:
         return kind(labels[name])
     except (ValueError, TypeError):

@@ -141,6 +141,9 @@ class Tasks:
             priority      0 to 9, default 4; higher ones start first
             retry_first   back-off after the first failure, doubles with each failure; default the server's
             retry_most    the back-off that it grows to, ± 10 % as each; default the server's
+            keep          how long its reply is kept unless it is closed, or "never": it is deleted at once; default
+                          the server's, for a task annotated `-> None` an hour
+            keep_failed   how long it is kept if it fails or expires; default the server's
             key           makes the idempotency key of a call from its arguments: the same key is executed once
             key_for       how long keys count, default a day
             retry_on      exceptions after which it is tried again; default all

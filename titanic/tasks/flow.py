@@ -245,7 +245,8 @@ def stage_options(options: SubmitOptions) -> dict[str, Any]:
     if "key" in options:
         raise CallerError("a step of a flow has no key of its own", "", "give the key to Flow.submit")
     said: dict[str, Any] = json.loads(encode({**options}))
-    said.pop("key_for", None)
+    for name in ("key_for", "keep", "keep_failed"):  # its flow needs it
+        said.pop(name, None)
     return said
 
 

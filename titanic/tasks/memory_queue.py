@@ -2,7 +2,8 @@
 as its only worker, and a clock that is moved.
 
 It does what a server does with options, keys, priorities, delays, times to live, back-offs and the ways in which a task
-says how it ended. It has no limits of room, deletes nothing by its age, and interrupts no task at its `limit`.
+says how it ended. It has no limits of room, deletes by their age only replies with a `keep`, and interrupts no task at
+its `limit`.
 """
 
 from __future__ import annotations
@@ -131,6 +132,7 @@ class MemoryQueue:
         with self._store.write() as transaction:
             self._notify(transaction, [uuid for uuid, _ in transaction.expire(now_us, ENDLESS, self._core.flights)])
             back = transaction.promote(now_us, ENDLESS)
+            transaction.trim(now_us, KEEP_ALL, ENDLESS)
         self._core.returned({service for service, _ in back})
         self.run()
 

@@ -60,6 +60,9 @@ def as_tuple(errors: Errors) -> tuple[type[Exception], ...]:
 
 log = logging.getLogger(__name__)
 
+KEEP_NOTHING = 3600.0
+"""Seconds that the reply of a task is kept that returns None and has no `keep`."""
+
 
 @dataclass(slots=True, frozen=True)
 class Call:
@@ -150,6 +153,8 @@ class Definition:
         self.name: str = function.__name__
         self.is_async = inspect.iscoroutinefunction(function)
         self.options = submit_options(options)
+        if function.__annotations__.get("return", Ellipsis) in (None, "None"):
+            self.options.setdefault("keep", KEEP_NOTHING)
         self._format = format
         self._middleware = middleware
         self._steps = steps

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from starlette.requests import Request
 from starlette.types import Scope
 
-from titanic.protocol.submit_options import MAX_PRIORITY, MOST_SECONDS, TRACEPARENT
+from titanic.protocol.submit_options import MAX_PRIORITY, MOST_SECONDS, NEVER, TRACEPARENT
 from titanic.util.text import quoted
 from titanic.web.problems import HTTPProblem
 
@@ -85,6 +85,10 @@ def _delay(name: str, text: str) -> float:
     return read_number(name, text, 0, MOST_SECONDS)
 
 
+def _keep(name: str, text: str) -> float | str:
+    return NEVER if text == NEVER else _span(name, text)
+
+
 def _priority(name: str, text: str) -> int:
     return read_integer(name, text, 0, MAX_PRIORITY)
 
@@ -109,6 +113,10 @@ OPTIONS = {
         "max_attempts", _attempts, "Maximum number of attempts before the request fails."
     ),
     "titanic-limit": OptionHeader("limit", _span, "Maximum seconds of one attempt."),
+    "titanic-keep": OptionHeader("keep", _keep, "Seconds for which the reply is kept, or never."),
+    "titanic-keep-failed": OptionHeader(
+        "keep_failed", _span, "Seconds for which the request is kept if it fails or expires."
+    ),
 }
 """By the name of the header, in lower case. Their schemas in the OpenAPI document follow from `messages.Submit`."""
 

@@ -44,7 +44,7 @@ def test_python(server: Server, client: Client) -> None:
     app.endpoint = server.endpoints[0]
     report, poll = app.schedules
     assert (report.name, report.when, report.missed) == ("shop.report", "0 7 * * MON-FRI Europe/Berlin", "once")
-    assert (poll.name, poll.when, poll.options) == ("shop.poll", "every 300 s", {"ttl": 300})
+    assert (poll.name, poll.when, poll.options) == ("shop.poll", "every 300 s", {"ttl": 300, "keep": 3600.0})
     assert app.scheduler().once() == []
     uuid = submit_now(client, report)
     with app.worker() as worker:

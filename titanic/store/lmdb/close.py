@@ -69,8 +69,8 @@ def close_request(tx: Writing, uuid: bytes, now_us: int, unclaimed: bool = False
         kept = _remember(tx, closed)
     if place is not None:
         leave(tx, uuid, place)
-    elif end is not None:
-        tx.delete(db.timers, outcome_record.retention_timer(uuid, end))
+    elif header is not None and end is not None:
+        tx.delete(db.timers, outcome_record.retention_timer(uuid, end, header.options))
     else:
         drop_timers(tx, uuid)
     for row, database in ((record, db.requests), (reply, db.replies)):

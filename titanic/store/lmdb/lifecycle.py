@@ -149,7 +149,7 @@ def retry(tx: Writing, uuid: bytes, now_us: int) -> bool:
         return False
     if (State(end.status), Event.RETRY) not in TRANSITIONS:
         return False
-    tx.delete(tx.db.timers, outcome_record.retention_timer(uuid, end))
+    tx.delete(tx.db.timers, outcome_record.retention_timer(uuid, end, header.options))
     tx.delete(tx.db.replies, uuid)
     tx.drop_blob(end.ref)
     prefix = ready_prefix(header.service, header.priority)
@@ -185,7 +185,8 @@ def _end(tx: Writing, uuid: bytes, place: QueuePlace, end: Outcome) -> None:
         record = outcome_record.encode(uuid, end._replace(reason=_shortened(end.reason)))
     leave(tx, uuid, place)
     tx.put(tx.db.replies, uuid, record)
-    tx.put(tx.db.timers, outcome_record.retention_timer(uuid, end), b"")
+    options = b"" if place.header is None else place.header.options
+    tx.put(tx.db.timers, outcome_record.retention_timer(uuid, end, options), b"")
     for ref, body in bodies:
         tx.put_blob(ref, body)
     if place.header is not None and place.header.owner:

@@ -400,8 +400,13 @@ def _corrupt(data: Path, fact: str) -> StoreCorrupt:
 
 _SPARE = 64 << 20
 
-STEPS: dict[int, Callable[[lmdb.Environment, lmdb.Transaction[memoryview]], None]] = {}
-"""By the format that each begins with. There is none yet: format 1 is the first that was released."""
+
+def _nothing(env: lmdb.Environment, txn: lmdb.Transaction[memoryview]) -> None:
+    """Format 2 has timers that earlier versions do not know (schema.KEPT)."""
+
+
+STEPS: dict[int, Callable[[lmdb.Environment, lmdb.Transaction[memoryview]], None]] = {1: _nothing}
+"""By the format that each begins with."""
 
 
 def upgrade(directory: Path, found: int) -> None:

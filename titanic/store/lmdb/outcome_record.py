@@ -39,6 +39,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from titanic.errors import RecordCorrupt
+from titanic.store import states
 from titanic.store.lmdb.record import (
     FORMAT_1,
     REF_SIZE,
@@ -52,9 +53,9 @@ from titanic.store.lmdb.record import (
     unpack_ref,
     verify,
 )
-from titanic.store.lmdb.schema import DEAD, INLINE, REPLIED, timer_key
+from titanic.store.lmdb.schema import DEAD, INLINE, KEPT, REPLIED, timer_key
 from titanic.store.records import Outcome
-from titanic.store.rules import shortened
+from titanic.store.rules import kept_until, shortened
 from titanic.store.states import Status
 
 DATABASE = "replies"
@@ -95,9 +96,11 @@ class OutcomeHeader(NamedTuple):
         return self.body_at + self.body_size
 
 
-def retention_timer(uuid: bytes, end: Outcome | OutcomeHeader) -> bytes:
-    """The key in `timers` of a request that ended so."""
-    return timer_key(DEAD if end.status in (Status.FAILED, Status.EXPIRED) else REPLIED, end.finished_at, uuid)
+def retention_timer(uuid: bytes, end: Outcome | OutcomeHeader, options: bytes) -> bytes:
+    """The key in `timers` of a request with these options that ended so."""
+    if until := kept_until(options, end.status, end.finished_at):
+        return timer_key(KEPT, until, uuid)
+    return timer_key(DEAD if end.status in states.DEAD else REPLIED, end.finished_at, uuid)
 
 
 def encode(uuid: bytes, outcome: Outcome, put_blob: PutBlob | None = None) -> bytes:

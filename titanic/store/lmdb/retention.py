@@ -20,7 +20,7 @@ from titanic.store.lmdb.closed_ring import charges_to_end, end_charges
 from titanic.store.lmdb.free_space import drop_oldest
 from titanic.store.lmdb.outcome_record import RetryRecord, expiry
 from titanic.store.lmdb.request_record import RequestHeader
-from titanic.store.lmdb.schema import DEAD, EXPIRY, KEY, REPLIED, due_of, later_key, timer_key, timer_of, uuid_of
+from titanic.store.lmdb.schema import DEAD, EXPIRY, KEPT, KEY, REPLIED, due_of, later_key, timer_key, timer_of, uuid_of
 from titanic.store.lmdb.transaction import Writing
 from titanic.store.records import Retention, Trimmed
 from titanic.util.clock import capped
@@ -38,10 +38,15 @@ def trim(tx: Writing, now_us: int, policy: Retention | None = None, limit: int =
     sure_us = now_us - ahead_us
     keys = _forget_keys(tx, sure_us, left)
     left -= keys
-    replies = _close_unclaimed(tx, REPLIED, policy.reply_retention, now_us, sure_us, left)
-    left -= replies
-    dead = _close_unclaimed(tx, DEAD, policy.dead_retention, now_us, sure_us, left)
-    left -= dead
+    own = _close_unclaimed(tx, KEPT, sure_us, now_us, left)
+    left -= own
+    replies = dead = 0
+    if policy.reply_retention:
+        replies = _close_unclaimed(tx, REPLIED, sure_us - policy.reply_retention, now_us, left)
+        left -= replies
+    if policy.dead_retention:
+        dead = _close_unclaimed(tx, DEAD, sure_us - policy.dead_retention, now_us, left)
+        left -= dead
     dropped = 0
     if policy.closed_retention and left > 0:
         # bounded by pages as well as by entries
@@ -49,12 +54,12 @@ def trim(tx: Writing, now_us: int, policy: Retention | None = None, limit: int =
         left -= dropped
     end_charges(tx, limit)
     more = left <= 0 or bool(tx.raw.stat(tx.db.graves)["entries"]) or charges_to_end(tx)
-    return Trimmed(replies, dead, dropped, keys, more)
+    return Trimmed(own + replies, dead, dropped, keys, more)
 
 
-def _close_unclaimed(tx: Writing, kind: bytes, retention: int, now_us: int, sure_us: int, limit: int) -> int:
+def _close_unclaimed(tx: Writing, kind: bytes, until: int, now_us: int, limit: int) -> int:
     done = 0
-    for timer, uuid in _timers_until(tx, kind, sure_us - retention, limit) if retention else ():
+    for timer, uuid in _timers_until(tx, kind, until, limit):
         try:
             close_request(tx, uuid, now_us, unclaimed=True)
         except StoreFull:

@@ -29,6 +29,7 @@
     timers     b"E" + expires_at, u64 µs + uuid           nothing: a request that has not ended and can expire
                b"R" + finished_at, u64 µs + uuid          nothing: a reply (DONE, CANCELLED)
                b"D" + finished_at, u64 µs + uuid          nothing: a dead request (FAILED, EXPIRED)
+               b"U" + until, u64 µs + uuid                nothing: one that ended, with an option of its own
                b"K" + until, u64 µs + key in `keys`       nothing: a row of `keys`
     closed     sequence, u64                              closed_record.py: a closed request
     blobs      id, u64 + index, u32                       record.py: a piece of a body too large for its record
@@ -63,7 +64,7 @@ import lmdb
 from titanic.errors import StoreCorrupt
 from titanic.util.ids import SIZE
 
-FORMAT = 1
+FORMAT = 2
 """Of the keys and databases. The first release has format 1."""
 
 U32 = struct.Struct("<I")
@@ -93,6 +94,7 @@ OWNER_PREFIX = b"o"
 EXPIRY = b"E"
 REPLIED = b"R"
 DEAD = b"D"
+KEPT = b"U"
 KEY = b"K"
 
 MOST_BYTES = 1 << 46

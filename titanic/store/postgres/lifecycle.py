@@ -39,7 +39,7 @@ from titanic.store.postgres.transaction import RequestSnapshot
 from titanic.store.postgres.writing import PostgresWriting
 from titanic.store.records import CloseResult, Retention, Trimmed
 from titanic.store.request import lasting_texts, outcome_size
-from titanic.store.rules import LATEST, late, shortened, times_again
+from titanic.store.rules import LATEST, kept_until, late, shortened, times_again
 from titanic.store.states import ENDING, Event, State, Status
 from titanic.util.clock import capped
 from titanic.util.ids import SIZE
@@ -188,7 +188,8 @@ def _end(
     one.attempts, one.dispatched_at, one.finished_at, one.reason = attempts, dispatched_at, finished_at, reason
     one.reply_frames, one.reply_bytes, one.frames = len(frames), sizes(frames), list(frames)
     ends = status, attempts, dispatched_at, finished_at, one.reply_bytes, one.reply_frames, frames, reason
-    tx.changes.replies.append(ReplyRow(one.uuid, *ends, one.service, one.owner))
+    until = kept_until(one.options, status, finished_at)
+    tx.changes.replies.append(ReplyRow(one.uuid, *ends, one.service, one.owner, until))
     size = _reply_size(one)
     tx.changes.count_owner(one.owner, size=size)
     tx.changes.count(replies=1, used=size + REPLY)
@@ -267,9 +268,13 @@ RETURNING k.owner, length(k.key), cardinality(k.uuids)"""
 
 _UNCLAIMED = """
 SELECT p.uuid FROM reply AS p JOIN request AS r ON r.uuid = p.uuid
-WHERE p.status IN ({}) AND p.finished_at <= %s
-ORDER BY p.finished_at, p.uuid LIMIT %s FOR UPDATE OF r SKIP LOCKED"""
-_REPLIED, _DEAD = map(_UNCLAIMED.format, ("4, 7", "5, 6"))
+WHERE {} <= %s
+ORDER BY {}, p.uuid LIMIT %s FOR UPDATE OF r SKIP LOCKED"""
+_KEPT = _UNCLAIMED.format("p.until > 0 AND p.until", "p.until")
+_REPLIED, _DEAD = (
+    _UNCLAIMED.format(f"p.status IN ({states}) AND p.until = 0 AND p.finished_at", "p.finished_at")
+    for states in ("4, 7", "5, 6")
+)
 
 
 def trim(
@@ -282,21 +287,26 @@ def trim(
     rows = tx.fetch(_FORGET_KEYS, sure_us, left)
     tx.changes.count_keys_gone(rows)
     left -= len(rows)
-    replies = _close_unclaimed(tx, _REPLIED, policy.reply_retention, now_us, sure_us, left)
-    left -= replies
-    dead = _close_unclaimed(tx, _DEAD, policy.dead_retention, now_us, sure_us, left)
-    left -= dead
+    own = _close_unclaimed(tx, _KEPT, sure_us, now_us, left)
+    left -= own
+    replies = dead = 0
+    if policy.reply_retention:
+        replies = _close_unclaimed(tx, _REPLIED, sure_us - policy.reply_retention, now_us, left)
+        left -= replies
+    if policy.dead_retention:
+        dead = _close_unclaimed(tx, _DEAD, sure_us - policy.dead_retention, now_us, left)
+        left -= dead
     dropped = 0
     if policy.closed_retention and left > 0:
         dropped = drop_older(tx, sure_us - policy.closed_retention + 1, left)
         left -= dropped
-    return Trimmed(replies, dead, dropped, len(rows), left <= 0)
+    return Trimmed(own + replies, dead, dropped, len(rows), left <= 0)
 
 
-def _close_unclaimed(tx: PostgresWriting, text: str, retention: int, now_us: int, sure_us: int, limit: int) -> int:
-    if not retention or limit <= 0:
+def _close_unclaimed(tx: PostgresWriting, text: str, until: int, now_us: int, limit: int) -> int:
+    if limit <= 0:
         return 0
-    uuids = [uuid for (uuid,) in tx.fetch(text, sure_us - retention, limit)]
+    uuids = [uuid for (uuid,) in tx.fetch(text, until, limit)]
     tx.prefetch(uuids)
     for uuid in uuids:
         close_request(tx, uuid, now_us, unclaimed=True)

@@ -136,8 +136,9 @@ _FIRST_DUE = """
     SELECT (SELECT expires_at FROM titanic.expiring WHERE uuid <> ALL(%s::uuid[]) ORDER BY expires_at LIMIT 1),
         (SELECT min(due) FROM titanic.later)"""
 _FIRST_TIMES = f"""{_FIRST_DUE},
-        (SELECT min(finished_at) FROM titanic.reply WHERE status IN (4, 7)),
-        (SELECT min(finished_at) FROM titanic.reply WHERE status IN (5, 6)),
+        (SELECT min(until) FROM titanic.reply WHERE until > 0),
+        (SELECT min(finished_at) FROM titanic.reply WHERE status IN (4, 7) AND until = 0),
+        (SELECT min(finished_at) FROM titanic.reply WHERE status IN (5, 6) AND until = 0),
         (SELECT c.closed_at FROM titanic.closed c, titanic.meta m
             WHERE c.seq = m.closed_first AND NOT (m.registered AND c.seq > m.archived_upto)),
         (SELECT min(until) FROM titanic.key)"""
@@ -196,7 +197,7 @@ def next_due(
     ((expires_at, due, *firsts),) = tx.fetch_once(_FIRST_DUE if policy is None else _FIRST_TIMES, ids(list(skip)))
     times = [] if expires_at is None else [expires_at]
     if policy is not None:
-        replied, dead, closed, key = firsts
+        until, replied, dead, closed, key = firsts
         for first, kept in (
             (replied, policy.reply_retention),
             (dead, policy.dead_retention),
@@ -204,8 +205,7 @@ def next_due(
         ):
             if first is not None and kept:
                 times.append(first + kept)
-        if key is not None:
-            times.append(key)
+        times += [first for first in (until, key) if first is not None]
     times = [time + ahead_us for time in times]
     if due is not None:
         times.append(due)

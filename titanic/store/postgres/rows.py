@@ -156,6 +156,7 @@ class ReplyRow(NamedTuple):
     reason: bytes
     service: bytes
     owner: bytes
+    until: int
 
 
 class KeyRow(NamedTuple):

@@ -24,7 +24,7 @@ from titanic.store.postgres.rows import CLOSED_COLUMNS, REQUEST_COLUMNS, declare
 from titanic.store.records import DEFAULT_CAPACITY
 from titanic.store.rules import unreleased
 
-FORMAT = 1
+FORMAT = 2
 """Of the tables as this version makes and knows them. The first release has format 1.
 
 A node serves a store if `meta.oldest` ≤ its FORMAT ≤ `meta.store_format`. It upgrades a store of an earlier format when
@@ -34,7 +34,7 @@ and they are refused at their next renewal. So nodes can be replaced by those of
 Stores from before the first release have `meta.format` instead of `meta.store_format`: they are refused.
 """
 
-OLDEST = 1
+OLDEST = 2
 """Of nodes that can go on with tables as this version makes them."""
 
 SERVED = f"EXISTS (SELECT FROM titanic.meta WHERE {FORMAT} BETWEEN oldest AND store_format)"
@@ -50,6 +50,13 @@ _BUSY = "autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 50
 """Rows come and go all the time."""
 _TINY = "fillfactor = 10, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0"
 """A few rows that change with each commit."""
+
+_UNTIL = """
+COMMENT ON COLUMN titanic.reply.until IS 'Until when it is kept by an option of the request; 0: by the settings';
+CREATE INDEX reply_replied ON titanic.reply (finished_at, uuid) WHERE status IN (4, 7) AND until = 0;
+CREATE INDEX reply_dead ON titanic.reply (finished_at, uuid) WHERE status IN (5, 6) AND until = 0;
+CREATE INDEX reply_kept ON titanic.reply (until, uuid) WHERE until > 0;
+""".strip()
 
 TABLES = f"""
 CREATE SCHEMA titanic;
@@ -128,11 +135,11 @@ CREATE TABLE titanic.reply (
     frames          bytea[] NOT NULL,
     reason          bytea NOT NULL,
     service         bytea NOT NULL,
-    owner           bytea NOT NULL
+    owner           bytea NOT NULL,
+    until           bigint NOT NULL DEFAULT 0
 ) WITH ({_BUSY});
 COMMENT ON COLUMN titanic.reply.status IS '4 done, 5 failed, 6 expired, 7 cancelled';
-CREATE INDEX reply_replied ON titanic.reply (finished_at, uuid) WHERE status IN (4, 7);
-CREATE INDEX reply_dead ON titanic.reply (finished_at, uuid) WHERE status IN (5, 6);
+{_UNTIL}
 CREATE INDEX reply_dead_ids ON titanic.reply (uuid) WHERE status IN (5, 6);
 
 CREATE TABLE titanic.closed (
@@ -250,8 +257,14 @@ class Upgrade(NamedTuple):
     oldest: int
 
 
-UPGRADES: dict[int, Upgrade] = {}
-"""By the format that they begin with. There is none yet: format 1 is the first that was released."""
+UPGRADES = {
+    1: Upgrade(
+        "ALTER TABLE titanic.reply ADD until bigint NOT NULL DEFAULT 0;"
+        f" DROP INDEX titanic.reply_replied, titanic.reply_dead; {_UNTIL}",
+        oldest=2,  # earlier nodes would read all replies to find those to close
+    )
+}
+"""By the format that they begin with."""
 
 
 def prepare(connection: Connection, place: str) -> bool:

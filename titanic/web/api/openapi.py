@@ -70,6 +70,8 @@ class AttemptOptions(TypedDict):
     limit: NotRequired[float]
     retry_first: NotRequired[float]
     retry_most: NotRequired[float]
+    keep: NotRequired[float]
+    keep_failed: NotRequired[float]
 
 
 class Request(TypedDict):

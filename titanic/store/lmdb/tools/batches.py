@@ -181,6 +181,9 @@ def replies(walk: Walk, rows: list[Row]) -> list[Row]:
             continue
         assert kind is not None
         assert request is not None
+        if b'"keep' in request:  # perhaps in its options
+            odd.append(row)
+            continue
         timers.append(timer_key(kind, finished_at, uuid))
         if request[1:2] > b"\1":
             walk.own(request_record.owner_in(request), size)

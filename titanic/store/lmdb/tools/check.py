@@ -23,6 +23,7 @@ from titanic.store.lmdb.schema import (
     CHARGED_KEY,
     DEAD,
     EXPIRY,
+    KEPT,
     KEY,
     LOAD,
     OWNER_LOAD,
@@ -178,7 +179,7 @@ def _reply(walk: Walk, uuid: bytes, record: bytes) -> None:
         walk.report("replies", uuid, "there is no such request", Remedy(Verb.FAIL, "requests", uuid, _MISSING))
     else:
         walk.own(request_record.owner_in(request), header.size)
-    timer = outcome_record.retention_timer(uuid, header)
+    timer = outcome_record.retention_timer(uuid, header, walk.options(uuid))
     if not walk.light and not walk.is_indexed("timers", timer):
         walk.report("replies", uuid, "its retention would never end", Remedy(Verb.PUT, "timers", timer))
 
@@ -324,7 +325,7 @@ def _timer_fault(walk: Walk, kind: bytes, time: int, subject: bytes) -> str:
             return ""
         expires_at = expiry(own, walk.past(subject))
         return "" if expires_at == time else f"the request says {expires_at}"
-    if kind in (REPLIED, DEAD):
+    if kind in (REPLIED, DEAD, KEPT):
         record = walk.tx.raw.get(subject, db=walk.tx.db.replies)
         if record is None:
             return "there is no such reply"
@@ -332,7 +333,7 @@ def _timer_fault(walk: Walk, kind: bytes, time: int, subject: bytes) -> str:
             end = outcome_record.decode_header(subject, record)
         except RecordCorrupt:
             return ""
-        right = outcome_record.retention_timer(subject, end)
+        right = outcome_record.retention_timer(subject, end, walk.options(subject))
         return (
             "" if right == timer_key(kind, time, subject) else f"the reply says {end.status.name} at {end.finished_at}"
         )

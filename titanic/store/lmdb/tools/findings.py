@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import lmdb
 
 from titanic.errors import RecordCorrupt
+from titanic.store.lmdb import request_record
 from titanic.store.lmdb.outcome_record import RetryRecord
 from titanic.store.lmdb.record import Ref
 from titanic.store.lmdb.store import LmdbReadTransaction, LmdbStore
@@ -176,6 +177,14 @@ class Walk:
         found = self.values(name, keys)
         self.indexed[name] += list(found.values()).count(b"")
         return [key for key in keys if key not in found] if len(found) < len(keys) else []
+
+    def options(self, uuid: bytes) -> bytes:
+        """The options of a request; none when it is missing or damaged."""
+        record = self.tx.raw.get(uuid, db=self.tx.db.requests)
+        try:
+            return b"" if record is None else request_record.decode_header(uuid, record).options
+        except RecordCorrupt:
+            return b""
 
     def has(self, name: str, key: bytes) -> bool:
         """Whether a database has a row."""

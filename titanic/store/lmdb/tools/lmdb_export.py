@@ -288,7 +288,7 @@ def _put_life(tx: LmdbWriteTransaction, life: StoredLife) -> None:
     if outcome is not None:
         reply = outcome_record.encode(uuid, outcome, put_blob)
         tx.raw.put(uuid, reply, db=tx.db.replies, append=True)
-        tx.put(tx.db.timers, outcome_record.retention_timer(uuid, outcome), b"")
+        tx.put(tx.db.timers, outcome_record.retention_timer(uuid, outcome, request.options), b"")
         if owner:
             tx.count_owned(owner, size=size + outcome_record.decode_header(uuid, reply).size)
         return

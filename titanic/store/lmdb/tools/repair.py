@@ -37,6 +37,7 @@ from titanic.store.lmdb.request_record import RequestHeader
 from titanic.store.lmdb.schema import (
     DEAD,
     EXPIRY,
+    KEPT,
     KEY,
     LOAD,
     PAGE,
@@ -368,6 +369,8 @@ def _record(
     return looks_like
 
 
+_TIMERS = (EXPIRY, REPLIED, DEAD, KEPT, KEY)
+
 _LOOKS: dict[str, RowTest] = {
     "requests": _record(request_record.decode_header, request_record.decode),
     "replies": _record(outcome_record.decode_header, outcome_record.decode),
@@ -378,7 +381,7 @@ _LOOKS: dict[str, RowTest] = {
     "blobs": lambda key, value: len(key) == BLOB_KEY_SIZE and len(value) > 0,
     "later": lambda key, value: len(key) == TIME_SIZE + SIZE and value[-2:-1] == b"\0",
     "ready": lambda key, value: not value and key[-SIZE - 2 : -SIZE - 1] == b"\0" and key[-SIZE - 1] <= 9,
-    "timers": lambda key, value: not value and key[:1] in (EXPIRY, REPLIED, DEAD, KEY) and len(key) > 1 + TIME_SIZE,
+    "timers": lambda key, value: not value and key[:1] in _TIMERS and len(key) > 1 + TIME_SIZE,
     "keys": lambda key, value: request_record.fits_key_record(value),
     "meta": lambda key, value: len(value) <= LOAD.size or key == SERVICES_KEY,
     "aside": lambda key, value: True,

@@ -1,0 +1,110 @@
+"""How long a reply is kept, with a real server: `keep` of requests and tasks."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from support.each import each
+from support.serving import QUICK
+from support.waiting import until
+
+from broker import Worker
+from titanic import Client, InvalidRequest, RequestFailed, Server, UnknownRequest
+from titanic.tasks import Tasks
+
+
+def is_gone(client: Client, uuid: str) -> bool:
+    try:
+        client.reply(uuid)
+    except UnknownRequest:
+        return True
+    except RequestFailed:
+        pass
+    return False
+
+
+@each("size", [1, 5_000_000])
+@pytest.mark.usefixtures("echo")
+def test_who_waits_gets_a_reply_that_is_never_kept(client: Client, size: int) -> None:
+    uuid = client.submit("echo", bytes(size), keep="never")
+    assert client.wait(uuid, timeout=60) == [bytes(size)]
+    until(lambda: is_gone(client, uuid))
+
+
+@pytest.mark.usefixtures("echo")
+def test_the_end_of_what_is_never_kept_is_notified_and_archived(server: Server, client: Client) -> None:
+    client.set_service("echo", on_end="ends")
+    uuid = client.submit("echo", "x", keep="never")
+    ends: list[bytes] = []
+    with Worker("ends", lambda frames: ends.append(frames[0]) or b"", server.endpoints[0], config=QUICK):
+        until(lambda: len(ends) == 1)
+    assert uuid.encode() in ends[0]
+    assert b'"done"' in ends[0]
+    until(lambda: is_gone(client, uuid))
+    with server.store.read() as transaction:
+        (closed,) = [one for one in transaction.closed_bulk(1, 9).requests() if one.uuid.hex() == uuid]
+    assert (closed.reply, closed.unclaimed) == ([b"x"], True)
+
+
+@pytest.mark.usefixtures("echo")
+def test_a_failure_stays(client: Client) -> None:
+    failed = client.submit("echo", "fail", max_attempts=1, keep="never")
+    with pytest.raises(RequestFailed):
+        client.wait(failed, timeout=30)
+    done = client.submit("echo", "x", keep="never")
+    until(lambda: is_gone(client, done))
+    assert client.show(failed)["state"] == "failed"
+    short = client.submit("echo", "fail", max_attempts=1, keep_failed=0.001)
+    until(lambda: is_gone(client, short))
+
+
+def test_the_options_are_shown(client: Client) -> None:
+    uuid = client.submit("nobody", "x", keep=timedelta(hours=1), keep_failed=60)
+    assert client.show(uuid)["options"] == {"keep": 3600, "keep_failed": 60}
+
+
+SECONDS = "a number of seconds, more than 0 and at most ten years"
+
+
+@each(
+    "options, fault",
+    [
+        ({"keep": -1}, f'keep must be {SECONDS}, or "never"'),
+        ({"keep": 0}, f'keep must be {SECONDS}, or "never"'),
+        ({"keep": 1e12}, f'keep must be {SECONDS}, or "never"'),
+        ({"keep": "always"}, f'keep must be {SECONDS}, or "never"'),
+        ({"keep": timedelta(days=-1)}, f'keep must be {SECONDS}, or "never"'),
+        ({"keep": True}, f'keep must be {SECONDS}, or "never"'),
+        ({"keep": math.nan}, "keep is nan; it must be a finite number"),
+        ({"keep": math.inf}, "keep is inf; it must be a finite number"),
+        ({"keep": object()}, "it must be a number or, if it is a time, a timedelta"),
+        ({"keep_failed": "never"}, f"keep_failed must be {SECONDS}"),
+        ({"keep_failed": -5}, f"keep_failed must be {SECONDS}"),
+    ],
+)
+def test_other_values_are_refused(client: Client, options: dict[str, Any], fault: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        client.submit("echo", "x", **options)
+    assert fault in str(refused.value)
+
+
+def test_a_task_without_a_result_keeps_it_an_hour(server: Server, client: Client) -> None:
+    app = Tasks(server.endpoints[0], name="shop")
+
+    @app.task
+    def tidy(path: str) -> None: ...
+
+    @app.task(keep="never")
+    async def sweep() -> None: ...
+
+    @app.task
+    def count(path: str) -> int:
+        return len(path)
+
+    options = [client.show(ticket.uuid)["options"] for ticket in (tidy.submit("a"), sweep.submit(), count.submit("a"))]
+    assert options == [{"keep": 3600}, {"keep": 2}, {}]
+    with app.worker():
+        assert tidy.submit("b").reply(timeout=30) is None

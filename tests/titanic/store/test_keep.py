@@ -1,0 +1,187 @@
+"""How long requests that have ended are kept: by an option of their own, or by the settings."""
+
+import pytest
+from support.store_engines import is_sound
+from support.store_facts import accept_all, closed_in
+from support.torture import LONG, figures, tally
+
+from titanic.store import DEFAULT_CAPACITY, MIN_CAPACITY, NewRequest, Retention, Status
+from titanic.store.lmdb.tools import check
+
+pytestmark = pytest.mark.usefixtures("engine")
+
+NOW = 1_795_258_520_106_479
+SECOND = 1_000_000
+POLICY = Retention(reply_retention=100 * SECOND, dead_retention=300 * SECOND)
+KEEP = b'{"limit": 5, "keep": 10, "keep_failed": 20}'
+
+
+def ended(store, *requests, status=Status.DONE, at=0):
+    """Accept requests and end them. Returns their ids."""
+    with store.write() as txn:
+        uuids = accept_all(txn, requests, NOW)
+        for uuid in uuids:
+            txn.finish(uuid, status, [b"reply"], attempts=1, dispatched_at=NOW, finished_at=NOW + at, reason="why")
+    return uuids
+
+
+def job(options=b"", service=b"echo", **more):
+    return NewRequest(service, [b"body"], options=options, **more)
+
+
+def trim(store, after, policy=POLICY, **more):
+    with store.write() as txn:
+        return txn.trim(NOW + int(after * SECOND), policy, **more)
+
+
+def next_due(store, policy=POLICY):
+    with store.read() as txn:
+        due = txn.next_due(policy)
+        return due and (due - NOW) / SECOND
+
+
+def known(store, uuids):
+    with store.read() as txn:
+        return [txn.describe(uuid) is not None for uuid in uuids]
+
+
+@pytest.mark.parametrize("status, kept", [(Status.DONE, 10), (Status.FAILED, 20)])
+def test_an_option_counts_instead_of_the_setting(store, status, kept):
+    uuids = ended(store, job(), job(KEEP), status=status)
+    assert next_due(store) == kept
+    assert (trim(store, kept - 0.1).replies, known(store, uuids)) == (0, [True, True])
+    assert trim(store, kept).replies == 1
+    assert known(store, uuids) == [True, False]
+    assert next_due(store) == (100 if status is Status.DONE else 300)
+    with store.read() as txn:
+        (closed,) = closed_in(txn, 0, 9, 1 << 20)
+    assert (closed.uuid, closed.unclaimed, closed.status, closed.reply) == (uuids[1], True, status, [b"reply"])
+
+
+def test_one_of_the_two_leaves_the_other_to_the_setting(store):
+    short, lasting = b'{"keep": 1}', b'{"keep_failed": 2}'
+    done = ended(store, job(short), job(lasting))
+    failed = ended(store, job(short), job(lasting), status=Status.FAILED)
+    trim(store, 99)
+    assert known(store, [*done, *failed]) == [False, True, True, False]
+
+
+def test_the_option_may_be_longer_than_the_setting(store):
+    uuids = ended(store, job(), job(b'{"keep": 1000}'))
+    assert trim(store, 999).replies == 1
+    assert known(store, uuids) == [False, True]
+    assert 1000 <= next_due(store) <= 1001
+
+
+def test_those_of_the_same_second_are_due_together(store):
+    first, second, third = (ended(store, job(b'{"keep": 60}'), at=at)[0] for at in (0, 800_000, 900_000))
+    (due,) = {next_due(store)}
+    assert trim(store, due).replies == 2
+    assert known(store, [first, second, third]) == [False, False, True]
+    assert next_due(store) == due + 1
+
+
+def test_it_counts_where_the_setting_keeps_for_ever(store):
+    uuids = ended(store, job(), job(KEEP))
+    assert trim(store, 365 * 24 * 3600, Retention(0, 0)).replies == 1
+    assert known(store, uuids) == [True, False]
+
+
+def test_the_first_due_goes_first_whenever_it_ended(store):
+    late = ended(store, job(b'{"keep": 3}'), at=5 * SECOND)
+    early = ended(store, job(b'{"keep": 30}'))
+    assert next_due(store) == 8
+    assert trim(store, 60, limit=1).replies == 1
+    assert known(store, [*late, *early]) == [False, True]
+
+
+def test_an_expired_request_is_a_failed_one(store):
+    with store.write() as txn:
+        (uuid,) = accept_all(txn, [job(KEEP, expires_at=NOW + SECOND)], NOW)
+        txn.expire(NOW + SECOND)
+    assert next_due(store) == 21
+    trim(store, 21)
+    assert known(store, [uuid]) == [False]
+
+
+def test_a_retried_request_is_not_due(store):
+    (uuid,) = ended(store, job(KEEP), status=Status.FAILED)
+    with store.write() as txn:
+        assert txn.retry(uuid, NOW)
+    assert next_due(store) is None
+    assert (trim(store, 1000).replies, known(store, [uuid])) == (0, [True])
+    with store.write() as txn:
+        txn.finish(uuid, Status.DONE, [], attempts=1, dispatched_at=NOW, finished_at=NOW + 50 * SECOND)
+    assert next_due(store) == 60
+
+
+def test_a_closed_request_is_not_due(store):
+    (uuid,) = ended(store, job(KEEP))
+    with store.write() as txn:
+        txn.close(uuid, NOW)
+    assert next_due(store) is None
+    assert is_sound(store)
+
+
+def test_a_clock_that_is_ahead_ends_nothing(store):
+    (uuid,) = ended(store, job(KEEP))
+    assert trim(store, 15, ahead_us=10 * SECOND).replies == 0
+    assert known(store, [uuid]) == [True]
+
+
+@pytest.mark.lmdb
+def test_a_damaged_request_leaves_no_timer(store):
+    (uuid,) = ended(store, job(KEEP))
+    with store.write() as txn:
+        record = bytearray(txn.raw.get(uuid, db=txn.db.requests))
+        record[0] ^= 1
+        txn.raw.put(uuid, bytes(record), db=txn.db.requests)
+    with store.write() as txn:
+        assert txn.close(uuid, NOW) is not None
+        assert txn.raw.stat(txn.db.timers)["entries"] == 0
+
+
+# -- for ever ----------------------------------------------------------------------------------------------------
+
+RATE = 100
+"""Tasks a second in a store of 1 GiB, the default. Both are scaled down by the same."""
+SCALE = DEFAULT_CAPACITY // MIN_CAPACITY
+KEPT = 3600
+DAYS = 30 if LONG else 1
+STEP = 60
+
+
+@pytest.mark.torture(short=True)
+@pytest.mark.lmdb
+@pytest.mark.settings(capacity=MIN_CAPACITY, durability="relaxed")
+def test_tasks_that_return_nothing_run_for_ever(store):
+    """100 a second for a month (in CI a day) in 1 GiB, each kept for an hour, at a scale of 1 : 64:
+    1.6 a second in 16 MiB."""
+    task = NewRequest(b"shop.tidy", [b'{"args": ["a.png"], "kwargs": {}}'], options=b'{"keep": %d}' % KEPT)
+    data, sizes, ended, due = store.path / "data.mdb", [], [], 0.0
+    for step in range(DAYS * 86_400 // STEP):
+        now = NOW + step * STEP * SECOND
+        due += RATE * STEP / SCALE
+        with store.write() as txn:  # StoreFull would end the test
+            for uuid in accept_all(txn, [task] * int(due), now):
+                txn.finish(uuid, Status.DONE, [b"null"], attempts=1, dispatched_at=now, finished_at=now)
+        with store.write() as txn:
+            assert not txn.trim(now, limit=10_000).more
+        tally["operations modelled"] += int(due)
+        due -= int(due)
+        if step % 60 == 59:
+            with store.read() as txn:
+                ended.append(txn.counts().replies)
+                left = txn.room_left()
+            sizes.append((data.stat().st_size, left))
+    hour = RATE * KEPT // SCALE
+    assert all(hour - 10 <= count <= hour + 2 * RATE * STEP // SCALE for count in ended)
+    files, lefts = zip(*sizes[len(sizes) // 2 :], strict=True)  # closed requests have filled it since about 11 hours
+    assert max(files) <= MIN_CAPACITY
+    assert max(files) - min(files) < MIN_CAPACITY // 100, "a few pages, by chance"
+    assert min(lefts) > MIN_CAPACITY // 4
+    assert check(store) == []
+    figures.append(
+        f"{DAYS} days of {RATE} tasks a second, kept for an hour, 1 : {SCALE}: {ended[-1]} are kept; the file has"
+        f" {max(files) >> 10} KiB, and {min(lefts) >> 10} KiB are left for new requests"
+    )
