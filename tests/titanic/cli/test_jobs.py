@@ -52,6 +52,15 @@ def test_priority_and_attempts(at: tuple[str, str]) -> None:
     assert here("submit", "absent", "x", "--priority", "10", *at).code == 2
 
 
+def test_a_reply_is_kept_as_long_as_its_option_says(at: tuple[str, str]) -> None:
+    assert here("submit", "echo", "x", "--keep", "never", "--wait", "20", *at).out == b"x"
+    uuid = here("submit", "absent", "x", "--keep", "90m", "--keep-failed", "2d", *at).line
+    assert show(uuid, at)["options"] == {"keep": 5400, "keep_failed": 172_800}
+    assert "1.5 h" in here("show", uuid, *at).out.decode()
+    for wrong in ("-1", "0", "always", "nan"):
+        assert here("submit", "echo", "x", "--keep", wrong, *at).code == 2
+
+
 def test_options_count_for_each_line(at: tuple[str, str]) -> None:
     done = here("submit", "absent", "--lines", "-", "--priority", "2", *at, stdin=b"a\nb\n")
     assert [show(uuid, at)["priority"] for uuid in done.out.decode().split()] == [2, 2]

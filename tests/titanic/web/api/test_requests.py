@@ -16,6 +16,7 @@ from support.waiting import until
 
 from broker import RemoteError, Worker
 from titanic import Client, Server, current
+from titanic.protocol.submit_options import AT_ONCE
 from titanic.web import request_filter
 
 SUBMIT = "/v1/services/echo/requests"
@@ -106,12 +107,15 @@ def test_options_are_headers(http: httpx.Client, client: Client) -> None:
         "Titanic-Priority": "7",
         "Titanic-Max-Attempts": "3",
         "Titanic-Limit": "1.5e1",
+        "Titanic-Keep": "never",
+        "Titanic-Keep-Failed": "60",
         "Idempotency-Key": "order 17",
         "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
     }
     uuid = http.post(SUBMIT, content=b"x", headers=headers).json()["uuid"]
     told = client.show(uuid)
     assert (told["priority"], told["max_attempts"], told["options"]["limit"]) == (7, 3, 15.0)
+    assert (told["options"]["keep"], told["options"]["keep_failed"]) == (AT_ONCE, 60)
     assert told["expires_at"] - told["submitted_at"] == 3600_000_000
     assert told["not_before"] - told["submitted_at"] == 1800_500_000
     assert (told["key"], told["trace"]) == ("order 17", headers["traceparent"])
@@ -132,6 +136,9 @@ WRONG = [
     ("Titanic-Max-Attempts", "0"),
     ("Titanic-Max-Attempts", "9" * 5000),
     ("Titanic-Limit", "inf"),
+    ("Titanic-Keep", "-1"),
+    ("Titanic-Keep", "always"),
+    ("Titanic-Keep-Failed", "never"),
     ("Titanic-Prio", "1"),
     ("Idempotency-Key", ""),
     ("Idempotency-Key", "~x"),
