@@ -45,7 +45,7 @@ def known(store, uuids):
         return [txn.describe(uuid) is not None for uuid in uuids]
 
 
-@pytest.mark.parametrize("status, kept", [(Status.DONE, 10), (Status.FAILED, 20)])
+@pytest.mark.parametrize(("status", "kept"), [(Status.DONE, 10), (Status.FAILED, 20)])
 def test_an_option_counts_instead_of_the_setting(store, status, kept):
     uuids = ended(store, job(), job(KEEP), status=status)
     assert next_due(store) == kept
