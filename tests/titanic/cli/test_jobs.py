@@ -56,7 +56,7 @@ def test_a_reply_is_kept_as_long_as_its_option_says(at: tuple[str, str]) -> None
     assert here("submit", "echo", "x", "--keep", "never", "--wait", "20", *at).out == b"x"
     uuid = here("submit", "absent", "x", "--keep", "90m", "--keep-failed", "2d", *at).line
     assert show(uuid, at)["options"] == {"keep": 5400, "keep_failed": 172_800}
-    assert "1.5 h" in here("show", uuid, *at).out.decode()
+    assert "keep         90 min" in here("show", uuid, *at).out.decode()
     for wrong in ("-1", "0", "always", "nan"):
         assert here("submit", "echo", "x", "--keep", wrong, *at).code == 2
 
