@@ -32,7 +32,7 @@ DOCUMENTS = [
     "tests/benchmarks/README.md",
     "tests/benchmarks/side_by_side/README.md",
 ]
-OF_USERS = {"titanic.py", "broker.py", "shop.py", "manifest/"}
+OF_USERS = {"manage.py", "tasks.py", "titanic.py", "broker.py", "shop.py", "manifest/"}
 """What readers have themselves."""
 
 PATH = re.compile(r"`((?:\.?\w[\w.-]*/)*(?:[\w-]+\.py|\.?\w[\w.-]*/))`")

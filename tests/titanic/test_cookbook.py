@@ -24,6 +24,7 @@ from PIL import Image, UnidentifiedImageError
 from support.waiting import until
 
 import titanic
+import titanic.aio
 from titanic import RequestFailed, Server, TimedOut
 from titanic.tasks import FailedRequest, TaskFailed, Tasks
 
@@ -59,7 +60,7 @@ def recipe(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def test_each_has_a_name_of_its_own() -> None:
-    assert len(dict(BLOCKS)) == len(BLOCKS) == 9
+    assert len(dict(BLOCKS)) == len(BLOCKS) == 8
 
 
 def test_fastapi(recipe: Recipe, server: Server) -> None:
@@ -78,6 +79,11 @@ def test_fastapi(recipe: Recipe, server: Server) -> None:
                 uuid = (await browser.post("/reports/broken")).json()["uuid"]
                 assert (await browser.get(f"/reports/{uuid}?wait={SOON}")).status_code == 502
             assert (await browser.get(f"/reports/{'0' * 32}")).status_code == 404
+            async with titanic.aio.Client(server.endpoints[0]) as other:
+                web.api.dependency_overrides[web.queue] = lambda: other
+                await web.client.close(uuid)
+                web.client.disconnect()
+                assert (await browser.post("/reports/sales")).status_code == 202
 
     def report(frames: list[bytes]) -> bytes:
         if frames == [b"broken"]:
@@ -85,23 +91,6 @@ def test_fastapi(recipe: Recipe, server: Server) -> None:
         return b"the report of " + frames[0]
 
     asyncio.run(visit())
-
-
-def test_django(recipe: Recipe) -> None:
-    import django
-    from django.conf import settings
-    from django.test import RequestFactory
-
-    if not settings.configured:
-        memory = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
-        settings.configure(DATABASES={"default": memory}, ALLOWED_HOSTS=["*"])
-        django.setup()
-    invoices = recipe("invoices")
-    request = RequestFactory().post("/invoices/7")
-    assert invoices.create(request, 7).status_code == 202
-    shown = invoices.show(request, 7)
-    assert b'"url": "/media/invoice-7.pdf"' in shown.content
-    assert len(invoices.app.client.list()[0]) == 1
 
 
 def test_sentry() -> None:

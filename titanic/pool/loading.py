@@ -45,11 +45,11 @@ def load(target: str) -> Tasks:
             raise CallerError(
                 f"cannot import {module_name}", fact, "run this in its directory, or set PYTHONPATH"
             ) from None
-        raise _fault(module_name, error) from error
+        raise import_fault(module_name, error) from error
     except Exception as error:
-        raise _fault(module_name, error) from error
+        raise import_fault(module_name, error) from error
     except SystemExit as error:
-        raise _fault(module_name, error) from error
+        raise import_fault(module_name, error) from error
     found: object = module
     for part in (name or "app").split("."):
         found = getattr(found, part, None)
@@ -61,7 +61,7 @@ def load(target: str) -> Tasks:
     raise CallerError(f"{module_name}:{name or 'app'} is not a titanic.tasks.Tasks", fact, advice)
 
 
-def _fault(module: str, error: BaseException) -> CallerError:
+def import_fault(module: str, error: BaseException) -> CallerError:
     """Where in its source an import has failed, and why."""
     steps = traceback.extract_tb(error.__traceback__)
     last = ([step for step in steps if is_own(step.filename)] or steps)[-1]  # what it called is not to blame

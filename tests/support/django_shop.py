@@ -1,0 +1,90 @@
+"""Django in this process, with a database in memory, and tasks of its framework."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import django
+from django.conf import settings
+from django.db import connections
+
+try:
+    from django.tasks import TaskContext, task
+except ImportError:
+    from django_tasks import TaskContext, task
+
+from titanic import Failed, Retry, current
+
+BACKEND = "titanic.django.TitanicBackend"
+CALLS: list[str] = []
+CONTINUE = threading.Event()
+
+
+def configure() -> None:
+    """Set Django up once in a process."""
+    if settings.configured:
+        return
+    settings.configure(
+        DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+        ALLOWED_HOSTS=["*"],
+        USE_TZ=True,
+        TIME_ZONE="Europe/Berlin",
+        TASKS={"default": {"BACKEND": BACKEND, "QUEUES": []}},
+        LOGGING_CONFIG=None,
+    )
+    django.setup()
+
+
+configure()
+
+
+@task
+def add(a: int, b: int = 1) -> int:
+    return a + b
+
+
+@task(queue_name="slow", priority=50)
+async def add_async(a: int, b: int = 1) -> int:
+    return a + b
+
+
+@task(takes_context=True)
+def context(context: Any, word: str) -> list[Any]:
+    assert isinstance(context, TaskContext)
+    return [context.task_result.id == current().uuid, context.attempt, word, context.task_result.task.name]
+
+
+@task
+def fails(kind: str) -> None:
+    CALLS.append(kind)
+    if kind == "exit":
+        raise SystemExit("this task exits")
+    if kind == "failed":
+        raise Failed("for good")
+    if kind == "retry" and current().attempt == 1:
+        raise Retry(after=0)
+    if kind in ("value", "import"):
+        raise {"value": ValueError, "import": ImportError}[kind](f"no {kind}")
+
+
+@task
+def returns_what_cannot_be_sent() -> Any:
+    return object()
+
+
+@task
+def waits(word: str) -> str:
+    CALLS.append(word)
+    assert CONTINUE.wait(60)
+    return word
+
+
+@task
+def asks_the_database() -> list[int]:
+    with connections["default"].cursor() as cursor:
+        cursor.execute("SELECT 1")
+    return [connection is not None for connection in [connections["default"].connection]]
+
+
+def no_task() -> None: ...

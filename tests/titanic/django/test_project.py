@@ -1,0 +1,180 @@
+"""A Django project made of the cookbook's files, with `titanic worker` as people run it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.cli_titanic import CLEAN, running
+from support.postgres import shared_server
+
+import titanic
+from titanic import Client, Server
+
+ROOT = Path(titanic.__file__).parent.parent
+FILES = dict(re.findall(r"```python\n# (\w+/\w+\.py)\n(.*?)```", (ROOT / "titanic/COOKBOOK.md").read_text(), re.DOTALL))
+SHELL = """
+import os, sys, json
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "mysite.settings")
+import django
+django.setup()
+from django.test import Client
+from shop.models import Invoice
+"""
+SETTINGS = """
+SECRET_KEY = "x"
+ALLOWED_HOSTS = ["*"]
+ROOT_URLCONF = "mysite.urls"
+INSTALLED_APPS = ["shop"]
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+DATABASES = {"default": %r}
+"""
+URLS = """
+from django.urls import path
+from shop.views import create
+urlpatterns = [path("invoices/<int:order>", create)]
+"""
+MANAGE = """
+import os, sys
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "mysite.settings")
+from django.core.management import execute_from_command_line
+execute_from_command_line(sys.argv)
+"""
+COUNT = """
+
+try:
+    from django.tasks import task
+except ImportError:
+    from django_tasks import task
+
+
+@task
+def count() -> int:
+    return Invoice.objects.count()
+"""
+
+ENV = CLEAN | {"PYTHONPATH": str(ROOT)}
+
+
+def database(kind: str, folder: Path) -> dict[str, Any]:
+    if kind == "sqlite":
+        return {"ENGINE": "django.db.backends.sqlite3", "NAME": str(folder / "db.sqlite3"), "OPTIONS": {"timeout": 60}}
+    server = shared_server()
+    name = server.new_database()
+    return {
+        "ENGINE": "django.db.backends.postgresql",
+        "NAME": name,
+        "USER": "titanic",
+        "HOST": str(server.folder),
+        "PORT": str(server.port),
+    }
+
+
+class Project:
+    def __init__(self, folder: Path, endpoint: str, kind: str = "sqlite") -> None:
+        self.folder = folder / "project"
+        files = {
+            **FILES,
+            "manage.py": MANAGE,
+            "mysite/urls.py": URLS,
+            "mysite/__init__.py": "",
+            "shop/__init__.py": "",
+            "mysite/settings.py": SETTINGS % database(kind, folder) + FILES["mysite/settings.py"],
+            "shop/tasks.py": FILES["shop/tasks.py"] + COUNT,
+        }
+        for name, text in files.items():
+            path = self.folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text.replace("tcp://127.0.0.1:5555", endpoint))
+
+    def python(self, *arguments: str) -> str:
+        command = [sys.executable, *arguments]
+        done = subprocess.run(command, cwd=self.folder, env=ENV, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def shell(self, program: str) -> Any:
+        return json.loads(self.python("-c", SHELL + program).splitlines()[-1])
+
+    def worker(self, app: str) -> Any:
+        there = f'cd {self.folder} && exec {sys.executable} -m titanic "$@"'
+        return running(
+            self.folder / "worker.log", "worker", app, program=["sh", "-c", there, "sh"], PYTHONPATH=str(ROOT)
+        )
+
+
+@pytest.fixture
+def project(tmp_path: Path, server: Server) -> Project:
+    return Project(tmp_path, server.endpoints[0])
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_the_recipe(tmp_path: Path, server: Server, client: Client, kind: str) -> None:
+    project = Project(tmp_path, server.endpoints[0], kind)
+    project.python("manage.py", "migrate", "--run-syncdb", "-v0")
+    created = project.shell("""
+from django.db import transaction
+client = Client()
+codes = [client.post(f"/invoices/{order}").status_code for order in (7, 7, 8)]
+try:
+    with transaction.atomic():
+        client.post("/invoices/9")
+        raise LookupError
+except LookupError:
+    pass
+print(json.dumps([codes, list(Invoice.objects.values_list("order", "url"))]))
+""")
+    assert created == [[202] * 3, [[7, ""], [8, ""]]]
+    rows, _ = client.list()
+    assert [row["key"] for row in rows] == ["mysite.render:invoice 1", "mysite.render:invoice 2"]
+    with project.worker("mysite.queue:app"):
+        for row in rows:
+            assert client.wait(row["uuid"], 90) == [b"null"]
+    assert project.shell("print(json.dumps(sorted(Invoice.objects.values_list('order', 'url'))))") == [
+        [7, "/media/invoice-1.pdf"],
+        [8, "/media/invoice-2.pdf"],
+    ]
+    # the framework's tasks
+    uuid = project.shell("from shop.tasks import count; print(json.dumps(count.enqueue().id))")
+    with project.worker("titanic.django:default"):
+        assert client.wait(uuid, 90) == [b"2"]
+    got = f"from shop.tasks import count; r = count.get_result({uuid!r}); print(json.dumps([r.status, r.return_value]))"
+    assert project.shell(got) == ["SUCCESSFUL", 2]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "fault"),
+    [
+        ("manage.py", "", r"Django has no settings; DJANGO_SETTINGS_MODULE is not set, and .*/manage.py is missing or"),
+        ("manage.py", None, r"Django has no settings; .*; set it, or run this in the project's directory"),
+        ("mysite/settings.py", "x = 1\nimport none_such\n", r"cannot import .*mysite.settings; ModuleNotFoundError: No "
+         r"module named 'none_such'; see .*/mysite/settings.py:2"),
+        ("shop/models.py", "\nfrom django.db import models\nmodels.NoField()\n", r"AttributeError: .*shop/models.py:3"),
+        ("shop/tasks.py", "def broken(:\n", r"cannot import the tasks.py of INSTALLED_APPS; SyntaxError: .*tasks.py:1"),
+        ("mysite/queue.py", "import shop.models\n", r"cannot import mysite.queue; Improperly.*models.py:\d"),
+    ],
+)  # fmt: skip
+def test_a_project_that_cannot_be_set_up(project: Project, file: str, text: str | None, fault: str) -> None:
+    path = project.folder / file
+    if text is None:
+        path.unlink()
+    else:
+        path.write_text(text)
+    with project.worker("mysite.queue:app") as worker:
+        assert worker.ends() == 2
+        assert re.search(fault, worker.log.read_text()), worker.log.read_text()
+        assert "Traceback" not in worker.log.read_text()
+
+
+def test_a_django_without_a_tasks_framework() -> None:
+    program = "import sys; sys.modules |= {'django.tasks': None, 'django_tasks': None}\nimport titanic.django"
+    command = [sys.executable, "-c", f"{program}\ntitanic.django.TitanicBackend"]
+    done = subprocess.run(command, cwd=ROOT, env=ENV, capture_output=True, text=True, check=False)
+    assert re.search(
+        "TitanicBackend cannot be used; there is no module django.tasks; use Django 6, or pip", done.stderr
+    )

@@ -1,0 +1,118 @@
+"""Tasks of a Django project: its settings, the `tasks.py` of its apps, and its connections to databases."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any, ParamSpec
+
+import django
+from asgiref.sync import sync_to_async
+from django.apps import apps
+from django.conf import settings
+from django.db import close_old_connections, transaction
+from django.utils.module_loading import autodiscover_modules
+
+from broker import Handler
+from titanic.errors import CallerError
+from titanic.pool.loading import import_fault
+from titanic.schedules import Schedule
+from titanic.tasks import Submission, Tasks
+from titanic.tasks.task import Definition
+
+P = ParamSpec("P")
+
+SETTINGS = "DJANGO_SETTINGS_MODULE"
+NAMED = re.compile(rf"""["']{SETTINGS}["']\s*,\s*["']([\w.]+)["']""")
+"""How a project's manage.py names its settings."""
+
+
+def setup() -> None:
+    """Set Django up unless that is done: with DJANGO_SETTINGS_MODULE, or the settings that the manage.py in this
+    directory names. Raises CallerError."""
+    if apps.ready:
+        return
+    if not settings.configured and SETTINGS not in os.environ:
+        manage = Path("manage.py").absolute()
+        found = NAMED.search(manage.read_text(errors="replace")) if manage.is_file() else None
+        if found is None:
+            fact = f"{SETTINGS} is not set, and {manage} is missing or names none"
+            raise CallerError("Django has no settings", fact, "set it, or run this in the project's directory")
+        os.environ[SETTINGS] = found[1]
+    try:
+        django.setup()
+    except Exception as error:
+        raise import_fault(f"the Django project of {os.environ.get(SETTINGS, 'settings.configure')}", error) from error
+
+
+class JobHandler:
+    """Handles a task's requests. Connections to databases that are broken, or older than CONN_MAX_AGE, are closed
+    before and after each, as for requests to the web server."""
+
+    def __init__(self, definition: Definition) -> None:
+        self._definition = definition
+
+    def __call__(self, frames: list[bytes]) -> bytes:
+        self._close_connections()
+        try:
+            return self._definition.handle(frames)
+        finally:
+            self._close_connections()
+
+    def _close_connections(self) -> None:
+        if self._definition.is_async:  # Django has one thread for what coroutines do with databases
+            from titanic.tasks.event_loops import EVENT_LOOP
+
+            EVENT_LOOP.run(sync_to_async(close_old_connections)())
+        else:
+            close_old_connections()
+
+
+class DjangoTasks(Tasks):
+    """The tasks of a Django project.
+
+        # mysite/queue.py, which imports no models
+        app = DjangoTasks("tcp://127.0.0.1:5555", name="mysite")
+
+    `titanic worker mysite.queue:app` sets Django up, imports the `tasks.py` of each of INSTALLED_APPS, and executes the
+    tasks there.
+    """
+
+    _discovered = False
+
+    def discover(self) -> None:
+        """Set Django up, and import the `tasks.py` of its apps. Raises CallerError."""
+        if not self._discovered:
+            setup()
+            try:
+                autodiscover_modules("tasks")
+            except Exception as error:
+                raise import_fault("the tasks.py of INSTALLED_APPS", error) from error
+            self._discovered = True
+
+    @property
+    def handlers(self) -> dict[str, Handler]:
+        """As of `Tasks`."""
+        self.discover()
+        return {
+            name: JobHandler(self.definitions[name]) if name in self.definitions else handler
+            for name, handler in super().handlers.items()
+        }
+
+    @property
+    def schedules(self) -> list[Schedule]:
+        """As of `Tasks`."""
+        self.discover()
+        return super().schedules
+
+
+def submit_on_commit(task: Submission[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None:
+    """Submit a task when the transaction of the default database is committed; at once outside of one. It is not
+    submitted after a rollback.
+
+    Raises InvalidArguments at once when the arguments do not fit. What `submit` raises comes out of the transaction's
+    `atomic` block, after the commit.
+    """
+    task.definition.values.write(args, kwargs)
+    transaction.on_commit(lambda: task.submit(*args, **kwargs))
