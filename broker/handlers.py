@@ -269,6 +269,8 @@ class Delivery:
     """Whether the request was closed, or has expired: the reply is not wanted."""
     at_limit = False
     """Whether the broker said that it has exceeded its limit."""
+    kills = False
+    """Whether the broker said that its process is to be ended."""
     known: object = None
     """What a program has decoded from the context, so that it does so once."""
     _news: bytes | None = None
@@ -282,17 +284,17 @@ class Delivery:
         """What the queue says about the request, a JSON object; empty: nothing."""
         self.number = number
         self._reporter = reporter
-        self._callbacks: list[Callable[[], None]] = []
+        self._callbacks: list[tuple[Callable[[], None], bool]] = []
 
     def cancel(self) -> None:
         """Cancel the delivery."""
         self.is_cancelled = True
         self._call_back()
 
-    def on_cancel(self, function: Callable[[], None]) -> None:
-        """Call a function once when this is cancelled, at once if it is already. It is called in the worker's thread
-        and must not block."""
-        self._callbacks.append(function)
+    def on_cancel(self, function: Callable[[], None], *, again: bool = False) -> None:
+        """Call a function when this is cancelled, at once if it is already. It is called in the worker's thread and
+        must not block. `again`: call it at each further cancellation, too: the reason may be another one."""
+        self._callbacks.append((function, again))
         if self.is_cancelled:
             self._call_back()
 
@@ -310,13 +312,17 @@ class Delivery:
         return text
 
     def _call_back(self) -> None:
+        kept = []
         while self._callbacks:
             try:
-                function = self._callbacks.pop()
+                function, again = self._callbacks.pop()
             except IndexError:  # another thread was quicker
-                return
+                break
+            if again:
+                kept.append((function, again))
             with suppress(Exception):  # the caller's loop may be closed; the worker continues
                 function()
+        self._callbacks += kept
 
 
 DELIVERY: ContextVar[Delivery | None] = ContextVar("DELIVERY", default=None)

@@ -23,7 +23,7 @@ import zmq
 from broker.config import WorkerConfig
 from broker.core.endpoints import Servers
 from broker.core.joint_worker import JointSession
-from broker.core.mdp import MAX_SERVICES, MAX_SLOTS, Capacity, Command, Frames, error_body
+from broker.core.mdp import AT_LIMIT, KILL, MAX_SERVICES, MAX_SLOTS, Capacity, Command, Frames, error_body
 from broker.core.worker import Job, SessionState, WorkerSession
 from broker.errors import OutOfSockets, UsageError
 from broker.handlers import Delivery, Measure
@@ -355,9 +355,9 @@ class WorkerRegistration(WorkerChannel):
             self.session.progress(delivery.number, said, time.monotonic())
             self._worker._loop.touch(self)
 
-    def _cancel(self, number: int, at_limit: bool) -> None:
+    def _cancel(self, number: int, why: bytes) -> None:
         if (delivery := self._deliveries.get(number)) is not None:
-            delivery.at_limit = at_limit
+            delivery.at_limit, delivery.kills = why == AT_LIMIT, why == KILL
             delivery.cancel()
 
     @property

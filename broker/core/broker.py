@@ -41,6 +41,7 @@ from broker.access.users import User
 from broker.config import BrokerConfig
 from broker.core import mmi
 from broker.core.mdp import (
+    AT_LIMIT,
     CHILDREN,
     CLIENT_01,
     CLIENT_02,
@@ -50,6 +51,8 @@ from broker.core.mdp import (
     ELSEWHERE,
     EXTENSION,
     HEADERS,
+    KILL,
+    KILLS,
     LOST,
     MAX_PROCESS,
     MAX_STACK,
@@ -385,29 +388,33 @@ class BrokerCore(Core):
             if service.joint_groups:
                 self.registry.reorder(service)
 
-    def cancel(
-        self, peer: Peer, name: bytes, mark: bytes, now: float, *, running: bool = False, reason: bytes = b""
-    ) -> bool:
+    def cancel(self, peer: Peer, name: bytes, mark: bytes, now: float, notify: bytes = b"") -> bytes:
         """Withdraw a request by its `mark`; it is answered with 499. If a worker has it, it stays there, and no other
-        gets it. `running`: notify that worker, if it knows CANCEL, with a `reason` if it has processes to kill."""
+        gets it. `notify`: send that worker CANCEL, if it knows it, for this reason. Return the status of `mmi.cancel`:
+        202 if the worker ends the request's process."""
         service = self.services.get(name)
         request = self.waiting.remove(service.waiting, peer, mark) if service is not None else None
         if service is None or request is None:
-            found = self.registry.unwant(peer, name, mark, reason)
+            found = self.registry.unwant(peer, name, mark, notify)
             if found is None:
-                return False
+                return b"404"
             worker, held = found
             if worker.process.holds_back(held):
                 for unbegun in self._take_unbegun(lambda request: request is held, now):
                     self._answer_cancelled(unbegun)
-                return True
-            if running and worker.extended:
-                why = [reason] if reason and worker.has_children else []
-                self._send_worker(worker, Command.CANCEL, [held.token, b"", *why], now)
-            return False
+                return b"200"
+            if notify and worker.extended:
+                self._send_cancel(worker, held, now)
+            return b"202" if notify == KILL and worker.kills else b"404"
         self._answer_cancelled(request)
         self._settle(service)
-        return True
+        return b"200"
+
+    def _send_cancel(self, worker: WorkerPeer, request: Request, now: float) -> None:
+        """Notify a worker that a request that it has is not wanted any more, with the reason if it knows that one."""
+        known = (worker.has_children and request.reason == AT_LIMIT) or (worker.kills and request.reason == KILL)
+        why = [request.reason] if known else []
+        self._send_worker(worker, Command.CANCEL, [request.token, b"", *why], now)
 
     def _refuse(self, request: Request, status: int, text: str) -> None:
         self.stats["refused"] += 1
@@ -499,6 +506,7 @@ class BrokerCore(Core):
                 self._forget(before, now, died=True, returns=True)
         worker.names_services, worker.slots = capacity.slots > 0, capacity.slots or 1
         worker.has_children = worker.names_services and CHILDREN in words
+        worker.kills = worker.has_children and KILLS in words
         worker.version = read_version(words)
         services: dict[bytes, BrokerService] = {}
         for name in capacity.limits:
@@ -536,12 +544,11 @@ class BrokerCore(Core):
         if missing is None or missing.keeper != worker.keeper or missing.request.service not in worker.group.services:
             return None
         request = self._found(self.missing.pop(delivery_of(token)))
+        request.token = token
         if not request.wanted:
-            why = [request.reason] if request.reason and worker.has_children else []
-            self._send_worker(worker, Command.CANCEL, [token, b"", *why], now)
+            self._send_cancel(worker, request, now)
         if (message := request.begin_anew()) is not None:
             self._output.append((request.peer, message))
-        request.token = token
         return request
 
     def _found(self, missing: MissingRequest) -> Request:

@@ -21,10 +21,10 @@ from __future__ import annotations
 
 from broker.config import WorkerConfig
 from broker.core.mdp import (
-    AT_LIMIT,
     CHILDREN,
     HELD,
     KEEPER,
+    KILLS,
     MAX_SLOTS,
     NAMES_HELD,
     NAMES_SLOTS,
@@ -183,7 +183,7 @@ class JointSession(WorkerSession):
             else:
                 self._parts.pop(job, None)
                 if self._is_away:
-                    self._cancelled.append((job, False))
+                    self._cancelled.append((job, b""))
                     self._abandon(job)
                     return
         if self.state in REGISTERED:
@@ -309,7 +309,7 @@ class JointSession(WorkerSession):
         services = [(name, limit) for name, limit in self._capacity.limits.items() if limit or name != self.service]
         words = [SLOTS + b"%d" % self._offered, *(SERVICE + b"%d:%b" % (limit, name) for name, limit in services)]
         if self._children and CHILDREN in self._knows:
-            words.append(CHILDREN)
+            words += [CHILDREN, KILLS] if KILLS in self._knows else [CHILDREN]
         if self._keeper and NAMES_HELD in self._knows:
             words += [KEEPER + self._keeper, *(HELD + envelope[0] for envelope in self._hand.values())]
         return words
@@ -323,7 +323,7 @@ class JointSession(WorkerSession):
             self._keep(rest, now)
         elif command is Command.CANCEL:
             if rest and (number := self._numbers.get(rest[0])) is not None:
-                self._cancelled.append((number, AT_LIMIT in rest[2:]))
+                self._cancelled.append((number, b"".join(rest[2:3])))
         else:
             self._reconnect(rest, now)
 
@@ -351,7 +351,7 @@ class JointSession(WorkerSession):
             keeps = self._keeper and NAMES_HELD in self._knows
             for job in list(self._hand):
                 if self._sizes.get(job, 0) > MOST_PARTS:
-                    self._cancelled.append((job, False))
+                    self._cancelled.append((job, b""))
                     self._abandon(job)
                 elif not keeps:
                     self._abandon(job)

@@ -32,6 +32,7 @@ Worker side
     SLOTS + a number    it takes so many requests at a time, and for each further service says
     SERVICE + limit, :, name     and that it takes at most so many of this one; 0: no limit but the slots
     CHILDREN            processes of its own execute the requests
+    KILLS               it ends the process of a request when KILL says so
     VERSION + a text    the version of its program, in its own words
     KEEPER + a name     it keeps its requests when the connection is lost, and returns with them under the same name
     HELD + a client frame    it still has this request, or has a reply to it
@@ -46,7 +47,7 @@ Worker side
 
     between a broker and a worker that said SLOTS and CHILDREN
     LOST       w → b                                   MDPW02 0B client… ['' client…]
-    CANCEL     b → w    AT_LIMIT may follow            MDPW02 07 client '' limit
+    CANCEL     b → w    AT_LIMIT or KILL may follow    MDPW02 07 client '' limit
 
 titanic/PROTOCOL.md describes the same, and when each message is sent, for authors of clients and workers in other
 languages.
@@ -331,6 +332,12 @@ and says LOST when one of them died. It needs SLOTS."""
 AT_LIMIT = b"limit"
 """Why a request is not wanted any more: it has exceeded its limit. In a CANCEL to a worker that said CHILDREN."""
 
+KILLS = b"titanic:kill"
+"""The worker ends the process of a request at once when a CANCEL says KILL. It needs CHILDREN."""
+
+KILL = b"kill"
+"""In a CANCEL to a worker that said KILLS: the process of the request is to be ended."""
+
 NAMES_HELD = b"titanic:held"
 HELD = NAMES_HELD + b"="
 """Begins the word in READY that names, by its client frame, a request that the worker has from before. It needs SLOTS
@@ -343,7 +350,7 @@ its connections. It needs SLOTS; a broker that knows HELD knows it."""
 MAX_KEEPER = 64
 """Bytes of that word."""
 
-KNOWN_WORDS = (EXTENSION, ELSEWHERE, NAMES_PROCESS, NAMES_VERSION, NAMES_SLOTS, CHILDREN, NAMES_HELD)
+KNOWN_WORDS = (EXTENSION, ELSEWHERE, NAMES_PROCESS, NAMES_VERSION, NAMES_SLOTS, CHILDREN, KILLS, NAMES_HELD)
 """The words in READY that a broker knows, as it announces them in mmi.broker: a worker says no others
 (`BrokerKind.knows`)."""
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from broker.access.authorization import Guard
 from broker.access.users import User
 from broker.config import BrokerConfig
-from broker.core.mdp import AT_LIMIT, KNOWN_WORDS, Frames, Peer
+from broker.core.mdp import AT_LIMIT, KILL, KNOWN_WORDS, Frames, Peer
 from broker.core.requests import WaitingRequests
 from broker.core.worker_registry import BrokerService, WorkerGroup, WorkerPeer
 
@@ -72,11 +72,9 @@ class ManagedBroker(Protocol):
     documents: Documents
     guard: Guard | None
 
-    def cancel(
-        self, peer: Peer, name: bytes, mark: bytes, now: float, *, running: bool = False, reason: bytes = b""
-    ) -> bool:
-        """Withdraw a request that no worker has; return whether that was possible. `running`: notify a worker that has
-        it and knows CANCEL, with a `reason` if its processes execute the requests."""
+    def cancel(self, peer: Peer, name: bytes, mark: bytes, now: float, notify: bytes = b"") -> bytes:
+        """Withdraw a request that no worker has; return the status of `mmi.cancel`. `notify`: send CANCEL to a worker
+        that has it, for this reason; empty: do not."""
 
 
 Document = Callable[[ManagedBroker, float, User | None], Any]
@@ -126,10 +124,9 @@ def answer(core: ManagedBroker, peer: Peer, name: bytes, body: Frames, now: floa
         return [_presence(core, body[0], user)]
     if name == b"mmi.cancel":
         said = body[2:]
-        if len(body) < 2 or said not in ([], [RUNNING], [AT_LIMIT]):
+        if len(body) < 2 or said not in ([], [RUNNING], [AT_LIMIT], [KILL]):
             return [b"400"]
-        reason = AT_LIMIT if said == [AT_LIMIT] else b""
-        return [b"200" if core.cancel(peer, body[0], body[1], now, running=bool(said), reason=reason) else b"404"]
+        return [core.cancel(peer, body[0], body[1], now, b"".join(said))]
     document = _DOCUMENTS.get(name)
     return [b"501"] if document is None else [core.documents.get(name, document, core, now, user)]
 

@@ -146,7 +146,7 @@ class Request:
         self.wanted = True
         """False after its client withdrew it while a worker had it: no second worker gets it."""
         self.reason = b""
-        """Why the client did, if it said so."""
+        """Why the client did: the last frame of its `mmi.cancel`."""
 
     @property
     def context(self) -> bytes:

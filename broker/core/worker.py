@@ -188,8 +188,8 @@ class WorkerSession(Core):
         self._gone_at: float | None = None
         """When it leaves in any case."""
         self._jobs: list[Job] = []
-        self._cancelled: list[tuple[int, bool]] = []
-        """Jobs that the broker has cancelled, and whether it said that they exceed their limit."""
+        self._cancelled: list[tuple[int, bytes]] = []
+        """Jobs that the broker has cancelled, and why, if it said so."""
         self._untold: dict[int, bytes] = {}
         """How far jobs are, and the broker does not know yet."""
         self._tell_at = 0.0
@@ -309,8 +309,8 @@ class WorkerSession(Core):
         else:
             self._partials += body
 
-    def take_cancelled(self) -> list[tuple[int, bool]]:
-        """Return the numbers of the jobs that were cancelled since the last call, and whether at their limit."""
+    def take_cancelled(self) -> list[tuple[int, bytes]]:
+        """Return the numbers of the jobs that were cancelled since the last call, and why: AT_LIMIT, KILL, or empty."""
         cancelled, self._cancelled = self._cancelled, []
         return cancelled
 
@@ -500,7 +500,7 @@ class WorkerSession(Core):
         if EXTENSION not in self._knows:
             self._reconnect(rest, now)
         elif self.state is SessionState.BUSY and rest == self._envelope:
-            self._cancelled.append((self._job, False))
+            self._cancelled.append((self._job, b""))
 
     def _new_heartbeat(self, now: float) -> Heartbeat:
         return Heartbeat(self.config.heartbeat_interval, self.config.liveness, now, usual=self.dialect.usual_interval)

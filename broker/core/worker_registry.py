@@ -96,6 +96,8 @@ class WorkerPeer:
     """Whether it gets nothing more, and is dismissed when it has no request."""
     has_children: bool = False
     """Whether processes of its own execute its requests: its death is not their fault."""
+    kills: bool = False
+    """Whether it announced KILLS: it ends the process of a request when it is asked to."""
     version: str = ""
     """That of its program, as READY said it."""
     keeper: bytes = b""

@@ -163,8 +163,8 @@ class WorkerChannel(SessionChannel[WorkerSession]):
             self._go_on(output, now)
         for job in session.take_jobs():
             self._begin(job)
-        for number, at_limit in session.take_cancelled():
-            self._cancel(number, at_limit)
+        for number, why in session.take_cancelled():
+            self._cancel(number, why)
         if (present := session.present) is not self._present:
             self._present = present
             self._presence_changed()
@@ -184,8 +184,8 @@ class WorkerChannel(SessionChannel[WorkerSession]):
         """Handle a request."""
         raise NotImplementedError
 
-    def _cancel(self, number: int, at_limit: bool) -> None:
-        """Handle the cancellation of a job, perhaps because it has exceeded its limit."""
+    def _cancel(self, number: int, why: bytes) -> None:
+        """Handle the cancellation of a job. `why`: as the broker said."""
 
     def _refused(self, now: float) -> None:
         """Handle a dismissal by the broker."""

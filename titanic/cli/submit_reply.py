@@ -408,26 +408,35 @@ def _why_pending(row: RequestInfo) -> str:
 
 @command()
 @click.argument("uuid", type=uuid_type, metavar="UUID...", nargs=-1, required=True)
+@option("--kill", is_flag=True, help="End running requests by killing their processes.")
 @json_flag
 @endpoint
-def close(uuid: tuple[str, ...], as_json: bool, reach: EndpointReach) -> None:
+def close(uuid: tuple[str, ...], kill: bool, as_json: bool, reach: EndpointReach) -> None:
     """Close requests: cancel those not dispatched yet, and delete the others with their replies. Unknown UUIDs are not
     an error.
+
+    Workers of running requests are notified, and their replies dropped. With --kill, `titanic worker` kills the
+    processes of these requests at once; other requests of the same process start anew. Other workers cannot do that:
+    their requests are named, and the exit code is 1.
 
     Closed requests, with their replies and bodies of up to 64 KiB, stay in the store file until newer ones need the
     space (--keep-closed of the server limits the time). An archive keeps them permanently. With --closed-body-limit 0
     the server keeps no bodies, but freed pages of the file are overwritten only when they are reused.
 
-    --json prints {uuids}: the UUIDs given.
+    --json prints {uuids}: the UUIDs given; with --kill also {not_killed}.
 
     \b
     Example:
       titanic close 01a1fdd40f82747ea223cfe554e7afbc
     """
     with connect(reach) as client:
-        client.close(*uuid)
+        alive = client.close(*uuid, kill=kill)
     if as_json:
-        print_json({"uuids": uuid})
+        print_json({"uuids": uuid, "not_killed": alive} if kill else {"uuids": uuid})
+    for one in alive:
+        say(f"{one} is closed, but not killed: its worker cannot end it")
+    if alive:
+        sys.exit(1)
 
 
 @command()

@@ -178,9 +178,13 @@ class Client:
         """
         return finish(self._own.wait(uuid, timeout, on_progress=on_progress))
 
-    def close(self, *uuids: str) -> None:
-        """Delete requests and their replies. What is not dispatched yet is cancelled; unknown UUIDs are no error."""
-        finish(self._own.close(*uuids))
+    def close(self, *uuids: str, kill: bool = False) -> list[str]:
+        """Delete requests and their replies. What is not dispatched yet is cancelled; unknown UUIDs are no error.
+
+        `kill`: `titanic worker` kills the processes of those that run; other requests of these processes start anew.
+        Return those that go on, because another kind of worker has them, which is only notified.
+        """
+        return finish(self._own.close(*uuids, kill=kill))
 
     # -- many ------------------------------------------------------------------------------------------------
 

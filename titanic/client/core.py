@@ -268,13 +268,17 @@ class ClientCore:
         await self.calls.wire.sleep(min(left, POLL_MOST))
         return None
 
-    async def close(self, *uuids: str) -> None:
-        """Delete requests and their replies. What is not dispatched yet is cancelled; unknown UUIDs are no error."""
+    async def close(self, *uuids: str, kill: bool = False) -> list[str]:
+        """Delete requests and their replies."""
         if await self.calls.knows_only_rfc9():
             await self._rfc9.close(uuids)
-            return
+            return list(uuids) if kill else []
+        alive: list[str] = []
         for uuid in uuids:
-            check(await self.calls.ask(tsp.CLOSE, ids.plain(uuid)))
+            answer = await self.calls.ask(tsp.CLOSE, ids.plain(uuid), *([tsp.KILL] if kill else []))
+            check(answer)
+            alive += [uuid] if any(answer[1:2]) else []
+        return alive
 
     # -- many ------------------------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ class RequestQueue(Protocol):
     def replies(self, uuids: Iterable[str], timeout: Span | None = None) -> Iterator[tuple[str, Ended]]:
         """Yield each UUID with the outcome of its request, as requests end."""
 
-    def close(self, *uuids: str) -> None:
+    def close(self, *uuids: str) -> object:
         """Delete requests and their replies."""
 
     def close_many(self, uuids: Iterable[str]) -> None:
@@ -70,7 +70,7 @@ class AioQueue(Protocol):
     def replies(self, uuids: Iterable[str], timeout: Span | None = None) -> AsyncGenerator[tuple[str, Ended], None]:
         """Yield each UUID with the outcome of its request, as requests end."""
 
-    async def close(self, *uuids: str) -> None:
+    async def close(self, *uuids: str) -> object:
         """Delete requests and their replies."""
 
     async def close_many(self, uuids: Iterable[str]) -> None:

@@ -262,6 +262,8 @@ class Cluster:
     def closed(self, doubts: Sequence[CloseDoubt]) -> None:
         """Requests were closed at this node. The doubts are handed on as soon as no other node can give a worker any of
         the requests."""
+        if (kill := {uuid for one in doubts if one.alive is not None for uuid in one.uuids}) and not self._line.alone:
+            self._line.publish(Notification(kill=kill))
         uuids = set[bytes]()
         for doubt in doubts:
             if doubt.uuids:
@@ -318,10 +320,14 @@ class Cluster:
         if news.ended:
             self._waiters.wake(news.ended)
             self.progress.ended(news.ended)
+        self._core.closed((), news.kill)
         if news.closed:
             self._know_own()
             self._take_back_soon([(uuid, one) for uuid, one in news.closed.items() if one in self._own])
         for uuid in news.certain:
+            if uuid not in news.alive:
+                for alive in self._expected.killing(uuid):
+                    alive.remove(uuid)
             self._over(uuid)
         if Topic.SETTINGS in news.poll:
             self._settings.refresh()
@@ -393,6 +399,9 @@ class Cluster:
         if answer.error is not None:
             self._incident.failed(answer.error)
             return
+        for uuid in {recall.uuid for recall in answer.found if recall.incarnation not in self._own}:
+            for alive in self._expected.killing(uuid):
+                alive.append(uuid)  # until its node says that it is not
         self._found_recalled(answer.uuids, answer.found)
         if answer.found:
             self._line.publish(Notification(closed={recall.uuid: recall.incarnation for recall in answer.found}))
@@ -446,6 +455,7 @@ class Cluster:
         """Publish the recalls that were removed; if they were not, the next poll finds them again."""
         uuids = {uuid for uuid, _ in write.recalls}
         if write.error is None:
-            self._line.publish(Notification(certain=uuids))
+            alive = {uuid for uuid in uuids if self._core.goes_on(uuid)}
+            self._line.publish(Notification(certain=uuids, alive=alive))
         for uuid in uuids:
             self._taking_back.pop(uuid, None)

@@ -48,6 +48,10 @@ class Flight:
     """Whether its client closed it. The worker still has it, so it keeps its place until the reply comes."""
     kept: bool = False
     """Whether the broker answered after the close that a worker has it, or that this is unknown."""
+    kill: bool = False
+    """Whether its process is to be killed, since it is closed."""
+    ends: bool = False
+    """Whether its worker does that."""
     overdue: bool = False
     """Whether its attempt has passed its limit: its worker is to end it."""
     overstays: bool = False

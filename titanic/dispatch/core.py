@@ -263,14 +263,15 @@ class DispatchCore:
         flights = self.flights
         self._effects += [RecallRequest(uuid) for uuid in uuids if uuid in flights and not flights[uuid].settling]
 
-    def kept(self, uuid: bytes) -> bool:
-        """Note that a request cannot be taken back: a worker has it, or may have it. True when this ends its attempt;
-        then its reply is dropped, and must be reported with `left` when it comes."""
+    def kept(self, uuid: bytes, *, ends: bool = False) -> bool:
+        """Note that a request cannot be taken back: a worker has it, or may have it. `ends`: that worker kills its
+        process. True when this ends its attempt; then its reply is dropped, and must be reported with `left` when it
+        comes."""
         flight = self.flights.get(uuid)
         if flight is None or flight.settling:
             return False
         if flight.closed:
-            flight.kept = True
+            flight.kept, flight.ends = True, ends
             self._effects.append(Certain(uuid))
         if flight.closed or not flight.overstays:
             return False
@@ -331,19 +332,25 @@ class DispatchCore:
             self._lost(uuid, flight, reason)
         return len(given_up)
 
-    def is_overdue(self, uuid: bytes) -> bool:
-        """Whether a request in flight has exceeded its limit."""
+    def reason(self, uuid: bytes) -> bytes:
+        """Why the reply of a request in flight is no longer wanted, as in `mmi.cancel`; empty: it is."""
         flight = self.flights.get(uuid)
-        return flight is not None and flight.overdue
+        if flight is None or not (flight.closed or flight.overdue):
+            return b""
+        return b"kill" if flight.kill else b"limit" if flight.overdue else b"running"
 
-    def is_unwanted(self, uuid: bytes) -> bool:
-        """Whether the reply of a request in flight is no longer wanted: its worker must be notified."""
+    def goes_on(self, uuid: bytes) -> bool:
+        """Whether a worker has a closed request and does not kill its process."""
         flight = self.flights.get(uuid)
-        return flight is not None and (flight.closed or flight.overdue)
+        return flight is not None and flight.closed and not flight.ends
 
-    def closed(self, uuids: Iterable[bytes]) -> None:
-        """These requests have left the store: a reply that still comes is dropped."""
-        for uuid in uuids:
+    def closed(self, uuids: Iterable[bytes], kill: Iterable[bytes] = ()) -> None:
+        """These requests have left the store: a reply that still comes is dropped. `kill`: their processes are to be
+        killed, even if they were closed before."""
+        for uuid in kill:
+            if (flight := self.flights.get(uuid)) is not None:
+                flight.kill, flight.kept = True, False
+        for uuid in {*uuids, *kill}:
             flight = self.flights.get(uuid)
             if flight is not None:
                 flight.closed = True

@@ -106,6 +106,10 @@ class WaitingCloses:
         for uuid in uuids:
             self._closes.setdefault(uuid, []).append((uuids, close))
 
+    def killing(self, uuid: bytes) -> list[list[bytes]]:
+        """Return the lists of what goes on of the closes that want this request to be killed."""
+        return [close.alive for _, close in self._closes.get(uuid, ()) if close.alive is not None]
+
     def over(self, uuid: bytes) -> list[CloseDoubt]:
         """Wait no longer for this request. Return the closes that do not wait for any other."""
         ready = []
@@ -128,12 +132,17 @@ class PendingCloses:
         if left := {uuid for uuid in close.uuids if self._core.in_doubt(uuid)}:
             self._waiting.add(close, left)
         else:
-            close.ask.withdrawn(len(close.uuids))
+            self._answer(close)
 
     def over(self, uuid: bytes) -> None:
         """Note that no further worker of this node can get this request."""
         for close in self._waiting.over(uuid):
-            close.ask.withdrawn(len(close.uuids))
+            self._answer(close)
+
+    def _answer(self, close: CloseDoubt) -> None:
+        if close.alive is not None:
+            close.alive.extend(uuid for uuid in close.uuids if self._core.goes_on(uuid))
+        close.ask.withdrawn(len(close.uuids))
 
 
 DispatchNotice = Notice | OutcomeWrite | MaintenanceWrite
@@ -490,8 +499,8 @@ class Dispatcher(Channel):
                 self._written(notice)
             case WaitForReplies(asks):
                 self.waiters.add(asks, time.monotonic())
-            case Closed(uuids, services, doubts):
-                self._closed(uuids, services, doubts)
+            case Closed():
+                self._closed(notice)
             case Returned(services):
                 self._returned(services)
                 self.maintenance.refresh_alarm()  # they may have a TTL
@@ -500,8 +509,9 @@ class Dispatcher(Channel):
             case MaintenanceWrite():
                 self._maintained(notice)
 
-    def _closed(self, uuids: Sequence[bytes], services: Collection[bytes], doubts: Sequence[CloseDoubt]) -> None:
-        self.core.closed(uuids)
+    def _closed(self, notice: Closed) -> None:
+        uuids, services, doubts, kill = notice
+        self.core.closed(uuids, kill)
         self._withdrawn(services)
         self.waiters.wake(uuids)
         if uuids:

@@ -175,10 +175,8 @@ class OwnBrokerTransport:
         """Tickets of questions to have a request back, and the ticket of that request."""
         self._recalled: set[int] = set()
         """Tickets of what was asked back and is still in flight."""
-        self._tells = True
-        """Whether the broker notifies workers that a request they have is not wanted any more."""
-        self._tells_why = True
-        """Whether it also says that it has exceeded its limit."""
+        self._reasons: Collection[bytes] = (b"running", b"limit", b"kill")
+        """For what the broker notifies workers that a request they have is not wanted any more."""
         self._abandoned: dict[int, bytes] = {}
         """Services of what is with a worker and not wanted any more, by ticket."""
 
@@ -258,20 +256,20 @@ class OwnBrokerTransport:
             return  # its answer is here, and is reported next
         send = self._sends[ticket]
         what = [send.service, self.session.mark(ticket)]
-        if self._tells and self._core.is_unwanted(send.uuid):
-            what.append(b"limit" if self._tells_why and self._core.is_overdue(send.uuid) else b"running")
+        if self._reasons and (reason := self._core.reason(send.uuid)):
+            what.append(reason if reason in self._reasons else b"running")
         question = self.session.request(b"mmi.cancel", what, now, timeout=MMI_TIMEOUT, retries=0)
         self._recalls[question] = ticket
 
     def _recall_answered(self, ticket: int, body: Frames, now: float) -> None:
-        """404: a worker has it. 200: it is given back, and refused by a message of its own. Anything else: ask
-        again."""
+        """404: a worker has it. 202: the same, and it ends the process. 200: it is given back, and refused by a message
+        of its own. Anything else: ask again."""
         send = self._sends.get(ticket)
         if send is None or body == [b"200"]:
             return
-        if body != [b"404"]:
+        if body not in ([b"404"], [b"202"]):
             self._recall(ticket, now)
-        elif self._core.kept(send.uuid):
+        elif self._core.kept(send.uuid, ends=body == [b"202"]):
             self._abandoned[ticket] = send.service
             self._parts.drop(ticket)
             self._take(ticket)
@@ -377,8 +375,8 @@ class SocketTransport(OwnBrokerTransport):
         """`dispatcher`: gets a turn when something has come."""
         kind = discovery.kind
         super().__init__(core, kind.max_message - ENVELOPE if kind is not None and kind.max_message else MAX_REPLY)
-        self._tells = kind is not None and kind.extended
-        self._tells_why = kind is not None and b"titanic:children" in kind.knows
+        needs = {b"running": b"titanic:1", b"limit": b"titanic:children", b"kill": b"titanic:kill"}
+        self._reasons = [] if kind is None else [reason for reason, word in needs.items() if word in kind.knows]
         if kind is not None and kind.knows_slots:
             self._survey = b"mmi.services"
         self._loop = loop

@@ -10,7 +10,8 @@ it has had its most requests                start another at once; it gets nothi
 it has more memory than it may have, or     the same
 got SIGTERM
 its source has changed                      the same, for all
-one of its jobs is far beyond its limit     kill it, and start another
+one of its jobs is far beyond its limit,    kill it, and start another
+or is closed with --kill
 the app cannot be imported, at the start    the end; with `wait_for_sources` nothing until they change
 we are to stop                              all leave; kill those that are not done within `grace`
 we are to stop at once                      kill all: their requests go to other workers
@@ -141,6 +142,8 @@ class Child:
     begun: bool = False
     """Whether it has had a request."""
     leaving: bool = False
+    stuck: bool = False
+    """Whether it is killed because of one of its requests."""
     kill_at: float | None = None
     """When it is killed if it is still there."""
 
@@ -193,16 +196,16 @@ class PoolCore:
         if message.get("begun"):
             child.begun = True
         memory = message.get("memory", 0)
+        if "stuck" in message and not child.stuck:
+            child.stuck = child.leaving = True
+            self._say("error", f"process {number} {message['stuck']}; killing it")
+            self._actions.append(Kill(number, False))
         if child.leaving:
             return
         if "leaving" in message:
             self._replace(child, "info", str(message["leaving"]))
         elif message.get("done"):  # an extra one
             self._leave(child, None)
-        elif "stuck" in message:
-            child.leaving = True
-            self._say("error", f"process {number} {message['stuck']}; killing it")
-            self._actions.append(Kill(number, False))
         elif "fault" in message:
             child.leaving = True
             self._unusable(str(message["fault"]), now)

@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from selectors import EVENT_READ, EVENT_WRITE
@@ -329,7 +329,7 @@ class ChildLink(Channel):
             self._silent_at = min(self._silent_at, time.monotonic() + SILENT)
         self.in_hand[number] = held
         self._send(BeginJob(number, job.client, job.service, held.channel.joins_parts, job.body))
-        held.delivery.on_cancel(partial(self._cancel, number))
+        held.delivery.on_cancel(partial(self._cancel, number), again=True)
         self._begun += 1
         if self._begun == 1:
             self._post(self.number, begun=True)
@@ -403,11 +403,10 @@ class ChildLink(Channel):
             self.silent = True
             self._worker.count_places()
         late = [number for number, when in self._kill_at.items() if now >= when]
-        if late and self.to_blame is None:
-            self.to_blame = set(late)
+        if late:
             job = self.in_hand[late[0]].job
             text = f"still runs {job.service.decode()} ({job}), {duration(self._config.watchdog)} beyond its limit"
-            self._post(self.number, stuck=text)
+            self._have_killed(late, text)
             self._kill_at.clear()
 
     def next_deadline(self) -> float | None:
@@ -453,9 +452,18 @@ class ChildLink(Channel):
         held = self.in_hand.get(number)
         if held is None:
             return
+        if held.delivery.kills:
+            self._have_killed([number], f"has {held.job.service.decode()} ({held.job}), which was closed with --kill")
+            return
         self._send(CancelJob(number))
         if held.delivery.at_limit and held.job.service not in self._worker.only_cancelled:
             self._kill_at[number] = time.monotonic() + self._config.watchdog
+
+    def _have_killed(self, numbers: Iterable[int], why: str) -> None:
+        """Have the child killed because of these requests."""
+        if self.to_blame is None:
+            self._post(self.number, stuck=why)
+        self.to_blame = {*(self.to_blame or ()), *numbers}
 
     def _send(self, message: ToChild) -> None:
         self._unsent += encode(message)

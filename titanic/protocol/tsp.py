@@ -31,6 +31,8 @@ STATS = b"titanic.stats"
 SERVICES = (REQUEST, REPLY, CLOSE, SUBMIT, WAIT, ADMIN, LIST, STATS)
 
 OK = b"200"
+KILL = b"kill"
+"""The last frame of a titanic.close that also has the processes of running requests killed."""
 PENDING = b"300"
 DRAINING = b"503 draining"
 """How the answer of a node begins that ends soon: another one of the same store takes what is asked for."""

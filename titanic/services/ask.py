@@ -56,6 +56,8 @@ class CloseDoubt(NamedTuple):
 
     uuids: Sequence[bytes]
     ask: ClosingAsk
+    alive: list[bytes] | None = None
+    """Those of them that workers go on with, filled before `withdrawn`; None: that is not asked for."""
 
 
 def not_done(what: str, error: StoreError, *, others: bool) -> Frames:
@@ -82,11 +84,13 @@ class Returned(NamedTuple):
 
 
 class Closed(NamedTuple):
-    """These requests are closed: do not dispatch them, drop their replies. `services`: where some waited."""
+    """These requests are closed: do not dispatch them, drop their replies. `services`: where some waited. `kill`: have
+    the processes of these killed."""
 
     uuids: Sequence[bytes]
     services: Collection[bytes]
     doubts: Sequence[CloseDoubt]
+    kill: Collection[bytes] = ()
 
 
 class SettingsChanged(NamedTuple):

@@ -1,7 +1,8 @@
 """titanic.close: see PROTOCOL.md.
 
 A request that is closed before it has ended may be on its way to a worker. The answer waits until no further
-worker can get it: it was not sent, the broker returned it, or a worker has it already.
+worker can get it: it was not sent, the broker returned it, or a worker has it already. With `kill` it names the
+requests whose workers cannot end them.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class _CloseAsk:
     context: ServiceContext
     ask: Ask
     left: int
+    alive: list[bytes] | None
+    """With `kill`: the requests that workers go on with."""
     answer: Frames = field(default_factory=lambda: [tsp.OK])
 
     def done(self, count: int) -> bool:
@@ -42,7 +45,13 @@ class _CloseAsk:
 
     def withdrawn(self, count: int) -> None:
         if self.done(count):
-            self.context.send_answers([(self.ask, self.answer)])
+            self.context.send_answers([(self.ask, self.said())])
+
+    def said(self) -> Frames:
+        """Return the answer."""
+        if self.alive is None or self.answer != [tsp.OK]:
+            return self.answer
+        return [tsp.OK, b"\n".join(uuid.hex().encode() for uuid in self.alive)]
 
 
 _counting = threading.Lock()
@@ -65,6 +74,7 @@ class CloseWrite:
 
     def _begin(self) -> None:
         self._closed: list[bytes] = []
+        self._kill: set[bytes] = set()
         self._services: set[bytes] = set()
         self._doubtful: set[int] = set()
         self._refused: dict[int, StoreError] = {}
@@ -86,6 +96,9 @@ class CloseWrite:
                 continue
             try:
                 closed = transaction.close(uuid, now_us)
+                # Of a request that was closed before the owner is not known any more.
+                if closing.alive is not None and (closed is not None or user is None or user.reads_all):
+                    self._kill.add(uuid)
                 if closed is not None:
                     self._closed.append(uuid)
                 if closed is None:  # perhaps it was closed a moment ago, and that ask is not answered yet
@@ -125,7 +138,8 @@ class CloseWrite:
     def _read(self) -> list[tuple[_CloseAsk, bytes]]:
         items = []
         for ask in self._asks:
-            uuids = tsp.read_uuids(ask.body)
+            kill = ask.body[1:] == [tsp.KILL]
+            uuids = tsp.read_uuids(ask.body[:1] if kill else ask.body)
             fault = None if ask.user is None else lacks(ask.user, "close")
             if ask.user is not None and fault is not None:
                 self._context.refusals.add(ask.user, tsp.CLOSE, fault)
@@ -133,23 +147,23 @@ class CloseWrite:
             elif uuids is None:
                 self._answers.append((ask, tsp.BAD_UUID))
             else:
-                closing = _CloseAsk(self._context, ask, len(uuids))
+                closing = _CloseAsk(self._context, ask, len(uuids), [] if kill else None)
                 items += [(closing, uuid) for uuid in uuids]
         return items
 
     def _report(self) -> None:
         """Answer the finished requests, and notify the dispatcher."""
-        in_doubt: dict[_CloseAsk, list[bytes]] = {}
+        in_doubt: dict[tuple[_CloseAsk, bool], list[bytes]] = {}
         for at, (closing, uuid) in enumerate(self._items or ()):
             if at in self._doubtful:
-                in_doubt.setdefault(closing, []).append(uuid)
+                in_doubt.setdefault((closing, uuid in self._kill), []).append(uuid)
                 continue
             if at in self._refused:
                 closing.answer = not_done("not closed", self._refused[at], others=self._context.host.others())
             if closing.done(1):
-                self._answers.append((closing.ask, closing.answer))
+                self._answers.append((closing.ask, closing.said()))
         if self._closed or in_doubt:
-            doubts = [CloseDoubt(uuids, closing) for closing, uuids in in_doubt.items()]
-            self._context.dispatcher.post(Closed(self._closed, self._services, doubts))
+            doubts = [CloseDoubt(uuids, one, one.alive if kill else None) for (one, kill), uuids in in_doubt.items()]
+            self._context.dispatcher.post(Closed(self._closed, self._services, doubts, self._kill))
         if self._answers:
             self._context.send_answers(self._answers)

@@ -37,7 +37,8 @@ class Notification:
 
     `arrived`: services with more requests to claim. `ended`: requests that have ended or are closed, for the clients
     that wait for replies. `closed`: closed requests, each with the incarnation that had claimed it and is to withdraw
-    it. `certain`: requests that no worker at the node can receive any more. `progress`: the progress of the node's
+    it. `kill`: closed requests whose processes are to be killed. `certain`: requests that no worker at the node can
+    receive any more. `alive`: those among them that a worker goes on with. `progress`: the progress of the node's
     workers with these requests, a JSON object each, empty when an attempt is over. `poll`: topics to poll, because not
     all of their news fits here.
     """
@@ -48,6 +49,8 @@ class Notification:
     certain: set[bytes] = field(default_factory=set)
     poll: set[Topic] = field(default_factory=set)
     progress: dict[bytes, bytes] = field(default_factory=dict)
+    kill: set[bytes] = field(default_factory=set)
+    alive: set[bytes] = field(default_factory=set)
 
     def add(self, more: Notification) -> None:
         """Include another notification."""
@@ -57,6 +60,8 @@ class Notification:
         self.certain |= more.certain
         self.poll |= more.poll
         self.progress |= more.progress
+        self.kill |= more.kill
+        self.alive |= more.alive
 
 
 Heard = Callable[[Notification], None]

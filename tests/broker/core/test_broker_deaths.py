@@ -221,7 +221,7 @@ def test_while_it_waits_it_is_with_no_worker(broker: Play, way: str) -> None:
     token = broker.working("a", b"1")
     broker.sends(b"suspect", alone=True)
     if way == "cancel":
-        assert broker.core.cancel(QUEUE, b"echo", b"suspect", broker.now, running=True)
+        assert broker.core.cancel(QUEUE, b"echo", b"suspect", broker.now, b"running") == b"200"
         broker.collect()
         broker.refused(b"suspect", b"499")
     elif way == "withhold":
@@ -346,6 +346,19 @@ def test_only_a_worker_with_processes_reports_their_deaths(broker: Play) -> None
     assert broker.core.stats["malformed"] == 1
 
 
+@pytest.mark.parametrize("words", [[b"titanic:children", b"titanic:kill"], [b"titanic:children"], []])
+def test_a_worker_that_can_is_asked_to_kill(broker: Play, words: list[bytes]) -> None:
+    """Others get the usual CANCEL."""
+    broker.said("a", b"MDPW02", b"\1", b"echo", b"titanic:1", b"titanic:slots=2", *words)
+    broker.told("a", b"MDPW02", b"\5")
+    broker.sends(b"1")
+    client = broker.given("a", b"1")
+    can = b"titanic:kill" in words
+    assert broker.core.cancel(QUEUE, b"echo", b"1", broker.now, b"kill") == (b"202" if can else b"404")
+    broker.collect()
+    broker.told("a", b"MDPW02", b"\7", client, b"", *([b"kill"] if can else []))
+
+
 @pytest.mark.parametrize("parent", [True, False])
 def test_at_its_limit_a_request_is_cancelled_and_the_death_that_follows_is_reported(broker: Play, parent: bool) -> None:
     """A worker without processes of its own is not told why: it could do nothing else."""
@@ -356,7 +369,7 @@ def test_at_its_limit_a_request_is_cancelled_and_the_death_that_follows_is_repor
         broker.told("a", b"MDPW02", b"\5")
     broker.sends(b"1")
     client = broker.given("a", b"1")
-    assert not broker.core.cancel(QUEUE, b"echo", b"1", broker.now, running=True, reason=b"limit")
+    assert broker.core.cancel(QUEUE, b"echo", b"1", broker.now, b"limit") == b"404"
     broker.collect()
     broker.told("a", b"MDPW02", b"\7", client, b"", *([b"limit"] if parent else []))
     if parent:

@@ -95,7 +95,7 @@ def test_what_a_worker_is_told_about_a_request_that_it_has_is_not_withheld() -> 
     broker.core.receive("client", [b"mark", b"", b"MDPC02", b"\1", b"echo", b"q"], broker.now)
     broker.collect()
     token = broker.working("worker", b"q")
-    assert not broker.core.cancel("client", b"echo", b"mark", broker.now, running=True)
+    assert broker.core.cancel("client", b"echo", b"mark", broker.now, b"running") == b"404"
     broker.core.withhold("client", broker.now)
     broker.collect()
     assert len(broker.heard("worker")) == 1

@@ -293,7 +293,7 @@ def test_the_order_follows_what_is_taken_out_and_put_back(broker: Play) -> None:
     broker.sends(b"a9", b"a", priority=9)
     broker.sends(b"a1", b"a", priority=1)
     broker.sends(b"b5", b"b", priority=5)
-    assert broker.core.cancel(QUEUE, b"a", b"a9", broker.now)
+    assert broker.core.cancel(QUEUE, b"a", b"a9", broker.now) == b"200"
     broker.collect()
     broker.ends("w", token)
     broker.given("w", b"b5", b"b")
@@ -399,7 +399,7 @@ def test_parts_progress_and_cancellation_name_their_request(broker: Play) -> Non
         broker.told(QUEUE, CLIENT, body, b"", b"MDPC02", b"\10", b"echo", b'{"done":1}')
     broker.said("w", b"MDPW02", b"\10", tokens[b"1"], b"", b'{"done":2}')
     broker.told_nothing(QUEUE)  # too soon
-    assert not broker.core.cancel(QUEUE, b"echo", b"2", broker.now, running=True)
+    assert broker.core.cancel(QUEUE, b"echo", b"2", broker.now, b"running") == b"404"
     broker.collect()
     broker.told("w", b"MDPW02", CANCEL, tokens[b"2"], b"")
     broker.said("w", *DISCONNECT)
@@ -620,7 +620,7 @@ def test_while_it_waits_to_run_alone_it_is_with_no_worker(broker: Play, way: str
     token = broker.given("w", b"1")
     status = b"499"
     if way == "cancel":
-        assert broker.core.cancel(QUEUE, b"echo", b"suspect", broker.now, running=True)
+        assert broker.core.cancel(QUEUE, b"echo", b"suspect", broker.now, b"running") == b"200"
     elif way == "withhold":
         broker.core.withhold(QUEUE, broker.now)
     elif way == "drain":
@@ -806,7 +806,7 @@ def test_whatever_happens_each_request_is_answered_once(seed: int) -> None:
         elif what < 0.85 and sent:
             mark = b"%d" % dice.randint(1, sent)
             for service in SERVICES:
-                broker.core.cancel(QUEUE, service.encode(), mark, broker.now, running=True)
+                broker.core.cancel(QUEUE, service.encode(), mark, broker.now, b"running")
             broker.collect()
         elif what < 0.88:
             broker.core.withhold(QUEUE, broker.now)

@@ -107,7 +107,7 @@ def test_a_cancellation_names_its_request(work: Work) -> None:
     for client in (b"2", b"3"):
         work.told(b"MDPW02", b"\7", client, b"")
     work.told(b"MDPW02", b"\7")
-    assert work.session.take_cancelled() == [(two.number, False)]
+    assert work.session.take_cancelled() == [(two.number, b"")]
     assert work.session.take_cancelled() == []
 
 
@@ -321,7 +321,7 @@ def test_it_is_told_that_a_request_exceeds_its_limit(parent: Work) -> None:
     one, two = parent.given(b"1"), parent.given(b"2")
     parent.told(b"MDPW02", b"\7", b"1", b"", b"limit")
     parent.told(b"MDPW02", b"\7", b"2", b"")
-    assert parent.session.take_cancelled() == [(one.number, True), (two.number, False)]
+    assert parent.session.take_cancelled() == [(one.number, b"limit"), (two.number, b"")]
 
 
 HELD = (*NEWEST, "titanic:held")
@@ -391,7 +391,7 @@ def test_a_cancellation_reaches_what_it_has_kept() -> None:
     work.back()
     work.returns(b"1")
     work.told(b"MDPW02", b"\7", b"1", b"")
-    assert work.session.take_cancelled() == [(one.number, False)]
+    assert work.session.take_cancelled() == [(one.number, b"")]
 
 
 def test_parts_are_sent_again() -> None:
@@ -422,7 +422,7 @@ def test_parts_that_are_too_many_to_keep(away: bool) -> None:
     work.session.take_output()
     if not away:
         work.loses()
-    assert work.session.take_cancelled() == [(one.number, False)]
+    assert work.session.take_cancelled() == [(one.number, b"")]
     assert work.session.stranded
     work.back()
     work.returns(slots=1)

@@ -63,7 +63,7 @@ class Play(Transcript):
         }
 
     def close(self, body: bytes, service: bytes = b"a") -> None:
-        self.core.cancel(QUEUE, service, body, self.now, running=True)
+        self.core.cancel(QUEUE, service, body, self.now, b"running")
         self.collect()
 
     def gone(self, process: str = "h:1") -> None:

@@ -620,7 +620,7 @@ def test_it_learns_that_nobody_wants_the_reply(extended: Work) -> None:
     extended.told(b"MDPW02", b"\7", b"another", b"")
     assert extended.session.take_cancelled() == []
     extended.told(b"MDPW02", b"\7", b"client", b"")
-    assert extended.session.take_cancelled() == [(job.number, False)]
+    assert extended.session.take_cancelled() == [(job.number, b"")]
     assert extended.session.take_cancelled() == []
     extended.final(job, b"late")
     extended.said(b"MDPW02", b"\4", b"client", b"", b"late")

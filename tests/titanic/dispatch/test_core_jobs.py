@@ -130,7 +130,7 @@ def limited(seconds: float, **more: float) -> bytes:
 def test_an_attempt_that_passes_its_limit_has_failed_when_its_worker_ends_it(way: str) -> None:
     play = at_work("a", options=limited(5), max_attempts=2, retry_first=1.0)
     play.later_by(6)
-    assert (play.postponed, play.core.is_overdue(b"a")) == ([], True)
+    assert (play.postponed, play.core.reason(b"a")) == ([], b"limit")
     assert play.sent == ["a"]
     if way == "reply":
         play.reply("a", b"too late")

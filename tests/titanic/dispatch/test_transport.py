@@ -32,8 +32,8 @@ class Heard:
         self.overdue: set[bytes] = set()
         self.done: list[bytes] = []
 
-    def is_unwanted(self, uuid: bytes) -> bool:
-        return False
+    def reason(self, uuid: bytes) -> bytes:
+        return b""
 
     def begun(self, uuid: bytes, now: float) -> None:
         """A worker begins, after a wait or another one."""
@@ -56,7 +56,7 @@ class Heard:
     def present(self, name: bytes, workers: int, now: float) -> None:
         self.presence[name] = workers
 
-    def kept(self, uuid: bytes) -> bool:
+    def kept(self, uuid: bytes, *, ends: bool = False) -> bool:
         return uuid in self.overdue
 
     def left(self, name: bytes) -> None:

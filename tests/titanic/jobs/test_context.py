@@ -110,6 +110,15 @@ def test_a_handler_learns_that_nobody_wants_its_reply() -> None:
             current().check()
 
 
+def test_who_asks_for_it_learns_of_each_cancellation() -> None:
+    delivery, told = Delivery(b""), []
+    delivery.on_cancel(lambda: told.append("once"))
+    delivery.on_cancel(lambda: told.append("each time"), again=True)
+    for _ in range(2):
+        delivery.cancel()
+    assert told == ["each time", "once", "each time"]
+
+
 def test_of_what_is_said_too_fast_the_last_counts() -> None:
     told = Told()
     delivery = Delivery(b"", told)

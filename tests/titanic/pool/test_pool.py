@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,13 +15,17 @@ from typing import Unpack
 
 import pytest
 from support.cli_titanic import Running, alive, running, titanic
+from support.nodes import cluster, heard_of_each_other
 from support.ports import free_port
-from support.serving import config
+from support.postgres import needs_postgres
+from support.serving import config, with_broker
 from support.waiting import until
 
 from broker import Worker
 from broker.core import mmi
-from titanic import Client, Server
+from broker.core.mdp import KILLS, KNOWN_WORDS
+from titanic import Client, Server, current
+from titanic.cluster import notifications
 from titanic.pool.core import ChildConfig, PoolConfig
 from titanic.pool.pool import Pool
 from titanic.protocol.submit_options import SubmitOptions
@@ -344,6 +349,95 @@ def test_a_job_that_is_only_cancelled_at_its_limit(server: Server, client: Clien
         (tmp_path / "go").touch()
         until(lambda: client.stats()["running"] == 0)
         assert len(pids(worker)) == 1
+
+
+@pytest.mark.parametrize("kind", ["integrated", "stand-alone"])
+@pytest.mark.parametrize("before", ["wanted", "closed", "leaving"])
+def test_a_closed_job_is_killed_on_demand(tmp_path: Path, kind: str, before: str) -> None:
+    """It may have been closed before, without that, or its process may have had its last request. What its process had
+    beside it starts anew."""
+    options = ("--max-requests", "2") if before == "leaving" else ()
+    with (
+        with_broker(tmp_path, kind) as server,
+        Client(server.endpoints[0], timeout=30) as client,
+        pool(tmp_path, server, "--jobs", "2", *options) as worker,
+    ):
+        waiting = client.submit("absent", "x")
+        held = ask(client, "wait_for", tmp_path)
+        until(lambda: begun(tmp_path))
+        uuid = ask(client, "hang", tmp_path)
+        until(lambda: list(tmp_path.glob("hangs-*")))
+        if before == "closed":
+            assert client.close(uuid) == []
+        assert client.close(uuid, waiting, kill=True) == []
+        until(lambda: not alive(pids(worker)[0]))
+        until(lambda: len(begun(tmp_path)) == 2)
+        (tmp_path / "go").touch()
+        client.wait(held, timeout=50)
+        assert client.show(held)["attempts"] == 1
+        assert client.close(held, kill=True) == []
+        assert re.search(
+            r"has shop.hang \(\w{32}; .*\), which was closed with --kill; killing it", worker.log.read_text()
+        )
+        until(lambda: client.stats()["running"] == 0)
+
+
+@needs_postgres
+def test_a_job_of_another_node_is_killed_on_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with cluster(tmp_path, 2) as nodes, pool(tmp_path, nodes[1]) as worker:
+        heard_of_each_other(nodes)
+        monkeypatch.setattr(notifications, "POLL_INTERVAL", 60.0)  # a poll does not say what was killed
+        client = nodes.clients[0]
+        uuid = ask(client, "hang", tmp_path)
+        until(lambda: list(tmp_path.glob("hangs-*")))
+        assert client.close(uuid, kill=True) == []
+        until(lambda: not alive(pids(worker)[0]))
+        handling, go = threading.Event(), threading.Event()
+
+        def handle(frames: list[bytes]) -> None:
+            handling.set()
+            go.wait(60)
+
+        with Worker("echo", handle, nodes[1].endpoints[0]):
+            uuid = client.submit("echo", "x")
+            assert handling.wait(60)
+            assert client.close(uuid, kill=True) == [uuid]
+            go.set()
+
+
+@pytest.mark.parametrize("kind", ["integrated", "stand-alone"])
+@pytest.mark.parametrize("older", [False, True])
+def test_other_workers_cannot_be_killed(
+    tmp_path: Path, kind: str, older: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if older:
+        words = [word.decode() for word in KNOWN_WORDS if word != KILLS]
+        describe = mmi._DOCUMENTS[b"mmi.broker"]
+        monkeypatch.setitem(mmi._DOCUMENTS, b"mmi.broker", lambda *args: {**describe(*args), "knows": words})
+    cancelled, handling = threading.Event(), threading.Event()
+
+    def handle(frames: list[bytes]) -> None:
+        handling.set()
+        until(lambda: current().cancelled)
+        cancelled.set()
+
+    with with_broker(tmp_path, kind) as server, Client(server.endpoints[0], timeout=30) as client:
+        if older:
+            with pool(tmp_path, server) as worker:
+                uuid = ask(client, "linger", tmp_path)
+                until((tmp_path / "lingers").exists)
+                assert client.close(uuid, kill=True) == [uuid]
+                until((tmp_path / f"cancelled-{uuid}-True").exists)
+                assert alive(pids(worker)[0])
+            return
+        with Worker("echo", handle, server.endpoints[0]):
+            uuid = client.submit("echo", "x")
+            assert handling.wait(60)
+            done = titanic("close", "--kill", "--json", uuid, "--endpoint", server.endpoints[0])
+            assert done.code == 1
+            assert f"{uuid} is closed, but not killed: its worker cannot end it" in done.err
+            assert done.json == {"uuids": [uuid], "not_killed": [uuid]}
+            assert cancelled.wait(60)
 
 
 def test_what_waits_to_run_alone_goes_back_when_it_is_closed(server: Server, client: Client, tmp_path: Path) -> None:

@@ -130,6 +130,13 @@ def test_one_whose_job_exceeds_its_limit_by_far_is_killed() -> None:
     assert play.log == ["process 1 still runs x; killing it"]
 
 
+def test_one_that_leaves_is_killed_for_its_job_all_the_same() -> None:
+    play = working()
+    play.say(1, leaving="has started 100 requests")
+    play.say(1, stuck="still runs x")
+    assert play.sent == [LeaveChild(1), Kill(1, False)]
+
+
 def test_one_more_for_requests_that_run_alone() -> None:
     play = working(1)
     play.core.want_extra(1)

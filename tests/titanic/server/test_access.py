@@ -100,6 +100,34 @@ def house(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[House]:
         yield House(server, endpoint, tmp_path, lambda: broker.refusals() | dict(server.snapshot().forbidden))
 
 
+def test_a_running_request_of_another_user_is_not_killed(house: House) -> None:
+    """Nor one that its owner has closed, whose owner is not known any more."""
+    handling, go = threading.Event(), threading.Event()
+
+    def work(frames: list[bytes]) -> list[bytes]:
+        handling.set()
+        assert go.wait(60)
+        return frames
+
+    with (
+        house.worker(work),
+        house.client("shop") as shop,
+        house.client("other") as other,
+        house.client("root") as root,
+    ):
+        uuid = shop.submit("mail.send", b"1")
+        assert handling.wait(60)
+        (flight,) = house.server.dispatcher.core.flights.values()
+        assert other.close(uuid, kill=True) == []
+        assert not flight.closed
+        assert shop.close(uuid) == []
+        assert other.close(uuid, kill=True) == []
+        assert not flight.kill
+        assert root.close(uuid, kill=True) == [uuid]
+        assert flight.kill
+        go.set()
+
+
 def test_each_user_has_his_own(house: House) -> None:
     with house.client("shop") as shop, house.client("other") as other, house.client("audit") as audit:
         his = shop.submit("mail.send", b"1", key="k")
@@ -109,7 +137,7 @@ def test_each_user_has_his_own(house: House) -> None:
         for forbidden in (other.reply, other.show, lambda uuid: other.wait(uuid, 30)):
             with pytest.raises(UnknownRequest):
                 forbidden(his)
-        other.close(his)
+        assert other.close(his, kill=True) == []
         assert other.retry(his) == 0
         assert audit.show(his)["state"] == "waiting"
         assert [row["uuid"] for row in other.list()[0]] == [theirs]

@@ -52,7 +52,7 @@ def write(news: Notification) -> str:
     for uuid, incarnation in news.closed.items():
         closed.setdefault(str(incarnation), []).append(uuid)
     parts: dict[str, Any] = {
-        Topic.CERTAIN.value: _joined(news.certain),
+        Topic.CERTAIN.value: _joined(news.certain - news.alive),
         Topic.CLOSED.value: {incarnation: _joined(uuids) for incarnation, uuids in closed.items()},
         Topic.ARRIVED.value: [name.decode("latin-1") for name in news.arrived],
         Topic.ENDED.value: _joined(news.ended),
@@ -69,6 +69,10 @@ def write(news: Notification) -> str:
         else:
             left -= size
             said[name] = part
+    for name, uuids in (("kill", news.kill), ("alive", news.alive)):  # polls find the latter, too
+        if uuids and (size := len(_text({name: _joined(uuids)}))) <= left:
+            left -= size
+            said[name] = _joined(uuids)
     if far := _with_room(news.progress, left):
         said["progress"] = far
     if poll:
@@ -82,13 +86,16 @@ def read(text: bytes) -> Notification:
         said = json.loads(text)
         if said["v"] != VERSION:
             return Notification(poll=set(Topic))
+        alive = set(_split(said.get("alive", "")))
         return Notification(
             {name.encode("latin-1") for name in said.get("arrived", ())},
             set(_split(said.get("ended", ""))),
             {uuid: int(number) for number, uuids in said.get("closed", {}).items() for uuid in _split(uuids)},
-            set(_split(said.get("certain", ""))),
+            {*_split(said.get("certain", "")), *alive},
             {Topic(name) for name in said.get("look", ())},
             {_split(uuid)[0]: text.encode() for uuid, text in said.get("progress", {}).items()},
+            set(_split(said.get("kill", ""))),
+            alive,
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return Notification(poll=set(Topic))

@@ -363,7 +363,7 @@ class SyncClient:
         """As `titanic.Client.submit`."""
         return self._call(self._client.submit(service, *body, **options))
 
-    def close(self, *uuids: str) -> None:
+    def close(self, *uuids: str) -> object:
         """As `titanic.Client.close`."""
         return self._call(self._client.close(*uuids))
 
