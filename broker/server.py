@@ -7,7 +7,7 @@ import os
 import selectors
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
@@ -173,8 +173,12 @@ class LocalPeer:
             log.exception("a local peer failed; %d messages for it are lost", len(inbox))
 
 
-def _secret() -> bytes:
-    return os.urandom(16).hex().encode()
+def _secrets() -> Iterator[bytes]:
+    """Yield secrets of deliveries, taken 256 at a time: each call of the kernel lets another thread run first."""
+    while True:
+        block = os.urandom(4096).hex().encode()
+        for start in range(0, len(block), 32):
+            yield block[start : start + 32]
 
 
 class Broker(CoreRunner[BrokerCore]):
@@ -208,7 +212,7 @@ class Broker(CoreRunner[BrokerCore]):
         self._open = open
         self.config = config or BrokerConfig()
         about = About(version=version, instance=os.urandom(8).hex(), pid=os.getpid())
-        super().__init__(BrokerCore(self.config, now=time.monotonic(), about=about, secret=_secret))
+        super().__init__(BrokerCore(self.config, now=time.monotonic(), about=about, secret=_secrets().__next__))
         self._processes = ProcessWatch(self)
         self.loop.add(self._processes)
         admission = None
