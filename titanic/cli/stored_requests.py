@@ -145,7 +145,7 @@ def show(uuid: str, as_json: bool, **where: Any) -> None:
                              keep_failed} that were given, in seconds
     submitted_at, finished_at
     trace, type, digest,
-    on_failed                as submitted; absent if not given
+    on_failed, on_limit      as submitted; absent if not given
     body_frames, body_bytes, reply_frames, reply_bytes
     progress                 {done, of, text} of a running request, if its
                              worker reports progress
@@ -210,6 +210,8 @@ def _lines(row: RequestInfo) -> Iterator[tuple[str, str]]:
         yield "digest", digest
     if target := row.get("on_failed"):
         yield "on failed", printable(target)
+    if choice := row.get("on_limit"):
+        yield "on limit", choice
     if trace := row.get("trace"):
         yield "trace", trace
     for name, value in row["options"].items():

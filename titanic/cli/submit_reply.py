@@ -240,6 +240,13 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
     group=CHOICES,
     help="Service to notify with a request if this one fails for good or expires.",
 )
+@option(
+    "--on-limit",
+    type=click.Choice(["leave"]),
+    default=None,
+    group=CHOICES,
+    help="leave: nothing ends an attempt that exceeds --limit, and the next begins only after it.",
+)
 @reaching(15.0, PATIENCE, key_options(CONNECTION, unlisted=()))
 def submit(
     service: str,

@@ -72,7 +72,7 @@ def worker(
 
     A process that dies, exceeds --memory or has started --max-requests requests is replaced, after finishing its
     requests if possible. A process is killed when a task exceeds its limit by --watchdog, unless the task has
-    on_limit="cancel".
+    on_limit="cancel" or "leave".
 
     --endpoint and --key-file default to those of the app.
 

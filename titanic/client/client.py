@@ -149,6 +149,7 @@ class Client:
             type          the content type of the body: `titanic.current().type`
             digest        hexadecimal digits that `show` returns: a hash of the request, for example
             source        the IP address that the request comes from, for gateways: needs the permission `gateway`
+            on_limit      leave: nothing ends an attempt that exceeds `limit`, and its late reply counts
             on_failed     a service that gets a request, also stored, if this one fails for good or expires
 
         Times are seconds or a timedelta, ten years at most.

@@ -201,7 +201,7 @@ class DispatchCore:
         flight.started = now - seconds
         backlog.least_urgent = min(backlog.least_urgent if backlog.in_flight else HIGHEST, flight.priority)
         self._take_off(row.uuid, backlog, flight)
-        if flight.policy.limit:
+        if flight.policy.ends_after:
             self.timers.set(("limit", row.uuid), max(now, flight.started + flight.policy.limit))
         context = context_of(row, flight, self._config, sent_us)
         return Send(row.uuid, name, row.body, row.expires_at > 0, context)
@@ -315,7 +315,7 @@ class DispatchCore:
         flight = self.flights.get(uuid)
         if flight is not None and not flight.settling:
             flight.started = now
-            if flight.policy.limit:
+            if flight.policy.ends_after:
                 self.timers.set(("limit", uuid), now + flight.policy.limit)
 
     def progressed(self, uuid: bytes, said: bytes) -> None:
@@ -442,7 +442,7 @@ class DispatchCore:
         self.again += flight.deliveries > flight.attempts
         if backlog.allowed is not None:
             self.backlogs.began(backlog, now)
-        if flight.policy.limit:
+        if flight.policy.ends_after:
             self.timers.set(("limit", row.uuid), now + flight.policy.limit)
         context = context_of(row, flight, self._config, wall_us, alone=row.uuid in self._suspects)
         self._sends.append(Send(row.uuid, backlog.name, row.body, row.expires_at > 0, context))
@@ -465,7 +465,7 @@ class DispatchCore:
         if flight is None or flight.settling:
             return None
         flight.backlog.in_flight -= 1
-        if flight.policy.limit:
+        if flight.policy.ends_after:
             self.timers.cancel(("limit", uuid))
             self.timers.cancel(("overdue", uuid))
         if flight.expires_at:

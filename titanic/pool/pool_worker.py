@@ -96,7 +96,7 @@ class PoolWorker(WorkerBase):
         curve = None if app.curve is None else Curve(*(key.encode() for key in app.curve))
         limits = {name.encode(): limit for name, limit, _ in app.services if limit}
         handlers = {name.encode(): None for name, _, _ in app.services}
-        self.only_cancelled = {name.encode() for name, _, on_limit in app.services if on_limit == "cancel"}
+        self.only_cancelled = {name.encode() for name, _, on_limit in app.services if on_limit != "kill"}
         """Services whose requests may exceed their limits by any time."""
         self._begin(handlers, app.endpoint, slots, False, WorkerConfig(deploy=child.deploy), curve, limits)
 

@@ -66,6 +66,8 @@ class RequestInfo(TypedDict):
     """What its submitter knows it by again; absent when none was given."""
     on_failed: NotRequired[str]
     """The service to notify if it fails; absent when none was given."""
+    on_limit: NotRequired[str]
+    """`leave`, if that was given; otherwise absent."""
     paused: NotRequired[bool]
     """True while it waits, or is delayed, and its service is paused; otherwise absent."""
     owner: NotRequired[str]

@@ -79,6 +79,7 @@ MostBytes = Annotated[
 ]
 Whole = Annotated[Flag, Meta(description="true, with the uuid of a request")]
 Number = Annotated[int, Meta(ge=0, description="a number, 0 or more")]
+OnLimit = Annotated[Literal["leave"], Meta(description="leave")]
 AnyState = Literal["waiting", "delayed", "running", "done", "failed", "expired"]
 NotRunning = Literal["waiting", "delayed", "done", "failed", "expired"]
 Dead = Literal["failed", "expired"]
@@ -113,6 +114,7 @@ class Submit(Message):
     digest: Digest | UnsetType = UNSET
     source: Address | UnsetType = UNSET
     on_failed: Name | UnsetType = UNSET
+    on_limit: OnLimit | UnsetType = UNSET
     many: Flag = False
     forget: FewKeys = ()
 

@@ -77,6 +77,7 @@ class SubmitOptions(SharedOptions, total=False):
     digest: str
     source: str
     on_failed: str
+    on_limit: Literal["leave"]
 
 
 def seconds(name: str, value: Any) -> float:
@@ -104,7 +105,7 @@ def encode(options: dict[str, Any]) -> str:
         return json.dumps({name: _plain(name, value) for name, value in options.items()})
 
 
-TEXTS = ("key", "keys", "service", "state", "trace", "type", "digest", "source", "on_failed")
+TEXTS = ("key", "keys", "service", "state", "trace", "type", "digest", "source", "on_failed", "on_limit")
 """Options that are text. A test compares them with `messages.Submit`, which clients do not load."""
 
 
@@ -145,6 +146,13 @@ class Policy(NamedTuple):
     """What its submitter knows it by again."""
     on_failed: str = ""
     """The service that gets a request if this one fails for good or expires."""
+    on_limit: str = ""
+    """`leave`: nothing ends an attempt that exceeds its limit; empty: it is ended."""
+
+    @property
+    def ends_after(self) -> float:
+        """After how many seconds an attempt is ended; 0: it is not."""
+        return 0.0 if self.on_limit else self.limit
 
     @property
     def texts(self) -> dict[str, str]:

@@ -135,7 +135,8 @@ class Tasks:
             max_attempts  failed attempts after which it has failed for good; default the server's
             limit         maximum run time of one attempt
             on_limit      kill (default): `titanic worker` cancels it then, and kills its process if it goes on; cancel:
-                          only that
+                          only that; leave: nothing ends it, its late reply counts, and the next attempt begins only
+                          when it has ended or its worker is lost
             ttl           time after which it expires, if no worker has started it
             delay         time before which it is not executed
             priority      0 to 9, default 4; higher ones start first

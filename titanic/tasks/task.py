@@ -27,8 +27,8 @@ from titanic.util.text import duration
 Errors = type[Exception] | tuple[type[Exception], ...]
 
 
-OnLimit = Literal["kill", "cancel"]
-"""What `titanic worker` does about a task that exceeds its limit and goes on."""
+OnLimit = Literal["kill", "cancel", "leave"]
+"""What happens to a task that exceeds its limit and goes on."""
 
 
 class TaskOptions(SharedOptions, total=False):
@@ -50,6 +50,8 @@ _OF_TASKS = TaskOptions.__annotations__.keys() - SharedOptions.__annotations__.k
 def submit_options(options: TaskOptions) -> SubmitOptions:
     """Those of them that each submission has."""
     said: dict[str, Any] = {name: value for name, value in options.items() if name not in _OF_TASKS}
+    if options.get("on_limit") == "leave":
+        said["on_limit"] = "leave"
     return cast(SubmitOptions, said)
 
 
@@ -169,7 +171,7 @@ class Definition:
         self.on_limit: OnLimit = options.get("on_limit", "kill")
         """What happens to it at its limit."""
         if self.on_limit not in get_args(OnLimit):
-            fact = f"there are {' and '.join(get_args(OnLimit))}"
+            fact = f"there are {', '.join(get_args(OnLimit))}"
             raise CallerError(f"task {self.name} has on_limit={self.on_limit!r}", fact, "give one of them")
         self._declared = (*self._raises, *self._fatal, *(self._retry_on or ()))
         self._warned: set[type[Exception]] = set()

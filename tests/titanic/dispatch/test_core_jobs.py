@@ -122,8 +122,24 @@ def test_the_time_of_one_that_was_given_back_counts_again() -> None:
 # -- limits ---------------------------------------------------------------------------------------------------
 
 
-def limited(seconds: float, **more: float) -> bytes:
+def limited(seconds: float, **more: float | str) -> bytes:
     return json.dumps({"limit": seconds, **more}).encode()
+
+
+@pytest.mark.parametrize("way", ["reply", "error", "death"])
+def test_an_attempt_that_is_left_at_its_limit_ends_with_its_worker_s_word(way: str) -> None:
+    play = at_work("a", options=limited(5, on_limit="leave"), max_attempts=2, retry_first=1.0)
+    play.later_by(1000)
+    assert (play.sent, play.postponed, play.core.reason(b"a")) == (["a"], [], b"")
+    if way == "reply":
+        play.reply("a", b"late")
+        assert play.ended["a"].frames == [b"late"]
+    elif way == "error":
+        play.fail("a")
+        assert len(play.postponed) == 1
+    else:
+        play.refuse("a", 500)
+        assert len(play.postponed) == 1
 
 
 @pytest.mark.parametrize("way", ["reply", "error", "death", "death of its process"])

@@ -29,6 +29,7 @@ from titanic.cluster import notifications
 from titanic.pool.core import ChildConfig, PoolConfig
 from titanic.pool.pool import Pool
 from titanic.protocol.submit_options import SubmitOptions
+from titanic.tasks import Tasks
 
 APP = """
 import asyncio
@@ -109,6 +110,12 @@ def overlong(folder: str) -> int:
     while not current().cancelled:
         time.sleep(0.01)
     return wait_for(folder)
+
+
+@app.task(limit=0.1, on_limit="leave")
+def left(folder: str) -> bool:
+    wait_for(folder)
+    return current().cancelled
 """
 
 
@@ -122,6 +129,7 @@ OTHERS = (
     "shop.dies_once",
     "shop.hold_gil",
     "shop.overlong",
+    "shop.left",
 )
 
 SCHEDULED = """
@@ -349,6 +357,26 @@ def test_a_job_that_is_only_cancelled_at_its_limit(server: Server, client: Clien
         (tmp_path / "go").touch()
         until(lambda: client.stats()["running"] == 0)
         assert len(pids(worker)) == 1
+
+
+@pytest.mark.settings(limit_grace=0.1)
+def test_a_job_that_is_left_at_its_limit(server: Server, client: Client, tmp_path: Path) -> None:
+    with pool(tmp_path, server, "--jobs", "2", "--watchdog", "0.1") as worker:
+        app = Tasks(server.endpoints[0], name="shop", timeout=60)
+
+        @app.task(limit=0.1, on_limit="leave")
+        def left(folder: str) -> bool:
+            return False
+
+        ticket = left.submit(str(tmp_path))
+        until(lambda: begun(tmp_path))
+        uuid = ask(client, "overlong", tmp_path, limit=0.1, max_attempts=1)
+        until(lambda: client.show(uuid)["state"] == "failed")
+        (tmp_path / "go").touch()
+        assert ticket.reply(60) is False, "it was not cancelled"
+        assert client.show(ticket.uuid)["attempts"] == 1
+        assert len(pids(worker)) == 1
+        app.client.disconnect()
 
 
 @pytest.mark.parametrize("kind", ["integrated", "stand-alone"])

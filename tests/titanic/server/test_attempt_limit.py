@@ -46,6 +46,22 @@ def test_an_attempt_past_its_limit_is_tried_with_another_worker_beside_it(server
         assert client.reply(uuid) == [b"in time"]
 
 
+def test_an_attempt_that_is_left_at_its_limit(server: Server, client: Client) -> None:
+    """Its late reply counts, and no other worker gets it before it has ended."""
+    uuid = client.submit("echo", "x", limit=0.01, on_limit="leave", max_attempts=3, retry_first=0.01)
+    with raw_worker(server.endpoints[0], b"echo") as slow, raw_worker(server.endpoints[0], b"echo") as other:
+        token, _ = slow.take()
+        overdue = client.submit("echo", "y", limit=0.1, max_attempts=1)
+        other.take()
+        with pytest.raises(RequestFailed, match="no reply within its limit"):
+            client.wait(overdue, 30)
+        assert client.show(uuid)["state"] == "running"
+        slow.final(token, b"late")
+        assert client.wait(uuid, 30) == [b"late"]
+        assert client.show(uuid)["attempts"] == 1
+        assert client.show(uuid)["on_limit"] == "leave"
+
+
 def test_behind_a_worker_that_hangs_nothing_fails_and_nothing_queues(server: Server, client: Client) -> None:
     with raw_worker(server.endpoints[0], b"echo") as worker, raw_client(server.endpoints[0]) as broker:
         hung = client.submit("echo", "hangs", limit=0.05, max_attempts=1)
