@@ -206,8 +206,8 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
     metavar="TIME",
     default=None,
     group=CHOICES,
-    help="How long to keep the reply if it is not closed, or never: it is deleted at once, after the commands and"
-    " clients that are waiting for it have got it. Default: the server's --keep-replies.",
+    help="How long to keep the reply unless it is closed; never: until the commands and clients that wait for it have"
+    " received it; default: the server's --keep-replies.",
 )
 @seconds(
     "--keep-failed",
@@ -245,7 +245,7 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
     type=click.Choice(["leave"]),
     default=None,
     group=CHOICES,
-    help="leave: nothing ends an attempt that exceeds --limit, and the next begins only after it.",
+    help="leave: let an attempt exceed --limit; the next one begins only when it has ended.",
 )
 @reaching(15.0, PATIENCE, key_options(CONNECTION, unlisted=()))
 def submit(
@@ -423,8 +423,8 @@ def close(uuid: tuple[str, ...], kill: bool, as_json: bool, reach: EndpointReach
     an error.
 
     Workers of running requests are notified, and their replies dropped. With --kill, `titanic worker` kills the
-    processes of these requests at once; other requests of the same process start anew. Other workers cannot do that:
-    their requests are named, and the exit code is 1.
+    processes of these requests at once; other requests of the same process start again. Other workers cannot do that:
+    the command prints their requests and exits with 1.
 
     Closed requests, with their replies and bodies of up to 64 KiB, stay in the store file until newer ones need the
     space (--keep-closed of the server limits the time). An archive keeps them permanently. With --closed-body-limit 0
