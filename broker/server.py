@@ -337,7 +337,8 @@ class Broker(CoreRunner[BrokerCore]):
 
     def workers(self) -> dict[bytes, int]:
         """Return the number of workers of each service that has any. Any thread may call this."""
-        return {name: service.workers for name, service in self.core.services.copy().items() if service.workers}
+        services = self.core.services.copy().items()
+        return {name: count for name, service in services if service.groups and (count := service.workers)}
 
     def worker_reports(self, most: int) -> tuple[list[WorkerReport], int]:
         """Return the workers by process, and how many processes are left out: see `WorkerRegistry.report`. Any thread

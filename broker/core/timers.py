@@ -53,7 +53,10 @@ class Timers(Generic[Key]):
         self._when[key] = when
         queued = self._queued.get(key)
         if queued is None or when < queued[0]:
-            self._push(key, when)
+            entry = self._queued[key] = (when, next(self._ticket), key)
+            heappush(self._heap, entry)
+            if self.wake_at is None or when < self.wake_at:
+                self.wake_at = when
 
     def cancel(self, key: Key) -> None:
         """Remove the deadline of a key, if it has one."""
@@ -78,7 +81,8 @@ class Timers(Generic[Key]):
                 heappop(heap)
             elif (moved := self._when[key]) > when:
                 heappop(heap)
-                self._push(key, moved)
+                del self._queued[key]
+                self.set(key, moved)
             else:
                 self.wake_at = when
                 return when
@@ -91,12 +95,6 @@ class Timers(Generic[Key]):
             key = heappop(self._heap)[2]
             del self._when[key], self._queued[key]
             yield key
-
-    def _push(self, key: Key, when: float) -> None:
-        entry = self._queued[key] = (when, next(self._ticket), key)
-        heappush(self._heap, entry)
-        if self.wake_at is None or when < self.wake_at:
-            self.wake_at = when
 
 
 class Backoff:

@@ -169,7 +169,7 @@ def read_uuids(reply: Frames, count: int) -> list[str]:
     """The UUIDs in the answer to a submission of `count` requests."""
     frames = check(reply)
     lines = frames[0].split(b"\n") if len(frames) == 1 else []
-    if len(lines) != count or any(ids.parse(line) is None for line in lines):
+    if len(lines) != count or None in map(ids.parse, lines):
         raise Refused(f"the answer to a submission is not {counted(count, 'UUID')}", repr(frames[:2])[:200], "")
     return [line.decode() for line in lines]
 

@@ -122,9 +122,9 @@ class Submit(Message):
         for name in ("key", "keys", "forget"):
             value = getattr(self, name)
             if not isinstance(value, UnsetType):
-                keys = [value] if isinstance(value, str) else value
-                if any(len(key) > MAX_KEY // 4 and len(key.encode()) > MAX_KEY for key in keys):
-                    raise ValueError(_must_be(Submit, name))
+                for key in [value] if isinstance(value, str) else value:
+                    if len(key) > MAX_KEY // 4 and len(key.encode()) > MAX_KEY:
+                        raise ValueError(_must_be(Submit, name))
 
 
 class List(Message):

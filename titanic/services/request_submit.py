@@ -39,8 +39,7 @@ class AcceptWrite:
         self._parse = PARSERS[name]
         self._asks = asks
         self._size = size
-        self.light = size <= LIGHT_BYTES and sum(len(ask.body) for ask in asks) <= LIGHT_ITEMS
-        self._begin()
+        self.light = size <= LIGHT_BYTES and sum([len(ask.body) for ask in asks]) <= LIGHT_ITEMS
 
     def _begin(self) -> None:
         self._answers: list[tuple[Any, Frames]] = []

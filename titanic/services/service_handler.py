@@ -47,7 +47,7 @@ class ServiceHandler:
     def handle_batch(self, name: bytes, batch: Sequence[Ask]) -> None:
         """Handle a batch of requests to one of the services; the answers follow. Never blocks. One thread calls it."""
         if name in PARSERS:
-            size = sum(len(frame) for ask in batch for frame in ask.body)
+            size = sum([len(frame) for ask in batch for frame in ask.body])
             waiting = self._bytes_taken - self._context.bytes_written
             if waiting and waiting + size > self._context.most_bytes:
                 text = f"busy: {waiting} bytes are waiting for the disk; try again in a moment"

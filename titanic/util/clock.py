@@ -72,5 +72,5 @@ class ClockJumps:
                     self._doubted.append((until, leap))
         while self._doubted and self._doubted[0][0] <= elapsed:
             del self._doubted[0]
-        self.ahead_us = sum(ahead for _, ahead in self._doubted)
+        self.ahead_us = sum(ahead for _, ahead in self._doubted) if self._doubted else 0
         return now_us - self.ahead_us

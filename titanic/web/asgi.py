@@ -94,7 +94,7 @@ class Gateway(Starlette):
 
     def build_middleware_stack(self) -> ASGIApp:
         """A single middleware instead of Starlette's two and ours: each step costs every request."""
-        return GatewayMiddleware(self.router, self.titanic)
+        return GatewayMiddleware(self.router.app, self.titanic)
 
     def shut_down(self) -> None:
         """End waiting calls and event streams before the process ends."""

@@ -47,7 +47,9 @@ class GatewayProtocol(HttpToolsProtocol):
         self._reading = self._in_head = False
         """Whether a request is being received, and whether that is still its headers."""
         self._head = 0
-        """Bytes received before the end of the headers."""
+        """Bytes of the headers received after the part in which the request began."""
+        self._part = self._first = 0
+        """Bytes of the last part received, and of the one in which the request began."""
         self._came = 0
         """Bytes received since the timer was started."""
         self._timer: asyncio.TimerHandle | None = None
@@ -80,9 +82,10 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Receive a part of a request."""
-        self._came += len(data)
+        self._part = len(data)
+        self._came += self._part
         if self._in_head:
-            self._head += len(data)
+            self._head += self._part
             if self._head > MOST_HEAD:
                 self._refuse(b"431 Request Header Fields Too Large")
                 return
@@ -98,15 +101,14 @@ class GatewayProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._stop()
         self._reading = self._in_head = True
-        self._head = 0
+        self._head, self._first = 0, self._part
 
     def on_headers_complete(self) -> None:
         """Check the headers. Exceptions raised here are answered with 400."""
         if self.parser.should_upgrade():  # what follows would not be HTTP
             raise ValueError("protocol upgrades are not supported")
-        self._head = len(self.url) + 4 * len(self.headers)
-        for name, value in self.headers:
-            self._head += len(name) + len(value)
+        if self._first + self._head > MOST_HEAD:  # otherwise the headers are smaller, whatever else came with them
+            self._head = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if self._head > MOST_HEAD:
             raise ValueError("the headers are too large")
         if len(self.url) > MOST_URL:

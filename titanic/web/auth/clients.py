@@ -164,8 +164,9 @@ class MonitoredClient(Client):
 SMALL_BODY = 4 << 10
 """Bytes of a body that is batched. Larger bodies gain nothing from it."""
 
-MAX_MESSAGES = 6
-"""Messages of a group in flight; submissions in the meantime form the next one."""
+MAX_MESSAGES = 2
+"""Messages of a group in flight; submissions in the meantime form the next one. While the server syncs one, the other
+is received; more would be smaller, and cost each request more."""
 
 SubmissionKind = tuple[Client, str, tuple[tuple[str, Any], ...]]
 """What requests in one message share: client, service and options."""
