@@ -47,7 +47,7 @@ def alone(gateway: WebServer) -> Iterator[httpx.Client]:
 def away(answer: httpx.Response) -> bool:
     assert answer.status_code == 503, answer.text
     assert answer.headers["retry-after"] == "5"
-    assert "server is away" in answer.text
+    assert "server cannot be reached" in answer.text
     return True
 
 
