@@ -137,16 +137,12 @@ class LocalPeer:
         return "" if worker is None else worker.process_name
 
     def workers(self) -> dict[bytes, int]:
-        """Return the number of workers of each service that has any, with those whose return is awaited, and those
-        that have a request in hand and take no further one: a request in hand takes no place of another worker."""
-        workers = self._broker.workers()
-        for worker in self._broker.core.workers.copy().values():
-            if len(worker.requests) > worker.slots:
-                for request in [*worker.requests.copy().values()][worker.slots :]:
-                    workers[request.service] = workers.get(request.service, 0) + 1
-        for name, count in self._broker.core.missing.of_services.items():
-            workers[name] = workers.get(name, 0) + count
-        return workers
+        """Return the number of workers of each service that has any."""
+        return self._broker.workers()
+
+    def held(self) -> dict[bytes, int]:
+        """As `BrokerCore.held`."""
+        return self._broker.core.held()
 
     def expect(self, context: bytes, expected: Expected) -> None:
         """Note that a worker has the request that is sent next with this context: it waits for that worker."""

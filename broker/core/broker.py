@@ -242,6 +242,16 @@ class BrokerCore(Core):
         for worker in self.workers.values():
             self._heard(worker, now)
 
+    def held(self) -> dict[bytes, int]:
+        """Return how many requests of each service take none of the slots that it counts: those of workers that leave,
+        and those whose workers are away. Any thread may call this."""
+        held = self.missing.of_services.copy()
+        for worker in self.workers.copy().values():
+            if len(worker.requests) > worker.slots:
+                for request in [*worker.requests.copy().values()][worker.slots :]:
+                    held[request.service] = held.get(request.service, 0) + 1
+        return held
+
     def shut_down(self, now: float) -> None:
         """Send DISCONNECT to all workers, so that they try their next broker at once.
 

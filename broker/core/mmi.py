@@ -76,6 +76,9 @@ class ManagedBroker(Protocol):
         """Withdraw a request that no worker has; return the status of `mmi.cancel`. `notify`: send CANCEL to a worker
         that has it, for this reason; empty: do not."""
 
+    def held(self) -> dict[bytes, int]:
+        """How many requests of each service take none of its slots, because their workers leave or are away."""
+
 
 Document = Callable[[ManagedBroker, float, User | None], Any]
 
@@ -159,6 +162,7 @@ def _text(name: bytes) -> str:
 
 def _services(core: ManagedBroker, now: float, user: User | None) -> list[dict[str, Any]]:
     free: dict[WorkerGroup, int] = {}
+    held = core.held()
     return [
         {
             "name": _text(service.name),
@@ -167,6 +171,7 @@ def _services(core: ManagedBroker, now: float, user: User | None) -> list[dict[s
             "waiting": len(service.waiting),
             "integrated": service.batch is not None,
             "joint": service.joint_groups > 0,
+            "held": held.get(service.name, 0),
         }
         for service in _seen(core, user)
     ]

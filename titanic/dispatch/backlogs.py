@@ -326,9 +326,10 @@ class Backlogs(dict[bytes, Backlog]):
             backlog.ask_at = now + max(backlog.pause, crowd)
         self.place(backlog)
 
-    def surveyed(self, workers: Mapping[bytes, int], now: float) -> None:
-        """All services that have workers, and how many. Costs nothing for those that are still absent."""
-        self.workers = workers
+    def surveyed(self, workers: Mapping[bytes, int], now: float, shown: Mapping[bytes, int] | None = None) -> None:
+        """All services that have workers, and how many. Costs nothing for those that are still absent. `shown`: how
+        many `all_workers` returns, if those are fewer."""
+        self.workers = workers if shown is None else shown
         self._surveying = False
         self._survey_pause = self._longer(self._survey_pause)
         self._survey_at = now + self._survey_pause

@@ -286,21 +286,30 @@ class OwnBrokerTransport:
         return send
 
     def _tell_presence(self, body: Frames, now: float) -> None:
+        held: dict[bytes, int] = {}
         try:
             said: Any = read_json(body[0])
             if self._survey == b"mmi.services":
                 self._core.backlogs.joint = {one["name"].encode() for one in said if one["joint"] is True}
+                held = _counts({one["name"]: one["held"] for one in said if one.get("held")})
                 said = {one["name"]: one["workers"] for one in said if one["workers"] != 0}
-            workers = {name.encode(): n for name, n in said.items() if type(n) is int and 0 <= n <= MAX_WORKERS}
+            workers = _counts(said)
         except (ValueError, TypeError, AttributeError, LookupError):  # no such answer counts as no workers
             workers = {}
-        self._present(workers, now)
+        self._present(workers, held, now)
 
-    def _present(self, workers: Mapping[bytes, int], now: float) -> None:
+    def _present(self, workers: Mapping[bytes, int], held: Mapping[bytes, int], now: float) -> None:
+        """Report the workers of services. `held`: how many requests take no place of theirs, because the workers that
+        have them leave or are away."""
         names, self._names = self._names, set()
+        places = {name: workers.get(name, 0) + held.get(name, 0) for name in {*workers, *held}}
         for name in names:
-            self._core.present(name, workers.get(name, 0), now)
-        self._core.surveyed(workers, now)
+            self._core.present(name, places.get(name, 0), now)
+        self._core.surveyed(places, now, workers)
+
+
+def _counts(said: Mapping[str, Any]) -> dict[bytes, int]:
+    return {name.encode(): n for name, n in said.items() if type(n) is int and 0 <= n <= MAX_WORKERS}
 
 
 class GuardingDispatcher(Protocol):
@@ -351,7 +360,7 @@ class LocalTransport(OwnBrokerTransport):
     def survey(self, now: float) -> None:
         """No question need be sent: the broker is here."""
         self._core.backlogs.joint = self.peer.joint()
-        self._present(self.peer.workers(), now)
+        self._present(self.peer.workers(), self.peer.held(), now)
 
     def dismiss(self, now: float) -> None:
         """Not called: no other broker will come."""

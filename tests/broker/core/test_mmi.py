@@ -84,9 +84,9 @@ def test_services_and_workers(broker: Transcript) -> None:
     broker.request("client", b"q")
     broker.request("client", b"q", service=b"absent")
     assert document(broker, b"mmi.services") == [
-        {"name": "inside", "workers": 0, "idle": 0, "waiting": 0, "integrated": True, "joint": False},
-        {"name": "echo", "workers": 2, "idle": 1, "waiting": 0, "integrated": False, "joint": False},
-        {"name": "absent", "workers": 0, "idle": 0, "waiting": 1, "integrated": False, "joint": False},
+        {"name": "inside", "workers": 0, "idle": 0, "waiting": 0, "integrated": True, "joint": False, "held": 0},
+        {"name": "echo", "workers": 2, "idle": 1, "waiting": 0, "integrated": False, "joint": False, "held": 0},
+        {"name": "absent", "workers": 0, "idle": 0, "waiting": 1, "integrated": False, "joint": False, "held": 0},
     ]
     assert document(broker, b"mmi.workers") == {"echo": 2}
 

@@ -62,7 +62,7 @@ class Heard:
     def left(self, name: bytes) -> None:
         self.done.append(name)
 
-    def surveyed(self, workers: Mapping[bytes, int], now: float) -> None:
+    def surveyed(self, places: Mapping[bytes, int], now: float, workers: Mapping[bytes, int]) -> None:
         self.survey = dict(workers)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import zmq
 from support.relay import Relay, relay
-from support.serving import QUICK
+from support.serving import QUICK, with_broker
 from support.waiting import until
 
 from broker import BrokerConfig, Worker
@@ -109,19 +109,22 @@ def test_a_worker_that_does_not_return_in_time(server: Server, client: Client, l
     assert client.reply(uuid) == [b"part", b"done:1"]
 
 
-def test_a_worker_that_leaves_takes_no_place_of_another(server: Server, client: Client) -> None:
+@pytest.mark.parametrize("kind", ["integrated", "stand-alone"])
+def test_a_worker_that_leaves_takes_no_place_of_another(tmp_path: Path, kind: str) -> None:
     old = Handler()
-    leaving = Worker("echo", old, client.endpoint, config=QUICK).start()
-    first = client.submit("echo", "first")
-    until(lambda: old.begun)
-    stopping = threading.Thread(target=leaving.stop)
-    stopping.start()
-    until(lambda: not server.workers)
-    with Worker("echo", lambda frames: b"new", client.endpoint, config=QUICK):
-        assert client.wait(client.submit("echo", "second"), 10) == [b"new"]
-        old.go.set()
-        assert client.wait(first, 30) == [b"part", b"done:first"]
-    stopping.join()
+    with with_broker(tmp_path, kind) as server, Client(server.endpoints[0], timeout=30) as client:
+        leaving = Worker("echo", old, client.endpoint, config=QUICK).start()
+        first = client.submit("echo", "first")
+        until(lambda: old.begun)
+        stopping = threading.Thread(target=leaving.stop)
+        stopping.start()
+        until(lambda: "echo" not in client.workers()["services"])
+        with Worker("echo", lambda frames: b"new", client.endpoint, config=QUICK):
+            second = client.submit("echo", "second")
+            until(lambda: client.reply(second) == [b"new"])
+            old.go.set()
+            assert client.wait(first, 30) == [b"part", b"done:first"]
+        stopping.join()
 
 
 def test_a_process_with_many_names_takes_one_descriptor(server: Server, client: Client) -> None:
