@@ -72,6 +72,7 @@ SCRIPTS = {
     "broker": ["titanic keys server", USERS, "=broker"],
     "work": [BROKER, "=work"],
     "worker": [BROKER, SHOP, "=worker"],
+    "dev": [SHOP, "=dev"],
     "cron": [SERVE, SCHEDULES, "=cron"],
     "web": [SERVE, "titanic keys server", USERS, "mkdir keys", "=web"],
     "store": [

@@ -51,15 +51,12 @@ def test_both_sides_in_python(tmp_path: Path) -> None:
     assert [(code, out) for code, out, _ in results[1:]] == [(0, "[b'HELLO']\n")], results
 
 
-def test_the_task_of_the_readme(tmp_path: Path) -> None:
-    """Client and worker start at the same time."""
+def test_the_app_of_the_readme(tmp_path: Path) -> None:
+    """`titanic dev` and the client start at the same time."""
     (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     (tmp_path / "shop.py").write_text(program)
     client = f"{sys.executable} shop.py"
-    lines = [
-        "titanic serve --store S &",
-        f"{client} & client=$!; {sys.executable} -m titanic worker shop:app 2>log & wait $client && kill $! && wait $!",
-    ]
+    lines = [f"{sys.executable} -m titanic dev shop:app 2>log & {client} && kill $! && wait $!"]
     done = subprocess.run(
         [*ALONE, sys.executable, "-m", "support.alone"],
         input=json.dumps(lines),
@@ -71,7 +68,7 @@ def test_the_task_of_the_readme(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    _, (code, said, _) = json.loads(done.stdout)
+    ((code, said, _),) = json.loads(done.stdout)
     assert (code, said) == (0, "receipt 7\n")
 
 

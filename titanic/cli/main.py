@@ -40,6 +40,7 @@ COMMANDS = {
     "call": ("submit_reply", "Send a plain MDP request; nothing is stored."),
     "work": ("work", "Run a command as the worker of a service."),
     "worker": ("worker", "Run the tasks of a Python program."),
+    "dev": ("dev", "Develop an app: server, worker and console at once."),
     "cron": ("cron", "Submit requests on a schedule."),
     "web": ("web", "Serve the web console and HTTP API."),
     "status": ("status", "Show the store, waiting requests and workers."),

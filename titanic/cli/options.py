@@ -444,15 +444,17 @@ def broker_version(*versions: str, group: str = "") -> Decorator:
 LOGGING = "Log"
 """The group of options that say what is logged, and how."""
 
+log_level_option = option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    group=LOGGING,
+    is_live=True,
+    help="Minimum severity of events to log.",
+)
+
 log_options = together(
-    option(
-        "--log-level",
-        type=click.Choice(["debug", "info", "warning", "error"]),
-        default="info",
-        group=LOGGING,
-        is_live=True,
-        help="Minimum severity of events to log.",
-    ),
+    log_level_option,
     option(
         "--log-format",
         type=click.Choice(logs.FORMATS),

@@ -48,7 +48,7 @@ MOST_LINE = 1 << 20
 class _Process:
     """A child: its process, and what it says."""
 
-    def __init__(self, start: Start, config: ChildConfig) -> None:
+    def __init__(self, start: Start, config: ChildConfig, *, reload: bool) -> None:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         try:
@@ -64,9 +64,13 @@ class _Process:
         self.worker: PoolWorker | None = None
         self._rest = b""
         environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+        if reload:
+            # Two versions of a source may have the same size and second, and Python compares nothing else.
+            environment["PYTHONDONTWRITEBYTECODE"] = "1"
+        self.started_ns = time.time_ns()
         try:
             self.popen = subprocess.Popen(
-                [sys.executable, "-m", "titanic.pool.child", str(said), str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "titanic.pool.child", str(said), str(theirs.fileno())],
                 stdin=subprocess.PIPE,
                 pass_fds=(said, theirs.fileno()),
                 env=environment,
@@ -120,11 +124,13 @@ class Sources:
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, int]] = {}
 
-    def watch(self, files: Iterable[str]) -> None:
-        """Poll these, too."""
+    def watch(self, files: Iterable[str], read_ns: int = 0) -> None:
+        """Poll these, too. `read_ns`: they were read since then, in ns since 1970: what was written since may be newer
+        than what was read."""
         for name in files:
             if name not in self._seen:
-                self._seen[name] = _stamp(name)
+                stamp = _stamp(name)
+                self._seen[name] = (0, 0) if 0 < read_ns <= stamp[0] else stamp
 
     def changed(self) -> str:
         """The first file that is not as it was at the last poll; empty: none."""
@@ -214,7 +220,7 @@ class Pool:
             for message in process.read():
                 core.said(number, message, now)
                 if self._sources is not None:
-                    self._sources.watch(message.get("files", ()))
+                    self._sources.watch(message.get("files", ()), process.started_ns)
                 if message.get("ready"):
                     self._serve(number, process, read_declaration(message["app"]), now)
             if ended:
@@ -301,7 +307,7 @@ class Pool:
 
     def _start(self, start: Start) -> None:
         try:
-            process = _Process(start, self._child)
+            process = _Process(start, self._child, reload=self._sources is not None)
         except OSError as error:
             self._core.gone(start.number, f"could not be started ({error.strerror})", time.monotonic())
             return

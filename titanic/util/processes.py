@@ -30,6 +30,11 @@ def end_with_parent(parent: int = 0) -> None:
         os._exit(1)
 
 
+def without_options() -> dict[str, str]:
+    """The environment for a command that this process starts: without the variables that set options."""
+    return {key: value for key, value in os.environ.items() if not key.startswith("TITANIC_") or key == "TITANIC_PURE"}
+
+
 class Children:
     """Starts Python processes and ends them. Threads may share it."""
 
@@ -44,9 +49,6 @@ class Children:
         It has a session of its own, so that Ctrl-C does not reach it, and none of the variables that set options. It
         is the same build as this one, compiled or not.
         """
-        environment = {
-            key: value for key, value in os.environ.items() if not key.startswith("TITANIC_") or key == "TITANIC_PURE"
-        }
         with uninterrupted(), self._lock:
             if self._over:  # the folder of the log may be gone, too
                 raise TitanicError("shutting down: no more processes are started")
@@ -56,7 +58,7 @@ class Children:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
-                    env=environment,
+                    env=without_options(),
                     start_new_session=True,
                 )
             self._processes.append(process)

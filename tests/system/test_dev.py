@@ -1,0 +1,275 @@
+"""`titanic dev`: an app with all that it needs in one terminal."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from support.cli_titanic import Running, alive, running
+from support.ports import free_port
+from support.torture import LONG
+from support.waiting import until
+
+from titanic import Client
+from titanic.cli.dev import check_free
+from titanic.errors import TitanicError
+from titanic.pool.pool import Sources
+
+SHOP = """
+import logging
+import os
+import time
+from pathlib import Path
+
+from titanic import current
+from titanic.tasks import Tasks
+
+app = Tasks(name="shop")
+VERSION = 0
+
+
+@app.task
+def pay(order: int) -> int:
+    print("paying", order)
+    with Path("journal").open("a") as journal:
+        journal.write(f"{order} {VERSION} {current().attempt} {current().delivery}\\n")
+        journal.flush()
+    time.sleep(0.02)
+    return VERSION
+
+
+@app.task
+def wait() -> None:
+    Path("begun").touch()
+    while not Path("go").exists():
+        time.sleep(0.01)
+"""
+
+
+class Scene:
+    """A folder with an app, and free ports."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.shop = folder / "shop.py"
+        self.endpoint = f"tcp://127.0.0.1:{free_port()}"
+        self.web = f"127.0.0.1:{free_port()}"
+        self.write(0)
+
+    def write(self, version: int, more: str = "") -> None:
+        """Save the app, as an editor does."""
+        new = self.folder / "new"
+        new.write_text(SHOP.replace("VERSION = 0", f"VERSION = {version}") + more)
+        new.replace(self.shop)
+
+    def command(self, *options: str) -> tuple[str, ...]:
+        return "dev", "shop:app", "--endpoint", self.endpoint, "--web", self.web, *options
+
+    @property
+    def program(self) -> tuple[str, ...]:
+        return "env", "-C", str(self.folder), sys.executable, "-m", "titanic"
+
+    @contextmanager
+    def dev(self, *options: str) -> Iterator[Running]:
+        with running(self.folder / "log", *self.command(*options), program=self.program) as dev:
+            dev.says("shop.flow .* is registered")
+            yield dev
+
+    @contextmanager
+    def client(self) -> Iterator[Client]:
+        with Client(self.endpoint, timeout=30) as client:
+            yield client
+
+    def journal(self) -> list[list[int]]:
+        """Of each execution: the order, the version of the app, the attempt, the delivery."""
+        try:
+            return [[*map(int, line.split())] for line in (self.folder / "journal").read_text().splitlines()]
+        except FileNotFoundError:
+            return []
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+def test_the_first_hour(scene: Scene) -> None:
+    with scene.dev() as dev, scene.client() as client:
+        assert client.wait(client.submit("shop.pay", '{"args": [7]}'), 60) == [b"0"]
+        dev.says(r"worker │ paying 7")
+        lines = dev.log.read_text().splitlines()
+        assert lines[0].endswith(f"running shop:app at {scene.endpoint}; its web console: http://{scene.web}")
+        assert {line.split(" │ ")[0].strip() for line in lines[1:]} == {"serve", "worker", "web"}
+        dev.says(r"web    │ .* serving at")
+        with urllib.request.urlopen(f"http://{scene.web}/services", timeout=30) as page:
+            assert b"shop.pay" in page.read()
+        waits = client.submit("shop.pay", '{"args": [8]}', delay=3600)
+        dev.send(signal.SIGINT)
+        assert dev.ends() == 0
+        assert (scene.folder / ".titanic" / ".gitignore").read_text() == "*\n"
+    with scene.dev() as dev, scene.client() as client:
+        assert client.show(waits)["state"] == "delayed"
+        dev.send(signal.SIGTERM)
+        assert dev.ends() == 0
+    with scene.dev("--fresh") as dev, scene.client() as client:
+        dev.says(r"removed .titanic/store: \d+ KiB")
+        assert client.list()[0] == []
+
+
+def test_running_tasks_finish_and_a_second_signal_ends_them(scene: Scene) -> None:
+    for signals in (1, 2):
+        (scene.folder / "begun").unlink(missing_ok=True)
+        with scene.dev() as dev, scene.client() as client:
+            uuid = client.submit("shop.wait", "{}")
+            until((scene.folder / "begun").exists)
+            dev.send(signal.SIGINT)
+            dev.says("waiting for running tasks; Ctrl-C again ends them at once")
+            assert client.show(uuid)["state"] == "running"
+            if signals == 1:
+                (scene.folder / "go").touch()
+                assert dev.ends() == 0
+                (scene.folder / "go").unlink()
+            else:
+                dev.send(signal.SIGINT)
+                assert dev.ends() == 130
+    with scene.dev() as dev, scene.client() as client:
+        (scene.folder / "go").touch()
+        assert client.wait(uuid, 60) == [b"null"]
+        assert len(client.list(service="shop.wait", state="done")[0]) == 2
+
+
+def test_an_error_in_the_app_waits_for_the_next_save(scene: Scene) -> None:
+    scene.write(0, "def broken(:")
+    with running(scene.folder / "log", *scene.command(), program=scene.program) as dev, scene.client() as client:
+        dev.says(r"cannot import shop; SyntaxError: .*; see \S+/shop.py:\d+; waiting for a change of its source")
+        uuid = client.submit("shop.pay", '{"args": [7]}')
+        scene.write(1)
+        assert client.wait(uuid, 60) == [b"1"]
+
+
+def test_what_is_in_use_is_named(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> None:
+    with scene.dev() as dev:
+        second = running(scene.folder / "log2", *scene.command(), program=scene.program)
+        with second as other:
+            assert other.ends() == 1
+            line = f"titanic dev already runs in {scene.folder}; its process is {dev.process.pid}; stop that one"
+            assert line in other.log.read_text()
+        elsewhere = Scene(tmp_path_factory.mktemp("elsewhere"))
+        for option, mine, theirs in (("--endpoint", elsewhere, scene), ("--web", scene, elsewhere)):
+            elsewhere.endpoint, elsewhere.web = theirs.endpoint, mine.web
+            if option == "--web":
+                elsewhere.endpoint = f"tcp://127.0.0.1:{free_port()}"
+            with running(elsewhere.folder / "log", *elsewhere.command(), program=elsewhere.program) as other:
+                assert other.ends() == 1
+                assert re.search(rf"cannot listen at 127\S+; the port is in use; .*: {option} ", other.log.read_text())
+
+
+def test_other_faults_of_an_address_are_the_commands_business() -> None:
+    check_free("nowhere.invalid", 1, "")
+    check_free("192.0.2.1", 1, "")
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken, pytest.raises(TitanicError, match="in use"):
+        check_free("::1", taken.getsockname()[1], "--web")
+
+
+def test_a_part_that_ends_ends_all(scene: Scene) -> None:
+    with scene.dev() as dev:
+        (server,) = children(dev.process.pid, "serve")
+        os.kill(server, signal.SIGKILL)
+        assert dev.ends() == 128 + 9
+        dev.says(r"dev    │ serve has ended with exit code -9; stopping the others")
+
+
+def test_nothing_is_left_when_it_is_killed(scene: Scene) -> None:
+    with scene.dev() as dev:
+        parts = children(dev.process.pid, "")
+        workers = [pid for part in parts for pid in children(part, "")]
+        assert (len(parts), len(workers)) == (3, 1)
+        dev.kill()
+        until(lambda: not any(map(alive, [*parts, *workers])))
+
+
+def children(parent: int, command: str) -> list[int]:
+    """The processes that one has started, by a word of their command lines."""
+    pids = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return [
+        int(pid)
+        for pid in pids
+        if not command or command.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    ]
+
+
+def test_schedules_of_a_file(scene: Scene) -> None:
+    schedules = scene.folder / "schedules.toml"
+    schedules.write_text("nonsense")
+    with scene.dev("--schedules", "schedules.toml") as dev, scene.client() as client:
+        dev.says("cron waits for a change of its file")
+        schedules.write_text('[often]\nservice = "shop.pay"\nevery = 1\nbody = \'{"args": [1]}\'\n')
+        until(scene.journal)
+        schedules.write_text('[often]\nservice = "shop.pay"\nevery = 1\nbody = \'{"args": [2]}\'\n')
+        until(lambda: scene.journal()[-1][0] == 2)
+        assert client.list(state="failed")[0] == []
+        dev.send(signal.SIGINT)
+        assert dev.ends() == 0
+
+
+@pytest.mark.torture(short=True)
+def test_saves_while_jobs_run(scene: Scene) -> None:
+    """Each save takes effect, none of the requests is lost, and none is executed twice: the processes of a version
+    finish what they have."""
+    saves, at_once = (50, 20) if LONG else (5, 10)
+    uuids: list[str] = []
+    enough = threading.Event()
+
+    def submit() -> None:
+        with scene.client() as client:
+            while not enough.is_set():
+                begin = len(uuids)
+                if begin - len(scene.journal()) < 5 * at_once:
+                    bodies = [f'{{"args": [{order}]}}' for order in range(begin, begin + at_once)]
+                    uuids.extend(client.submit_many("shop.pay", bodies))
+
+    with scene.dev("--processes", "2", "--jobs", "2") as dev, scene.client() as client:
+        submitting = threading.Thread(target=submit)
+        submitting.start()
+        try:
+            for version in range(1, saves + 1):
+                if version % 5 == 0:
+                    before = dev.log.read_text().count("waiting for a change of its source")
+                    scene.write(version, "def broken(:")
+                    until(lambda: dev.log.read_text().count("waiting for a change of its source") > before)  # noqa: B023
+                scene.write(version)
+                until(lambda: any(line[1] == version for line in scene.journal()[-100:]))  # noqa: B023
+        finally:
+            enough.set()
+            submitting.join()
+        replies = dict(client.replies(uuids, 120))
+        assert {type(reply) for reply in replies.values()} == {list}
+        executions = Counter(line[0] for line in scene.journal())
+        assert executions == Counter(range(len(uuids)))
+        assert {tuple(line[2:]) for line in scene.journal()} <= {
+            (1, 1),
+            (1, 2),
+        }  # given back unstarted: delivered again
+        assert {line[1] for line in scene.journal()} == set(range(saves + 1))
+        assert dev.log.read_text().count("has changed; restarting") >= saves
+        assert not re.search("killing|replacing", dev.log.read_text())
+
+
+def test_what_was_written_since_it_was_read_has_changed(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").touch()
+    written = (tmp_path / "shop.py").stat().st_mtime_ns
+    before, since = Sources(), Sources()
+    before.watch([str(tmp_path / "shop.py")], written + 1)
+    since.watch([str(tmp_path / "shop.py")], written)
+    assert (before.changed(), since.changed()) == ("", str(tmp_path / "shop.py"))
+    assert since.changed() == ""
