@@ -96,7 +96,7 @@ class FailedService:
         try:
             request = _decode_request(frames[0])
         except msgspec.MsgspecError as error:
-            raise Failed(f"this is no request that has failed: {error}") from None
+            raise Failed(f"this is not a failed request: {error}") from None
         self._function(request, TaskFailed(RequestFailed(request.reason, state=request.state, detail=frames[1:])))
         return b""
 

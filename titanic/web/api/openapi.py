@@ -109,7 +109,7 @@ class Request(TypedDict):
     type: NotRequired[Annotated[str, Meta(description="The content type of its body.")]]
     digest: NotRequired[str]
     on_failed: NotRequired[Annotated[str, Meta(description="The service to notify if it fails.")]]
-    on_limit: NotRequired[Annotated[str, Meta(description="leave, if nothing ends an attempt at its limit.")]]
+    on_limit: NotRequired[Annotated[str, Meta(description="`leave`: an attempt may exceed its limit.")]]
     paused: NotRequired[Annotated[bool, Meta(description="Its service is paused, and the request has not started.")]]
 
 
