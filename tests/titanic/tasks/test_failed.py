@@ -120,7 +120,7 @@ def test_there_is_one_function() -> None:
 def test_a_request_that_is_none(queue: MemoryQueue) -> None:
     uuid = queue.submit("shop.failed", b'{"args": []}')
     queue.run()
-    assert "this is no request that has failed" in queue.show(uuid)["reason"]
+    assert "this is not a failed request" in queue.show(uuid)["reason"]
 
 
 APP = """
