@@ -35,7 +35,7 @@ from starlette.types import Receive, Scope, Send
 from titanic.errors import Forbidden, InvalidRequest, RequestFailed, TitanicError, UnknownRequest
 from titanic.util import ids
 from titanic.web import problems
-from titanic.web.api.openapi import parameter, schema, wrong
+from titanic.web.api.openapi import answer, endpoint, parameter, schema, wrong
 from titanic.web.api.resource import ApiRoute
 from titanic.web.app_state import UserQuota, visitor_of
 from titanic.web.auth.identity import Visitor
@@ -237,28 +237,23 @@ def server_sent_event(name: str, data: str, number: str = "") -> str:
     return f"event: {name}\ndata: {data}\n" + (f"id: {number}\n\n" if number else "\n")
 
 
-PATHS = {
-    "/v1/events": {
-        "get": {
-            "operationId": "events",
-            "summary": "Statistics and ends of requests, as server-sent events",
-            "parameters": [
-                parameter("query", "service", "Statistics of this service; `*`: of all.", list[str]),
-                parameter("query", "request", "The end of this request.", list[str]),
-                parameter("header", "Last-Event-ID", "The last event received: continue after it.", str),
-            ],
-            "responses": {
-                "200": {
-                    "description": "A stream of events `services`, `ended`, `problem` and `reset`.",
-                    "content": {"text/event-stream": {"schema": schema(str)}},
-                },
-                **wrong(),
-            },
-        }
-    }
-}
+_PARAMETERS = [
+    parameter("query", "service", "Statistics of this service; `*`: of all.", list[str]),
+    parameter("query", "request", "The end of this request.", list[str]),
+    parameter("header", "Last-Event-ID", "The last event received: continue after it.", str),
+]
+_STREAM = answer(
+    "A stream of events `services`, `ended`, `problem` and `reset`.",
+    content={"text/event-stream": {"schema": schema(str)}},
+)
+_EVENTS = "Statistics and ends of requests, as server-sent events"
 
-ROUTES = [ApiRoute("/v1/events", GET=get_events)]
+ROUTES = [
+    ApiRoute(
+        "/v1/events",
+        GET=endpoint(get_events, "events", _EVENTS, {"200": _STREAM, **wrong()}, parameters=_PARAMETERS),
+    )
+]
 
 
 Key = TypeVar("Key")

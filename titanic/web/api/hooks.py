@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from msgspec import UNSET, Meta
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -23,9 +23,9 @@ from titanic.web.api.openapi import (
     WebHook,
     WebHooks,
     answer,
+    endpoint,
     header,
-    parameter,
-    schema,
+    json_content,
     wrong,
 )
 from titanic.web.api.resource import ApiRoute, json_response, read_body
@@ -179,52 +179,45 @@ def _sort_key(hook: Hook) -> tuple[str, str]:
     return hook.service, hook.url
 
 
-_ONE = parameter("path", "hook", "The id of a hook.", Annotated[str, Meta(pattern="^[0-9a-f]{20}$")])
 _WHERE = {"Location": header("The hook.", Path)}
 
-PATHS: dict[str, dict[str, Any]] = {
-    "/v1/hooks": {
-        "get": {
-            "operationId": "hooks",
-            "summary": "The web hooks that you may see",
-            "responses": {"200": answer("All of them.", WebHooks), **wrong()},
-        },
-        "put": {
-            "operationId": "hook",
-            "summary": "Notify a URL when requests of a service end",
-            "description": f"A service may have {MAX_HOOKS} hooks, and {MAX_SERVICES} services may have hooks; "
-            "beyond that, 409.",
-            "requestBody": {
-                "required": True,
-                "content": {
-                    "application/json": {
-                        "schema": schema(PutHook),
-                    }
-                },
-            },
-            "responses": {
+_PUT = f"A service may have {MAX_HOOKS} hooks, and {MAX_SERVICES} services may have hooks; beyond that, 409."
+
+ROUTES = [
+    ApiRoute(
+        "/v1/hooks",
+        GET=endpoint(
+            get_hooks,
+            "hooks",
+            "The web hooks that you may see",
+            {"200": answer("All of them.", WebHooks), **wrong()},
+        ),
+        PUT=endpoint(
+            put_hook,
+            "hook",
+            "Notify a URL when requests of a service end",
+            {
                 "200": answer("The hook existed and was updated.", WebHook, _WHERE),
                 "201": answer("The hook was created.", NewWebHook, _WHERE),
                 **wrong(409, 413),
             },
-        },
-    },
-    "/v1/hooks/{hook}": {
-        "parameters": [_ONE],
-        "get": {
-            "operationId": "one_hook",
-            "summary": "A web hook",
-            "responses": {"200": answer("The hook, without its secret.", WebHook), **wrong(404)},
-        },
-        "delete": {
-            "operationId": "delete_hook",
-            "summary": "Delete a web hook",
-            "responses": {"204": answer("The hook was deleted."), **wrong(404)},
-        },
-    },
-}
-
-ROUTES = [
-    ApiRoute("/v1/hooks", GET=get_hooks, PUT=put_hook),
-    ApiRoute("/v1/hooks/{hook}", GET=get_hook, DELETE=delete_hook),
+            description=_PUT,
+            requestBody={"required": True, "content": json_content(PutHook)},
+        ),
+    ),
+    ApiRoute(
+        "/v1/hooks/{hook}",
+        GET=endpoint(
+            get_hook,
+            "one_hook",
+            "A web hook",
+            {"200": answer("The hook, without its secret.", WebHook), **wrong(404)},
+        ),
+        DELETE=endpoint(
+            delete_hook,
+            "delete_hook",
+            "Delete a web hook",
+            {"204": answer("The hook was deleted."), **wrong(404)},
+        ),
+    ),
 ]

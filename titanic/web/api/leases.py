@@ -30,9 +30,9 @@ from titanic.util.text import quoted
 from titanic.web.api.openapi import (
     ANY_ANSWER,
     ANY_BODY,
-    SERVICE,
     ExtendedLease,
     answer,
+    endpoint,
     header,
     parameter,
     schema,
@@ -172,7 +172,6 @@ def _seconds(name: str, text: str, most: float, least: float = 0) -> dict[str, A
     return parameter("query", name, text, Annotated[float, Meta(ge=least, le=most)])
 
 
-_LEASE = parameter("path", "lease", "The value of `Titanic-Lease`.", Annotated[str, Meta(min_length=1)])
 _LASTS = _seconds("lease", "Duration of the lease in seconds; default: 60.", MAX_LEASE, MIN_LEASE)
 _TAKEN = {
     "Titanic-Lease": header("The id of the lease, for reporting its end."),
@@ -190,62 +189,57 @@ _TEXT: dict[str, Any] = {
 }
 
 
-def _ending(name: str, summary: str, **more: Any) -> dict[str, Any]:
-    responses = {"204": answer("The server has accepted it."), **wrong(410, 413)}
-    return {"parameters": [_LEASE], "post": {"operationId": name, "summary": summary, "responses": responses, **more}}
+_ENDED = {"204": answer("The server has accepted it."), **wrong(410, 413)}
 
-
-PATHS: dict[str, dict[str, Any]] = {
-    "/v1/services/{service}:take": {
-        "parameters": [SERVICE],
-        "post": {
-            "operationId": "take",
-            "summary": "Lease a request to work on",
-            "parameters": [_seconds("wait", _WAIT, MAX_TAKE_WAIT), _LASTS],
-            "responses": {
-                "200": {
-                    "description": "Its body, with the content type of its submission, or a guessed one.",
-                    "headers": _TAKEN,
-                    "content": ANY_ANSWER,
-                },
+ROUTES = [
+    ApiRoute(
+        "/v1/services/{service}:take",
+        POST=endpoint(
+            post_take,
+            "take",
+            "Lease a request to work on",
+            {
+                "200": answer(
+                    "Its body, with the content type of its submission, or a guessed one.",
+                    headers=_TAKEN,
+                    content=ANY_ANSWER,
+                ),
                 "204": answer("No request arrived in time."),
                 **wrong(413),
             },
-        },
-    },
-    "/v1/leases/{lease}:done": _ending(
-        "done",
-        "Reply to the request with the body",
-        requestBody={"content": ANY_BODY},
+            parameters=[_seconds("wait", _WAIT, MAX_TAKE_WAIT), _LASTS],
+        ),
     ),
-    "/v1/leases/{lease}:failed": _ending(
-        "failed",
-        "Fail the attempt: the first line of the body is the reason",
-        requestBody=_TEXT,
-        parameters=[
-            parameter("query", "fatal", "Do not retry it.", bool),
-            _seconds("retry-after", "Seconds until it is retried.", MOST_SECONDS),
-        ],
+    ApiRoute(
+        "/v1/leases/{lease}:done",
+        POST=endpoint(
+            post_done, "done", "Reply to the request with the body", _ENDED, requestBody={"content": ANY_BODY}
+        ),
     ),
-    "/v1/leases/{lease}:extend": {
-        "parameters": [_LEASE],
-        "post": {
-            "operationId": "extend",
-            "summary": "Extend a lease",
-            "parameters": [_LASTS],
-            "responses": {
-                "200": answer("The new deadline.", ExtendedLease),
-                **wrong(410),
-            },
-        },
-    },
-}
-
-ROUTES = [
-    ApiRoute("/v1/services/{service}:take", POST=post_take),
-    ApiRoute("/v1/leases/{lease}:done", POST=post_done),
-    ApiRoute("/v1/leases/{lease}:failed", POST=post_failed),
-    ApiRoute("/v1/leases/{lease}:extend", POST=post_extend),
+    ApiRoute(
+        "/v1/leases/{lease}:failed",
+        POST=endpoint(
+            post_failed,
+            "failed",
+            "Fail the attempt: the first line of the body is the reason",
+            _ENDED,
+            requestBody=_TEXT,
+            parameters=[
+                parameter("query", "fatal", "Do not retry it.", bool),
+                _seconds("retry-after", "Seconds until it is retried.", MOST_SECONDS),
+            ],
+        ),
+    ),
+    ApiRoute(
+        "/v1/leases/{lease}:extend",
+        POST=endpoint(
+            post_extend,
+            "extend",
+            "Extend a lease",
+            {"200": answer("The new deadline.", ExtendedLease), **wrong(410)},
+            parameters=[_LASTS],
+        ),
+    ),
 ]
 
 

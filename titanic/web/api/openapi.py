@@ -14,7 +14,7 @@ from msgspec import Meta
 from titanic.protocol.answers import SUBMITTER_FIELDS
 from titanic.protocol.messages import Message, Priority, Submit
 from titanic.protocol.submit_options import MOST_UUIDS
-from titanic.web.api.resource import PAGE
+from titanic.web.api.resource import PAGE, Endpoint, Handler
 from titanic.web.hooks.registry import SECRET, URL
 from titanic.web.problems import PROBLEM_JSON, TITLES
 from titanic.web.request_headers import MAX_KEY, MIN_SPAN, OPTIONS, header_title
@@ -329,14 +329,26 @@ def schema(type: Any) -> Part:
     return ref("schemas", type.__name__) if type in DOCUMENTS else msgspec.json.schema(type)
 
 
-def answer(text: str, document: Any = None, headers: Mapping[str, Part] | None = None) -> Part:
-    """A response, with a JSON document if one is given."""
+def json_content(document: Any) -> Part:
+    """The content of a message that is a JSON document."""
+    return {"application/json": {"schema": schema(document)}}
+
+
+def answer(
+    text: str, document: Any = None, headers: Mapping[str, Part] | None = None, content: Part | None = None
+) -> Part:
+    """A response, with a JSON document or other content if one is given."""
     found: Part = {"description": text}
-    if document is not None:
-        found["content"] = {"application/json": {"schema": schema(document)}}
+    if document is not None or content is not None:
+        found["content"] = content or json_content(document)
     if headers:
         found["headers"] = dict(headers)
     return found
+
+
+def endpoint(handler: Handler, name: str, summary: str, responses: Mapping[str, Part], **more: Any) -> Endpoint:
+    """A handler with the name, the summary and the responses of its operation, and `more` members of that."""
+    return Endpoint(handler, {"operationId": name, "summary": summary, "responses": responses, **more})
 
 
 def header(text: str, type: Any = str, *, required: bool = True) -> Part:
@@ -411,23 +423,22 @@ SUBMIT_HEADERS = [
     ),
 ]
 
-SERVICE = parameter(
-    "path",
-    "service",
+_SERVICE = (
     "The name of a service: printable UTF-8 of 1 to 255 bytes, percent-encoded, also a slash. "
-    "Names that begin with `mmi.` or `titanic.` are not for requests.",
-    ServiceName,
+    "Names that begin with `mmi.` or `titanic.` are not for requests."
 )
+_UUID = "^[0-9a-fA-F]{8}(-?)[0-9a-fA-F]{4}\\1[0-9a-fA-F]{4}\\1[0-9a-fA-F]{4}\\1[0-9a-fA-F]{12}$"
 
-REQUEST = parameter(
-    "path",
-    "uuid",
-    "The UUID of a request: 32 hexadecimal digits, with or without dashes.",
-    Annotated[
-        str,
-        Meta(pattern="^[0-9a-fA-F]{8}(-?)[0-9a-fA-F]{4}\\1[0-9a-fA-F]{4}\\1[0-9a-fA-F]{4}\\1[0-9a-fA-F]{12}$"),
-    ],
-)
+IN_PATH: dict[str, tuple[str, Any]] = {
+    "service": (_SERVICE, ServiceName),
+    "uuid": (
+        "The UUID of a request: 32 hexadecimal digits, with or without dashes.",
+        Annotated[str, Meta(pattern=_UUID)],
+    ),
+    "lease": ("The value of `Titanic-Lease`.", Annotated[str, Meta(min_length=1)]),
+    "hook": ("The id of a hook.", Annotated[str, Meta(pattern="^[0-9a-f]{20}$")]),
+}
+"""The parameters of paths: what they mean, and their types."""
 
 WHAT_NOW = {
     400: "The request is invalid: do not retry it unchanged.",

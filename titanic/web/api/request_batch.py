@@ -17,7 +17,7 @@ from titanic.errors import Forbidden, TitanicError
 from titanic.protocol.submit_options import MOST_UUIDS
 from titanic.util.text import quoted
 from titanic.web import problems
-from titanic.web.api.openapi import SERVICE, SUBMIT_HEADERS, AcceptedBatch, answer, schema, wrong
+from titanic.web.api.openapi import SUBMIT_HEADERS, AcceptedBatch, answer, endpoint, json_content, schema, wrong
 from titanic.web.api.requests import check_digest, digest
 from titanic.web.api.resource import ApiRoute, body_parts, body_too_large, json_response, max_body
 from titanic.web.api.services import read_service
@@ -276,33 +276,27 @@ def _format(request: Request) -> Items:
     raise HTTPProblem(415, f"{what}; Content-Type is {type[:100] or 'missing'}")
 
 
-PATHS = {
-    "/v1/services/{service}/requests:batch": {
-        "parameters": [SERVICE],
-        "post": {
-            "operationId": "submitBatch",
-            "summary": "Store many requests",
-            "description": "Each item becomes the body of a request, as it is written. Up to 1,000 requests are "
-            "stored at a time, all of them or none. If a later part fails, the problem reports what was stored. "
-            "With an `Idempotency-Key` the same batch can be sent again: each item gets its own key.",
-            "parameters": SUBMIT_HEADERS,
-            "requestBody": {
-                "required": True,
-                "content": {
-                    "application/json": {
-                        "schema": schema(
-                            Annotated[list[Any], Meta(max_length=MAX_ITEMS, extra_json_schema={"items": {}})]
-                        )
-                    },
-                    "application/x-ndjson": {"schema": schema(str)},
-                },
-            },
-            "responses": {
-                "202": answer("The requests are stored.", AcceptedBatch),
-                **wrong(413, 415, 422),
-            },
-        },
-    }
-}
+_ITEMS = Annotated[list[Any], Meta(max_length=MAX_ITEMS, extra_json_schema={"items": {}})]
+_DESCRIPTION = (
+    "Each item becomes the body of a request, as it is written. Up to 1,000 requests are "
+    "stored at a time, all of them or none. If a later part fails, the problem reports what was stored. "
+    "With an `Idempotency-Key` the same batch can be sent again: each item gets its own key."
+)
 
-ROUTES = [ApiRoute("/v1/services/{service}/requests:batch", POST=post_batch)]
+ROUTES = [
+    ApiRoute(
+        "/v1/services/{service}/requests:batch",
+        POST=endpoint(
+            post_batch,
+            "submitBatch",
+            "Store many requests",
+            {"202": answer("The requests are stored.", AcceptedBatch), **wrong(413, 415, 422)},
+            description=_DESCRIPTION,
+            parameters=SUBMIT_HEADERS,
+            requestBody={
+                "required": True,
+                "content": {**json_content(_ITEMS), "application/x-ndjson": {"schema": schema(str)}},
+            },
+        ),
+    )
+]

@@ -28,14 +28,13 @@ from titanic.web.api.openapi import (
     ANY_ANSWER,
     ANY_BODY,
     LIMIT,
-    REQUEST,
     RETRY_AFTER,
-    SERVICE,
     SUBMIT_HEADERS,
     Accepted,
     Path,
     RequestPage,
     answer,
+    endpoint,
     header,
     paged,
     parameter,
@@ -387,120 +386,93 @@ async def get_requests(request: Request) -> Response:
     return page("/v1/requests", "requests", [described(row) for row in rows], given, after)
 
 
-PATHS: dict[str, dict[str, Any]] = {
-    "/v1/services/{service}/requests": {
-        "parameters": [SERVICE],
-        "post": {
-            "operationId": "submit",
-            "summary": "Store a request",
-            "description": "The request is on disk before the answer is sent. Its worker gets the body.",
-            "parameters": [*SUBMIT_HEADERS, _PREFER],
-            "requestBody": {
-                "content": ANY_BODY,
-                "description": "Anything, of any content type.",
-            },
-            "responses": {
-                "200": {
-                    "description": "The reply, as from `/reply`.",
-                    "headers": _APPLIED,
-                    "content": ANY_BODY,
-                },
-                "202": answer(
-                    "The request is stored.",
-                    Accepted,
-                    {**_APPLIED, "Location": header("The request.", Path)},
-                ),
+_LIST = [
+    parameter("query", "service", "Only requests for this service.", Annotated[str, Meta(min_length=1)]),
+    parameter("query", "state", "Only requests in this state.", AnyState),
+    parameter("query", "text", "Only requests with this text in the reason or the key, ignoring case.", str),
+    parameter("query", "newest", "Newest first.", Annotated[bool, Meta(extra_json_schema={"default": False})]),
+    parameter("query", "after", AFTER, Annotated[str, Meta(pattern="^[0-9a-fA-F]{32}$")]),
+    LIMIT,
+]
+_LOCATION = {"Location": header("The request.", Path)}
+_SEVERAL = "Several frames are the parts of a `multipart/mixed`."
+_BODY = f"The body, with the content type of its submission, or a guessed one. {_SEVERAL}"
+_REPLY = f"The reply, with the content type that its worker declared, or a guessed one. {_SEVERAL}"
+
+ROUTES = [
+    ApiRoute(
+        "/v1/services/{service}/requests",
+        POST=endpoint(
+            post_request,
+            "submit",
+            "Store a request",
+            {
+                "200": answer("The reply, as from `/reply`.", headers=_APPLIED, content=ANY_BODY),
+                "202": answer("The request is stored.", Accepted, {**_APPLIED, **_LOCATION}),
                 **wrong(410, 413, 422, 424),
             },
-        },
-    },
-    "/v1/requests/{uuid}": {
-        "parameters": [REQUEST],
-        "get": {
-            "operationId": "show",
-            "summary": "Get a request's status",
-            "responses": {
-                "200": answer("The request, without its body and its reply.", openapi.Request),
-                **wrong(404, 410),
-            },
-        },
-        "delete": {
-            "operationId": "close",
-            "summary": "Delete a request and its reply",
-            "description": "A request that no worker has started is cancelled. An unknown UUID is not an error.",
-            "responses": {"204": answer("The request is deleted."), **wrong(404)},
-        },
-    },
-    "/v1/requests/{uuid}/body": {
-        "parameters": [REQUEST],
-        "get": {
-            "operationId": "body",
-            "summary": "Get the body of a request",
-            "responses": {
-                "200": {
-                    "description": "The body, with the content type of its submission, or a guessed one. "
-                    "Several frames are the parts of a `multipart/mixed`.",
-                    "content": ANY_ANSWER,
-                },
-                **wrong(404, 410),
-            },
-        },
-    },
-    "/v1/requests/{uuid}:retry": {
-        "parameters": [REQUEST],
-        "post": {
-            "operationId": "retry",
-            "summary": "Retry a failed or expired request",
-            "responses": {
-                "202": answer("The request is queued again.", Accepted, {"Location": header("The request.", Path)}),
-                **wrong(404, 409, 410),
-            },
-        },
-    },
-    "/v1/requests/{uuid}/reply": {
-        "parameters": [REQUEST],
-        "get": {
-            "operationId": "reply",
-            "summary": "Get the reply",
-            "parameters": [parameter("query", "wait", "Seconds to wait for it.", _SECONDS)],
-            "responses": {
-                "200": {
-                    "description": "The reply, with the content type that its worker declared, or a guessed one. "
-                    "Several frames are the parts of a `multipart/mixed`.",
-                    "content": ANY_ANSWER,
-                },
+            description="The request is on disk before the answer is sent. Its worker gets the body.",
+            parameters=[*SUBMIT_HEADERS, _PREFER],
+            requestBody={"content": ANY_BODY, "description": "Anything, of any content type."},
+        ),
+    ),
+    ApiRoute(
+        "/v1/requests/{uuid}:retry",
+        POST=endpoint(
+            retry_request,
+            "retry",
+            "Retry a failed or expired request",
+            {"202": answer("The request is queued again.", Accepted, _LOCATION), **wrong(404, 409, 410)},
+        ),
+    ),
+    ApiRoute(
+        "/v1/requests/{uuid}/body",
+        GET=endpoint(
+            get_body,
+            "body",
+            "Get the body of a request",
+            {"200": answer(_BODY, content=ANY_ANSWER), **wrong(404, 410)},
+        ),
+    ),
+    ApiRoute(
+        "/v1/requests/{uuid}",
+        GET=endpoint(
+            get_request,
+            "show",
+            "Get a request's status",
+            {"200": answer("The request, without its body and its reply.", openapi.Request), **wrong(404, 410)},
+        ),
+        DELETE=endpoint(
+            delete_request,
+            "close",
+            "Delete a request and its reply",
+            {"204": answer("The request is deleted."), **wrong(404)},
+            description="A request that no worker has started is cancelled. An unknown UUID is not an error.",
+        ),
+    ),
+    ApiRoute(
+        "/v1/requests/{uuid}/reply",
+        GET=endpoint(
+            get_reply,
+            "reply",
+            "Get the reply",
+            {
+                "200": answer(_REPLY, content=ANY_ANSWER),
                 "202": answer("The reply is pending.", Accepted, RETRY_AFTER),
                 **wrong(404, 410, 424),
             },
-        },
-    },
-    "/v1/requests": {
-        "get": {
-            "operationId": "list",
-            "summary": "List stored requests, oldest first",
-            "description": "A page may be short or empty and still have a next page.",
-            "parameters": [
-                parameter("query", "service", "Only requests for this service.", Annotated[str, Meta(min_length=1)]),
-                parameter("query", "state", "Only requests in this state.", AnyState),
-                parameter(
-                    "query", "text", "Only requests with this text in the reason or the key, ignoring case.", str
-                ),
-                parameter(
-                    "query", "newest", "Newest first.", Annotated[bool, Meta(extra_json_schema={"default": False})]
-                ),
-                parameter("query", "after", AFTER, Annotated[str, Meta(pattern="^[0-9a-fA-F]{32}$")]),
-                LIMIT,
-            ],
-            "responses": paged(RequestPage),
-        }
-    },
-}
-
-ROUTES = [
-    ApiRoute("/v1/services/{service}/requests", POST=post_request),
-    ApiRoute("/v1/requests/{uuid}:retry", POST=retry_request),
-    ApiRoute("/v1/requests/{uuid}/body", GET=get_body),
-    ApiRoute("/v1/requests/{uuid}", GET=get_request, DELETE=delete_request),
-    ApiRoute("/v1/requests/{uuid}/reply", GET=get_reply),
-    ApiRoute("/v1/requests", GET=get_requests),
+            parameters=[parameter("query", "wait", "Seconds to wait for it.", _SECONDS)],
+        ),
+    ),
+    ApiRoute(
+        "/v1/requests",
+        GET=endpoint(
+            get_requests,
+            "list",
+            "List stored requests, oldest first",
+            paged(RequestPage),
+            description="A page may be short or empty and still have a next page.",
+            parameters=_LIST,
+        ),
+    ),
 ]

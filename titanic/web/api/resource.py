@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 from urllib.parse import quote, unquote_to_bytes, urlencode
 
 from starlette.requests import ClientDisconnect, Request
@@ -41,23 +41,31 @@ _PATTERNS = {"uuid": b"[^/:]+"}
 """The patterns of parameters; the default is anything without a slash."""
 
 
+class Endpoint(NamedTuple):
+    """What one method of a path does, and how the OpenAPI document describes it."""
+
+    handler: Handler
+    operation: dict[str, Any]
+
+
 class ApiRoute(BaseRoute):
-    """A path such as `/v1/requests/{uuid}`, and the handler of each method. HEAD is handled like GET.
+    """A path such as `/v1/requests/{uuid}`, and the endpoint of each method. HEAD is handled like GET.
 
     The decoded parameters are in `request.path_params`.
     """
 
-    def __init__(self, path: str, **handlers: Handler) -> None:
-        """`handlers`: by method."""
+    def __init__(self, path: str, **endpoints: Endpoint) -> None:
+        """`endpoints`: by method."""
         self.path = path
-        self.methods = dict(handlers)
-        if "GET" in handlers:
-            self.methods["HEAD"] = handlers["GET"]
+        self.operations = {method.lower(): endpoint.operation for method, endpoint in endpoints.items()}
+        self.methods = {method: endpoint.handler for method, endpoint in endpoints.items()}
+        if "GET" in endpoints:
+            self.methods["HEAD"] = endpoints["GET"].handler
         self.allow = ", ".join([*self.methods, "OPTIONS"])
         parts = _PARAMETER.split(path)
-        self._names = parts[1::2]
+        self.names = parts[1::2]
         pattern = b""
-        for literal, name in zip(parts[::2], [*self._names, ""], strict=True):
+        for literal, name in zip(parts[::2], [*self.names, ""], strict=True):
             pattern += re.escape(literal.encode())
             pattern += b"(" + _PATTERNS.get(name, b"[^/]+") + b")" if name else b""
         self._matched = re.compile(pattern).fullmatch
@@ -67,7 +75,7 @@ class ApiRoute(BaseRoute):
         if (found := self._matched(raw_path)) is None:
             return None
         parameters: dict[str, str] = {}
-        for name, value in zip(self._names, found.groups(), strict=True):
+        for name, value in zip(self.names, found.groups(), strict=True):
             try:
                 parameters[name] = unquote_to_bytes(value).decode()
             except UnicodeDecodeError:

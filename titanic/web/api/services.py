@@ -19,6 +19,7 @@ from titanic.web.api.openapi import (
     Stats,
     WorkerList,
     answer,
+    endpoint,
     paged,
     parameter,
     wrong,
@@ -82,33 +83,33 @@ async def get_stats(request: Request) -> Response:
     return json_response({**stats, "by_service": _figures(stats)})
 
 
-PATHS: dict[str, dict[str, Any]] = {
-    "/v1/services": {
-        "get": {
-            "operationId": "services",
-            "summary": "List the services with stored requests or workers",
-            "parameters": [parameter("query", "after", AFTER, str), LIMIT],
-            "responses": paged(ServicePage),
-        }
-    },
-    "/v1/workers": {
-        "get": {
-            "operationId": "workers",
-            "summary": "List the workers of the server",
-            "responses": {"200": answer("The workers.", WorkerList), **wrong()},
-        }
-    },
-    "/v1/stats": {
-        "get": {
-            "operationId": "stats",
-            "summary": "Get statistics of the server",
-            "responses": {"200": answer("The document of `titanic.stats`.", Stats), **wrong()},
-        }
-    },
-}
-
 ROUTES = [
-    ApiRoute("/v1/services", GET=get_services),
-    ApiRoute("/v1/workers", GET=get_workers),
-    ApiRoute("/v1/stats", GET=get_stats),
+    ApiRoute(
+        "/v1/services",
+        GET=endpoint(
+            get_services,
+            "services",
+            "List the services with stored requests or workers",
+            paged(ServicePage),
+            parameters=[parameter("query", "after", AFTER, str), LIMIT],
+        ),
+    ),
+    ApiRoute(
+        "/v1/workers",
+        GET=endpoint(
+            get_workers,
+            "workers",
+            "List the workers of the server",
+            {"200": answer("The workers.", WorkerList), **wrong()},
+        ),
+    ),
+    ApiRoute(
+        "/v1/stats",
+        GET=endpoint(
+            get_stats,
+            "stats",
+            "Get statistics of the server",
+            {"200": answer("The document of `titanic.stats`.", Stats), **wrong()},
+        ),
+    ),
 ]
