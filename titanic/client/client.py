@@ -126,36 +126,36 @@ class Client:
     # -- one request -----------------------------------------------------------------------------------------
 
     def submit(self, service: Body, *body: Body, **options: Unpack[SubmitOptions]) -> str:
-        """Have a request executed; its UUID comes back once it is on disk.
+        """Store a request, and return its UUID once it is on disk.
 
             client.submit("resize", picture, key="album: picture 7", ttl=3600)
 
-        The body is any number of frames, bytes or text. The options, all of which may be left out:
+        The body is any number of frames, bytes or text. All options may be omitted:
 
             key           idempotency key, 1 to 255 bytes: the same key gets the same UUID, and is executed once
             key_for       how long the key counts, default a day
             ttl           time after which the request expires, if no worker has started it
-            delay         time before which it is not executed
-            at            the same as a datetime with a time zone; one in the past: at once
+            delay         earliest start, from now
+            at            earliest start, a datetime with a time zone; in the past: at once
             priority      0 to 9, default 4; higher ones start first
-            max_attempts  failed attempts after which it has failed for good; default the server's
+            max_attempts  failed attempts after which it fails for good; default the server's
             limit         maximum run time of one attempt
             retry_first   back-off after the first failure, doubles with each failure; default the server's
-            retry_most    the back-off that it grows to, ± 10 % as each; default the server's
-            keep          how long its reply is kept unless it is closed, or "never": it is deleted at once; default
-                          the server's
+            retry_most    longest back-off; each varies by ± 10 %; default the server's
+            keep          how long its reply is kept unless it is closed; "never": until clients that wait have it;
+                          default the server's
             keep_failed   how long it is kept if it fails or expires; default the server's
             trace         a W3C `traceparent`: the handler finds it in `titanic.current().trace`
             type          the content type of the body: `titanic.current().type`
             digest        hexadecimal digits that `show` returns: a hash of the request, for example
             source        the IP address that the request comes from, for gateways: needs the permission `gateway`
-            on_limit      leave: nothing ends an attempt that exceeds `limit`, and its late reply counts
+            on_limit      leave: an attempt may exceed its `limit`, and its late reply counts
             on_failed     a service that gets a request, also stored, if this one fails for good or expires
 
         Times are seconds or a timedelta, ten years at most.
 
-        Keys share one namespace across the store: begin yours with the name of your program. A known key gets its first
-        UUID also with another body or service; nothing is compared.
+        All keys of a store share one namespace: begin yours with the name of your program. A known key returns the
+        first UUID, even with another body or service.
 
         Raises InvalidRequest, Refused (store full, shutting down) or TimedOut (no answer; the request may have
         been stored nevertheless, and with a `key` can be submitted again without being executed twice).
@@ -180,10 +180,10 @@ class Client:
         return finish(self._own.wait(uuid, timeout, on_progress=on_progress))
 
     def close(self, *uuids: str, kill: bool = False) -> list[str]:
-        """Delete requests and their replies. What is not dispatched yet is cancelled; unknown UUIDs are no error.
+        """Delete requests and their replies. Requests not dispatched yet are cancelled; unknown UUIDs are no error.
 
-        `kill`: `titanic worker` kills the processes of those that run; other requests of these processes start anew.
-        Return those that go on, because another kind of worker has them, which is only notified.
+        `kill`: `titanic worker` kills the processes of running requests; other requests of these processes start
+        again. Return the UUIDs of running requests that other workers have, which are only notified.
         """
         return finish(self._own.close(*uuids, kill=kill))
 

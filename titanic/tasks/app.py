@@ -132,30 +132,30 @@ class Tasks:
     def task(self, function: AnyFunction | None = None, /, **options: Unpack[TaskOptions]) -> Any:
         """Make a task of a function, as `@app.task` or as `@app.task(…)` with options:
 
-            max_attempts  failed attempts after which it has failed for good; default the server's
+            max_attempts  failed attempts after which it fails for good; default the server's
             limit         maximum run time of one attempt
-            on_limit      kill (default): `titanic worker` cancels it then, and kills its process if it goes on; cancel:
-                          only that; leave: nothing ends it, its late reply counts, and the next attempt begins only
-                          when it has ended or its worker is lost
+            on_limit      kill (default): `titanic worker` cancels it, and kills its process if it continues; cancel:
+                          only cancels it; leave: an attempt may exceed its limit, its late reply counts, and the next
+                          attempt begins only when it has ended or its worker is lost
             ttl           time after which it expires, if no worker has started it
-            delay         time before which it is not executed
+            delay         earliest start, from the submission
             priority      0 to 9, default 4; higher ones start first
             retry_first   back-off after the first failure, doubles with each failure; default the server's
-            retry_most    the back-off that it grows to, ± 10 % as each; default the server's
-            keep          how long its reply is kept unless it is closed, or "never": it is deleted at once; default
-                          the server's, for a task annotated `-> None` an hour
+            retry_most    longest back-off; each varies by ± 10 %; default the server's
+            keep          how long its reply is kept unless it is closed; "never": until clients that wait have it;
+                          default the server's, for a task annotated `-> None` an hour
             keep_failed   how long it is kept if it fails or expires; default the server's
             key           makes the idempotency key of a call from its arguments: the same key is executed once
             key_for       how long keys count, default a day
-            retry_on      exceptions after which it is tried again; default all
-            fatal         exceptions after which it has failed for good at once
-            raises        further exceptions that `reply` raises as what they are; those above are, too
+            retry_on      exceptions after which it is retried; default all
+            fatal         exceptions after which it fails for good at once
+            raises        further exceptions that `reply` raises as themselves, like those above
             service       the name of its service; default NAME.function
-            jobs          requests at a time in a `titanic worker`, all its processes, at most; default: all
+            jobs          maximum requests at a time in a `titanic worker`, over all its processes; default: all jobs
 
-        Types of arguments and of what is returned are those that msgspec knows (of the standard library, dataclasses,
-        TypedDict, NamedTuple, enums, and msgspec's own), pydantic models, and those of `register_type`. Raises
-        CallerError for others.
+        Arguments and results may have the types that msgspec knows (of the standard library, dataclasses, TypedDict,
+        NamedTuple, enums, and msgspec's own), pydantic models, and those of `register_type`. Raises CallerError for
+        others.
         """
         if function is None:
             return partial(self._task, options=options)
