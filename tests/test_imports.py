@@ -391,4 +391,6 @@ def test_a_stranger_that_is_called_broker_is_named(tmp_path: Path) -> None:
     (tmp_path / "broker.py").touch()
     command = [sys.executable, "-c", "import sys; sys.path.insert(0, sys.argv[1]); import titanic", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert f"ImportError: another module 'broker', {tmp_path}/broker.py, hides the one" in done.stderr
+    ours = Path(broker.__file__ or "")
+    hides = f"another module 'broker', {tmp_path}/broker.py, hides the one of titanic-queue, {ours}; rename that file"
+    assert f"ImportError: {hides}" in done.stderr

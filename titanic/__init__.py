@@ -13,9 +13,10 @@ from __future__ import annotations
 import broker  # first: it knows whether compiled modules are wanted, or their source
 
 if not hasattr(broker, "lazy_exports"):
+    _ours = f"{__path__[0].removesuffix('titanic')}broker/__init__.py"
     _stranger = vars(broker).get("__file__") or [*vars(broker).get("__path__", ())]
     raise ImportError(
-        f"another module 'broker', {_stranger}, hides the one of titanic-queue; rename that file,"
+        f"another module 'broker', {_stranger}, hides the one of titanic-queue, {_ours}; rename that file,"
         " or run `pip uninstall broker` and install titanic-queue again"
     )
 

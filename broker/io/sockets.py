@@ -7,9 +7,9 @@ here, 2.8 and 3.3: an echo ROUTER does 98,000 round trips a second instead of 39
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
-import resource
 import socket as stream
 import sys
 from collections.abc import Callable, Iterable
@@ -18,6 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import zmq
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 from broker.core.mdp import Frames
 from broker.errors import EndpointError, Means, Unprotected, UsageError
@@ -59,12 +64,21 @@ _DONTWAIT = int(zmq.DONTWAIT)
 _SNDMORE = int(zmq.SNDMORE)
 
 
+def open_files_limits() -> tuple[float, float]:
+    """The soft and the hard limit of open files, infinite where there is none, as on Windows."""
+    if resource is None:
+        return math.inf, math.inf
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (math.inf if soft == resource.RLIM_INFINITY else soft), (
+        math.inf if hard == resource.RLIM_INFINITY else hard
+    )
+
+
 def allow_sockets() -> None:
     """Allow the process as many sockets as files. libzmq allows 1,023 otherwise, and reads this only before the first
     one."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MOST_SOCKETS if hard == resource.RLIM_INFINITY else min(hard, MOST_SOCKETS)
-    zmq.Context.instance().max_sockets = most
+    _, hard = open_files_limits()
+    zmq.Context.instance().max_sockets = int(min(hard, MOST_SOCKETS))
 
 
 allow_sockets()
@@ -74,16 +88,16 @@ def require_connections(count: int, what: str, *, watched: bool) -> None:
     """Raise the system's limit for so many more connections. Raises UsageError if that is impossible: connections that
     find no room later would be missing silently. `watched`: by a monitor."""
     allow_sockets()  # after a fork there is another context
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = open_files_limits()
     open_now = sum(1 for _ in Path("/proc/self/fd").iterdir()) if Path("/proc/self/fd").is_dir() else SPARE_FILES
     needed = count * (4 if watched else 2) + open_now + SPARE_FILES
     limit, advice = hard, "raise it (ulimit -Hn, or LimitNOFILE= of a systemd unit), or use fewer jobs"
     if (sockets := count * (3 if watched else 1) + SPARE_FILES) > MOST_SOCKETS:
         needed, limit, advice = sockets, MOST_SOCKETS, "libzmq supports no more; use fewer jobs"
-    if limit != resource.RLIM_INFINITY and needed > limit:
+    if needed > limit:
         raise UsageError(f"{what} need {needed} open files, and the limit is {limit}; {advice}")
-    if soft != resource.RLIM_INFINITY and needed > soft:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    if needed > soft and resource is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, resource.RLIM_INFINITY if hard == math.inf else int(hard)))
 
 
 def receive(socket: Socket, look: Callable[[Any], None] | None = None) -> Frames | None:

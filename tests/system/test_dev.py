@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import urllib.request
@@ -18,7 +19,7 @@ import pytest
 from support.cli_titanic import Running, alive, running
 from support.ports import free_port
 from support.torture import LONG
-from support.waiting import until
+from support.waiting import PATIENCE, until
 
 from titanic import Client
 from titanic.cli.dev import check_free
@@ -220,6 +221,76 @@ def test_schedules_of_a_file(scene: Scene) -> None:
         assert client.list(state="failed")[0] == []
         dev.send(signal.SIGINT)
         assert dev.ends() == 0
+
+
+ELSEWHERE = """
+import os
+import select
+import signal
+import socket
+
+for module, names in {
+    os: "pidfd_open posix_fallocate fdatasync O_TMPFILE pipe2 eventfd memfd_create sched_getaffinity O_PATH",
+    select: "epoll",
+    signal: "sigtimedwait sigwaitinfo",
+    socket: "SO_PEERCRED SOCK_CLOEXEC SOCK_NONBLOCK TCP_USER_TIMEOUT TCP_KEEPIDLE TCP_KEEPINTVL",
+}.items():
+    for name in names.split():
+        if hasattr(module, name):
+            delattr(module, name)
+
+
+class Socket(socket.socket):
+    def bind(self, address):
+        if address[:1] in (b"\\0", "\\0"):
+            raise OSError("no abstract names here")
+        super().bind(address)
+
+
+socket.socket = Socket
+"""
+"""Takes away what only Linux has, before anything is imported."""
+
+
+def test_without_what_only_linux_has(scene: Scene) -> None:
+    """Server, worker and console, a restart of the worker, and a client in a program of its own."""
+    without = scene.folder / "without"
+    without.mkdir()
+    (without / "sitecustomize.py").write_text(ELSEWHERE)
+    client = """
+import select
+import sys
+import broker
+import shop
+assert not hasattr(select, "epoll")
+shop.app.endpoint = sys.argv[1]
+print(shop.pay.submit(7).reply(timeout=60))
+with broker.Worker("upper", lambda frames: frames[0].upper(), sys.argv[1]):
+    print(shop.app.client.wait(shop.app.client.submit("upper", "hello"), 60))
+with shop.app.testing():
+    print(shop.pay.submit(8).reply())
+"""
+    program = (*scene.program[:3], f"PYTHONPATH={without}", *scene.program[3:])
+    with running(scene.folder / "log", *scene.command(), program=program) as dev:
+        dev.says("shop.flow .* is registered")
+        for version in (0, 1):
+            if version:
+                scene.write(version, "import select\nassert not hasattr(select, 'epoll')\n")
+                until(lambda: b"1" in version_of(scene))
+            command = [*program[:4], sys.executable, "-c", client, scene.endpoint]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+            assert (done.stdout, done.stderr) == (f"{version}\n[b'HELLO']\npaying 8\n{version}\n", "")
+        with urllib.request.urlopen(f"http://{scene.web}/services", timeout=30) as page:
+            assert b"shop.pay" in page.read()
+        dev.send(signal.SIGINT)
+        assert dev.ends() == 0
+    assert "Traceback" not in dev.log.read_text()
+
+
+def version_of(scene: Scene) -> list[bytes]:
+    """The version of the app that the worker has now."""
+    with scene.client() as client:
+        return client.wait(client.submit("shop.pay", '{"args": [7]}'), 60)
 
 
 @pytest.mark.torture(short=True)

@@ -22,6 +22,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from titanic.logs import Incident
+from titanic.util.files import take_room
 
 log = logging.getLogger(__name__)
 
@@ -158,7 +159,7 @@ class DeliveryNotes:
         try:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                _take_room(descriptor, before * SLOT, (slots - before) * SLOT)
+                take_room(descriptor, before * SLOT, (slots - before) * SLOT)
                 grown = mmap.mmap(descriptor, slots * SLOT)
             finally:
                 os.close(descriptor)
@@ -174,12 +175,3 @@ class DeliveryNotes:
         self._free += range(slots - 1, max(before, 1) - 1, -1)
         self._incident.recovered()
         return True
-
-
-def _take_room(descriptor: int, offset: int, size: int) -> None:
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(descriptor, offset, size)
-        return
-    written = 0
-    while written < size:
-        written += os.pwrite(descriptor, bytes(size - written), offset + written)

@@ -37,6 +37,7 @@ def load(target: str) -> Tasks:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
+    _refuse_namesakes(Path(here))
     try:
         module = import_module(module_name)
     except ModuleNotFoundError as error:
@@ -59,6 +60,24 @@ def load(target: str) -> Tasks:
     fact = "there is no such name" if found is None else f"it is {type(found).__name__}"
     advice = f"did you mean {module_name}:{others[0]}?" if others else "create one: app = Tasks(name=…)"
     raise CallerError(f"{module_name}:{name or 'app'} is not a titanic.tasks.Tasks", fact, advice)
+
+
+OWN_MODULES = {"broker": "lazy_exports.py", "titanic": "entry.py"}
+"""The packages of titanic-queue, and a file of each by which other copies are known."""
+
+
+def _refuse_namesakes(folder: Path) -> None:
+    """Raise CallerError for a module of the program's own that is called like one of titanic-queue: here it would get
+    that one, and programs that start in the folder would get its own."""
+    for path in _namesakes(folder):
+        name = path.stem if path.parent == folder else path.parent.name
+        if path.is_file() and not (path.parent / OWN_MODULES[name]).is_file():
+            what = f"{path} has the name of a module of titanic-queue"
+            raise CallerError(what, f"that is {sys.modules[name].__file__}", "rename yours")
+
+
+def _namesakes(folder: Path) -> list[Path]:
+    return [folder / path for name in OWN_MODULES for path in (f"{name}.py", f"{name}/__init__.py")]
 
 
 def import_fault(module: str, error: BaseException) -> CallerError:
@@ -93,7 +112,7 @@ def _ours() -> set[Path]:
 def involved(target: str, error: BaseException | None) -> list[str]:
     """The files that may have to do with a MODULE:app that could not be imported."""
     path = Path(*target.partition(":")[0].split(".")).absolute()
-    found = {str(path.with_suffix(".py")), str(path / "__init__.py")}
+    found = {str(path.with_suffix(".py")), str(path / "__init__.py"), *map(str, _namesakes(Path.cwd()))}
     if error is not None:
         found.update(frame.filename for frame in traceback.extract_tb(error.__traceback__))
     if isinstance(error, SyntaxError) and error.filename:

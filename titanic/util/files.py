@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import resource
 from contextlib import suppress
@@ -31,6 +32,27 @@ def require_open_files(count: int, what: str) -> None:
             f"{what} may need {count}, and the limit is {soft}",
             "raise it (ulimit -n, or LimitNOFILE= of a systemd unit), or use fewer --lanes",
         )
+
+
+BLOCK = 1 << 20
+
+
+def take_room(descriptor: int, offset: int, size: int) -> None:
+    """Take the disk's room for a part of a file, so that it cannot be missing later. What is there stays."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, offset, size)
+        return
+    at = max(offset, os.fstat(descriptor).st_size)
+    while at < offset + size:
+        at += os.pwrite(descriptor, bytes(min(BLOCK, offset + size - at)), at)
+
+
+def sync_data(descriptor: int) -> None:
+    """Sync a file's data to the disk; on macOS also the disk's own cache, as LMDB does."""
+    if hasattr(fcntl, "F_FULLFSYNC"):
+        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+    else:
+        getattr(os, "fdatasync", os.fsync)(descriptor)
 
 
 IN_MEMORY = ("tmpfs", "ramfs")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.waiting import PATIENCE
 
 from titanic.errors import CallerError
-from titanic.pool.loading import involved, load, loaded
+from titanic.pool.loading import OWN_MODULES, involved, load, loaded
 from titanic.pool.pool import Sources
 
 APP = "from titanic.tasks import Tasks\napp = Tasks(name='found')\nclass inner:\n    other = Tasks(name='inner')\n"
@@ -59,6 +61,32 @@ def test_what_cannot_be_imported(folder: Path, text: str, fault: str) -> None:
     with pytest.raises(CallerError, match=fault) as caught:
         load("loading_broken:app")
     assert str(folder / "loading_broken.py") in involved("loading_broken:app", caught.value.__cause__)
+
+
+@pytest.mark.parametrize("name", ["broker.py", "titanic.py", "broker/__init__.py", "titanic/__init__.py"])
+def test_a_module_that_is_called_like_one_of_ours(folder: Path, name: str) -> None:
+    (folder / "loading_shop.py").write_text(APP)
+    theirs = folder / name
+    theirs.parent.mkdir(exist_ok=True)
+    theirs.touch()
+    ours = sys.modules[name.removesuffix("/__init__.py").removesuffix(".py")].__file__
+    what = f"{theirs} has the name of a module of titanic-queue; that is {ours}; rename yours"
+    with pytest.raises(CallerError) as caught:
+        load("loading_shop:app")
+    assert str(caught.value) == what
+    assert str(theirs) in involved("loading_shop:app", None)  # to be tried again when it is renamed
+    command = [sys.executable, "-P", "-m", "titanic", "worker", "loading_shop:app", "--endpoint", "tcp://127.0.0.1:1"]
+    worker = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (worker.returncode, what in worker.stderr) == (2, True)
+
+
+def test_another_copy_of_ours_is_none(folder: Path) -> None:
+    (folder / "loading_shop.py").write_text(APP)
+    for name in OWN_MODULES:
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").touch()
+        (folder / name / OWN_MODULES[name]).touch()
+    assert load("loading_shop:app").name == "found"
 
 
 @pytest.mark.parametrize("target", ["no_such_module:app", "no_such_module.inner:app"])

@@ -39,7 +39,7 @@ from titanic.errors import DiskFull, NotInMemory, StoreCorrupt, StoreError, Stor
 from titanic.store.lmdb.pages import SALVAGE
 from titanic.store.lmdb.schema import PAGE
 from titanic.store.records import Durability
-from titanic.util.files import IN_MEMORY, file_system
+from titanic.util.files import IN_MEMORY, file_system, sync_data, take_room
 
 
 def flags(durability: Durability) -> dict[str, bool]:
@@ -65,7 +65,7 @@ def rewrite_meta_pages(env: lmdb.Environment) -> None:
     descriptor = os.open(Path(env.path()) / "data.mdb", os.O_RDWR | os.O_CLOEXEC)
     try:
         os.pwrite(descriptor, os.pread(descriptor, 2 * PAGE, 0), 0)
-        os.fdatasync(descriptor)
+        sync_data(descriptor)
     finally:
         os.close(descriptor)
 
@@ -74,7 +74,7 @@ def sync_file(env: lmdb.Environment) -> None:
     """Sync the file, whichever process has written to it. Raises OSError."""
     descriptor = os.open(Path(env.path()) / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fdatasync(descriptor)
+        sync_data(descriptor)
     finally:
         os.close(descriptor)
 
@@ -149,10 +149,12 @@ def disk_full(error: Exception, directory: Path) -> str:
 
 
 def _ask_for_room(directory: Path) -> str:
+    if not hasattr(os, "O_TMPFILE"):
+        return ""
     try:
         descriptor = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
-            os.posix_fallocate(descriptor, 0, _MOST_AT_ONCE)
+            take_room(descriptor, 0, _MOST_AT_ONCE)
         finally:
             os.close(descriptor)
     except OSError as refusal:

@@ -37,6 +37,7 @@ from titanic.store.lmdb.schema import PAGE, Databases
 from titanic.store.lmdb.transaction import Environment, LmdbSettings, Pace, Reading
 from titanic.store.records import DEFAULT_CAPACITY, MIN_CAPACITY, Durability
 from titanic.store.rules import unreleased
+from titanic.util.files import take_room
 from titanic.util.ids import SIZE, IdMaker
 
 DATA = "data.mdb"
@@ -275,7 +276,7 @@ def allocate_lock(directory: Path, *, read_only: bool = False) -> None:
             return  # there LMDB does without
         raise
     try:
-        os.posix_fallocate(descriptor, 0, _LOCK_SIZE)
+        take_room(descriptor, 0, _LOCK_SIZE)
     finally:
         os.close(descriptor)
 
@@ -289,7 +290,7 @@ def _last_id(env: lmdb.Environment) -> bytes | None:
 def _preallocate(data: Path, capacity: int) -> None:
     """Take the disk's room now, so that it can't be missing later."""
     with data.open("r+b") as file:
-        os.posix_fallocate(file.fileno(), 0, capacity)
+        take_room(file.fileno(), 0, capacity)
         os.fsync(file.fileno())
 
 
