@@ -40,6 +40,7 @@ from broker.core.mdp import error_body as error_body
 from broker.core.mdp import read_error as read_error
 from broker.core.mdp import service_fault as service_fault
 from broker.core.missing import Expected as Expected
+from broker.core.missing import NamedRequest as NamedRequest
 from broker.core.protocol_detection import ANSWER_TIMEOUT as ANSWER_TIMEOUT
 from broker.core.protocol_detection import UNANSWERING as UNANSWERING
 from broker.core.protocol_detection import BrokerKind as BrokerKind

@@ -18,7 +18,7 @@ from broker.access.users import NOBODY, Access, User
 from broker.config import BrokerConfig
 from broker.core.broker import BrokerCore
 from broker.core.mdp import Frames, Output, Peer, error_body
-from broker.core.missing import Expected
+from broker.core.missing import Expected, NamedRequest, delivery_of
 from broker.core.mmi import About, counters
 from broker.core.requests import Request
 from broker.core.timers import earliest
@@ -137,8 +137,13 @@ class LocalPeer:
         return "" if worker is None else worker.process_name
 
     def workers(self) -> dict[bytes, int]:
-        """Return the number of workers of each service that has any."""
-        return self._broker.workers()
+        """Return the number of workers of each service that has any. Requests about which the queue has not decided
+        (`named`) take places of theirs."""
+        workers = self._broker.workers()
+        for named in self._broker.core.missing.named.copy().values():
+            for name in named.services:
+                workers[name] = max(0, workers.get(name, 0) - 1)
+        return workers
 
     def held(self) -> dict[bytes, int]:
         """As `BrokerCore.held`."""
@@ -147,6 +152,27 @@ class LocalPeer:
     def expect(self, context: bytes, expected: Expected) -> None:
         """Note that a worker has the request that is sent next with this context: it waits for that worker."""
         self._broker.core.expect(self, context, expected)
+
+    def keeps(self, service: bytes) -> bool:
+        """Return whether there are workers of a service that keep their requests."""
+        found = self._broker.core.services.get(service)
+        return found is not None and any(group.keepers for group in found.groups)
+
+    def named(self) -> dict[bytes, NamedRequest]:
+        """Return the requests that workers have by their own word, from other brokers of the queue, by their `client`
+        frames: have each taken back by `expect`, or refuse it. Those that this queue has not given out are refused
+        here."""
+        core, found = self._broker.core, dict[bytes, NamedRequest]()
+        for one in [*core.missing.named.values()]:
+            if core.secrets.are_in(one.request.token, one.worker.keeper):
+                found[one.request.token] = one
+            else:
+                self.refuse(one.request.token)
+        return found
+
+    def refuse(self, token: bytes) -> None:
+        """Note that a worker has a request no longer that it has named."""
+        self._broker.core.refuse_named(delivery_of(token), time.monotonic())
 
     def joint(self) -> set[bytes]:
         """Return the services whose workers have other services, too."""
@@ -287,15 +313,24 @@ class Broker(CoreRunner[BrokerCore]):
         user: User | None = None,
         lasts: Lasts | None = None,
         given: Given | None = None,
+        store: str = "",
+        key: bytes = b"",
+        decides_within: float = 0.0,
     ) -> LocalPeer:
         """A client without a socket. `deliver` gets its replies in batches, in the broker's thread. `user`: as whom it
         speaks, with access control; None: it may do everything. `lasts`: whether workers may begin what it asks for; it
         is asked in the broker's thread each time before anything is sent. When they may not, what no worker has yet is
-        answered with 499. `given`: see `LocalPeer`."""
+        answered with 499. `given`: see `LocalPeer`. `store`: the id of its store. `key`: of a queue with several
+        brokers, the same at all: `deliver` is also called, with nothing, when workers come with requests from another
+        (`LocalPeer.named`), about which the queue decides within so many seconds (`decides_within`)."""
         peer = LocalPeer(self, deliver, user, lasts)
         if given is not None:
             peer.given = given
             self.core.given = self._given
+        if store:
+            self.core.about = replace(self.core.about, store=store)
+        if key:
+            self.core.secrets.key, self.core.missing.decided_within = key, decides_within
         self._locals.append(peer)
         if lasts is not None:
             self._leased.append(peer)
@@ -306,10 +341,10 @@ class Broker(CoreRunner[BrokerCore]):
         self.loop.call(self._shut_down)
         super()._end()
 
-    def wind_down(self) -> None:
+    def wind_down(self, *, ending: bool = False) -> None:
         """Refuse requests for workers, and dismiss workers as they become idle. Any thread may call this; it is
-        complete when `workers()` is empty."""
-        self.loop.call(self._wind_down)
+        complete when `workers()` is empty. `ending`: as before `end_soon`."""
+        self.loop.call(self._wind_down, ending)
 
     def cut_off(self, cut_off: bool) -> None:
         """Set whether other brokers serve what this one cannot at the moment: idle workers are dismissed, and clients
@@ -379,8 +414,8 @@ class Broker(CoreRunner[BrokerCore]):
         for request, body in answers:
             self.core.reply(request, body)
 
-    def _wind_down(self) -> None:
-        self.core.drain(time.monotonic())
+    def _wind_down(self, ending: bool) -> None:
+        self.core.drain(time.monotonic(), ending=ending)
 
     def _cut_off(self, cut_off: bool) -> None:
         self.core.cut_off(cut_off, time.monotonic())
@@ -422,6 +457,10 @@ class Broker(CoreRunner[BrokerCore]):
                     self._processes.add(worker)
                     if core.stats["not_resumed"] > self._not_resumed and now >= self._log_at:
                         self._log_strangers(now)
+        if core.missing.is_new:
+            core.missing.is_new = False
+            for local in self._locals:
+                local.flush()
         core.peers = len(self._connections)
         return self._connections.has_input
 

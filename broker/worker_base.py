@@ -90,8 +90,7 @@ class WorkerBase:
         targets = [[name] for name in endpoints] if everywhere else [endpoints]
         several = len(targets) * len(handlers) > 1
         self._slots = JobSlots(self._loop, jobs) if several else None
-        # With several endpoints it goes to another broker at once, which does not know its requests.
-        keeps = not self._passes_on and len(endpoints) == 1
+        keeps = not self._passes_on
         more = keeps or len(handlers) * jobs > 1 or self._has_children
         joins = self._joins and len(targets) == 1 and more and len(self._config.versions) > 1
         if joins and jobs <= MAX_SLOTS and len(handlers) <= MAX_SERVICES:

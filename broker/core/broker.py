@@ -71,7 +71,15 @@ from broker.core.mdp import (
     read_version,
     service_fault,
 )
-from broker.core.missing import Expected, MissingRequest, MissingRequests, delivery_of, keeper_of
+from broker.core.missing import (
+    Expected,
+    MissingRequest,
+    MissingRequests,
+    NamedRequest,
+    Secrets,
+    delivery_of,
+    keeper_of,
+)
 from broker.core.requests import (
     CUT_OFF,
     DEADLINE,
@@ -118,12 +126,13 @@ class BrokerCore(Core):
         about: mmi.About | None = None,
         secret: Callable[[], bytes] = _no_secret,
     ) -> None:
-        """`secret` returns 32 random hex digits: a worker that returns with a request knows those of its delivery."""
+        """`secret` returns 32 random hex digits: a worker that returns with a request knows those of its delivery.
+        A queue with several brokers sets a key instead (`secrets`)."""
         super().__init__()
         self.config = config or BrokerConfig()
         self.missing = MissingRequests(self.config.worker_return)
         self.given: Given | None = None
-        self._secret = secret
+        self.secrets = Secrets(secret)
         self.services: dict[bytes, BrokerService] = {}
         self.waiting = WaitingRequests(self.config)
         self.stats: dict[str, int] = dict.fromkeys(mmi.COUNTERS, 0)
@@ -185,7 +194,10 @@ class BrokerCore(Core):
             self._send_worker(worker, Command.DISCONNECT, (), now)
             self._forget(worker, now, died=True, returns=True)
         for delivery in list(self.missing.timers.due(now)):
-            self._release([delivery], now, died=True)
+            if delivery in self.missing.named:
+                self.refuse_named(delivery, now)
+            else:
+                self._release([delivery], now, died=True)
         for worker in self.registry.due(now):
             self._output.append((worker.peer, worker.dialect.encode(Command.HEARTBEAT)))
         if self.waiting.sweep_at is not None and now >= self.waiting.sweep_at:
@@ -272,16 +284,18 @@ class BrokerCore(Core):
             worker.group.idle.pop(worker, None)
             self._send_worker(worker, Command.DISCONNECT, (), now)
 
-    def drain(self, now: float) -> None:
-        """Refuse requests for workers and dismiss the workers as they become idle: in the end there are none left."""
-        self.draining = True
+    def drain(self, now: float, *, ending: bool = False) -> None:
+        """Refuse requests for workers and dismiss the workers as they become idle: in the end there are none left.
+        `ending`: as before `end_soon`."""
+        self.draining, self.is_ending = True, ending
         for request in self._take_unbegun(lambda request: True, now):
             self._refuse(request, 503, DRAINING)
         for service in list(self.services.values()):
             while service.waiting:
                 self._refuse(self.waiting.pop(service.waiting), 503, DRAINING)
             self._settle(service)
-        self._release(list(self.missing), now)
+        if not ending:
+            self._release(list(self.missing), now)
         for worker in list(self.workers.values()):
             worker.group.idle.pop(worker, None)
             if not worker.requests:
@@ -385,7 +399,11 @@ class BrokerCore(Core):
             request.token = expected.delivery + request.context
             request.received = request.sent_at = now - expected.seconds
             request.sent = 1
-            self._miss(MissingRequest(request, expected.keeper, NO_PROCESS, True), now)
+            named = self.missing.decided(expected.delivery)
+            if named is None or named.worker.keeper != expected.keeper or name not in named.services:
+                self._miss(MissingRequest(request, expected.keeper, NO_PROCESS, True), now)
+            else:
+                self._resume(named, request, now)
         elif service is not None and (worker := service.find_worker(request)) is not None:
             self._deliver(worker, request, now)
         elif self.draining or (self.is_cut_off and (service is None or not service.workers)):
@@ -541,12 +559,35 @@ class BrokerCore(Core):
                 request = Request(worker.peer, [], CLIENT_V01, b"", [], now)
                 request.answered = True
                 request.token = token
-                self.stats["not_resumed"] += 1
-                self._send_worker(worker, Command.CANCEL, [token, b""], now)
+                if not self.missing.name(worker, request, now):
+                    self._refuse_held(worker, token, now)
             else:
                 self.stats["resumed"] += 1
             self.registry.give(worker, request)
         self._release(self.missing.of_keeper(worker.keeper), now)
+
+    def refuse_named(self, delivery: bytes, now: float) -> None:
+        """Note that a worker has a request no longer that it has named: it is not its, or closed."""
+        if (named := self.missing.decided(delivery)) is not None:
+            self._refuse_held(named.worker, named.request.token, now)
+            self._repeat(named, now)
+
+    def _refuse_held(self, worker: WorkerPeer, token: bytes, now: float) -> None:
+        self.stats["not_resumed"] += 1
+        self._send_worker(worker, Command.CANCEL, [token, b""], now)
+
+    def _resume(self, named: NamedRequest, request: Request, now: float) -> None:
+        """Let a worker have a request that it has named."""
+        request.token = named.request.token
+        self.registry.take(named.worker, named.request)
+        self.registry.give(named.worker, request)
+        self.stats["resumed"] += 1
+        self._repeat(named, now)
+
+    def _repeat(self, named: NamedRequest, now: float) -> None:
+        for command, rest in named.said:
+            if named.worker.peer in self.workers:
+                self._worker_command(named.worker, command, rest, now)
 
     def _return(self, worker: WorkerPeer, token: bytes, now: float) -> Request | None:
         """Return a request that waits for a worker which named it; None: there is none."""
@@ -602,6 +643,7 @@ class BrokerCore(Core):
             self._malformed(worker.peer, now)
             return
         if request.answered:
+            self._keep_said(request, Command.PARTIAL, rest, now)
             return
         message = request.partial(rest[2:])
         if message is not None:
@@ -626,6 +668,8 @@ class BrokerCore(Core):
         if request is None:
             self._malformed(worker.peer, now)
             return
+        if request.answered and self._keep_said(request, Command.FINAL, rest, now):
+            return
         self.stats["replies"] += 1
         self.registry.take(worker, request)
         if not request.answered:
@@ -633,6 +677,19 @@ class BrokerCore(Core):
         if worker.dialect.silent_when_busy:
             self._heard(worker, now)
         self._free(worker, now)
+
+    def _keep_said(self, request: Request, command: Command, rest: Frames, now: float) -> bool:
+        """Keep what a worker says of a request that it has named; one of which too much is said is refused."""
+        if (named := self._named(request)) is None:
+            return False
+        if self.missing.keep(named, command, rest, self.config.max_waiting_bytes):
+            return True
+        self.refuse_named(delivery_of(request.token), now)
+        return False
+
+    def _named(self, request: Request) -> NamedRequest | None:
+        named = self.missing.named.get(delivery_of(request.token)) if request.answered else None
+        return named if named is not None and named.request is request else None
 
     def _progress(self, worker: WorkerPeer, rest: Frames, now: float) -> None:
         """Forward progress, in one small frame. What comes too fast is dropped."""
@@ -727,8 +784,9 @@ class BrokerCore(Core):
         waited = now - request.received
         if context and (request.sent or (waited >= LATE and DEADLINE in context)):
             context = later_context(context, request.sent, waited)
-        secret = self._secret() if worker.keeper else b""
-        request.token = b"%016x%b%b" % (next(self._tokens), secret, context)
+        number = b"%016x" % next(self._tokens)
+        secret = self.secrets.of(worker.keeper, number, context) if worker.keeper else b""
+        request.token = number + secret + context
         if request.user is not None and self.guard is not None:
             request.token = self.guard.token(request, request.user)
         self.registry.give(worker, request)
@@ -830,6 +888,8 @@ class BrokerCore(Core):
                 request.deliveries -= 1
         for request in requests:
             self.registry.take(worker, request)
+            if self._named(request) is not None:
+                self.missing.decided(delivery_of(request.token))
         self.registry.remove(worker)
         if worker.has_children:
             for request in suspects:

@@ -15,6 +15,10 @@ on, replies, LOST. The broker answers CANCEL for those that are no longer this w
 
     the broker did not know HELD, or the next does not    abandoned: the reply is dropped, and the slot is offered
     the parts of its reply exceed MOST_PARTS              when the handler has finished
+    there are several brokers, and the next one's queue
+      has another store
+
+With several brokers it returns to the one that it had, if that is there, else it goes to another.
 """
 
 from __future__ import annotations
@@ -83,10 +87,21 @@ class JointSession(WorkerSession):
         """Jobs at work that came by other connections."""
         self._offered = 0
         """The slots that the broker knows of."""
+        self._origin = ""
+        """The id of the store that its jobs are from."""
 
     @property
     def slots(self) -> int:
         return self._offered if self.joint else 1
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether its requests wait for it when the connection is lost."""
+        return bool(self._keeper) and NAMES_HELD in self._knows and (not self.several or self._store != "")
+
+    @property
+    def returns(self) -> bool:
+        return self._keeps and bool(self._hand)
 
     @property
     def stranded(self) -> bool:
@@ -273,9 +288,10 @@ class JointSession(WorkerSession):
 
     def _register(self, dialect: WorkerDialect, now: float) -> None:
         self.joint = NAMES_SLOTS in self._knows and dialect.has(Command.SLOTS)
-        if not (self.joint and NAMES_HELD in self._knows):
+        if not (self.joint and NAMES_HELD in self._knows) or (self.several and self._store != self._origin):
             for job in list(self._hand):
                 self._abandon(job)
+        self._origin = self._store
         self._offered = max(self._free, len(self._hand))
         super()._register(dialect, now)
         if self._hand:
@@ -310,7 +326,7 @@ class JointSession(WorkerSession):
         words = [SLOTS + b"%d" % self._offered, *(SERVICE + b"%d:%b" % (limit, name) for name, limit in services)]
         if self._children and CHILDREN in self._knows:
             words += [CHILDREN, KILLS] if KILLS in self._knows else [CHILDREN]
-        if self._keeper and NAMES_HELD in self._knows:
+        if self._keeps:
             words += [KEEPER + self._keeper, *(HELD + envelope[0] for envelope in self._hand.values())]
         return words
 
@@ -348,7 +364,7 @@ class JointSession(WorkerSession):
     def _reconnect(self, rest: Frames, now: float) -> None:
         if self.joint:
             self._drop_unbegun()
-            keeps = self._keeper and NAMES_HELD in self._knows
+            keeps = self._keeps
             for job in list(self._hand):
                 if self._sizes.get(job, 0) > MOST_PARTS:
                     self._cancelled.append((job, b""))

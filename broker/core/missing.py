@@ -12,19 +12,26 @@
 A worker that names a request which does not wait for it, by user, service, `keeper` and secret, gets CANCEL, and what
 it still says of that is dropped.
 
-A queue that was restarted announces the requests that workers have (`expect`); when it sends them, they wait here.
+A queue that was restarted announces the requests that workers have (`expect`); when it sends them, they wait here. A
+queue with several brokers knows only later what a worker that comes from another one has: until it says so, what the
+worker says of that is kept (`NamedRequest`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from broker.access.users import User
-from broker.core.mdp import Peer
-from broker.core.requests import Request
+from broker.core.mdp import Command, Frames, Peer, read_error
+from broker.core.requests import Request, footprint
 from broker.core.timers import Timers
-from broker.core.worker_registry import process_name
+from broker.core.worker_registry import WorkerPeer, process_name
+
+_NUMBER = 16
+"""Digits of the number of a delivery."""
+_SECRET = 32
+"""Those of its secret, in hexadecimal."""
 
 
 def keeper_of(user: User | None, name: bytes) -> bytes:
@@ -35,6 +42,50 @@ def keeper_of(user: User | None, name: bytes) -> bytes:
 def delivery_of(token: bytes) -> bytes:
     """Return the number and the secret of a delivery, without the context."""
     return token.partition(b"{")[0]
+
+
+class Secrets:
+    """The secrets of deliveries to workers that keep their requests: random, or, with a key, made from the delivery, so
+    that other brokers with this key know them."""
+
+    def __init__(self, draw: Callable[[], bytes]) -> None:
+        self.key = b""
+        self._draw = draw
+
+    def of(self, keeper: bytes, number: bytes, context: bytes) -> bytes:
+        """Return that of a delivery."""
+        if not (self.key and context):
+            return self._draw()
+        import hmac  # only queues with several brokers need it
+
+        return hmac.digest(self.key, keeper + number + context, "sha256").hex()[:_SECRET].encode()
+
+    def are_in(self, token: bytes, keeper: bytes) -> bool:
+        """Return whether a worker has this `client` frame from a broker with this key."""
+        import hmac
+
+        said = token[_NUMBER : _NUMBER + _SECRET]
+        return hmac.compare_digest(said, self.of(keeper, token[:_NUMBER], token[_NUMBER + _SECRET :]))
+
+
+class NamedRequest(NamedTuple):
+    """A request that a worker has by its own word, while its queue decides."""
+
+    worker: WorkerPeer
+    request: Request
+    """Stands for it meanwhile."""
+    said: list[tuple[Command, Frames]]
+    """What the worker has said of it meanwhile."""
+
+    @property
+    def services(self) -> Iterable[bytes]:
+        """The worker's services: only of these it may have requests."""
+        return self.worker.group.services
+
+    @property
+    def has_reply(self) -> bool:
+        """Whether the worker has finished it, and not with an error."""
+        return any(command is Command.FINAL and read_error(rest[2:]) is None for command, rest in self.said)
 
 
 class Expected(NamedTuple):
@@ -68,6 +119,14 @@ class MissingRequests:
         """How many there are of each service. Any thread may read it."""
         self.expected: dict[tuple[Peer, bytes], Expected] = {}
         """What a local queue is about to send, by its peer and the request's context."""
+        self.decided_within = 0.0
+        """Seconds in which a queue decides about requests that are not known here; 0: none does."""
+        self.named: dict[bytes, NamedRequest] = {}
+        """Those that it has not decided about, by `delivery_of`."""
+        self.is_new = False
+        """Whether there are more of these, or replies to them, since the shell reset this."""
+        self._said = 0
+        """Bytes of what workers have said of these."""
         self._requests: dict[bytes, MissingRequest] = {}
         """By `delivery_of`."""
         self._keepers: dict[bytes, dict[bytes, None]] = {}
@@ -105,6 +164,33 @@ class MissingRequests:
         if count > 1:
             self.of_services[service] = count - 1
         return missing
+
+    def name(self, worker: WorkerPeer, request: Request, now: float) -> bool:
+        """Have a worker's request wait for the decision of its queue. Return whether there is one that decides."""
+        delivery = delivery_of(request.token)
+        if not self.decided_within or delivery in self.named:
+            return False
+        self.named[delivery], self.is_new = NamedRequest(worker, request, []), True
+        self.timers.set(delivery, now + self.decided_within)
+        return True
+
+    def keep(self, named: NamedRequest, command: Command, rest: Frames, most: int) -> bool:
+        """Keep what a worker says of a request that it has named, `most` bytes of all of them. Return whether that is
+        possible."""
+        if self._said > most:
+            return False
+        named.said.append((command, rest))
+        self.is_new = self.is_new or command is Command.FINAL
+        self._said += footprint(rest)
+        return True
+
+    def decided(self, delivery: bytes) -> NamedRequest | None:
+        """Return a request that waits for the decision no longer; None: it does not."""
+        named = self.named.pop(delivery, None)
+        if named is not None:
+            self.timers.cancel(delivery)
+            self._said -= sum(footprint(rest) for _, rest in named.said)
+        return named
 
     def of_keeper(self, keeper: bytes) -> list[bytes]:
         """Return what waits for a worker."""

@@ -49,13 +49,15 @@ GAUGES = ("waiting", "waiting_bytes", "workers", "workers_busy", "services", "pe
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """Which broker this is. `instance` changes with each start."""
+    """Which broker this is. `instance` changes with each start. `store`: the id of its queue's store, which is the same
+    at all brokers of that store; empty: it has none."""
 
     software: str = "titanic"
     version: str = ""
     instance: str = ""
     pid: int = 0
     endpoints: tuple[str, ...] = ()
+    store: str = ""
 
 
 class ManagedBroker(Protocol):

@@ -31,6 +31,8 @@ class BrokerKind(NamedTuple):
     """The KNOWN_WORDS that it knows, too; empty without EXTENSION, which the others need."""
     max_message: int = 0
     """Bytes of the largest message that it accepts; 0: unknown."""
+    store: str = ""
+    """The id of its queue's store; empty: it has none, or does not say."""
 
     @property
     def knows_slots(self) -> bool:
@@ -112,6 +114,7 @@ class ProtocolDetection:
                         access=ours and bool(about.get("access")),
                         knows=_known(about) if ours else frozenset(),
                         max_message=_max_message(about),
+                        store=str(about.get("store", "")) if ours else "",
                     )
                 return self._kind
         return None

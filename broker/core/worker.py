@@ -169,6 +169,8 @@ class WorkerSession(Core):
         """The words of READY that the broker knows, by its answer on this connection."""
         self._guarded = False
         """Whether the broker has access control, by its answer on this connection."""
+        self._store = ""
+        """The id of its queue's store, by its answer on this connection."""
         self._linked = True
         self._version = 0
         self._heard_any = False
@@ -202,7 +204,7 @@ class WorkerSession(Core):
             return
         if self.state is SessionState.ASKING:
             if (kind := self._detection.learn(frames)) is not None:
-                self._guarded, self._knows = kind.access, kind.knows
+                self._guarded, self._knows, self._store = kind.access, kind.knows, kind.store
                 self._register(VERSIONS[kind.version], now)
             return
         parsed = self.dialect.parse(frames)
@@ -286,6 +288,11 @@ class WorkerSession(Core):
     def is_working(self) -> bool:
         """Whether a handler is at work."""
         return self._job_running
+
+    @property
+    def returns(self) -> bool:
+        """Whether it has requests with which it returns to its broker when the connection is lost."""
+        return False
 
     @property
     def stranded(self) -> bool:
@@ -422,7 +429,7 @@ class WorkerSession(Core):
         self.connection += 1
         self._wake_at = None
         self._heard_any = self._guessing = self._guarded = self.refused = False
-        self._knows = frozenset()
+        self._knows, self._store = frozenset(), ""
         if not self._asks:
             self._register(self._dialects[0], now)
             return

@@ -216,13 +216,15 @@ class WorkerGroup:
     urgent ones take turns.
     """
 
-    __slots__ = ("idle", "is_joint", "key", "limits", "only", "services", "slots", "waiting", "workers")
+    __slots__ = ("idle", "is_joint", "keepers", "key", "limits", "only", "services", "slots", "waiting", "workers")
 
     def __init__(self, key: frozenset[tuple[bytes, int]], services: dict[bytes, BrokerService]) -> None:
         self.key = key
         self.services = services
         self.limits = {name: limit for name, limit in key if limit}
         self.workers: dict[WorkerPeer, None] = {}
+        self.keepers = 0
+        """How many of its workers keep their requests."""
         self.slots = 0
         """Of all its workers. Nothing is kept for each service: to change a worker's slots must be cheap."""
         self.idle: dict[WorkerPeer, None] = {}
@@ -335,6 +337,7 @@ class WorkerRegistry:
         self.workers[worker.peer] = worker
         if worker.keeper:
             self.keepers[worker.keeper] = worker
+            group.keepers += 1
         if worker.user is not None:
             self.of_users[worker.user.name] = self.of_users.get(worker.user.name, 0) + 1
         worker.heartbeat = Heartbeat(self._config.heartbeat_interval, self._config.liveness, now)
@@ -361,6 +364,7 @@ class WorkerRegistry:
         group.idle.pop(worker, None)
         del group.workers[worker]
         group.slots -= worker.slots
+        group.keepers -= worker.keeper != b""
         if not group.workers:
             for service in group.services.values():
                 del service.groups[group]

@@ -139,7 +139,7 @@ class WorkerChannel(SessionChannel[WorkerSession]):
                 self.session.slots < 2
             ):  # it is rare that there is another, and to find none costs as much as to take one
                 return False
-        if self._dealer.broke():
+        if self._dealer.broke(returns=self.session.returns):
             self._lost(now)
         return False
 
@@ -175,6 +175,8 @@ class WorkerChannel(SessionChannel[WorkerSession]):
         """Try the next endpoint at once after a connection was given up. When all were tried, wait for the back-off and
         begin again."""
         if any(frames is None for _, frames in output):
+            if self._dealer.returns:
+                return
             if self._dealer.hopeful:
                 self.session.hurry(now)
             else:

@@ -76,6 +76,8 @@ class Dealer:
         """The endpoint of the present connection, or of the last one."""
         self.answered = False
         """Whether something came since something was sent."""
+        self.returns = False
+        """Whether the next connection goes to the same server, although this one broke."""
         self.number = 0
         self.socket: Socket | None = None
         self._watch = watch
@@ -101,7 +103,7 @@ class Dealer:
         for number, frames in output:
             if frames is None:
                 if number == self.number:
-                    if not self.answered:
+                    if not (self.answered or self.returns):
                         self.servers.failed(self.server)
                     self.close(linger=0)
                 continue
@@ -153,8 +155,9 @@ class Dealer:
     def _look(self, frame: Any) -> None:
         self.inflow = TcpInflow(frame)
 
-    def broke(self) -> bool:
-        """Whether the connection that was there is gone (only when watched, or with `hold`)."""
+    def broke(self, *, returns: bool = False) -> bool:
+        """Whether the connection that was there is gone (only when watched, or with `hold`). `returns`: the next one
+        goes to the same server, if this one was made."""
         broken = self.linked and not self._writable
         while self._monitor is not None and self._monitor.poll(0):
             frames = receive(self._monitor)
@@ -164,14 +167,16 @@ class Dealer:
             broken = bool(event & self._breaks) or broken
         if self._pulse is not None and not broken:
             broken = not self._pulse.beats(time.monotonic())
-        if broken:
+        if broken and returns and self.linked:
+            self.returns = True
+        elif broken:
             self.failed()
         return broken
 
     def failed(self) -> None:
         """The server is gone, or is about to end: a new connection goes to another one."""
         self.servers.failed(self.server)
-        self.answered = False
+        self.answered = self.returns = False
 
     @property
     def waits(self) -> bool:
@@ -230,8 +235,9 @@ class Dealer:
     def _choose(self) -> str:
         """Close the present connection; where the next one goes."""
         self.close()
-        if self.answered:
+        if self.answered or self.returns:
             self.servers.answered(self.server)
+        self.returns = False
         self.server = self.servers.choose()
         return self.server
 

@@ -24,6 +24,7 @@ from support.store_contents import contents, fill
 from titanic.store import open_export, open_import, open_store
 from titanic.store.lmdb import opening, schema
 from titanic.store.moving import move
+from titanic.store.postgres import schema as postgres_schema
 
 STORES = Path(__file__).parents[1] / "titanic" / "store" / "formats"
 CAPACITY = 64 << 20
@@ -95,7 +96,8 @@ def _pack() -> None:
             lines = [line for line in script.splitlines() if line and not line.startswith(others)]
             (packed / "tables.sql").write_text("\n".join(lines))
             (packed / "contents.json").write_text(json.dumps(contents(str(made)), indent=0))
-            with tarfile.open(STORES / f"format-{schema.FORMAT}.tar.gz", "w:gz") as archive:
+            number = max(schema.FORMAT, postgres_schema.FORMAT)
+            with tarfile.open(STORES / f"format-{number}.tar.gz", "w:gz") as archive:
                 for file in ("data.mdb", "tables.sql", "contents.json"):
                     archive.add(packed / file, file)
 

@@ -119,7 +119,14 @@ class RemoteStore(DamageableStore):
             mine = [place.uuid for place in held if tables.claimed.get(place.uuid) == incarnation]
             return Joined(True, mine, others(tables, incarnation))
 
-    def renew(self, incarnation: int, silent: Sequence[Silent], facts: NodeFacts, config: LeaseConfig) -> Renewed:
+    def renew(
+        self,
+        incarnation: int,
+        silent: Sequence[Silent],
+        facts: NodeFacts,
+        config: LeaseConfig,
+        abandoned: Sequence[int] = (),
+    ) -> Renewed:
         with self.lease(incarnation, facts) as tables:
             if tables.nodes.get(incarnation, OVER) == OVER:
                 return Renewed(False, False, ())
@@ -172,6 +179,9 @@ class RemoteRead(DamageableRead):
 
     def prefetch(self, uuids: Sequence[bytes], replies: bool = False) -> None:
         self.store.prefetched.append((list(uuids), replies))
+
+    def delivery_key(self) -> bytes:
+        return b""
 
     def nodes(self) -> list[NodeRow]:
         store: RemoteStore = self.store
@@ -228,7 +238,12 @@ class RemoteWrite(RemoteRead, _Lease):
             raise unknown
 
     def claim(
-        self, incarnation: int, wants: Mapping[bytes, int], max_bytes: int, bounds: Mapping[bytes, Bound]
+        self,
+        incarnation: int,
+        wants: Mapping[bytes, int],
+        max_bytes: int,
+        bounds: Mapping[bytes, Bound],
+        keeps: Mapping[bytes, int],
     ) -> Claimed | None:
         self.store.claims.append(list(wants.items()))
         if not self.lives(incarnation):

@@ -1,5 +1,6 @@
 """What only a server with a shared store does: claim requests (claims_core.py, node.py), dispatch them
-(cluster_dispatcher.py), and exchange notifications with other nodes (notifications.py).
+(cluster_dispatcher.py), take over those with which workers come (returning.py), and exchange notifications with other
+nodes (notifications.py).
 
 The exports are loaded on first use: a server that shares its store with no other does not need them.
 """

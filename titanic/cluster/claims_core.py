@@ -28,7 +28,7 @@ while the machine sleeps, and a process that stood still must not use an older t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -75,6 +75,15 @@ class Claim(NamedTuple):
     wants: dict[bytes, int]
     bounds: Mapping[bytes, Bound] = {}
     """Limits of some of them over all nodes."""
+    keeps: Mapping[bytes, int] = {}
+    """How many of each service workers get that may come to another node with them."""
+
+
+class TakeOver(NamedTuple):
+    """Take over requests with which workers have come from other nodes: answer with `taken_over` or `failed`."""
+
+    number: int
+    incarnation: int
 
 
 class Release(NamedTuple):
@@ -94,10 +103,12 @@ class OutcomeWriting(NamedTuple):
 
 
 class Room(NamedTuple):
-    """How many requests of a service could begin now, and how many more could be sent ahead."""
+    """How many requests of a service could begin now, and how many more could be sent ahead. `keeps`: whether workers
+    may come to another node with them."""
 
     idle: int
     ahead: int = 0
+    keeps: bool = False
 
 
 @dataclass(slots=True)
@@ -111,6 +122,8 @@ class Hold:
     claim."""
     bounded: bool = False
     """Whether it counts for its service's bound, until the store knows that no worker executes it."""
+    kept: bool = False
+    """Whether the store keeps it for its worker when this node ends."""
 
 
 POLL_INTERVAL = 1.0
@@ -179,6 +192,7 @@ class Renew(NamedTuple):
     sent: float
     incarnation: int
     silent: list[Silent]
+    abandoned: Sequence[int] = ()
 
 
 class Leave(NamedTuple):
@@ -211,6 +225,8 @@ class Lease:
         """The call to the store that is not answered yet."""
         self._seen: dict[int, tuple[int, float]] = {}
         """The others' `lease_until`, and since when each has been unchanged."""
+        self._ended: dict[int, float] = {}
+        """Since when incarnations are known to have ended whose workers may come with requests."""
         self._polled_at = -math.inf
 
     def lasts(self, now: float) -> bool:
@@ -244,7 +260,8 @@ class Lease:
         """Renew the lease of an incarnation that is INSIDE."""
         assert self.incarnation is not None
         silent = [Silent(other, seen) for other, (seen, since) in self._seen.items() if self._is_silent(since, now)]
-        self.asked = asked = Renew(self.take_number(), now, self.incarnation, silent)
+        abandoned = [other for other, since in self._ended.items() if now - since >= self.config.patience]
+        self.asked = asked = Renew(self.take_number(), now, self.incarnation, silent, abandoned)
         self.due_at = now + self.config.renew
         return asked
 
@@ -268,7 +285,7 @@ class Lease:
             return False
         self._change(LeaseEvent.JOINED)
         self._extend(op)
-        self._see_others(answer.others, now)
+        self._see_others(answer, now)
         return True
 
     def renewed(self, op: Renew, answer: Renewed, now: float) -> None:
@@ -280,7 +297,7 @@ class Lease:
             self.over(now)
         elif self.state in IN_FORCE:
             self._extend(op)
-            self._see_others(answer.others, now)
+            self._see_others(answer, now)
 
     def left(self, op: Leave) -> None:
         """Nothing can be claimed by it any more."""
@@ -327,13 +344,14 @@ class Lease:
     def _is_silent(self, since: float, now: float) -> bool:
         return now - since >= self.config.lease
 
-    def _see_others(self, others: Sequence[Silent], now: float) -> None:
-        """Remember since when the other nodes' leases have been unchanged."""
+    def _see_others(self, answer: Joined | Renewed, now: float) -> None:
+        """Remember since when the other nodes' leases have been unchanged, and which have ended."""
+        self._ended = {other: self._ended.get(other, now) for other in answer.ended}
         if now - self._polled_at > self.config.lease / 2:
             self._seen.clear()
         self._polled_at = now
         known, self._seen = self._seen, {}
-        for other in others:
+        for other in answer.others:
             seen = known.get(other.incarnation)
             if seen is None or seen[0] != other.lease_until:
                 seen = (other.lease_until, now)
@@ -499,12 +517,6 @@ class ClaimsCore:
         self.draining = True
         self.given_back([uuid for uuid, hold in self.holds.items() if hold.state is ClaimState.CLAIMED])
 
-    def abandon(self) -> None:
-        """Do not wait any longer for what is held: others can claim it when this node has left."""
-        self.draining = True
-        self.holds.clear()
-        self._returning.clear()
-
     # -- claims ----------------------------------------------------------------------------------------------
 
     def take_claim(self, now: float, rooms: Mapping[bytes, Room]) -> Claim | None:
@@ -530,7 +542,8 @@ class ClaimsCore:
         self._reported.clear()
         self._gone.clear()
         bounds = {name: bound for name, bound in self.bounds.items() if name in wants}
-        self._claim = Claim(self.lease.take_number(), incarnation, wants, bounds)
+        keeps = {name: rooms[name].idle for name in wants if rooms[name].keeps}
+        self._claim = Claim(self.lease.take_number(), incarnation, wants, bounds, keeps)
         return self._claim
 
     def claimed(
@@ -566,6 +579,8 @@ class ClaimsCore:
             if name in op.bounds and op.bounds[name].running:
                 for row in found:
                     self.holds[row.uuid].bounded = True
+            for row in found[: op.keeps.get(name, 0)]:
+                self.holds[row.uuid].kept = True
         if self.draining:
             self.drain()
             return {}
@@ -589,6 +604,31 @@ class ClaimsCore:
         self._release = None
         for place in op.places:
             self._drop(place.uuid)
+
+    def take_over(self) -> TakeOver | None:
+        """What is to be taken over from others is taken over so; None: nothing can be now."""
+        incarnation = self.lease.incarnation
+        if incarnation is None or not self.writes:
+            return None
+        return TakeOver(self.lease.take_number(), incarnation)
+
+    def taken_over(self, op: TakeOver, places: Iterable[Place]) -> list[Place]:
+        """The store has answered a `TakeOver`: return what workers have now here. The others are kept for them."""
+        if op.incarnation != self.lease.incarnation or not self.writes or self.draining:
+            return []
+        number, mine = self.lease.take_number(), []
+        for place in places:
+            if place.uuid not in self.holds:
+                bound = self.bounds.get(place.service)
+                bounded = bound is not None and bound.running > 0
+                self.holds[place.uuid] = Hold(place, ClaimState.FLYING, number, bounded, kept=True)
+                mine.append(place)
+        return mine
+
+    def unkept(self, uuids: Container[bytes]) -> list[Place]:
+        """Return those of these requests that the store does not keep for their workers yet."""
+        flying = [hold for hold in self.holds.values() if hold.state is ClaimState.FLYING and not hold.kept]
+        return [hold.place for hold in flying if hold.place.uuid in uuids]
 
     # -- outcomes --------------------------------------------------------------------------------------------
 
@@ -618,7 +658,9 @@ class ClaimsCore:
                 self._drop(uuid)
         return again
 
-    def failed(self, op: LeaseCall | Claim | Release | OutcomeWriting, now: float, *, unchanged: bool) -> None:
+    def failed(
+        self, op: LeaseCall | Claim | Release | TakeOver | OutcomeWriting, now: float, *, unchanged: bool
+    ) -> None:
         """The store cannot be reached. `unchanged`: it is known that nothing was changed. Outcomes are to be written
         again in either case."""
         if isinstance(op, Join | Renew | Leave):

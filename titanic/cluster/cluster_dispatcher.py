@@ -11,7 +11,8 @@ from typing import Any, cast
 
 from broker import Loop, earliest
 from titanic.cluster.background import BackgroundRead, BackgroundReader, ClusterMaintenance, DueRead
-from titanic.cluster.node import ClaimingNode, ClaimWrite, Host, LeaseAnswer, NodeWrite, ReleaseWrite, WaitingRead
+from titanic.cluster.node import ClaimingNode, Host, LeaseAnswer, WaitingRead
+from titanic.cluster.node_writes import ClaimWrite, NodeWrite, ReleaseWrite, TakeOverWrite
 from titanic.cluster.notifications import Cluster, ClusterRead, NodesRead, RecallsRead, SettleWrite, WithdrawRecalled
 from titanic.cluster.shared_settings import LimitsRead, ServiceSettingsCache, SettingsRead, SharedLimits
 from titanic.commit.writer import Writer
@@ -85,6 +86,7 @@ class ClusterDispatcher(Dispatcher):
         return self.node.lasts()
 
     def start(self) -> None:
+        self.node.returning.connect(self.transport, self.deliveries)
         self.node.start()
         super().start()
 
@@ -159,6 +161,8 @@ class ClusterDispatcher(Dispatcher):
                 node.claimed(notice)
             case ReleaseWrite():
                 node.released(notice)
+            case TakeOverWrite():
+                node.returning.answered(notice)
             case LeaseAnswer():
                 node.answered(notice)
             case WaitingRead():

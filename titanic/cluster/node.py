@@ -17,6 +17,7 @@ import logging
 import secrets
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple, Protocol, cast
 
@@ -35,8 +36,10 @@ from titanic.cluster.claims_core import (
     Renew,
     Room,
 )
+from titanic.cluster.node_writes import ClaimWrite, NodeWrite, ReleaseWrite
+from titanic.cluster.returning import ReturningWorkers
 from titanic.cluster.shared_settings import ServiceSettingsCache
-from titanic.commit.writer import BatchThread, Write, Writer
+from titanic.commit.writer import BatchThread, Writer
 from titanic.dispatch.core import DispatchCore
 from titanic.dispatch.fetching import Sender
 from titanic.dispatch.outcomes import CompletionEvents, Outcomes, OutcomeWrite
@@ -55,19 +58,15 @@ from titanic.services.ask import Inbox
 from titanic.settings import ServerConfig
 from titanic.store import (
     Bound,
-    Claimed,
     ClaimingStore,
     Joined,
     NodeFacts,
-    NodeTransaction,
     Notification,
     NotificationChannel,
-    Place,
     ReadTransaction,
     ReadyRow,
     Renewed,
     Store,
-    WriteTransaction,
     ready_counts,
 )
 from titanic.util.clock import ClockJumps, elapsed
@@ -75,75 +74,6 @@ from titanic.util.clock import ClockJumps, elapsed
 log = logging.getLogger(__name__)
 
 CUT_OFF = "cut off: clients and idle workers are sent to other nodes until this one reaches the database %s again"
-
-
-CLAIM_BYTES = 8 << 20
-"""Bytes of bodies that one claim takes for all services together, plus at most one body. Only other writes wait
-meanwhile."""
-
-
-class NodeWrite:
-    """The base of a node's own writes. A write is posted when it is committed, or has failed with an `error`."""
-
-    light = False
-    error: StoreError | None = None
-
-    def __init__(self, inbox: Inbox[NodeWrite]) -> None:
-        self._inbox = inbox
-
-    def uuids(self) -> Sequence[bytes]:
-        """None: claimed requests are new here, and others need not be read."""
-        return ()
-
-    def apply(self, transaction: WriteTransaction, now_us: int) -> None:
-        raise NotImplementedError
-
-    def __len__(self) -> int:
-        raise NotImplementedError
-
-    def parts(self) -> list[Write]:
-        return []
-
-    def committed(self) -> None:
-        self._inbox.post(self)
-
-    def failed(self, error: StoreError) -> None:
-        self.error = error
-        self._inbox.post(self)
-
-
-class ClaimWrite(NodeWrite):
-    """Claim requests."""
-
-    def __init__(self, inbox: Inbox[NodeWrite], op: Claim) -> None:
-        super().__init__(inbox)
-        self.op = op
-        self.found: Claimed | None = None
-        """What was claimed; None: the incarnation is over."""
-
-    def apply(self, transaction: WriteTransaction, now_us: int) -> None:
-        op = self.op
-        self.found = cast(NodeTransaction, transaction).claim(op.incarnation, op.wants, CLAIM_BYTES, op.bounds)
-
-    def __len__(self) -> int:
-        return sum(map(len, self.found.rows.values())) if self.found is not None else 0
-
-
-class ReleaseWrite(NodeWrite):
-    """Release requests. `bounded`: those that count for bounds."""
-
-    def __init__(self, inbox: Inbox[NodeWrite], op: Release, bounded: Sequence[Place]) -> None:
-        super().__init__(inbox)
-        self.op, self._bounded = op, bounded
-
-    def apply(self, transaction: WriteTransaction, now_us: int) -> None:
-        shared = cast(NodeTransaction, transaction)
-        shared.release(self.op.incarnation, self.op.places)
-        if self._bounded:
-            shared.count_no_more(self.op.incarnation, self._bounded)
-
-    def __len__(self) -> int:
-        return len(self.op.places)
 
 
 class LeaseAnswer(NamedTuple):
@@ -207,7 +137,7 @@ class ClaimingNode:
         completions: CompletionEvents,
     ) -> None:
         """`channel`: to other nodes; None: they are not notified."""
-        self.claims = ClaimsCore(_draw, config.lease)
+        self.claims = ClaimsCore(_draw, replace(config.lease, patience=config.wire.worker_return))
         self.reconfigure(config)
         self.cut_off = False
         """Whether other nodes serve while this one cannot. Any thread may read it."""
@@ -220,6 +150,8 @@ class ClaimingNode:
         self._dispatcher = dispatcher
         self._background = background
         self._settings = settings
+        self.returning = ReturningWorkers(self.claims, core, writer, dispatcher, store.now_us)
+        """Workers that come from other nodes with requests."""
         self._host = host
         self._channel = channel
         self._completions = completions
@@ -353,7 +285,7 @@ class ClaimingNode:
                 self._settings.read_first()
                 return store.join(op.incarnation, op.before, op.held, facts, config)
             case Renew():
-                return store.renew(op.incarnation, op.silent, facts, config)
+                return store.renew(op.incarnation, op.silent, facts, config, op.abandoned)
             case Leave():
                 store.leave(op.incarnations)
                 return None
@@ -404,7 +336,7 @@ class ClaimingNode:
 
     @property
     def busy(self) -> bool:
-        return self.claims.busy or len(self._given_back) > 0
+        return self.claims.busy or len(self._given_back) > 0 or self.returning.busy
 
     def begin(self) -> None:
         """Do nothing: services are checked when they have workers."""
@@ -453,13 +385,14 @@ class ClaimingNode:
         if self._given_back:
             claims.given_back(self._given_back)
             self._given_back.clear()
+        self.returning.look(now)
         claim = claims.take_claim(elapsed(), {} if claims.claiming else self._rooms())
         if claim is not None:
             self._writer.enqueue(ClaimWrite(self._dispatcher, claim))
         if (release := claims.take_release()) is not None:
             bounded = claims.bounded([place.uuid for place in release.places])
             self._writer.enqueue(ReleaseWrite(self._dispatcher, release, bounded))
-        return None if core.backlogs.surveys else self._poll_at
+        return self.returning.due_at if core.backlogs.surveys else self._poll_at
 
     def _beyond(self, workers: Mapping[bytes, int], sent: float) -> list[bytes]:
         """What may wait at the broker since then, because services have fewer workers than when it was sent: another
@@ -475,7 +408,7 @@ class ClaimingNode:
         for name, _, limit in self._core.take_fetches():
             backlog = backlogs[name]
             ahead = backlog.free - max(0, (backlog.room or 0) - backlog.taken)
-            rooms[name] = Room(limit - ahead, ahead)
+            rooms[name] = Room(limit - ahead, ahead, self.returning.keeps(name))
         return rooms
 
     def claimed(self, write: ClaimWrite) -> None:

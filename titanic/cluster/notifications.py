@@ -26,7 +26,8 @@ from json import dumps
 from typing import NamedTuple, cast
 
 from titanic.cluster.background import BackgroundRead, BackgroundReader
-from titanic.cluster.node import ClaimingNode, Host, NodeWrite
+from titanic.cluster.node import ClaimingNode, Host
+from titanic.cluster.node_writes import NodeWrite
 from titanic.cluster.shared_settings import ServiceSettingsCache
 from titanic.commit.writer import Writer
 from titanic.dispatch.attempts import Flight

@@ -1,8 +1,9 @@
-"""Notes of what workers have, in a file beside the store: after a restart, these workers return with their requests.
+"""What workers have that return with their requests, or come with them to another node.
 
-A note is written before the request leaves, and erased when its attempt ends. It is in the kernel's memory then: the
-death of this process takes nothing, a power cut perhaps the last notes. A note that is damaged, or is of another store,
-counts as none.
+Of a store on this machine there are notes in a file beside it: after a restart, these workers return with their
+requests. A note is written before the request leaves, and erased when its attempt ends. It is in the kernel's memory
+then: the death of this process takes nothing, a power cut perhaps the last notes. A note that is damaged, or is of
+another store, counts as none.
 
     slot 0          MAGIC, and the identity of the store
     further slots   zeros, or: CRC-32 of the rest; length of `keeper`; µs since the epoch; UUID; delivery; `keeper`
@@ -59,19 +60,12 @@ class Note(NamedTuple):
     sent_us: int
 
 
-class DeliveryNotes:
-    """The notes of a server. After `read`, methods are called in the loop's thread."""
+class Deliveries:
+    """What such workers have, in memory. Methods are called in the loop's thread."""
 
-    def __init__(self, folder: Path, identity: bytes, now_us: Callable[[], int]) -> None:
-        """`identity`: that of the store in this folder."""
-        self._now_us = now_us
-        self._path = folder / FILE
-        self._head = _HEADER.pack(MAGIC, identity)
-        self._incident = Incident(log, "note what workers have")
-        self._map: mmap.mmap | None = None
+    def __init__(self) -> None:
         self._slots: dict[bytes, int] = {}
         """Where the note of each request is, by UUID."""
-        self._free: list[int] = []
 
     def __contains__(self, uuid: object) -> bool:
         return uuid in self._slots
@@ -81,6 +75,43 @@ class DeliveryNotes:
 
     def read(self) -> list[Note]:
         """Return the notes of the last run. Those that are not dropped stay."""
+        return []
+
+    def given(self, token: bytes, keeper: bytes) -> None:
+        """Note that a worker gets a request. `token`: its `client` frame."""
+        try:
+            uuid, delivery = bytes.fromhex(token[_DELIVERY:][_UUID].decode()), bytes.fromhex(token[:_DELIVERY].decode())
+        except ValueError:
+            return
+        if len(uuid) == 16 and len(delivery) == _DELIVERY // 2:
+            self.note(uuid, delivery, keeper)
+
+    def note(self, uuid: bytes, delivery: bytes, keeper: bytes) -> None:
+        """Note that a worker has a request."""
+        self._slots[uuid] = 0
+
+    def drop(self, uuid: bytes) -> None:
+        """Forget a request: its attempt has ended."""
+        self._slots.pop(uuid, None)
+
+    def close(self) -> None:
+        """Close the file, if there is one; the notes stay."""
+
+
+class DeliveryNotes(Deliveries):
+    """The notes of a server, in a file. `read` comes first."""
+
+    def __init__(self, folder: Path, identity: bytes, now_us: Callable[[], int]) -> None:
+        """`identity`: that of the store in this folder."""
+        super().__init__()
+        self._now_us = now_us
+        self._path = folder / FILE
+        self._head = _HEADER.pack(MAGIC, identity)
+        self._incident = Incident(log, "note what workers have")
+        self._map: mmap.mmap | None = None
+        self._free: list[int] = []
+
+    def read(self) -> list[Note]:
         try:
             size = self._path.stat().st_size // SLOT * SLOT
             if size <= SLOT:
@@ -102,13 +133,8 @@ class DeliveryNotes:
                 self._erase(slot)
         return list(notes.values())
 
-    def given(self, token: bytes, keeper: bytes) -> None:
-        """Note that a worker gets a request. `token`: its `client` frame."""
-        try:
-            uuid, delivery = bytes.fromhex(token[_DELIVERY:][_UUID].decode()), bytes.fromhex(token[:_DELIVERY].decode())
-        except ValueError:
-            return
-        if len(uuid) != 16 or len(delivery) != _DELIVERY // 2 or len(keeper) > MAX_KEEPER:
+    def note(self, uuid: bytes, delivery: bytes, keeper: bytes) -> None:
+        if len(keeper) > MAX_KEEPER:
             return
         slot = self._slots.get(uuid)
         if slot is None:
@@ -121,13 +147,11 @@ class DeliveryNotes:
         self._map[slot * SLOT : slot * SLOT + len(said)] = said
 
     def drop(self, uuid: bytes) -> None:
-        """Erase the note of a request, if there is one."""
         slot = self._slots.pop(uuid, None)
         if slot is not None:
             self._erase(slot)
 
     def close(self) -> None:
-        """Close the file; the notes stay."""
         if self._map is not None:
             self._map.close()
             self._map = None

@@ -29,7 +29,7 @@ from titanic.dispatch.core import (
     RecallRequest,
     Survey,
 )
-from titanic.dispatch.deliveries import DeliveryNotes
+from titanic.dispatch.deliveries import Deliveries
 from titanic.dispatch.fetching import Fetching, LocalFetch, ready_row
 from titanic.dispatch.maintenance import Maintenance, MaintenanceWrite
 from titanic.dispatch.outcomes import CompletionEvents, Outcomes, OutcomeWrite
@@ -189,8 +189,14 @@ class Dispatcher(Channel):
         self._writer = writer
         self.transport: Transport | None = None
         """The transport to the broker; None: no broker is known yet."""
-        self.deliveries: DeliveryNotes | None = None
-        """Notes of what workers have; None: this server takes none."""
+        self.deliveries: Deliveries | None = None
+        """What workers have that keep their requests; None: this server does not know."""
+        self.store_id = ""
+        """The id of the store; empty: it has none."""
+        self.delivery_key = b""
+        """That of `Secrets`, for a store that nodes share."""
+        self.decides_within = 0.0
+        """Seconds in which it is known whether a worker from another node may go on."""
         self._shutdown = Shutdown()
         self._started = self._ended = False
         self._fetching = self._new_fetching(config, reader)

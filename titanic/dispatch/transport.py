@@ -32,7 +32,7 @@ from broker import (
 from titanic.dispatch.attempts import Send
 from titanic.dispatch.broker_connection import BrokerConnection, BrokerDiscovery
 from titanic.dispatch.core import DispatchCore
-from titanic.dispatch.deliveries import DeliveryNotes
+from titanic.dispatch.deliveries import Deliveries
 from titanic.logs import event
 from titanic.protocol.tsp import Frames
 
@@ -327,9 +327,9 @@ class LocalTransport(OwnBrokerTransport):
         core: DispatchCore,
         dispatcher: GuardingDispatcher,
         max_message: int = 0,
-        deliveries: DeliveryNotes | None = None,
+        deliveries: Deliveries | None = None,
     ) -> None:
-        """`max_message`: bytes of a message that the broker takes. `deliveries`: notes of what workers have."""
+        """`max_message`: bytes of a message that the broker takes. `deliveries`: what workers have."""
         super().__init__(core, max(MAX_REPLY, max_message))
         self._deliveries = deliveries
         self._dispatcher = dispatcher

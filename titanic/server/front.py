@@ -64,9 +64,9 @@ class Front(Protocol):
         """Stop gathering; requests that were received get `patience` seconds to be stored."""
         return
 
-    def wind_down(self) -> None:
+    def wind_down(self, *, ending: bool = False) -> None:
         """Stop dispatching, and redirect workers to other nodes as they become free. Any thread may call it. (Workers
-        of a separate broker stay there.)"""
+        of a separate broker stay there.) `ending`: as before `end_soon`."""
         return
 
     def end_soon(self) -> None:
@@ -156,7 +156,14 @@ class IntegratedFront(Front):
         transport = LocalTransport(dispatcher.core, dispatcher, here.config.max_message, notes)
         lasts = dispatcher.lasts if dispatcher.leased else None
         given = None if notes is None else notes.given
-        transport.peer = here.connect_local(transport.deliver, lasts=lasts, given=given)
+        transport.peer = here.connect_local(
+            transport.deliver,
+            lasts=lasts,
+            given=given,
+            store=dispatcher.store_id,
+            key=dispatcher.delivery_key,
+            decides_within=dispatcher.decides_within,
+        )
         dispatcher.connect(transport)
         dispatcher.resume(transport)
         here.start()
@@ -178,8 +185,8 @@ class IntegratedFront(Front):
         while self._broker.alive and self._broker.has_keepers and time.monotonic() < until:
             time.sleep(0.005)
 
-    def wind_down(self) -> None:
-        self._broker.wind_down()
+    def wind_down(self, *, ending: bool = False) -> None:
+        self._broker.wind_down(ending=ending)
 
     @property
     def wound_down(self) -> bool:

@@ -23,7 +23,7 @@ from typing import cast
 from broker import WorkerReport
 from titanic import cluster
 from titanic.commit.writer import Writer
-from titanic.dispatch.deliveries import DeliveryNotes
+from titanic.dispatch.deliveries import Deliveries, DeliveryNotes
 from titanic.dispatch.dispatcher import Dispatcher
 from titanic.errors import StoreFailed, TitanicError
 from titanic.protocol import tsp
@@ -117,11 +117,8 @@ class Server:
         self.node = None if self._shared is None else self._shared.node
         """This server as a node of a shared store; None: the store is not shared."""
         self.dispatcher = self._shared or Dispatcher(*parts)
-        if isinstance(config.store, Path) and config.broker is None:
-            with store.read() as transaction:
-                identity = transaction.identity()
-            if identity is not None:  # a damaged store has none until it is opened again
-                self.dispatcher.deliveries = DeliveryNotes(config.store, identity, store.now_us)
+        if config.broker is None:
+            self._know_deliveries(config.store)
         self._context = ServiceContext(
             front.send_answers,
             self.dispatcher,
@@ -141,6 +138,23 @@ class Server:
         self._services = ServiceHandler(self.store, self.writer, self._reader, self._context)
         threads = {"writer": self.writer.call, "reader": self._reader.call}
         self.watchdog = Watchdog(threads | self.front.threads())
+
+    def _know_deliveries(self, place: Path | str) -> None:
+        """Have workers keep their requests."""
+        dispatcher = self.dispatcher
+        with self.store.read() as transaction:
+            identity = transaction.identity()
+            if self.store.remote:
+                dispatcher.delivery_key = cast(NodesReadTransaction, transaction).delivery_key()
+                if patience := self.config.wire.worker_return:
+                    dispatcher.decides_within = 2 * self.config.lease.lease + patience
+        if identity is None:  # a damaged store has none until it is opened again
+            return
+        dispatcher.store_id = identity.hex()
+        if isinstance(place, Path):
+            dispatcher.deliveries = DeliveryNotes(place, identity, self.store.now_us)
+        else:
+            dispatcher.deliveries = Deliveries()
 
     def start(self) -> Server:
         """Start the threads. An invalid endpoint raises broker.EndpointError."""
@@ -168,14 +182,14 @@ class Server:
         self.front.stop_gathering(LAST)  # first: what was gathered can only be stored here
         self._turn_away()
 
-    def _turn_away(self) -> None:
+    def _turn_away(self, *, ending: bool = False) -> None:
         node, dispatcher = self.node, self.dispatcher
         if node is not None:
             self._drains = True
             self._refuse()
             dispatcher.call(node.drain)
             dispatcher.call(dispatcher.waiters.dismiss, DRAINING)
-            self.front.wind_down()
+            self.front.wind_down(ending=ending)
 
     def cut_off_changed(self) -> None:
         """Send clients and idle workers to other nodes while this one is cut off. Called in the loop's thread."""
@@ -216,10 +230,12 @@ class Server:
         if self.node is None:
             self._context.refusing = tsp.failure(ENDING)
         else:
-            self._turn_away()
+            self._turn_away(ending=True)
         self.dispatcher.wind_down(self.config.grace)
         if self.dispatcher.deliveries is not None:
             self.front.end_soon()
+            if self.node is not None:
+                self.dispatcher.call(self.node.returning.keep, self.dispatcher.deliveries)
         self.dispatcher.stop()
         self._reader.stop()
         self.writer.stop()

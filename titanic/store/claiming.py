@@ -14,13 +14,19 @@ has given it up, and a repeated one may be executed before the first. Neither do
 incarnation, and a sender that does not know the result of one goes on under another incarnation
 (`titanic/cluster/claims_core.py`).
 
+A request that was claimed for a worker that keeps its requests is *kept*: its worker may come to another node with it,
+so it is not free with the end of its incarnation, but when a node has seen that incarnation ended for `patience`
+seconds, by its own clock, and writes that it is *abandoned*. Until then, and later until another node claims it, the
+node to which the worker comes takes the request over.
+
 *Alive* is `EXISTS (SELECT FROM node WHERE incarnation = $me AND lease_until > '-infinity')`. *Free* is, of a row of
 `ready`, `incarnation IS NULL OR EXISTS (SELECT FROM node n WHERE n.incarnation = ready.incarnation AND n.lease_until =
-'-infinity')`. "No living row exists" would be wrong: a statement that finds a row changed reads that row again, but
-`node` as it was when the statement began, and would take what a node that has joined since has just claimed.
-So dead rows of `node` stay until no row of `ready` or `bounded` names them, and for a day after `ended_at`, when their
-end was first seen. A claim may be committed long after the end of its node. So `ready.incarnation` is a foreign key: a
-claim locks the row of its node (FOR KEY SHARE), and a row of `node` that a claim names is never deleted:
+'-infinity' AND (n.abandoned OR NOT ready.kept))`. "No living row exists" would be wrong: a statement that finds a row
+changed reads that row again, but `node` as it was when the statement began, and would take what a node that has joined
+since has just claimed. So dead rows of `node` stay until no row of `ready` or `bounded` names them, and for a day after
+`ended_at`, when their end was first seen. A claim may be committed long after the end of its node. So
+`ready.incarnation` is a foreign key: a claim locks the row of its node (FOR KEY SHARE), and a row of `node` that a
+claim names is never deleted:
 
     DELETE FROM node WHERE incarnation IN (SELECT incarnation FROM node
      WHERE ended_at < now() - interval '1 day' AND NOT EXISTS (
@@ -50,6 +56,8 @@ class LeaseConfig:
     """Seconds between two renewals, and the time limit of each."""
     margin: float = 1.0
     """Seconds before the end of its lease at which a node stops dispatching."""
+    patience: float = 30.0
+    """Seconds for which workers of an ended incarnation may come to other nodes with their requests."""
 
     @classmethod
     def of(cls, lease: float) -> LeaseConfig:
@@ -85,20 +93,22 @@ class Silent(NamedTuple):
 
 class Joined(NamedTuple):
     """`alive`: the incarnation can be used. `held`: of the requests that it was to take over, those that are its own.
-    `others`: the other living incarnations."""
+    `others`: the other living incarnations. `ended`: those that ended, and are not abandoned."""
 
     alive: bool
     held: Collection[bytes]
     others: Sequence[Silent]
+    ended: Sequence[int] = ()
 
 
 class Renewed(NamedTuple):
     """`alive`: the lease is renewed; otherwise the incarnation is over for good. `draining`: an operator wants the node
-    to be drained. `others`: as in `Joined`."""
+    to be drained. `others`, `ended`: as in `Joined`."""
 
     alive: bool
     draining: bool
     others: Sequence[Silent]
+    ended: Sequence[int] = ()
 
 
 class Bound(NamedTuple):
@@ -126,13 +136,19 @@ class NodeTransaction(WriteTransaction, Protocol):
     which it claims, releases and writes outcomes."""
 
     def claim(
-        self, incarnation: int, wants: Mapping[bytes, int], max_bytes: int, bounds: Mapping[bytes, Bound]
+        self,
+        incarnation: int,
+        wants: Mapping[bytes, int],
+        max_bytes: int,
+        bounds: Mapping[bytes, Bound],
+        keeps: Mapping[bytes, int],
     ) -> Claimed | None:
         """Claim free requests, at most so many of each service, as `next_ready` orders them. None: it is over.
 
         They end with the request that brings the bodies to `max_bytes`; one is claimed however large it is. Rows that
         other transactions have locked are skipped. `bounds` hold for all nodes together: a claimed request of a
-        service with a bound on `running` counts until `count_no_more`, also when it is closed meanwhile.
+        service with a bound on `running` counts until `count_no_more`, also when it is closed meanwhile. `keeps`: how
+        many of a service's, the first ones, are kept.
 
             UPDATE ready SET incarnation = $me WHERE alive AND ctid = ANY (ARRAY(
                 SELECT f.ctid FROM unnest($services, $limits) AS w (service, n), LATERAL (
@@ -145,6 +161,18 @@ class NodeTransaction(WriteTransaction, Protocol):
 
         UPDATE ready SET incarnation = NULL FROM unnest($services, $ranks, $uuids) AS h (service, rank, uuid)
          WHERE (ready.service, ready.rank, ready.uuid) = (h.service, h.rank, h.uuid) AND incarnation = $me
+        """
+
+    def keep(self, incarnation: int, places: Sequence[Place]) -> None:
+        """Keep these requests, too, those of them that this incarnation has claimed."""
+
+    def take_over(self, incarnation: int, places: Sequence[Place], bounds: Mapping[bytes, Bound]) -> dict[bytes, bool]:
+        """Claim, and keep, those of these requests whose incarnation has ended, whether or not it is abandoned. Return
+        the ids of all that another incarnation has claimed, and whether they were taken over.
+
+        UPDATE ready SET incarnation = $me, kept = true FROM node n, unnest($services, $ranks, $uuids) AS h (…)
+         WHERE (ready.service, ready.rank, ready.uuid) = (h.service, h.rank, h.uuid) AND alive
+           AND n.incarnation = ready.incarnation AND n.lease_until = '-infinity' AND n.incarnation <> $me
         """
 
     def count_no_more(self, incarnation: int, places: Sequence[Place]) -> None:
@@ -177,7 +205,8 @@ class ClaimingStore(Store, Protocol):
 
         ARRAY(SELECT (incarnation, lease_until) FROM node WHERE lease_until > '-infinity' AND incarnation <> $me)
 
-    as the statement found it: it may still contain one that the statement has ended. From `join` on, the node counts
+    and (ended) has those with `lease_until = '-infinity' AND NOT abandoned`, as the statement found them: the first may
+    still contain one that the statement has ended. From `join` on, the node counts
     its changes under a number of its own, its *shard*: the smallest that no other living node has.
 
     `close` ends the incarnations that have joined.
@@ -198,7 +227,8 @@ class ClaimingStore(Store, Protocol):
                 ON CONFLICT (incarnation) DO UPDATE SET lease_until = greatest(
                     node.lease_until + interval '1 microsecond', clock_timestamp() + $lease)
                  WHERE node.lease_until > '-infinity' RETURNING xmax = 0 AS now),
-            ended AS (UPDATE node SET lease_until = '-infinity' WHERE incarnation = $before AND (SELECT now FROM born)),
+            ended AS (UPDATE node SET lease_until = '-infinity', abandoned = true
+                WHERE incarnation = $before AND (SELECT now FROM born)),
             h AS (SELECT * FROM unnest($services, $ranks, $uuids) AS h (service, rank, uuid)),
             taken AS (
                 UPDATE ready SET incarnation = $me FROM h WHERE incarnation = $before AND (SELECT now FROM born)
@@ -208,11 +238,19 @@ class ClaimingStore(Store, Protocol):
                    AND (bounded.service, bounded.uuid) = (h.service, h.uuid))
             SELECT format, EXISTS (SELECT FROM born) AS alive, ARRAY(
                 SELECT uuid FROM taken UNION SELECT ready.uuid FROM ready JOIN h USING (service, rank, uuid)
-                 WHERE incarnation = $me) AS held, (others) FROM meta
+                 WHERE incarnation = $me) AS held, (others), (ended) FROM meta
         """
 
-    def renew(self, incarnation: int, silent: Sequence[Silent], facts: NodeFacts, config: LeaseConfig) -> Renewed:
-        """Renew the lease, even if it has lapsed, and end the silent incarnations, if they still are silent.
+    def renew(
+        self,
+        incarnation: int,
+        silent: Sequence[Silent],
+        facts: NodeFacts,
+        config: LeaseConfig,
+        abandoned: Sequence[int] = (),
+    ) -> Renewed:
+        """Renew the lease, even if it has lapsed, end the silent incarnations, if they still are silent, and mark those
+        that are abandoned.
 
         WITH mine AS (
             UPDATE node SET lease_until = greatest(
@@ -222,8 +260,9 @@ class ClaimingStore(Store, Protocol):
         silent AS (
             SELECT incarnation FROM node JOIN unnest($silent, $seen) AS s (incarnation, lease_until)
              USING (incarnation, lease_until) WHERE EXISTS (SELECT FROM mine) FOR NO KEY UPDATE OF node SKIP LOCKED),
-        ended AS (UPDATE node SET lease_until = '-infinity' WHERE incarnation IN (SELECT incarnation FROM silent))
-        SELECT format, (SELECT draining FROM mine), (others) FROM meta
+        ended AS (UPDATE node SET lease_until = '-infinity' WHERE incarnation IN (SELECT incarnation FROM silent)),
+        over AS (UPDATE node SET abandoned = true WHERE incarnation = ANY($abandoned) AND lease_until = '-infinity')
+        SELECT format, (SELECT draining FROM mine), (others), (ended) FROM meta
         """
 
     def leave(self, incarnations: Sequence[int]) -> None:

@@ -124,6 +124,9 @@ class NodeRow(NamedTuple):
 class NodesReadTransaction(ReadTransaction, Protocol):
     """A read transaction of a `remote` store."""
 
+    def delivery_key(self) -> bytes:
+        """The key by which all nodes know the secrets of deliveries."""
+
     def nodes(self) -> list[NodeRow]:
         """The living incarnations."""
 

@@ -25,11 +25,14 @@ class Work(WorkerTranscript):
         capacity = Capacity(slots, {name.encode(): limit for name, limit in (limits or {"a": 0, "b": 0}).items()})
         super().__init__(JointSession(capacity, WorkerConfig(), now=self.now, process="p", children=children))
 
+    store = ""
+
     def finds(self, *knows: str) -> None:
         """The broker on a new connection says what it knows."""
         for question in ASKED:
             self.said(*question)
-        self.told(b"", b"MDPC01", b"mmi.broker", json.dumps({"software": "titanic", "knows": knows}).encode())
+        about = {"software": "titanic", "knows": knows, "store": self.store}
+        self.told(b"", b"MDPC01", b"mmi.broker", json.dumps(about).encode())
 
     def registers(self, slots: int = 3) -> None:
         self.finds(*NEW)
@@ -330,7 +333,8 @@ HELD = (*NEWEST, "titanic:held")
 class Keeping(Work):
     """A session that returns with its jobs."""
 
-    def __init__(self, slots: int = 2, *, children: bool = False) -> None:
+    def __init__(self, slots: int = 2, *, children: bool = False, store: str | None = None) -> None:
+        """`store`: that of the broker, of several; None: there is only one."""
         SessionTranscript.__init__(
             self,
             JointSession(
@@ -343,13 +347,15 @@ class Keeping(Work):
             ),
         )
         self.words = [b"titanic:children"] if children else []
+        self.session.several, self.store = store is not None, store or ""
         self.returns()
 
     def returns(self, *held: bytes, slots: int = 2) -> None:
         """It registers at a broker that knows HELD."""
         self.finds(*HELD)
         words = [b"titanic:process=p", b"titanic:slots=%d" % slots, b"titanic:service=0:b", *self.words]
-        words += [b"titanic:keeper=k", *(b"titanic:held=" + token for token in held)]
+        if self.store or not self.session.several:
+            words += [b"titanic:keeper=k", *(b"titanic:held=" + token for token in held)]
         self.said(b"MDPW02", b"\1", b"a", b"titanic:1", *words)
         self.told(b"MDPW02", b"\5")
 
@@ -372,6 +378,41 @@ def test_it_returns_with_what_is_at_work_and_what_has_ended() -> None:
     work.said(b"MDPW02", b"\4", b"2", b"", b"y")
     assert work.session.state is SessionState.IDLE
     assert work.session.dropped_replies == 0
+
+
+def test_of_several_brokers_it_goes_to_another_of_the_same_store() -> None:
+    work = Keeping(store="s")
+    one = work.given(b"1")
+    assert work.session.returns
+    work.loses()
+    work.back()
+    work.returns(b"1")
+    work.final(one, b"x")
+    work.said(b"MDPW02", b"\4", b"1", b"", b"x")
+    assert not work.session.returns
+
+
+@pytest.mark.parametrize("store", ["other", ""])
+def test_to_a_broker_of_another_store_it_brings_nothing(store: str) -> None:
+    work = Keeping(store="s")
+    one = work.given(b"1")
+    work.loses()
+    work.back()
+    work.store = store
+    work.returns(slots=1)
+    work.final(one, b"x")
+    work.said(b"MDPW02", b"\12", b"2")
+    assert work.session.dropped_replies == 1
+
+
+def test_of_several_brokers_without_a_store_it_keeps_nothing() -> None:
+    work = Keeping(store="")
+    one = work.given(b"1")
+    assert not work.session.returns
+    work.loses()
+    assert work.session.stranded
+    work.final(one, b"x")
+    assert work.session.dropped_replies == 1
 
 
 def test_what_no_handler_has_begun_is_not_kept() -> None:

@@ -327,3 +327,158 @@ def test_any_words(held: list[bytes], keeper: bytes) -> None:
     check(play.core)
     if keeper != b"k":
         assert b"false" not in play.answers().values()
+
+
+# -- a queue with several brokers ------------------------------------------------------------------------------
+
+
+class Elsewhere(Play):
+    """One of several brokers of a queue, which decides about what workers bring from another one."""
+
+    def __init__(self, **config: float) -> None:
+        super().__init__(**config)
+        self.core.secrets.key = b"the same at all"
+        self.core.missing.decided_within = 60.0
+
+    def decides(self, token: bytes, body: bytes = b"1", keeper: bytes = b"k") -> None:
+        """The queue has what a worker has named."""
+        assert self.core.secrets.are_in(token, keeper_of(None, keeper))
+        self.core.expect(QUEUE, context(body), Expected(delivery_of(token), keeper_of(None, keeper), 5.0))
+        self.sends(body)
+
+    def refuses(self, token: bytes) -> None:
+        self.core.refuse_named(delivery_of(token), self.now)
+        self.collect()
+
+
+def brought() -> bytes:
+    """What a worker has from another broker."""
+    play = Elsewhere()
+    play.ready("w", b"k")
+    play.sends(b"1")
+    (token,) = play.given("w").values()
+    return token
+
+
+@pytest.fixture
+def here() -> Elsewhere:
+    return Elsewhere()
+
+
+def test_the_worker_goes_on_when_the_queue_has_decided(here: Elsewhere) -> None:
+    token = brought()
+    here.ready("w", b"k", token)
+    assert here.heard("w") == [HEARTBEAT]
+    here.sends(b"2")
+    assert list(here.given("w")) == [b"2"], "its other slot is free"
+    here.decides(token)
+    here.ends("w", token)
+    assert here.answers() == {b"1": b"done"}
+    assert here.core.stats["resumed"] == 1
+    check(here.core)
+
+
+def test_what_it_says_before_counts(here: Elsewhere) -> None:
+    token = brought()
+    here.ready("w", b"k", token)
+    here.said("w", b"MDPW02", b"\3", token, b"", b"part")
+    here.ends("w", token)
+    assert here.heard(QUEUE) == []
+    here.decides(token)
+    assert [frames[4:] for frames in here.heard(QUEUE)] == [[b"\2", b"a", b"part"], [b"\3", b"a", b"done"]]
+    check(here.core)
+    assert not here.core.missing.named
+
+
+def test_what_is_refused_is_cancelled_and_dropped(here: Elsewhere) -> None:
+    token = brought()
+    here.ready("w", b"k", token, slots=1)
+    here.ends("w", token)
+    here.refuses(token)
+    assert here.cancelled("w") == [token]
+    here.sends(b"2")
+    assert list(here.given("w")) == [b"2"]
+    assert here.answers() == {}
+    assert here.core.stats["not_resumed"] == 1
+    check(here.core)
+
+
+def test_without_a_decision_it_is_refused(here: Elsewhere) -> None:
+    token = brought()
+    here.ready("w", b"k", token)
+    for _ in range(12):
+        here.core.receive("w", HEARTBEAT, here.now)
+        here.later(5)
+    here.later(1)
+    assert here.cancelled("w") == [token]
+
+
+def test_it_is_gone_before_the_decision(here: Elsewhere) -> None:
+    """It may come back: the request waits for it."""
+    token = brought()
+    here.ready("w", b"k", token)
+    here.lost("w")
+    assert not here.core.missing.named
+    here.decides(token)
+    here.ready("back", b"k", token)
+    here.ends("back", token)
+    assert here.answers() == {b"1": b"done"}
+
+
+@pytest.mark.parametrize("service", [b"a", b"b"])
+def test_another_worker_names_it(here: Elsewhere, service: bytes) -> None:
+    """It has the right one's secret, by whatever way; or is the right one, for another service."""
+    token = brought()
+    here.ready("w", b"k" if service == b"b" else b"x", token, service=service)
+    here.ends("w", token, b"false")
+    here.decides(token)
+    assert here.answers() == {}
+    here.ready("right", b"k", token, slots=1)
+    here.ends("right", token)
+    assert here.answers() == {b"1": b"done"}
+
+
+def test_it_is_named_twice(here: Elsewhere) -> None:
+    token = brought()
+    here.ready("w", b"k", token)
+    here.ready("x", b"x", token, process=b"h:2/y")
+    assert here.cancelled("x") == [token]
+    here.ends("x", token, b"false")
+    here.decides(token)
+    here.ends("w", token)
+    assert here.answers() == {b"1": b"done"}
+
+
+def test_too_much_is_said_before() -> None:
+    here, token = Elsewhere(max_waiting_bytes=1000), brought()
+    here.ready("w", b"k", token)
+    for _ in range(3):
+        here.said("w", b"MDPW02", b"\3", token, b"", b"p" * 900)
+    assert here.cancelled("w") == [token]
+    here.ends("w", token)
+    assert here.core.workers["w"].requests == {}
+    check(here.core)
+
+
+def test_secrets_are_of_the_worker_and_the_delivery() -> None:
+    core, token, keeper = Elsewhere().core, brought(), keeper_of(None, b"k")
+    assert core.secrets.are_in(token, keeper)
+    assert not core.secrets.are_in(token, keeper_of(None, b"x"))
+    assert not core.secrets.are_in(token.replace(b'"attempt":1', b'"attempt":2'), keeper)
+    assert not core.secrets.are_in(b"1" + token[1:], keeper)
+    assert not core.secrets.are_in(token[:20], keeper)
+    assert not core.secrets.are_in(b"", keeper)
+
+
+def test_its_queue_knows_that_there_is_a_reply(here: Elsewhere) -> None:
+    """It need not wait for the decision."""
+    token = brought()
+    here.ready("w", b"k", token)
+    (named,) = here.core.missing.named.values()
+    here.core.missing.is_new = False
+    here.said("w", b"MDPW02", b"\3", token, b"", b"part")
+    assert not named.has_reply
+    assert not here.core.missing.is_new
+    here.ends("w", token)
+    assert named.has_reply
+    assert here.core.missing.is_new

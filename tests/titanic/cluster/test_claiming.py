@@ -15,6 +15,7 @@ from broker import ErrorReply, Loop
 from titanic import ServerConfig
 from titanic.cluster import claims_core as claims_module
 from titanic.cluster import node as node_module
+from titanic.cluster import node_writes
 from titanic.cluster.cluster_dispatcher import ClusterDispatcher
 from titanic.commit.writer import Writer
 from titanic.dispatch import outcomes
@@ -235,7 +236,7 @@ def test_a_claim_of_which_nobody_was_told_is_given_back_and_made_again(
 def test_a_service_for_which_the_bytes_did_not_suffice_is_not_taken_for_empty(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_module, "CLAIM_BYTES", 100)
+    monkeypatch.setattr(node_writes, "CLAIM_BYTES", 100)
     for service in (b"a", b"b", b"c"):
         node.submit(*[b"%b%d" % (service, n) + bytes(90) for n in range(3)], service=service)
     with node.store.stalled():

@@ -14,6 +14,7 @@ import psycopg
 import pytest
 from prometheus_client import generate_latest
 from support.postgres import needs_postgres, shared_server
+from support.raw_mdp import raw_worker
 from support.serving import QUICK, config
 from support.waiting import until
 
@@ -236,16 +237,16 @@ class Waits:
 
 
 def test_a_node_that_is_stopped_goes_the_same_way(servers: tuple[Server, Server]) -> None:
+    """Of what workers have, it waits for that with which they do not go to another node."""
     a, b = servers
-    gate = Gate()
-    with client_of(a) as at_a, client_of(b) as at_b, Worker("slow", gate, a.endpoints[0], config=QUICK):
+    with client_of(a) as at_a, client_of(b) as at_b, raw_worker(a.endpoints[0], b"slow") as worker:
         first = at_a.submit("slow", "1")
-        assert gate.begun.wait(30)
+        token, body = worker.take()
         stopping = threading.Thread(target=a.stop)
         stopping.start()
         until(lambda: a.dispatcher.node.claims.draining)
         assert at_a.call("titanic.submit", b"{}", "slow", "3") == [DRAINING]
-        gate.go_on.set()
+        worker.final(token, *body)
         stopping.join(30)
         assert at_b.reply(first) == [b"1"]
         assert [row["name"] for row in at_b.nodes()] == ["b"]

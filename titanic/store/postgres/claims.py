@@ -55,16 +55,17 @@ _PARTLY = f"""
 
 _CLAIM = f"""
 WITH wanted AS (
-    SELECT * FROM unnest(%s::bytea[], %s::bigint[]) WITH ORDINALITY AS w (service, most, n)
+    SELECT * FROM unnest(%s::bytea[], %s::bigint[], %s::bigint[]) WITH ORDINALITY AS w (service, most, keeps, n)
 ), free AS (
-    SELECT w.n, f.* FROM wanted AS w CROSS JOIN LATERAL ({{free}}) AS f
+    SELECT w.n, w.keeps, f.* FROM wanted AS w CROSS JOIN LATERAL ({{free}}) AS f
 ), sized AS (
-    SELECT f.*, sum(r.body_bytes) OVER (ORDER BY f.n, f.rank, f.uuid) - r.body_bytes AS before
+    SELECT f.*, sum(r.body_bytes) OVER (ORDER BY f.n, f.rank, f.uuid) - r.body_bytes AS before,
+        row_number() OVER (PARTITION BY f.n ORDER BY f.rank, f.uuid) <= f.keeps AS kept
     FROM free AS f {by_key("request", "r", "t.uuid = f.uuid", "INNER")}
 ), claimed AS (
-    INSERT INTO ready AS q (service, rank, uuid, attempts, dispatched_at, expires_at, reason)
-    SELECT s.service, s.rank, s.uuid, 0, 0, 0, '' FROM sized AS s WHERE s.before < %s AND {ALIVE}
-    ON CONFLICT (service, rank, uuid) DO UPDATE SET incarnation = %s RETURNING q.*
+    INSERT INTO ready AS q (service, rank, uuid, attempts, dispatched_at, expires_at, reason, kept)
+    SELECT s.service, s.rank, s.uuid, 0, 0, 0, '', s.kept FROM sized AS s WHERE s.before < %s AND {ALIVE}
+    ON CONFLICT (service, rank, uuid) DO UPDATE SET incarnation = %s, kept = excluded.kept RETURNING q.*
 )
 SELECT node.lives, extract(epoch FROM clock_timestamp() - statement_timestamp())::float8, found.* FROM (
     SELECT {ALIVE} AS lives) AS node LEFT JOIN (
@@ -88,6 +89,23 @@ SELECT q.uuid FROM unnest(%s::uuid[]) AS h (uuid) JOIN request AS r ON r.uuid = 
 JOIN ready AS q ON q.service = r.service AND q.rank = 9 - r.priority AND q.uuid = r.uuid
 WHERE q.incarnation = %s AND {ALIVE} FOR UPDATE OF q"""
 
+_KEEP = """
+UPDATE ready AS q SET kept = true FROM unnest(%s::bytea[], %s::bigint[], %s::uuid[]) AS h (service, rank, uuid)
+WHERE q.service = h.service AND q.rank = h.rank AND q.uuid = h.uuid AND q.incarnation = %s"""
+
+_TAKE_OVER = f"""
+WITH held AS (
+    SELECT q.service, q.rank, q.uuid, q.incarnation, n.lease_until = '-infinity' AS over
+    FROM unnest(%s::bytea[], %s::bigint[], %s::uuid[]) AS h (service, rank, uuid)
+    JOIN ready AS q ON q.service = h.service AND q.rank = h.rank AND q.uuid = h.uuid
+    JOIN node AS n ON n.incarnation = q.incarnation WHERE q.incarnation <> %s
+), taken AS (
+    UPDATE ready AS q SET incarnation = %s, kept = true FROM held AS h
+    WHERE h.over AND q.service = h.service AND q.rank = h.rank AND q.uuid = h.uuid
+        AND q.incarnation = h.incarnation AND {ALIVE} RETURNING q.uuid
+)
+SELECT uuid, uuid IN (SELECT uuid FROM taken) FROM held"""
+
 _LOCK = 0x7469_7462 << 32
 _TRY_LOCKS = (
     "SELECT pg_try_advisory_xact_lock(n) FROM unnest(%s::bigint[]) WITH ORDINALITY AS k (n, place) ORDER BY place"
@@ -103,6 +121,8 @@ FROM unnest(%s::bytea[], %s::uuid[]) AS h (service, uuid) ON CONFLICT DO NOTHING
 
 CONTENDED = 0.02
 """Seconds after which a service with a bound can be asked for again, for which another node was just claiming."""
+
+NONE_KEPT: Mapping[bytes, int] = {}
 
 SPREAD = 0.1
 """Seconds of its rate that a service may catch up at once."""
@@ -123,7 +143,12 @@ LEFT JOIN rate AS r ON r.service = w.service ON CONFLICT (service) DO UPDATE SET
 
 
 def claim(
-    tx: PostgresWriting, incarnation: int, wants: Mapping[bytes, int], max_bytes: int, bounds: Mapping[bytes, Bound]
+    tx: PostgresWriting,
+    incarnation: int,
+    wants: Mapping[bytes, int],
+    max_bytes: int,
+    bounds: Mapping[bytes, Bound],
+    keeps: Mapping[bytes, int] = NONE_KEPT,
 ) -> Claimed | None:
     """What each of these services is to do next, so many requests at most: this incarnation has claimed them now, or it
     is over."""
@@ -135,8 +160,9 @@ def claim(
     parts = {name: one for name in names if (one := starts.get(name)) is not None and now < one.full_at}
     text = _CLAIM.format(free=_PARTLY if parts else _FULL)
     start = [ids([uuid for name in names for uuid in (parts[name].ids if name in parts else _ALL)])] if parts else []
+    kept = numbers([keeps.get(name, 0) for name in names])
     found = tx.fetch_alone(
-        text, texts(names), numbers(limits), *start, max_bytes, incarnation, incarnation, incarnation
+        text, texts(names), numbers(limits), kept, *start, max_bytes, incarnation, incarnation, incarnation
     )
     lives, took = found[0][:2]
     if not lives:
@@ -203,6 +229,28 @@ def _seen(service: bytes, more: Sequence[Any], columns: Sequence[Any]) -> Reques
 def release(tx: PostgresWriting, incarnation: int, places: Sequence[Place]) -> None:
     """Give back what this incarnation has claimed and does not execute now."""
     tx.fetch(_RELEASE, *places_of(places), incarnation)
+
+
+def keep(tx: PostgresWriting, incarnation: int, places: Sequence[Place]) -> None:
+    """Workers may come to other nodes with these requests, which this incarnation has claimed."""
+    tx.fetch(_KEEP, *places_of(places), incarnation)
+
+
+def take_over(
+    tx: PostgresWriting, incarnation: int, places: Sequence[Place], bounds: Mapping[bytes, Bound]
+) -> dict[bytes, bool]:
+    """Claim these requests if the incarnation that has claimed them is over. Returns those that another has, and
+    whether they were taken."""
+    held = tx.fetch(_TAKE_OVER, *places_of(places), incarnation, incarnation, incarnation)
+    found = {uuid: bool(taken) for uuid, taken in held}
+    if counted := [(one.service, one.uuid) for one in places if found.get(one.uuid) and _is_counted(one, bounds)]:
+        services, uuids = zip(*counted, strict=True)
+        tx.fetch(_NOTE, incarnation, texts(services), ids(uuids))
+    return found
+
+
+def _is_counted(place: Place, bounds: Mapping[bytes, Bound]) -> bool:
+    return place.service in bounds and bounds[place.service].running > 0
 
 
 def count_no_more(tx: PostgresWriting, incarnation: int, places: Sequence[Place]) -> None:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection, Sequence
 from titanic.errors import StoreFull
 from titanic.store.postgres.closed import drop_older, make_room
 from titanic.store.postgres.database_session import Raw, ids, numbers, texts
+from titanic.store.postgres.nodes import OVER
 from titanic.store.postgres.rows import (
     CLOSED,
     REPLY,
@@ -56,13 +57,13 @@ WITH due AS (
 )
 SELECT uuid, service FROM gone ORDER BY due, uuid"""
 
-# What a living node has claimed is running there, or is about to.
-_EXPIRED = """
+# What is claimed is running, or is about to.
+_EXPIRED = f"""
 SELECT e.uuid FROM expiring AS e JOIN request AS r ON r.uuid = e.uuid
 WHERE e.expires_at <= %s AND e.uuid <> ALL (%s::uuid[]) AND NOT EXISTS (
     SELECT FROM ready AS y JOIN node AS n ON n.incarnation = y.incarnation
     WHERE y.service = r.service AND y.rank = 9 - r.priority AND y.uuid = r.uuid
-        AND n.lease_until > '-infinity')
+        AND NOT ({OVER.format("y")}))
 ORDER BY e.expires_at, e.uuid LIMIT %s FOR UPDATE OF r SKIP LOCKED"""
 
 

@@ -34,8 +34,11 @@ SHARDS = 64
 _LEAVE_PATIENCE = 2.0
 """Seconds that the store has for an answer when the node ends."""
 
-FREE = """(incarnation IS NULL OR EXISTS (
-    SELECT FROM node AS n WHERE n.incarnation = ready.incarnation AND n.lease_until = '-infinity'))"""
+OVER = "n.lease_until = '-infinity' AND (n.abandoned OR NOT {}.kept)"
+"""Of a row of `ready`, and the node `n` that has claimed it: the claim does not count any more."""
+
+FREE = f"""(incarnation IS NULL OR EXISTS (
+    SELECT FROM titanic.node AS n WHERE n.incarnation = ready.incarnation AND {OVER.format("ready")}))"""
 """Of a row of `ready`: no node has claimed it. "No living node" would be wrong: a statement that waits for a lock finds
 the row as it is then, but the nodes as they were before, and would take the claims of a node that has just joined."""
 
@@ -54,7 +57,8 @@ _OTHERS = """
 ARRAY(SELECT o.incarnation FROM node AS o WHERE o.lease_until > '-infinity' AND o.incarnation <> %s
     ORDER BY o.incarnation),
 ARRAY(SELECT (extract(epoch FROM o.lease_until) * 1000000)::bigint FROM node AS o
-    WHERE o.lease_until > '-infinity' AND o.incarnation <> %s ORDER BY o.incarnation)"""
+    WHERE o.lease_until > '-infinity' AND o.incarnation <> %s ORDER BY o.incarnation),
+ARRAY(SELECT o.incarnation FROM node AS o WHERE o.lease_until = '-infinity' AND NOT o.abandoned)"""
 
 _OTHER_LEASE = """
 SELECT name, lease FROM node WHERE lease <> %s::float8 AND lease_until > clock_timestamp()
@@ -75,7 +79,7 @@ WITH born AS (
 ), counted AS (
     INSERT INTO usage (shard) SELECT shard FROM born ON CONFLICT DO NOTHING
 ), ended AS (
-    UPDATE node SET lease_until = '-infinity' WHERE incarnation = %s AND (SELECT now FROM born)
+    UPDATE node SET lease_until = '-infinity', abandoned = true WHERE incarnation = %s AND (SELECT now FROM born)
 ), held AS (
     SELECT * FROM unnest(%s::bytea[], %s::bigint[], %s::uuid[]) AS held (service, rank, uuid)
 ), taken AS (
@@ -102,6 +106,9 @@ WITH mine AS (
     WHERE n.lease_until > '-infinity' AND EXISTS (SELECT FROM mine) FOR NO KEY UPDATE OF n SKIP LOCKED
 ), ended AS (
     UPDATE node SET lease_until = '-infinity' WHERE incarnation IN (SELECT incarnation FROM silent)
+), abandoned AS (
+    UPDATE node SET abandoned = true
+    WHERE incarnation = ANY(%s::bigint[]) AND lease_until = '-infinity' AND EXISTS (SELECT FROM mine)
 )
 SELECT store_format, oldest, (SELECT draining FROM mine), {_OTHERS} FROM meta"""
 
@@ -153,22 +160,30 @@ class Membership:
         moves = incarnation, before, incarnation, before
         given = *node, before, *[config.lease] * 3, before, *places, *moves, incarnation
         row = self._ask(_JOIN, (*given, incarnation, incarnation), joins=(config.lease, before))
-        format_, oldest, shard, mine, others, leases = row
+        format_, oldest, shard, mine, others, leases, gone = row
         self._refuse_others(format_, oldest)
         if shard is None:
             return Joined(False, (), ())
         self.shard = shard
-        return Joined(True, {bytes(uuid) for uuid in mine}, _silent(others, leases))
+        return Joined(True, {bytes(uuid) for uuid in mine}, _silent(others, leases), gone)
 
-    def renew(self, incarnation: int, silent: Sequence[Silent], facts: NodeFacts, config: LeaseConfig) -> Renewed:
+    def renew(
+        self,
+        incarnation: int,
+        silent: Sequence[Silent],
+        facts: NodeFacts,
+        config: LeaseConfig,
+        abandoned: Sequence[int] = (),
+    ) -> Renewed:
         self._patience = config.renew
         ended, leases = [one.incarnation for one in silent], [one.lease_until for one in silent]
         given = _services(facts.services), list(facts.endpoints), facts.access, config.lease, incarnation
-        row = self._ask(_RENEW, (*given, numbers(ended), numbers(leases), incarnation, incarnation))
-        format_, oldest, draining, others, leases = row
+        others_ended = numbers(ended), numbers(leases), numbers(abandoned)
+        row = self._ask(_RENEW, (*given, *others_ended, incarnation, incarnation))
+        format_, oldest, draining, others, leases, gone = row
         self._refuse_others(format_, oldest)
         self.lapses_at = time.monotonic() + config.lease if others else math.inf
-        return Renewed(draining is not None, bool(draining), _silent(others, leases))
+        return Renewed(draining is not None, bool(draining), _silent(others, leases), gone)
 
     def leave(self, incarnations: Sequence[int]) -> None:
         self._ask(_LEAVE, (numbers(incarnations),))
@@ -289,9 +304,9 @@ def _node(number: int, name: str, version: str, endpoints: list[str], started_at
 # -- sharing ---------------------------------------------------------------------------------------------------
 
 
-CLAIMED = """(q.incarnation IS NOT NULL AND NOT EXISTS (
-    SELECT FROM titanic.node n WHERE n.incarnation = q.incarnation AND n.lease_until = '-infinity'))"""
-"""Of a row `q` of `ready`: an incarnation has claimed it that has not ended."""
+CLAIMED = f"""(q.incarnation IS NOT NULL AND NOT EXISTS (
+    SELECT FROM titanic.node n WHERE n.incarnation = q.incarnation AND {OVER.format("q")}))"""
+"""Of a row `q` of `ready`: it is not FREE."""
 
 _ENDED = """
 SELECT w.uuid FROM unnest(%s::uuid[]) AS w (uuid)
@@ -360,6 +375,12 @@ def settle(tx: PostgresWriting, recalls: Iterable[tuple[bytes, int]]) -> None:
     if pairs := list(recalls):
         uuids, incarnations = zip(*pairs, strict=True)
         tx.fetch(_SETTLE, ids(uuids), numbers(incarnations))
+
+
+def delivery_key(tx: SnapshotReader) -> bytes:
+    """By which all nodes know the secrets of deliveries."""
+    (key,) = tx.fetch_row("SELECT delivery_key FROM titanic.meta")
+    return bytes(key)
 
 
 # -- service rows ----------------------------------------------------------------------------------------------

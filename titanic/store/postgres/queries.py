@@ -16,7 +16,7 @@ from titanic.errors import RecordCorrupt
 from titanic.protocol.submit_options import MAX_KEY
 from titanic.store.postgres.connection_pool import ConnectionPool
 from titanic.store.postgres.database_session import ids, texts
-from titanic.store.postgres.nodes import CLAIMED
+from titanic.store.postgres.nodes import CLAIMED, FREE
 from titanic.store.postgres.rows import divide
 from titanic.store.postgres.transaction import PLACES, REASON, REQUEST_SIZE, SEEN, STATE, SnapshotReader, seen
 from titanic.store.records import (
@@ -128,10 +128,6 @@ _ROWS = f"""
     JOIN titanic.ready q ON q.service = r.service AND q.rank = 9 - r.priority AND q.uuid = r.uuid
     WHERE one.place = 1 OR one.size <= %s ORDER BY one.place"""
 
-_UNCLAIMED = """(incarnation IS NULL OR EXISTS (
-    SELECT FROM titanic.node AS n WHERE n.incarnation = ready.incarnation AND n.lease_until = '-infinity'))"""
-"""Of a row of `ready`: it waits. What a node has claimed is running, or is about to."""
-
 _FIRST_DUE = """
     SELECT (SELECT expires_at FROM titanic.expiring WHERE uuid <> ALL(%s::uuid[]) ORDER BY expires_at LIMIT 1),
         (SELECT min(due) FROM titanic.later)"""
@@ -221,7 +217,7 @@ FROM (
 
 _OLDEST = f"""ARRAY(
     SELECT one.uuid FROM generate_series(0, 9) AS p (rank) CROSS JOIN LATERAL (
-        SELECT uuid FROM titanic.ready WHERE service = l.name AND rank = p.rank AND {_UNCLAIMED} ORDER BY uuid LIMIT 1
+        SELECT uuid FROM titanic.ready WHERE service = l.name AND rank = p.rank AND {FREE} ORDER BY uuid LIMIT 1
     ) AS one WHERE l.ready > 0)"""
 
 

@@ -24,7 +24,7 @@ from titanic.store.postgres.rows import CLOSED_COLUMNS, REQUEST_COLUMNS, declare
 from titanic.store.records import DEFAULT_CAPACITY
 from titanic.store.rules import unreleased
 
-FORMAT = 2
+FORMAT = 3
 """Of the tables as this version makes and knows them. The first release has format 1.
 
 A node serves a store if `meta.oldest` ≤ its FORMAT ≤ `meta.store_format`. It upgrades a store of an earlier format when
@@ -58,6 +58,14 @@ CREATE INDEX reply_dead ON titanic.reply (finished_at, uuid) WHERE status IN (5,
 CREATE INDEX reply_kept ON titanic.reply (until, uuid) WHERE until > 0;
 """.strip()
 
+_ABOUT_KEPT = """
+COMMENT ON COLUMN titanic.meta.delivery_key IS 'By which nodes know the secrets of each other''s deliveries';
+COMMENT ON COLUMN titanic.node.abandoned IS 'It has ended, and its workers do not come with what it kept any more';
+COMMENT ON COLUMN titanic.ready.kept IS 'Claimed for a worker that may come to another node with it';
+"""
+
+_RANDOM = "decode(replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', ''), 'hex')"
+
 TABLES = f"""
 CREATE SCHEMA titanic;
 
@@ -77,7 +85,8 @@ CREATE TABLE titanic.meta (
     archived_upto   bigint NOT NULL DEFAULT 0,
     lost            bigint NOT NULL DEFAULT 0,
     closed_first    bigint NOT NULL DEFAULT 1,
-    closed_last     bigint NOT NULL DEFAULT 0
+    closed_last     bigint NOT NULL DEFAULT 0,
+    delivery_key    bytea NOT NULL DEFAULT {_RANDOM}
 ) WITH ({_TINY});
 COMMENT ON COLUMN titanic.meta.oldest IS 'Nodes that know an earlier format only must not touch the store';
 
@@ -98,6 +107,7 @@ CREATE TABLE titanic.ready (
     incarnation     bigint,
     reason          bytea NOT NULL,
     deliveries      integer NOT NULL DEFAULT 0,
+    kept            boolean NOT NULL DEFAULT false,
     PRIMARY KEY (service, rank, uuid)
 ) WITH (fillfactor = 50, {_BUSY});
 COMMENT ON COLUMN titanic.ready.rank IS '9 - priority';
@@ -196,7 +206,8 @@ CREATE TABLE titanic.node (
     shard           integer NOT NULL DEFAULT 0,
     lease           float8 NOT NULL DEFAULT 10,
     ended_at        timestamptz,
-    access          text NOT NULL DEFAULT ''
+    access          text NOT NULL DEFAULT '',
+    abandoned       boolean NOT NULL DEFAULT false
 ) WITH ({_TINY});
 COMMENT ON COLUMN titanic.node.services IS 'Of each service that it has workers or requests of: how many of both';
 COMMENT ON COLUMN titanic.node.draining IS 'An operator drains it: the node reads that when it renews its lease';
@@ -243,6 +254,7 @@ CREATE TABLE titanic.service_limit (
 ) WITH ({_TINY});
 COMMENT ON TABLE titanic.service_limit IS 'What holds for a service at all nodes; 0: no limit';
 
+{_ABOUT_KEPT}
 INSERT INTO titanic.meta (store_format, oldest, capacity) VALUES ({FORMAT}, {OLDEST}, {DEFAULT_CAPACITY});
 """
 
@@ -262,7 +274,13 @@ UPGRADES = {
         "ALTER TABLE titanic.reply ADD until bigint NOT NULL DEFAULT 0;"
         f" DROP INDEX titanic.reply_replied, titanic.reply_dead; {_UNTIL}",
         oldest=2,  # earlier nodes would read all replies to find those to close
-    )
+    ),
+    2: Upgrade(
+        f"ALTER TABLE titanic.meta ADD delivery_key bytea NOT NULL DEFAULT {_RANDOM};"
+        " ALTER TABLE titanic.node ADD abandoned boolean NOT NULL DEFAULT false;"
+        f" ALTER TABLE titanic.ready ADD kept boolean NOT NULL DEFAULT false; {_ABOUT_KEPT}",
+        oldest=2,
+    ),
 }
 """By the format that they begin with."""
 

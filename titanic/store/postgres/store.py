@@ -194,6 +194,7 @@ class PostgresReadTransaction(SnapshotReader):
     service_limits = nodes_module.service_limits
     nodes = nodes_module.nodes
     nodes_and_claims = nodes_module.nodes_and_claims
+    delivery_key = nodes_module.delivery_key
 
 
 # -- write transaction -----------------------------------------------------------------------------------------
@@ -216,6 +217,8 @@ class PostgresWriteTransaction(PostgresWriting, PostgresReadTransaction):
     claim = claims.claim
     release = claims.release
     count_no_more = claims.count_no_more
+    keep = claims.keep
+    take_over = claims.take_over
     under = claims.under
     settle = nodes.settle
     archive = closed.current_archive
@@ -316,9 +319,16 @@ class PostgresStore:
         self.settings = self.settings._replace(shard=self.membership.shard, incarnation=incarnation)
         return answer
 
-    def renew(self, incarnation: int, silent: Sequence[Silent], facts: NodeFacts, config: LeaseConfig) -> Renewed:
+    def renew(
+        self,
+        incarnation: int,
+        silent: Sequence[Silent],
+        facts: NodeFacts,
+        config: LeaseConfig,
+        abandoned: Sequence[int] = (),
+    ) -> Renewed:
         """Renew the lease, and expire nodes with a lapsed lease."""
-        return self.membership.renew(incarnation, silent, facts, config)
+        return self.membership.renew(incarnation, silent, facts, config, abandoned)
 
     def leave(self, incarnations: Sequence[int]) -> None:
         """End them: what they have claimed is free."""
