@@ -245,16 +245,14 @@ def check_free(host: str, port: int, option: str) -> None:
 @click.argument("app", metavar="MODULE:APP")
 @declared(PoolConfig, "processes", "-p")
 @declared(ChildConfig, "jobs", "-j")
-@option(
-    "--endpoint", type=BROKER, metavar="ENDPOINT", default=DEFAULT_ENDPOINT, help="Where the server listens for all."
-)
-@option("--web", type=Bind(), metavar="HOST:PORT", default="127.0.0.1:8080", help="Where the web console listens.")
+@option("--endpoint", type=BROKER, metavar="ENDPOINT", default=DEFAULT_ENDPOINT, help="Endpoint of the server.")
+@option("--web", type=Bind(), metavar="HOST:PORT", default="127.0.0.1:8080", help="Address of the web console.")
 @option(
     "--schedules",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
     default=None,
-    help="Schedules for titanic cron; those of tasks run anyway.",
+    help="Schedules for titanic cron; schedules of tasks always run.",
 )
 @option("--fresh", is_flag=True, help="Remove all stored requests first.")
 @log_level_option
@@ -272,11 +270,11 @@ def dev(
     """Run an app with all that it needs in one terminal, for development: titanic serve, worker, web and cron.
 
     The worker restarts when a source file of the app changes; after an error it waits for the next change. Requests
-    are stored in .titanic in the current directory. Programs that submit use the endpoint of the app: --endpoint is for
-    one that differs from the default. Other TITANIC_ variables have no effect.
+    are stored in .titanic in the current directory. If the app names another endpoint than the default, give the same
+    as --endpoint. TITANIC_ variables for other commands have no effect.
 
-    Ctrl-C or SIGTERM ends all when the running tasks are done, with exit code 0; a second one ends them at once. If a
-    command ends by itself, all end, with its exit code.
+    Stops on Ctrl-C or SIGTERM when the running tasks are done, with exit code 0; a second signal stops everything at
+    once. If one of the commands ends by itself, all are stopped, and its exit code is returned.
 
     \b
     Example:
