@@ -519,7 +519,7 @@ class BrokerCore(Core):
         worker.several = worker.extended and ELSEWHERE in words
         process = next((word for word in words if word.startswith(PROCESS) and len(word) <= MAX_PROCESS), b"")
         capacity = read_capacity(name, words) if worker.extended else Capacity(0, {name: 0})
-        keeper, held = read_held(words)
+        keeper, held, ended = read_held(words)
         if capacity is None or len(held) > capacity.slots or len(set(held)) < len(held):
             self._unexpected(worker, rest, now)
             return
@@ -548,11 +548,12 @@ class BrokerCore(Core):
         self._heard(worker, now)
         self._keep(worker, rest, now)
         if worker.keeper:
-            self._take_back(worker, held, now)
+            self._take_back(worker, held, ended, now)
         self._free(worker, now)
 
-    def _take_back(self, worker: WorkerPeer, held: Frames, now: float) -> None:
-        """Let a worker that returned have its requests again; what it has not is another's now."""
+    def _take_back(self, worker: WorkerPeer, held: Frames, ended: Frames, now: float) -> None:
+        """Let a worker that returned have its requests again; what it has not is another's now. `ended`: to these it
+        has replied, and does so again if the reply was lost."""
         for token in held:
             request = self._return(worker, token, now)
             if request is None:
@@ -564,6 +565,12 @@ class BrokerCore(Core):
             else:
                 self.stats["resumed"] += 1
             self.registry.give(worker, request)
+        for token in ended:
+            if (request := self._return(worker, token, now)) is not None:
+                self.stats["resumed"] += 1
+                self.registry.give(worker, request)
+                rest = [token, b"", request.service, *request.body]
+                self._send_worker(worker, Command.SERVICE_REQUEST, rest, now)
         self._release(self.missing.of_keeper(worker.keeper), now)
 
     def refuse_named(self, delivery: bytes, now: float) -> None:

@@ -19,6 +19,10 @@ on, replies, LOST. The broker answers CANCEL for those that are no longer this w
       has another store
 
 With several brokers it returns to the one that it had, if that is there, else it goes to another.
+
+A reply that was sent may be lost with the connection, or with the memory of a server that is killed. So the last ones
+are kept for a while, and named in READY. The broker sends such a request again, with the same `client`, if it waits for
+this worker; then the reply is sent again.
 """
 
 from __future__ import annotations
@@ -26,10 +30,12 @@ from __future__ import annotations
 from broker.config import WorkerConfig
 from broker.core.mdp import (
     CHILDREN,
+    ENDED,
     HELD,
     KEEPER,
     KILLS,
     MAX_SLOTS,
+    NAMES_ENDED,
     NAMES_HELD,
     NAMES_SLOTS,
     SERVICE,
@@ -45,6 +51,15 @@ from broker.core.worker import REGISTERED, Job, SessionState, WorkerSession
 MOST_PARTS = 1 << 20
 """Bytes of the parts of a reply that are kept, to send them again."""
 
+
+MOST_ENDED = 1000
+"""Replies that are kept after they were sent."""
+
+MOST_ENDED_BYTES = 1 << 20
+"""Their bytes."""
+
+KEEP_ENDED = 60.0
+"""Seconds for which they are: the server has stored them long before."""
 
 LEAVE_MOST = 5.0
 """Seconds for which a worker that leaves waits for a broker that takes its last replies."""
@@ -79,6 +94,9 @@ class JointSession(WorkerSession):
         """The parts of replies so far."""
         self._sizes: dict[int, int] = {}
         """Their bytes; of jobs with too many no part is kept."""
+        self._ended: dict[bytes, tuple[float, int, list[Frames]]] = {}
+        """Replies that were sent, by `client`: when, their bytes, and their parts."""
+        self._ended_bytes = 0
         self._unsent: list[tuple[list[int], Command, Frames]] = []
         """What was to be said of jobs without a connection, and takes these out."""
         self._leave_by: float | None = None
@@ -209,6 +227,8 @@ class JointSession(WorkerSession):
             self._unsent.append(([job], Command.FINAL, [*self._hand[job], *body]))
             self._hurry_leaving(now)
             return
+        if self._keeps and job in self._hand:
+            self._keep_reply(job, body, now)
         envelope = self._take_job(job)
         if envelope is not None:
             self._silent_at = now + self.heartbeat.patience
@@ -221,6 +241,25 @@ class JointSession(WorkerSession):
         self._offer(now)
         if self._leaving and self._is_done:
             self._say_goodbye(now)
+
+    def _keep_reply(self, job: int, body: Frames, now: float) -> None:
+        """Keep a reply that is about to be sent."""
+        size = self._sizes.get(job, 0) + sum(map(len, body)) + len(body)
+        if size > MOST_ENDED_BYTES or NAMES_ENDED not in self._knows:
+            return
+        self._ended[self._hand[job][0]] = now, size, [*self._parts.get(job, ()), body]
+        self._ended_bytes += size
+        while len(self._ended) > MOST_ENDED or self._ended_bytes > MOST_ENDED_BYTES:
+            self._drop_oldest_reply()
+
+    def _drop_oldest_reply(self) -> None:
+        self._ended_bytes -= self._ended.pop(next(iter(self._ended)))[1]
+
+    def _reply_again(self, client: bytes, now: float) -> None:
+        *parts, last = self._ended[client][2]
+        for body in parts:
+            self._send(Command.PARTIAL, (client, b"", *body), now)
+        self._send(Command.FINAL, (client, b"", *last), now)
 
     def leave(self, now: float) -> None:
         if self.joint and not self._leaving and self.state in REGISTERED and not self._is_done:
@@ -288,9 +327,12 @@ class JointSession(WorkerSession):
 
     def _register(self, dialect: WorkerDialect, now: float) -> None:
         self.joint = NAMES_SLOTS in self._knows and dialect.has(Command.SLOTS)
-        if not (self.joint and NAMES_HELD in self._knows) or (self.several and self._store != self._origin):
+        is_stranger = self.several and self._store != self._origin
+        if not (self.joint and NAMES_HELD in self._knows) or is_stranger:
             for job in list(self._hand):
                 self._abandon(job)
+        while self._ended and (is_stranger or next(iter(self._ended.values()))[0] < now - KEEP_ENDED):
+            self._drop_oldest_reply()
         self._origin = self._store
         self._offered = max(self._free, len(self._hand))
         super()._register(dialect, now)
@@ -306,6 +348,8 @@ class JointSession(WorkerSession):
         unsent, self._unsent = self._unsent, []
         for jobs, command, frames in unsent:
             if left := [job for job in jobs if job in self._hand]:
+                if command is Command.FINAL:
+                    self._keep_reply(left[0], frames[2:], now)
                 self._send(command, tuple(frames), now)
                 self._take_out(left)
         self._taken_out(now)
@@ -328,6 +372,8 @@ class JointSession(WorkerSession):
             words += [CHILDREN, KILLS] if KILLS in self._knows else [CHILDREN]
         if self._keeps:
             words += [KEEPER + self._keeper, *(HELD + envelope[0] for envelope in self._hand.values())]
+            if NAMES_ENDED in self._knows:
+                words += [ENDED + client for client in self._ended]
         return words
 
     def _act(self, command: Command, rest: Frames, now: float) -> None:
@@ -347,6 +393,8 @@ class JointSession(WorkerSession):
         """Take a request, or return it when this worker leaves."""
         if len(rest) < 4 or rest[1] != b"" or rest[2] not in self._capacity.limits or rest[0] in self._numbers:
             self._reconnect([], now)
+        elif rest[0] in self._ended:
+            self._reply_again(rest[0], now)
         elif self._leaving:
             self._send(Command.SLOTS, (b"0", rest[0]), now)
         else:

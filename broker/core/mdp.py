@@ -36,6 +36,7 @@ Worker side
     VERSION + a text    the version of its program, in its own words
     KEEPER + a name     it keeps its requests when the connection is lost, and returns with them under the same name
     HELD + a client frame    it still has this request, or has a reply to it
+    ENDED + a client frame   it has given a reply to this request not long ago
 
     between a broker and a worker that know EXTENSION
     CANCEL     b → w                                   MDPW02 07 client ''
@@ -347,10 +348,25 @@ KEEPER = b"titanic:keeper="
 """Begins the word in READY by which a worker that keeps its requests is known again: random, and the same on each of
 its connections. It needs SLOTS; a broker that knows HELD knows it."""
 
+NAMES_ENDED = b"titanic:ended"
+ENDED = NAMES_ENDED + b"="
+"""Begins the word in READY that names, by its client frame, a request to which the worker has sent the reply not long
+ago: if the broker has not stored it, it sends the request with this frame again. It needs KEEPER."""
+
 MAX_KEEPER = 64
 """Bytes of that word."""
 
-KNOWN_WORDS = (EXTENSION, ELSEWHERE, NAMES_PROCESS, NAMES_VERSION, NAMES_SLOTS, CHILDREN, KILLS, NAMES_HELD)
+KNOWN_WORDS = (
+    EXTENSION,
+    ELSEWHERE,
+    NAMES_PROCESS,
+    NAMES_VERSION,
+    NAMES_SLOTS,
+    CHILDREN,
+    KILLS,
+    NAMES_HELD,
+    NAMES_ENDED,
+)
 """The words in READY that a broker knows, as it announces them in mmi.broker: a worker says no others
 (`BrokerKind.knows`)."""
 
@@ -416,10 +432,14 @@ def read_version(words: Frames) -> str:
     return version if is_version(version) else ""
 
 
-def read_held(words: Frames) -> tuple[bytes, Frames]:
-    """Read under which name a worker keeps its requests, by its READY, and which it has. Empty: it keeps none."""
+def read_held(words: Frames) -> tuple[bytes, Frames, Frames]:
+    """Read under which name a worker keeps its requests, by its READY, which it has, and to which it has replied.
+    Empty: it keeps none."""
     keeper = next((word[len(KEEPER) :] for word in words if word.startswith(KEEPER) and len(word) <= MAX_KEEPER), b"")
-    return keeper, [word[len(HELD) :] for word in words if word.startswith(HELD)] if keeper else []
+    if not keeper:
+        return keeper, [], []
+    held = [word[len(HELD) :] for word in words if word.startswith(HELD)]
+    return keeper, held, [word[len(ENDED) :] for word in words if word.startswith(ENDED)]
 
 
 def read_slots(text: bytes) -> int | None:

@@ -1,9 +1,9 @@
 """What workers have that return with their requests, or come with them to another node.
 
 Of a store on this machine there are notes in a file beside it: after a restart, these workers return with their
-requests. A note is written before the request leaves, and erased when its attempt ends. It is in the kernel's memory
-then: the death of this process takes nothing, a power cut perhaps the last notes. A note that is damaged, or is of
-another store, counts as none.
+requests. A note is written before the request leaves, and erased when the outcome of its attempt is on disk. It is in
+the kernel's memory then: the death of this process takes nothing, a power cut perhaps the last notes. A note that is
+damaged, or is of another store, counts as none.
 
     slot 0          MAGIC, and the identity of the store
     further slots   zeros, or: CRC-32 of the rest; length of `keeper`; µs since the epoch; UUID; delivery; `keeper`

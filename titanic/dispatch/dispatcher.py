@@ -404,8 +404,10 @@ class Dispatcher(Channel):
 
     def _waits_for_none(self) -> bool:
         """Whether workers return with all that is in flight."""
-        kept = self.deliveries
-        return not self.core.flights or (kept is not None and all(uuid in kept for uuid in self.core.flights))
+        kept, flights = self.deliveries, self.core.flights
+        return not flights or (
+            kept is not None and all(uuid in kept and not flight.settling for uuid, flight in flights.items())
+        )
 
     def _perform(self, effects: Iterable[Effect], transport: Transport, now: float) -> None:
         for effect in effects:
@@ -572,6 +574,9 @@ class Dispatcher(Channel):
                 self.waiters.succeeded(outcome.uuid, outcome.frames)
         uuids = [outcome.uuid for outcome in done]
         core.settled(uuids, unchanged)
+        if self.deliveries is not None:
+            for uuid in uuids:
+                self.deliveries.drop(uuid)
         if without_room:
             core.unsettled(without_room, time.monotonic(), full=True)
         self.waiters.wake(uuids)

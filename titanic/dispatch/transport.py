@@ -345,11 +345,10 @@ class LocalTransport(OwnBrokerTransport):
         self.peer.expect(send.context, expected)
         self.send_requests([send], now)
 
-    def _take(self, ticket: int) -> Send:
-        send = super()._take(ticket)
-        if self._deliveries is not None:
-            self._deliveries.drop(send.uuid)
-        return send
+    def _deliver(self, ticket: int, send: Send | None, kind: EventKind, body: Frames, now: float) -> None:
+        super()._deliver(ticket, send, kind, body, now)
+        if send is not None and self._deliveries is not None and send.uuid not in self._core.flights:
+            self._deliveries.drop(send.uuid)  # it has no outcome that is to be stored
 
     def worker_of(self, uuid: bytes) -> str:
         try:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import pytest
 from support.transcript import SessionTranscript, WorkerTranscript
 
 from broker.config import WorkerConfig
-from broker.core.joint_worker import LEAVE_MOST, MOST_PARTS, JointSession
+from broker.core.joint_worker import KEEP_ENDED, LEAVE_MOST, MOST_ENDED, MOST_ENDED_BYTES, MOST_PARTS, JointSession
 from broker.core.mdp import Capacity
 from broker.core.worker import Job, SessionState
 
@@ -328,6 +329,7 @@ def test_it_is_told_that_a_request_exceeds_its_limit(parent: Work) -> None:
 
 
 HELD = (*NEWEST, "titanic:held")
+ENDED = (*HELD, "titanic:ended")
 
 
 class Keeping(Work):
@@ -350,12 +352,13 @@ class Keeping(Work):
         self.session.several, self.store = store is not None, store or ""
         self.returns()
 
-    def returns(self, *held: bytes, slots: int = 2) -> None:
-        """It registers at a broker that knows HELD."""
-        self.finds(*HELD)
+    def returns(self, *held: bytes, slots: int = 2, ended: Sequence[bytes] | None = None) -> None:
+        """It registers at a broker that knows HELD, and with `ended` ENDED."""
+        self.finds(*(HELD if ended is None else ENDED))
         words = [b"titanic:process=p", b"titanic:slots=%d" % slots, b"titanic:service=0:b", *self.words]
         if self.store or not self.session.several:
             words += [b"titanic:keeper=k", *(b"titanic:held=" + token for token in held)]
+        words += [b"titanic:ended=" + token for token in ended or ()]
         self.said(b"MDPW02", b"\1", b"a", b"titanic:1", *words)
         self.told(b"MDPW02", b"\5")
 
@@ -413,6 +416,61 @@ def test_of_several_brokers_without_a_store_it_keeps_nothing() -> None:
     assert work.session.stranded
     work.final(one, b"x")
     assert work.session.dropped_replies == 1
+
+
+def replying(*replies: tuple[bytes, bytes], away: float | None = None) -> Keeping:
+    """One that has replied to these, and has lost the connection then."""
+    work = Keeping()
+    work.loses()
+    work.back()
+    work.returns(ended=())
+    for client, reply in replies:
+        work.final(work.given(client), reply)
+        work.said(b"MDPW02", b"\4", client, b"", reply)
+    work.loses()
+    if away is None:
+        work.back()
+    else:
+        work.jump(away)
+    return work
+
+
+def test_a_reply_that_was_lost_is_sent_again() -> None:
+    work = Keeping()
+    work.loses()
+    work.back()
+    work.returns(ended=())
+    one, two = work.given(b"1"), work.given(b"2")
+    work.session.partial(one.number, [b"part"], work.now)
+    work.said(b"MDPW02", b"\3", b"1", b"", b"part")
+    work.final(one, b"x")
+    work.said(b"MDPW02", b"\4", b"1", b"", b"x")
+    work.loses()
+    work.final(two, b"y")
+    work.back()
+    work.returns(b"2", ended=[b"1"])
+    work.said(b"MDPW02", b"\4", b"2", b"", b"y")
+    work.loses()
+    work.back()
+    work.returns(ended=[b"1", b"2"])
+    work.told(b"MDPW02", b"\11", b"1", b"", b"a", b"q", b"1")
+    work.said(b"MDPW02", b"\3", b"1", b"", b"part")
+    work.said(b"MDPW02", b"\4", b"1", b"", b"x")
+    work.told(b"MDPW02", b"\11", b"2", b"", b"a", b"q", b"2")
+    work.said(b"MDPW02", b"\4", b"2", b"", b"y")
+    assert (work.session.state, work.session.take_jobs()) == (SessionState.IDLE, [])
+
+
+def test_replies_are_kept_for_a_while() -> None:
+    replying((b"1", b"x"), away=KEEP_ENDED - 1).returns(ended=[b"1"])
+    replying((b"1", b"x"), away=KEEP_ENDED + 1).returns(ended=[])
+
+
+def test_of_many_or_long_replies_the_last_ones_are_kept() -> None:
+    replies = [(b"%d" % number, b"x") for number in range(MOST_ENDED + 1)]
+    replying(*replies).returns(ended=[client for client, _ in replies[1:]])
+    half = bytes(MOST_ENDED_BYTES // 2)
+    replying((b"1", half), (b"2", b"x"), (b"3", half), (b"4", bytes(MOST_ENDED_BYTES))).returns(ended=[b"2", b"3"])
 
 
 def test_what_no_handler_has_begun_is_not_kept() -> None:

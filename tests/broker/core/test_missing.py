@@ -107,6 +107,25 @@ def test_it_has_them_again_and_its_replies_count(play: Play, two: dict[bytes, by
     assert not len(play.core.missing)
 
 
+def test_a_reply_that_was_lost_is_asked_for(play: Play, two: dict[bytes, bytes]) -> None:
+    """What it has replied to otherwise is of no interest."""
+    ended = [b"titanic:ended=" + token for token in (two[b"1"], b"0" * 48, two[b"2"][:47])]
+    play.said("back", b"MDPW02", b"\1", b"a", b"titanic:1", b"titanic:slots=1", b"titanic:keeper=k", *ended)
+    said = play.heard("back")
+    assert said == [HEARTBEAT, [b"MDPW02", b"\11", two[b"1"], b"", b"a", b"1"]]
+    play.ends("back", two[b"1"])
+    assert play.answers() == {b"1": b"done"}
+    assert list(play.given("back")) == [b"2"]
+    assert (play.core.stats["resumed"], play.core.stats["not_resumed"]) == (1, 0)
+
+
+def test_replies_of_strangers_are_not_asked_for(play: Play, two: dict[bytes, bytes]) -> None:
+    words = [b"titanic:keeper=other", *(b"titanic:ended=" + token for token in two.values())]
+    play.said("stranger", b"MDPW02", b"\1", b"a", b"titanic:1", b"titanic:slots=1", *words)
+    assert play.heard("stranger") == [HEARTBEAT]
+    assert len(play.core.missing) == 2
+
+
 def test_what_it_does_not_name_goes_to_the_next_worker_at_once(play: Play, two: dict[bytes, bytes]) -> None:
     play.ready("back", b"k", two[b"2"])
     assert list(play.given("back")) == [b"1"]

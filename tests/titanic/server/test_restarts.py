@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -325,3 +326,30 @@ def test_torture_of_kills(place: Place) -> None:
                 assert client.show(uuid)["attempts"] == 1
                 tally["executions compared"] += 1
     assert sorted(work.begun) == sorted((b"%d" % number, 1, 1) for number in range(jobs))
+
+
+@pytest.mark.torture(short=True)
+def test_replies_on_their_way_at_a_kill_count(place: Place) -> None:
+    """Jobs take no time: at each kill replies are on their way to the server, or in its memory."""
+    dice = random.Random(SEED)
+    kills, each = (200 if LONG else 20), 200
+    executed: Counter[bytes] = Counter()
+
+    def work(frames: list[bytes]) -> Iterator[bytes]:
+        executed[frames[0]] += 1
+        yield b"part"
+        yield frames[0]
+
+    with Worker("echo", work, place.endpoint, jobs=8, config=QUICK), place.client() as client:
+        bodies, uuids = [b"%d" % number for number in range(kills * each)], []
+        for at in range(0, len(bodies), each):
+            with place.process():
+                uuids += client.submit_many("echo", bodies[at : at + each])
+                threading.Event().wait(dice.random() * 0.1)
+            tally["processes killed"] += 1
+        with place.process():
+            for body, uuid in zip(bodies, uuids, strict=True):
+                assert client.wait(uuid, 120) == [b"part", body]
+                assert client.show(uuid)["attempts"] == 1
+                tally["executions compared"] += 1
+    assert executed == Counter(dict.fromkeys(bodies, 1))
