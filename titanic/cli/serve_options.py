@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,38 +29,33 @@ from titanic.settings import TRAFFIC, OperatorSettings, ServerConfig, ServiceLim
 from titanic.store import LeaseConfig
 from titanic.util.units import read_rate, read_size
 
-of_broker = partial(declared, BrokerConfig)
-of_server = partial(declared, ServerConfig)
-of_operator = partial(declared, OperatorSettings)
-
 listening: dict[str, Any] = {"type": BOUND, "metavar": "ENDPOINT"}
 file: dict[str, Any] = {"type": FILE, "metavar": "FILE"}
 
 running_options = together(
     log_options,
-    of_operator("metrics", type=Listen(), metavar="HOST:PORT"),
+    declared(OperatorSettings, "metrics", type=Listen(), metavar="HOST:PORT"),
     configured,
 )
 """Those of both commands."""
 
-bind_option = of_server("bind", **listening)
-broker_bind_option = of_server("bind", help="Endpoint to listen on; * or 0 for any free port.", **listening)
-access_option = of_server("access", **file)
-broker_access_option = of_server("access", help="Access file: the users and their permissions; requires `key`.", **file)
-open_option = of_server("open")
+bind_option = declared(ServerConfig, "bind", **listening)
+broker_bind_option = declared(
+    ServerConfig, "bind", help="Endpoint to listen on; * or 0 for any free port.", **listening
+)
+access_option = declared(ServerConfig, "access", **file)
+broker_access_option = declared(
+    ServerConfig, "access", help="Access file: the users and their permissions; requires `key`.", **file
+)
+open_option = declared(ServerConfig, "open")
 
 wire_options = together(
-    *map(
-        of_broker,
-        (
-            "max_body",
-            "heartbeat_interval",
-            "request_expiry",
-            "max_waiting_per_service",
-            "worker_return",
-            "max_deliveries",
-        ),
-    )
+    declared(BrokerConfig, "max_body"),
+    declared(BrokerConfig, "heartbeat_interval"),
+    declared(BrokerConfig, "request_expiry"),
+    declared(BrokerConfig, "max_waiting_per_service"),
+    declared(BrokerConfig, "worker_return"),
+    declared(BrokerConfig, "max_deliveries"),
 )
 """The broker's options."""
 
@@ -116,28 +110,35 @@ def service_limits(
 
 
 queue_options = together(
-    of_server("store", type=STORE, metavar="DIR"),
-    of_server("capacity"),
-    of_server("durability"),
+    declared(ServerConfig, "store", type=STORE, metavar="DIR"),
+    declared(ServerConfig, "capacity"),
+    declared(ServerConfig, "durability"),
     bind_option,
-    of_server("broker", type=BROKER, metavar="ENDPOINT"),
-    of_server("gather", **listening),
+    declared(ServerConfig, "broker", type=BROKER, metavar="ENDPOINT"),
+    declared(ServerConfig, "gather", **listening),
     access_option,
-    of_server("key", **file, **KEY_NAMES),
-    of_server("server_key", metavar="FILE|Z85"),
+    declared(ServerConfig, "key", **file, **KEY_NAMES),
+    declared(ServerConfig, "server_key", metavar="FILE|Z85"),
     open_option,
-    of_server("node_name", type=NAME, metavar="NAME"),
-    of_server("advertise", type=BROKER, metavar="ENDPOINT"),
-    of_operator("lease"),
-    of_server("grace"),
-    *map(of_operator, ("keep_replies", "keep_dead", "keep_closed")),
-    *map(of_server, ("closed_body_limit", "drop_unarchived", "preallocate")),
-    *map(of_server, ("max_attempts", "retry_first", "retry_most", "unready_timeout")),
-    of_server("limits", metavar="NAME:WHAT=N,…", callback=service_limits),
-    of_server("attempt_timeout"),
+    declared(ServerConfig, "node_name", type=NAME, metavar="NAME"),
+    declared(ServerConfig, "advertise", type=BROKER, metavar="ENDPOINT"),
+    declared(OperatorSettings, "lease"),
+    declared(ServerConfig, "grace"),
+    declared(OperatorSettings, "keep_replies"),
+    declared(OperatorSettings, "keep_dead"),
+    declared(OperatorSettings, "keep_closed"),
+    declared(ServerConfig, "closed_body_limit"),
+    declared(ServerConfig, "drop_unarchived"),
+    declared(ServerConfig, "preallocate"),
+    declared(ServerConfig, "max_attempts"),
+    declared(ServerConfig, "retry_first"),
+    declared(ServerConfig, "retry_most"),
+    declared(ServerConfig, "unready_timeout"),
+    declared(ServerConfig, "limits", metavar="NAME:WHAT=N,…", callback=service_limits),
+    declared(ServerConfig, "attempt_timeout"),
     wire_options,
     broker_version("0.2", "0.1", "majortomo", group=TRAFFIC),
-    of_server("lanes"),
+    declared(ServerConfig, "lanes"),
 )
 """The queue's options. Their parameters are fields of `ServerConfig`, `BrokerConfig` or `OperatorSettings`."""
 

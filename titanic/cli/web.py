@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Set
-from functools import partial
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from types import FrameType
@@ -55,8 +54,6 @@ pem: dict[str, Any] = {"type": click.Path(dir_okay=False, path_type=Path), "meta
 YOUNG = 20_000
 """New objects before the garbage collector checks them."""
 
-of_web = partial(declared, WebSettings)
-
 
 def networks(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[Network, ...]:
     """Parse the values of a repeatable option."""
@@ -97,24 +94,29 @@ def rule(values: Mapping[str, Any], own: Set[str]) -> Iterator[Contradiction]:
 
 
 @command(rule=rule)
-@of_web("bind", type=Bind(), metavar="HOST:PORT")
+@declared(WebSettings, "bind", type=Bind(), metavar="HOST:PORT")
 @endpoint_option()
 @key_file_options()
-@of_web("timeout")
-@of_web("access", **pem)
-@of_web("keys", type=click.Path(file_okay=False, path_type=Path), metavar="DIR")
-@of_web("session_secret", **pem, show_default="none; under systemd, session-secret in the unit's state directory")
-@of_web("hosts", metavar="NAME")
-@of_web("tls_certificate", **pem)
-@of_web("tls_key", **pem)
-@of_web("client_ca", **pem)
-@of_web("behind_tls")
-@of_web("open")
-@of_web("most_connections")
-@of_web("max_body")
-@of_web("hooks")
-@of_web("hooks_user", metavar="NAME")
-@of_web("hooks_allow", metavar="CIDR", callback=networks)
+@declared(WebSettings, "timeout")
+@declared(WebSettings, "access", **pem)
+@declared(WebSettings, "keys", type=click.Path(file_okay=False, path_type=Path), metavar="DIR")
+@declared(
+    WebSettings,
+    "session_secret",
+    **pem,
+    show_default="none; under systemd, session-secret in the unit's state directory",
+)
+@declared(WebSettings, "hosts", metavar="NAME")
+@declared(WebSettings, "tls_certificate", **pem)
+@declared(WebSettings, "tls_key", **pem)
+@declared(WebSettings, "client_ca", **pem)
+@declared(WebSettings, "behind_tls")
+@declared(WebSettings, "open")
+@declared(WebSettings, "most_connections")
+@declared(WebSettings, "max_body")
+@declared(WebSettings, "hooks")
+@declared(WebSettings, "hooks_user", metavar="NAME")
+@declared(WebSettings, "hooks_allow", metavar="CIDR", callback=networks)
 @log_options
 @configured
 def web(log_level: str, log_format: str, key_file: str | None, endpoint: tuple[str, ...], **settings: Any) -> None:

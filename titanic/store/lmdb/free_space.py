@@ -109,14 +109,9 @@ def may_be_pinned(tx: Reading) -> int:
 
 def can_make_way(tx: Reading, wanted: int) -> int:
     """Bytes that dropping entries of `closed` would give back, about; from `wanted` on, there may be more."""
-    present = tx.raw.stat(tx.db.closed)["entries"]
+    entries, present = _droppable_entries(tx)
     if not present:
         return 0
-    first, last = closed_range(tx)
-    registered, upto = tx.archived()
-    if registered and not tx.environment.settings.drop_unarchived:
-        last = min(last, upto)
-    entries = min(max(0, last + 1 - first), present)
     found = tx.pages(tx.db.closed) * entries // present * PAGE
     if found >= wanted or found + tx.pages(tx.db.blobs) * PAGE < wanted:
         return found
@@ -127,17 +122,24 @@ def can_make_way(tx: Reading, wanted: int) -> int:
     return wanted if entries > _MOST_LOOKED_AT else found
 
 
-def droppable(tx: Reading) -> int:
-    """About how many bytes dropping all droppable entries of `closed` would free. The share of blobs is estimated from
-    the first entries."""
+def _droppable_entries(tx: Reading) -> tuple[int, int]:
+    """How many entries of `closed` may be dropped, and how many there are."""
     present = tx.raw.stat(tx.db.closed)["entries"]
     if not present:
-        return 0
+        return 0, 0
     first, last = closed_range(tx)
     registered, upto = tx.archived()
     if registered and not tx.environment.settings.drop_unarchived:
         last = min(last, upto)
-    entries = min(max(0, last + 1 - first), present)
+    return min(max(0, last + 1 - first), present), present
+
+
+def droppable(tx: Reading) -> int:
+    """About how many bytes dropping all droppable entries of `closed` would free. The share of blobs is estimated from
+    the first entries."""
+    entries, present = _droppable_entries(tx)
+    if not present:
+        return 0
     some = [closed_record.pages_elsewhere(one) for one in islice(tx.raw.cursor(tx.db.closed).iternext(keys=False), 500)]
     elsewhere = min(sum(some) * entries // len(some), tx.pages(tx.db.blobs))
     return (tx.pages(tx.db.closed) * entries // present + elsewhere) * PAGE

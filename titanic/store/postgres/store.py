@@ -358,23 +358,22 @@ class PostgresStore:
 
     def close(self) -> None:
         """Close the store; its transactions must have ended. Closing again does nothing."""
-        if self.notifications is not None:
-            self.notifications.stop()
-        if self.caretaker is not None:
-            self.caretaker.stop()
-        self.membership.end()
+        self._end_threads()
         self.pool.close()
 
     def discard(self) -> None:
         """Close the store. If this opening has made it, and nothing was ever kept in it, it goes."""
+        self._end_threads()
+        if self._made and self.usable:
+            remove_untouched(self.pool)
+        self.close()
+
+    def _end_threads(self) -> None:
         if self.notifications is not None:
             self.notifications.stop()
         if self.caretaker is not None:
             self.caretaker.stop()
         self.membership.end()
-        if self._made and self.usable:
-            remove_untouched(self.pool)
-        self.close()
 
     def __enter__(self) -> Self:
         return self

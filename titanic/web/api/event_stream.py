@@ -36,6 +36,7 @@ from titanic.errors import Forbidden, InvalidRequest, RequestFailed, TitanicErro
 from titanic.util import ids
 from titanic.web import problems
 from titanic.web.api.openapi import answer, endpoint, parameter, schema, wrong
+from titanic.web.api.requests import disconnected
 from titanic.web.api.resource import ApiRoute
 from titanic.web.app_state import UserQuota, visitor_of
 from titanic.web.auth.identity import Visitor
@@ -201,7 +202,7 @@ class EventStream(Response):
             self.leave()
 
     async def _send_all(self, receive: Receive, send: Send) -> None:
-        left = asyncio.create_task(_wait_until_left(receive))
+        left = asyncio.create_task(disconnected(receive))
         left.add_done_callback(self._left)
         until = time.monotonic() + STREAM_LIFETIME
         try:
@@ -225,11 +226,6 @@ class EventStream(Response):
 
     def _left(self, _: asyncio.Task[None]) -> None:
         self.end()
-
-
-async def _wait_until_left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def server_sent_event(name: str, data: str, number: str = "") -> str:

@@ -252,7 +252,7 @@ INERT = {
 async def unless_disconnected(receive: Receive, waiting: Coroutine[Any, Any, Found]) -> Found:
     """Return what a coroutine returns. Raises ClientDisconnect, and cancels the coroutine, when the client has
     disconnected."""
-    task, leaving = asyncio.ensure_future(waiting), asyncio.ensure_future(_disconnected(receive))
+    task, leaving = asyncio.ensure_future(waiting), asyncio.ensure_future(disconnected(receive))
     try:
         await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -263,7 +263,8 @@ async def unless_disconnected(receive: Receive, waiting: Coroutine[Any, Any, Fou
         leaving.cancel()
 
 
-async def _disconnected(receive: Receive) -> None:
+async def disconnected(receive: Receive) -> None:
+    """Wait until the client has disconnected; the rest of its body is discarded."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
