@@ -1,4 +1,5 @@
 from titanic.client.client import Client as Client
+from titanic.client.request_queue import Found as Found
 from titanic.errors import Forbidden as Forbidden
 from titanic.errors import InvalidRequest as InvalidRequest
 from titanic.errors import KeyRefused as KeyRefused

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from enum import Enum
 from hashlib import sha256
 from typing import Any
@@ -21,6 +22,7 @@ from titanic.store import (
     WriteTransaction,
     open_export,
 )
+from titanic.store.uniqueness import made_unique
 
 START = 1_795_258_520_106_479
 SECOND = 1_000_000
@@ -52,6 +54,10 @@ def fill(store: Store) -> None:
     ]
     together = [NewRequest(b"a", [b"1"], key=b"three", key_until=START + 3600 * SECOND, together=3, owner=b"eve")]
     together += [NewRequest(b"a", [b"n"], owner=b"eve")] * 2
+    for name, until, ends_at in (("b", "started", 0), ("c", "done", 0), ("d", "", START + 7200 * SECOND)):
+        said = {"unique": name, "unique_until": until} if until else {"unique": name, "unique_for": 7200}
+        one = NewRequest(b"a", [b"once"], options=json.dumps(said).encode(), owner=b"eve")
+        together.append(made_unique(one, name, until, ends_at))
     with store.write() as tx:
         uuids = accept_all(tx, new, START)
         accept_all(tx, together, START)

@@ -177,9 +177,14 @@ def test_one_after_another(recipe: Recipe, capsys: pytest.CaptureFixture[str]) -
 def test_payments(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     payments = recipe("payments")
     monkeypatch.setattr(payments, "DATABASE", str(tmp_path / "paid.sqlite"))
-    tickets = [payments.pay.submit(7, 100) for _ in range(5)]
+    declined = payments.pay.submit(7, 100, "stolen")
+    with pytest.raises(payments.Declined):
+        declined.reply(SOON)
+    tickets = [payments.pay.submit(7, 100, "mine") for _ in range(5)]
     assert {ticket.reply(SOON) for ticket in tickets} == {"receipt for order 7"}
+    tickets.append(payments.pay.submit(7, 100, "mine"))  # also after the payment
     assert len({ticket.uuid for ticket in tickets}) == 1
+    assert [ticket.found for ticket in tickets] == [False, *[True] * 5]
     with payments.sqlite3.connect(payments.DATABASE) as books:
         assert books.execute("SELECT cents FROM paid").fetchall() == [(100,)]
 

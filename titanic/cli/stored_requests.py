@@ -142,10 +142,12 @@ def show(uuid: str, as_json: bool, **where: Any) -> None:
     key, priority, max_attempts, expires_at, not_before
                              as submitted
     options                  {limit, retry_first, retry_most, keep,
-                             keep_failed} that were given, in seconds
+                             keep_failed, unique_for} that were given, in
+                             seconds
     submitted_at, finished_at
     trace, type, digest,
-    on_failed, on_limit      as submitted; absent if not given
+    on_failed, on_limit, unique, unique_until
+                             as submitted; absent if not given
     body_frames, body_bytes, reply_frames, reply_bytes
     progress                 {done, of, text} of a running request, if its
                              worker reports progress
@@ -208,6 +210,9 @@ def _lines(row: RequestInfo) -> Iterator[tuple[str, str]]:
         yield "type", printable(kind)
     if digest := row.get("digest"):
         yield "digest", digest
+    if unique := row.get("unique"):
+        until = row.get("unique_until", "done")
+        yield "unique", printable(unique) + ("" if "unique_for" in row["options"] else f" (until {until})")
     if target := row.get("on_failed"):
         yield "on failed", printable(target)
     if choice := row.get("on_limit"):

@@ -11,7 +11,7 @@ import termios
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, BinaryIO, get_args
 
 import click
 
@@ -35,9 +35,10 @@ from titanic.cli.printing import Bar, json_frames, print_body, print_json, say, 
 from titanic.cli.running import EXIT_FAILED, EXIT_PENDING, EXIT_UNKNOWN
 from titanic.client.calls import BlockingWire, BrokerLimits, tries_of
 from titanic.client.client import Client
+from titanic.client.request_queue import Found
 from titanic.errors import RequestFailed, TimedOut, TitanicError, UnknownRequest
 from titanic.protocol.answers import RequestInfo
-from titanic.protocol.submit_options import CONTENT_TYPE, TRACEPARENT
+from titanic.protocol.submit_options import CONTENT_TYPE, TRACEPARENT, UniqueUntil
 from titanic.protocol.tsp import Frames
 from titanic.util.text import counted
 
@@ -157,6 +158,28 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
     " use --key-file.)",
 )
 @seconds("--key-for", least=0.001, default=None, group=CHOICES, help="How long the key is valid; default: one day.")
+@option(
+    "--unique",
+    envvar="TITANIC_SUBMIT_UNIQUE",
+    metavar="KEY",
+    default=None,
+    group=CHOICES,
+    help="While an earlier request for SERVICE with the same KEY counts, print its UUID instead of storing another.",
+)
+@option(
+    "--unique-until",
+    type=click.Choice(get_args(UniqueUntil)),
+    default=None,
+    group=CHOICES,
+    help="It counts until a worker has it, or until it has ended (the default).",
+)
+@seconds(
+    "--unique-for",
+    least=0.001,
+    default=None,
+    group=CHOICES,
+    help="Or for how long it counts, also after a success; not after a failure or a close.",
+)
 @seconds(
     "--delay", least=0, default=None, group=CHOICES, help="Do not execute the request before this time has passed."
 )
@@ -271,7 +294,8 @@ def submit(
     are not compared. All keys in a store share one namespace (with access control, all keys of a user), so start yours
     with the name of your program: 'shop: order 7'.
 
-    --json prints {uuid}, with --lines {uuids}, with --wait what `titanic reply --json` prints.
+    --json prints {uuid}, with "found": true if --unique has found it; with --lines {uuids}, with --wait what `titanic
+    reply --json` prints.
 
     \b
     Example:
@@ -287,6 +311,8 @@ def submit(
         raise click.UsageError("--wait takes one request, --lines submits many")
     if lines is not None and chosen["key"] is not None:
         raise click.UsageError("--key is for one request, --lines submits many")
+    if lines is not None and chosen["unique"] is not None:
+        raise click.UsageError("--unique is for one request, --lines submits many")
     options: Any = {name: value for name, value in chosen.items() if value is not None}
     with connect(reach) as client:
         if lines is not None:
@@ -295,12 +321,14 @@ def submit(
         uuid = client.submit(service, *body_frames(body, from_stdin), **options)
         if not as_json:
             click.echo(uuid, err=wait is not None)  # standard output is the reply's then
-        if sys.stderr.isatty():
+        if isinstance(uuid, Found):
+            say("found by --unique: nothing was stored")
+        elif sys.stderr.isatty():
             _note_absence(client, service)
         if wait is not None:
             _print_outcome(client, uuid, wait, as_json)
         elif as_json:
-            print_json({"uuid": uuid})
+            print_json({"uuid": uuid} | ({"found": True} if isinstance(uuid, Found) else {}))
 
 
 def _note_absence(client: Client, service: str) -> None:

@@ -24,7 +24,7 @@ from titanic.client.calls import BlockingWire, Body, Calls, tries_of
 from titanic.client.core import ClientCore, OnCount, OnProgress
 from titanic.protocol.answers import Ended, Look, RequestInfo
 from titanic.protocol.documents import ArchiveInfo, NodeInfo, Stats, WorkersInfo
-from titanic.protocol.submit_options import Span, SubmitOptions
+from titanic.protocol.submit_options import ManyOptions, Span, SubmitOptions
 from titanic.protocol.tsp import Frames
 
 
@@ -145,6 +145,10 @@ class Client:
             keep          how long its reply is kept unless it is closed; "never": until clients that wait have it;
                           default the server's
             keep_failed   how long it is kept if it fails or expires; default the server's
+            unique        1 to 255 bytes: while the same user's request for the service with the same counts, its UUID
+                          comes back, as a `titanic.Found`, and nothing is stored
+            unique_until  until when it counts: "started", a worker has it; "done" (default), it has ended
+            unique_for    or for how long it counts, also after a success
             trace         a W3C `traceparent`: the handler finds it in `titanic.current().trace`
             type          the content type of the body: `titanic.current().type`
             digest        hexadecimal digits that `show` returns: a hash of the request, for example
@@ -196,7 +200,7 @@ class Client:
         *,
         keys: Sequence[str] | None = None,
         unique: bool = True,
-        **options: Unpack[SubmitOptions],
+        **options: Unpack[ManyOptions],
     ) -> list[str]:
         """Submit one request per body in a single message; all are accepted, or none. The UUIDs in their order.
 
@@ -213,7 +217,7 @@ class Client:
         window: int = 1000,
         keys: Iterable[str] | None = None,
         unique: bool = True,
-        **options: Unpack[SubmitOptions],
+        **options: Unpack[ManyOptions],
     ) -> list[str]:
         """Submit one request per body, with `window` on their way at once; the UUIDs in the bodies' order.
 

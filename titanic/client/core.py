@@ -15,6 +15,7 @@ from broker import read_json
 from titanic.client import batching
 from titanic.client.batching import POLL_MOST, GeneratedKeys
 from titanic.client.calls import LEAST_LOOK, LONGEST_TRY, Body, Calls
+from titanic.client.request_queue import Found
 from titanic.errors import Forbidden, InvalidRequest, TimedOut, TitanicError, UnknownRequest
 from titanic.protocol import tsp
 from titanic.protocol.answers import (
@@ -29,7 +30,7 @@ from titanic.protocol.answers import (
     unknown,
 )
 from titanic.protocol.documents import ArchiveInfo, NodeInfo, Stats, WorkersInfo
-from titanic.protocol.submit_options import MOST_UUIDS, Span, SubmitOptions, encode, seconds
+from titanic.protocol.submit_options import MOST_UUIDS, ManyOptions, Span, SubmitOptions, encode, seconds
 from titanic.protocol.tsp import Frames, Progress
 from titanic.util import ids
 from titanic.util.text import duration
@@ -191,6 +192,8 @@ class ClientCore:
         sent_again = self.calls.sent_again
         answer = await self.calls.ask(tsp.SUBMIT, encode(options), service, *body)
         uuids = read_uuids(answer, requests)
+        if answer[2:] == [tsp.FOUND]:
+            uuids = [Found(uuid) for uuid in uuids]
         if keys is not None:
             keys.answered(once=self.calls.sent_again == sent_again)
         return uuids
@@ -289,7 +292,7 @@ class ClientCore:
         *,
         keys: Sequence[str] | None = None,
         unique: bool = True,
-        **options: Unpack[SubmitOptions],
+        **options: Unpack[ManyOptions],
     ) -> list[str]:
         """Submit one request per body in a single message; all are accepted, or none. The UUIDs in their order."""
         if not bodies:
@@ -308,7 +311,7 @@ class ClientCore:
         window: int = 1000,
         keys: Iterable[str] | None = None,
         unique: bool = True,
-        **options: Unpack[SubmitOptions],
+        **options: Unpack[ManyOptions],
     ) -> list[str]:
         """Submit one request per body, with `window` on their way at once; the UUIDs in the bodies' order."""
         if "key" in options:

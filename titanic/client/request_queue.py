@@ -7,7 +7,13 @@ from typing import Protocol, Unpack
 
 from titanic.client.calls import Body
 from titanic.protocol.answers import Ended, RequestInfo
-from titanic.protocol.submit_options import Span, SubmitOptions
+from titanic.protocol.submit_options import ManyOptions, Span, SubmitOptions
+
+
+class Found(str):
+    """The UUID of an earlier request, which a unique one has found: nothing was stored."""
+
+    __slots__ = ()
 
 
 class RequestQueue(Protocol):
@@ -22,7 +28,7 @@ class RequestQueue(Protocol):
         bodies: Iterable[bytes],
         *,
         keys: Iterable[str] | None = None,
-        **options: Unpack[SubmitOptions],
+        **options: Unpack[ManyOptions],
     ) -> list[str]:
         """Store one request per body; return their UUIDs."""
 
@@ -60,7 +66,7 @@ class AioQueue(Protocol):
         bodies: Iterable[bytes],
         *,
         keys: Iterable[str] | None = None,
-        **options: Unpack[SubmitOptions],
+        **options: Unpack[ManyOptions],
     ) -> list[str]:
         """Store one request per body; return their UUIDs."""
 

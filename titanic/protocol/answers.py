@@ -34,7 +34,7 @@ class RequestInfo(TypedDict):
     priority: int
     max_attempts: int
     options: dict[str, float]
-    """`limit`, `retry_first`, `retry_most`, `keep` and `keep_failed` as far as given, in seconds."""
+    """`limit`, `retry_first`, `retry_most`, `keep`, `keep_failed` and `unique_for` as far as given, in seconds."""
     submitted_at: int
     not_before: int
     expires_at: int
@@ -68,6 +68,9 @@ class RequestInfo(TypedDict):
     """The service to notify if it fails; absent when none was given."""
     on_limit: NotRequired[str]
     """`leave`, if that was given; otherwise absent."""
+    unique: NotRequired[str]
+    """What it is unique by, with `unique_until` or the `unique_for` in `options`; absent when it is not."""
+    unique_until: NotRequired[str]
     paused: NotRequired[bool]
     """True while it waits, or is delayed, and its service is paused; otherwise absent."""
     owner: NotRequired[str]
@@ -166,9 +169,9 @@ def _is_forbidden(status: tsp.StatusFrame, reply: Frames) -> bool:
 
 
 def read_uuids(reply: Frames, count: int) -> list[str]:
-    """The UUIDs in the answer to a submission of `count` requests."""
+    """The UUIDs in the answer to a submission of `count` requests, also if a unique one was found."""
     frames = check(reply)
-    lines = frames[0].split(b"\n") if len(frames) == 1 else []
+    lines = frames[0].split(b"\n") if frames[1:] in ([], [tsp.FOUND]) else []
     if len(lines) != count or None in map(ids.parse, lines):
         raise Refused(f"the answer to a submission is not {counted(count, 'UUID')}", repr(frames[:2])[:200], "")
     return [line.decode() for line in lines]

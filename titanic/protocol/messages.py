@@ -24,6 +24,7 @@ from titanic.protocol.submit_options import (
     MOST_TOGETHER,
     MOST_UUIDS,
     TRACEPARENT,
+    UniqueUntil,
 )
 from titanic.util.text import quoted
 
@@ -109,6 +110,9 @@ class Submit(Message):
     retry_most: Seconds | UnsetType = UNSET
     keep: Keep | UnsetType = UNSET
     keep_failed: Seconds | UnsetType = UNSET
+    unique: Key | UnsetType = UNSET
+    unique_until: Annotated[UniqueUntil, _one_of(UniqueUntil)] | UnsetType = UNSET
+    unique_for: Seconds | UnsetType = UNSET
     trace: Trace | UnsetType = UNSET
     type: ContentType | UnsetType = UNSET
     digest: Digest | UnsetType = UNSET
@@ -119,7 +123,13 @@ class Submit(Message):
     forget: FewKeys = ()
 
     def __post_init__(self) -> None:
-        for name in ("key", "keys", "forget"):
+        if self.unique_until is not UNSET and self.unique_for is not UNSET:
+            raise ValueError("unique_until and unique_for exclude each other: give one of them")
+        if self.unique is UNSET and (self.unique_until is not UNSET or self.unique_for is not UNSET):
+            raise ValueError("unique_until and unique_for need unique: give a key")
+        if self.unique is not UNSET and self.many:
+            raise ValueError("unique is for one request: submit them one by one, without many")
+        for name in ("key", "keys", "forget", "unique"):
             value = getattr(self, name)
             if not isinstance(value, UnsetType):
                 for key in [value] if isinstance(value, str) else value:
@@ -219,7 +229,7 @@ def _holds(kind: type, hint: Any) -> bool:
 SUBMIT_NUMBERS: dict[str, type[int] | type[float]] = {
     name: float if _holds(float, hint) else int
     for name, hint in get_type_hints(Submit).items()
-    if (_holds(float, hint) or _holds(int, hint)) and name not in ("key_for", "at")
+    if (_holds(float, hint) or _holds(int, hint)) and name not in ("key_for", "unique_for", "at")
 }
 """Options of a request that are numbers, for a task or a schedule as well as for one request. Times are float."""
 

@@ -52,6 +52,11 @@ Keep = Span | Literal["never"]
 """How long a reply is kept."""
 
 
+STARTED, DONE = "started", "done"
+UniqueUntil = Literal["started", "done"]
+"""Until when there is no second request: until a worker has the first, or until that ends."""
+
+
 class SharedOptions(TypedDict, total=False):
     """The options that all requests of a task can have, too."""
 
@@ -65,10 +70,12 @@ class SharedOptions(TypedDict, total=False):
     retry_most: Span
     keep: Keep
     keep_failed: Span
+    unique_until: UniqueUntil
+    unique_for: Span
 
 
-class SubmitOptions(SharedOptions, total=False):
-    """The options of `Client.submit`, which explains them."""
+class ManyOptions(SharedOptions, total=False):
+    """The options that all requests of a message can have."""
 
     key: str
     at: datetime
@@ -78,6 +85,12 @@ class SubmitOptions(SharedOptions, total=False):
     source: str
     on_failed: str
     on_limit: Literal["leave"]
+
+
+class SubmitOptions(ManyOptions, total=False):
+    """The options of `Client.submit`, which explains them."""
+
+    unique: str
 
 
 def seconds(name: str, value: Any) -> float:
@@ -105,7 +118,10 @@ def encode(options: dict[str, Any]) -> str:
         return json.dumps({name: _plain(name, value) for name, value in options.items()})
 
 
-TEXTS = ("key", "keys", "service", "state", "trace", "type", "digest", "source", "on_failed", "on_limit")
+TEXTS = (
+    *("key", "keys", "service", "state", "trace", "type", "digest", "source", "on_failed", "on_limit"),
+    *("unique", "unique_until"),
+)
 """Options that are text. A test compares them with `messages.Submit`, which clients do not load."""
 
 
@@ -138,12 +154,15 @@ class Policy(NamedTuple):
     retry_most: float = 0.0
     keep: float = 0.0
     keep_failed: float = 0.0
+    unique_for: float = 0.0
     trace: str = ""
     """The `traceparent` for its worker."""
     type: str = ""
     """The content type of its body."""
     digest: str = ""
     """What its submitter knows it by again."""
+    unique: str = ""
+    unique_until: str = ""
     on_failed: str = ""
     """The service that gets a request if this one fails for good or expires."""
     on_limit: str = ""

@@ -37,6 +37,9 @@ PENDING = b"300"
 DRAINING = b"503 draining"
 """How the answer of a node begins that ends soon: another one of the same store takes what is asked for."""
 
+FOUND = b"found"
+"""The frame behind the UUID of an earlier request that a unique one has found."""
+
 FORBIDDEN = b"forbidden"
 """The second frame of a 400 of a service of RFC 9, which has no 403: the user lacks a permission."""
 

@@ -16,11 +16,12 @@ from titanic.errors import InvalidRequest, StoreError, StoreFull
 from titanic.protocol import tsp
 from titanic.protocol.messages import Submit, read
 from titanic.protocol.permissions import lacks, lacks_submit
-from titanic.protocol.submit_options import AT_ONCE, MOST_SECONDS, MOST_TOGETHER, NEVER, Policy, read_policy
+from titanic.protocol.submit_options import AT_ONCE, DONE, MOST_SECONDS, MOST_TOGETHER, NEVER, Policy, read_policy
 from titanic.protocol.tsp import Frames
 from titanic.services.ask import Arrived, Ask, ServiceContext, not_done
 from titanic.settings import ServiceLimits
-from titanic.store import NO_QUEUE, Load, NewRequest, WriteTransaction
+from titanic.store import NO_QUEUE, AcceptResult, Load, NewRequest, WriteTransaction
+from titanic.store.uniqueness import made_unique
 
 Parse = Callable[[Frames, int, bytes, bytes], "ParsedSubmit"]
 """Parses a message's body into the requests of an owner, from a source; raises ValueError with the reason."""
@@ -103,7 +104,8 @@ class AcceptWrite:
         try:
             if alone and self._is_full(transaction, asks[0], now_us):
                 return
-            accepted = transaction.accept(requests, now_us, self._context.clock_jumps.ahead_us)
+            running = self._context.dispatcher.running() if any(request.unique for request in requests) else ()
+            accepted = transaction.accept(requests, now_us, self._context.clock_jumps.ahead_us, running)
         except (StoreFull, InvalidRequest) as error:
             if len(asks) > 1:
                 for one in asks:  # the others may still fit
@@ -117,7 +119,8 @@ class AcceptWrite:
         at = 0
         for ask, each in asks:
             uuids = [one.uuid.hex() for one in accepted[at : at + len(each)]]
-            self._answers.append((ask, [tsp.OK, "\n".join(uuids).encode()]))
+            found = [tsp.FOUND] if each[0].unique and _is_found(transaction, each[0], accepted[at]) else []
+            self._answers.append((ask, [tsp.OK, "\n".join(uuids).encode(), *found]))
             at += len(each)
         for request, (_, new) in zip(requests, accepted, strict=True):
             self._note(request, new)
@@ -142,7 +145,8 @@ class AcceptWrite:
         if limits is None and (user is None or not _has_limit(user)):
             return False
         # A request that is submitted again gets its first UUID, which takes no room.
-        if not (requests := transaction.fresh(requests, now_us, self._context.clock_jumps.ahead_us)):
+        running = self._context.dispatcher.running() if requests[0].unique else ()
+        if not (requests := transaction.fresh(requests, now_us, self._context.clock_jumps.ahead_us, running)):
             return False
         size = sum(len(frame) for request in requests for frame in request.body)
         if limits is not None and (
@@ -208,6 +212,13 @@ def _fault(user: User, request: NewRequest, source: bytes) -> str | None:
     if fault:
         return fault
     return None if request.source == source else lacks(user, "gateway")
+
+
+def _is_found(transaction: WriteTransaction, request: NewRequest, accepted: AcceptResult) -> bool:
+    """Return whether another message has submitted what a unique request got, and not the same one before."""
+    if accepted.new or not request.key:
+        return not accepted.new
+    return transaction.holders([request.key], request.owner).get(request.key) != accepted.uuid
 
 
 def _has_limit(user: User) -> bool:
@@ -277,7 +288,7 @@ def parse_submit(body: Frames, now_us: int, owner: bytes = b"", source: bytes = 
         _start(options, now_us),
         _moment(options.ttl, now_us),
         options.max_attempts or 0,
-        json.dumps(policy).encode() if policy else b"",
+        json.dumps(policy, ensure_ascii=False).encode() if policy else b"",
     )
     key_until = _moment(options.key_for, now_us) if any(keys) else 0
     source = options.source.encode() if options.source else source
@@ -285,6 +296,9 @@ def parse_submit(body: Frames, now_us: int, owner: bytes = b"", source: bytes = 
         NewRequest(service, frames, *shared, key, key_until, 0, owner, source)
         for frames, key in zip(bodies, keys, strict=True)
     ]
+    if options.unique:
+        until = _moment(options.unique_for, now_us)
+        requests = [made_unique(one, options.unique, options.unique_until or DONE, until) for one in requests]
     if options.key and len(bodies) > 1:
         requests[0] = requests[0]._replace(together=len(bodies))
     return ParsedSubmit(requests, [key.encode() for key in options.forget])

@@ -261,16 +261,21 @@ class WriteTransaction(ReadTransaction, Protocol):
 
     # -- accept ----------------------------------------------------------------------------------------------
 
-    def accept(self, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> list[AcceptResult]:
+    def accept(
+        self, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0, running: Container[bytes] = ()
+    ) -> list[AcceptResult]:
         """Store the requests: they are WAITING, or DELAYED until their `not_before`. Returns their ids, in order.
 
         All are stored, or none: raises StoreFull when there is no room for all (its `fitting` says for how many of
         them), InvalidRequest when one cannot be stored. The transaction remains good in both cases.
 
-        A request with a key that is taken gets the id of the first, and is not `new`. So do those that share a key.
+        A request with a key that is taken gets the id of the first, and is not `new`. So do those that share a key, and
+        a `unique` one while the first counts. `running`: requests that workers have; stores that nodes share know that.
         """
 
-    def fresh(self, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> list[NewRequest]:
+    def fresh(
+        self, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0, running: Container[bytes] = ()
+    ) -> list[NewRequest]:
         """Those that `accept` would store: their key is not taken."""
 
     def forget(self, keys: Sequence[bytes], owner: bytes = b"") -> None:

@@ -54,6 +54,7 @@ from titanic.store.request import (
 )
 from titanic.store.service_settings import ServiceSetting, ServiceSettings
 from titanic.store.states import ENDING, TRANSITIONS, Event, State, Status
+from titanic.store.uniqueness import counts, outlives, unique_name
 from titanic.util.clock import capped, wall_us
 from titanic.util.ids import SIZE, IdMaker, time_of
 
@@ -370,9 +371,11 @@ class MemoryWriteTransaction(MemoryReadTransaction):
 
     # -- accept ----------------------------------------------------------------------------------------------
 
-    def accept(self, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> list[AcceptResult]:
+    def accept(
+        self, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0, running: Container[bytes] = ()
+    ) -> list[AcceptResult]:
         uuids = self.store.ids.make(len(requests), now_us)
-        holders, known = self._look_up(requests, uuids, now_us, now_us - ahead_us)
+        holders, known = self._look_up(requests, uuids, now_us, now_us - ahead_us, running)
         rows = [_row(uuid, new, now_us) for uuid, new in zip(uuids, requests, strict=True)]
         needs = [0 if n in known else row.size + END for n, row in enumerate(rows)]
         keys = sum(key_size(owner, len(key), len(holder.uuids)) for (owner, key), holder in holders.items())
@@ -392,7 +395,12 @@ class MemoryWriteTransaction(MemoryReadTransaction):
         return [AcceptResult(known.get(n, uuid), n not in known) for n, uuid in enumerate(uuids)]
 
     def _look_up(
-        self, requests: Sequence[NewRequest], uuids: Sequence[bytes], now_us: int, sure_us: int
+        self,
+        requests: Sequence[NewRequest],
+        uuids: Sequence[bytes],
+        now_us: int,
+        sure_us: int,
+        running: Container[bytes],
     ) -> tuple[dict[Key, KeyHolder], dict[int, bytes]]:
         """Return the new keys, and the ids of the requests whose key is taken, by position."""
         given: dict[Key, KeyHolder] = {}
@@ -411,7 +419,26 @@ class MemoryWriteTransaction(MemoryReadTransaction):
                 raise InvalidRequest("the key is in use for other requests", fact, "use another key")
             else:
                 known |= dict(enumerate(holder.uuids, n))
+        for n, new in enumerate(requests):
+            if new.unique and n not in known:
+                name = new.owner, new.unique
+                first = given.get(name) or self._first(name, sure_us, running)
+                if first is None:
+                    given[name] = KeyHolder(new.unique_until, [uuids[n]], now_us)
+                else:
+                    known[n] = first.uuids[0]
+                    given.pop((new.owner, new.key), None)  # no request has it
         return given, known
+
+    def _first(self, name: Key, sure_us: int, running: Container[bytes]) -> KeyHolder | None:
+        """Return the holder of the name of a unique request, if it counts."""
+        if (holder := self.tables.keys.get(name)) is None:
+            return None
+        row = self.tables.requests.get(holder.uuids[0])
+        state = None if row is None else row.state
+        if state is State.WAITING and holder.uuids[0] in running:
+            state = State.RUNNING
+        return holder if counts(name[1], state, holder.until, sure_us) else None
 
     def _make_room(self, needed: int) -> bool:
         """Return whether so many more bytes fit, after dropping closed requests if necessary."""
@@ -428,8 +455,10 @@ class MemoryWriteTransaction(MemoryReadTransaction):
             self._put_ring(first=first, lost=ring.lost + lost)
         return True
 
-    def fresh(self, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> list[NewRequest]:
-        _, known = self._look_up(requests, [b""] * len(requests), now_us, now_us - ahead_us)
+    def fresh(
+        self, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0, running: Container[bytes] = ()
+    ) -> list[NewRequest]:
+        _, known = self._look_up(requests, [b""] * len(requests), now_us, now_us - ahead_us, running)
         return [new for n, new in enumerate(requests) if n not in known]
 
     def forget(self, keys: Sequence[bytes], owner: bytes = b"") -> None:
@@ -531,6 +560,11 @@ class MemoryWriteTransaction(MemoryReadTransaction):
         if row is None:
             return None
         self._put_request(uuid, None)
+        status = row.outcome.status if row.outcome else Status.CANCELLED
+        if (name := unique_name(row.new)) and not outlives(name, unclaimed, status):
+            holder = self.tables.keys.get((row.new.owner, name))
+            if holder is not None and holder.uuids[0] == uuid:
+                self._put(Tables.put_key, (row.new.owner, name), None)
         if self.store.keep_closed:
             number = self.tables.ring.last + 1
             self._put(Tables.put_closed, number, self._closed(row, number, now_us, unclaimed))

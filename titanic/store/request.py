@@ -94,6 +94,7 @@ class NewRequest(NamedTuple):
 
     Of requests with the same `key` and the same `owner`, one is accepted until `key_until`. With `together`, the key
     stands for that many requests from this one on, and the others have none: all of them are accepted, or none.
+    `unique`: the name of its row (uniqueness.py), and when that is forgotten at the latest.
     """
 
     service: bytes
@@ -108,6 +109,8 @@ class NewRequest(NamedTuple):
     together: int = 0
     owner: bytes = b""
     source: bytes = b""
+    unique: bytes = b""
+    unique_until: int = 0
 
     @property
     def size(self) -> int:
@@ -118,7 +121,9 @@ class NewRequest(NamedTuple):
     def kept(self) -> int:
         """Bytes that will be kept for its owner: the request, and its key."""
         size = self.size
-        return size + key_size(self.owner, len(self.key), self.together or 1) if self.key else size
+        if self.key:
+            size += key_size(self.owner, len(self.key), self.together or 1)
+        return size + key_size(self.owner, len(self.unique), 1) if self.unique else size
 
 
 given_values: Values = attrgetter(*[*COLUMNS][2:])

@@ -145,6 +145,10 @@ class Tasks:
             keep          how long its reply is kept unless it is closed; "never": until clients that wait have it;
                           default the server's, for a task annotated `-> None` an hour
             keep_failed   how long it is kept if it fails or expires; default the server's
+            unique        makes from the arguments what a call is known by: while an earlier one counts, its ticket is
+                          returned, with `found`
+            unique_until  until when it counts: "started", a worker has it; "done" (default), it has ended
+            unique_for    or for how long it counts, also after a success
             key           makes the idempotency key of a call from its arguments: the same key is executed once
             key_for       how long keys count, default a day
             retry_on      exceptions after which it is retried; default all

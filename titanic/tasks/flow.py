@@ -242,10 +242,11 @@ def gather(flows: Iterable[Flow[Next]]) -> Flow[list[Next]]:
 
 def stage_options(options: SubmitOptions) -> dict[str, Any]:
     """Options of a task as a step has them. Raises CallerError for those that a step cannot have."""
-    if "key" in options:
-        raise CallerError("a step of a flow has no key of its own", "", "give the key to Flow.submit")
+    for name in ("key", "unique"):
+        if name in options:
+            raise CallerError(f"a step of a flow has no {name} of its own", "", f"give {name} to Flow.submit")
     said: dict[str, Any] = json.loads(encode({**options}))
-    for name in ("key_for", "keep", "keep_failed"):  # its flow needs it
+    for name in ("key_for", "unique_until", "unique_for", "keep", "keep_failed"):  # its flow needs it
         said.pop(name, None)
     return said
 

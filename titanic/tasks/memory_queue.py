@@ -16,13 +16,14 @@ from datetime import UTC, datetime
 from typing import Any, Protocol, TypedDict, Unpack, cast
 
 from broker import DELIVERY, Delivery, Handler, RemoteError, error_frames, execute, failure, read_error
+from titanic.client.request_queue import Found
 from titanic.dispatch.attempts import AttemptOutcome, Finish, Send
 from titanic.dispatch.backlogs import Fetch
 from titanic.dispatch.core import AskWorkers, DispatchCore, KeepOutcomes, RecallRequest
 from titanic.dispatch.outcomes import completion_events
 from titanic.errors import InvalidRequest, RequestFailed, TimedOut
 from titanic.protocol.answers import Ended, RequestInfo, standing, unknown
-from titanic.protocol.submit_options import MAX_PRIORITY, Span, SubmitOptions, encode, seconds
+from titanic.protocol.submit_options import MAX_PRIORITY, ManyOptions, Span, SubmitOptions, encode, seconds
 from titanic.schedules import Schedule
 from titanic.schedules.scheduler import submit_tick
 from titanic.services.list_requests import as_document
@@ -242,7 +243,7 @@ class MemoryQueue:
         bodies: Iterable[Body],
         *,
         keys: Iterable[str] | None = None,
-        **options: Unpack[SubmitOptions],
+        **options: Unpack[ManyOptions],
     ) -> list[str]:
         """As `Client.submit_many`."""
         every = [*bodies]
@@ -259,10 +260,10 @@ class MemoryQueue:
         except ValueError as error:
             raise InvalidRequest(str(error)) from None
         with self._store.write() as transaction:
-            ((uuid, is_new),) = transaction.accept(requests, now_us)
+            ((uuid, is_new),) = transaction.accept(requests, now_us, running=self._core.flights)
         if is_new and requests[0].not_before <= now_us:
             self._core.arrived({requests[0].service: requests[0].priority}, self._now)
-        return uuid.hex()
+        return uuid.hex() if is_new or not requests[0].unique else Found(uuid.hex())
 
     def reply(self, uuid: str) -> list[bytes] | None:
         """As `Client.reply`: executes what is due now."""
@@ -379,7 +380,7 @@ class AioMemory:
         bodies: Iterable[bytes],
         *,
         keys: Iterable[str] | None = None,
-        **options: Unpack[SubmitOptions],
+        **options: Unpack[ManyOptions],
     ) -> list[str]:
         return self._queue.submit_many(service, bodies, keys=keys, **options)
 

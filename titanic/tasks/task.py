@@ -15,7 +15,7 @@ from broker import RemoteError
 from titanic.errors import CallerError, RequestFailed
 from titanic.jobs.context import Cancelled, Failed, Retry, Unready, current_or_none
 from titanic.logs import event
-from titanic.protocol.submit_options import SharedOptions, SubmitOptions
+from titanic.protocol.submit_options import ManyOptions, SharedOptions, SubmitOptions
 from titanic.schedules import Schedule
 from titanic.tasks.failures import InvalidArguments, UnknownArguments, as_raised, describe, unlike
 from titanic.tasks.flow import Flow, FlowApp, Link, stage_options
@@ -36,6 +36,7 @@ class TaskOptions(SharedOptions, total=False):
 
     service: str
     key: Callable[..., str]
+    unique: Callable[..., str]
     retry_on: Errors
     fatal: Errors
     raises: Errors
@@ -61,6 +62,9 @@ def as_tuple(errors: Errors) -> tuple[type[Exception], ...]:
 
 
 log = logging.getLogger(__name__)
+
+OF_ONE = ("key", "key_for", "unique", "unique_until", "unique_for")
+"""Options by which requests are found again, which ticks of schedules and steps of flows have of their own."""
 
 KEEP_NOTHING = 3600.0
 """Seconds that the reply of a task is kept that returns None and has no `keep`."""
@@ -160,7 +164,10 @@ class Definition:
         self._format = format
         self._middleware = middleware
         self._steps = steps
-        self._key = options.get("key")
+        self._key, self._unique = options.get("key"), options.get("unique")
+        if self._unique is None and (given := options.keys() & {"unique_until", "unique_for"}):
+            what = f"task {self.name} has {min(given)} without unique"
+            raise CallerError(what, "nothing says which calls are the same", "give unique a function of its arguments")
         self._fatal = as_tuple(options.get("fatal", ()))
         self._retry_on = as_tuple(options["retry_on"]) if "retry_on" in options else None
         self._raises = as_tuple(options.get("raises", ()))
@@ -207,17 +214,26 @@ class Definition:
     def key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         """The idempotency key that a call has by its arguments. Keys of a task are its own: its service stands before
         them."""
-        if self._key is None:
-            return None
+        return None if self._key is None else self._named(self._made(self._key, args, kwargs))
+
+    def _made(self, make: Callable[..., str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         bound = inspect.signature(self.function).bind(*args, **kwargs)
         bound.apply_defaults()
-        return self._named(self._key(*bound.args, **bound.kwargs))
+        return make(*bound.args, **bound.kwargs)
 
     def said(self, options: SubmitOptions, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SubmitOptions:
-        """The options of a call: with its key, and in a handler with the trace of the request there."""
+        """The options of a call: with its keys, and in a handler with the trace of the request there."""
         key = self._named(options["key"]) if "key" in options else self.key_of(args, kwargs)
-        said = traced(options)
-        return said if key is None else {**said, "key": key}
+        said: SubmitOptions = {**traced(options)}
+        if key is not None:
+            said["key"] = key
+        if self._unique is not None and "unique" not in said:
+            said["unique"] = self._made(self._unique, args, kwargs)
+        return said
+
+    def is_unique(self, options: SubmitOptions) -> bool:
+        """Whether calls with these options are unique."""
+        return self._unique is not None or "unique" in options
 
     def _named(self, key: str) -> str:
         return f"{self.service}:{key}"
@@ -387,9 +403,12 @@ class Submission(Generic[P, R]):
         """Submit the task once for each item, its first argument; the other arguments are those of all.
 
         Nothing is submitted before all of them are known to fit. Then many travel in each message: of those in a
-        message all are accepted, or none.
+        message all are accepted, or none. Unique ones travel one by one.
         """
         task, queues = self.definition, self._queues
+        if task.is_unique(self._options):
+            every = [self._written((item, *args), kwargs) for item in items]
+            return Tickets(task, queues, [queues.client.submit(task.service, one, **options) for one, options in every])
         frames, keys, options = self._written_each(items, args, kwargs)
         return Tickets(task, queues, queues.client.submit_many(task.service, frames, keys=keys, **options))
 
@@ -405,7 +424,7 @@ class Submission(Generic[P, R]):
 
     def _written_each(
         self, items: Iterable[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[list[bytes], list[str] | None, SubmitOptions]:
+    ) -> tuple[list[bytes], list[str] | None, ManyOptions]:
         """The bodies of calls, their keys, if they have some, and their options."""
         task = self.definition
         calls = [(item, *args) for item in items]
@@ -414,12 +433,12 @@ class Submission(Generic[P, R]):
         if "key" not in options:
             found = [task.key_of(call, kwargs) for call in calls]
             keys = [key for key in found if key is not None] or None
-        return frames, keys, options
+        return frames, keys, cast(ManyOptions, options)
 
     def scheduled(self, schedule: Schedule, args: tuple[Any, ...]) -> Schedule:
         """A schedule that submits the task with these arguments. Its ticks have keys of their own."""
         given = self.definition.given(self._options)
-        options: Any = {name: value for name, value in given.items() if name not in ("key", "key_for")}
+        options: Any = {name: value for name, value in given.items() if name not in OF_ONE}
         return replace(schedule, body=self.definition.values.write(args, {}), options=options)
 
     def step(self, *args: P.args, **kwargs: P.kwargs) -> Flow[R]:
@@ -465,6 +484,9 @@ class AioSubmission(Generic[P, R]):
     ) -> AioTickets[Returned]:
         """As `Submission.map`."""
         queues, definition = self._task._queues, self._task.definition
+        if definition.is_unique(self._task._options):
+            tickets = [await self.submit(item, *args, **kwargs) for item in items]
+            return AioTickets(definition, queues, [ticket.uuid for ticket in tickets])
         frames, keys, options = self._task._written_each(items, args, kwargs)
         uuids = await queues.aio_client.submit_many(definition.service, frames, keys=keys, **options)
         return AioTickets(definition, queues, uuids)

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import Any, Generic, Protocol, TypeVar, overload
 
 from broker import Curve
-from titanic.client.request_queue import AppQueues
+from titanic.client.request_queue import AppQueues, Found
 from titanic.errors import RequestFailed
 from titanic.protocol.answers import Ended
 from titanic.protocol.submit_options import Span
@@ -39,6 +39,11 @@ class AnyTicket(Generic[R]):
         self.task = task
         """What knows what its reply means."""
         self.uuid = uuid
+
+    @property
+    def found(self) -> bool:
+        """Whether it is that of an earlier request, which a unique one has found."""
+        return isinstance(self.uuid, Found)
 
     def outcome(self, ended: Ended) -> R | Exception:
         """What `reply` returns or raises for what a queue has said."""

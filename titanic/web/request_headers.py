@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from starlette.requests import Request
 from starlette.types import Scope
 
-from titanic.protocol.submit_options import MAX_PRIORITY, MOST_SECONDS, NEVER, TRACEPARENT
+from titanic.protocol.submit_options import MAX_KEY as MAX_UNIQUE
+from titanic.protocol.submit_options import MAX_PRIORITY, MOST_SECONDS, NEVER, TRACEPARENT, UniqueUntil
 from titanic.util.text import quoted
 from titanic.web.problems import HTTPProblem
 
@@ -89,6 +90,18 @@ def _keep(name: str, text: str) -> float | str:
     return NEVER if text == NEVER else _span(name, text)
 
 
+def _unique(name: str, text: str) -> str:
+    if KEY.fullmatch(text) and len(text) <= MAX_UNIQUE:
+        return text
+    raise HTTPProblem(400, f"{name} is {quoted(text)}; it must be 1 to {MAX_UNIQUE} printable ASCII characters")
+
+
+def _unique_until(name: str, text: str) -> str:
+    if text in get_args(UniqueUntil):
+        return text
+    raise HTTPProblem(400, f"{name} is {quoted(text)}; it must be {' or '.join(get_args(UniqueUntil))}")
+
+
 def _priority(name: str, text: str) -> int:
     return read_integer(name, text, 0, MAX_PRIORITY)
 
@@ -103,6 +116,7 @@ class OptionHeader(NamedTuple):
     option: str
     read: Callable[[str, str], Any]
     text: str
+    pattern: str = ""
 
 
 OPTIONS = {
@@ -114,6 +128,16 @@ OPTIONS = {
     ),
     "titanic-limit": OptionHeader("limit", _span, "Maximum seconds of one attempt."),
     "titanic-keep": OptionHeader("keep", _keep, "Seconds for which the reply is kept, or never."),
+    "titanic-unique": OptionHeader(
+        "unique",
+        _unique,
+        "While a request for the service with the same value counts, its UUID is returned.",
+        f"^{KEY.pattern}$",
+    ),
+    "titanic-unique-until": OptionHeader(
+        "unique_until", _unique_until, "Until when it counts; only with Titanic-Unique."
+    ),
+    "titanic-unique-for": OptionHeader("unique_for", _span, "Or seconds for which it counts."),
     "titanic-keep-failed": OptionHeader(
         "keep_failed", _span, "Seconds for which the request is kept if it fails or expires."
     ),
@@ -132,7 +156,7 @@ def read_submit_options(request: Request) -> dict[str, Any]:
             if name not in OPTIONS:
                 known = ", ".join(map(header_title, OPTIONS))
                 raise HTTPProblem(400, f"the header {header_title(name)} is unknown; known: {known}")
-            option, read, _ = OPTIONS[name]
+            option, read, *_ = OPTIONS[name]
             if option in options:
                 raise HTTPProblem(400, f"the header {header_title(name)} is given twice; give it once")
             options[option] = read(header_title(name), value.decode("latin-1"))

@@ -52,6 +52,20 @@ def test_priority_and_attempts(at: tuple[str, str]) -> None:
     assert here("submit", "absent", "x", "--priority", "10", *at).code == 2
 
 
+def test_a_unique_request_is_found(at: tuple[str, str]) -> None:
+    submit = ("submit", "absent", "x", "--unique", "order 7")
+    uuid = here(*submit, *at).line
+    found = here(*submit, *at)
+    assert (found.line, "nothing was stored" in found.err) == (uuid, True)
+    assert here(*submit, "--json", *at).json == {"uuid": uuid, "found": True}
+    assert here(*submit, "--unique-for", "1h", *at).line != uuid
+    assert show(uuid, at)["unique"] == "order 7"
+    assert "order 7 (until done)" in here("show", uuid, *at).out.decode()
+    for wrong in (("--unique-for", "1h", "--unique-until", "done"), ("--unique-until", "never"), ("--lines", "-")):
+        assert here(*submit, *wrong, *at).code in (1, 2), wrong
+    assert here("submit", "absent", "x", "--unique-for", "1h", *at).code in (1, 2)
+
+
 def test_a_reply_is_kept_as_long_as_its_option_says(at: tuple[str, str]) -> None:
     assert here("submit", "echo", "x", "--keep", "never", "--wait", "20", *at).out == b"x"
     uuid = here("submit", "absent", "x", "--keep", "90m", "--keep-failed", "2d", *at).line

@@ -8,7 +8,7 @@ from pathlib import Path
 from titanic import Client
 from titanic.cli.main import main
 from titanic.protocol.messages import SUBMIT_NUMBERS, Submit
-from titanic.protocol.submit_options import TEXTS, Policy, SharedOptions, SubmitOptions, read_policy
+from titanic.protocol.submit_options import TEXTS, ManyOptions, Policy, SharedOptions, SubmitOptions, read_policy
 from titanic.tasks import TaskOptions, Tasks
 from titanic.web.request_headers import OPTIONS, header_title
 
@@ -21,12 +21,12 @@ NAMES = set(Submit.__struct_fields__) - OF_MANY
 
 def test_clients_take_each_option() -> None:
     # A compiled TypedDict does not say what it inherits.
-    assert {*SubmitOptions.__annotations__, *SharedOptions.__annotations__} == NAMES
+    assert {*SubmitOptions.__annotations__, *ManyOptions.__annotations__, *SharedOptions.__annotations__} == NAMES
     assert set(re.findall(r"^ {8,}(\w+)  +", Client.submit.__doc__ or "", re.MULTILINE)) == NAMES
 
 
 def test_what_is_no_number_is_text() -> None:
-    assert NAMES - {*SUBMIT_NUMBERS, "key_for", "at"} <= set(TEXTS)
+    assert NAMES - {*SUBMIT_NUMBERS, "key_for", "unique_for", "at"} <= set(TEXTS)
 
 
 def test_tasks_take_each_option_that_is_a_number() -> None:

@@ -1,5 +1,6 @@
 """Random lives of random requests, in LMDB or PostgreSQL, and in memory, where all must be the same."""
 
+import json
 import shutil
 import tempfile
 from contextlib import suppress
@@ -26,6 +27,7 @@ from titanic.store.lmdb.tools import check
 from titanic.store.memory import MemoryReadTransaction, MemoryStore
 from titanic.store.memory_tables import Tables, closed_size
 from titanic.store.postgres.transaction import SnapshotReader
+from titanic.store.uniqueness import made_unique
 from titanic.util.ids import IdMaker
 
 START = 1_795_258_520_106_479
@@ -50,6 +52,8 @@ REQUESTS = st.builds(
     key_until=st.sampled_from([START + 10, START + 60, START + 200]),
     together=st.just(0),
     owner=st.sampled_from(OWNERS),
+    unique=st.just(b""),
+    unique_until=st.just(0),
 )
 TOGETHER = 3
 
@@ -61,8 +65,17 @@ def share_a_key(requests):
     return [first._replace(key=b"all", together=TOGETHER), *others]
 
 
+def make_unique(request, rule):
+    """One of those of which one is accepted while it counts, for its service and owner."""
+    said = {"unique": "u", "unique_until": rule} if rule else {"unique": "u", "unique_for": 0.00004}
+    options = json.dumps(said).encode()
+    return [made_unique(request._replace(options=options), "u", rule, 0 if rule else request.key_until)]
+
+
 GROUPS = st.one_of(
-    REQUESTS.map(lambda one: [one]), st.lists(REQUESTS, min_size=TOGETHER, max_size=TOGETHER).map(share_a_key)
+    st.builds(make_unique, REQUESTS, st.sampled_from(["started", "done", ""])),
+    REQUESTS.map(lambda one: [one]),
+    st.lists(REQUESTS, min_size=TOGETHER, max_size=TOGETHER).map(share_a_key),
 )
 
 
@@ -139,13 +152,14 @@ class StoreMachine(RuleBasedStateMachine):
     def known(self, uuid):
         return self.model.tables.requests.get(uuid)
 
-    @rule(target=uuids, groups=st.lists(GROUPS, min_size=1, max_size=4))
-    def accept(self, groups):
+    @rule(target=uuids, groups=st.lists(GROUPS, min_size=1, max_size=4), running=st.lists(uuids, max_size=3))
+    def accept(self, groups, running=()):
         requests = [one for group in groups for one in group]
+        running = [] if self.store.remote else running  # nodes that share a store have claimed them
         try:
             with self.store.write() as txn:
-                expected = txn.fresh(requests, self.now, self.ahead)
-                made = txn.accept(requests, self.now, self.ahead)
+                expected = txn.fresh(requests, self.now, self.ahead, running)
+                made = txn.accept(requests, self.now, self.ahead, running)
         except StoreFull as full:
             refused = full
         else:
@@ -159,8 +173,8 @@ class StoreMachine(RuleBasedStateMachine):
         assert not fresh or fresh[0] > max(self.model.tables.requests, default=b"")
         self.model.ids = Given([one.uuid for one in made])
         with self.model.write() as txn:
-            assert txn.fresh(requests, self.now, self.ahead) == expected
-            assert txn.accept(requests, self.now, self.ahead) == made
+            assert txn.fresh(requests, self.now, self.ahead, running) == expected
+            assert txn.accept(requests, self.now, self.ahead, running) == made
         return multiple(*fresh)
 
     @rule(

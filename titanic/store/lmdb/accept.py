@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from titanic.errors import InvalidRequest, StoreFailed
+from titanic.errors import InvalidRequest, RecordCorrupt, StoreFailed
 from titanic.store import service_settings
 from titanic.store.lmdb import outcome_record, request_record
 from titanic.store.lmdb.capacity import CHARGE
 from titanic.store.lmdb.free_space import could_fit, drop_oldest, fits, recount, refusal
 from titanic.store.lmdb.outcome_record import RetryRecord
-from titanic.store.lmdb.read import settings_of_services
+from titanic.store.lmdb.read import settings_of_services, state
 from titanic.store.lmdb.record import REF_SIZE, Ref, refer
 from titanic.store.lmdb.request_record import KeyRecord, row_key
 from titanic.store.lmdb.schema import (
@@ -32,13 +32,15 @@ from titanic.store.records import AcceptResult
 from titanic.store.request import NewRequest
 from titanic.store.rules import check_key, check_owner, check_together
 from titanic.store.service_settings import ServiceSetting, ServiceSettings
+from titanic.store.states import State
+from titanic.store.uniqueness import counts
 from titanic.util.ids import SIZE
 
 _TIMER_COST = 45
 _FIXED_COST = CHARGE + 3 * _TIMER_COST // 2  # for its end and its row in `ready`
 _MOST_DROPPED = 1000
 
-_key_of = attrgetter("key")
+_key_of, _unique_of = attrgetter("key"), attrgetter("unique")
 
 Row = tuple[bytes, bytes]
 
@@ -78,10 +80,14 @@ def optimistic(tx: Writing, alone: bool = False) -> None:
     """Nothing: to ask costs nothing."""
 
 
-def accept(tx: Writing, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> list[AcceptResult]:
+def accept(
+    tx: Writing, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0, running: Container[bytes] = ()
+) -> list[AcceptResult]:
     """Store the requests and return their ids, in order, and which are new. Keys count `ahead_us` longer."""
     uuids = tx.environment.ids.make(len(requests), now_us)
     keys = _look_up_keys(tx, requests, uuids, now_us, now_us - ahead_us)
+    if any(map(_unique_of, requests)):
+        _look_up_unique(tx, requests, uuids, keys, now_us, now_us - ahead_us, running)
     plan = _plan(tx, requests, uuids, now_us, keys)
     _make_room(tx, plan.sizes, plan.extras)
     _write(tx, plan)
@@ -91,7 +97,9 @@ def accept(tx: Writing, requests: Sequence[NewRequest], now_us: int, ahead_us: i
     return [AcceptResult(uuid, n not in taken) for n, uuid in enumerate(uuids)]
 
 
-def fresh(tx: Writing, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> list[NewRequest]:
+def fresh(
+    tx: Writing, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0, running: Container[bytes] = ()
+) -> list[NewRequest]:
     """Those that `accept` would store: their key is not taken."""
     sure_us = now_us - ahead_us
     seen: set[bytes] = set()
@@ -103,6 +111,11 @@ def fresh(tx: Writing, requests: Sequence[NewRequest], now_us: int, ahead_us: in
             if key in seen or _holder(tx, key, sure_us) is not None:
                 known = n + max(1, new.together)
             seen.add(key)
+        if n >= known and new.unique:
+            key = row_key(new.unique, new.owner)
+            if key in seen or _first(tx, key, new.unique, sure_us, running) is not None:
+                continue
+            seen.add(key)
         if n >= known:
             fresh.append(new)
     return fresh
@@ -111,10 +124,7 @@ def fresh(tx: Writing, requests: Sequence[NewRequest], now_us: int, ahead_us: in
 def forget(tx: Writing, keys: Sequence[bytes], owner: bytes = b"") -> None:
     """Forget these idempotency keys of an owner before their time; unknown ones are fine."""
     for given in keys:
-        key = row_key(given, owner)
-        if (holder := tx.key_holder(key)) is not None:
-            tx.delete(tx.db.timers, timer_key(KEY, holder.until, key))
-            tx.delete_key(key)
+        tx.forget_key(row_key(given, owner))
 
 
 def set_service(tx: Writing, service: bytes, setting: ServiceSetting) -> ServiceSettings:
@@ -155,6 +165,45 @@ def _look_up_keys(tx: Writing, requests: Sequence[NewRequest], uuids: list[bytes
             uuids[n] = holder.at(n - first)
             keys.taken.add(n)
     return keys
+
+
+def _look_up_unique(
+    tx: Writing,
+    requests: Sequence[NewRequest],
+    uuids: list[bytes],
+    keys: _Keys,
+    now_us: int,
+    sure_us: int,
+    running: Container[bytes],
+) -> None:
+    """Look up the unique requests that their keys have not found, as `_look_up_keys`."""
+    for n, new in enumerate(requests):
+        if not new.unique or n in keys.taken:
+            continue
+        name = row_key(new.unique, new.owner)
+        first = keys.holders.get(name) or _first(tx, name, new.unique, sure_us, running)
+        if first is None:
+            keys.holders[name] = KeyRecord(new.unique_until, uuids[n], now_us)
+            keys.extras[n] = keys.extras.get(n, 0) + 2 * len(name) + 3 * _TIMER_COST
+            continue
+        uuids[n] = first.uuid
+        keys.taken.add(n)
+        keys.extras.pop(n, None)
+        if new.key:  # no request has it
+            keys.holders.pop(row_key(new.key, new.owner))
+
+
+def _first(tx: Writing, name: bytes, unique: bytes, sure_us: int, running: Container[bytes]) -> KeyRecord | None:
+    """The row of a unique request, if it counts."""
+    if (holder := tx.key_holder(name)) is None:
+        return None
+    try:
+        found = state(tx, holder.uuid)
+    except RecordCorrupt:
+        found = None
+    if found is State.WAITING and holder.uuid in running:
+        found = State.RUNNING
+    return holder if counts(unique, found, holder.until, sure_us) else None
 
 
 def _plan(tx: Writing, requests: Sequence[NewRequest], uuids: list[bytes], now_us: int, keys: _Keys) -> _Plan:

@@ -13,12 +13,13 @@ from titanic.store.lmdb.free_space import fits, make_room, refusal
 from titanic.store.lmdb.lifecycle import drop_timers, find, leave
 from titanic.store.lmdb.outcome_record import OutcomeHeader, RetryRecord
 from titanic.store.lmdb.record import Ref, refer, verify
-from titanic.store.lmdb.request_record import RequestHeader
+from titanic.store.lmdb.request_record import RequestHeader, row_key
 from titanic.store.lmdb.schema import INLINE, PAGE, TIME_SIZE, closed_key, cost
 from titanic.store.lmdb.transaction import Writing
 from titanic.store.records import CloseResult
 from titanic.store.request import lasting_values
 from titanic.store.states import State, Status
+from titanic.store.uniqueness import outlives, unique_name
 from titanic.util.clock import wall_us
 
 Header = TypeVar("Header", RequestHeader, OutcomeHeader)
@@ -79,6 +80,8 @@ def close_request(tx: Writing, uuid: bytes, now_us: int, unclaimed: bool = False
             tx.freed += len(row) // PAGE
     if place is None:
         txn.delete(uuid, db=db.retries)
+    if header is not None and (name := unique_name(header)) and not outlives(name, unclaimed, status):
+        tx.forget_key(row_key(name, header.owner), uuid)
     if header is not None and header.owner:
         tx.count_owned(header.owner, size=-header.size - (end.size if end is not None else 0))
     for found in (header, end):

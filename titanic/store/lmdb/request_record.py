@@ -25,7 +25,8 @@ The record, little-endian, in database `requests` under the request's id. It is 
 
 *Idempotency keys*: one request per key, or one message of several, however often it is submitted.
 
-The row, little-endian, in database `keys` under the key (`row_key`). It outlives its request: a client that repeats a
+The row, little-endian, in database `keys` under the key (`row_key`), or under the name of a unique request
+(store/uniqueness.py). It outlives its request: a client that repeats a
 submission after the reply was fetched and the request closed still gets the first id.
 
     offset  size  field
@@ -58,6 +59,7 @@ from titanic.store.lmdb.record import (
 from titanic.store.lmdb.schema import INLINE
 from titanic.store.request import NewRequest, RequestFields, StoredRequest, values_of
 from titanic.store.rules import MAX_OPTIONS, MAX_OWNER, check_owner, check_service
+from titanic.store.uniqueness import NAMES
 from titanic.util.ids import SIZE
 
 DATABASE = "requests"
@@ -112,7 +114,9 @@ def encode(uuid: bytes, request: NewRequest, submitted_at: int, put_blob: PutBlo
 
     A body that is too large for the row is given to `put_blob`.
     """
-    service, body, priority, not_before, expires_at, max_attempts, options, key, _, together, owner, source = request
+    service, body, priority, not_before, expires_at, max_attempts, options, key, _, together, owner, source, *_ = (
+        request
+    )
     if together:
         key = b""
     check_service(service)
@@ -226,6 +230,11 @@ def row_key(key: bytes, owner: bytes) -> bytes:
     A key without an owner that begins with FF is stored under an empty owner, which no user has.
     """
     return b"\xff%b\xff%b" % (owner, key) if owner or key[:1] == b"\xff" else key
+
+
+def is_unique(key: bytes) -> bool:
+    """Whether the row is that of a unique request."""
+    return key[:1] == b"\xff" and key[1:].partition(b"\xff")[2][:1] == NAMES
 
 
 def owner_of_key(key: bytes) -> bytes:

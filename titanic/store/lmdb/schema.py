@@ -26,6 +26,7 @@
     retries    uuid                                       outcome_record.py: attempts, delay, last error
     keys       idempotency key, of those without an owner 2 × u64 µs, until when it counts, when it came + uuids
                FF + owner + FF + idempotency key          the same
+               FF + owner + FF + FF + rule + hash         the same: a unique request (store/uniqueness.py)
     timers     b"E" + expires_at, u64 µs + uuid           nothing: a request that has not ended and can expire
                b"R" + finished_at, u64 µs + uuid          nothing: a reply (DONE, CANCELLED)
                b"D" + finished_at, u64 µs + uuid          nothing: a dead request (FAILED, EXPIRED)

@@ -245,6 +245,13 @@ class Writing(Reading):
         self._count_key(key, 0)
         self.delete(self.db.keys, key)
 
+    def forget_key(self, key: bytes, uuid: bytes | None = None) -> None:
+        """Forget a key, if there is one; `uuid`: if it is that of this request."""
+        holder = self.key_holder(key)
+        if holder is not None and uuid in (None, holder.uuid):
+            self.delete(self.db.timers, schema.timer_key(schema.KEY, holder.until, key))
+            self.delete_key(key)
+
     def _count_key(self, key: bytes, size: int) -> None:
         """The row of a key gets this size."""
         if owner := request_record.owner_of_key(key):

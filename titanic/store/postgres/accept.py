@@ -15,14 +15,18 @@ from itertools import accumulate, takewhile
 from typing import NamedTuple
 
 from titanic.errors import InvalidRequest, StoreFull
-from titanic.store.postgres.changes import FORGET
+from titanic.store.postgres.changes import ANY, FORGET
 from titanic.store.postgres.closed import make_room
 from titanic.store.postgres.database_session import ids, numbers, texts
+from titanic.store.postgres.nodes import CLAIMED
 from titanic.store.postgres.rows import KEY, REQUEST, KeyRow, LaterRow, ReadyColumns, check, request_row
+from titanic.store.postgres.transaction import PLACES, STATE, Row, by_key
 from titanic.store.postgres.writing import PostgresWriting
 from titanic.store.records import AcceptResult
 from titanic.store.request import NewRequest, key_size
 from titanic.store.rules import LATEST, check_key, check_owner, check_together
+from titanic.store.states import State
+from titanic.store.uniqueness import counts
 from titanic.util.ids import SIZE
 
 Name = tuple[bytes, bytes]
@@ -48,6 +52,15 @@ WHERE k.owner = given.owner AND k.key = given.key"""
 _FIND = """
 SELECT k.owner, k.key FROM unnest(%s::bytea[], %s::bytea[]) AS given (owner, key)
 JOIN key AS k ON k.owner = given.owner AND k.key = given.key WHERE k.until > %s"""
+
+_FIND_UNIQUE = """
+SELECT k.owner, k.key, k.until, k.uuids FROM unnest(%s::bytea[], %s::bytea[]) AS given (owner, key)
+JOIN key AS k ON k.owner = given.owner AND k.key = given.key"""
+
+_STATES = f"""
+SELECT r.uuid, CASE WHEN q.uuid IS NOT NULL AND {CLAIMED} THEN {int(State.RUNNING)} ELSE {STATE} END
+FROM unnest(%s::uuid[]) AS w (uuid) {by_key("request", "r", "t.uuid = w.uuid", "INNER")} {PLACES}"""
+"""A request that a node has claimed is running, or is about to. Nothing is locked."""
 
 
 class Wanted(NamedTuple):
@@ -78,7 +91,7 @@ def take(
     """Take the keys for requests of these ids. Returns the holders of those that were there before, which stay."""
     if tx.is_optimistic:
         known = {name: tx.assumed_keys[name] for name in wanted if name in tx.assumed_keys}
-        if tx.changes.to_forget.isdisjoint(wanted) and all(one.until > sure_us for one in known.values()):
+        if tx.changes.to_forget.keys().isdisjoint(wanted) and all(one.until > sure_us for one in known.values()):
             return {name: TakenKey(list(one.uuids), False) for name, one in known.items()}
         tx.ask_first()
     rows = tx.fetch_keys(_TAKE, *_arrays(wanted, uuids, now_us))
@@ -99,7 +112,7 @@ def give_back(tx: PostgresWriting, names: Sequence[Name]) -> None:
     """Undo `take` for keys that were new: their requests are not accepted after all."""
     if names and not tx.is_optimistic:
         owners, keys = zip(*names, strict=True)
-        tx.fetch_keys(FORGET, texts(owners), texts(keys))
+        tx.fetch_keys(FORGET, texts(owners), texts(keys), ids([ANY] * len(names)))
 
 
 def count_taken(tx: PostgresWriting, name: Name, wanted: Wanted, uuids: Sequence[bytes], now_us: int) -> None:
@@ -120,7 +133,7 @@ def forget(tx: PostgresWriting, keys: Sequence[bytes], owner: bytes = b"") -> No
     names = [(owner, key) for key in keys]
     if not tx.assumed_keys.keys().isdisjoint(names):
         tx.ask_first()
-    tx.changes.to_forget.update(names)
+    tx.changes.to_forget |= dict.fromkeys(names, ANY)
 
 
 def _count(tx: PostgresWriting, owner: bytes, length: int, *requests: int) -> None:
@@ -151,7 +164,9 @@ class _Keys(NamedTuple):
     known: dict[int, bytes]
 
 
-def accept(tx: PostgresWriting, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> list[AcceptResult]:
+def accept(
+    tx: PostgresWriting, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0, running: Container[bytes] = ()
+) -> list[AcceptResult]:
     """Store the requests and return their ids, in order, with which of them are new."""
     uuids = tx.writer.ids.make(len(requests), now_us)
     needs = [check(new) for new in requests]
@@ -171,12 +186,19 @@ def accept(tx: PostgresWriting, requests: Sequence[NewRequest], now_us: int, ahe
     return [AcceptResult(known.get(n, uuid), n not in known) for n, uuid in enumerate(uuids)]
 
 
-def fresh(tx: PostgresWriting, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0) -> list[NewRequest]:
+def fresh(
+    tx: PostgresWriting, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0, running: Container[bytes] = ()
+) -> list[NewRequest]:
     """Those that `accept` would store: their key is not taken."""
     names = sorted({(new.owner, new.key) for new in requests if new.key})
-    if not names:
+    unique = sorted({(new.owner, new.unique) for new in requests if new.unique})
+    if not names and not unique:
         return list(requests)
-    taken = holders(tx, names, now_us - ahead_us)
+    taken = holders(tx, names, now_us - ahead_us) if names else set()
+    if unique:
+        owners, keys = zip(*unique, strict=True)
+        rows = tx.fetch(_FIND_UNIQUE, texts(owners), texts(keys))
+        taken |= {name for name, holder in _unique_holders(tx, rows, now_us - ahead_us).items() if not holder.is_over}
     found = []
     known = 0  # up to which the requests share a key that is taken
     for n, new in enumerate(requests):
@@ -185,6 +207,10 @@ def fresh(tx: PostgresWriting, requests: Sequence[NewRequest], now_us: int, ahea
             known = n + max(1, new.together)
         elif new.key:
             taken.add(name)
+        if n >= known and new.unique:
+            if (new.owner, new.unique) in taken:
+                continue
+            taken.add((new.owner, new.unique))
         if n >= known:
             found.append(new)
     return found
@@ -195,6 +221,9 @@ def _take_keys(
 ) -> _Keys:
     """Take the keys that are free. Raises InvalidRequest, and takes none then."""
     keys = _Keys({}, [], {}, {})
+    unique = [n for n, new in enumerate(requests) if new.unique]
+    if unique:  # a row is mostly there, of a request that has ended
+        tx.ask_first()
     places: list[tuple[int, Name, int]] = []
     for n, new in enumerate(requests):
         if new.key:
@@ -204,9 +233,7 @@ def _take_keys(
             name = new.owner, new.key
             places.append((n, name, count))
             keys.wanted.setdefault(name, Wanted(new.key_until, n, count))
-    if not places:
-        return keys
-    taken = take(tx, keys.wanted, uuids, now_us, sure_us)
+    taken = take(tx, keys.wanted, uuids, now_us, sure_us) if places else {}
     keys.over.update({name: holder for name, holder in taken.items() if holder.is_over})
     keys.new.extend(keys.wanted.keys() - taken.keys())
     for n, name, count in places:
@@ -222,7 +249,56 @@ def _take_keys(
             fact = f"it covers {len(holders)} requests of one message"
             raise InvalidRequest("the key is in use for other requests", fact, "use another key")
         keys.known.update(enumerate(holders, n))
+    if unique:
+        _take_unique(tx, requests, [n for n in unique if n not in keys.known], uuids, keys, now_us, sure_us)
     return keys
+
+
+def _take_unique(
+    tx: PostgresWriting,
+    requests: Sequence[NewRequest],
+    places: Sequence[int],
+    uuids: list[bytes],
+    keys: _Keys,
+    now_us: int,
+    sure_us: int,
+) -> None:
+    """Take the names of the unique requests at these places, which their keys have not found."""
+    wanted: dict[Name, Wanted] = {}
+    for n in places:
+        wanted.setdefault((requests[n].owner, requests[n].unique), Wanted(requests[n].unique_until, n, 1))
+    if not wanted:
+        return
+    taken = _unique_holders(tx, tx.fetch_keys(_TAKE, *_arrays(wanted, uuids, now_us)), sure_us)
+    keys.wanted.update(wanted)
+    keys.over.update({name: holder for name, holder in taken.items() if holder.is_over})
+    keys.new.extend(wanted.keys() - taken.keys())
+    for n in places:
+        new = requests[n]
+        name = new.owner, new.unique
+        holder = taken.get(name)
+        if holder is not None and not holder.is_over:
+            keys.known[n] = holder.uuids[0]
+        elif n != wanted[name].first:
+            keys.known[n] = uuids[wanted[name].first]
+        else:
+            continue
+        own = new.owner, new.key  # which no request has
+        if new.key and keys.wanted[own].first == n:
+            keys.over.pop(own, None)
+            if own in keys.new:
+                keys.new.remove(own)
+                give_back(tx, [own])
+
+
+def _unique_holders(tx: PostgresWriting, rows: Sequence[Row], sure_us: int) -> dict[Name, TakenKey]:
+    """The holders of names of unique requests; `is_over`: they do not count any more."""
+    first = ids([holders[0] for *_, holders in rows])
+    states = {uuid: State(state) for uuid, state in tx.fetch_apart(_STATES, first)} if rows else {}
+    return {
+        (owner, name): TakenKey(holders, not counts(name, states.get(holders[0]), until, sure_us))
+        for owner, name, until, holders in rows
+    }
 
 
 def _expect_room(tx: PostgresWriting, needs: list[int], keys: _Keys) -> None:

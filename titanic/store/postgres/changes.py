@@ -6,7 +6,7 @@ statements, each with an array for each column.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -92,10 +92,11 @@ _DELETE = "DELETE FROM {} WHERE uuid = ANY(%s::uuid[])"
 _DELETE_LATER, _DELETE_REPLY, _DELETE_REQUEST = map(_DELETE.format, ("later", "reply", "request"))
 
 FORGET = """
-DELETE FROM key AS k USING unnest(%s::bytea[], %s::bytea[]) AS gone (owner, key)
+DELETE FROM key AS k USING unnest(%s::bytea[], %s::bytea[], %s::uuid[]) AS gone (owner, key, uuid)
 WHERE k.owner = gone.owner AND k.key = gone.key
+    AND (gone.uuid = '00000000-0000-0000-0000-000000000000'::uuid OR k.uuids[1] = gone.uuid)
 RETURNING k.owner, length(k.key) AS length, cardinality(k.uuids) AS requests"""
-"""Keys, whatever they stand for."""
+"""Keys, whatever they stand for, or if they stand for a request."""
 
 _GIVE_NUMBERS = "UPDATE meta SET closed_last = closed_last + %s RETURNING closed_last - %s AS before, registered"
 
@@ -204,6 +205,14 @@ _NOTHING = (b"s", b"", 0, 0, 0)
 """A change of the load of no service."""
 
 
+ANY = bytes(SIZE)
+
+
+def forgotten(keys: Mapping[tuple[bytes, bytes], bytes]) -> list[tuple[bytes, bytes, bytes]]:
+    """The rows that FORGET takes, in the order in which all nodes lock them."""
+    return [(*name, uuid) for name, uuid in sorted(keys.items())]
+
+
 class Changes:
     """What is to be written. `touched` are the requests in it, `closed` those that get a number."""
 
@@ -218,8 +227,8 @@ class Changes:
         self.expiring: list[tuple[int, bytes]] = []
         self.closed: list[ClosedRow] = []
         self.keys: list[KeyRow] = []
-        self.to_forget: set[tuple[bytes, bytes]] = set()
-        """Owners and keys that are forgotten."""
+        self.to_forget: dict[tuple[bytes, bytes], bytes] = {}
+        """Owners and keys that are forgotten: if they stand for this request, or (ANY) in any case."""
         self.uncounted: list[tuple[bytes, bytes, int]] = []
         """Services, requests and incarnations: their rows of `bounded` go."""
         self._not_ready: list[tuple[bytes, bytes, int]] = []
@@ -337,7 +346,7 @@ class Changes:
             return lists(values, lists_type)
 
         if self.to_forget:
-            add("forgotten", FORGET, sorted(self.to_forget), (_T, _T))
+            add("forgotten", FORGET, forgotten(self.to_forget), (_T, _T, _I))
         if self.keys:
             uuids, rows = _key_rows(self.keys)
             given.append(ids(uuids))

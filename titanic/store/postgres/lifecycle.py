@@ -42,6 +42,7 @@ from titanic.store.records import CloseResult, Retention, Trimmed
 from titanic.store.request import lasting_texts, outcome_size
 from titanic.store.rules import LATEST, kept_until, late, shortened, times_again
 from titanic.store.states import ENDING, Event, State, Status
+from titanic.store.uniqueness import outlives, unique_name
 from titanic.util.clock import capped
 from titanic.util.ids import SIZE
 
@@ -234,6 +235,9 @@ def close_request(tx: PostgresWriting, uuid: bytes, now_us: int, unclaimed: bool
     changes.remove(uuid)
     changes.count_owner(one.owner, size=-size)
     changes.count(requests=-1, used=-used)
+    status = Status(one.state) if one.has_ended else Status.CANCELLED
+    if (name := unique_name(one)) and not outlives(name, unclaimed, status):
+        changes.to_forget[one.owner, name] = uuid
     if tx.settings.keep_closed:
         _remember(tx, one, now_us, unclaimed)
     tx.seen[uuid] = None

@@ -27,10 +27,11 @@ import psycopg
 from psycopg import Cursor
 
 from titanic.errors import StoreError
-from titanic.store.postgres.changes import FORGET, Changes
+from titanic.store.postgres.changes import FORGET, Changes, forgotten
 from titanic.store.postgres.connection_pool import ConnectionPool
 from titanic.store.postgres.database_session import (
     CATCH_UP,
+    ids,
     is_deadlock,
     is_outrun,
     is_unsure,
@@ -214,12 +215,12 @@ class PostgresWriting(SnapshotReader):
 
     def fetch_keys(self, text: str, *parameters: object) -> list[Row]:
         """`fetch` of keys, which have nothing to do with other changes. Those are forgotten first that are to be."""
-        names, self.changes.to_forget = sorted(self.changes.to_forget), set()
-        if not names:
+        forget, self.changes.to_forget = forgotten(self.changes.to_forget), {}
+        if not forget:
             return self.fetch_apart(text, *parameters)
-        owners, keys = zip(*names, strict=True)
-        forgotten = Statement(FORGET, (texts(owners), texts(keys)))
-        gone, rows = super().fetch_all(forgotten, Statement(text, parameters))
+        owners, keys, uuids = zip(*forget, strict=True)
+        first = Statement(FORGET, (texts(owners), texts(keys), ids(uuids)))
+        gone, rows = super().fetch_all(first, Statement(text, parameters))
         self.changes.count_keys_gone(gone)
         return rows
 

@@ -6,6 +6,8 @@ msgspec derives the schemas: of these documents, and of the options of `messages
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
+from operator import or_
 from typing import Annotated, Any, Literal, NotRequired, TypedDict, get_type_hints
 
 import msgspec
@@ -48,6 +50,7 @@ class Accepted(TypedDict):
 
     uuid: Uuid
     links: Links
+    found: NotRequired[Annotated[bool, Meta(description="An earlier request that `Titanic-Unique` found.")]]
 
 
 class AcceptedBatch(TypedDict):
@@ -72,6 +75,7 @@ class AttemptOptions(TypedDict):
     retry_most: NotRequired[float]
     keep: NotRequired[float]
     keep_failed: NotRequired[float]
+    unique_for: NotRequired[float]
 
 
 class Request(TypedDict):
@@ -110,6 +114,8 @@ class Request(TypedDict):
     digest: NotRequired[str]
     on_failed: NotRequired[Annotated[str, Meta(description="The service to notify if it fails.")]]
     on_limit: NotRequired[Annotated[str, Meta(description="`leave`: an attempt may exceed its limit.")]]
+    unique: NotRequired[str]
+    unique_until: NotRequired[Literal["started", "done"]]
     paused: NotRequired[Annotated[bool, Meta(description="Its service is paused, and the request has not started.")]]
 
 
@@ -388,11 +394,14 @@ EVERYWHERE = (400, 401, 403, 429, 503, 504)
 
 def _option_header(name: str) -> Part:
     """The header that sets an option of a submission."""
-    option, _, text = OPTIONS[name]
+    option, _, text, pattern = OPTIONS[name]
     found = msgspec.json.schema(_SUBMIT_TYPES[option])
-    found.pop("description")
-    if found.pop("exclusiveMinimum", None) is not None:  # headers have at most three decimals
-        found["minimum"] = MIN_SPAN
+    for one in found.get("anyOf", [found]):
+        one.pop("description", None)
+        if one.pop("exclusiveMinimum", None) is not None:  # headers have at most three decimals
+            one["minimum"] = MIN_SPAN
+    if pattern:
+        found["pattern"] = pattern
     default = _SUBMIT_DEFAULTS[option]
     if default is not msgspec.UNSET:
         found["default"] = default
@@ -400,7 +409,7 @@ def _option_header(name: str) -> Part:
 
 
 _SUBMIT_TYPES = {
-    name: hint.__args__[0] if msgspec.UnsetType in getattr(hint, "__args__", ()) else hint
+    name: reduce(or_, (one for one in getattr(hint, "__args__", (hint,)) if one is not msgspec.UnsetType))
     for name, hint in get_type_hints(Submit, include_extras=True).items()
 }
 _SUBMIT_DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Submit)}

@@ -17,6 +17,7 @@ from starlette.types import Receive
 
 from titanic.aio import Client
 from titanic.client.batching import KEY_PREFIX
+from titanic.client.request_queue import Found as FoundUuid
 from titanic.errors import Forbidden, InvalidRequest, RequestFailed, TimedOut, TitanicError, UnknownRequest
 from titanic.protocol.answers import RequestInfo
 from titanic.protocol.messages import AnyState
@@ -92,7 +93,7 @@ async def post_request(request: Request) -> Response:
         if 0 < most < len(body):  # the server's limit was not known before
             raise body_too_large(most) from error
         raise
-    if "key" in options:
+    if "key" in options and not isinstance(uuid, FoundUuid):
         await check_digest(client, uuid, options["digest"])
     if seconds is not None:
         del body
@@ -127,6 +128,9 @@ async def check_digest(client: Client, uuid: str, expected: str) -> None:
 
 def accepted(uuid: str, more: dict[str, str] | None = None) -> Response:
     """The answer for a stored request."""
+    if isinstance(uuid, FoundUuid):
+        said = {"uuid": uuid, "links": links(uuid), "found": True}
+        return json_response(said, 202, {"Location": f"/v1/requests/{uuid}", **(more or {})})
     response = _Accepted(uuid)
     if more is not None:
         response.headers.update(more)

@@ -185,7 +185,7 @@ class Submissions:
 
     def submit(self, client: Client, service: str, body: bytes, options: dict[str, Any]) -> Awaitable[str]:
         """Submit a request like `Client.submit`."""
-        if len(body) > SMALL_BODY or "key" in options:
+        if len(body) > SMALL_BODY or not options.keys().isdisjoint(("key", "unique")):
             return client.submit(service, body, **options)
         kind = client, service, tuple(options.items())
         group = self._groups.get(kind)

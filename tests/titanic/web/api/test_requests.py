@@ -139,6 +139,9 @@ WRONG = [
     ("Titanic-Keep", "-1"),
     ("Titanic-Keep", "always"),
     ("Titanic-Keep-Failed", "never"),
+    ("Titanic-Unique", "x" * 256),
+    ("Titanic-Unique-Until", "failed"),
+    ("Titanic-Unique-For", "0"),
     ("Titanic-Prio", "1"),
     ("Idempotency-Key", ""),
     ("Idempotency-Key", "~x"),
@@ -153,6 +156,20 @@ def test_what_is_wrong_in_a_header_is_told(http: httpx.Client, client: Client) -
         assert answer.status_code == 400
         assert header in answer.json()["detail"]
         assert client.stats()["store"]["requests"] == 0
+
+
+def test_a_unique_request_finds_the_first(http: httpx.Client, client: Client) -> None:
+    headers = {"Titanic-Unique": "order 17", "Titanic-Unique-Until": "started", "Titanic-Delay": "100"}
+    first, second = (http.post(SUBMIT, content=body, headers=headers) for body in (b"x", b"y"))
+    assert (first.status_code, second.status_code) == (202, 202)
+    assert second.json() == {**first.json(), "found": True}
+    assert second.headers["Location"] == first.headers["Location"]
+    keyed = http.post(SUBMIT, content=b"z", headers={**headers, "Idempotency-Key": "k"})
+    assert keyed.json()["found"], "the key is that of no request"
+    told = client.show(first.json()["uuid"])
+    assert (told["unique"], told["unique_until"]) == ("order 17", "started")
+    wrong = http.post(SUBMIT, content=b"x", headers={**headers, "Titanic-Unique-For": "5"})
+    assert (wrong.status_code, "exclude each other" in wrong.text) == (400, True)
 
 
 def test_a_key_stands_for_one_request(http: httpx.Client, client: Client) -> None:

@@ -43,6 +43,7 @@ from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import batches
 from titanic.store.lmdb.tools.findings import CopyingReading, Finding, Remedy, Verb, Walk
 from titanic.store.moving import Progress
+from titanic.store.uniqueness import unique_name
 from titanic.util.ids import SIZE
 
 _MISSING = b"the request was missing"
@@ -290,8 +291,9 @@ def _key(walk: Walk, key: bytes, row: bytes) -> None:
         header = request_record.decode_header(holder.uuid, record)
     except RecordCorrupt:
         return
-    if header.key and request_record.row_key(header.key, header.owner) != key:
-        what = f"its request {holder.uuid.hex()} has the key {header.key!r}"
+    own = unique_name(header) if request_record.is_unique(key) else header.key
+    if own and request_record.row_key(own, header.owner) != key:
+        what = f"its request {holder.uuid.hex()} has the key {own!r}"
         walk.report("keys", key, what, Remedy(Verb.SET_ASIDE, "keys", key))
 
 
