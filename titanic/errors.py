@@ -42,7 +42,7 @@ class CapacityTooSmall(CallerError):
 
 
 class NotInMemory(CallerError):
-    """A store with the durability `memory` is to be on a disk."""
+    """A store with the durability `memory` would be on a disk."""
 
 
 class Contradiction(CallerError):
@@ -62,7 +62,7 @@ class Forbidden(CallerError):
 
 
 class NoRequest(CallerError):
-    """Asked of the current request where there is none, or of one that is not stored."""
+    """There is no current request, or it is not stored."""
 
 
 class UnknownRequest(CallerError):
@@ -70,7 +70,7 @@ class UnknownRequest(CallerError):
 
 
 class StoreError(TitanicError):
-    """The store, or the system below it, isn't as it must be."""
+    """The store or its file system failed."""
 
 
 class StoreUnwritable(StoreError):
@@ -152,7 +152,7 @@ class OtherLimits(StoreError):
 
 
 class StoreAway(StoreFailed):
-    """The database can't be used by anybody now. All goes on by itself when it can; its store has logged it."""
+    """The database cannot be used at present. Work resumes by itself; the store has logged it."""
 
 
 class OutcomeUnknown(StoreFailed):
@@ -161,12 +161,11 @@ class OutcomeUnknown(StoreFailed):
 
 
 class WriteConflict(StoreFailed):
-    """Another node was quicker with what the transaction relied on. It was dropped as a whole; done again, it can be
-    kept."""
+    """Another node changed the same rows first. The transaction was rolled back as a whole; it can be retried."""
 
 
 class DiskFull(StoreFailed):
-    """The disk below the store has no room for what was to be written."""
+    """The store's disk has no room for the write."""
 
 
 class RequestError(TitanicError):

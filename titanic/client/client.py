@@ -6,7 +6,7 @@
         thumbnail, = titanic.wait(uuid, timeout=60)
         titanic.close(uuid)
 
-Threads may share a client: each gets a connection of its own, which closes when the thread ends.
+Threads may share a client: each gets its own connection, which closes when the thread ends.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ class PerThreadClients:
 
 
 class Client:
-    """One client of one Titanic. A message that gets no answer is sent again.
+    """A client of one Titanic. It resends messages without an answer.
 
-    So each submission has an idempotency key, generated when the caller gives none: it is stored once, however often it
-    had to be sent. UUIDs may be written with dashes.
+    Each submission therefore has an idempotency key, generated if the caller gives none, and is stored once however
+    often it is sent. UUIDs may be written with dashes.
     """
 
     def __init__(
@@ -108,9 +108,9 @@ class Client:
         self.disconnect()
 
     def disconnect(self) -> None:
-        """Close the connection. What was submitted lives on.
+        """Close the connection. Submitted requests stay.
 
-        Any thread may do so. Others that are waiting for an answer get an InvalidRequest, within a second.
+        Any thread may call this. Threads waiting for an answer get an InvalidRequest within a second.
         """
         self._threads.close()
 
@@ -167,18 +167,18 @@ class Client:
         return finish(self._own.submit(service, *body, **options))
 
     def reply(self, uuid: str) -> Frames | None:
-        """The reply's frames; None while it is pending. The reply stays until the request is closed.
+        """Return the reply's frames; None while it is pending. The reply stays until the request is closed.
 
         Raises UnknownRequest (closed, or never accepted) or RequestFailed (it failed for good).
         """
         return finish(self._own.reply(uuid))
 
     def wait(self, uuid: str, timeout: Span | None = None, *, on_progress: OnProgress | None = None) -> Frames:
-        """The reply's frames, as soon as they are there. Raises as `reply`, and TimedOut after `timeout` (seconds, or a
+        """Wait for the reply and return its frames. Raises as `reply`, and TimedOut after `timeout` (seconds, or a
         timedelta).
 
-        With a timeout, it also waits for a server that is temporarily unavailable; with math.inf for ever. Without a
-        timeout, raises TimedOut when there is no answer at all. `on_progress` is called with new progress that the
+        With a timeout, it also waits for a server that is temporarily unavailable; with math.inf, forever. Without a
+        timeout, it raises TimedOut if there is no answer at all. `on_progress` is called with new progress that the
         handler reports by `titanic.current().progress(…)`, {"done", "of", "text"}; polled once a second.
         """
         return finish(self._own.wait(uuid, timeout, on_progress=on_progress))
@@ -202,7 +202,7 @@ class Client:
         unique: bool = True,
         **options: Unpack[ManyOptions],
     ) -> list[str]:
-        """Submit one request per body in a single message; all are accepted, or none. The UUIDs in their order.
+        """Submit one request per body in a single message; all are accepted, or none. Return the UUIDs in this order.
 
         `keys` has one for each body; without them, `unique` as in `submit_many`. The other options, those of `submit`,
         are for all. Raises as `submit`.
@@ -219,17 +219,16 @@ class Client:
         unique: bool = True,
         **options: Unpack[ManyOptions],
     ) -> list[str]:
-        """Submit one request per body, with `window` on their way at once; the UUIDs in the bodies' order.
+        """Submit one request per body, with `window` in flight; return the UUIDs in the order of the bodies.
 
-        This is the fastest way for many small requests. They travel many to a message: of those in a message all are
-        accepted, or none. `keys` has one for each body; the other options, those of `submit`, are for all.
+        This is the fastest way to submit many small requests. A message has many of them, and is accepted as a whole or
+        not at all. `keys` has one for each body; the other options, those of `submit`, are for all.
 
-        Without `keys` each message has a generated key, which costs the store 42 bytes a request until this client has
-        the answer and sends something else, or for a minute or two. With `unique=False` there is no key, and what had
-        to be sent again may be stored, and executed, twice.
+        Without `keys` each message has a generated key, which takes 42 bytes of the store for each request, until this
+        client has the answer and sends something else, or for a minute or two. With `unique=False` there is no key, and
+        resent requests may be stored and executed twice.
 
-        Raises as `submit`. Those that were accepted before the error stay accepted: to know which, submit in
-        smaller parts.
+        Raises as `submit`. Requests accepted before the error stay accepted: to know which, submit in smaller parts.
         """
         many = self._own.submit_many(service, bodies, window=window, keys=keys, unique=unique, **options)
         return finish(many)
@@ -237,19 +236,19 @@ class Client:
     def replies(
         self, uuids: Iterable[str], timeout: Span | None = None, *, window: int = 1000
     ) -> Iterator[tuple[str, Ended]]:
-        """Each UUID with its reply, as they come in; with an error for those that will never have a reply.
+        """Yield each UUID with its reply as it arrives, or with the error if there will be no reply.
 
-        Raises TimedOut after `timeout` (as for `wait`) when some are still pending.
+        Raises TimedOut after `timeout` (as for `wait`) if some are still pending.
         """
         for some in each(self._own.some_replies(uuids, timeout, window)):
             yield from some
 
     def close_many(self, uuids: Iterable[str], *, window: int = 1000) -> None:
-        """Close any number of requests, with `window` on their way at once."""
+        """Close any number of requests, with `window` in flight."""
         finish(self._own.close_many(uuids, window=window))
 
     def retry(self, *uuids: str) -> int:
-        """Requeue requests that failed or expired; returns how many. Requests in other states stay as they are."""
+        """Requeue failed and expired requests, and return how many. Requests in other states are left unchanged."""
         return finish(self._own.retry(*uuids))
 
     def retry_all(
@@ -287,13 +286,13 @@ class Client:
         archive: str | None = None,
         name: str | None = None,
     ) -> ArchiveInfo:
-        """Register the archive of closed requests, or acknowledge what it has; returns how far it is: {registered,
+        """Register the archive of closed requests, or acknowledge what it has. Return its progress: {registered,
         archived_upto, first, last, lost, store, archive, name}.
 
         `register`: from now on nothing is dropped from the ring before the archive has it (False: no longer). `upto`:
-        the archive has everything up to this number, which is the request `uuid`. `store`: the id of the store that is
-        meant. `archive` and `name`: the archive's own id and place; no other archive can register or acknowledge until
-        it is unregistered. Raises InvalidRequest when that is impossible.
+        the archive has everything up to this number, which is the request `uuid`. `store`: the id of that store.
+        `archive` and `name`: the archive's own id and place; no other archive can register or acknowledge until it is
+        unregistered. Raises InvalidRequest if that is impossible.
         """
         return finish(
             self._own.archive(register=register, upto=upto, uuid=uuid, store=store, archive=archive, name=name)
@@ -302,27 +301,27 @@ class Client:
     # -- looking around --------------------------------------------------------------------------------------
 
     def stats(self, *, services: bool = False) -> Stats:
-        """What is stored, what waits for each service, what is running, what was done since the start. `services`: also
-        all about each service, as `by_service`."""
+        """Return statistics: stored, waiting and running requests, and counters since the start. `services`: also those
+        of each service, as `by_service`."""
         return finish(self._own.stats(services=services))
 
     def nodes(self) -> builtins.list[NodeInfo] | None:
-        """The nodes that share the store, as `titanic nodes --json` prints them; None: it has its store to itself."""
+        """Return the nodes that share the store, as `titanic nodes --json` prints them; None: it is not shared."""
         return finish(self._own.nodes())
 
     def workers(self) -> WorkersInfo:
-        """The workers of the server that answers, as `titanic workers --json` prints them. Without the permission to
-        see statistics: how many there are for each service that the user may use."""
+        """Return the workers of the answering server, as `titanic workers --json` prints them. Without the permission
+        to see statistics: their number for each service that the user may use."""
         return finish(self._own.workers())
 
     def drain(self, node: str | None = None) -> NodeInfo:
-        """Have a node end when it has nothing left to do, the one that is asked or another; what `nodes` says of it. A
-        client of several endpoints has to name it."""
+        """Drain a node, by default the one that answers, then stop it. Return what `nodes` reports about it. A client
+        of several endpoints must name it."""
         return finish(self._own.drain(node))
 
     def set_service(self, service: str, *, paused: bool | None = None, on_end: str | None = None) -> dict[str, Any]:
-        """Pause or resume a service; have a request for the service `on_end` stored whenever one of it has ended ("":
-        none). What is None stays as it is. Returns what holds for it then."""
+        """Pause or resume a service; store a request for the service `on_end` whenever a request of it ends ("": none).
+        None leaves a setting unchanged. Return the settings."""
         return finish(self._own.set_service(service, paused=paused, on_end=on_end))
 
     def list(
@@ -335,27 +334,27 @@ class Client:
         newest: bool = False,
         text: str | None = None,
     ) -> tuple[list[RequestInfo], str | None]:
-        """A page of what is stored, oldest first, and what to pass as `after` for the next (None: that was all).
-        `newest`: newest first. `text`: only those with it in their reason or key; a page may then be short."""
+        """Return a page of stored requests, oldest first, and the `after` of the next page (None: there is none).
+        `newest`: newest first. `text`: only requests with it in their reason or key; a page may then be short."""
         return finish(self._own.list(service=service, state=state, after=after, limit=limit, newest=newest, text=text))
 
     def show(self, uuid: str) -> RequestInfo:
-        """All that is known of one request. Raises UnknownRequest."""
+        """Return everything known about one request. Raises UnknownRequest."""
         return finish(self._own.show(uuid))
 
     def look(self, uuid: str, most: int | None = 65536) -> Look:
-        """`show`, and the first `most` bytes (at most 1 MiB) of the body and of the reply; None: all of the body, and
-        nothing of the reply. Raises UnknownRequest."""
+        """Return `show`, and the first `most` bytes (at most 1 MiB) of the body and of the reply; None: the whole body,
+        and nothing of the reply. Raises UnknownRequest."""
         return finish(self._own.look(uuid, most))
 
     def find(self, keys: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
-        """The requests that were submitted with these keys: the UUID of each key that is remembered, and the state of
-        each of these UUIDs, except those of closed requests."""
+        """Find requests by their keys: return the UUID of each known key, and the state of each of these UUIDs, except
+        those of closed requests."""
         return finish(self._own.find(keys))
 
     def clock(self) -> float:
-        """The time by the server's clock, by which delays and keys count, in seconds since 1970. Servers that share a
-        database go by its clock."""
+        """Return the time of the server's clock, which delays and keys use, in seconds since 1970. Servers that share a
+        database use its clock."""
         return finish(self._own.clock())
 
     def call(self, service: Body, *body: Body) -> Frames:

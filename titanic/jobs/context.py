@@ -21,17 +21,17 @@ from titanic.util.text import quoted
 
 
 class Failed(RemoteError):
-    """The request has failed for good: it is not tried again. `detail` is kept with it."""
+    """Fail the request for good: it is not retried. `detail` is kept with it."""
 
     def __init__(self, text: str, *detail: bytes | str) -> None:
         super().__init__(500, text, [FATAL, *_frames(detail)])
 
 
 class Retry(RemoteError):
-    """Try the request again, `after` so long: seconds or a timedelta; None: after the usual pause.
+    """Retry the request `after` this time, seconds or a timedelta; None: after the usual back-off.
 
-    It counts as a failed attempt: after the last one the request has failed. With `count=False` it does not count: for
-    work that has to wait for something. Then `after` is needed.
+    It counts as a failed attempt; after the last attempt the request has failed. With `count=False` it does not count,
+    for work that must wait for something; then `after` is required.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Unready(RemoteError):
 
 
 class Cancelled(RemoteError):
-    """The reply is no longer wanted: the handler gives up."""
+    """The reply is no longer wanted, and the handler ends."""
 
     def __init__(self, text: str = "cancelled") -> None:
         super().__init__(500, text)
@@ -105,15 +105,15 @@ class RequestContext:
         return self._handle is not None and self._handle.is_cancelled
 
     def check(self) -> None:
-        """Raise Cancelled if this is cancelled. Call it now and then in what takes long."""
+        """Raise Cancelled if this is cancelled. Call it now and then in long handlers."""
         if self.cancelled:
             raise Cancelled("cancelled")
 
     def progress(self, done: float, of: float | None = None, text: str = "") -> None:
-        """Say how far the work is: `done`, `of` how much if that is known, and a text for people.
+        """Report progress: `done`, `of` how much if that is known, and a text for people.
 
-        It is seen in `titanic show`, `titanic ls`, `Client.list` and `Client.wait(on_progress=…)`, for as long as the
-        request runs. Call it as often as you like: five a second are sent. Where it cannot be read, it does nothing.
+        `titanic show`, `titanic ls`, `Client.list` and `Client.wait(on_progress=…)` show it while the request runs.
+        Call it as often as you like: five a second are sent. It does nothing if the broker cannot pass it on.
         """
         if self._handle is not None:
             self._handle.progress(_progress(done, of, text))
