@@ -145,10 +145,10 @@ class Tasks:
             keep          how long its reply is kept unless it is closed; "never": until clients that wait have it;
                           default the server's, for a task annotated `-> None` an hour
             keep_failed   how long it is kept if it fails or expires; default the server's
-            unique        makes from the arguments what a call is known by: while an earlier one counts, its ticket is
-                          returned, with `found`
-            unique_until  until when it counts: "started", a worker has it; "done" (default), it has ended
-            unique_for    or for how long it counts, also after a success
+            unique        makes the unique key of a call from its arguments: while an earlier call counts, `submit`
+                          returns its ticket, with `found`
+            unique_until  how long a call counts: until it is "started" by a worker, or "done" (default): has ended
+            unique_for    or the time for which it counts, also after a success
             key           makes the idempotency key of a call from its arguments: the same key is executed once
             key_for       how long keys count, default a day
             retry_on      exceptions after which it is retried; default all
@@ -176,7 +176,7 @@ class Tasks:
         return kind(function, definition, self)
 
     def service(self, name: str) -> Callable[[AnyHandler], AnyHandler]:
-        """Have a function from frames to frames, as a `broker.Worker` takes, serve a service of this name."""
+        """Serve a service of this name with a function from frames to frames, as for `broker.Worker`."""
 
         def add(handler: AnyHandler) -> AnyHandler:
             if inspect.iscoroutinefunction(handler) or inspect.isasyncgenfunction(handler):
@@ -207,15 +207,15 @@ class Tasks:
         return {name: task.jobs for name, task in self.definitions.items() if task.jobs is not None}
 
     def worker(self, *, jobs: int = 1) -> MultiWorker:
-        """A worker of all its tasks and services in this process, in threads: `run` it, or use it in a `with`. `titanic
-        worker` executes them in processes of their own."""
+        """Make a worker of all tasks and services in this process, in threads: `run` it, or use it in a `with`.
+        `titanic worker` executes them in separate processes."""
         return MultiWorker(
             self.handlers, self.endpoint, jobs=jobs, limits=self.limits, key=self.key, server_key=self.server_key
         )
 
     def register_type(self, kind: type[T], *, encode: Callable[[T], Any], decode: Callable[[Any], T]) -> None:
-        """Accept a type of your own, and its subclasses when they are sent, in arguments and replies: `encode` makes
-        data of a value that JSON or msgpack can have, `decode` makes a value of that data. Register it above the tasks
+        """Accept a type of yours, and its subclasses when they are sent, in arguments and replies: `encode` turns a
+        value into data that JSON or msgpack can have, `decode` turns data into a value. Register it above the tasks
         that use it.
 
         Raises CallerError for a type that needs no registration, or has one.
@@ -231,8 +231,8 @@ class Tasks:
         """Submit a task by a cron expression, with these arguments. Write it above `@app.task`.
 
         Five fields, or six that begin with seconds: `*/10 * * * * *` is every ten seconds.
-        `missed`: what to do about ticks that no scheduler could submit in time: skip, once or all. `name`: that of
-        the schedule; default the task's service. Schedules are run by `scheduler`. Raises InvalidSchedule.
+        `missed`: which ticks to submit that no scheduler could submit in time: skip, once or all. `name`: that of the
+        schedule; default: the task's service. `scheduler` runs schedules. Raises InvalidSchedule.
         """
         return partial(self._scheduled, args, Schedule(name or UNNAMED, UNNAMED, cron=expression, tz=tz, missed=missed))
 
@@ -254,34 +254,33 @@ class Tasks:
         return [task.scheduled(schedule, args) for schedule, task, args in self._schedules]
 
     def scheduler(self) -> Scheduler:
-        """Submits what is due by its schedules: `run` it in a thread. Any number of processes may do so."""
+        """Make a scheduler of the tasks' schedules: `run` it in a thread, in any number of processes."""
         return Scheduler(self._connected(), self.schedules)
 
     # -- middleware ------------------------------------------------------------------------------------------
 
     def before(self, function: AnyBefore) -> AnyBefore:
-        """Have a function called with each `Call`, before the task. When it raises, the attempt ends as if the task had
-        raised that."""
+        """Call a function with each `Call` before the task. If it raises, the attempt ends as if the task had
+        raised."""
         self._middleware.before.append(function)
         return function
 
     def after(self, function: AnyAfter) -> AnyAfter:
-        """Have a function called with each `Call` and what the task has returned; the last one added comes first."""
+        """Call a function with each `Call` and the task's result; the last function added comes first."""
         self._middleware.after.append(function)
         return function
 
     def error(self, function: AnyOnError) -> AnyOnError:
-        """Have a function called with each `Call` that fails, and the exception; not for `Retry` and `Cancelled`. The
-        last one added comes first."""
+        """Call a function with each failed `Call` and the exception, not for `Retry` and `Cancelled`. The last function
+        added comes first."""
         self._middleware.error.append(function)
         return function
 
     def failed(self, function: AnyOnFailed) -> AnyOnFailed:
-        """Have a function called once for each request of a task that has failed for good or expired, with its
-        `FailedRequest` and the `TaskFailed`, whatever was the reason: its last attempt, its limit, the death of its
-        worker. That is a request for the service NAME.failed, stored with the end, which any worker of the app
-        executes, and tries again if the function raises. It covers what is submitted by an app that has the
-        function."""
+        """Call a function once for each request of a task that failed for good or expired, with its `FailedRequest` and
+        the `TaskFailed`, whatever the reason: its last attempt, its limit, the death of its worker. The call is a
+        request for the service NAME.failed, stored in the same commit; any worker of the app executes it, and retries
+        it if the function raises. It covers requests submitted by an app that has the function."""
         service = f"{self.name}.failed"
         if inspect.iscoroutinefunction(function):
             raise CallerError(f"the function of {service} is async", "it runs in a thread", "make it a plain function")
@@ -293,12 +292,12 @@ class Tasks:
 
     @property
     def client(self) -> RequestQueue:
-        """What its tasks are submitted with: one `titanic.Client`, for all threads of the process."""
+        """The client that submits its tasks: one `titanic.Client`, for all threads of the process."""
         return self._connected() if self._test is None else self._test
 
     @property
     def aio_client(self) -> AioQueue:
-        """What coroutines submit its tasks with: one `titanic.aio.Client` for each event loop."""
+        """The client of coroutines: one `titanic.aio.Client` for each event loop."""
         if self._test is not None:
             return AioMemory(self._test)
         if self._loop_clients is None:
@@ -323,16 +322,16 @@ class Tasks:
         return self.endpoint, self._timeout, credentials(self.key, self.server_key)
 
     def flow(self, uuid: str) -> FlowTicket[Any]:
-        """A ticket for a flow that was submitted before, perhaps by another process. `Flow.ticket` gives one that knows
-        the type of the reply."""
+        """Make a ticket for a flow submitted before, perhaps by another process. A ticket of `Flow.ticket` knows the
+        type of the reply."""
         return FlowTicket(FlowReplies(self.flows.service, any_reply(self._format), ()), self, uuid)
 
     @contextmanager
     def testing(self, *, worker: bool = True, **settings: Unpack[QueueSettings]) -> Iterator[MemoryQueue]:
-        """For tests of tasks: meanwhile all that is submitted goes to a queue in memory, which executes it in this
-        thread when a reply is requested, or on command. No server, no sleep: `MemoryQueue.advance` moves its
-        clock, and with it the schedules. Without a `worker` all that is submitted waits. The settings are those of a
-        server: `max_attempts`, `retry_first`, `retry_most`."""
+        """Replace the server, in tests of tasks, with a queue in memory. It executes requests in this thread, when a
+        reply is requested or on command. There is no sleep: `MemoryQueue.advance` moves the clock, and with it the
+        schedules. Without a `worker` all requests wait. The settings are those of a server: `max_attempts`,
+        `retry_first`, `retry_most`."""
         if self._test is not None:
             raise CallerError("the app is being tested already", "its queue is in memory", "leave its `with` first")
         self._test = MemoryQueue(self, worker=worker, **settings)

@@ -126,9 +126,9 @@ class Flow(Generic[R]):
     def then(
         self: Flow[Before], task: Linkable[Concatenate[Before, Rest], Next], *args: Rest.args, **kwargs: Rest.kwargs
     ) -> Flow[Next]:
-        """This flow, and then a task: its first argument is the reply of the flow, the others are given here.
+        """Add a task to the flow. Its first argument is the flow's reply; the others are given here.
 
-        Raises InvalidArguments when they do not fit.
+        Raises InvalidArguments if they do not match.
         """
         if self._host is None:
             link = task.link(([], *args), kwargs, first=True)
@@ -142,8 +142,8 @@ class Flow(Generic[R]):
         *args: Rest.args,
         **kwargs: Rest.kwargs,
     ) -> Flow[list[Next]]:
-        """This flow, which replies with a list, and then a task for each item of it, its first argument; the reply is
-        the list of their replies, in the order of the items."""
+        """Add a task for each item of the flow's reply, a list. The item is the first argument; the reply is the list
+        of their replies, in the order of the items."""
         link = task.link(args, kwargs, first=False)
         if self._host is None:
             return Flow(None, [], self.read, (), self._on_error)
@@ -153,13 +153,13 @@ class Flow(Generic[R]):
         return Flow(host, [*self.stages, stage], read, (*self.declared, *link.declared), self._on_error)
 
     def on_error(self, task: Linkable[Concatenate[str, Rest], Any], *args: Rest.args, **kwargs: Rest.kwargs) -> Flow[R]:
-        """This flow; if it fails for good, the task is executed once: its first argument is the reason."""
+        """Run a task once if the flow fails for good; its first argument is the reason."""
         stage = task.link(args, kwargs, first=False).stage
         return Flow(self._host, self.stages, self.read, self.declared, stage)
 
     def submit(self, **options: Unpack[SubmitOptions]) -> FlowTicket[R]:
-        """Have the flow executed; the ticket is there once it is on disk. The options are those of `Client.submit`, and
-        hold for the flow as a whole: with a `key` it is executed once, with a `ttl` it ends in that time or fails."""
+        """Submit the flow; return its ticket once it is on disk. The options are those of `Client.submit`, and apply to
+        the flow as a whole: with a `key` it is executed once, with a `ttl` it ends in that time or fails."""
         return self.ticket(self.host.queues.client.submit(self.host.service, self.body(), **options))
 
     def ticket(self, uuid: str) -> FlowTicket[R]:
@@ -229,8 +229,8 @@ class AioFlow(Generic[R]):
 
 
 def gather(flows: Iterable[Flow[Next]]) -> Flow[list[Next]]:
-    """Flows that are executed beside each other: the reply is the list of their replies, in their order. It fails when
-    one of them does. Of no flows it is [], for the task that follows."""
+    """Run flows in parallel: the reply is the list of their replies, in order. It fails if one of them fails. Without
+    flows the reply is []."""
     every = [*flows]
     if not every:
         return Flow(None, [], lambda _: [], ())

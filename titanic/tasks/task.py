@@ -386,9 +386,9 @@ class Submission(Generic[P, R]):
         return Submission(self.definition, self._queues, {**earlier, **options})
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Ticket[R]:
-        """Have the task executed; the ticket is there once the request is on disk.
+        """Submit a call of the task; return its ticket once the request is on disk.
 
-        Raises InvalidArguments when the arguments do not fit the signature, and as `Client.submit`.
+        Raises InvalidArguments if the arguments do not match the signature, and as `Client.submit`.
         """
         task, queues = self.definition, self._queues
         frame, options = self._written(args, kwargs)
@@ -400,10 +400,10 @@ class Submission(Generic[P, R]):
         *args: Rest.args,
         **kwargs: Rest.kwargs,
     ) -> Tickets[Returned]:
-        """Submit the task once for each item, its first argument; the other arguments are those of all.
+        """Submit the task once for each item, its first argument; the other arguments are the same for all.
 
-        Nothing is submitted before all of them are known to fit. Then many travel in each message: of those in a
-        message all are accepted, or none. Unique ones travel one by one.
+        All arguments are checked before anything is submitted. A message has many requests, and is accepted as a whole
+        or not at all. Unique ones travel one by one.
         """
         task, queues = self.definition, self._queues
         if task.is_unique(self._options):
@@ -442,9 +442,10 @@ class Submission(Generic[P, R]):
         return replace(schedule, body=self.definition.values.write(args, {}), options=options)
 
     def step(self, *args: P.args, **kwargs: P.kwargs) -> Flow[R]:
-        """The task with these arguments as a flow, to which others can be added: `resize.step("a.png").then(publish)`.
+        """Make a flow of the task with these arguments, to which others can be added:
+        `resize.step("a.png").then(publish)`.
 
-        Raises InvalidArguments when they do not fit the signature.
+        Raises InvalidArguments if they do not match the signature.
         """
         link = self.link(args, kwargs, first=True)
         return Flow(link.host, [link.stage], link.read, link.declared)

@@ -42,7 +42,7 @@ class AnyTicket(Generic[R]):
 
     @property
     def found(self) -> bool:
-        """Whether it is that of an earlier request, which a unique one has found."""
+        """Whether it is the ticket of an earlier request with the same unique key."""
         return isinstance(self.uuid, Found)
 
     def outcome(self, ended: Ended) -> R | Exception:
@@ -65,8 +65,7 @@ class AnyTicket(Generic[R]):
 
 
 class Ticket(AnyTicket[R]):
-    """A submitted task. Keep `uuid` to come back for the reply in another process: `Task.ticket` makes a ticket of
-    it."""
+    """A submitted task. Keep `uuid` to fetch the reply in another process, with a ticket from `Task.ticket`."""
 
     __slots__ = ("_queues",)
 
@@ -75,10 +74,10 @@ class Ticket(AnyTicket[R]):
         self._queues = queues
 
     def reply(self, timeout: Span | None = None) -> R:
-        """What the task returns, as soon as it is there; `timeout` as of `Client.wait`.
+        """Wait for the task's result and return it; `timeout` as in `Client.wait`.
 
-        Raises one of the exceptions that the task has declared when it failed for good with it, else TaskFailed;
-        UnknownRequest when it was closed; TimedOut.
+        If it failed for good, raises the task's exception if that is declared, else TaskFailed; UnknownRequest if it
+        was closed; TimedOut.
         """
         try:
             return self._read(self._queues.client.wait(self.uuid, timeout))
@@ -131,17 +130,17 @@ class Tickets(AnyTickets[R, Ticket[R]]):
         self._queues = queues
 
     def ended(self, timeout: Span | None = None) -> Iterator[tuple[Ticket[R], R | Exception]]:
-        """Each ticket with what its task has returned, or with the exception that `reply` would raise, as they end.
+        """Yield each ticket as its task ends, with the result, or with the exception that `reply` would raise.
 
-        Raises TimedOut after `timeout` when some are still pending.
+        Raises TimedOut after `timeout` if some are still pending.
         """
         tickets = {ticket.uuid: ticket for ticket in self._tickets}
         for uuid, ended in self._queues.client.replies(tickets, timeout):
             yield tickets[uuid], tickets[uuid].outcome(ended)
 
     def replies(self, timeout: Span | None = None) -> list[R]:
-        """What all of them return, in their order. When some have failed, raises what the first of these failed with,
-        after all have ended."""
+        """Return all results, in order. If some tasks failed, raises the exception of the first of them, after all have
+        ended."""
         return self._in_order({ticket.uuid: outcome for ticket, outcome in self.ended(timeout)})
 
     def close(self) -> None:
