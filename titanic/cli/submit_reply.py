@@ -171,14 +171,14 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
     type=click.Choice(get_args(UniqueUntil)),
     default=None,
     group=CHOICES,
-    help="It counts until a worker has it, or until it has ended (the default).",
+    help="With --unique: the earlier request counts until a worker has it, or until it has ended (the default).",
 )
 @seconds(
     "--unique-for",
     least=0.001,
     default=None,
     group=CHOICES,
-    help="Or for how long it counts, also after a success; not after a failure or a close.",
+    help="With --unique: or it counts for this long, also after a success; not after a failure or a close.",
 )
 @seconds(
     "--delay", least=0, default=None, group=CHOICES, help="Do not execute the request before this time has passed."
@@ -294,8 +294,8 @@ def submit(
     are not compared. All keys in a store share one namespace (with access control, all keys of a user), so start yours
     with the name of your program: 'shop: order 7'.
 
-    --json prints {uuid}, with "found": true if --unique has found it; with --lines {uuids}, with --wait what `titanic
-    reply --json` prints.
+    --json prints {uuid}, with "found": true if --unique found an earlier request; with --lines {uuids}, with --wait
+    what `titanic reply --json` prints.
 
     \b
     Example:
