@@ -45,6 +45,7 @@ from titanic import logs
 from titanic.errors import TitanicError
 from titanic.jobs.context import JobLogFilter, Unready
 from titanic.pool.child_messages import (
+    CHUNK,
     BeginJob,
     ChildBeat,
     JobFinal,
@@ -71,9 +72,6 @@ BUSY_BEAT = 0.25
 
 PROGRESS_INTERVAL = 0.2
 """Seconds between two progress messages."""
-
-CHUNK = 262_144
-"""Bytes that are read at once."""
 
 EXIT_FAULT = 2
 EXIT_ORPHANED = 1

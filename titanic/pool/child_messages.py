@@ -19,6 +19,9 @@ import msgspec
 
 _LENGTH = 4
 
+CHUNK = 262_144
+"""Bytes that are read at once."""
+
 
 class BeginJob(msgspec.Struct, array_like=True, tag=1):
     """Execute this request."""

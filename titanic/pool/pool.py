@@ -224,15 +224,14 @@ class Pool:
                 if message.get("ready"):
                     self._serve(number, process, read_declaration(message["app"]), now)
             if ended:
+                self._take_posted(now)  # that it had a request, too
                 del self._processes[number]
                 self._selector.unregister(process.reports)
                 how = process.end()
                 if process.worker is not None:
                     process.worker.child_gone(number, how)
                 core.gone(number, how, now)
-        while self._posted:
-            number, message = self._posted.popleft()
-            core.said(number, message, now)
+        self._take_posted(now)
         if self._asked > self._obeyed:
             (core.stop if self._obeyed == 0 else core.stop_at_once)(now)
             self._notifier.stopping(core.config.grace)
@@ -245,6 +244,11 @@ class Pool:
         self._notify()
         if not core.ended:
             self._wait(now)
+
+    def _take_posted(self, now: float) -> None:
+        while self._posted:
+            number, message = self._posted.popleft()
+            self._core.said(number, message, now)
 
     def _serve(self, number: int, process: _Process, app: Declaration, now: float) -> None:
         """Have the worker give requests to a child that is ready."""

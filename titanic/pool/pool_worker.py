@@ -34,6 +34,7 @@ from broker import (
     WorkerRegistration,
 )
 from titanic.pool.child_messages import (
+    CHUNK,
     BeginJob,
     CancelJob,
     ChildBeat,
@@ -53,9 +54,6 @@ SILENT = 1.0
 
 IDLE_SILENT = 4.0
 """The same for a child without requests, which gives them less often."""
-
-CHUNK = 262_144
-"""Bytes that are read at once."""
 
 MOST_CHUNKS = 16
 """Of these, before others have their turn."""

@@ -35,6 +35,7 @@ APP = """
 import asyncio
 import ctypes
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -102,7 +103,7 @@ def hang(folder: str) -> None:
         if Path("/proc", before.name.partition("-")[2]).exists():
             Path(folder, "overlap").touch()
     Path(folder, f"hangs-{os.getpid()}").touch()
-    time.sleep(600)
+    threading.Event().wait()
 
 
 @app.task(on_limit="cancel")

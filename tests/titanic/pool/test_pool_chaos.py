@@ -110,7 +110,8 @@ class Play:
             case "stop a process for a while" | "stop a parent for a while":
                 pid = child if what == "stop a process for a while" else worker.process.pid
                 os.kill(pid, signal.SIGSTOP)
-                time.sleep(self.dice.uniform(0.2, 1.5))  # the fault itself
+                most = self.ended() + self.dice.randrange(5, 60)
+                until(lambda: self.ended() >= most)  # the others go on
                 os.kill(pid, signal.SIGCONT)
         self.done[what] += 1
 
