@@ -22,6 +22,7 @@ DOCUMENTS = [
     "titanic/tasks/FLOWS.md",
     "titanic/tasks/README.md",
     "titanic/taskiq/README.md",
+    "titanic/celery/README.md",
     "titanic/SCHEDULES.md",
     "titanic/COOKBOOK.md",
     "broker/README.md",

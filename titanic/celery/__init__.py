@@ -1,0 +1,333 @@
+"""Celery's names for tasks, flows and schedules of Titanic: a program changes an import and the address of the broker.
+
+    from titanic.celery import Celery, chain, chord, crontab, group, shared_task
+
+README.md has what differs. What has no equivalent raises CallerError. Celery itself is not needed.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+from broker import DEFAULT_ENDPOINT, Handler
+from titanic.errors import CallerError, InvalidRequest, TimedOut, UnknownRequest
+from titanic.jobs.context import Retry, current_or_none
+from titanic.protocol.submit_options import Span
+from titanic.schedules import Schedule
+from titanic.tasks import Flow, Submission, TaskFailed, Tasks, Ticket, gather
+
+PAGE = "see titanic/celery/README.md"
+
+IGNORED = {"acks_late", "pydantic", "reject_on_worker_lost", "retry", "retry_policy", "serializer", "track_started"}
+"""Options of tasks and of `apply_async` that have no meaning here, or always hold."""
+
+LEAST_ATTEMPTS = 10
+"""Attempts that a task without `autoretry_for` has at least: a worker's death may be one."""
+
+MOST_ATTEMPTS = 65_535
+
+STATES = {"delayed": "PENDING", "running": "STARTED", "done": "SUCCESS", "failed": "FAILURE", "expired": "REVOKED"}
+
+
+class MaxRetriesExceededError(Exception):
+    """`self.retry` was called after the last retry."""
+
+
+def options_of(
+    countdown: Span | None = None,
+    eta: datetime | None = None,
+    expires: Span | datetime | None = None,
+    priority: int | None = None,
+    time_limit: float | None = None,
+    ignore_result: bool = False,
+    **others: Any,
+) -> dict[str, Any]:
+    """Celery's options of a request as those of `Client.submit`."""
+    if unknown := sorted(others.keys() - IGNORED):
+        raise CallerError(f"there is no option {', '.join(unknown)} here", "", PAGE)
+    if isinstance(expires, datetime):
+        expires = max(timedelta(microseconds=1), expires - datetime.now(UTC))
+    keep = "never" if ignore_result else None
+    found = {"delay": countdown, "at": eta, "ttl": expires, "priority": priority, "limit": time_limit, "keep": keep}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+class AsyncResult:
+    """What was submitted, with Celery's methods. `get` raises what the task has failed with: TaskFailed, or a class in
+    its `throws`; and TimedOut. `revoke` deletes the request; a running task is informed."""
+
+    def __init__(self, id: str, app: Celery, ticket: Ticket[Any] | None = None) -> None:
+        """`id`: a UUID, or the `task_id` that it was submitted with."""
+        self.id, self._app, self._known = id, app, ticket
+
+    @property
+    def ticket(self) -> Ticket[Any]:
+        """The request's. Raises UnknownRequest."""
+        if self._known is None:
+            key, queue = self._app.key_of(self.id), self._app.client
+            uuid = queue.find([key])[0].get(key, self.id)
+            task = self._app.definitions.get(queue.show(uuid)["service"])
+            self._known = self._app.flow(uuid) if task is None else Ticket(task, self._app, uuid)
+        return self._known
+
+    @property
+    def state(self) -> str:
+        """PENDING, STARTED, RETRY, SUCCESS, FAILURE or REVOKED; PENDING also if there is no such request."""
+        try:
+            row = self._app.client.show(self.ticket.uuid)
+        except (UnknownRequest, InvalidRequest):
+            return "PENDING"
+        return "RETRY" if row["state"] == "delayed" and row["attempts"] else STATES.get(row["state"], "PENDING")
+
+    status = state
+
+    def get(self, timeout: Span | None = None, propagate: bool = True) -> Any:
+        try:
+            return self.ticket.reply(timeout=math.inf if timeout is None else timeout)
+        except TimedOut:
+            raise
+        except Exception as error:
+            if propagate:
+                raise
+            return error
+
+    @property
+    def result(self) -> Any:
+        return self.get(propagate=False) if self.ready() else None
+
+    @property
+    def traceback(self) -> str | None:
+        error = self.result
+        failed = error if isinstance(error, TaskFailed) else getattr(error, "__cause__", None)
+        return failed.traceback if isinstance(failed, TaskFailed) else None
+
+    def ready(self) -> bool:
+        return self.state in ("SUCCESS", "FAILURE", "REVOKED")
+
+    def successful(self) -> bool:
+        return self.state == "SUCCESS"
+
+    def failed(self) -> bool:
+        return self.state == "FAILURE"
+
+    def revoke(self, terminate: bool = False) -> None:
+        self.ticket.close()
+
+    forget = revoke
+
+
+class Signature:
+    """A task with arguments, or a chain or a group of such `parts`."""
+
+    def __init__(self, app: Celery, task: Task | None = None, /, *args: Any, **kwargs: Any) -> None:
+        self.app, self.task, self.args, self.kwargs = app, task, args, kwargs
+        self.parts: list[Signature] = []
+        self.is_group = False
+        self.options: dict[str, Any] = {}
+
+    def set(self, **options: Any) -> Signature:
+        """Give it options of `apply_async`."""
+        self.options |= options
+        return self
+
+    @property
+    def step(self) -> Submission[..., Any]:
+        """Its task as a step of a flow. Raises CallerError for a group."""
+        if self.task is None:
+            raise CallerError("a group cannot follow a task", "each of its tasks would get the reply", PAGE)
+        return self.task.submission.options(**options_of(**self.options))
+
+    def flow(self, *args: Any) -> Flow[Any]:
+        """It as a flow; `args` stand before those of its task, its first task or each task of the group."""
+        if self.task is not None:
+            return self.step.step(*args, *self.args, **self.kwargs)
+        if self.is_group:
+            return gather(part.flow(*args) for part in self.parts)
+        first, *others = self.parts
+        flow = first.flow(*args)
+        for part in others:
+            flow = flow.then(part.step, *part.args, **part.kwargs)
+        return flow
+
+    def apply_async(
+        self, args: Iterable[Any] = (), kwargs: Mapping[str, Any] = {}, task_id: str | None = None, **options: Any
+    ) -> AsyncResult:
+        """Submit it; `args` as of `flow`. `task_id` is its idempotency key."""
+        said: Any = options_of(**{**self.options, **options})
+        key: Any = {} if task_id is None else {"key": self.app.key_of(task_id)}
+        if self.task is None:
+            ticket: Ticket[Any] = self.flow(*args).submit(**said, **key)
+        else:
+            task = self.task.submission.options(**said)
+            body, said = task._written((*args, *self.args), {**self.kwargs, **kwargs})
+            ticket = task.ticket(self.app.client.submit(task.service, body, **{**said, **key}))
+        return AsyncResult(task_id or ticket.uuid, self.app, ticket)
+
+    def delay(self, /, *args: Any, **kwargs: Any) -> AsyncResult:
+        """Submit it with these arguments before its own."""
+        return self.apply_async(args, kwargs)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the task here; submit a chain or a group."""
+        return self.delay(*args) if self.task is None else self.task(*args, *self.args, **{**self.kwargs, **kwargs})
+
+    def __or__(self, other: Signature) -> Signature:
+        return chain(self, other)
+
+
+def _joined(parts: Iterable[Any]) -> Signature:
+    every = [*parts]
+    if len(every) == 1 and not isinstance(every[0], Signature):
+        every = [*every[0]]
+    if not every:
+        raise CallerError("a chain or a group has no tasks", "", "give it one")
+    joined = Signature(every[0].app)
+    joined.parts = every
+    return joined
+
+
+def chain(*parts: Any) -> Signature:
+    """Tasks that follow each other: the reply of each is the first argument of the next."""
+    joined = _joined(parts)
+    joined.parts = [one for part in joined.parts for one in (part.parts if not part.is_group else []) or [part]]
+    for part in joined.parts[1:]:
+        _ = part.step  # raises for a group
+    return joined
+
+
+def group(*parts: Any) -> Signature:
+    """Tasks beside each other: the reply is the list of their replies."""
+    joined = _joined(parts)
+    joined.is_group = True
+    return joined
+
+
+def chord(header: Any, body: Signature | None = None) -> Any:
+    """A group, and a task that gets the list of their replies: `chord(header)(body)` or `chord(header, body)()`."""
+    together = header if isinstance(header, Signature) else group(header)
+    return chain(together, body) if body is not None else lambda body: chain(together, body).delay()
+
+
+class Task:
+    """A function that is a task, with Celery's methods. A bound one gets this as `self`."""
+
+    def __init__(
+        self,
+        app: Celery,
+        function: Callable[..., Any],
+        name: str | None = None,
+        bind: bool = False,
+        autoretry_for: Sequence[type[Exception]] = (),
+        retry_backoff: bool | float = False,
+        retry_backoff_max: float = 600.0,
+        retry_kwargs: Mapping[str, Any] = {},
+        max_retries: int | None = 3,
+        default_retry_delay: float = 180.0,
+        throws: Sequence[type[Exception]] = (),
+        **options: Any,
+    ) -> None:
+        functools.update_wrapper(self, function)
+        module = app.name if function.__module__ == "__main__" else function.__module__
+        self.app, self.name = app, name or f"{module}.{function.__name__}"
+        self.max_retries: int | None = retry_kwargs.get("max_retries", max_retries)
+        self.default_retry_delay: float = retry_kwargs.get("countdown", default_retry_delay)
+        self._call = function.__get__(self) if bind else function
+        attempts = MOST_ATTEMPTS if self.max_retries is None else self.max_retries + 1
+        said: Any = {
+            "retry_on": tuple(autoretry_for),
+            "raises": (*throws, MaxRetriesExceededError),
+            "max_attempts": attempts if autoretry_for else max(LEAST_ATTEMPTS, attempts),
+            "retry_first": float(retry_backoff) or self.default_retry_delay,
+            "retry_most": retry_backoff_max if retry_backoff else self.default_retry_delay,
+            **options_of(**options),
+        }
+        self.submission: Submission[..., Any] = Tasks.task(app, service=self.name, **said)(self._call)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self._call(*args, **kwargs)
+
+    @property
+    def request(self) -> Any:
+        """The request that runs in this thread: its `id`, `retries`, and whether the task was `called_directly`."""
+        found = current_or_none()
+        return SimpleNamespace(
+            id=found.uuid if found else None, retries=found.attempt - 1 if found else 0, called_directly=not found
+        )
+
+    def retry(
+        self, exc: Exception | None = None, countdown: Span | None = None, max_retries: int | None = None
+    ) -> Retry:
+        """End this attempt; the next one begins after `countdown`. Raises Retry; after the last retry, and when called
+        directly, `exc` or MaxRetriesExceededError."""
+        most, request = self.max_retries if max_retries is None else max_retries, self.request
+        if request.called_directly or (most is not None and request.retries >= most):
+            raise exc or MaxRetriesExceededError(f"{self.name} was tried {request.retries + 1} times")
+        raise Retry(repr(exc) if exc else "", after=self.default_retry_delay if countdown is None else countdown)
+
+    def s(self, /, *args: Any, **kwargs: Any) -> Signature:
+        """The task with arguments, for a chain or a group."""
+        return Signature(self.app, self, *args, **kwargs)
+
+    def delay(self, /, *args: Any, **kwargs: Any) -> AsyncResult:
+        """Submit it with these arguments."""
+        return self.s(*args, **kwargs).apply_async()
+
+    def apply_async(self, args: Iterable[Any] = (), kwargs: Mapping[str, Any] = {}, **options: Any) -> AsyncResult:
+        """Submit it; the options are those of `options_of`, and `task_id`."""
+        return self.s(*args, **kwargs).apply_async(**options)
+
+
+class Celery(Tasks):
+    """An app: `app = Celery("shop", broker="tcp://127.0.0.1:5555", include=["shop.tasks"])`. The broker is a Titanic,
+    which keeps the results, too. `titanic worker shop.celery:app` runs the tasks."""
+
+    latest: Celery | None = None
+    """The one that `shared_task` declares tasks for."""
+
+    def __init__(
+        self, main: str, broker: str = DEFAULT_ENDPOINT, backend: str = "", include: Sequence[str] = ()
+    ) -> None:
+        if not re.match("(tcp|ipc)://", broker):
+            raise CallerError(f"broker is {broker}", "that is not a Titanic", "give the endpoint of titanic serve")
+        super().__init__(broker, name=main)
+        self._include = [*include]
+        Celery.latest = self
+
+    def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+        """Make a task of a function. The options are Celery's, as far as `Task` and `options_of` name them."""
+        if function is None:
+            return functools.partial(self.task, **options)
+        return Task(self, function, **options)
+
+    def _scheduled(self, args: tuple[Any, ...], schedule: Schedule, task: Any) -> Any:
+        super()._scheduled(args, schedule, task.submission if isinstance(task, Task) else task)
+        return task
+
+    @property
+    def handlers(self) -> dict[str, Handler]:
+        """As of `Tasks`."""
+        for name in self._include:
+            import_module(name)
+        return super().handlers
+
+    def AsyncResult(self, task_id: str) -> AsyncResult:  # noqa: N802
+        """The result of what was submitted before: by its UUID, or its `task_id`."""
+        return AsyncResult(task_id, self)
+
+    def key_of(self, task_id: str) -> str:
+        """The idempotency key that stands for a `task_id`."""
+        return f"celery:{self.name}:{task_id}"
+
+
+def shared_task(*args: Any, **options: Any) -> Any:
+    """Make a task of a function for the app that was made last."""
+    if Celery.latest is None:
+        raise CallerError("shared_task has no app", "none was made yet", "import the module of the app first")
+    return Celery.latest.task(*args, **options)
