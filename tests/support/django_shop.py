@@ -1,8 +1,12 @@
-"""Django in this process, with a database in memory, and tasks of its framework."""
+"""Django in this process, with a database, and tasks of its framework."""
 
 from __future__ import annotations
 
+import atexit
+import os
+import tempfile
 import threading
+from pathlib import Path
 from typing import Any
 
 import django
@@ -18,6 +22,8 @@ from titanic import Failed, Retry, current
 
 BACKEND = "titanic.django.TitanicBackend"
 CALLS: list[str] = []
+DATABASE = Path(tempfile.gettempdir(), f"titanic-django-{os.getpid()}.sqlite3")
+"""A file: connections to databases in memory stay open."""
 CONTINUE = threading.Event()
 
 
@@ -25,8 +31,9 @@ def configure() -> None:
     """Set Django up once in a process."""
     if settings.configured:
         return
+    atexit.register(DATABASE.unlink, missing_ok=True)
     settings.configure(
-        DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+        DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": str(DATABASE)}},
         ALLOWED_HOSTS=["*"],
         USE_TZ=True,
         TIME_ZONE="Europe/Berlin",
@@ -37,6 +44,15 @@ def configure() -> None:
 
 
 configure()
+
+
+def query() -> bool:
+    """Ask the database; whether this thread was connected before."""
+    connection = connections["default"]
+    before = connection.connection is not None
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT 1")
+    return before
 
 
 @task
@@ -81,10 +97,8 @@ def waits(word: str) -> str:
 
 
 @task
-def asks_the_database() -> list[int]:
-    with connections["default"].cursor() as cursor:
-        cursor.execute("SELECT 1")
-    return [connection is not None for connection in [connections["default"].connection]]
+def asks_the_database() -> bool:
+    return query()
 
 
 def no_task() -> None: ...

@@ -314,7 +314,7 @@ def _start(options: Submit, now_us: int) -> int:
         return _moment(options.delay, now_us)
     if options.delay is not UNSET:
         raise ValueError("at and delay exclude each other: give one of them")
-    start = int(options.at * 1e6)
+    start = round(options.at * 1e6)
     if start > now_us + MOST_SECONDS * 1e6:
         raise ValueError("at must be a time in seconds since 1970, at most ten years from now")
     return start if start > now_us else 0

@@ -69,8 +69,14 @@ def test_the_shortest_times_are_not_none() -> None:
 
 @pytest.mark.parametrize(
     ("at", "start"),
-    [(NOW / SECOND + 90.5, NOW + 90 * SECOND + SECOND // 2), (0, 0), (-62_135_596_800, 0), (NOW / SECOND, 0)],
-    ids=["future", "1970", "year 1", "now"],
+    [
+        (NOW / SECOND + 90.5, NOW + 90 * SECOND + SECOND // 2),
+        (0, 0),
+        (-62_135_596_800, 0),
+        (NOW / SECOND, 0),
+        (1795818536.529609, 1795818536529609),
+    ],
+    ids=["future", "1970", "year 1", "now", "to the microsecond"],
 )
 def test_a_time_to_start_at(at: float, start: int) -> None:
     assert submitted(at=at)[0].not_before == start
