@@ -111,17 +111,22 @@ REFUSED_MOST = 10
 """How often a reply may find no room in the store, some four minutes long, before the request fails for that."""
 
 
-def back_off(flight: Flight, attempt: int, config: ServerConfig) -> float:
+def back_off(attempt: int, first: float, most: float) -> float:
     """Seconds from the failure of this attempt until the next one, without the jitter. They double with each.
     (`broker.core.timers.Backoff` is for attempts to reach something: reconnecting, asking again.)"""
-    first, most = _back_offs(flight, config)
     return float(min(most, first * 2.0 ** min(attempt - 1, 60)))
 
 
 def _back_offs(flight: Flight, config: ServerConfig) -> tuple[float, float]:
     """The first and the longest."""
-    first = flight.policy.retry_first or config.retry_first
-    return first, flight.policy.retry_most or max(first, config.retry_most)
+    policy = flight.policy
+    return _with_defaults(policy.retry_first, policy.retry_most, config.retry_first, config.retry_most)
+
+
+def _with_defaults(own_first: float, own_most: float, first: float, most: float) -> tuple[float, float]:
+    """Those of a request, where it has some, and of the server."""
+    own_first = own_first or first
+    return own_first, own_most or max(own_first, most)
 
 
 def _growing(waited: float, flight: Flight, config: ServerConfig) -> float:
@@ -158,7 +163,9 @@ def after_failure(
         return Finish(uuid, Status.FAILED, detail, flight.attempts, reason, flight.started), sum(map(len, detail))
     delay = hint.pause
     if delay is None:
-        pause = _growing(waited, flight, config) if hint.unready else back_off(flight, flight.attempts, config)
+        pause = (
+            _growing(waited, flight, config) if hint.unready else back_off(flight.attempts, *_back_offs(flight, config))
+        )
         delay = pause * dice.uniform(1 - JITTER, 1 + JITTER)
     text = _shortened(reason, detail)
     return Postpone(uuid, delay, flight.attempts, text, flight.started, flight.deliveries + 1), len(text)
@@ -197,18 +204,26 @@ _GENERATED = b"~"
 
 
 @lru_cache(maxsize=4096)
-def _numbers(attempt: int, most: int, priority: int, pause: float) -> bytes:
-    """Most requests have these and nothing more, and most have the same."""
-    next_in = b',"retry_in":%g' % pause if attempt < most else b""
-    return b'","attempt":%d,"of":%d,"priority":%d%s}' % (attempt, most, priority, next_in)
+def _numbers(attempt: int, of: int, priority: int, *back_offs: float) -> bytes:
+    """Most requests have these alone, and most have the same. `back_offs`: as `_with_defaults` takes them."""
+    next_in = b',"retry_in":%g' % back_off(attempt, *_with_defaults(*back_offs)) if attempt < of else b""
+    return b'","attempt":%d,"of":%d,"priority":%d%s}' % (attempt, of, priority, next_in)
 
 
 def context_of(row: ReadyRow, flight: Flight, config: ServerConfig, wall_us: int, *, alone: bool = False) -> bytes:
     """The context of an attempt that begins now. `wall_us`: the time of day. `alone`: its worker's process is to do
     nothing else meanwhile; that is for the broker (`broker.core.requests`)."""
-    policy, key, attempt = flight.policy, row.idempotency_key, flight.attempts + 1
+    policy, key = flight.policy, row.idempotency_key
     again = flight.deliveries > flight.attempts
-    numbers = _numbers(attempt, flight.max_attempts, flight.priority, back_off(flight, attempt, config))
+    numbers = _numbers(
+        flight.attempts + 1,
+        flight.max_attempts,
+        flight.priority,
+        policy.retry_first,
+        policy.retry_most,
+        config.retry_first,
+        config.retry_most,
+    )
     said = b'{"uuid":"' + text(row.uuid) + numbers
     if not (again or alone or policy.limit or policy.trace or policy.type or (key and not key.startswith(_GENERATED))):
         return said

@@ -160,6 +160,8 @@ class OutcomeBuffer:
 
 
 OPTIONS = b'{"type": "application/json"}'
+FAILED_OPTIONS = b'{"type": "application/json", "keep": 3600}'
+"""Of events for `on_failed`: as tasks that return None, so that many failures do not fill the store."""
 
 
 class CompletionEvents:
@@ -217,7 +219,7 @@ def completion_events(
             if row.state is not State.DONE and (name := read_policy(row.options).on_failed):
                 detail = transaction.reply(uuid) if 0 < row.reply_bytes <= MAX_DETAIL else None
                 frames = detail.frames if isinstance(detail, Outcome) else ()
-                new.append(NewRequest(name.encode(), [body_of(row), *frames], options=OPTIONS, owner=row.owner))
+                new.append(NewRequest(name.encode(), [body_of(row), *frames], options=FAILED_OPTIONS, owner=row.owner))
         except RecordCorrupt:
             continue
     return new
