@@ -317,9 +317,6 @@ class MdpClient(Conversation):
         self._events: deque[ReplyEvent] = deque()
         """Events that were received but not reported yet (only of a Pipeline)."""
 
-    def _start(self, service: Body, body: Iterable[Body], timeout: float | None, retries: int | None) -> int:
-        return self._ask(service_name(service), body, timeout, retries)
-
 
 class Client(MdpClient):
     """One request at a time, with any MDP broker.
@@ -330,7 +327,7 @@ class Client(MdpClient):
 
     def call(self, service: Body, *body: Body, timeout: float | None = None, retries: int | None = None) -> Frames:
         """The whole reply: the frames of all its parts. Raises TimedOut or RemoteError."""
-        ticket = self._start(service, body, timeout, retries)
+        ticket = self._ask(service_name(service), body, timeout, retries)
         frames: Frames = []
         done = False
         try:
@@ -351,7 +348,7 @@ class Client(MdpClient):
 
         To stop reading early is fine: the rest is dropped.
         """
-        ticket = self._start(service, body, timeout, retries)
+        ticket = self._ask(service_name(service), body, timeout, retries)
         done = False
         try:
             while not done:

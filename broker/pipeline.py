@@ -56,7 +56,7 @@ class Pipeline(MdpClient):
         On a new connection the broker is asked first which version it speaks, if none was given: for a second at most.
         What could not be sent by then goes out while events are waited for.
         """
-        ticket = self._start(service, body, timeout, retries)
+        ticket = self._ask(service_name(service), body, timeout, retries)
         if self._session.asking and self._greeted != self._session.connection:
             self._greeted = self._session.connection
             until = time.monotonic() + GREETING

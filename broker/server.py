@@ -407,9 +407,6 @@ class Broker(CoreRunner[BrokerCore]):
             return peer.user
         return peer.user if isinstance(peer, PeerConnection) and peer.open else NOBODY
 
-    def _largest(self) -> str:
-        return f"more than {MOST_FRAMES} frames or {self.config.max_message} bytes, the maximum of this broker"
-
     def _reply(self, answers: Iterable[tuple[Request, Frames]]) -> None:
         for request, body in answers:
             self.core.reply(request, body)
@@ -443,7 +440,8 @@ class Broker(CoreRunner[BrokerCore]):
                 core.lost(peer, now)
                 continue
             if isinstance(frames, OversizedMessage):
-                core.too_large(peer, frames.head, self._largest(), now)
+                most = f"{MOST_FRAMES} frames or {self.config.max_message} bytes"
+                core.too_large(peer, frames.head, f"more than {most}, the maximum of this broker", now)
                 continue
             try:
                 receive(peer, frames, now, connection.user)
@@ -474,7 +472,8 @@ class Broker(CoreRunner[BrokerCore]):
             for local in self._leased:
                 if local.lasts is not None and not local.lasts():
                     core.withhold(local, now)
-            more = self._send(core.take_output(), now)
+            output = core.take_output()
+            more = bool(output) and self._send(output, now)
         self._connections.flush(now)
         for connection, _ in self._connections.take_ended():
             core.lost(connection.peer, now)
@@ -494,7 +493,8 @@ class Broker(CoreRunner[BrokerCore]):
         self._connections.tick(now)
 
     def next_deadline(self) -> float | None:
-        return earliest(self.core.next_deadline(), self._connections.next_deadline())
+        core, connections = self.core.next_deadline(), self._connections.next_deadline()
+        return core if connections is None else earliest(core, connections)
 
     def close(self) -> None:
         self._connections.close()

@@ -281,7 +281,8 @@ class ClientSession(RequestSession[_SentRequest]):
                 self._send(ticket, pending, now)
 
     def next_deadline(self) -> float | None:
-        return earliest(super().next_deadline(), self._silent_at)
+        first = self._deadlines.next()
+        return first if self._silent_at is None else earliest(first, self._silent_at)
 
     # -- what a shell does with it ---------------------------------------------------------------------------
 

@@ -229,7 +229,7 @@ class Calls:
     async def ask(self, service: bytes, *body: Body, within: float | None = None, once: bool = False) -> Frames:
         """Ask a service of Titanic, for `within` seconds instead of the usual time. `once`: never send it again."""
         began = time.monotonic()
-        if service not in RFC9 and await self.knows_only_rfc9(within, service):
+        if self._only_rfc9 is not False and service not in RFC9 and await self.knows_only_rfc9(within, service):
             fact = "it is another project's queue and supports RFC 9 only: submit, reply, wait and close"
             raise InvalidRequest(f"the queue at {self.wire.endpoint} has no {service.decode()}", fact)
         timeout, retries = (self.timeout, self._retries) if within is None else self._tries(within)

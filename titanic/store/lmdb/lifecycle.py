@@ -155,6 +155,15 @@ def retry(tx: Writing, uuid: bytes, now_us: int) -> bool:
     prefix = ready_prefix(header.service, header.priority)
     due, expires_at = times_again(header.submitted_at, header.not_before, header.expires_at, end.attempts, now_us)
     past = RetryRecord(0, due, expires_at=None if expires_at == header.expires_at else expires_at)
+    put_unended(tx, uuid, prefix, past, expires_at)
+    tx.count_load(header.service, ready=0 if past.due else 1, pending=1, size=header.size)
+    if header.owner:
+        tx.count_owned(header.owner, pending=1, size=-end.size)
+    return True
+
+
+def put_unended(tx: Writing, uuid: bytes, prefix: bytes, past: RetryRecord, expires_at: int) -> None:
+    """Put the rows of a request that has not ended, besides its record: in `ready` or `later`, with `prefix`."""
     if past.due:
         tx.put(tx.db.later, later_key(past.due, uuid), prefix)
     else:
@@ -163,10 +172,6 @@ def retry(tx: Writing, uuid: bytes, now_us: int) -> bool:
         tx.put(tx.db.retries, uuid, outcome_record.encode_retry(uuid, past))
     if expires_at:
         tx.put(tx.db.timers, timer_key(EXPIRY, expires_at, uuid), b"")
-    tx.count_load(header.service, ready=0 if past.due else 1, pending=1, size=header.size)
-    if header.owner:
-        tx.count_owned(header.owner, pending=1, size=-end.size)
-    return True
 
 
 def _end(tx: Writing, uuid: bytes, place: QueuePlace, end: Outcome) -> None:

@@ -173,7 +173,8 @@ class GatewayMiddleware:
             self._check_host(host, scope)
         foreign = found.get(b"sec-fetch-site", b"none") not in OWN
         if scope["method"] in SAFE:
-            _check_read(scope, foreign)
+            if foreign and header_of(scope, b"sec-fetch-mode") != "navigate":
+                raise HTTPProblem(403, "cross-origin request rejected; only this site's own pages may load this")
         elif foreign or (b"origin" in found and urlsplit(header_of(scope, b"origin")).netloc != host.decode("latin-1")):
             raise HTTPProblem(
                 403, "cross-origin request rejected; changes are accepted from this site's own pages only"
@@ -233,12 +234,6 @@ def _check_csrf(scope: Scope, grant: Grant) -> None:
     if not hmac.compare_digest(given.encode(), grant.csrf.encode()):
         what, fact = "nothing was changed", "a call with a session cookie needs its CSRF token in X-CSRF-Token"
         raise HTTPProblem(403, f"{what}: {fact}; send a bearer token instead, or call from a page")
-
-
-def _check_read(scope: Scope, foreign: bool) -> None:
-    """Raise HTTPProblem for a cross-origin read that is not a navigation."""
-    if foreign and header_of(scope, b"sec-fetch-mode") != "navigate":
-        raise HTTPProblem(403, "cross-origin request rejected; only this site's own pages may load this")
 
 
 def _challenge(request: Request) -> Response:

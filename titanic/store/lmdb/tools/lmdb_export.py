@@ -20,6 +20,7 @@ from titanic.store import service_settings
 from titanic.store.lmdb import closed_record, opening, outcome_record, request_record
 from titanic.store.lmdb.capacity import divide
 from titanic.store.lmdb.closed_record import ClosedRecord, Part, Where
+from titanic.store.lmdb.lifecycle import put_unended
 from titanic.store.lmdb.outcome_record import RetryRecord, expiry
 from titanic.store.lmdb.record import Ref, join_frames, refer, verify
 from titanic.store.lmdb.request_record import KeyRecord, row_key
@@ -27,7 +28,6 @@ from titanic.store.lmdb.schema import (
     ARCHIVE,
     ARCHIVE_KEY,
     ARCHIVIST_KEY,
-    EXPIRY,
     IDENTITY_KEY,
     INLINE,
     KEY,
@@ -37,7 +37,6 @@ from titanic.store.lmdb.schema import (
     SERVICES_KEY,
     U64,
     closed_key,
-    later_key,
     ready_prefix,
     sequence_of,
     timer_key,
@@ -295,14 +294,7 @@ def _put_life(tx: LmdbWriteTransaction, life: StoredLife) -> None:
     prefix = ready_prefix(service, request.priority)
     own = None if life.expires_at == request.expires_at else life.expires_at
     past = RetryRecord(life.attempts, life.due, life.dispatched_at, life.reason, own, life.deliveries)
-    if past.due:
-        tx.put(tx.db.later, later_key(past.due, uuid), prefix)
-    else:
-        tx.put(tx.db.ready, prefix + uuid, b"")
-    if past.due or past.matters:
-        tx.put(tx.db.retries, uuid, outcome_record.encode_retry(uuid, past))
-    if life.expires_at:
-        tx.put(tx.db.timers, timer_key(EXPIRY, life.expires_at, uuid), b"")
+    put_unended(tx, uuid, prefix, past, life.expires_at)
     tx.count_load(service, ready=0 if past.due else 1, pending=1, size=size)
     if owner:
         tx.count_owned(owner, pending=1, size=size)
