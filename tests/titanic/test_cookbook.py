@@ -60,7 +60,7 @@ def recipe(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def test_each_has_a_name_of_its_own() -> None:
-    assert len(dict(BLOCKS)) == len(BLOCKS) == 8
+    assert len(dict(BLOCKS)) == len(BLOCKS) == 9
 
 
 def test_fastapi(recipe: Recipe, server: Server) -> None:
@@ -89,6 +89,19 @@ def test_fastapi(recipe: Recipe, server: Server) -> None:
         if frames == [b"broken"]:
             raise titanic.Failed("broken")
         return b"the report of " + frames[0]
+
+    asyncio.run(visit())
+
+
+def test_fastapi_with_pydantic(recipe: Recipe) -> None:
+    orders = recipe("orders")
+    order = {"number": 7, "items": ["lamp", "chair"]}
+
+    async def visit() -> None:
+        browser = httpx.AsyncClient(transport=httpx.ASGITransport(orders.api), base_url="http://shop")
+        assert (await browser.post("/orders", json={"number": "seven", "items": []})).status_code == 422
+        uuid = (await browser.post("/orders", json=order)).json()["uuid"]
+        assert (await browser.get(f"/orders/{uuid}")).json() == {"order": order, "cents": 200}
 
     asyncio.run(visit())
 
