@@ -27,6 +27,7 @@ from selectors import EVENT_READ
 from typing import Any
 
 from broker import (
+    DEFAULT_ENDPOINT,
     DELIVERY,
     Channel,
     Delivery,
@@ -40,6 +41,7 @@ from broker import (
     error_body,
     error_reply,
     execute,
+    named,
 )
 from titanic import logs
 from titanic.errors import TitanicError
@@ -265,6 +267,9 @@ def _prepare(app: Tasks, config: ChildConfig) -> tuple[Declaration, dict[bytes, 
     """What the parent needs to know of an app, its handlers, and what runs its schedules, if it has some. Raises
     TitanicError or a BrokerError."""
     if config.endpoint:
+        if (own := named(app.endpoint)) not in (config.endpoint, (DEFAULT_ENDPOINT,)):
+            text = "the app names the endpoint %s, which programs that submit use; this worker uses %s"
+            log.info(text, ",".join(own), ",".join(config.endpoint))
         app.endpoint = config.endpoint
     if config.key_file is not None or config.server_key is not None:
         app.key, app.server_key = config.key_file, config.server_key

@@ -85,6 +85,13 @@ def test_no_exception_is_fatal_by_default(server: Server, client: Client, tmp_pa
         assert (client.show(typo)["attempts"], client.show(found)["attempts"]) == (2, 1)
 
 
+def test_an_endpoint_other_than_that_of_the_app_is_named(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "log_shop.py").write_text(APP.replace("Tasks(", 'Tasks("tcp://queue.example:5555", '))
+    here = server.endpoints[0]
+    with running(tmp_path / "log", "worker", "log_shop:app", "--endpoint", here, PYTHONPATH=str(tmp_path)) as worker:
+        worker.says(rf"the app names the endpoint tcp://queue.example:5555, .*; this worker uses {here}")
+
+
 def test_the_filter_in_a_log_of_the_users_own() -> None:
     job = Delivery(b'{"uuid": "01a1ff29e82d7a2da099783c4f481113", "attempt": 3, "of": 5}', service=b"shop.resize")
     line = logging.LogRecord("shop", logging.INFO, "shop.py", 1, "%s", ("begins",), None)
