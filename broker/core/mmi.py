@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from broker.access.authorization import Guard
-from broker.access.users import User
+from broker.access.users import Permission, User
 from broker.config import BrokerConfig
 from broker.core.mdp import AT_LIMIT, KILL, KNOWN_WORDS, Frames, Peer
-from broker.core.requests import WaitingRequests
+from broker.core.requests import OF_A_QUEUE, WaitingRequests
 from broker.core.worker_registry import BrokerService, WorkerGroup, WorkerPeer
 
 _ACTIONS = (b"mmi.service", b"mmi.cancel")
@@ -131,7 +131,10 @@ def answer(core: ManagedBroker, peer: Peer, name: bytes, body: Frames, now: floa
         said = body[2:]
         if len(body) < 2 or said not in ([], [RUNNING], [AT_LIMIT], [KILL]):
             return [b"400"]
-        return [core.cancel(peer, body[0], body[1], now, b"".join(said))]
+        notify = b"".join(said)
+        if notify == KILL and user is not None and not user.may(Permission.WORK, OF_A_QUEUE):
+            notify = RUNNING  # the process may have requests of others, too
+        return [core.cancel(peer, body[0], body[1], now, notify)]
     document = _DOCUMENTS.get(name)
     return [b"501"] if document is None else [core.documents.get(name, document, core, now, user)]
 

@@ -201,6 +201,21 @@ def test_nobody_can_cancel_what_is_another_s(played: Played) -> None:
     assert len(played.core.services[b"echo"].waiting) == 1
 
 
+@pytest.mark.parametrize("who", [CALLER, user("queue", call=["echo"], work=["titanic.*"])])
+def test_only_a_queue_can_have_a_process_killed(played: Played, who: User) -> None:
+    """It may have requests of others, too."""
+    words = [b"titanic:1", b"titanic:slots=2", b"titanic:children", b"titanic:kill"]
+    played.said(WORKER, "works", b"MDPW02", b"\1", b"echo", *words)
+    played.said(who, "asks", b"1", b"", b"MDPC02", b"\1", b"echo", b"x")
+    cancel = [b"2", b"", b"MDPC02", b"\1", b"mmi.cancel", b"echo", b"1", b"kill"]
+    played.core.receive("asks", cancel, played.now, who)
+    said = {to: frames for to, frames in played.core.take_output() if frames}
+    kills = who is not CALLER
+    assert said["asks"][-1] == (b"202" if kills else b"404")
+    assert said["works"][1] == b"\7"
+    assert said["works"][4:] == ([b"kill"] if kills else [])
+
+
 def test_sight_is_the_same_as_to_look_at_each() -> None:
     names = [b"echo", b"mail.send", b"titanic.submit", b"titanic.x", b"mmi.stats", b"secret", "é".encode(), b"a\nb"]
     patterns = ["*", "mail.*", "titanic.*", "titanic.?", "[es]*", "é", "mmi.*", "nothing"]
