@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -234,11 +235,22 @@ def test_an_upgrade_waits_for_no_worker(here: Machine) -> None:
     assert here.says(current) != folder
     second = begun()
     assert (is_alive(before), here.run("test", "-d", folder).code) == (True, 0)
+
+    # If the new one dies, another takes its place, and the old one goes on.
+    def working(uuid: str) -> str:
+        worker = json.loads(here.does("titanic", "show", uuid, "--json")).get("worker", "")
+        return str(worker.rpartition(":")[2])
+
+    killed = working(second)
+    assert killed not in ("", before)
+    here.does("kill", "-KILL", killed)
+    successor = here.until(lambda: (pid := working(second)) != killed and pid)
+    assert (is_alive(before), here.shows("titanic-worker@slow", "NRestarts")) == (True, "0")
     go.touch()
-    for uuid, pid in ((first, before), (second, here.shows("titanic-worker@slow", "MainPID"))):
-        assert here.does("titanic", "reply", uuid, "--wait", "60", user=SOMEBODY) == f"done {pid} 1"
+    for uuid, pid, delivery in ((first, before, 1), (second, successor, 2)):
+        assert here.does("titanic", "reply", uuid, "--wait", "60", user=SOMEBODY) == f"done {pid} {delivery}"
     here.until(lambda: not is_alive(before))
-    successor = here.shows("titanic-worker@slow", "MainPID")
+    here.until(lambda: here.shows("titanic-worker@slow", "MainPID") == successor)
     here.does("dpkg", "--install", old)
     assert here.run("test", "-d", folder).code == 1
     here.until(lambda: here.shows("titanic-worker@slow", "MainPID") not in (successor, "0"))
@@ -246,6 +258,7 @@ def test_an_upgrade_waits_for_no_worker(here: Machine) -> None:
 
     # A worker whose successor does not start goes on. A stop waits for all.
     settings = here.folder / "etc/titanic/titanic.toml"
+    here.until(lambda: "keep" not in here.says(f"ps -o args= -p {here.shows('titanic-worker@slow', 'MainPID')}"))
     good, last = settings.read_text(), here.shows("titanic-worker@slow", "MainPID")
     settings.write_text(f"garce = 1\n{good}")
     assert here.run("systemctl", "reload", "titanic-worker@slow").code != 0
@@ -254,7 +267,10 @@ def test_an_upgrade_waits_for_no_worker(here: Machine) -> None:
     go.unlink()
     first = begun()
     here.does("systemctl", "reload", "titanic-worker@slow")
-    successor = here.shows("titanic-worker@slow", "MainPID")
+    second = begun()
+    successor = working(second)
+    here.does("titanic", "close", second)
+    here.until(lambda: here.does("titanic", "ls", "--state", "running").count("slow") == 1)
     here.does("systemctl", "--no-block", "stop", "titanic-worker@slow")
     here.until(lambda: not is_alive(successor))
     assert here.shows("titanic-worker@slow", "ActiveState") == "deactivating"

@@ -108,6 +108,7 @@ def test_its_life(here: Machine) -> None:
     here.does("systemctl", "daemon-reload")
     here.does("systemctl", "restart", "titanic", "titanic-worker@upper", "titanic-worker@slow")
     here.does("systemctl", "reload", "titanic-worker@upper", "titanic-worker@slow")  # their successors are watched, too
+    here.until(lambda: "keep" not in here.says(f"ps -o args= -p {here.shows('titanic-worker@upper', 'MainPID')}"))
     slow = here.does("titanic", "submit", "slow", "done", user=SOMEBODY)
     here.does("kill", "-STOP", str(main_pid(here)), here.shows("titanic-worker@upper", "MainPID"))
     here.until(lambda: restarted(here, 1))
