@@ -45,7 +45,7 @@ def test_each_option_is_in_the_documents() -> None:
         name for name in Submit.__struct_fields__ if not re.search(rf"^\| `{name}` \|", protocol, re.MULTILINE)
     ] == []
     http = (PACKAGE / "web" / "HTTP.md").read_text()
-    assert [name for name in OPTIONS if f"| `{header_title(name)}` |" not in http] == []
+    assert [name for name in OPTIONS if f"`{header_title(name)}`" not in http] == []
     assert {one.option for one in OPTIONS.values()} <= NAMES
 
 
