@@ -10,7 +10,7 @@ import pytest
 
 import broker
 from titanic.client.client import Client
-from titanic.protocol.submit_options import SubmitOptions
+from titanic.protocol.submit_options import ManyOptions, SubmitOptions
 
 ROOT = Path(__file__).parent.parent
 
@@ -186,9 +186,12 @@ def test_a_program_of_somebody_else(text: str, faults: list[str], tmp_path: Path
 
 
 def test_submitting_many_takes_all_options() -> None:
-    for method in (Client.submit, Client.submit_batch, Client.submit_many):
-        assert "SubmitOptions" in method.__annotations__["options"]
-    assert "ttl" in SubmitOptions.__annotations__
+    """All but `unique`, which is for one request."""
+    for method in (Client.submit_batch, Client.submit_many):
+        assert "ManyOptions" in method.__annotations__["options"]
+    assert "SubmitOptions" in Client.submit.__annotations__["options"]
+    assert "ttl" in ManyOptions.__annotations__
+    assert SubmitOptions.__annotations__.keys() - ManyOptions.__annotations__ == {"unique"}
 
 
 def test_a_worker_shows_its_public_face() -> None:

@@ -63,6 +63,10 @@ def status(as_json: bool, watch: float | None, **where: Any) -> None:
     services         {name: number of waiting requests}
     settings         {name: {paused, on_end}} of services with operator
                      settings; absent if there are none
+    filled_by        [{service, live, ended, closed, bytes}] of the services
+                     that fill the store most: requests that have not
+                     ended, have ended, are closed, and about their bytes;
+                     of more than 1000, an estimate by the newest
     workers          {name: count}; null if the broker does not
                      report them
     running          number of requests being processed by workers
@@ -102,7 +106,7 @@ def status(as_json: bool, watch: float | None, **where: Any) -> None:
 
 def _ask(where: dict[str, Any]) -> dict[str, Any]:
     with look(**where) as source:
-        document: dict[str, Any] = {**source.stats()}
+        document: dict[str, Any] = {**source.stats(filled_by=True)}
         document["workers"] = None if isinstance(source, Files) else _workers(source)
     elsewhere = Counter(document.pop("workers_elsewhere", ()))
     if elsewhere and document["workers"] is not None:
@@ -173,6 +177,14 @@ def _show(document: dict[str, Any], before: tuple[float, dict[str, Any]] | None 
         for name in sorted(names)
         if not name.startswith("titanic.")
     ]
+    if filling := [one for one in document.get("filled_by", ()) if one["bytes"]]:
+        click.echo()
+        lines = [
+            (one["service"], str(one["live"]), str(one["ended"]), str(one["closed"]), size(one["bytes"]))
+            for one in filling
+        ]
+        titles = ("FILLED BY", "LIVE", "ENDED", "CLOSED", "ABOUT")
+        print_table(titles, lines, right=titles[1:])
     if rows:
         click.echo()
         print_table(("SERVICE", "WAITING", "WORKERS"), rows, right=("WAITING", "WORKERS"))

@@ -19,7 +19,7 @@ from titanic.errors import StoreUnwritable
 from titanic.protocol.answers import RequestInfo, check, unknown
 from titanic.protocol.documents import NodeInfo
 from titanic.protocol.tsp import Frames
-from titanic.services import list_requests, nodes, set_service
+from titanic.services import list_requests, nodes, server_stats, set_service
 from titanic.settings import ServerConfig
 from titanic.store import Outcome, open_read_only, ready_counts
 
@@ -79,7 +79,7 @@ class Files:
     def __exit__(self, *_: object) -> None:
         self._store.close()
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self, *, filled_by: bool = False) -> dict[str, Any]:
         """What is stored and what waits."""
         with self._store.read() as transaction:
             settings, counts = transaction.service_settings(), ready_counts(transaction.queues())
@@ -87,6 +87,7 @@ class Files:
                 "store": {"path": self._store.place, **transaction.counts()._asdict()},
                 "services": {name.decode(errors="replace"): count for name, count in counts.items()},
                 **({"settings": set_service.document(settings)} if settings else {}),
+                **({"filled_by": server_stats.filled_by(transaction)} if filled_by else {}),
             }
 
     def nodes(self) -> builtins.list[NodeInfo] | None:

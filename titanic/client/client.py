@@ -300,10 +300,10 @@ class Client:
 
     # -- looking around --------------------------------------------------------------------------------------
 
-    def stats(self, *, services: bool = False) -> Stats:
+    def stats(self, *, services: bool = False, filled_by: bool = False) -> Stats:
         """Return statistics: stored, waiting and running requests, and counters since the start. `services`: also those
-        of each service, as `by_service`."""
-        return finish(self._own.stats(services=services))
+        of each service, as `by_service`. `filled_by`: also the services that fill the store most."""
+        return finish(self._own.stats(services=services, filled_by=filled_by))
 
     def nodes(self) -> builtins.list[NodeInfo] | None:
         """Return the nodes that share the store, as `titanic nodes --json` prints them; None: it is not shared."""

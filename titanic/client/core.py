@@ -396,9 +396,10 @@ class ClientCore:
 
     # -- looking around --------------------------------------------------------------------------------------
 
-    async def stats(self, *, services: bool = False) -> Stats:
+    async def stats(self, *, services: bool = False, filled_by: bool = False) -> Stats:
         """What is stored, what waits for each service, what is running, what was done since the start."""
-        return cast(Stats, await self._document(tsp.STATS, {"services": True} if services else {}))
+        asked = {"services": services, "filled_by": filled_by}
+        return cast(Stats, await self._document(tsp.STATS, {name: True for name, value in asked.items() if value}))
 
     async def nodes(self) -> builtins.list[NodeInfo] | None:
         """The nodes that share the store, as `titanic nodes --json` prints them; None: it has its store to itself."""

@@ -103,6 +103,17 @@ class Refusal(TypedDict):
     count: int
 
 
+class Filling(TypedDict):
+    """What a service has in the store: requests that are live, have ended, and are closed, and their bytes. Of more
+    than 1000 of a kind, the newest are taken for all."""
+
+    service: str
+    live: int
+    ended: int
+    closed: int
+    bytes: int
+
+
 class StoreReaderInfo(TypedDict):
     """A process that has been reading the store's files for some time, and keeps bytes from being used again."""
 
@@ -146,6 +157,8 @@ class Stats(TypedDict):
     """Refusals by reason."""
     refusals: NotRequired[list[Refusal]]
     """Of users: what they lacked a permission for."""
+    filled_by: NotRequired[list[Filling]]
+    """The services that fill the store, the largest first; there when it was asked for."""
 
 
 class NodeInfo(TypedDict):

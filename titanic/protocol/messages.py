@@ -164,6 +164,7 @@ class StatsOptions(Struct):
     nodes: bool = False
     services: bool = False
     workers: bool = False
+    filled_by: bool = False
 
 
 class RetryAction(Message, tag_field="do", tag="retry"):

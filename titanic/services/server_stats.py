@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Container, Mapping
-from typing import Any
+from collections.abc import Container, Mapping, Sequence
+from typing import Any, Literal
 
 from broker import User, WorkerReport, read_json
-from titanic.errors import Forbidden
+from titanic.errors import Forbidden, RecordCorrupt
 from titanic.protocol import tsp
-from titanic.protocol.documents import RequestInHand, ServiceStats, WorkerInfo, WorkersInfo
+from titanic.protocol.documents import Filling, RequestInHand, ServiceStats, WorkerInfo, WorkersInfo
 from titanic.protocol.messages import read_stats
 from titanic.protocol.permissions import lacks
 from titanic.protocol.tsp import SERVICES, Frames
@@ -19,6 +19,7 @@ from titanic.services import nodes, set_service
 from titanic.services.ask import ServiceContext, ServiceHost
 from titanic.settings import ServiceLimits
 from titanic.store import NO_QUEUE, NOTHING_SET, ReadTransaction, ServiceSettings, Store, ready_counts
+from titanic.store.states import ENDED
 from titanic.util import ids
 
 REFUSED_LATELY = 60.0
@@ -34,6 +35,14 @@ SEPARATE = "the broker is a separate process, which does not report its workers"
 
 MOST_PID = 10
 """Digits of the number of a process."""
+
+SAMPLE, SAMPLE_BYTES = 1000, 4 << 20
+"""Requests that are read to find what fills the store: of each state, and of closed ones so many bytes at most."""
+
+ROW = 300
+"""Bytes of a request besides its body and its reply, roughly."""
+
+MOST_FILLING = 10
 
 _NO_LIMITS = ServiceLimits()
 
@@ -91,6 +100,8 @@ def answer(
             refused = host.forbidden().items()
             document["refusals"] = [{"user": name, "action": action, "count": n} for (name, action), n in refused]
             document["refused"] = dict(context.refused)
+    if asked.filled_by:
+        document["filled_by"] = filled_by(transaction)
     if context.settings.missed:
         document["since_start"]["ends_missed"] = context.settings.missed
     if context.settings.all:
@@ -98,6 +109,43 @@ def answer(
     if context.queue:
         document["queue"] = context.queue
     return [tsp.OK, json.dumps(document).encode()]
+
+
+def filled_by(transaction: ReadTransaction) -> list[Filling]:
+    """The services that fill the store most, the largest first. What has ended is not counted by service: the newest
+    are read."""
+    counts, archive = transaction.counts(), transaction.archive()
+    first = max(archive.first, archive.last - SAMPLE + 1)
+    try:
+        kinds = [[*transaction.select([state], limit=SAMPLE, newest=True)] for state in sorted(ENDED)]
+        closed = transaction.closed_bulk(first, archive.last, SAMPLE_BYTES).requests()
+    except RecordCorrupt:
+        return []
+    whole = sum(len(rows) for rows in kinds if len(rows) < SAMPLE)
+    found = {
+        name: Filling(service=name.decode(errors="replace"), live=one.unended, ended=0, closed=0, bytes=one.bytes)
+        for name, one in transaction.queues().items()
+    }
+    sampled = sum(map(len, kinds)) - whole
+    for rows in kinds:
+        weight = 1.0 if len(rows) < SAMPLE else max(1.0, (counts.replies - whole) / sampled)
+        _add(found, "ended", [(row.service, row.body_bytes + row.reply_bytes) for row in rows], weight)
+    sizes = [(one.service, sum(map(len, (*one.request, *one.reply)))) for one in closed]
+    _add(found, "closed", sizes, counts.closed / max(1, len(closed)))
+    for one in found.values():
+        one["bytes"] += ROW * (one["live"] + one["ended"] + one["closed"])
+    return sorted(found.values(), key=lambda one: -one["bytes"])[:MOST_FILLING]
+
+
+def _add(
+    found: dict[bytes, Filling], kind: Literal["ended", "closed"], rows: Sequence[tuple[bytes, int]], weight: float
+) -> None:
+    """Add requests, of which each stands for `weight`: their services and sizes."""
+    for name, count in Counter(name for name, _ in rows).items():
+        text = name.decode(errors="replace")
+        one = found.setdefault(name, Filling(service=text, live=0, ended=0, closed=0, bytes=0))
+        one[kind] += round(weight * count)
+        one["bytes"] += round(weight * sum(size for service, size in rows if service == name))
 
 
 def _workers(transaction: ReadTransaction, host: ServiceHost, now_us: int) -> WorkersInfo:

@@ -12,6 +12,7 @@ import pytest
 from support.cli_titanic import Running, here, running, serving
 from support.waiting import until
 
+from broker import Worker
 from titanic.cli.status import Observation, judge
 from titanic.client.client import Client
 from titanic.errors import Refused
@@ -40,6 +41,29 @@ def test_a_store_that_refuses_or_fills_up_is_not_healthy() -> None:
     fills = Observation({**told, "full_in": 5 * 3600.0 + 10})
     assert judge(fills, 2.0, None, None) == (1, ["at the current rate the store will be full in about 5 h"])
     assert judge(Observation({**told, "full_in": 90_000.0}), 2.0, None, None) == (0, [])
+
+
+def test_what_fills_the_store(tmp_path: Path) -> None:
+    with (
+        serving(tmp_path) as (_, endpoint),
+        Client(endpoint) as client,
+        Worker("small", lambda frames: frames, endpoint),
+        Worker("large", lambda frames: [bytes(100_000)], endpoint),
+    ):
+        done = [client.submit(service, b"x") for service in ("small", "large", "small")]
+        for uuid in done:
+            client.wait(uuid, timeout=60)
+        client.close(done[2])
+        client.submit("absent", bytes(50_000))
+        for where in (("--endpoint", endpoint), ("--store", tmp_path / "store")):
+            found = here("status", "--json", *where).json["filled_by"]
+            assert [tuple(row.values())[:4] for row in found] == [
+                ("large", 0, 1, 0),
+                ("absent", 1, 0, 0),
+                ("small", 0, 1, 1),
+            ]
+            assert [row["bytes"] // 1000 for row in found] == [100, 50, 0]
+        assert re.search(r"large +0 +1 +0 +9[78].* KiB\n", here("status", "--endpoint", endpoint).out.decode())
 
 
 def test_watch_shows_it_anew_with_rates(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from titanic.errors import StoreCorrupt, StoreError, StoreLocked
 from titanic.store import NewRequest, Status
 from titanic.store.lmdb import pages
 from titanic.store.lmdb.pages import faults
-from titanic.store.lmdb.schema import PAGE
+from titanic.store.lmdb.schema import FORMAT, PAGE, U32
 from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import check, check_apart, repair, salvage
 
@@ -278,7 +278,7 @@ def test_a_check_beside_a_server_finds_what_any_check_finds(damaged):
         found = check_apart(path)
         assert found.problems == check(store)
         assert (found.requests, found.replies) == (len(uuids), COUNT // 3 - 1)
-    edit(path, lambda txn, db: txn.put(b"store_format", b"\2\0\0\0", db=db["meta"]))
+    edit(path, lambda txn, db: txn.put(b"store_format", U32.pack(FORMAT + 1), db=db["meta"]))
     with pytest.raises(StoreError, match="was written by a later version"):
         check_apart(path)
 
