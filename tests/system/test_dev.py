@@ -270,7 +270,8 @@ with broker.Worker("upper", lambda frames: frames[0].upper(), sys.argv[1]):
 with shop.app.testing():
     print(shop.pay.submit(8).reply())
 """
-    program = (*scene.program[:3], f"PYTHONPATH={without}", *scene.program[3:])
+    path = f"PYTHONPATH={without}:{scene.folder}:{os.environ.get('PYTHONPATH', '')}"
+    program = (*scene.program[:3], path, *scene.program[3:])
     with running(scene.folder / "log", *scene.command(), program=program) as dev:
         dev.says("shop.flow .* is registered")
         for version in (0, 1):
