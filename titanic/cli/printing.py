@@ -140,6 +140,7 @@ class Bar:
 
     def __init__(self, what: str, *, beside_output: bool = False) -> None:
         """`what` is being done. `beside_output`: results are printed meanwhile, which on a terminal say enough."""
+        self._what = what
         self._progress: Any = None
         if sys.stderr is None or not sys.stderr.isatty() or (beside_output and sys.stdout.isatty()):
             return
@@ -158,6 +159,10 @@ class Bar:
     def __exit__(self, *_: object) -> None:
         if self._progress is not None:
             self._progress.stop()
+
+    def count(self, done: int, total: int = 0) -> None:
+        """Show how much is done, as `update` does."""
+        self.update(self._what, done, total)
 
     def update(self, what: str, done: int, total: int = 0) -> None:
         """Show how much is done, of how much in total; 0: the total is unknown."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any
 
 import click
@@ -315,8 +314,7 @@ def retry(
     with connect(reach) as client:
         if chosen:
             with Bar("requeued") as bar:
-                tell = partial(bar.update, "requeued")
-                done = client.retry_all(service=service, older_than=older_than, tell=tell)
+                done = client.retry_all(service=service, older_than=older_than, tell=bar.count)
         else:
             done = client.retry(*uuid)
         if as_json:
@@ -365,7 +363,7 @@ def purge(
     if not everything and service is None and older_than is None:
         raise click.UsageError("give --service, --older-than or --all; purged requests are deleted")
     with connect(reach) as client, Bar("closed") as bar:
-        done = client.purge(state, service=service, older_than=older_than, tell=partial(bar.update, "closed"))
+        done = client.purge(state, service=service, older_than=older_than, tell=bar.count)
     if as_json:
         print_json({"closed": done})
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +131,7 @@ def verify(archive: Path, as_json: bool) -> None:
     """
     opened = Archive.open(archive)
     with Bar("verifying") as shown:
-        faults = archives.verify(opened, partial(shown.update, "verifying"))
+        faults = archives.verify(opened, shown.count)
     rows = sum(entry.rows for entry in opened.entries)
     gaps = [(entry.first, entry.last) for entry in opened.entries if entry.gap]
     files = len(opened.files())
@@ -250,8 +249,7 @@ def rebuild_manifest(archive: Path, store: Path | None, allow_gap: bool) -> None
       titanic-data rebuild-manifest --archive /archive && titanic-data verify --archive /archive
     """
     with Bar("reading") as shown:
-        progress = partial(shown.update, "reading")
-        made = archives.rebuild_manifest(archive, store=store, allow_gap=allow_gap, progress=progress)
+        made = archives.rebuild_manifest(archive, store=store, allow_gap=allow_gap, progress=shown.count)
     opened = Archive.open(archive)
     noted = [entry for entry in made if not entry.gap]
     said = f"{counted(len(noted), 'range')} rebuilt, {counted(sum(entry.rows for entry in noted), 'row')}"

@@ -6,7 +6,6 @@ It finds each problem together with its remedy (findings.py); only repair.py app
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
 
 import lmdb
 
@@ -53,8 +52,8 @@ def check(store: LmdbStore, progress: Progress | None = None) -> list[Finding]:
     """Find all problems of the store; an empty list means that it is sound. `progress` is called with the name of the
     database that is being checked."""
     with CopyingReading(store.environment) as tx:
-        walk = Walk(tx)
-        check_all(walk, progress)
+        walk = Walk(tx, progress=progress)
+        check_all(walk)
         return walk.problems
 
 
@@ -64,24 +63,24 @@ def check_in_use(store: LmdbStore, progress: Progress, may_go_on: Callable[[int]
     Where records seem to contradict each other, they are checked again in one transaction, which reads little of each.
     During that, `may_go_on` is called repeatedly with the number of the transaction; it ends the check by raising.
     """
-    walk = Walk(CopyingReading(store.environment).__enter__(), store)
-    check_all(walk, progress)
+    walk = Walk(CopyingReading(store.environment).__enter__(), store, progress=progress)
+    check_all(walk)
     walk.tx.__exit__(None, None, None)
     if not walk.across:
         return walk.problems
     with CopyingReading(store.environment) as tx:
-        light = Walk(tx, light=True)
 
         def report_and_ask(name: str, done: int, total: int) -> None:
             progress(name, done, total)
             may_go_on(tx.raw.id())
 
-        check_all(light, report_and_ask)
+        light = Walk(tx, light=True, progress=report_and_ask)
+        check_all(light)
     doubtful = set(walk.across)
     return [problem for problem in walk.problems if problem not in doubtful] + light.across
 
 
-def check_all(walk: Walk, progress: Progress | None = None) -> str:
+def check_all(walk: Walk) -> str:
     """Check everything. Ends where LMDB cannot go on, and returns where and why.
 
     The problems behind that point stay unknown, and so does whether the remedies are right.
@@ -90,9 +89,8 @@ def check_all(walk: Walk, progress: Progress | None = None) -> str:
     for name, check_rows in _CHECKS.items():
         if (walk.light and name in _ALONE) or (name == "timers" and walk.knows_all(name)):
             continue
-        if progress is not None:
-            progress(name, min(walk.seen, walk.total), walk.total)
-            walk.progress = partial(progress, name)
+        walk.database = name
+        walk.show()
         try:
             check_rows(walk)
         except lmdb.Error as error:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from itertools import islice, repeat, takewhile
 from operator import itemgetter
@@ -29,6 +29,7 @@ from titanic.store.lmdb.outcome_record import RetryRecord
 from titanic.store.lmdb.record import Ref
 from titanic.store.lmdb.store import LmdbReadTransaction, LmdbStore
 from titanic.store.lmdb.transaction import Reading
+from titanic.store.moving import Progress
 from titanic.util.ids import SIZE
 
 Row = tuple[bytes, bytes]
@@ -90,7 +91,15 @@ class Walk:
     the owners, as `meta` counts them; `seen` are the rows that were checked, of `total` in all databases.
     """
 
-    def __init__(self, tx: Reading, store: LmdbStore | None = None, *, light: bool = False) -> None:
+    def __init__(
+        self,
+        tx: Reading,
+        store: LmdbStore | None = None,
+        *,
+        light: bool = False,
+        progress: Progress | None = None,
+    ) -> None:
+        """`progress`: as for check()."""
         self.tx = tx
         self.light = light
         self._copies = isinstance(tx, CopyingReading)
@@ -106,7 +115,14 @@ class Walk:
         self.indexed: Counter[str] = Counter()
         self.ready: Counter[bytes] = Counter()
         self.seen = self.total = 0
-        self.progress: Callable[[int, int], None] = lambda seen, total: None
+        self.database = ""
+        """The one that is being checked."""
+        self._progress = progress
+
+    def show(self) -> None:
+        """Report how far the check is."""
+        if self._progress is not None:
+            self._progress(self.database, min(self.seen, self.total), self.total)
 
     def rows(self, name: str, size: int = SIZE, *, or_more: bool = False, values: bool = True) -> Iterator[Row]:
         """Iterate over the rows of a database as `batches` does; without `values` all values are empty."""
@@ -132,7 +148,7 @@ class Walk:
             last, before = rows[-1][0], self.seen
             self.seen += len(rows)
             if self.seen // _EVERY != before // _EVERY:
-                self.progress(min(self.seen, self.total), self.total)
+                self.show()
             sizes = set(map(len, map(itemgetter(0), rows)))
             if min(sizes) < size or (max(sizes) > size and not or_more):
                 rows = list(self._of_right_size(name, rows, size, or_more))

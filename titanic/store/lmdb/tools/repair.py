@@ -85,8 +85,8 @@ def repair(store: LmdbStore, now_us: int | None = None, progress: Progress | Non
     with LmdbWriteTransaction(store.environment, prepared=True) as tx:
         mender = _Mender(tx, wall_us() if now_us is None else now_us)
         for _ in range(_PASSES):  # one remedy can bring the next problem to light
-            walk = Walk(tx)
-            if fault := check_all(walk, progress):
+            walk = Walk(tx, progress=progress)
+            if fault := check_all(walk):
                 raise StoreCorrupt(f"the store in {store.path} is damaged", fault, SALVAGE)
             found += [problem for problem in walk.problems if problem not in found]
             if not walk.remedies:
