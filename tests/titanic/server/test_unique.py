@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.each import each
+from support.postgres import needs_postgres, shared_server
 from support.raw_mdp import RawClient
-from support.serving import QUICK
+from support.serving import QUICK, config
 from support.waiting import until
 
 from broker import Worker
@@ -140,3 +142,28 @@ def test_unique_tasks(server: Server) -> None:
         assert (first.found, second.found, first.uuid) == (False, True, second.uuid)
         queue.run()
         assert not refresh.submit(1).found
+
+
+@needs_postgres
+def test_on_a_store_that_servers_share(tmp_path: Path) -> None:
+    """The rules hold between two of them; what one has claimed for its worker has started."""
+    url = shared_server().url(shared_server().new_database())
+    go, started = threading.Event(), threading.Semaphore(0)
+
+    def work(frames: list[bytes]) -> list[bytes]:
+        started.release()
+        return [str(go.wait(60)).encode()]
+
+    nodes = [Server(config(tmp_path, store=url, node_name=name)) for name in ("one", "two")]
+    with nodes[0], nodes[1], Client(nodes[0].endpoints[0], timeout=60) as one, Client(nodes[1].endpoints[0]) as two:
+        firsts = [one.submit("slow", "x", unique="u", **rule) for rule in ({"unique_until": "started"}, {})]
+        again = [two.submit("slow", "x", unique="u", **rule) for rule in ({"unique_until": "started"}, {})]
+        assert [*map(str, again)] == firsts
+        assert all(isinstance(uuid, Found) for uuid in again)
+        with Worker("slow", work, nodes[0].endpoints[0], jobs=2, config=QUICK):
+            assert all(started.acquire(timeout=60) for _ in firsts)
+            again = [two.submit("slow", "x", unique="u", **rule) for rule in ({"unique_until": "started"}, {})]
+            assert [isinstance(uuid, Found) for uuid in again] == [False, True]
+            go.set()
+            one.wait(firsts[1], timeout=60)
+            assert not isinstance(two.submit("slow", "x", unique="u", keep="never"), Found)
