@@ -141,7 +141,7 @@ class LocalPeer:
         (`named`) take places of theirs."""
         workers = self._broker.workers()
         for named in self._broker.core.missing.named.copy().values():
-            for name in named.services:
+            for name in () if named.has_ended else named.services:
                 workers[name] = max(0, workers.get(name, 0) - 1)
         return workers
 
@@ -235,6 +235,7 @@ class Broker(CoreRunner[BrokerCore]):
         self.config = config or BrokerConfig()
         about = About(version=version, instance=os.urandom(8).hex(), pid=os.getpid())
         super().__init__(BrokerCore(self.config, now=time.monotonic(), about=about, secret=_secrets().__next__))
+        self.core.missing.decided_within = self.config.worker_return
         self._processes = ProcessWatch(self)
         self.loop.add(self._processes)
         admission = None
@@ -329,8 +330,7 @@ class Broker(CoreRunner[BrokerCore]):
             self.core.given = self._given
         if store:
             self.core.about = replace(self.core.about, store=store)
-        if key:
-            self.core.secrets.key, self.core.missing.decided_within = key, decides_within
+        self.core.secrets.key, self.core.missing.decided_within = key, decides_within
         self._locals.append(peer)
         if lasts is not None:
             self._leased.append(peer)

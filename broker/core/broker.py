@@ -77,8 +77,10 @@ from broker.core.missing import (
     MissingRequests,
     NamedRequest,
     Secrets,
+    attempt_of,
     delivery_of,
     keeper_of,
+    read_given,
 )
 from broker.core.requests import (
     CUT_OFF,
@@ -105,6 +107,13 @@ from broker.core.worker_registry import (
 from broker.errors import UsageError
 
 NO_PROCESS = ("", b"")
+
+
+def _stand_in(worker: WorkerPeer, token: bytes, now: float) -> Request:
+    """Return what stands for a request that a worker has named, and is not known here."""
+    request = Request(worker.peer, [], CLIENT_V01, b"", [], now)
+    request.answered, request.token = True, token
+    return request
 
 
 def _no_secret() -> bytes:
@@ -216,6 +225,8 @@ class BrokerCore(Core):
         if worker is not None:
             self.stats["workers_expired"] += 1
             self._forget(worker, now, died=True, unsent=unsent, returns=True)
+        elif peer in self.missing.queues:
+            self._lose_queue(peer, now)
 
     def expect(self, peer: Peer, context: bytes, expected: Expected) -> None:
         """Note that a worker has the request of a local queue that comes next with this context: it waits for that
@@ -396,14 +407,9 @@ class BrokerCore(Core):
         elif self.missing.expected and (
             (expected := self.missing.expected.pop((peer, request.context), None)) is not None
         ):
-            request.token = expected.delivery + request.context
-            request.received = request.sent_at = now - expected.seconds
-            request.sent = 1
-            named = self.missing.decided(expected.delivery)
-            if named is None or named.worker.keeper != expected.keeper or name not in named.services:
-                self._miss(MissingRequest(request, expected.keeper, NO_PROCESS, True), now)
-            else:
-                self._resume(named, request, now)
+            self._expect(request, expected, now)
+        elif len(stack) > 3 and (given := request.given) is not None and self._is_given(request, given, now):
+            pass
         elif service is not None and (worker := service.find_worker(request)) is not None:
             self._deliver(worker, request, now)
         elif self.draining or (self.is_cut_off and (service is None or not service.workers)):
@@ -415,6 +421,56 @@ class BrokerCore(Core):
             self.waiting.push(service.waiting, request, now)
             if service.joint_groups:
                 self.registry.reorder(service)
+
+    def _expect(self, request: Request, expected: Expected, now: float) -> None:
+        """Take a request that a worker has, by the word of its queue: the worker is here, or is waited for."""
+        request.token = expected.delivery + request.context
+        request.received = request.sent_at = now - expected.seconds
+        request.sent, request.is_kept = 1, True
+        named = self.missing.decided(expected.delivery)
+        if named is None or named.worker.keeper != expected.keeper or request.service not in named.services:
+            self._miss(MissingRequest(request, expected.keeper, NO_PROCESS, True), now)
+        else:
+            self._resume(named, request, now)
+
+    def _is_given(self, request: Request, said: bytes, now: float) -> bool:
+        """Take a request of a queue elsewhere that was given out before: over another connection, or by this broker
+        before a restart. Return whether it was."""
+        self.missing.queues.add(request.peer)
+        known = self.missing.orphans.pop(attempt_of(request), None)
+        if (expected := read_given(said) or known) is None:
+            return False
+        worker = self.registry.keepers.get(expected.keeper)
+        for before in [] if worker is None else [*worker.requests.values()]:
+            if delivery_of(before.token) == expected.delivery and before.peer in self.missing.queues:
+                self._lose_queue(before.peer, now)
+                self.missing.queues.add(request.peer)
+        self._expect(request, expected, now)
+        return True
+
+    def _lose_queue(self, peer: Peer, now: float) -> None:
+        """Note that a queue elsewhere is gone. It comes again with the requests that workers keep, which return and say
+        all of them again; it sends again what they have not."""
+        self.missing.queues.discard(peer)
+        mine = [request for request in self.registry.delivered.values() if request.peer == peer]
+        keepers: dict[WorkerPeer, None] = {}
+        self.missing.orphans.clear()
+        for request in mine:
+            delivery, seconds = delivery_of(request.token), now - request.sent_at
+            worker, missing = self.workers.get(request.holder), self.missing.get(delivery)
+            if missing is not None:
+                self._found(self.missing.pop(delivery))
+                self.missing.orphans[attempt_of(request)] = Expected(delivery, missing.keeper, seconds)
+            elif worker is not None and worker.keeper:
+                keepers[worker] = None
+                self.missing.orphans[attempt_of(request)] = Expected(delivery, worker.keeper, seconds)
+            request.answered = True
+        for worker in keepers:
+            self._send_worker(worker, Command.DISCONNECT, (), now)
+            self._forget(worker, now, died=True, returns=True)
+        for service in [service for service in self.services.values() if service.waiting]:
+            self.waiting.take_all_of(service.waiting, peer)
+            self._settle(service)
 
     def cancel(self, peer: Peer, name: bytes, mark: bytes, now: float, notify: bytes = b"") -> bytes:
         """Withdraw a request by its `mark`; it is answered with 499. If a worker has it, it stays there, and no other
@@ -557,9 +613,7 @@ class BrokerCore(Core):
         for token in held:
             request = self._return(worker, token, now)
             if request is None:
-                request = Request(worker.peer, [], CLIENT_V01, b"", [], now)
-                request.answered = True
-                request.token = token
+                request = _stand_in(worker, token, now)
                 if not self.missing.name(worker, request, now):
                     self._refuse_held(worker, token, now)
             else:
@@ -567,15 +621,14 @@ class BrokerCore(Core):
             self.registry.give(worker, request)
         for token in ended:
             if (request := self._return(worker, token, now)) is not None:
-                self.stats["resumed"] += 1
-                self.registry.give(worker, request)
-                rest = [token, b"", request.service, *request.body]
-                self._send_worker(worker, Command.SERVICE_REQUEST, rest, now)
+                self._have_reply_again(worker, request, now)
+            else:
+                self.missing.name(worker, _stand_in(worker, token, now), now, has_ended=True)
         self._release(self.missing.of_keeper(worker.keeper), now)
 
     def refuse_named(self, delivery: bytes, now: float) -> None:
         """Note that a worker has a request no longer that it has named: it is not its, or closed."""
-        if (named := self.missing.decided(delivery)) is not None:
+        if (named := self.missing.decided(delivery)) is not None and not named.has_ended:
             self._refuse_held(named.worker, named.request.token, now)
             self._repeat(named, now)
 
@@ -586,10 +639,19 @@ class BrokerCore(Core):
     def _resume(self, named: NamedRequest, request: Request, now: float) -> None:
         """Let a worker have a request that it has named."""
         request.token = named.request.token
+        if named.has_ended:
+            self._have_reply_again(named.worker, request, now)
+            return
         self.registry.take(named.worker, named.request)
         self.registry.give(named.worker, request)
         self.stats["resumed"] += 1
         self._repeat(named, now)
+
+    def _have_reply_again(self, worker: WorkerPeer, request: Request, now: float) -> None:
+        self.stats["resumed"] += 1
+        self.registry.give(worker, request)
+        rest = [request.token, b"", request.service, *request.body]
+        self._send_worker(worker, Command.SERVICE_REQUEST, rest, now)
 
     def _repeat(self, named: NamedRequest, now: float) -> None:
         for command, rest in named.said:
@@ -823,6 +885,9 @@ class BrokerCore(Core):
             self.given(request, worker)
         if now >= request.received + LATE:
             self._output += request.begins()
+        if worker.keeper or request.is_kept:
+            request.is_kept = worker.keeper != b""
+            self._output += request.given_to(worker.keeper)
         if worker.names_services:
             rest = [request.token, b"", request.service, *request.body]
             self._send_worker(worker, Command.SERVICE_REQUEST, rest, now)
@@ -895,8 +960,7 @@ class BrokerCore(Core):
                 request.deliveries -= 1
         for request in requests:
             self.registry.take(worker, request)
-            if self._named(request) is not None:
-                self.missing.decided(delivery_of(request.token))
+        self.missing.forget(worker)
         self.registry.remove(worker)
         if worker.has_children:
             for request in suspects:

@@ -32,6 +32,7 @@ from broker.config import ClientConfig
 from broker.core.mdp import (
     CLIENT_VERSIONS,
     EMPTY,
+    GIVEN,
     ClientDialect,
     Core,
     Frames,
@@ -69,6 +70,8 @@ class EventKind(Enum):
     """For a queue: a worker begins, and the parts so far don't count."""
     PROGRESS = "progress"
     """For a queue: the worker's progress, no part of the reply."""
+    GIVEN = "given"
+    """For a queue: a worker has it that keeps its requests, or, without a keeper, another one."""
     REFUSED = "refused"
     """For a queue: an error of the broker. In other dialects it is a FINAL."""
 
@@ -181,6 +184,8 @@ class _SentRequest(Unanswered):
     parts_told: int = 0
     parts_seen: dict[int, int] = field(default_factory=dict)
     """By try: each starts over, and no part is reported twice."""
+    given: tuple[bytes, float, bytes] | None = None
+    """Which worker of a queue's broker has it: the delivery, since when, and the keeper."""
     farewell: Frames | None = None
     """What a server answered that sent us away."""
 
@@ -213,6 +218,8 @@ class ClientSession(RequestSession[_SentRequest]):
         self.connection = 1
         self.sent_again = 0
         """How often a request was sent that had been sent before."""
+        self.wants_given = False
+        """Whether it is a queue's, and wants to know which workers keep its requests."""
         self.several = False
         """Whether there are other servers to go to when one sends us away."""
         self.sent_away = False
@@ -248,6 +255,11 @@ class ClientSession(RequestSession[_SentRequest]):
         elif reply.progress:
             if attempt == pending.tries:
                 self._events.append(ReplyEvent(ticket, EventKind.PROGRESS, reply.body))
+        elif reply.given:
+            if attempt == pending.tries and len(reply.body) == 2:
+                delivery, keeper = reply.body
+                pending.given = (delivery, now, keeper) if keeper else None
+                self._events.append(ReplyEvent(ticket, EventKind.GIVEN, reply.body))
         elif reply.anew:
             if attempt == pending.tries:
                 pending.parts_told = 0
@@ -302,8 +314,10 @@ class ClientSession(RequestSession[_SentRequest]):
         timeout: float | None = None,
         retries: int | None = None,
         context: bytes = b"",
+        given: tuple[bytes, float, bytes] | None = None,
     ) -> int:
         """Send a request; the ticket that its events will carry comes back. `context`: for its worker, from a queue.
+        `given`: a worker has it already, with this delivery, since then, by this keeper.
 
         `timeout` and `retries` stand in for the configuration's when they are given.
         Raises RuntimeError when the session is not correlated and a request is in flight.
@@ -312,9 +326,14 @@ class ClientSession(RequestSession[_SentRequest]):
             raise RuntimeError("a session without correlation allows one request at a time")
         timeout = self.config.timeout if timeout is None else timeout
         pending = _SentRequest(body, timeout, self.config.retries if retries is None else retries, service, context)
+        pending.given = given
         ticket = self._add(pending)
         self._send(ticket, pending, now)
         return ticket
+
+    def is_given(self, ticket: int) -> bool:
+        """Whether a worker has an unanswered request that keeps it."""
+        return ticket in self._pending and self._pending[ticket].given is not None
 
     def is_pending(self, ticket: int) -> bool:
         """Whether a request is unanswered. What came of the others is among the events, taken or not."""
@@ -387,6 +406,11 @@ class ClientSession(RequestSession[_SentRequest]):
         stack = [_CORRELATION.pack(ticket, pending.tries), b""] if self.correlated else []
         if pending.context:
             stack = [pending.context, *stack]
+            if pending.given is not None:
+                delivery, since, keeper = pending.given
+                stack = [GIVEN + b"=%b %d %b" % (delivery, now - since, keeper), *stack]
+            elif self.wants_given:
+                stack = [GIVEN, *stack]
         self._output.append((self.connection, self.dialect.encode_request(stack, pending.service, pending.body)))
 
     def _begin_anew(self, ticket: int, pending: _SentRequest) -> None:

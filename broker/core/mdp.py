@@ -157,6 +157,8 @@ class ClientDialect:
     """None: there is no such message."""
     refused: tuple[bytes, ...] | None = None
     """None: a refusal of the broker is a FINAL, like a worker's."""
+    given: tuple[bytes, ...] | None = None
+    """None: there is no such message."""
 
     def encode_request(self, stack: Frames, service: bytes, body: Frames) -> Frames:
         """Frames of a REQUEST. `stack` is an address stack that ends with `''`, or empty."""
@@ -174,7 +176,7 @@ class ClientDialect:
                 return None
         stack = frames[:stack_size]
         head = tuple(frames[stack_size : stack_size + len(self.final)])
-        anew = refused = progress = False
+        anew = refused = progress = given = False
         if head == self.final:
             final = True
         elif self.partial is not None and head == self.partial:
@@ -185,21 +187,23 @@ class ClientDialect:
             final = refused = True
         elif self.progress is not None and head == self.progress:
             final, progress = False, True
+        elif self.given is not None and head == self.given:
+            final, given = False, True
         else:
             return None
         at = stack_size + len(head)
         if not self.echoes_service:
-            return ReplyMessage(stack, final, None, frames[at:], anew, refused, progress)
+            return ReplyMessage(stack, final, None, frames[at:], anew, refused, progress, given)
         if len(frames) <= at:
             return None
-        return ReplyMessage(stack, final, frames[at], frames[at + 1 :], anew, refused, progress)
+        return ReplyMessage(stack, final, frames[at], frames[at + 1 :], anew, refused, progress, given)
 
 
 class ReplyMessage(NamedTuple):
     """A PARTIAL or FINAL as it reached a client. `service` is None in dialects that leave it out.
 
     `anew`: no part, but that those so far don't count. `refused`: the broker's own words, in place of a FINAL.
-    `progress`: no part, but how far the worker is.
+    `progress`: no part, but how far the worker is. `given`: no part, but which delivery a worker has: `Expected`.
     """
 
     stack: Frames
@@ -209,7 +213,12 @@ class ReplyMessage(NamedTuple):
     anew: bool = False
     refused: bool = False
     progress: bool = False
+    given: bool = False
 
+
+GIVEN = b"titanic:given"
+"""Begins an address frame of a queue, in front of the context: it wants to know who has the request. Behind a `=`,
+what it knows already: the delivery, for how many seconds, and the keeper, with spaces between them."""
 
 CLIENT_V01 = ClientDialect("0.1", True, (CLIENT_01,), None, (CLIENT_01,), True)
 CLIENT_V02 = ClientDialect("0.2", False, (CLIENT_02, b"\1"), (CLIENT_02, b"\2"), (CLIENT_02, b"\3"), True)
@@ -221,6 +230,7 @@ CLIENT_QUEUE = replace(
     anew=(CLIENT_02, b"\6"),
     refused=(CLIENT_02, b"\7"),
     progress=(CLIENT_02, b"\10"),
+    given=(CLIENT_02, b"\11"),
 )
 
 CLIENT_DIALECTS = (CLIENT_V01, CLIENT_V02, CLIENT_MAJORTOMO, CLIENT_QUEUE)

@@ -76,6 +76,8 @@ class NamedRequest(NamedTuple):
     """Stands for it meanwhile."""
     said: list[tuple[Command, Frames]]
     """What the worker has said of it meanwhile."""
+    has_ended: bool = False
+    """Whether it has replied to it, perhaps in vain, and does not have it any more."""
 
     @property
     def services(self) -> Iterable[bytes]:
@@ -88,6 +90,11 @@ class NamedRequest(NamedTuple):
         return any(command is Command.FINAL and read_error(rest[2:]) is None for command, rest in self.said)
 
 
+def attempt_of(request: Request) -> bytes:
+    """Return what is the same each time that a queue sends a request for the same attempt."""
+    return request.context.partition(b',"of"')[0]
+
+
 class Expected(NamedTuple):
     """A request that a worker had when the server ended."""
 
@@ -96,6 +103,13 @@ class Expected(NamedTuple):
     keeper: bytes
     seconds: float
     """For how long it has had it."""
+
+
+def read_given(said: bytes) -> Expected | None:
+    """Read what a queue says behind GIVEN; None: it does not know that a worker has the request."""
+    delivery, _, rest = said.partition(b" ")
+    seconds, space, keeper = rest.partition(b" ")
+    return Expected(delivery, keeper, float(seconds)) if space and seconds.isdigit() and len(seconds) < 10 else None
 
 
 class MissingRequest(NamedTuple):
@@ -125,8 +139,12 @@ class MissingRequests:
         """Those that it has not decided about, by `delivery_of`."""
         self.is_new = False
         """Whether there are more of these, or replies to them, since the shell reset this."""
+        self.queues: set[Peer] = set()
+        """Queues elsewhere, which say GIVEN."""
+        self.orphans: dict[bytes, Expected] = {}
+        """What workers have of queues whose connections are lost, by `attempt_of`."""
         self._said = 0
-        """Bytes of what workers have said of these."""
+        """Bytes of what workers have said of those named."""
         self._requests: dict[bytes, MissingRequest] = {}
         """By `delivery_of`."""
         self._keepers: dict[bytes, dict[bytes, None]] = {}
@@ -165,12 +183,13 @@ class MissingRequests:
             self.of_services[service] = count - 1
         return missing
 
-    def name(self, worker: WorkerPeer, request: Request, now: float) -> bool:
-        """Have a worker's request wait for the decision of its queue. Return whether there is one that decides."""
+    def name(self, worker: WorkerPeer, request: Request, now: float, *, has_ended: bool = False) -> bool:
+        """Have a worker's request wait for the decision of its queue. Return whether there is one that decides; about a
+        request without a context there is none."""
         delivery = delivery_of(request.token)
-        if not self.decided_within or delivery in self.named:
+        if not self.decided_within or delivery in self.named or delivery == request.token:
             return False
-        self.named[delivery], self.is_new = NamedRequest(worker, request, []), True
+        self.named[delivery], self.is_new = NamedRequest(worker, request, [], has_ended), True
         self.timers.set(delivery, now + self.decided_within)
         return True
 
@@ -191,6 +210,11 @@ class MissingRequests:
             self.timers.cancel(delivery)
             self._said -= sum(footprint(rest) for _, rest in named.said)
         return named
+
+    def forget(self, worker: WorkerPeer) -> None:
+        """Forget what a worker has named, which has left."""
+        for delivery in [delivery for delivery, named in self.named.items() if named.worker is worker]:
+            self.decided(delivery)
 
     def of_keeper(self, keeper: bytes) -> list[bytes]:
         """Return what waits for a worker."""

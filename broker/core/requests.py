@@ -16,6 +16,7 @@ from broker.core.mdp import (
     CLIENT_QUEUE,
     EMPTY,
     ERROR,
+    GIVEN,
     HEADERS,
     MAX_STACK,
     ClientDialect,
@@ -76,6 +77,7 @@ class Request:
         "deliveries",
         "dialect",
         "holder",
+        "is_kept",
         "mark",
         "partials_seen",
         "partials_sent",
@@ -143,6 +145,8 @@ class Request:
         self.collected_size = 0
         self.answered = False
         """Whether it has its answer: what an integrated service or its worker still says is dropped."""
+        self.is_kept = False
+        """Whether the last worker that got it keeps its requests."""
         self.wanted = True
         """False after its client withdrew it while a worker had it: no second worker gets it."""
         self.reason = b""
@@ -159,6 +163,20 @@ class Request:
         if len(stack[-3]) > MOST_CONTEXT or self.service.startswith(b"titanic."):
             return b""
         return stack[-3] if self.user is None or self.user.may(Permission.WORK, OF_A_QUEUE) else b""
+
+    @property
+    def given(self) -> bytes | None:
+        """What its queue says behind GIVEN; None: it says nothing of that."""
+        stack = self.stack
+        if len(stack) < 4 or not stack[-4].startswith(GIVEN) or not self.context:
+            return None
+        return stack[-4][len(GIVEN) + 1 :]
+
+    def given_to(self, keeper: bytes) -> list[Output]:
+        """Return the message for its queue that a worker gets it."""
+        if self.dialect.given is None or self.given is None:
+            return []
+        return [(self.peer, self._message(self.dialect.given, [self.token.partition(b"{")[0], keeper]))]
 
     @property
     def priority(self) -> int:

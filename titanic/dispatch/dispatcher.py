@@ -34,7 +34,7 @@ from titanic.dispatch.fetching import Fetching, LocalFetch, ready_row
 from titanic.dispatch.maintenance import Maintenance, MaintenanceWrite
 from titanic.dispatch.outcomes import CompletionEvents, Outcomes, OutcomeWrite
 from titanic.dispatch.service_log import FailureLog
-from titanic.dispatch.transport import LocalTransport, Transport
+from titanic.dispatch.transport import OwnBrokerTransport, Transport
 from titanic.dispatch.waiters import MOST_WAITERS, Waiters
 from titanic.errors import StoreError
 from titanic.logs import event
@@ -249,9 +249,9 @@ class Dispatcher(Channel):
         self.core.backlogs.surveys = transport.surveys
         self.loop.touch(self)
 
-    def resume(self, transport: LocalTransport) -> None:
-        """Have the broker wait for the workers that had requests when the last run ended. Call it before the loop
-        runs."""
+    def resume(self, transport: OwnBrokerTransport) -> None:
+        """Have the broker wait for the workers that had requests when the last run ended. Call it before anything is
+        dispatched."""
         if self.deliveries is None or not (notes := self.deliveries.read()):
             return
         now, now_us = time.monotonic(), self._store.now_us()

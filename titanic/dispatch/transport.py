@@ -158,8 +158,9 @@ class OwnBrokerTransport:
     most_ahead = 256
     surveys = True
 
-    def __init__(self, core: DispatchCore, max_reply: int) -> None:
-        """`max_reply`: bytes of a reply that can be delivered."""
+    def __init__(self, core: DispatchCore, max_reply: int, deliveries: Deliveries | None = None) -> None:
+        """`max_reply`: bytes of a reply that can be delivered. `deliveries`: what workers have."""
+        self._deliveries = deliveries
         self.session = ClientSession(ClientConfig(timeout=None), correlated=True, dialect=CLIENT_QUEUE)
         self._core = core
         self._sends: dict[int, Send] = {}
@@ -217,6 +218,8 @@ class OwnBrokerTransport:
             send = self._sends.get(ticket)
             try:
                 self._deliver(ticket, send, kind, body, now)
+                if send is not None and self._deliveries is not None and send.uuid not in self._core.flights:
+                    self._deliveries.drop(send.uuid)  # it has no outcome that is to be stored
             except Exception as error:
                 if send is None:
                     raise
@@ -243,6 +246,8 @@ class OwnBrokerTransport:
         elif kind is EventKind.ANEW:
             self._parts.drop(ticket)
             self._core.begun(send.uuid, now)
+        elif kind is EventKind.GIVEN:
+            self._note(send, *body)
         elif kind is EventKind.PROGRESS:
             self._core.progressed(send.uuid, b"".join(body[:1]))
         elif kind is EventKind.REFUSED:
@@ -269,7 +274,12 @@ class OwnBrokerTransport:
             return
         if body not in ([b"404"], [b"202"]):
             self._recall(ticket, now)
-        elif self._core.kept(send.uuid, ends=body == [b"202"]):
+        else:
+            self._keep(ticket, send, ends=body == [b"202"])
+
+    def _keep(self, ticket: int, send: Send, *, ends: bool) -> None:
+        """A worker keeps what was asked back."""
+        if self._core.kept(send.uuid, ends=ends):
             self._abandoned[ticket] = send.service
             self._parts.drop(ticket)
             self._take(ticket)
@@ -284,6 +294,23 @@ class OwnBrokerTransport:
         self._recalled.discard(ticket)
         del self._tickets[send.uuid]
         return send
+
+    def resume(self, send: Send, expected: Expected, now: float) -> None:
+        """Have the broker wait for the worker that has a request."""
+        raise NotImplementedError
+
+    def push(self, now: float) -> None:
+        """Let out what was sent and asked."""
+        raise NotImplementedError
+
+    def _note(self, send: Send, delivery: bytes, keeper: bytes) -> None:
+        """Note that a worker gets a request; without a keeper it is one that does not keep it."""
+        if self._deliveries is None:
+            return
+        if keeper:
+            self._deliveries.note(send.uuid, bytes.fromhex(delivery.decode()), keeper)
+        else:
+            self._deliveries.drop(send.uuid)
 
     def _tell_presence(self, body: Frames, now: float) -> None:
         held: dict[bytes, int] = {}
@@ -330,8 +357,7 @@ class LocalTransport(OwnBrokerTransport):
         deliveries: Deliveries | None = None,
     ) -> None:
         """`max_message`: bytes of a message that the broker takes. `deliveries`: what workers have."""
-        super().__init__(core, max(MAX_REPLY, max_message))
-        self._deliveries = deliveries
+        super().__init__(core, max(MAX_REPLY, max_message), deliveries)
         self._dispatcher = dispatcher
         self.peer: LocalPeer
         """Of the broker, as `Broker.connect_local` makes it. It calls `deliver`."""
@@ -341,14 +367,8 @@ class LocalTransport(OwnBrokerTransport):
         self._dispatcher.guard(self.receive, messages, time.monotonic())
 
     def resume(self, send: Send, expected: Expected, now: float) -> None:
-        """Have the broker wait for the worker that has a request."""
         self.peer.expect(send.context, expected)
         self.send_requests([send], now)
-
-    def _deliver(self, ticket: int, send: Send | None, kind: EventKind, body: Frames, now: float) -> None:
-        super()._deliver(ticket, send, kind, body, now)
-        if send is not None and self._deliveries is not None and send.uuid not in self._core.flights:
-            self._deliveries.drop(send.uuid)  # it has no outcome that is to be stored
 
     def worker_of(self, uuid: bytes) -> str:
         try:
@@ -378,11 +398,19 @@ class SocketTransport(OwnBrokerTransport):
     """To a broker of this project elsewhere."""
 
     def __init__(
-        self, core: DispatchCore, loop: Loop, endpoint: str, discovery: BrokerDiscovery, dispatcher: Channel
+        self,
+        core: DispatchCore,
+        loop: Loop,
+        endpoint: str,
+        discovery: BrokerDiscovery,
+        dispatcher: Channel,
+        deliveries: Deliveries | None = None,
     ) -> None:
-        """`dispatcher`: gets a turn when something has come."""
+        """`dispatcher`: gets a turn when something has come. `deliveries`: what workers have."""
         kind = discovery.kind
-        super().__init__(core, kind.max_message - ENVELOPE if kind is not None and kind.max_message else MAX_REPLY)
+        most = kind.max_message - ENVELOPE if kind is not None and kind.max_message else MAX_REPLY
+        super().__init__(core, most, deliveries)
+        self.session.wants_given = True
         needs = {b"running": b"titanic:1", b"limit": b"titanic:children", b"kill": b"titanic:kill"}
         self._reasons = [] if kind is None else [reason for reason, word in needs.items() if word in kind.knows]
         if kind is not None and kind.knows_slots:
@@ -404,6 +432,8 @@ class SocketTransport(OwnBrokerTransport):
         ticket = self._tickets.get(uuid)
         if ticket is None or not self._connection.away:
             super().recall_request(uuid, now)
+        elif self.session.is_given(ticket):
+            self._keep(ticket, self._sends[ticket], ends=False)
         elif self.session.is_pending(ticket):
             # No broker has it, and the next one would not know it by the name that a recall uses.
             self.session.cancel(ticket)
@@ -414,9 +444,16 @@ class SocketTransport(OwnBrokerTransport):
 
     def connection_lost(self, connection: BrokerConnection, now: float) -> None:
         """Handle a broker that has died and will not answer. Requests that are not wanted must not be sent to the next
-        one, and requests that may expire only after a check of the clock."""
+        one, and requests that may expire only after a check of the clock, if no worker has them."""
         self.deliver_results(now)
-        self._give_back(self._recalled | {ticket for ticket, send in self._sends.items() if send.has_ttl}, now)
+        back = self._recalled | {ticket for ticket, send in self._sends.items() if send.has_ttl}
+        unwanted, is_given = self._core.reason, self.session.is_given
+        self._give_back([one for one in back if not is_given(one) or unwanted(self._sends[one].uuid)], now)
+
+    def resume(self, send: Send, expected: Expected, now: float) -> None:
+        given = expected.delivery, now - expected.seconds, expected.keeper
+        ticket = self.session.request(send.service, send.body, now, context=send.context, given=given)
+        self._tickets[send.uuid], self._sends[ticket] = ticket, send
 
     def _give_back(self, back: Collection[int], now: float) -> None:
         """Withdraw these from this broker and the next, and what is not wanted any more."""

@@ -149,7 +149,11 @@ class AttachedFront(Front):
         assert self._kind is not None
         endpoint, dispatcher, config = self.endpoints[0], self._dispatcher, self._config
         if self._kind.ours:
-            dispatcher.connect(SocketTransport(dispatcher.core, self.loop, endpoint, self._discovery, dispatcher))
+            parts = dispatcher.core, self.loop, endpoint, self._discovery, dispatcher, dispatcher.deliveries
+            own, is_first = SocketTransport(*parts), dispatcher.transport is None
+            dispatcher.connect(own)
+            if is_first:
+                dispatcher.resume(own)
             return
         transport = ForeignTransport(
             dispatcher.core,

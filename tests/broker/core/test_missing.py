@@ -501,3 +501,153 @@ def test_its_queue_knows_that_there_is_a_reply(here: Elsewhere) -> None:
     here.ends("w", token)
     assert named.has_reply
     assert here.core.missing.is_new
+
+
+# -- a queue elsewhere, which says GIVEN -------------------------------------------------------------------------
+
+
+class Attached(Play):
+    """A broker without a queue of its own: what workers name waits for the queue."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.core.missing.decided_within = 30.0
+
+    def submits(self, body: bytes, given: bytes = b"", queue: str = QUEUE) -> None:
+        frame = b"titanic:given=" + given if given else b"titanic:given"
+        self.said(queue, frame, context(body), body, b"", b"MDPC02", b"\5", b"a", body)
+
+    def told(self, queue: str = QUEUE) -> list[tuple[bytes, ...]]:
+        """What the queue has heard: the command, and what follows the service."""
+        return [(frames[5], *frames[7:]) for frames in self.heard(queue)]
+
+
+@pytest.fixture
+def attached() -> Attached:
+    play = Attached()
+    play.ready("w", b"k")
+    play.heard("w")
+    return play
+
+
+def test_the_queue_hears_who_has_a_request(attached: Attached) -> None:
+    attached.submits(b"1")
+    (token,) = attached.given("w").values()
+    assert attached.told() == [(b"\11", token[:48], keeper_of(None, b"k"))]
+    attached.said("w", b"MDPW02", b"\12", b"0", token)  # it gives it back
+    attached.ready("x", b"", process=b"h:2/y")
+    assert list(attached.given("x")) == [b"1"]
+    assert [(one[0], one[2]) for one in attached.told()] == [(b"\11", b"")], "that one keeps nothing"
+
+
+def test_a_queue_that_does_not_ask_hears_nothing(attached: Attached) -> None:
+    attached.sends(b"1")
+    assert attached.given("w")
+    assert attached.heard(QUEUE) == []
+
+
+@pytest.mark.parametrize("first", ["the worker", "the queue"])
+def test_after_a_restart_of_the_broker(first: str) -> None:
+    before, after = Attached(), Attached()
+    before.ready("w", b"k")
+    before.submits(b"1")
+    (token,) = before.given("w").values()
+    given = b" ".join([token[:48], b"5", keeper_of(None, b"k")])
+    if first == "the worker":
+        after.ready("w", b"k", token)
+        after.said("w", b"MDPW02", b"\3", token, b"", b"part")
+        after.submits(b"1", given)
+    else:
+        after.submits(b"1", given)
+        after.ready("other", b"o", process=b"h:2/y")
+        assert after.given("other") == {}
+        after.ready("w", b"k", token)
+        after.said("w", b"MDPW02", b"\3", token, b"", b"part")
+    after.ends("w", token)
+    assert [one for one in after.told() if one[0] in (b"\2", b"\3")] == [(b"\2", b"part"), (b"\3", b"done")]
+    assert after.cancelled("w") == []
+    check(after.core)
+
+
+def test_what_the_queue_does_not_want_any_more_after_a_restart() -> None:
+    before, after = Attached(), Attached()
+    before.ready("w", b"k")
+    before.submits(b"1")
+    (token,) = before.given("w").values()
+    after.ready("w", b"k", token)
+    after.heard("w")
+    for _ in range(7):
+        after.core.receive("w", HEARTBEAT, after.now)
+        after.later(5)
+    assert after.cancelled("w") == [token]
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_the_queue_comes_again(attached: Attached, knows: bool) -> None:
+    """With what workers have; or it has not heard of that."""
+    attached.submits(b"1")
+    attached.submits(b"2")
+    attached.submits(b"3")
+    tokens = attached.given("w")
+    attached.said("w", b"MDPW02", b"\3", tokens[b"1"], b"", b"part")
+    attached.lost(QUEUE)
+    assert attached.heard("w")[-1] == DISCONNECT, "it is to say all again"
+    assert not attached.core.waiting.count, "it sends again what no worker has"
+    attached.ready("w", b"k", *tokens.values())
+    attached.said("w", b"MDPW02", b"\3", tokens[b"1"], b"", b"part")
+    attached.ends("w", tokens[b"1"])
+    for body in (b"3", b"1", b"2"):
+        known = knows and body in tokens
+        given = b" ".join([tokens[body][:48], b"5", keeper_of(None, b"k")]) if known else b""
+        attached.submits(body, given, "again")
+    said = [one for one in attached.told("again") if one[0] in (b"\2", b"\3")]
+    assert said == [(b"\2", b"part"), (b"\3", b"done")]
+    assert list(attached.given("w")) == [b"3"]
+    assert attached.cancelled("w") == []
+    check(attached.core)
+
+
+def test_the_queue_comes_again_before_its_old_connection_is_known_to_be_gone(attached: Attached) -> None:
+    attached.submits(b"1")
+    (token,) = attached.given("w").values()
+    attached.submits(b"1", b" ".join([token[:48], b"5", keeper_of(None, b"k")]), "again")
+    assert attached.heard("w")[-1] == DISCONNECT
+    attached.ready("w", b"k", token)
+    attached.ends("w", token)
+    assert [one for one in attached.told("again") if one[0] == b"\3"] == [(b"\3", b"done")]
+    attached.lost(QUEUE)
+    check(attached.core)
+
+
+@pytest.mark.parametrize("said", [b"", b"x", b"x y", b"x y z", b"x 1", b"x -1 k", b"x 99999999999 k"])
+def test_what_is_no_delivery(attached: Attached, said: bytes) -> None:
+    attached.submits(b"1", said)
+    assert list(attached.given("w")) == [b"1"]
+
+
+def test_a_reply_that_was_lost_with_the_broker() -> None:
+    before, after = Attached(), Attached()
+    before.ready("w", b"k")
+    before.submits(b"1")
+    (token,) = before.given("w").values()
+    before.ends("w", token)
+    after.said("w", *READY, b"titanic:ended=" + token)
+    assert after.given("w") == {}
+    after.submits(b"1", b" ".join([token[:48], b"5", keeper_of(None, b"k")]))
+    assert after.given("w") == {b"1": token}
+    after.ends("w", token)
+    assert [one for one in after.told() if one[0] == b"\3"] == [(b"\3", b"done")]
+    check(after.core)
+
+
+def test_a_reply_that_was_not_lost(attached: Attached) -> None:
+    attached.said("x", *READY, b"titanic:ended=" + b"0" * 48 + context(b"1"))
+    attached.later(31)
+    assert attached.cancelled("x") == []
+    assert not attached.core.missing.named
+    attached.said("y", *READY, b"titanic:ended=" + b"0" * 48 + context(b"1"))
+    attached.lost("y")
+    assert not attached.core.missing.named
+
+
+READY = [b"MDPW02", b"\1", b"a", b"titanic:1", b"titanic:slots=2", b"titanic:process=h:1/x", b"titanic:keeper=k"]

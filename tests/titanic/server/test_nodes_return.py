@@ -329,6 +329,17 @@ def token_of(nodes: Nodes) -> tuple[str, bytes, Process]:
     return uuid, token, node
 
 
+def test_a_reply_that_its_node_has_lost(nodes: Nodes) -> None:
+    """The worker sends it again, to another node."""
+    uuid, token, _ = token_of(nodes)
+    nodes.here(1)
+    with nodes.client(1) as client, Keeper(nodes, 1, *ready(b"k"), b"titanic:ended=" + token) as worker:
+        assert worker.hears(b"\x09") == [token, b"", b"echo", b"1"]
+        worker.says(b"MDPW02", b"\4", token, b"", b"true")
+        assert client.wait(uuid, 60) == [b"true"]
+        assert client.show(uuid)["attempts"] == 1
+
+
 STRANGERS: dict[str, Callable[[bytes], list[bytes]]] = {
     "another worker": lambda token: ready(b"x", token),
     "another service": lambda token: ready(b"k", token, service=b"other"),
