@@ -59,6 +59,7 @@ QUEUE = [
     *("=submit", """test "$(cat small.png)" = 'A PICTURE'""", "=call"),
     "titanic submit upper hello >uuid && titanic reply $(cat uuid) --wait 20",
     *("=reply", "=show", "=status", "=workers", "=health", "=close", "=pause", "=resume"),
+    *("titanic submit mail x --delay 1h >uuid", "=change", "titanic close $(cat uuid)"),
     "titanic work mail -- false &",
     "titanic submit mail x --max-attempts 1 >uuid; ! titanic reply $(cat uuid) --wait 20",
     *("=ls", "=retry", "=purge"),

@@ -7,6 +7,8 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from types import NoneType
@@ -197,6 +199,18 @@ class Size(click.ParamType[int]):
             return units.read_size(value, least=self._least, most=MAX_SIZE)
         except ValueError as error:
             self.fail(str(error), param, ctx)
+
+
+def read_time(context: click.Context, option: click.Parameter, text: str | None) -> datetime | None:
+    """The callback of an option that is a time with its zone."""
+    if text is None:
+        return None
+    with suppress(ValueError):
+        if (at := datetime.fromisoformat(text)).utcoffset() is not None:
+            return at
+    raise click.UsageError(
+        f"{option.opts[0]} is {text!r}; it must be a time with its zone, as in 2026-12-01T08:00+01:00"
+    )
 
 
 def seconds(name: str, *aliases: str, least: float, most: float = MAX_SECONDS, **settings: Any) -> Decorator:

@@ -1,17 +1,18 @@
-"""`titanic ls` and `show` print stored requests; `retry` and `purge` requeue or close them."""
+"""`titanic ls` and `show` print stored requests; `change`, `retry` and `purge` change, requeue or close them."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from typing import Any
 
 import click
 
 from titanic.cli.connect import connect
 from titanic.cli.endpoint import EndpointReach
-from titanic.cli.options import command, endpoint, json_flag, option, seconds
+from titanic.cli.options import command, endpoint, json_flag, option, read_time, seconds
 from titanic.cli.options import uuid as uuid_type
 from titanic.cli.printing import (
     Bar,
@@ -323,6 +324,35 @@ def retry(
             click.echo(f"{counted(done, 'request')} requeued")
         if uuid and not done:
             _explain(client, uuid)
+
+
+@command()
+@click.argument("uuid", type=uuid_type, metavar="UUID")
+@option("--priority", type=click.IntRange(0, 9), metavar="N", default=None, help="0 to 9; 9 is dispatched first.")
+@seconds("--delay", least=0, default=None, help="Do not execute the request before this time has passed from now.")
+@option("--at", metavar="TIME", default=None, callback=read_time, help="Do not execute it before this time.")
+@option("--now", is_flag=True, help="Execute it as soon as there is a worker.")
+@endpoint
+def change(
+    uuid: str, priority: int | None, delay: float | None, at: datetime | None, now: bool, reach: EndpointReach
+) -> None:
+    """Change the priority of a request, or when it may start. A running request, or one that has ended, is not changed.
+
+    Exits with 4 when the UUID is unknown, with 1 when the request cannot be changed.
+
+    \b
+    Example:
+      titanic change 01a1fdd40f82747ea223cfe554e7afbc --priority 9 --now
+      titanic change 01a1fdd40f82747ea223cfe554e7afbc --at 2026-12-01T08:00+01:00
+    """
+    if (delay is not None) + (at is not None) + now > 1:
+        raise click.UsageError("--delay, --at and --now exclude each other")
+    if now:
+        delay = 0.0
+    if priority is None and delay is None and at is None:
+        raise click.UsageError("give --priority, --delay, --at or --now")
+    with connect(reach) as client:
+        client.change(uuid, priority=priority, delay=delay, at=at)
 
 
 def _explain(client: Client, uuids: tuple[str, ...]) -> None:

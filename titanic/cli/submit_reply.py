@@ -9,7 +9,6 @@ import stat
 import sys
 import termios
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, BinaryIO, get_args
 
@@ -28,6 +27,7 @@ from titanic.cli.options import (
     key_options,
     option,
     reaching,
+    read_time,
     seconds,
 )
 from titanic.cli.options import uuid as uuid_type
@@ -117,15 +117,6 @@ def _traceparent(context: click.Context, option: click.Parameter, trace: str | N
     raise click.UsageError(f"--trace is {trace!r}; it must be a traceparent: 00-<32 hex digits>-<16 hex digits>-01")
 
 
-def _at(context: click.Context, option: click.Parameter, text: str | None) -> datetime | None:
-    if text is None:
-        return None
-    with contextlib.suppress(ValueError):
-        if (at := datetime.fromisoformat(text)).utcoffset() is not None:
-            return at
-    raise click.UsageError(f"--at is {text!r}; it must be a time with its zone, as in 2026-12-01T08:00+01:00")
-
-
 def _content_type(context: click.Context, option: click.Parameter, kind: str | None) -> str | None:
     if kind is None or CONTENT_TYPE.fullmatch(kind):
         return kind
@@ -187,7 +178,7 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
     "--at",
     metavar="TIME",
     default=None,
-    callback=_at,
+    callback=read_time,
     group=CHOICES,
     help="Do not execute the request before this time, as in 2026-12-01T08:00+01:00.",
 )

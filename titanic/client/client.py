@@ -16,6 +16,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Self, Unpack
 
@@ -250,6 +251,17 @@ class Client:
     def retry(self, *uuids: str) -> int:
         """Requeue failed and expired requests, and return how many. Requests in other states are left unchanged."""
         return finish(self._own.retry(*uuids))
+
+    def change(
+        self, uuid: str, *, priority: int | None = None, delay: Span | None = None, at: datetime | None = None
+    ) -> None:
+        """Change the priority of a request that no worker has, or when it may start: after `delay` from now, 0 for at
+        once, or at a time. What is None stays as it is.
+
+        Raises UnknownRequest, or InvalidRequest when it is running or has ended. One that is sent to a worker in this
+        moment may still begin as it was.
+        """
+        finish(self._own.change(uuid, priority=priority, delay=delay, at=at))
 
     def retry_all(
         self, *, service: str | None = None, older_than: Span | None = None, tell: OnCount | None = None

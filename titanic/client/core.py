@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
+from datetime import datetime
 from typing import Any, Unpack, cast
 
 from broker import read_json
@@ -352,6 +353,21 @@ class ClientCore:
         for at in range(0, len(plain), MOST_UUIDS):
             done += await self._administer({"do": "retry", "uuids": plain[at : at + MOST_UUIDS]})
         return done
+
+    async def change(
+        self, uuid: str, *, priority: int | None = None, delay: Span | None = None, at: datetime | None = None
+    ) -> None:
+        """Change the priority of a request, or when it may start."""
+        given = {"priority": priority, "delay": delay, "at": at}
+        options = {"do": "change", "uuid": ids.plain(uuid)} | {
+            key: one for key, one in given.items() if one is not None
+        }
+        document = read_json(check(await self.calls.ask(tsp.ADMIN, encode(options)))[0])
+        if document["state"] == "unknown":
+            raise unknown(uuid)
+        if not document["done"]:
+            fact = f"it is {document['state']}"
+            raise InvalidRequest(f"request {uuid} cannot be changed", fact, "only waiting and delayed ones can be")
 
     async def retry_all(
         self, *, service: str | None = None, older_than: Span | None = None, tell: OnCount | None = None

@@ -191,6 +191,19 @@ class PurgeAction(Message, tag_field="do", tag="purge"):
             raise ValueError(_must_be(PurgeAction, "state"))
 
 
+class ChangeAction(Message, tag_field="do", tag="change"):
+    """titanic.admin: change a request that no worker has."""
+
+    uuid: Id
+    priority: Priority | UnsetType = UNSET
+    delay: Delay | UnsetType = UNSET
+    at: When | UnsetType = UNSET
+
+    def __post_init__(self) -> None:
+        if self.priority is UNSET and self.delay is UNSET and self.at is UNSET:
+            raise ValueError("a change must have priority, delay or at")
+
+
 class ArchiveAction(Message, tag_field="do", tag="archive"):
     """titanic.admin: register an archive of closed requests, and acknowledge what it has."""
 
@@ -234,10 +247,11 @@ SUBMIT_NUMBERS: dict[str, type[int] | type[float]] = {
 }
 """Options of a request that are numbers, for a task or a schedule as well as for one request. Times are float."""
 
-Admin = RetryAction | PurgeAction | ArchiveAction | DrainAction | SetAction
+Admin = RetryAction | PurgeAction | ChangeAction | ArchiveAction | DrainAction | SetAction
 _ADMIN: dict[str, type[Admin]] = {
     "retry": RetryAction,
     "purge": PurgeAction,
+    "change": ChangeAction,
     "archive": ArchiveAction,
     "drain": DrainAction,
     "set": SetAction,

@@ -13,6 +13,7 @@
     titanic.stats                    metrics, or read = "all"           403
     titanic.admin retry              submit, and read: its owner        403 without read; else it is not done
     titanic.admin purge              close, and read: its owner         403 without close; else it is not done
+    titanic.admin change             submit, close, and read: owner     403 without these; else as for an unknown UUID
     titanic.admin archive            archive, or admin                  403
     titanic.admin drain              admin                              403
     titanic.admin set                admin                              403

@@ -1,5 +1,5 @@
-"""titanic.admin retries requests, purges them, hears what an archive of closed requests has, and has nodes drained: see
-PROTOCOL.md.
+"""titanic.admin retries requests, purges and changes them, hears what an archive of closed requests has, and has nodes
+drained: see PROTOCOL.md.
 
 What a worker has is not purged, unless its UUID is given. One message checks a bounded number of requests.
 """
@@ -16,14 +16,23 @@ from broker import User, UserLimits
 from titanic.commit.writer import halves
 from titanic.errors import Forbidden, InvalidArchive, InvalidRequest, StoreError, StoreFull
 from titanic.protocol import tsp
-from titanic.protocol.messages import Admin, ArchiveAction, DrainAction, PurgeAction, RetryAction, SetAction, read_admin
+from titanic.protocol.messages import (
+    Admin,
+    ArchiveAction,
+    ChangeAction,
+    DrainAction,
+    PurgeAction,
+    RetryAction,
+    SetAction,
+    read_admin,
+)
 from titanic.protocol.permissions import lacks, lacks_submit
 from titanic.protocol.submit_options import MOST_UUIDS
 from titanic.protocol.tsp import Frames
 from titanic.services import nodes, set_service
 from titanic.services.ask import Ask, Closed, CloseDoubt, Returned, ServiceContext, SettingsChanged, not_done
 from titanic.services.ownership import is_hidden, is_kept, not_owned, place_behind
-from titanic.services.request_submit import over_limit
+from titanic.services.request_submit import over_limit, start_of
 from titanic.store import Archivist, ServiceSettings, SharedReadTransaction, State, WriteTransaction
 
 DEAD = (State.FAILED, State.EXPIRED)
@@ -74,6 +83,8 @@ class AdminWrite:
                     document = self._drain(transaction, options)
                 elif isinstance(options, SetAction):
                     self._settings, document = set_service.apply(transaction, options)
+                elif isinstance(options, ChangeAction):
+                    document = self._change(transaction, options, now_us, ask.user)
                 else:
                     document = self._obey(transaction, options, now_us, ask.user)
                 self._answers.append((ask, [tsp.OK, json.dumps(document).encode()]))
@@ -153,6 +164,32 @@ class AdminWrite:
         self._returned.add(row.service)
         return True
 
+    def _change(
+        self, transaction: WriteTransaction, options: ChangeAction, now_us: int, user: User | None
+    ) -> dict[str, Any]:
+        uuid = bytes.fromhex(options.uuid)
+        timed = options.at is not UNSET or options.delay is not UNSET
+        due = start_of(options, now_us) if timed else None
+        row = transaction.describe(uuid)
+        if user is not None and is_kept(transaction, user, uuid):  # answered like an unknown one
+            self._keep(user, uuid, not_owned(user, uuid))
+            row = None
+        if row is None:
+            return {"done": 0, "state": "unknown"}
+        if user is not None and (fault := lacks_submit(user, row.service)) is not None:
+            raise Forbidden(fault)
+        if row.state not in (State.WAITING, State.DELAYED):
+            return {"done": 0, "state": row.state.name.lower()}
+        priority = None if options.priority is UNSET else options.priority
+        changed = None
+        if uuid not in self._running(transaction, [uuid]):
+            changed = transaction.change(uuid, now_us, priority=priority, due=due)
+        if changed is None:
+            return {"done": 0, "state": "running"}
+        service, state = changed
+        self._returned.add(service)
+        return {"done": 1, "state": state.name.lower()}
+
     def _keep(self, user: User, uuid: bytes, why: str) -> bool:
         self._forbidden.append((user, why, uuid))
         return False
@@ -199,7 +236,14 @@ def _check(user: User, options: Admin) -> None:
         raise Forbidden(fault)
 
 
-_ACTIONS = {RetryAction: "read", PurgeAction: "close", ArchiveAction: "archive", DrainAction: "drain", SetAction: "set"}
+_ACTIONS = {
+    RetryAction: "read",
+    PurgeAction: "close",
+    ChangeAction: "close",
+    ArchiveAction: "archive",
+    DrainAction: "drain",
+    SetAction: "set",
+}
 
 
 def _states(options: RetryAction | PurgeAction) -> tuple[State, ...]:

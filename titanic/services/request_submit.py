@@ -14,7 +14,7 @@ from broker import User, UserLimits
 from titanic.commit.writer import LIGHT_BYTES, LIGHT_ITEMS
 from titanic.errors import InvalidRequest, StoreError, StoreFull
 from titanic.protocol import tsp
-from titanic.protocol.messages import Submit, read
+from titanic.protocol.messages import ChangeAction, Submit, read
 from titanic.protocol.permissions import lacks, lacks_submit
 from titanic.protocol.submit_options import AT_ONCE, DONE, MOST_SECONDS, MOST_TOGETHER, NEVER, Policy, read_policy
 from titanic.protocol.tsp import Frames
@@ -285,7 +285,7 @@ def parse_submit(body: Frames, now_us: int, owner: bytes = b"", source: bytes = 
     service = body[1]
     shared = (
         options.priority,
-        _start(options, now_us),
+        start_of(options, now_us),
         _moment(options.ttl, now_us),
         options.max_attempts or 0,
         json.dumps(policy, ensure_ascii=False).encode() if policy else b"",
@@ -308,8 +308,8 @@ def _moment(seconds: float | UnsetType, now_us: int) -> int:
     return now_us + max(1, int(seconds * 1e6)) if seconds else 0
 
 
-def _start(options: Submit, now_us: int) -> int:
-    """When the request may start; 0: at once, also if `at` has passed."""
+def start_of(options: Submit | ChangeAction, now_us: int) -> int:
+    """Return when the request may start; 0: at once, also if `at` has passed. Raises ValueError."""
     if options.at is UNSET:
         return _moment(options.delay, now_us)
     if options.delay is not UNSET:

@@ -552,6 +552,20 @@ class MemoryWriteTransaction(MemoryReadTransaction):
         self._put_request(uuid, Row(uuid, new, given, row.size, expires_at, due))
         return True
 
+    def change(
+        self, uuid: bytes, now_us: int, *, priority: int | None = None, due: int | None = None
+    ) -> tuple[bytes, State] | None:
+        row = self.tables.requests.get(uuid)
+        if row is None or row.outcome is not None:
+            return None
+        new = row.new._replace(priority=row.new.priority if priority is None else priority)
+        if due is not None:
+            due = due if due > now_us else 0
+            new, row = new._replace(not_before=due), row._replace(due=due)
+        row = row._replace(new=new)
+        self._put_request(uuid, row)
+        return new.service, row.state
+
     def close(self, uuid: bytes, now_us: int | None = None) -> CloseResult | None:
         return self._close(uuid, self.store.now_us() if now_us is None else now_us, False)
 

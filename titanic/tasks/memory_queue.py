@@ -23,7 +23,7 @@ from titanic.dispatch.core import AskWorkers, DispatchCore, KeepOutcomes, Recall
 from titanic.dispatch.outcomes import completion_events
 from titanic.errors import InvalidRequest, RequestFailed, TimedOut
 from titanic.protocol.answers import Ended, RequestInfo, standing, unknown
-from titanic.protocol.submit_options import MAX_PRIORITY, ManyOptions, Span, SubmitOptions, encode, seconds
+from titanic.protocol.submit_options import MAX_PRIORITY, ManyOptions, Span, SubmitOptions, encode, epoch, seconds
 from titanic.schedules import Schedule
 from titanic.schedules.scheduler import submit_tick
 from titanic.services.list_requests import as_document
@@ -307,6 +307,19 @@ class MemoryQueue:
             if pending and not self._leap(until):
                 row = self._row(pending[0])
                 raise TimedOut(f"{len(pending)} replies are still pending", "", self._advice(row))
+
+    def change(
+        self, uuid: str, *, priority: int | None = None, delay: Span | None = None, at: datetime | None = None
+    ) -> None:
+        """As `Client.change`."""
+        due = None if delay is None else self._wall_us + round(seconds("delay", delay) * 1e6)
+        if at is not None:
+            due = round(epoch("at", at) * 1e6)
+        with self._store.write() as transaction:
+            changed = transaction.change(_id_of(uuid), self._wall_us, priority=priority, due=due)
+        if changed is None:
+            raise InvalidRequest(f"request {uuid} cannot be changed", standing(self._info(self._row(uuid))))
+        self._core.returned({changed[0]})
 
     def close(self, *uuids: str) -> None:
         """As `Client.close`."""

@@ -230,6 +230,14 @@ def test_who_retries_what(desk: Desk, user: User | None) -> None:
 
 
 @every_user
+def test_who_changes_what(desk: Desk, user: User | None) -> None:
+    uuids = [submit(desk, owner)[1] for owner in (SHOP, OTHER, None)]
+    expected: dict[User | None, list[int]] = {None: [1, 1, 1], ROOT: [1, 1, 1], SHOP: [1, 0, 0], OTHER: [0, 1, 0]}
+    allowed: list[int | bytes] = [*expected.get(user, ())] or [b"403"] * 3
+    assert [administer(desk, user, do="change", uuid=uuid.decode(), priority=9) for uuid in uuids] == allowed
+
+
+@every_user
 def test_who_purges_what(desk: Desk, three: Three, user: User | None) -> None:
     if user in (SENDER, AUDIT, NOBODY):
         assert administer(desk, user, do="purge", state="done") == b"403"

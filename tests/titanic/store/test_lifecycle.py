@@ -608,3 +608,82 @@ def test_a_reader_sees_the_store_as_it_was_when_it_began(store):
         thread.join()
         assert state_of(txn, uuids[0]) is State.WAITING
     assert state(store, uuids[0]) is None
+
+
+# -- change --------------------------------------------------------------------------------------------------------
+
+
+def change(store, uuid, now=NOW, **changes):
+    with store.write() as txn:
+        return txn.change(uuid, now, **changes)
+
+
+def row_of(store, uuid):
+    with store.read() as txn:
+        row = txn.describe(uuid)
+        return row.state, row.priority, row.not_before, row.due, row.attempts
+
+
+def loads(store):
+    with store.read() as txn:
+        return waiting_in(txn), load_of(txn, b"echo"), txn.load(b"alice")
+
+
+def test_another_priority_is_another_place_in_the_queue(store):
+    first, second = accept(store, NewRequest(b"echo", [b"1"]), NewRequest(b"echo", [b"2"], key=b"k", key_until=FAR))
+    assert change(store, second, priority=9) == (b"echo", State.WAITING)
+    assert [row.uuid for row in queue(store)] == [second, first]
+    assert change(store, second, priority=0) == (b"echo", State.WAITING)
+    assert [(row.uuid, row.body) for row in queue(store)] == [(first, [b"1"]), (second, [b"2"])]
+    assert row_of(store, second) == (State.WAITING, 0, 0, 0, 0)
+    assert (counts(store)[:3], loads(store)[0]) == ((2, 2, 0), {b"echo": 2})
+
+
+@each("attempts", [0, 2])
+def test_another_time(store, attempts):
+    """A request that waits is delayed, one that is delayed is delayed for another time, and then it is due at once."""
+    (uuid,) = accept(store, NewRequest(b"echo", [b"x" * 20_000], owner=b"alice"))
+    before = loads(store)
+    if attempts:
+        assert postpone(store, uuid, NOW + SECOND, attempts=attempts)
+    assert change(store, uuid, due=NOW + 5 * SECOND) == (b"echo", State.DELAYED)
+    assert row_of(store, uuid) == (State.DELAYED, 4, NOW + 5 * SECOND, NOW + 5 * SECOND, attempts)
+    assert change(store, uuid, due=NOW + 9 * SECOND, priority=7) == (b"echo", State.DELAYED)
+    assert promote(store, NOW + 8 * SECOND) == []
+    assert (queue(store), counts(store)[:3]) == ([], (1, 0, 1))
+    assert change(store, uuid, priority=8) == (b"echo", State.DELAYED)
+    assert promote(store, NOW + 9 * SECOND) == [(b"echo", 1)]
+    assert change(store, uuid, due=NOW + 99 * SECOND)
+    assert change(store, uuid, due=NOW) == (b"echo", State.WAITING)
+    assert row_of(store, uuid) == (State.WAITING, 8, 0, 0, attempts)
+    ((row),) = queue(store)
+    assert (row.uuid, row.attempts, row.body) == (uuid, attempts, [b"x" * 20_000])
+    assert (counts(store)[:3], loads(store)) == ((1, 1, 0), before)
+    assert finish(store, uuid)
+    assert close(store, uuid).state is State.DONE
+    assert counts(store)[:3] == (0, 0, 0)
+    assert loads(store) == ({}, (0, 0), (0, 0))
+
+
+def test_a_changed_request_keeps_its_time_to_live(store):
+    (uuid,) = accept(store, NewRequest(b"echo", [b"x"], expires_at=NOW + 3 * SECOND))
+    assert change(store, uuid, due=NOW + 9 * SECOND)
+    with store.write() as txn:
+        assert txn.expire(NOW + 3 * SECOND) == [(uuid, b"echo")]
+    assert state(store, uuid) is State.EXPIRED
+
+
+@each("wanted", [State.DONE, State.FAILED, State.EXPIRED])
+def test_what_has_ended_is_not_changed(store, wanted):
+    uuid = in_state(store, wanted)
+    assert change(store, uuid, priority=9, due=FAR) is None
+    assert change(store, bytes(16), priority=9) is None
+    assert state(store, uuid) is wanted
+
+
+def test_a_change_is_undone_with_its_transaction(store):
+    (uuid,) = accept(store, NewRequest(b"echo", [b"x"]))
+    with suppress(LookupError), store.write() as txn:
+        assert txn.change(uuid, NOW, priority=9, due=FAR)
+        raise LookupError
+    assert row_of(store, uuid) == (State.WAITING, 4, 0, 0, 0)

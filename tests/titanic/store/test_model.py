@@ -209,6 +209,17 @@ class StoreMachine(RuleBasedStateMachine):
         known = self.known(uuid)
         assert self.both(lambda txn: txn.retry(uuid, self.now)) == (known is not None and known.state in DEAD)
 
+    @rule(
+        uuid=uuids,
+        priority=st.one_of(st.none(), st.integers(0, 9)),
+        delay=st.one_of(st.none(), st.integers(-5, 30)),
+    )
+    def change(self, uuid, priority, delay):
+        known = self.known(uuid)
+        due = None if delay is None else self.now + delay
+        changed = self.both(lambda txn: txn.change(uuid, self.now, priority=priority, due=due))
+        assert (changed is not None) == (known is not None and known.outcome is None)
+
     @rule(limit=st.integers(1, 4))
     def promote(self, limit):
         self.both(lambda txn: dict(txn.promote(self.now, limit)))

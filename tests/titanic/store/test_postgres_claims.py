@@ -16,7 +16,7 @@ from support.store_facts import accept_all, waiting_in
 from support.waiting import until
 
 from titanic.errors import RecordCorrupt, StoreFailed, StoreTooNew, WriteConflict
-from titanic.store import Bound, LeaseConfig, NewRequest, NodeFacts, Place, Silent, Status
+from titanic.store import Bound, LeaseConfig, NewRequest, NodeFacts, Place, Silent, State, Status
 from titanic.store.postgres import claims, queries
 from titanic.store.postgres import nodes as nodes_module
 from titanic.store.postgres import store as postgres_store
@@ -115,6 +115,18 @@ def test_a_request_is_claimed_once(nodes):
     assert one.claim((b"x", 9)) == {}
     with one.store.read() as txn:
         assert waiting_in(txn) == {b"x": 3, b"y": 1}, "who runs them is not asked here"
+
+
+def test_a_claimed_request_is_not_changed(nodes):
+    one, other = nodes
+    a, b = one.accept(b"x", b"x")
+    assert one.claim((b"x", 1)) == {b"x": [a]}
+    for node in nodes:
+        with node.store.write() as txn:
+            assert txn.change(a, NOW, priority=9, due=NOW + 10) is None
+    with other.store.write() as txn:
+        assert txn.change(b, NOW, priority=9) == (b"x", State.WAITING)
+    assert one.claim((b"x", 1)) == {b"x": [b]}
 
 
 def test_a_claim_has_what_a_worker_gets(nodes):

@@ -297,3 +297,25 @@ def test_what_is_due_again_was_not_where_it_was(nodes):
     with one.write() as txn:
         assert txn.promote(NOW + 1) == [(b"x", 1)]
     assert finish(one, b) == [True]
+
+
+@pytest.mark.parametrize("changes", [{"priority": 9}, {"due": NOW + 10}, {"priority": 0, "due": NOW + 10}])
+@pytest.mark.parametrize("delayed", [False, True])
+def test_what_another_node_has_changed(nodes, changes, delayed):
+    """Counters are right then: `check` finds nothing."""
+    one, other = nodes
+    with one.write() as txn:
+        (uuid,) = accept_all(txn, [new(owner=b"eve", not_before=NOW + 5 if delayed else 0)], NOW)
+    with other.write() as txn:
+        assert txn.change(uuid, NOW, **changes) is not None
+    for hope in (True, False):
+        try:
+            with one.write() as txn:
+                if hope:
+                    txn.optimistic()
+                txn.prefetch([uuid])
+                assert txn.close(uuid).service == b"x"
+            break
+        except WriteConflict:
+            assert hope
+    assert check(one) == []

@@ -119,6 +119,20 @@ def test_a_time_to_start_at(queue: MemoryQueue) -> None:
     assert queue.show(ticket.uuid)["not_before"] == pytest.approx((queue.now.timestamp() + 300) * 1e6, abs=2)
 
 
+def test_a_change(queue: MemoryQueue) -> None:
+    first, second = (resize.options(delay=60).submit(path) for path in ("a.png", "b.png"))
+    queue.change(second.uuid, priority=9, delay=0)
+    queue.run()
+    assert calls == ["b.png"]
+    queue.change(first.uuid, at=queue.now + timedelta(hours=1))
+    queue.advance(3599)
+    assert queue.show(first.uuid)["state"] == "delayed"
+    queue.advance(2)
+    assert queue.show(first.uuid)["state"] == "done"
+    with pytest.raises(CallerError, match="cannot be changed; it is done"):
+        queue.change(first.uuid, priority=1)
+
+
 def test_a_key_makes_it_one(queue: MemoryQueue) -> None:
     first = pay.submit(7)
     assert pay.submit(order=7, amount=6).uuid == first.uuid

@@ -174,6 +174,38 @@ def put_unended(tx: Writing, uuid: bytes, prefix: bytes, past: RetryRecord, expi
         tx.put(tx.db.timers, timer_key(EXPIRY, expires_at, uuid), b"")
 
 
+def change(
+    tx: Writing, uuid: bytes, now_us: int, *, priority: int | None = None, due: int | None = None
+) -> tuple[bytes, State] | None:
+    """Change the priority of a request that has not ended, and when it is due. None: it has, or is damaged."""
+    place = find(tx, uuid)
+    record = tx.raw.get(uuid, db=tx.db.requests)
+    if place is None or place.header is None or not place.key or record is None:
+        return None
+    header, past = place.header, place.past or RetryRecord(0, 0)
+    not_before = header.not_before
+    if due is not None:
+        not_before = due if due > now_us else 0
+        past = past._replace(due=not_before)
+    priority = header.priority if priority is None else priority
+    changed = request_record.changed(uuid, record, priority, not_before)
+    _take_out(tx, place)
+    tx.put(tx.db.requests, uuid, changed)
+    prefix = ready_prefix(header.service, priority)
+    if past.due:
+        tx.put(tx.db.later, later_key(past.due, uuid), prefix)
+    else:
+        tx.put(tx.db.ready, prefix + uuid, b"")
+        tx.count_load(header.service, ready=1)
+    if past.due or past.matters:
+        retry_record = outcome_record.encode_retry(uuid, past)
+        tx.put(tx.db.retries, uuid, retry_record)
+        tx.added += cost(SIZE, len(retry_record))
+    else:
+        tx.delete(tx.db.retries, uuid)
+    return header.service, State.DELAYED if past.due else State.WAITING
+
+
 def _end(tx: Writing, uuid: bytes, place: QueuePlace, end: Outcome) -> None:
     bodies: list[tuple[Ref, bytes]] = []
 

@@ -1,6 +1,6 @@
 """A request as it is handed in, as it is stored, and as it is read back; and its idempotency key.
 
-The record, little-endian, in database `requests` under the request's id. It is written once.
+The record, little-endian, in database `requests` under the request's id. Only `changed` makes another one of it.
 
     offset  size  field
          0     1  record format: 129 (record.py)
@@ -91,6 +91,8 @@ SERVICE_GAP = _HEADER.size - SERVICE_SIZE_AT - 1
 """Bytes between the size of the service's name and the name."""
 _pack_rest = _REST.pack
 _TIMES = struct.Struct("<QQ")
+_U64 = struct.Struct("<Q")
+_NOT_BEFORE_AT = 16
 PLAIN_HOLDER_SIZE = _TIMES.size + SIZE
 """Bytes of the row of one request."""
 
@@ -141,6 +143,12 @@ def encode(uuid: bytes, request: NewRequest, submitted_at: int, put_blob: PutBlo
         rest = rest[: len(rest) - len(frames)] + put_blob(frames).pack()
         prefix = bytes((prefix[0], prefix[1] | _IN_BLOB)) + prefix[2:]
     return seal(uuid, prefix, rest)
+
+
+def changed(uuid: bytes, record: memoryview | bytes, priority: int, not_before: int) -> bytes:
+    """The record with another priority and time."""
+    prefix, at = bytes((record[0], record[1], priority, record[3])), _NOT_BEFORE_AT
+    return seal(uuid, prefix, b"".join((record[BODY:at], _U64.pack(not_before), record[at + _U64.size :])))
 
 
 def is_of(record: memoryview | bytes, service: bytes) -> bool:

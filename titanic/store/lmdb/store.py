@@ -13,6 +13,7 @@ waiting again with no log to replay.
     promote          later ► ready
     finish, expire   ready or later ► replies
     retry            replies ► ready                  (or later and retries, when its delay is not over)
+    change           ready or later ► ready or later  (or another priority there)
     close            all of it goes ► closed
 
 `timers` has a row for everything that happens at a certain time: a request expires, its retention ends, a key is
@@ -114,6 +115,7 @@ class LmdbWriteTransaction(LmdbReadTransaction, Writing):
     promote = method(lifecycle.promote)
     expire = method(lifecycle.expire)
     retry = method(lifecycle.retry)
+    change = method(lifecycle.change)
     close = method(closing.close)
     trim = method(retention.trim)
     clamp_timers = method(retention.clamp_timers)

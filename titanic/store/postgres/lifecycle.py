@@ -164,6 +164,54 @@ def retry(tx: PostgresWriting, uuid: bytes, now_us: int) -> bool:
     return True
 
 
+_CHANGE = """
+WITH waits AS (
+    DELETE FROM ready WHERE service = %s::bytea AND rank = %s::smallint AND uuid = %s::uuid AND incarnation IS NULL
+    RETURNING service, attempts, dispatched_at, expires_at, reason, deliveries
+), delayed AS (
+    DELETE FROM later WHERE uuid = %s::uuid RETURNING service, attempts, dispatched_at, expires_at, reason, deliveries
+), gone AS (
+    SELECT * FROM waits UNION ALL SELECT * FROM delayed
+), changed AS (
+    UPDATE request SET priority = %s::smallint, not_before = %s::bigint
+    WHERE uuid = %s::uuid AND EXISTS (SELECT FROM gone)
+), to_ready AS (
+    INSERT INTO ready (service, rank, uuid, attempts, dispatched_at, expires_at, reason, deliveries)
+    SELECT service, 9 - %s::smallint, %s::uuid, attempts, dispatched_at, expires_at, reason, deliveries
+    FROM gone WHERE %s::bigint = 0
+), to_later AS (
+    INSERT INTO later (service, priority, uuid, due, attempts, dispatched_at, expires_at, reason, deliveries)
+    SELECT service, %s::smallint, %s::uuid, %s::bigint, attempts, dispatched_at, expires_at, reason, deliveries
+    FROM gone WHERE %s::bigint > 0
+)
+SELECT 1 FROM gone"""
+
+
+def change(
+    tx: PostgresWriting, uuid: bytes, now_us: int, *, priority: int | None = None, due: int | None = None
+) -> tuple[bytes, State] | None:
+    """Change the priority of a request that has not ended, and when it is due. None: it has, or a node claimed it."""
+    one = tx.snapshot(uuid)
+    if one is None or one.has_ended:
+        return None
+    tx.flush()
+    priority = one.priority if priority is None else priority
+    not_before, at = one.not_before, one.due
+    if due is not None:
+        not_before = at = min(due, LATEST) if due > now_us else 0
+    own = Raw(uuid)
+    place = Raw(one.service), 9 - one.priority, own, own
+    rows = tx.fetch(_CHANGE, *place, priority, not_before, own, priority, own, at, priority, own, at, at)
+    tx.seen.pop(uuid, None)
+    tx.writer.known.pop(uuid, None)
+    if not rows:
+        return None
+    delayed = (at > 0) - (one.state is State.DELAYED)
+    tx.changes.count_service(one.service, ready=-delayed)
+    tx.changes.count(waiting=-delayed, delayed=delayed)
+    return one.service, State.DELAYED if at else State.WAITING
+
+
 def leave_unended(tx: PostgresWriting, one: RequestSnapshot) -> None:
     """Remove a request that has not ended from its place, and from the counts of work."""
     changes = tx.changes

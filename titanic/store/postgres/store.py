@@ -211,6 +211,7 @@ class PostgresWriteTransaction(PostgresWriting, PostgresReadTransaction):
     promote = lifecycle.promote
     expire = lifecycle.expire
     retry = lifecycle.retry
+    change = lifecycle.change
     close = lifecycle_module.close
     trim = lifecycle_module.trim
     clamp_timers = lifecycle_module.clamp_timers
