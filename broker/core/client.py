@@ -397,8 +397,10 @@ class ClientSession(RequestSession[_SentRequest]):
             self._set_deadline(ticket, pending, now)
             self.greet(now)
             return
-        if self._whole:
-            self._begin_anew(ticket, pending)
+        if self._whole and pending.parts_told:
+            pending.parts_told = 0
+            pending.parts_seen.clear()
+            self._events.append(ReplyEvent(ticket, EventKind.ANEW, []))
         self.sent_again += pending.tries > 0
         pending.tries += 1
         pending.sent_at = now
@@ -412,12 +414,6 @@ class ClientSession(RequestSession[_SentRequest]):
             elif self.wants_given:
                 stack = [GIVEN, *stack]
         self._output.append((self.connection, self.dialect.encode_request(stack, pending.service, pending.body)))
-
-    def _begin_anew(self, ticket: int, pending: _SentRequest) -> None:
-        if pending.parts_told:
-            pending.parts_told = 0
-            pending.parts_seen.clear()
-            self._events.append(ReplyEvent(ticket, EventKind.ANEW, []))
 
     def _set_deadline(self, ticket: int, pending: _SentRequest, now: float) -> None:
         if pending.timeout is not None:

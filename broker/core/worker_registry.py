@@ -191,14 +191,12 @@ class BrokerService:
             for worker in group.idle:
                 if not group.limits or worker.takes(self.name):
                     if request.alone:
-                        return min(self._able(), key=_in_hand)
+                        able = [one for other in self.groups for one in other.idle if one.takes(self.name)]
+                        return min(able, key=_in_hand)
                     if len(self.groups) > 1:
                         self.groups[group] = self.groups.pop(group)  # the others have their turns
                     return worker
         return None
-
-    def _able(self) -> list[WorkerPeer]:
-        return [worker for group in self.groups for worker in group.idle if worker.takes(self.name)]
 
 
 def _in_hand(worker: WorkerPeer) -> int:

@@ -136,7 +136,8 @@ class Demo:
         self, acknowledged: dict[str, Sample], stored: set[str], answers: dict[str, Frames | TitanicError], left: int
     ) -> bool:
         """Compare what was acknowledged with what was stored and answered, and say it."""
-        lost = {uuid for uuid in acknowledged if uuid not in stored or not _is_answer(answers.get(uuid))}
+        answered = {uuid for uuid, answer in answers.items() if isinstance(answer, (list, RequestFailed))}
+        lost = {uuid for uuid in acknowledged if uuid not in stored or uuid not in answered}
         wrong = {
             uuid for uuid, sample in acknowledged.items() if uuid not in lost and answers[uuid] != _expected(sample)
         }
@@ -221,11 +222,6 @@ def _stored(client: Client) -> set[str]:
         page, after = client.list(limit=1000, after=after)
         rows += page
     return {row["uuid"] for row in rows}
-
-
-def _is_answer(answer: Frames | TitanicError | None) -> bool:
-    """Whether it came from a worker, as a reply or as a failure."""
-    return isinstance(answer, (list, RequestFailed))
 
 
 def _expected(sample: Sample) -> Frames:

@@ -82,10 +82,6 @@ class Shutdown:
         self.settled = threading.Event()
         self.dismissed = threading.Event()
 
-    def wait_dismissed(self) -> None:
-        """Wait for a while."""
-        self.dismissed.wait(DISMISS_MOST)
-
     def over(self) -> None:
         """End all waiting."""
         self.settled.set()
@@ -298,7 +294,7 @@ class Dispatcher(Channel):
         """Stop; the loop goes on. Requests in flight are executed again after the next start."""
         if self.alive:
             self.call(self.waiters.dismiss)
-            self._shutdown.wait_dismissed()
+            self._shutdown.dismissed.wait(DISMISS_MOST)
             self.call(self._end)
 
     # -- the services: see DispatcherInbox (any thread) -------------------------------------------------------

@@ -122,7 +122,7 @@ class AdminWrite:
         else:
             older = options.older_than
             page = transaction.select(
-                states=_states(options),
+                states=DEAD if options.state is None else (State[options.state.upper()],),
                 service=None if options.service is None else options.service.encode(),
                 older_than=None if older is None else now_us - int(older * 1e6),
                 owner=None if user is None or user.reads_all else user.owner,
@@ -244,10 +244,6 @@ _ACTIONS = {
     DrainAction: "drain",
     SetAction: "set",
 }
-
-
-def _states(options: RetryAction | PurgeAction) -> tuple[State, ...]:
-    return DEAD if options.state is None else (State[options.state.upper()],)
 
 
 def _archive(transaction: WriteTransaction, options: ArchiveAction) -> dict[str, Any]:

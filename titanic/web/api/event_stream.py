@@ -203,7 +203,7 @@ class EventStream(Response):
 
     async def _send_all(self, receive: Receive, send: Send) -> None:
         left = asyncio.create_task(disconnected(receive))
-        left.add_done_callback(self._left)
+        left.add_done_callback(lambda _: self.end())
         until = time.monotonic() + STREAM_LIFETIME
         try:
             text = f"retry: {RETRY_AFTER_MS}\n\n{self.news()}"
@@ -223,9 +223,6 @@ class EventStream(Response):
             return ":\n\n"
         self._awake.clear()
         return "" if self._over else self.news()
-
-    def _left(self, _: asyncio.Task[None]) -> None:
-        self.end()
 
 
 def server_sent_event(name: str, data: str, number: str = "") -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -12,7 +13,6 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from titanic.aio import Client
 from titanic.errors import Forbidden, UnknownRequest
 from titanic.protocol.messages import read
 from titanic.util.text import quoted
@@ -105,7 +105,8 @@ async def get_hooks(request: Request) -> Response:
     known, settings = await _ask(hooks.all()), await _ask(hooks.settings())
     if not await _may_see(request, [hook.uuid for hook in known[:SEEN]]):
         known = []
-    return json_response({"hooks": [_as_json(hook, settings) for hook in sorted(known, key=_sort_key)]})
+    known = sorted(known, key=attrgetter("service", "url"))
+    return json_response({"hooks": [_as_json(hook, settings) for hook in known]})
 
 
 async def get_hook(request: Request) -> Response:
@@ -122,15 +123,12 @@ async def delete_hook(request: Request) -> Response:
     hook = await _find(request)
     await client.close(hook.uuid)
     with suppress(Forbidden):  # then ends are still reported, to no hook
-        if not await _ask(hooks.of_service(hook.service)) and await _reports_ends(client, hook.service):
+        rest = await _ask(hooks.of_service(hook.service))
+        if not rest and (await client.set_service(hook.service))["on_end"] == ENDED:
             await client.set_service(hook.service, on_end="")
             if await _ask(hooks.of_service(hook.service)):  # another was registered at the same moment
                 await client.set_service(hook.service, on_end=ENDED)
     return Response(status_code=204)
-
-
-async def _reports_ends(client: Client, service: str) -> bool:
-    return bool((await client.set_service(service))["on_end"] == ENDED)
 
 
 async def _find(request: Request) -> Hook:
@@ -173,10 +171,6 @@ async def _ask(asking: Coroutine[Any, Any, T]) -> T:
 def _as_json(hook: Hook, settings: ServiceSettings) -> dict[str, Any]:
     problem = hook_status(settings, hook.service) or None
     return {**hook.public(), "problem": problem, "links": {"self": f"/v1/hooks/{hook.id}"}}
-
-
-def _sort_key(hook: Hook) -> tuple[str, str]:
-    return hook.service, hook.url
 
 
 _WHERE = {"Location": header("The hook.", Path)}

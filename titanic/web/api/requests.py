@@ -307,12 +307,9 @@ async def get_reply(request: Request) -> Response:
         raise unknown_request(uuid) from None
     except RequestFailed as error:
         raise failed_request(uuid, error) from None
-    return pending_response(uuid) if frames is None else frames_response(frames)
-
-
-def pending_response(uuid: str, more: Mapping[str, str] | None = None) -> Response:
-    """The answer while the reply is pending."""
-    return json_response({"uuid": uuid, "links": links(uuid)}, 202, {"Retry-After": "1", **(more or {})})
+    if frames is None:
+        return json_response({"uuid": uuid, "links": links(uuid)}, 202, {"Retry-After": "1"})
+    return frames_response(frames)
 
 
 def frames_response(frames: Frames, more: Mapping[str, str] | None = None, *, type: str = "") -> Response:

@@ -328,10 +328,7 @@ class Clients:
         if not idle:
             what, fact = "too many users", f"{self._most} are being served"
             raise HTTPProblem(503, f"{what}: {fact}; try again later", headers={"Retry-After": "5"})
-        self._close(min(idle, key=self._last_used))
-
-    def _last_used(self, user: str) -> float:
-        return self._clients[user].used
+        self._close(min(idle, key=lambda user: self._clients[user].used))
 
     def _close(self, user: str) -> None:
         self._clients.pop(user).client.disconnect()
