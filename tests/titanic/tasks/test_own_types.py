@@ -87,7 +87,7 @@ class Money:
     @classmethod
     def read(cls, text: str) -> Money:
         if text.startswith("-"):
-            raise ArithmeticError("nobody owes money")
+            raise ArithmeticError("money is not owed")
         return cls(round(float(text) * 100))
 
 
@@ -187,7 +187,7 @@ def test_functions_that_raise() -> None:
         of_type(Money, format).write((Money(1),), {})
     with pytest.raises(ValueError, match=fault):
         of_type(Money, format).write_reply(Money(1))
-    fault = rf"decode of Money raised ArithmeticError: nobody owes money \({HERE}:\d+\)"
+    fault = rf"decode of Money raised ArithmeticError: money is not owed \({HERE}:\d+\)"
     with pytest.raises(InvalidArguments, match=f"^same: argument 'one' does not match its type; {fault}$"):
         of_type(Money, serializer()).write((Money(-2),), {})
     with pytest.raises(InvalidReply, match=fault):
