@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 import broker.access
 from broker.access.authorization import Guard, Review, Rule
@@ -338,23 +339,23 @@ class Broker(CoreRunner[BrokerCore]):
 
     def _end(self) -> None:
         """End the loop. Workers get a DISCONNECT."""
-        self.loop.call(self._shut_down)
+        self._soon(self.core.shut_down)
         super()._end()
 
     def wind_down(self, *, ending: bool = False) -> None:
         """Refuse requests for workers, and dismiss workers as they become idle. Any thread may call this; it is
         complete when `workers()` is empty. `ending`: as before `end_soon`."""
-        self.loop.call(self._wind_down, ending)
+        self._soon(self.core.drain, ending=ending)
 
     def cut_off(self, cut_off: bool) -> None:
         """Set whether other brokers serve what this one cannot at the moment: idle workers are dismissed, and clients
         of services without a worker. Any thread may call this."""
-        self.loop.call(self._cut_off, cut_off)
+        self._soon(self.core.cut_off, cut_off)
 
     def end_soon(self) -> None:
         """Send workers that keep their requests away with them, before this process ends. Any thread may call this;
         it is complete when `has_keepers` is false."""
-        self.loop.call(self._end_soon)
+        self._soon(self.core.end_soon)
 
     @property
     def has_keepers(self) -> bool:
@@ -364,7 +365,7 @@ class Broker(CoreRunner[BrokerCore]):
     def send_on(self, most: int | None = None) -> None:
         """Dismiss idle workers that have other brokers: `most` of them, and never the last worker of a service; by
         default all. Any thread may call this."""
-        self.loop.call(self._send_on, most)
+        self._soon(self.core.send_on, most)
 
     def workers(self) -> dict[bytes, int]:
         """Return the number of workers of each service that has any. Any thread may call this."""
@@ -411,25 +412,14 @@ class Broker(CoreRunner[BrokerCore]):
         for request, body in answers:
             self.core.reply(request, body)
 
-    def _wind_down(self, ending: bool) -> None:
-        self.core.drain(time.monotonic(), ending=ending)
-
-    def _cut_off(self, cut_off: bool) -> None:
-        self.core.cut_off(cut_off, time.monotonic())
-
-    def _end_soon(self) -> None:
-        self.core.end_soon(time.monotonic())
+    def _soon(self, change: Callable[..., None], *args: Any, **named: Any) -> None:
+        """Apply a change to the core in the loop's thread, at the time there."""
+        self.loop.call(lambda: change(*args, time.monotonic(), **named))
 
     def _given(self, request: Request, worker: WorkerPeer) -> None:
         peer = request.peer
         if isinstance(peer, LocalPeer) and peer.given is not None:
             peer.given(request.token, worker.keeper)
-
-    def _send_on(self, most: int | None) -> None:
-        self.core.send_on(most, time.monotonic())
-
-    def _shut_down(self) -> None:
-        self.core.shut_down(time.monotonic())
 
     def drain(self, now: float) -> bool:
         """Take what has arrived, up to a limit, so that answers go out in between."""
