@@ -64,9 +64,9 @@ def status(as_json: bool, watch: float | None, **where: Any) -> None:
     settings         {name: {paused, on_end}} of services with operator
                      settings; absent if there are none
     filled_by        [{service, live, ended, closed, bytes}] of the services
-                     that fill the store most: requests that have not
-                     ended, have ended, are closed, and about their bytes;
-                     of more than 1000, an estimate by the newest
+                     that fill the store most: numbers of unfinished, ended
+                     and closed requests, and their approximate bytes;
+                     estimated from the newest if there are over 1000
     workers          {name: count}; null if the broker does not
                      report them
     running          number of requests being processed by workers
