@@ -12,10 +12,12 @@ lost its claim goes on: its reply counts whichever node holds the request by the
 failure counts only under a living claim of its own. While the store is away, outcomes are kept, and nothing is
 dispatched after the lease's end.
 
-What may run twice, in one sentence (P2): when a node was killed, stood still, or could not reach the store for longer
-than its lease, other nodes give what it had dispatched to other workers, though its own workers may still execute it;
-the first reply that reaches the store is the reply. Workers start nothing that waits at its own broker then: the broker
-checks the lease before it sends anything (`Broker.connect_local`), also right after a pause.
+What may run twice (P2): when a node was killed, stood still, or could not reach the store for longer than its lease,
+other nodes give what it had dispatched to other workers, though its own workers may still execute it; the first reply
+that reaches the store is the reply. What it had claimed for workers that keep their requests (`Claim.keeps`) waits
+longer for these, `LeaseConfig.patience`, and the node to which they come takes it over (returning.py). Workers start
+nothing that waits at the node's own broker then: the broker checks the lease before it sends anything
+(`Broker.connect_local`), also right after a pause.
 
 *Fair* between nodes: a node claims for its idle workers, and ahead of them only while the queue had more than it asked
 for. So the last requests go to nodes with idle workers. It asks again for a service that had too little when new
