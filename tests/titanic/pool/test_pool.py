@@ -453,10 +453,11 @@ def test_other_workers_cannot_be_killed(
     with with_broker(tmp_path, kind) as server, Client(server.endpoints[0], timeout=30) as client:
         if older:
             with pool(tmp_path, server) as worker:
-                uuid = ask(client, "linger", tmp_path)
-                until((tmp_path / "lingers").exists)
+                uuid = ask(client, "wait_for", tmp_path)
+                until(lambda: begun(tmp_path))
                 assert client.close(uuid, kill=True) == [uuid]
-                until((tmp_path / f"cancelled-{uuid}-True").exists)
+                (tmp_path / "go").touch()
+                until(lambda: client.stats()["running"] == 0)
                 assert alive(pids(worker)[0])
             return
         with Worker("echo", handle, server.endpoints[0]):
