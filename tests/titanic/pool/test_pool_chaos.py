@@ -1,4 +1,5 @@
-"""`titanic worker` in trouble: parents and processes that are killed or stopped, and what became of each request."""
+"""`titanic worker` in trouble: parents and processes that are killed, stopped or without memory, pipes that are full,
+connections that are cut or stalled, and what became of each request."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import json
 import os
 import random
 import re
+import resource
 import signal
 import threading
 import time
@@ -16,16 +18,21 @@ from pathlib import Path
 
 import pytest
 from support.cli_titanic import Running, alive, serving
+from support.relay import Relay
 from support.torture import LONG, SEED, figures, tally
 from support.waiting import until
 
 from titanic import Client
 
-FAULTS = 1000 if LONG else 14
+FAULTS = 1000 if LONG else 18
 LEAST_REQUESTS = 200
 WORKERS = 2
 MOST_AHEAD = 30
 """Requests that are submitted before others have ended."""
+LARGE = 300_000
+"""Bytes of a body that fills the pipe to a process that does not read."""
+MEGABYTES = 100
+"""Memory of a request that needs some: more than a process without memory gets."""
 
 APP = """
 import os
@@ -42,8 +49,13 @@ def note(what: str, number: int) -> None:
 
 
 @app.task
-def work(number: int, seconds: float) -> int:
+def work(number: int, seconds: float, megabytes: int, text: str) -> int:
     note("begin", number)
+    try:
+        memory = bytearray(megabytes << 20)
+    except MemoryError:
+        note("fail", number)
+        raise
     time.sleep(seconds)
     note("end", number)
     return number * 3
@@ -51,7 +63,10 @@ def work(number: int, seconds: float) -> int:
 
 KILLED = "kill a process", "kill a parent", "kill a parent and its processes"
 """Faults after which a request that was in hand may be executed again."""
-OTHERS = "stop a process for a while", "end a parent", "stop a parent for a while"
+OTHERS = (
+    *("stop a process for a while", "end a parent", "stop a parent for a while"),
+    *("cut a connection", "stall a connection", "no memory for a process"),
+)
 
 
 class Play:
@@ -63,17 +78,23 @@ class Play:
         self.ledger = folder / "ledger"
         self.ledger.touch()
         (folder / "chaos_app.py").write_text(APP)
-        self._endpoint = endpoint
+        self._lines = [Relay(endpoint) for _ in range(WORKERS)]
         self._count = 0
-        self.workers: list[Running] = [self._start() for _ in range(WORKERS)]
+        self.workers: list[Running] = [self._start(line) for line in self._lines]
         self.deaths: dict[int, float] = {}
         """When the signal was sent that killed a process."""
         self.done: Counter[str] = Counter()
 
-    def _start(self) -> Running:
+    def end(self) -> None:
+        for worker in self.workers:
+            worker.end()
+        for line in self._lines:
+            line.close()
+
+    def _start(self, line: Relay) -> Running:
         self._count += 1
         path = f"{self.folder}:{os.environ.get('PYTHONPATH', '')}"
-        options = ("--endpoint", self._endpoint, "--processes", "2", "--jobs", "2", "--grace", "20")
+        options = ("--endpoint", line.endpoint, "--processes", "2", "--jobs", "2", "--grace", "20")
         return Running(
             *(self.folder / f"worker-{self._count}.log", "worker", "chaos_app:app", *options),
             PYTHONPATH=path,
@@ -113,11 +134,21 @@ class Play:
                 most = self.ended() + self.dice.randrange(5, 60)
                 until(lambda: self.ended() >= most)  # the others go on
                 os.kill(pid, signal.SIGCONT)
+            case "cut a connection":
+                self._lines[at].reset()
+            case "stall a connection":
+                self._lines[at].stall()
+                time.sleep(self.dice.uniform(0.2, 1.5))  # the fault itself
+                self._lines[at].go_on()
+            case "no memory for a process":
+                most = resource.prlimit(child, resource.RLIMIT_AS)[1]
+                pages = int(Path(f"/proc/{child}/statm").read_text().split()[0])
+                resource.prlimit(child, resource.RLIMIT_AS, (pages * resource.getpagesize() + (8 << 20), most))
         self.done[what] += 1
 
     def _replace(self, at: int) -> None:
         self.workers[at].end()
-        self.workers[at] = self._start()
+        self.workers[at] = self._start(self._lines[at])
 
     def _kill(self, pid: int) -> None:
         self.deaths[pid] = time.monotonic()
@@ -137,7 +168,7 @@ class Play:
             number, pid, when = int(facts[0]), int(facts[1]), float(facts[2])
             if what == "begin":
                 open_ones[number, pid] = when
-            else:
+            else:  # "end" or "fail"
                 found.setdefault(number, []).append((open_ones.pop((number, pid)), when))
         for (number, pid), when in open_ones.items():
             found.setdefault(number, []).append((when, self.deaths[pid]))
@@ -150,7 +181,7 @@ def play(folder: Path, dice: random.Random) -> Iterator[tuple[Play, Client]]:
         options = ("--max-attempts", "1000", "--retry-first", "50ms", "--retry-most", "1s")
         _, endpoint = stack.enter_context(serving(folder, *options))
         one = Play(folder, endpoint, dice)
-        stack.callback(lambda: [worker.end() for worker in one.workers])
+        stack.callback(one.end)
         yield one, stack.enter_context(Client(endpoint, timeout=30))
 
 
@@ -164,7 +195,8 @@ def test_nothing_is_lost_and_nothing_runs_twice_without_a_death(tmp_path: Path) 
         def submit() -> None:
             while not over.is_set() or len(uuids) < LEAST_REQUESTS:
                 number = len(uuids)
-                body = json.dumps({"args": [number, round(dice.uniform(0.001, 0.15), 3)]})
+                megabytes, size = MEGABYTES * (number % 10 == 3), LARGE * (number % 7 == 5)
+                body = json.dumps({"args": [number, round(dice.uniform(0.001, 0.15), 3), megabytes, "x" * size]})
                 uuids[number] = client.submit("chaos.work", body)
                 until(lambda: len(uuids) < one.ended() + MOST_AHEAD or over.is_set())
 
@@ -185,11 +217,13 @@ def test_nothing_is_lost_and_nothing_runs_twice_without_a_death(tmp_path: Path) 
         if any(later[0] < earlier[1] for earlier, later in zip(sorted(times), sorted(times)[1:], strict=False))
     }
     assert together == {}, "executed by two workers at a time"
+    failed = one.ledger.read_bytes().count(b"fail ")
     again = [number for number, times in executions.items() if len(times) > 1]
     deaths = len(one.deaths)
-    assert len(again) <= 2 * deaths, "a process has two requests at most"
+    assert len(again) <= failed + 2 * deaths, "a process has two requests at most"
     attempts = sum(charged.values()) - len(charged)
-    assert attempts <= one.done["kill a process"] + one.done["kill a parent and its processes"] * 2
+    assert attempts <= failed + one.done["kill a process"] + one.done["kill a parent and its processes"] * 2
     tally["processes killed"] += deaths
     tally["acknowledged requests checked"] += len(uuids)
-    figures.append(f"workers: {sum(one.done.values())} faults, {len(uuids)} requests, {len(again)} executed again")
+    faults = sum(one.done.values())
+    figures.append(f"workers: {faults} faults, {len(uuids)} requests; {len(again)} again, {failed} out of memory")
