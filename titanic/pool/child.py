@@ -38,7 +38,7 @@ from broker import (
     Measure,
     WorkerConfig,
     credentials,
-    error_body,
+    error_frames,
     error_reply,
     execute,
     named,
@@ -98,8 +98,11 @@ class JobRunner(Channel):
 
     rests = True
 
-    def __init__(self, handlers: dict[bytes, Handler], config: ChildConfig, parent: socket.socket) -> None:
+    def __init__(
+        self, handlers: dict[bytes, Handler], config: ChildConfig, parent: socket.socket, reports: Reports
+    ) -> None:
         self._handlers = handlers
+        self._reports = reports
         self._version = config.deploy
         self._parent = parent
         self._max_reply = WorkerConfig().max_reply
@@ -164,7 +167,8 @@ class JobRunner(Channel):
         delivery = self._deliveries[job.number] = Delivery(job.context, self, job.number, job.service)
         if not self._threads.call(self._handle, job, delivery, Measure(self._max_reply, joined=request.joined)):
             del self._deliveries[job.number]
-            self._send(JobFinal(job.number, error_body(500, "the worker cannot start a thread; try again later")))
+            self._reports.say(leaving="cannot start a thread")  # else it would get, and give back, more and more
+            self._send(JobFinal(job.number, error_frames(Unready("the worker cannot start a thread"))))
 
     def _note_finished(self) -> None:
         while self._finished:
@@ -192,7 +196,9 @@ class JobRunner(Channel):
         try:
             body = measure.last(execute(self._handlers[job.service], job.body, send))
         except BaseException as error:
-            if isinstance(error, Unready):  # which of several versions was it?
+            if isinstance(error, MemoryError) or isinstance(error.__cause__, MemoryError):
+                self._reports.say(leaving="is out of memory")  # else it would get, and fail, more and more
+            elif isinstance(error, Unready):  # which of several versions was it?
                 error.text += f"; this worker has version {self._version}: start one of the caller's version"
             body = error_reply(error, job, self._max_reply)
         self._finished.append(job.number)  # first: the parent may close its side when it has the reply
@@ -239,7 +245,7 @@ def main() -> None:
         reports.say(fault=str(error), files=[*loaded(), *involved(config.target, error.__cause__)])
         sys.exit(EXIT_FAULT)
     signal.signal(signal.SIGTERM, lambda *_: reports.say(leaving="got SIGTERM"))
-    runner = JobRunner(handlers, config, parent)
+    runner = JobRunner(handlers, config, parent, reports)
     reports.say(ready=True, files=loaded(), app=declaration)
     if scheduler is not None:
         threading.Thread(target=_submit_ticks, args=(scheduler,), name="scheduler", daemon=True).start()

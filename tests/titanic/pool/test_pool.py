@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import threading
 import time
@@ -98,6 +99,11 @@ def hold_gil(folder: str) -> None:
 
 
 @app.task
+def use(megabytes: int) -> int:
+    return len(bytearray(megabytes << 20)) >> 20
+
+
+@app.task
 def hang(folder: str) -> None:
     for before in Path(folder).glob("hangs-*"):
         if Path("/proc", before.name.partition("-")[2]).exists():
@@ -126,6 +132,7 @@ OTHERS = (
     "shop.wait_for",
     "shop.linger",
     "shop.die",
+    "shop.use",
     "shop.hang",
     "shop.dies_once",
     "shop.hold_gil",
@@ -208,6 +215,24 @@ def test_a_task_that_kills_its_processes_fails_and_the_next_one_does_not_wait(
         client.wait(ask(client, "whoami"), timeout=50)
         deaths = re.findall(r"process \d+ was ended by signal 9; (.*)", worker.log.read_text())
         assert deaths == ["replacing it"] * 3
+
+
+@pytest.mark.parametrize(
+    ("room", "fact", "attempts"), [(64 << 20, "is out of memory", 2), (1 << 20, "cannot start a thread", 1)]
+)
+def test_a_process_without_memory_is_replaced(
+    server: Server, client: Client, tmp_path: Path, room: int, fact: str, attempts: int
+) -> None:
+    with pool(tmp_path, server) as worker:
+        worker.says("process 1 is pid")
+        child = pids(worker)[0]
+        most = resource.prlimit(child, resource.RLIMIT_AS)[1]
+        size = int(Path(f"/proc/{child}/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.prlimit(child, resource.RLIMIT_AS, (size + room, most))
+        uuid = client.submit("shop.use", '{"args": [200]}', retry_first=0.05)
+        assert client.wait(uuid, timeout=50) == [b"200"]
+        assert client.show(uuid)["attempts"] == attempts
+        worker.says(f"process 1 {fact}; replacing it")
 
 
 def test_an_async_task_is_cancelled_when_its_request_is_closed(server: Server, client: Client, tmp_path: Path) -> None:
