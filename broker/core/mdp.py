@@ -217,8 +217,8 @@ class ReplyMessage(NamedTuple):
 
 
 GIVEN = b"titanic:given"
-"""Begins an address frame of a queue, in front of the context: it wants to know who has the request. Behind a `=`,
-what it knows already: the delivery, for how many seconds, and the keeper, with spaces between them."""
+"""Begins an address frame of a queue, in front of the context: it wants to know which worker gets the request. Behind
+a `=`, what it knows already: the delivery, for how many seconds, and the keeper, with spaces between them."""
 
 CLIENT_V01 = ClientDialect("0.1", True, (CLIENT_01,), None, (CLIENT_01,), True)
 CLIENT_V02 = ClientDialect("0.2", False, (CLIENT_02, b"\1"), (CLIENT_02, b"\2"), (CLIENT_02, b"\3"), True)

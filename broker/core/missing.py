@@ -142,7 +142,7 @@ class MissingRequests:
         self.queues: set[Peer] = set()
         """Queues elsewhere, which say GIVEN."""
         self.orphans: dict[bytes, Expected] = {}
-        """What workers have of queues whose connections are lost, by `attempt_of`."""
+        """What workers have of queues that have lost their connections, by `attempt_of`."""
         self._said = 0
         """Bytes of what workers have said of those named."""
         self._requests: dict[bytes, MissingRequest] = {}

@@ -228,7 +228,7 @@ class Lease:
         self._seen: dict[int, tuple[int, float]] = {}
         """The others' `lease_until`, and since when each has been unchanged."""
         self._ended: dict[int, float] = {}
-        """Since when incarnations are known to have ended whose workers may come with requests."""
+        """Since when incarnations are known to have ended, and may have workers that come with requests."""
         self._polled_at = -math.inf
 
     def lasts(self, now: float) -> bool:

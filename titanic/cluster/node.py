@@ -385,7 +385,7 @@ class ClaimingNode:
         if self._given_back:
             claims.given_back(self._given_back)
             self._given_back.clear()
-        self.returning.look(now)
+        self.returning.poll(now)
         claim = claims.take_claim(elapsed(), {} if claims.claiming else self._rooms())
         if claim is not None:
             self._writer.enqueue(ClaimWrite(self._dispatcher, claim))

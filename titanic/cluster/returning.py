@@ -96,7 +96,7 @@ class ReturningWorkers:
         if claims.writes and claims.lease.incarnation is not None and (places := claims.unkept(deliveries)):
             self._writer.enqueue(KeepWrite(self._inbox, claims.lease.incarnation, places))
 
-    def look(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Ask the store about what workers have named."""
         peer = self._peer
         if peer is None or self._write is not None:

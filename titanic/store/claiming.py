@@ -167,7 +167,7 @@ class NodeTransaction(WriteTransaction, Protocol):
         """Keep these requests, too, those of them that this incarnation has claimed."""
 
     def take_over(self, incarnation: int, places: Sequence[Place], bounds: Mapping[bytes, Bound]) -> dict[bytes, bool]:
-        """Claim, and keep, those of these requests whose incarnation has ended, whether or not it is abandoned. Return
+        """Claim, and keep, those of these requests that an ended incarnation has, abandoned or not. Return
         the ids of all that another incarnation has claimed, and whether they were taken over.
 
         UPDATE ready SET incarnation = $me, kept = true FROM node n, unnest($services, $ranks, $uuids) AS h (…)
