@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from support.waiting import until
 
 from broker import DELIVERY
-from titanic.pool.child import JobRunner
+from titanic.pool.child import JobRunner, Reports
 from titanic.pool.child_messages import (
     BeginJob,
     CancelJob,
@@ -52,10 +54,11 @@ class Parent:
 @contextmanager
 def child(**handlers: Any) -> Iterator[Parent]:
     ours, theirs = socket.socketpair()
-    runner = JobRunner({name.encode(): one for name, one in handlers.items()}, ChildConfig("x", 2), theirs)
-    thread = threading.Thread(target=runner.run, daemon=True)
-    thread.start()
-    with ours, theirs:
+    with ours, theirs, Path(os.devnull).open("wb") as nowhere:
+        each = {name.encode(): one for name, one in handlers.items()}
+        runner = JobRunner(each, ChildConfig("x", 2), theirs, Reports(nowhere.fileno()))
+        thread = threading.Thread(target=runner.run, daemon=True)
+        thread.start()
         yield Parent(ours)
         ours.shutdown(socket.SHUT_WR)
         thread.join(60)
