@@ -114,7 +114,7 @@ def test_somebody_elses_lmdb_is_not_a_store_and_stays_as_it_was(tmp_path, databa
         with env.begin(write=True, db=handle) as txn:
             txn.put(b"key", b"value")
     before = (tmp_path / "data.mdb").read_bytes()
-    with pytest.raises(NotAStore, match="something else"):
+    with pytest.raises(NotAStore, match="an LMDB file of another program"):
         LmdbStore.open(tmp_path)
     assert (tmp_path / "data.mdb").read_bytes() == before
     assert names(tmp_path) == ["data.mdb", "lock.mdb"]

@@ -16,7 +16,10 @@ EXAMPLE = NewRequest(b"echo", [b"body", b""], 7, 2, 3, 4, b"{}", b"key", owner=b
 
 
 def test_a_new_request_has_all_fields_but_those_that_the_store_adds() -> None:
-    assert set(NewRequest._fields) - {"body", "key_until", "together"} == set(COLUMNS) - {"uuid", "submitted_at"}
+    assert set(NewRequest._fields) - {"body", "key_until", "together", "unique", "unique_until"} == set(COLUMNS) - {
+        "uuid",
+        "submitted_at",
+    }
 
 
 def test_the_fields_that_last_come_first() -> None:
