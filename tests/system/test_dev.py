@@ -108,10 +108,10 @@ def test_the_first_hour(scene: Scene) -> None:
     with scene.dev() as dev, scene.client() as client:
         assert client.wait(client.submit("shop.pay", '{"args": [7]}'), 60) == [b"0"]
         dev.says(r"worker │ paying 7")
+        dev.says(r"web    │ .* serving at")
         lines = dev.log.read_text().splitlines()
         assert lines[0].endswith(f"running shop:app at {scene.endpoint}; its web console: http://{scene.web}")
         assert {line.split(" │ ")[0].strip() for line in lines[1:]} == {"serve", "worker", "web"}
-        dev.says(r"web    │ .* serving at")
         with urllib.request.urlopen(f"http://{scene.web}/services", timeout=30) as page:
             assert b"shop.pay" in page.read()
         waits = client.submit("shop.pay", '{"args": [8]}', delay=3600)
