@@ -189,7 +189,7 @@ def test_not_ready_without_its_broker(tmp_path: Path) -> None:
 
 def test_not_ready_while_it_stops(tmp_path: Path) -> None:
     """A worker has a request, and the server gives it time: it goes on answering what is asked about its health."""
-    options = ("--store", str(tmp_path / "store"), "--metrics", "127.0.0.1:0", "--grace", "60")
+    options = ("--store", str(tmp_path / "store"), "--metrics", "127.0.0.1:0", "--grace", "60", "--worker-return", "0")
     with running(tmp_path / "log", "serve", "--bind", ANY, *options) as server:
         endpoint = server.says(r"serving at ([^;\s]+)")[1]
         base = server.says(r"metrics at (\S+)/metrics")[1]
