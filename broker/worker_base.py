@@ -128,7 +128,7 @@ class WorkerBase:
         names = [service.decode(errors="replace") for service in services]
         report = WorkerLog(
             log,
-            names[0] + (f" (and {len(names) - 1} others)" if len(names) > 1 else ""),
+            names[0] + (f" (and {len(names) - 1} more)" if len(names) > 1 else ""),
             " or ".join(endpoints),
             self._config.heartbeat_interval,
             Registrations(self._channels if len(services) > 1 else channels),

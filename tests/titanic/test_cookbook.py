@@ -20,6 +20,7 @@ from unittest.mock import patch
 
 import httpx
 import pytest
+import sentry_sdk
 from PIL import Image, UnidentifiedImageError
 from support.waiting import until
 
@@ -107,7 +108,6 @@ def test_fastapi_with_pydantic(recipe: Recipe) -> None:
 
 
 def test_sentry() -> None:
-    sentry_sdk = pytest.importorskip("sentry_sdk")
     sent: list[dict[str, Any]] = []
     section = (ROOT / "COOKBOOK.md").read_text().partition("\n## Sentry\n")[2].partition("\n## ")[0]
     recipe = "\n".join(line[4:] for line in section.splitlines() if line.startswith("    "))

@@ -1,7 +1,7 @@
 """Tasks in a Django project. titanic/COOKBOOK.md has a project that uses them.
 
-    DjangoTasks        an app that sets Django up in its workers             app.py
-    submit_on_commit   submit a task when the transaction is committed       app.py
+    DjangoTasks        an app that sets Django up in its workers             project.py
+    submit_on_commit   submit a task when the transaction is committed       project.py
     TitanicBackend     a backend for Django's own tasks framework            backend.py
 
 `titanic worker titanic.django:default` runs the tasks of the backend TASKS["default"] in the settings, and so for each
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from titanic.django.app import DjangoTasks, setup, submit_on_commit
+from titanic.django.project import DjangoTasks, setup, submit_on_commit
 from titanic.errors import CallerError
 
 __all__ = ["DjangoTasks", "setup", "submit_on_commit"]

@@ -21,7 +21,7 @@ from django.conf import settings
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
-from titanic.django.app import DjangoTasks, setup
+from titanic.django.project import DjangoTasks, setup
 from titanic.errors import CallerError, InvalidRequest, RequestFailed, UnknownRequest
 from titanic.jobs.context import Cancelled, Failed, Retry, current
 from titanic.protocol.answers import RequestInfo

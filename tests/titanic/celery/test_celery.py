@@ -134,7 +134,6 @@ print(json.dumps(here))
 
 def test_side_by_side(server: Server, tmp_path: Path) -> None:
     """In a process of its own: Celery changes its logging, for good."""
-    pytest.importorskip("celery")
     (tmp_path / "both.py").write_text(BLOCKS["both"].replace("tcp://127.0.0.1:5555", server.endpoints[0]))
     env = {**os.environ, "PYTHONPATH": str(Path(titanic.__file__).parent.parent)}
     command = [sys.executable, "-c", SIDE_BY_SIDE]

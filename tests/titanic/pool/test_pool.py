@@ -161,7 +161,7 @@ def pool(folder: Path, server: Server, *options: str, schedules: str = "") -> It
         PYTHONPATH=path,
         PYTHONDONTWRITEBYTECODE="1",
     ) as worker:
-        worker.says(r"shop.flow \(and \d+ others\) is registered")
+        worker.says(r"shop.flow \(and \d+ more\) is registered")
         yield worker
 
 

@@ -138,7 +138,8 @@ class Play:
                 self._lines[at].reset()
             case "stall a connection":
                 self._lines[at].stall()
-                time.sleep(self.dice.uniform(0.2, 1.5))  # the fault itself
+                most = self.ended() + self.dice.randrange(5, 60)
+                until(lambda: self.ended() >= most)  # the others go on
                 self._lines[at].go_on()
             case "no memory for a process":
                 most = resource.prlimit(child, resource.RLIMIT_AS)[1]
