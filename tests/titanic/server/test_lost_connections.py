@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import zmq
+from support.kept_jobs import Handler
 from support.relay import Relay, relay
 from support.serving import QUICK, with_broker
 from support.waiting import until
@@ -21,21 +22,6 @@ from titanic import Client, Server, UnknownRequest, current
 def line(server: Server) -> Iterator[Relay]:
     with relay(server.endpoints[0]) as line:
         yield line
-
-
-class Handler:
-    """Notes what it is given, and waits until it may go on."""
-
-    def __init__(self) -> None:
-        self.begun: list[tuple[bytes, int, int]] = []
-        self.go = threading.Event()
-
-    def __call__(self, frames: list[bytes]) -> Iterator[bytes]:
-        request = current()
-        self.begun.append((frames[0], request.attempt, request.delivery))
-        yield b"part"
-        assert self.go.wait(60)
-        yield b"done:" + frames[0]
 
 
 @pytest.mark.parametrize("jobs", [1, 3])

@@ -4,7 +4,6 @@ another."""
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -13,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zmq
 from support.access_files import ALICE, AccessFiles
+from support.kept_jobs import Handler, Keeper
 from support.node_settings import node_config
 from support.ports import free_port
 from support.postgres import needs_postgres, shared_server
@@ -23,8 +22,8 @@ from support.relay import relay
 from support.torture import LONG, figures, tally
 from support.waiting import until
 
-from broker import BrokerConfig, Curve, Worker, WorkerConfig, credentials
-from titanic import Client, Server, UnknownRequest, current
+from broker import BrokerConfig, Worker, WorkerConfig, credentials
+from titanic import Client, Server, UnknownRequest
 from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.tools import check
 
@@ -32,24 +31,6 @@ pytestmark = needs_postgres
 
 QUICK = WorkerConfig(heartbeat_interval=0.5, liveness=10, reconnect_first=0.05, reconnect_most=0.1)
 LEASE = 4.0
-
-
-class Handler:
-    """Notes what it is given, and waits until it may go on, or so many seconds."""
-
-    def __init__(self, seconds: float = 0.0) -> None:
-        self.begun: list[tuple[bytes, int, int]] = []
-        self.cancelled = 0
-        self.go = threading.Event()
-        self._seconds = seconds
-
-    def __call__(self, frames: list[bytes]) -> Iterator[bytes]:
-        request = current()
-        self.begun.append((frames[0], request.attempt, request.delivery))
-        yield b"part"
-        assert self.go.wait(self._seconds or 300) or self._seconds
-        self.cancelled += request.cancelled
-        yield b"done:" + frames[0]
 
 
 class Nodes:
@@ -273,7 +254,7 @@ def test_closed_meanwhile(nodes: Nodes, closed: str) -> None:
     with nodes.client(1) as client:
         if closed == "before":
             client.close(uuid)
-        with Keeper(nodes, 1, *ready(b"k", token)) as worker:
+        with Keeper(nodes.endpoints[1], *ready(b"k", token)) as worker:
             if closed != "before":
                 until(lambda: two.front.counters()["workers_busy"])  # type: ignore[index]
                 client.close(uuid)
@@ -283,34 +264,6 @@ def test_closed_meanwhile(nodes: Nodes, closed: str) -> None:
         with pytest.raises(UnknownRequest):
             client.reply(uuid)
     assert not two.dispatcher.core.flights
-
-
-class Keeper:
-    """A raw worker that keeps its requests. It sends no heartbeats."""
-
-    def __init__(self, nodes: Nodes, number: int, *frames: bytes, curve: Curve | None = None) -> None:
-        self.socket = zmq.Context.instance().socket(zmq.DEALER)
-        if curve is not None:
-            curve.apply(self.socket)
-        self.socket.linger = 0
-        self.socket.rcvtimeo = 30_000
-        self.socket.connect(nodes.endpoints[number])
-        self.says(*frames)
-
-    def says(self, *frames: bytes) -> None:
-        self.socket.send_multipart(frames)
-
-    def hears(self, command: bytes) -> list[bytes]:
-        """The next message of this kind, without its head."""
-        while (frames := self.socket.recv_multipart())[1] != command:
-            pass
-        return frames[2:]
-
-    def __enter__(self) -> Keeper:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.socket.close()
 
 
 def ready(keeper: bytes, *held: bytes, service: bytes = b"echo") -> list[bytes]:
@@ -323,7 +276,7 @@ def token_of(nodes: Nodes) -> tuple[str, bytes, Process]:
     node = nodes.process(0)
     with nodes.client(0) as client:
         uuid = client.submit("echo", b"1")
-        with Keeper(nodes, 0, *ready(b"k")) as worker:
+        with Keeper(nodes.endpoints[0], *ready(b"k")) as worker:
             token = worker.hears(b"\x09")[0]
             assert node.terminate() == 0
     return uuid, token, node
@@ -333,7 +286,7 @@ def test_a_reply_that_its_node_has_lost(nodes: Nodes) -> None:
     """The worker sends it again, to another node."""
     uuid, token, _ = token_of(nodes)
     nodes.here(1)
-    with nodes.client(1) as client, Keeper(nodes, 1, *ready(b"k"), b"titanic:ended=" + token) as worker:
+    with nodes.client(1) as client, Keeper(nodes.endpoints[1], *ready(b"k"), b"titanic:ended=" + token) as worker:
         assert worker.hears(b"\x09") == [token, b"", b"echo", b"1"]
         worker.says(b"MDPW02", b"\4", token, b"", b"true")
         assert client.wait(uuid, 60) == [b"true"]
@@ -355,13 +308,13 @@ def test_a_stranger_takes_and_answers_nothing(nodes: Nodes, who: str) -> None:
     two, said = nodes.here(1), STRANGERS[who](token)
     with nodes.client(1) as client:
         held = next(frame for frame in said if frame.startswith(b"titanic:held=")).removeprefix(b"titanic:held=")
-        with Keeper(nodes, 1, *said) as worker:
+        with Keeper(nodes.endpoints[1], *said) as worker:
             assert worker.hears(b"\7") == [held, b""]
             worker.says(b"MDPW02", b"\4", held, b"", b"false")
             until(lambda: two.front.counters()["not_resumed"] == 1)  # type: ignore[index]
             until(lambda: two.front.counters()["workers_busy"] == 0)  # type: ignore[index]
             assert client.reply(uuid) is None
-        with Keeper(nodes, 1, *ready(b"k", token)) as worker:
+        with Keeper(nodes.endpoints[1], *ready(b"k", token)) as worker:
             worker.says(b"MDPW02", b"\4", token, b"", b"true")
             assert client.wait(uuid, 60) == [b"true"]
 
@@ -375,17 +328,17 @@ def test_another_user_takes_nothing(nodes: Nodes) -> None:
     one = nodes.here(0, **settings)
     with Client(nodes.endpoints[0], timeout=60, **as_bob) as client:
         uuid = client.submit("echo", b"0")
-    with Keeper(nodes, 0, *ready(b"k"), curve=credentials(**as_alice)) as worker:
+    with Keeper(nodes.endpoints[0], *ready(b"k"), curve=credentials(**as_alice)) as worker:
         token = worker.hears(b"\x09")[0]
         one.stop()
     two = nodes.here(1, **settings)
     with Client(nodes.endpoints[1], timeout=60, **as_bob) as client:
-        with Keeper(nodes, 1, *ready(b"k", token), curve=credentials(**as_bob)) as thief:
+        with Keeper(nodes.endpoints[1], *ready(b"k", token), curve=credentials(**as_bob)) as thief:
             assert thief.hears(b"\7") == [token, b""]
             thief.says(b"MDPW02", b"\4", token, b"", b"false")
             until(lambda: two.front.counters()["workers_busy"] == 0)  # type: ignore[index]
             assert client.reply(uuid) is None
-        with Keeper(nodes, 1, *ready(b"k", token), curve=credentials(**as_alice)) as worker:
+        with Keeper(nodes.endpoints[1], *ready(b"k", token), curve=credentials(**as_alice)) as worker:
             worker.says(b"MDPW02", b"\4", token, b"", b"true")
             assert client.wait(uuid, 60) == [b"true"]
 

@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Self
 
 import pytest
-import zmq
 from support.access_files import ALICE, AccessFiles
+from support.kept_jobs import Handler, Keeper
 from support.ports import free_port
 from support.processes import SUPPORT, Process
 from support.raw_mdp import raw_worker
@@ -22,7 +21,7 @@ from support.torture import LONG, SEED, tally
 from support.waiting import until
 
 from broker import BrokerConfig, Worker, WorkerConfig
-from titanic import Client, Server, UnknownRequest, current
+from titanic import Client, Server, UnknownRequest
 from titanic.dispatch.deliveries import FILE
 
 QUICK = WorkerConfig(heartbeat_interval=0.5, liveness=10, reconnect_first=0.05, reconnect_most=0.1)
@@ -57,20 +56,6 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-class Handler:
-    """Notes what it is given, and waits until it may go on."""
-
-    def __init__(self) -> None:
-        self.begun: list[tuple[bytes, int, int]] = []
-        self.go = threading.Event()
-
-    def __call__(self, frames: list[bytes]) -> bytes:
-        request = current()
-        self.begun.append((frames[0], request.attempt, request.delivery))
-        assert self.go.wait(300)
-        return b"done:" + frames[0]
-
-
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_jobs_go_on_over_restarts(place: Place, end: str) -> None:
     """Each is executed once, its reply counts, and nothing waits for the end of a job."""
@@ -89,7 +74,7 @@ def test_jobs_go_on_over_restarts(place: Place, end: str) -> None:
                 if run == 3:
                     work.go.set()
                     for number, uuid in enumerate(uuids):
-                        assert client.wait(uuid, 60) == [b"done:%d" % number]
+                        assert client.wait(uuid, 60) == [b"part", b"done:%d" % number]
                         assert client.show(uuid)["attempts"] == 1
                 else:
                     until(partial(is_running, client, uuids))
@@ -119,7 +104,7 @@ def test_replies_that_come_while_the_server_is_away(place: Place) -> None:
             until(lambda: len(work.begun) == 2)
         work.go.set()
         with place.server(), place.client() as client:
-            assert [client.wait(uuid, 60) for uuid in uuids] == [[b"done:1"], [b"done:2"]]
+            assert [client.wait(uuid, 60) for uuid in uuids] == [[b"part", b"done:1"], [b"part", b"done:2"]]
     assert sorted(work.begun) == [(b"1", 1, 1), (b"2", 1, 1)]
 
 
@@ -158,42 +143,16 @@ def test_workers_that_are_killed_with_the_server(place: Place, tmp_path: Path) -
         Worker("echo", work, place.endpoint, config=QUICK),
         place.client() as client,
     ):
-        assert client.wait(uuid, 60) == [b"done:1"]
+        assert client.wait(uuid, 60) == [b"part", b"done:1"]
         assert client.show(uuid)["attempts"] == 1
     assert work.begun == [(b"1", 1, 2)]
-
-
-class Keeper:
-    """A raw worker that keeps its requests. It sends no heartbeats."""
-
-    def __init__(self, place: Place, *frames: bytes) -> None:
-        self.socket = zmq.Context.instance().socket(zmq.DEALER)
-        self.socket.linger = 0
-        self.socket.rcvtimeo = 30_000
-        self.socket.connect(place.endpoint)
-        self.says(*frames)
-
-    def says(self, *frames: bytes) -> None:
-        self.socket.send_multipart(frames)
-
-    def hears(self, command: bytes) -> list[bytes]:
-        """The next message of this kind, without its head."""
-        while (frames := self.socket.recv_multipart())[1] != command:
-            pass
-        return frames[2:]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.socket.close()
 
 
 def token_of(place: Place, then: Callable[[Client, str, bytes], None]) -> tuple[str, bytes]:
     """A raw worker gets a request, and the server is killed."""
     with place.process(), place.client() as client:
         uuid = client.submit("echo", b"1")
-        with Keeper(place, *ready(b"k")) as worker:
+        with Keeper(place.endpoint, *ready(b"k")) as worker:
             token = worker.hears(b"\x09")[0]
             then(client, uuid, token)
     return uuid, token
@@ -217,7 +176,7 @@ def test_a_stranger_gets_and_answers_nothing(place: Place, who: str) -> None:
     uuid, token = token_of(place, lambda *_: None)
     with place.server() as server, place.client() as client:
         said = STRANGERS[who](token)
-        with Keeper(place, *said) as worker:
+        with Keeper(place.endpoint, *said) as worker:
             held = next(frame for frame in said if frame.startswith(b"titanic:held=")).removeprefix(b"titanic:held=")
             assert worker.hears(b"\7") == [held, b""]
             worker.says(b"MDPW02", b"\4", held, b"", b"false")
@@ -225,7 +184,7 @@ def test_a_stranger_gets_and_answers_nothing(place: Place, who: str) -> None:
             until(lambda: server.front.counters()["workers_busy"] == 0)  # type: ignore[index]
             assert client.reply(uuid) is None
         returned = b"titanic:keeper=k" in said  # the same worker, without what it had: that is in the queue again
-        with Keeper(place, *ready(b"k", *([] if returned else [token]))) as worker:
+        with Keeper(place.endpoint, *ready(b"k", *([] if returned else [token]))) as worker:
             if returned:
                 token = worker.hears(b"\x09")[0]
             worker.says(b"MDPW02", b"\4", token, b"", b"true")
@@ -246,7 +205,7 @@ def test_closed_while_the_server_waits(place: Place) -> None:
     uuid, token = token_of(place, lambda *_: None)
     with place.server() as server, place.client() as client:
         client.close(uuid)
-        with Keeper(place, *ready(b"k", token)) as worker:
+        with Keeper(place.endpoint, *ready(b"k", token)) as worker:
             assert worker.hears(b"\7") == [token, b""]
             worker.says(b"MDPW02", b"\4", token, b"", b"late")
             until(lambda: not server.dispatcher.core.flights)
@@ -275,7 +234,7 @@ def test_a_stop_waits_for_other_workers_only(place: Place) -> None:
             assert client.reply(other) == [b"reply"]
             until(lambda: worker.registered)
             work.go.set()
-            assert client.wait(kept, 60) == [b"done:1"]
+            assert client.wait(kept, 60) == [b"part", b"done:1"]
     assert work.begun == [(b"1", 1, 1)]
 
 
@@ -298,7 +257,7 @@ def test_a_user_that_is_removed_or_may_not_work_any_more(place: Place, text: str
             Client(place.endpoint, timeout=60, **as_bob) as client,
             Worker("echo", other, place.endpoint, config=QUICK, **as_bob),
         ):
-            assert client.wait(uuid, 60) == [b"done:1"]
+            assert client.wait(uuid, 60) == [b"part", b"done:1"]
             assert not worker.registered
             work.go.set()
     assert (work.begun, other.begun) == ([(b"1", 1, 1)], [(b"1", 1, 2)])
@@ -322,7 +281,7 @@ def test_torture_of_kills(place: Place) -> None:
         work.go.set()
         with place.process():
             for number, uuid in enumerate(uuids):
-                assert client.wait(uuid, 120) == [b"done:%d" % number]
+                assert client.wait(uuid, 120) == [b"part", b"done:%d" % number]
                 assert client.show(uuid)["attempts"] == 1
                 tally["executions compared"] += 1
     assert sorted(work.begun) == sorted((b"%d" % number, 1, 1) for number in range(jobs))

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from support.kept_jobs import Handler
 from support.ports import free_port
 from support.processes import SUPPORT, Process
 from support.raw_mdp import raw_worker
@@ -20,22 +21,7 @@ from support.waiting import until
 
 import broker
 from broker import Worker
-from titanic import Client, Server, current
-
-
-class Handler:
-    """Notes what it is given, and waits until it may go on."""
-
-    def __init__(self) -> None:
-        self.begun: list[tuple[bytes, int, int]] = []
-        self.go = threading.Event()
-
-    def __call__(self, frames: list[bytes]) -> Iterator[bytes]:
-        request = current()
-        self.begun.append((frames[0], request.attempt, request.delivery))
-        yield b"part"
-        assert self.go.wait(900 if LONG else 60)
-        yield b"done:" + frames[0]
+from titanic import Client, Server
 
 
 class Place:
