@@ -300,7 +300,7 @@ def test_a_queue_that_is_dead_or_hangs_is_no_rival(
     """Of one that hangs the lanes stay registered until their heartbeats are missed; that is not waited for."""
     caplog.set_level("INFO")
     with (
-        brokering(heartbeat_interval=1000) as at,
+        brokering(heartbeat_interval=5000) as at,
         Client(at, timeout=30) as client,
         Process(SUPPORT / "server_process.py", "attach", at, tmp_path / "first", output=tmp_path / "node") as node,
     ):
