@@ -9,7 +9,8 @@ from typing import Any
 
 from support.claims_store import LEASE, Look, Outcome, Settle, Writes
 
-from titanic.cluster.claims_core import Claim, ClaimState, Join, LeaseState, Leave, OutcomeWriting, Release, Renew, Room
+from titanic.cluster.claims_core import Claim, ClaimState, OutcomeWriting, Release, Room
+from titanic.cluster.lease import Join, LeaseState, Leave, Renew
 from titanic.store import Bound, ReadyRow
 
 SERVICES = (b"a", b"b")

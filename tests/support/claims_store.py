@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from titanic.cluster.claims_core import Claim, Join, LeaseConfig, Leave, OutcomeWriting, Release, Renew
+from titanic.cluster.claims_core import Claim, LeaseConfig, OutcomeWriting, Release
+from titanic.cluster.lease import Join, Leave, Renew
 from titanic.store import Bound, Joined, Place, ReadyRow, Renewed, Silent
 
 OVER = -1

@@ -26,7 +26,8 @@ from typing import Any
 from support.claims_node import BOUNDS, SERVICES, Attempt, Node
 from support.claims_store import LEASE, Begun, ModelStore, Outcome, Wrong
 
-from titanic.cluster.claims_core import Claim, ClaimsCore, Join, Leave, Renew
+from titanic.cluster.claims_core import Claim, ClaimsCore
+from titanic.cluster.lease import Join, Leave, Renew
 
 GIVE_UP = 1.6
 """Seconds until a statement without an answer is given up, at most; one about the lease after those between two."""

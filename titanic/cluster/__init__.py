@@ -1,4 +1,5 @@
-"""What only a server with a shared store does: claim requests (claims_core.py, node.py), dispatch them
+"""What only a server with a shared store does: claim requests under a lease (lease.py,
+claims_core.py, node.py), dispatch them
 (cluster_dispatcher.py), take over those with which workers come (returning.py), and exchange notifications with other
 nodes (notifications.py).
 

@@ -22,20 +22,8 @@ from itertools import chain
 from typing import NamedTuple, Protocol, cast
 
 from titanic.cluster.background import BackgroundRead, BackgroundReader
-from titanic.cluster.claims_core import (
-    OUT,
-    POLL_INTERVAL,
-    Claim,
-    ClaimsCore,
-    Join,
-    LeaseCall,
-    LeaseState,
-    Leave,
-    OutcomeWriting,
-    Release,
-    Renew,
-    Room,
-)
+from titanic.cluster.claims_core import POLL_INTERVAL, Claim, ClaimsCore, OutcomeWriting, Release, Room
+from titanic.cluster.lease import OUT, Join, LeaseCall, LeaseState, Leave, Renew
 from titanic.cluster.node_writes import ClaimWrite, NodeWrite, ReleaseWrite
 from titanic.cluster.returning import ReturningWorkers
 from titanic.cluster.shared_settings import ServiceSettingsCache

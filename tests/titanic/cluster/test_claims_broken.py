@@ -10,7 +10,8 @@ from support.claims_node import DRIFT, Node
 from support.claims_store import Begun, ModelStore, Outcome, Request, Wrong
 from support.claims_world import World
 
-from titanic.cluster.claims_core import ClaimsCore, Join, Lease, LeaseCall, Release, Renew
+from titanic.cluster.claims_core import ClaimsCore, Release
+from titanic.cluster.lease import Join, Lease, LeaseCall, Renew
 from titanic.store import Joined, Place, ReadyRow, Renewed, Silent
 
 STEPS = 4_000

@@ -11,7 +11,8 @@ import pytest
 from support.claims_world import World
 from support.torture import LONG, SEED, figures, tally
 
-from titanic.cluster.claims_core import ClaimsCore, Join, LeaseState, Leave, Renew, Room
+from titanic.cluster.claims_core import ClaimsCore, Room
+from titanic.cluster.lease import Join, LeaseState, Leave, Renew
 from titanic.store import Bound, Joined, ReadyRow, Renewed, Silent
 
 STEPS = 8_000
