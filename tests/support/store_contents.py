@@ -80,6 +80,7 @@ def fill(store: Store) -> None:
         tx.update_archive(archivist, register=True)
         tx.set_service(b"mail", ServiceSetting(True, "größe".encode()))
         tx.update_archive(archivist, upto=closed_range(tx)[0] + 2)
+        tx.put_facts([(b"c-short", b""), (b"c-long", bytes(range(256)) * 40), (b"x", b"of another kind")])
 
 
 def contents(place: str) -> dict[str, Any]:
@@ -91,6 +92,7 @@ def contents(place: str) -> dict[str, Any]:
             "requests": [plain(life) for lives in store.requests() for life in lives],
             "keys": sorted((plain(key) for keys in store.idempotency_keys() for key in keys), key=str),
             "closed": [plain(closing) for closings in store.closed() for closing in closings],
+            "facts": [plain(row) for rows in store.facts() for row in rows],
         }
 
 

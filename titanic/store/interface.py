@@ -27,7 +27,7 @@ accepted. Closed requests that may be dropped make way for new requests. Only a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -57,6 +57,8 @@ from titanic.store.states import State, Status
 class Store(Protocol):
     """An open store. Threads may share it; a transaction belongs to the thread that began it.
 
+    `facts_room` is how many bytes of facts there may be; their writers keep to it.
+
     `place` is its location, for people, without a password. `remote`: transactions may wait for a network, so none may
     begin in a loop's thread; and nodes may share it, so they claim what they dispatch (claiming.py).
     `capacity` is in bytes, `durability` is what its commits wait for. `batch` is how many requests one transaction can
@@ -69,6 +71,7 @@ class Store(Protocol):
     capacity: int
     durability: Durability
     batch: int
+    facts_room: int
 
     @property
     def now_us(self) -> Callable[[], int]: ...
@@ -226,6 +229,17 @@ class ReadTransaction(Protocol):
     def service_settings(self) -> ServiceSettings:
         """The settings of services, by their names."""
 
+    # -- facts -----------------------------------------------------------------------------------------------
+
+    def facts(
+        self, prefix: bytes, after: bytes = b"", limit: int = 1000, newest: bool = False
+    ) -> list[tuple[bytes, bytes]]:
+        """What the server remembers of its work (titanic/facts/): rows with keys that begin with `prefix`, in the order
+        of their keys, behind the key `after`. `newest`: backwards, before `after`. Damaged ones are left out."""
+
+    def facts_bytes(self) -> int:
+        """About how many bytes all facts take."""
+
     # -- reading in bulk -------------------------------------------------------------------------------------
 
     def closed_bulk(self, first: int, last: int, max_bytes: int = 16 << 20) -> ClosedBulk:
@@ -283,6 +297,13 @@ class WriteTransaction(ReadTransaction, Protocol):
 
     def set_service(self, service: bytes, setting: ServiceSetting) -> ServiceSettings:
         """Set the settings of a service; return those of all. Raises InvalidRequest when too many have some."""
+
+    def put_facts(self, changed: Iterable[tuple[bytes, bytes | None]]) -> None:
+        """Put rows of facts in place of those that are there; None deletes one. No key is the beginning of another.
+
+        A part of the capacity is kept for them, so that a full store takes them as well. Raises InvalidRequest for a
+        key over 400 bytes, or a value over 64 KiB.
+        """
 
     # -- from state to state ---------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from threading import Lock
@@ -70,6 +70,7 @@ class MemoryStore:
     remote = False
     usable = True
     batch = 1000
+    facts_room = rules.FACTS_ROOM
     now_us = staticmethod(wall_us)
 
     def __init__(
@@ -294,6 +295,19 @@ class MemoryReadTransaction:
     def service_settings(self) -> ServiceSettings:
         return self.tables.settings
 
+    # -- facts -----------------------------------------------------------------------------------------------
+
+    def facts(
+        self, prefix: bytes, after: bytes = b"", limit: int = 1000, newest: bool = False
+    ) -> list[tuple[bytes, bytes]]:
+        found = [one for one in sorted(self.tables.facts.items(), reverse=newest) if one[0].startswith(prefix)]
+        if after:
+            found = [one for one in found if (one[0] < after if newest else one[0] > after)]
+        return found[:limit]
+
+    def facts_bytes(self) -> int:
+        return sum(len(key) + len(value) for key, value in self.tables.facts.items())
+
     # -- reading in bulk -------------------------------------------------------------------------------------
 
     def closed_bulk(self, first: int, last: int, max_bytes: int = 16 << 20) -> ClosedBulk:
@@ -469,6 +483,11 @@ class MemoryWriteTransaction(MemoryReadTransaction):
     def set_service(self, service: bytes, setting: ServiceSetting) -> ServiceSettings:
         self._put(Tables.put_settings, None, service_settings.changed(self.tables.settings, service, setting))
         return self.tables.settings
+
+    def put_facts(self, changed: Iterable[tuple[bytes, bytes | None]]) -> None:
+        for key, value in changed:
+            rules.check_fact(key, value)
+            self._put(Tables.put_fact, key, value)
 
     # -- from state to state ---------------------------------------------------------------------------------
 

@@ -156,6 +156,7 @@ class Tables:
         self.kept: list[tuple[int, bytes]] = []
         """The times when delayed requests are due, when requests expire, when requests ended, and until when those are
         kept that have a time of their own."""
+        self.facts: dict[bytes, bytes] = {}
         self.services: dict[bytes, Load] = {}
         self.owners: dict[bytes, Load] = {}
         self.waiting = 0
@@ -254,6 +255,12 @@ class Tables:
         self.awaited += size
         if one.owner:
             _count(self.owners, one.owner, 0, size)
+
+    def put_fact(self, key: bytes, value: bytes | None) -> bytes | None:
+        before = self.facts.pop(key, None)
+        if value is not None:
+            self.facts[key] = value
+        return before
 
     def put_settings(self, _: None, settings: ServiceSettings) -> ServiceSettings:
         before, self.settings = self.settings, settings

@@ -4,8 +4,8 @@ An engine reads out by an `Export`, in a fixed order, and takes in by an `Import
 An unfinished copy is not a store: no server opens it, and the next move starts again from nothing.
 
 Everything moves: requests with their ids, times, states, failures and replies, idempotency keys, closed requests with
-their numbers, the registration of the archive, the store's identity. A time beyond LATEST may become LATEST. What
-`titanic check --repair` set aside for people does not move.
+their numbers, the registration of the archive, the store's identity, facts. A time beyond LATEST may become LATEST.
+What `titanic check --repair` set aside for people does not move.
 """
 
 from __future__ import annotations
@@ -129,6 +129,9 @@ class Export(Protocol):
     def closed(self) -> Iterator[list[StoredClosing]]:
         """All closed requests in the order of their numbers, in portions."""
 
+    def facts(self) -> Iterator[list[tuple[bytes, bytes]]]:
+        """All facts, in portions."""
+
     def __enter__(self) -> Self: ...
 
     def __exit__(
@@ -156,6 +159,9 @@ class Import(Protocol):
 
     def put_closed(self, closings: Sequence[StoredClosing]) -> None:
         """Store these closed requests, the numbers of which follow those before."""
+
+    def put_facts(self, facts: Sequence[tuple[bytes, bytes]]) -> None:
+        """Store these facts."""
 
     def problems(self, progress: Progress) -> list[str]:
         """Make all counters and indexes that follow from the rest, check the whole, and return its problems."""
@@ -235,7 +241,12 @@ def _go_through(store: Export, progress: Progress, doing: str, target: Import | 
         if target is not None:
             target.put_closed(closings)
         closed.add(closings)
-    whole = hashlib.sha256(b"".join(one.checksum for one in (requests, keys, closed)))
+    facts = _Tally(progress, f"{doing} facts", 0)
+    for rows in store.facts():
+        if target is not None:
+            target.put_facts(rows)
+        facts.add(rows)
+    whole = hashlib.sha256(b"".join(one.checksum for one in (requests, keys, closed, facts)))
     return StoreSummary(dict(states), keys.count, closed.count, whole.hexdigest())
 
 

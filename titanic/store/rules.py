@@ -16,6 +16,11 @@ MAX_OWNER = 32
 MAX_REASON = 1000
 MAX_TEXT = 255
 """Bytes of a reason that are kept, and of any other text."""
+MAX_FACT_KEY = 400
+MAX_FACT = 64 << 10
+"""Bytes of a key and of a value of facts."""
+FACTS_ROOM = 64 << 20
+"""Bytes that facts may take, at most; `Store.facts_room` says how many it is in a small store."""
 LATEST = 2**63 - 1
 """The latest time that every engine has room for, in 290,000 years. Later ones are no different."""
 
@@ -117,6 +122,14 @@ def kept_until(options: bytes, status: Status, finished_at: int) -> int:
     if kept >= _COARSE:
         until += -until % 1_000_000
     return until if kept > 0 else 0
+
+
+def check_fact(key: bytes, value: bytes | None) -> None:
+    """Raise InvalidRequest when a fact cannot be stored."""
+    size = 0 if value is None else len(value)
+    if not 0 < len(key) <= MAX_FACT_KEY or size > MAX_FACT:
+        fact = f"its key has {len(key)} bytes, its value {size}"
+        raise InvalidRequest("the fact is too long", fact, f"use at most {MAX_FACT_KEY} and {MAX_FACT}")
 
 
 def unreleased(place: str, format_: int) -> StoreTooOld:

@@ -30,7 +30,8 @@ def fill(store, *sizes):
                 uuids += accept(store, *[size] * 10)
             except StoreFull as full:
                 uuids += accept(store, *[size] * full.fitting)
-                break
+                if not full.fitting:
+                    break
     return uuids
 
 

@@ -4,9 +4,14 @@ The data file never exceeds the capacity: LMDB's map ends there. So a part of it
 is, the fewer kinds of writes may use the rest. What counts is the pages in use, not the bytes in them: pages from which
 some requests were closed are partly empty, and stay so.
 
+    facts                                                                            (beside the rest)
+
     0 ............................. accept ....... reply ....... least ............ capacity
       requests and their replies,          replies        ends,          copies of pages
       entries of `closed`                                 postponing     that change
+
+facts   What the server remembers of its work (facts.py) has room of its own, which nothing else may use. Only what is
+        beyond that counts as used.
 
 What readers pin that take long (readers.py) counts as used as well. They may pin what requests do not need, up to
 `accept`, and `readers` bytes more; beyond that, those of Titanic end.
@@ -38,6 +43,7 @@ from typing import NamedTuple
 from titanic.errors import CapacityTooSmall
 from titanic.store.lmdb.schema import PAGE
 from titanic.store.records import MIN_CAPACITY
+from titanic.store.rules import FACTS_ROOM
 
 CHARGE = 192
 """Bytes that a request counts beyond its own until it has ended."""
@@ -57,6 +63,7 @@ class StoreRoom(NamedTuple):
     least: int
     headroom: int  # kept free of entries in `closed`, below `accept`
     readers: int  # that readers may pin although requests are refused
+    facts: int
     pages_freed: int
     batch: int
 
@@ -77,15 +84,18 @@ def divide_disk(room: StoreRoom, size: int) -> StoreRoom:
 
 def _divide(capacity: int) -> StoreRoom:
     capacity -= capacity % PAGE
+    facts = min(capacity // 16, FACTS_ROOM)
     reserve = min(reserved(capacity), capacity // 4)
     pages = reserve // PAGE
+    rest = capacity - facts
     return StoreRoom(
         capacity,
-        accept=capacity - reserve,
-        reply=capacity - reserve * 5 // 8,
-        least=capacity - reserve // 2,
+        accept=rest - reserve,
+        reply=rest - reserve * 5 // 8,
+        least=rest - reserve // 2,
         headroom=reserve // 2,
         readers=reserve // 8,
+        facts=facts,
         pages_freed=min(pages // 8, _PAGES_PER_LIST),
         batch=pages // 4 // _PAGES_PER_REQUEST,
     )

@@ -350,12 +350,13 @@ def _format_and_capacity(env: lmdb.Environment, data: Path, *, to_repair: bool =
         raise unreleased(str(data.parent), *schema.U32.unpack(earlier))
     (found,) = schema.U32.unpack(value) if value is not None and len(value) == schema.U32.size else (0,)
     if not 0 < found <= _MOST_FORMATS:
-        if not _has(env, *Databases._fields):
+        *earlier_ones, _ = Databases._fields  # the last one came with format 3
+        if not _has(env, *earlier_ones):
             raise strange
         if not to_repair:
             fact = "'store_format' in 'meta' " + ("is missing" if value is None else f"is {value.hex()}")
             raise StoreCorrupt(f"{data} is damaged", fact, schema.REPAIR)
-        found = schema.FORMAT
+        found = schema.FORMAT if _has(env, "facts") else 2
     if found > schema.FORMAT:
         raise StoreTooNew(
             f"the store in {data.parent} was written by a later version",
@@ -406,7 +407,12 @@ def _nothing(env: lmdb.Environment, txn: lmdb.Transaction[memoryview]) -> None:
     """Format 2 has timers that earlier versions do not know (schema.KEPT)."""
 
 
-STEPS: dict[int, Callable[[lmdb.Environment, lmdb.Transaction[memoryview]], None]] = {1: _nothing}
+def _make_facts(env: lmdb.Environment, txn: lmdb.Transaction[memoryview]) -> None:
+    """Format 3 has facts."""
+    env.open_db(b"facts", txn=txn)
+
+
+STEPS: dict[int, Callable[[lmdb.Environment, lmdb.Transaction[memoryview]], None]] = {1: _nothing, 2: _make_facts}
 """By the format that each begins with."""
 
 

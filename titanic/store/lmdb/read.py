@@ -237,7 +237,7 @@ def settings_of_services(tx: Reading) -> ServiceSettings:
 
 def is_untouched(tx: Reading) -> bool:
     """Whether nothing was ever stored, and no archive is registered."""
-    kept = sum(tx.raw.stat(database)["entries"] for database in tx.db if database is not tx.db.meta)
+    kept = sum(tx.raw.stat(database)["entries"] for database in tx.db if database not in (tx.db.meta, tx.db.facts))
     has_settings = tx.raw.get(schema.SERVICES_KEY, db=tx.db.meta) is not None
     return not kept and not tx.last_sequence() and not tx.archived()[0] and not has_settings
 

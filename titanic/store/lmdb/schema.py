@@ -35,6 +35,7 @@
     closed     sequence, u64                              closed_record.py: a closed request
     blobs      id, u64 + index, u32                       record.py: a piece of a body too large for its record
     graves     id, u64                                    u32 pieces: a blob that is to be deleted, bit by bit
+    facts      kind, a letter + … + u8, number of piece   facts.py: what the server remembers of its work
     aside      what was repaired + its key                the damaged record, for people
 
 Numbers in keys are big-endian, so that they sort; in values little-endian. A service's name has no NUL, so no
@@ -65,7 +66,7 @@ import lmdb
 from titanic.errors import StoreCorrupt
 from titanic.util.ids import SIZE
 
-FORMAT = 2
+FORMAT = 3
 """Of the keys and databases. The first release has format 1."""
 
 U32 = struct.Struct("<I")
@@ -139,6 +140,7 @@ class Databases(NamedTuple):
     blobs: lmdb._Database
     graves: lmdb._Database
     aside: lmdb._Database
+    facts: lmdb._Database
 
 
 @lru_cache(maxsize=4096)

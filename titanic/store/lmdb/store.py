@@ -45,6 +45,7 @@ from titanic.errors import NotAStore, StoreError, StoreFailed, StoreReadOnly
 from titanic.store.lmdb import accept as accepting
 from titanic.store.lmdb import close as closing
 from titanic.store.lmdb import closed_ring, free_space, lifecycle, listing, opening, read, retention
+from titanic.store.lmdb import facts as facts_module
 from titanic.store.lmdb.capacity import divide
 from titanic.store.lmdb.disk import expect_memory, rewrite_meta_pages, sync_file, translate
 from titanic.store.lmdb.pages import expect_sound
@@ -93,6 +94,8 @@ class LmdbReadTransaction(Reading):
     select = method(listing.select)
     archive = method(closed_ring.archive)
     service_settings = method(read.settings_of_services)
+    facts = method(facts_module.facts)
+    facts_bytes = method(facts_module.facts_bytes)
     closed_bulk = method(closed_ring.closed_bulk)
     cut_closed = method(closed_ring.cut_closed)
     request_ids = method(listing.request_ids)
@@ -121,6 +124,7 @@ class LmdbWriteTransaction(LmdbReadTransaction, Writing):
     clamp_timers = method(retention.clamp_timers)
     update_archive = method(closed_ring.update_archive)
     set_service = method(accepting.set_service)
+    put_facts = method(facts_module.put_facts)
 
     def __init__(self, environment: Environment, *, prepared: bool = False) -> None:
         super().__init__(environment)
@@ -187,6 +191,7 @@ class LmdbStore:
         self.capacity = environment.room.capacity
         self.durability = environment.settings.durability
         self.batch = environment.room.batch
+        self.facts_room = environment.room.facts
         self.read_only = lock_descriptor is None
         self.environment = environment
         self._lock = lock_descriptor

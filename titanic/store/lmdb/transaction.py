@@ -117,8 +117,9 @@ class Reading:
         return self._room
 
     def used(self) -> int:
-        """Bytes of the pages that are in use."""
-        return PAGE * sum(map(self.pages, self.db))
+        """Bytes of the pages that are in use, but for the facts in their room."""
+        *rest, facts = map(self.pages, self.db)
+        return PAGE * sum(rest) + max(0, PAGE * facts - self.environment.room.facts)
 
     def pages(self, database: lmdb._Database) -> int:
         """How many pages a database has."""

@@ -10,7 +10,7 @@ Accepting requests, in four steps: check them, take their keys, see that there i
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import accumulate, takewhile
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ from titanic.store.postgres.transaction import PLACES, STATE, Row, by_key
 from titanic.store.postgres.writing import PostgresWriting
 from titanic.store.records import AcceptResult
 from titanic.store.request import NewRequest, key_size
-from titanic.store.rules import LATEST, check_key, check_owner, check_together
+from titanic.store.rules import LATEST, check_fact, check_key, check_owner, check_together
 from titanic.store.states import State
 from titanic.store.uniqueness import counts
 from titanic.util.ids import SIZE
@@ -134,6 +134,13 @@ def forget(tx: PostgresWriting, keys: Sequence[bytes], owner: bytes = b"") -> No
     if not tx.assumed_keys.keys().isdisjoint(names):
         tx.ask_first()
     tx.changes.to_forget |= dict.fromkeys(names, ANY)
+
+
+def put_facts(tx: PostgresWriting, changed: Iterable[tuple[bytes, bytes | None]]) -> None:
+    """Put rows of facts, or delete them, with the other changes."""
+    for key, value in changed:
+        check_fact(key, value)
+        tx.changes.facts[key] = value
 
 
 def _count(tx: PostgresWriting, owner: bytes, length: int, *requests: int) -> None:

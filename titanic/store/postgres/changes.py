@@ -60,6 +60,12 @@ SELECT owner, key, until, given, (%s::uuid[])[first:last]
 FROM unnest(%s::bytea[], %s::bytea[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[])
 AS fresh (owner, key, until, given, first, last)"""
 
+_PUT_FACTS = """
+INSERT INTO facts (key, value) SELECT * FROM unnest(%s::bytea[], %s::bytea[])
+ON CONFLICT (key) DO UPDATE SET value = excluded.value"""
+
+_DELETE_FACTS = "DELETE FROM facts WHERE key = ANY(%s::bytea[])"
+
 _LOCK = "SELECT 1 FROM request WHERE uuid = ANY(%s::uuid[]) ORDER BY uuid FOR UPDATE"
 
 _DELETE_READY = """
@@ -240,6 +246,8 @@ class Changes:
         self._closed_costs: dict[bytes, int] = {}
         """What is closed costs, by owner."""
         self._usage = [0, 0, 0, 0, 0]
+        self.facts: dict[bytes, bytes | None] = {}
+        """By their keys; None: it goes."""
         self.agreement: tuple[Agreement, Agreement] | None = None
         """With the archive: that before, and that now."""
         self.drop_before = 0
@@ -318,7 +326,7 @@ class Changes:
     def any(self) -> bool:
         """Whether there are any."""
         counted = self._loads or any(self._usage)
-        others = self.drop_before or self.to_forget or self.agreement or self.uncounted
+        others = self.drop_before or self.to_forget or self.agreement or self.uncounted or self.facts
         return bool(self.touched or counted or others)
 
     def statements(self, lists_type: int, shard: int, own: int = 0) -> list[Statement]:
@@ -359,6 +367,9 @@ class Changes:
         add("to_expiring", _INSERT_EXPIRING, self.expiring, _EXPIRING)
         add("to_reply", _INSERT_REPLY, self.replies, (_I, _N, _N, _N, _N, _N, _N, bodies, _T, _T, _T, _N))
         add("no_more", _COUNT_NO_MORE, self.uncounted, (_T, _I, _N))
+        facts = sorted(self.facts.items())
+        add("put_facts", _PUT_FACTS, [(key, value) for key, value in facts if value is not None], (_T, _T))
+        add("no_facts", _DELETE_FACTS, [(key,) for key, value in facts if value is None], (_T,))
         recalls = bool(self._gone and self._not_ready)
         if len(self._not_ready) == 1:
             ((uuid, service, rank),) = self._not_ready

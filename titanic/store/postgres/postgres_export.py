@@ -94,6 +94,7 @@ _CLOSED = (
     FROM titanic.closed WHERE seq >= (SELECT closed_first FROM {{meta}}) ORDER BY seq""",
     binary_types(READ_COLUMNS) + " bytea[] bytea[]",
 )
+_FACTS = ("SELECT key, value FROM titanic.facts ORDER BY key", "bytea bytea")
 _STATUS = {int(status): status for status in Status}
 
 
@@ -172,6 +173,10 @@ class PostgresExport:
     def closed(self) -> Iterator[list[StoredClosing]]:
         """All closed requests in the order of their numbers."""
         return ([StoredClosing(*decoded(row)) for row in rows] for rows in self._portions(*_CLOSED))
+
+    def facts(self) -> Iterator[list[tuple[bytes, bytes]]]:
+        """All facts."""
+        return ([(key, value) for key, value in rows] for rows in self._portions(*_FACTS))
 
     def _row(self, query: str) -> Row:
         row: Row | None = self._connection.execute(query.format(meta=self._meta), binary=True).fetchone()
@@ -262,6 +267,7 @@ _TYPES = {
     "reply": "uuid int2 int4 int8 int8 int4 int8 bytea[] bytea bytea bytea int8",
     "key": "bytea bytea int8 int8 uuid[]",
     "closed": binary_types(CLOSED_COLUMNS) + " bytea[] bytea[]",
+    "facts": "bytea bytea",
 }
 _COLUMNS = {
     "request": listed(REQUEST_COLUMNS),
@@ -272,6 +278,7 @@ _COLUMNS = {
     " owner, until",
     "key": "owner, key, until, given, uuids",
     "closed": f"{listed(CLOSED_COLUMNS)}, request, reply",
+    "facts": "key, value",
 }
 _COUNT_LOADS = f"""
     INSERT INTO titanic.load (kind, name, shard, waiting, bytes, ready)
@@ -390,6 +397,10 @@ class PostgresImport:
             reply = None if one.reply_left_out else one.reply
             rows.append((one.sequence, *_values(lasting_values(one)), *times, *sizes, *how, request, reply))
         self._copy({"closed": rows})
+
+    def put_facts(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        """Store these facts."""
+        self._copy({"facts": [*rows]})
 
     def _place(self, life: StoredLife, rows: dict[str, list[Row]]) -> None:
         """The rows of a request."""

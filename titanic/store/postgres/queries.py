@@ -32,6 +32,7 @@ from titanic.store.records import (
     StoreReader,
 )
 from titanic.store.request import Description, StoredRequest, values_of
+from titanic.store.rules import MAX_FACT_KEY
 from titanic.store.states import ENDED, State
 from titanic.util.ids import SIZE, time_of
 
@@ -526,6 +527,27 @@ def load(tx: SnapshotReader, owner: bytes) -> Load:
 def counts(tx: SnapshotReader) -> Counts:
     """Totals, without counting."""
     return Counts(*tx.fetch_row(_COUNTS))
+
+
+_FIRST_FACTS = "SELECT key, value FROM titanic.facts WHERE key >= %s AND key > %s AND key < %s ORDER BY key LIMIT %s"
+_LAST_FACTS = "SELECT key, value FROM titanic.facts WHERE key >= %s AND key < %s ORDER BY key DESC LIMIT %s"
+
+
+def facts(
+    tx: SnapshotReader, prefix: bytes, after: bytes = b"", limit: int = 1000, newest: bool = False
+) -> list[tuple[bytes, bytes]]:
+    """Rows of facts with keys that begin with `prefix`."""
+    end = prefix + b"\xff" * (MAX_FACT_KEY + 1)
+    if newest:
+        rows = tx.fetch(_LAST_FACTS, prefix, min(end, after) if after else end, limit)
+    else:
+        rows = tx.fetch(_FIRST_FACTS, prefix, after, end, limit)
+    return [(bytes(key), bytes(value)) for key, value in rows]
+
+
+def facts_bytes(tx: SnapshotReader) -> int:
+    """Bytes that all facts take on disk, with their index and what is dead."""
+    return int(tx.fetch_row("SELECT pg_total_relation_size('titanic.facts')")[0])
 
 
 def identity(tx: SnapshotReader) -> bytes | None:

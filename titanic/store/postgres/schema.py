@@ -24,7 +24,7 @@ from titanic.store.postgres.rows import CLOSED_COLUMNS, REQUEST_COLUMNS, declare
 from titanic.store.records import DEFAULT_CAPACITY
 from titanic.store.rules import unreleased
 
-FORMAT = 3
+FORMAT = 4
 """Of the tables as this version makes and knows them. The first release has format 1.
 
 A node serves a store if `meta.oldest` ≤ its FORMAT ≤ `meta.store_format`. It upgrades a store of an earlier format when
@@ -62,6 +62,14 @@ _ABOUT_KEPT = """
 COMMENT ON COLUMN titanic.meta.delivery_key IS 'By which nodes know the secrets of each other''s deliveries';
 COMMENT ON COLUMN titanic.node.abandoned IS 'It has ended, and its workers do not come with what it kept any more';
 COMMENT ON COLUMN titanic.ready.kept IS 'Claimed for a worker that may come to another node with it';
+"""
+
+_FACTS = f"""
+CREATE TABLE titanic.facts (
+    key             bytea PRIMARY KEY,
+    value           bytea NOT NULL
+) WITH ({_BUSY});
+COMMENT ON TABLE titanic.facts IS 'What the servers remember of their work; the first byte of a key is its kind';
 """
 
 _RANDOM = "decode(replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', ''), 'hex')"
@@ -254,6 +262,7 @@ CREATE TABLE titanic.service_limit (
 ) WITH ({_TINY});
 COMMENT ON TABLE titanic.service_limit IS 'What holds for a service at all nodes; 0: no limit';
 
+{_FACTS}
 {_ABOUT_KEPT}
 INSERT INTO titanic.meta (store_format, oldest, capacity) VALUES ({FORMAT}, {OLDEST}, {DEFAULT_CAPACITY});
 """
@@ -281,6 +290,7 @@ UPGRADES = {
         f" ALTER TABLE titanic.ready ADD kept boolean NOT NULL DEFAULT false; {_ABOUT_KEPT}",
         oldest=2,
     ),
+    3: Upgrade(_FACTS, oldest=2),
 }
 """By the format that they begin with."""
 

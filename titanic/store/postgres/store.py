@@ -55,6 +55,7 @@ from titanic.store.postgres.schema import FORMAT, META, formats
 from titanic.store.postgres.transaction import PostgresSettings, SnapshotReader
 from titanic.store.postgres.writing import PostgresWriting, WriterState
 from titanic.store.records import Durability, StoreReader
+from titanic.store.rules import FACTS_ROOM
 from titanic.util.ids import IdMaker
 
 EVERY = 1.0
@@ -195,6 +196,8 @@ class PostgresReadTransaction(SnapshotReader):
     nodes = nodes_module.nodes
     nodes_and_claims = nodes_module.nodes_and_claims
     delivery_key = nodes_module.delivery_key
+    facts = queries.facts
+    facts_bytes = queries.facts_bytes
 
 
 # -- write transaction -----------------------------------------------------------------------------------------
@@ -228,6 +231,7 @@ class PostgresWriteTransaction(PostgresWriting, PostgresReadTransaction):
     set_service = nodes.set_service
     agree_limits = nodes.agree_limits
     change_limits = nodes.change_limits
+    put_facts = accept_module.put_facts
 
 
 # -- store -----------------------------------------------------------------------------------------------------
@@ -245,6 +249,7 @@ class PostgresStore:
 
     remote = True
     batch = 1000
+    facts_room = FACTS_ROOM
 
     def __init__(
         self, pool: ConnectionPool, settings: PostgresSettings, writer: WriterState, membership: Membership, made: bool

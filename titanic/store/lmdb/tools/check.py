@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 import lmdb
 
 from titanic.errors import RecordCorrupt, StoreCorrupt
-from titanic.store.lmdb import closed_record, outcome_record, request_record, schema
+from titanic.store.lmdb import closed_record, facts, outcome_record, request_record, schema
 from titanic.store.lmdb.closed_ring import kept
 from titanic.store.lmdb.outcome_record import RetryRecord, expiry
 from titanic.store.lmdb.read import settings_of_services
@@ -550,6 +550,13 @@ def _gaps(walk: Walk, numbers: Iterable[int]) -> None:
         expected = number + 1
 
 
+def _facts(walk: Walk) -> None:
+    for key, value in facts.rows(walk.tx):
+        if value is None:
+            for piece in facts.piece_keys(walk.tx, key):
+                walk.report("facts", piece, "its value is damaged", Remedy(Verb.SET_ASIDE, "facts", piece))
+
+
 _CHECKS: dict[str, Callable[[Walk], None]] = {
     "requests": _requests,
     "replies": _replies,
@@ -561,8 +568,9 @@ _CHECKS: dict[str, Callable[[Walk], None]] = {
     "closed": _closed,
     "blobs": _blobs,
     "meta": _meta,
+    "facts": _facts,
 }
 """How each database is checked, in this order."""
 
-_ALONE = {"retries", "later", "timers"}
+_ALONE = {"retries", "later", "timers", "facts"}
 """Databases of which nothing is added up."""

@@ -17,7 +17,7 @@ from msgspec.structs import asdict, replace
 
 from titanic.errors import NotAStore, StoreCorrupt, StoreFailed
 from titanic.store import service_settings
-from titanic.store.lmdb import closed_record, opening, outcome_record, request_record
+from titanic.store.lmdb import closed_record, facts, opening, outcome_record, request_record
 from titanic.store.lmdb.capacity import divide
 from titanic.store.lmdb.closed_record import ClosedRecord, Part, Where
 from titanic.store.lmdb.lifecycle import put_unended
@@ -125,6 +125,11 @@ class LmdbExport:
     def closed(self) -> Iterator[list[StoredClosing]]:
         """All closed requests in the order of their numbers."""
         return _portions(self._closed())
+
+    def facts(self) -> Iterator[list[tuple[bytes, bytes]]]:
+        """All facts that are sound."""
+        rows = ((key, value) for key, value in facts.rows(self._tx) if value is not None)
+        return _portions((row, len(row[1])) for row in rows)
 
     def _requests(self) -> Iterator[tuple[StoredLife, int]]:
         tx = self._tx
@@ -242,6 +247,11 @@ class LmdbImport:
         with self._store.write() as tx:
             for closing in closings:
                 _put_closing(tx, closing)
+
+    def put_facts(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        """Store these facts."""
+        with self._store.write() as tx:
+            tx.put_facts(rows)
 
     def problems(self, progress: Progress) -> list[str]:
         """Give it its capacity, and check it."""

@@ -384,6 +384,7 @@ _LOOKS: dict[str, RowTest] = {
     "timers": lambda key, value: not value and key[:1] in _TIMERS and len(key) > 1 + TIME_SIZE,
     "keys": lambda key, value: request_record.fits_key_record(value),
     "meta": lambda key, value: len(value) <= LOAD.size or key == SERVICES_KEY,
+    "facts": lambda key, value: len(value) > 0,
     "aside": lambda key, value: True,
 }
 """The format of each database's rows; the most ambiguous formats last."""
