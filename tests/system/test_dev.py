@@ -314,6 +314,7 @@ def test_saves_while_jobs_run(scene: Scene) -> None:
         submitting = threading.Thread(target=submit)
         submitting.start()
         try:
+            until(scene.journal)
             for version in range(1, saves + 1):
                 if version % 5 == 0:
                     scene.write(version, "def broken(:")
