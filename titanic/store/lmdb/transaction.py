@@ -119,7 +119,7 @@ class Reading:
     def used(self) -> int:
         """Bytes of the pages that are in use, but for the facts in their room."""
         *rest, facts = map(self.pages, self.db)
-        return PAGE * sum(rest) + max(0, PAGE * facts - self.environment.room.facts)
+        return PAGE * sum(rest) + max(0, PAGE * facts - self.room.facts)
 
     def pages(self, database: lmdb._Database) -> int:
         """How many pages a database has."""
