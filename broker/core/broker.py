@@ -9,7 +9,7 @@ way back. Whatever dialect either side speaks, each is answered in its own. A wo
     idle    refuse     refuse    refuse    keep        resize   refuse   remove       expire
     busy    refuse     forward   finish    keep        resize   lose     remove       expire
 
-`refuse` answers DISCONNECT and forgets the worker, which comes back with READY on a new socket (`delivery.py`: what
+`refuse` answers DISCONNECT and forgets the worker, which comes back with READY on a new socket (`routing.py`: what
 becomes of its requests).
 
 A broker that drains (`drain`) says DISCONNECT to each worker as soon as it has no request, and to all that come; it

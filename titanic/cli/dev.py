@@ -62,10 +62,10 @@ class Output:
             click.echo(f"{click.style(f'{name:6} │', fg=COLOURS[name])} {text}", err=True, color=self._color)
 
 
-class Part:
+class DevProcess:
     """A command. When its process has ended, it puts itself into a queue."""
 
-    def __init__(self, output: Output, ended: SimpleQueue[Part | None], name: str, *arguments: str) -> None:
+    def __init__(self, output: Output, ended: SimpleQueue[DevProcess | None], name: str, *arguments: str) -> None:
         self.name = name
         self.stopping = False
         self._arguments = arguments
@@ -119,11 +119,11 @@ class Dev:
         """`app`: arguments of `titanic worker`. `schedules`: the file for `titanic cron`; None: none."""
         self.code = 0
         output = self._output = Output()
-        self._events: SimpleQueue[Part | None] = SimpleQueue()
+        self._events: SimpleQueue[DevProcess | None] = SimpleQueue()
         """Parts that have ended; None: a signal."""
         # What a task prints is seen at once.
         self._environment = without_options() | {"TITANIC_ENDPOINT": endpoint, "PYTHONUNBUFFERED": "1"}
-        new, log = partial(Part, output, self._events), ("--log-level", log_level, "--log-format", "text")
+        new, log = partial(DevProcess, output, self._events), ("--log-level", log_level, "--log-format", "text")
         self._server = new("serve", "--bind", endpoint, "--store", str(STORE), *log)
         self._others = [
             new("worker", *app, "--reload", "--endpoint", endpoint, *log),
@@ -168,7 +168,7 @@ class Dev:
         else:
             self._ended(part, part.end())
 
-    def _ended(self, part: Part, code: int) -> None:
+    def _ended(self, part: DevProcess, code: int) -> None:
         if part is self._cron and not self._stopping and part.stopping:
             part.start(self._environment)
         elif part is self._cron and not self._stopping and code > 0:
@@ -190,7 +190,7 @@ class Dev:
             if again if part.stopping else part is not self._server or running == [part]:
                 part.stop()
 
-    def _running(self) -> list[Part]:
+    def _running(self) -> list[DevProcess]:
         return [part for part in (self._server, *self._others) if part.running]
 
     def _restart_cron(self) -> None:

@@ -39,7 +39,7 @@ AGES = {
 AGE_LABELS = {name: text for name, (text, _) in AGES.items()}
 
 
-class Found(NamedTuple):
+class FoundRequests(NamedTuple):
     """Some of the requests that match. `after`: the UUID to continue after; None: there are no more."""
 
     rows: list[RequestInfo]
@@ -112,10 +112,10 @@ def first_id(microseconds: int) -> str:
     return f"{head:016x}{0:016x}"
 
 
-async def find_some(client: Client, wanted: RequestFilter, after: str | None, limit: int) -> Found:
+async def find_some(client: Client, wanted: RequestFilter, after: str | None, limit: int) -> FoundRequests:
     """Make one call for requests that match; it may find none although there are more. Raises Forbidden."""
     if wanted.key:
-        return Found(await _with_key(client, wanted), None)
+        return FoundRequests(await _with_key(client, wanted), None)
     if after is None:
         if wanted.oldest and wanted.since:
             after = first_id(wanted.since)
@@ -132,7 +132,7 @@ async def find_some(client: Client, wanted: RequestFilter, after: str | None, li
     chosen = [row for row in rows if wanted.since <= row["submitted_at"] < wanted.before]
     if rows and not _may_continue(wanted, rows[-1]):
         after = None
-    return Found(chosen, after)
+    return FoundRequests(chosen, after)
 
 
 def _may_continue(wanted: RequestFilter, last: RequestInfo) -> bool:
@@ -155,7 +155,7 @@ async def _with_key(client: Client, wanted: RequestFilter) -> list[RequestInfo]:
     return [row] if matches and wanted.since <= row["submitted_at"] < wanted.before else []
 
 
-async def find_page(client: Client, wanted: RequestFilter, after: str | None, limit: int) -> Found:
+async def find_page(client: Client, wanted: RequestFilter, after: str | None, limit: int) -> FoundRequests:
     """Find up to `limit` requests that match, fewer when they are rare. Raises Forbidden."""
     if after is not None and ids.parse(after.encode(errors="replace")) is None:
         raise HTTPProblem(400, "the URL of this page has an invalid UUID; start at the first page")
@@ -165,7 +165,7 @@ async def find_page(client: Client, wanted: RequestFilter, after: str | None, li
         found, after = await find_some(client, wanted, after, limit - len(rows))
         rows += found
         if after is None or len(rows) >= limit or time.monotonic() >= until:
-            return Found(rows, after)
+            return FoundRequests(rows, after)
 
 
 async def find_all(client: Client, wanted: RequestFilter) -> AsyncGenerator[list[RequestInfo], None]:
