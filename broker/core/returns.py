@@ -7,10 +7,10 @@ queue sends again after its own restart, or over another connection, waits for t
 
 from __future__ import annotations
 
-from broker.core.routing import DeliveryCore
 from broker.core.mdp import CLIENT_V01, Command, Frames, Peer
 from broker.core.missing import Expected, MissingRequest, NamedRequest, attempt_of, delivery_of, read_given
 from broker.core.requests import Request
+from broker.core.routing import DeliveryCore
 from broker.core.worker_registry import WorkerPeer
 
 NO_PROCESS = ("", b"")
