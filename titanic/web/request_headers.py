@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
+from datetime import datetime
 from typing import Any, NamedTuple, get_args
 
 from starlette.requests import Request
 from starlette.types import Scope
 
-from titanic.protocol.submit_options import MAX_KEY as MAX_UNIQUE
+from titanic.protocol.submit_options import MAX_KEY as MAX_TEXT
 from titanic.protocol.submit_options import MAX_PRIORITY, MOST_SECONDS, NEVER, TRACEPARENT, UniqueUntil
 from titanic.util.text import quoted
 from titanic.web.problems import HTTPProblem
@@ -90,10 +91,26 @@ def _keep(name: str, text: str) -> float | str:
     return NEVER if text == NEVER else _span(name, text)
 
 
-def _unique(name: str, text: str) -> str:
-    if KEY.fullmatch(text) and len(text) <= MAX_UNIQUE:
+def _at(name: str, text: str) -> datetime:
+    try:
+        at = datetime.fromisoformat(text)
+        if at.utcoffset() is not None:
+            return at
+    except ValueError:
+        pass
+    raise HTTPProblem(400, f"{name} is {quoted(text)}; it must be a time with its zone: 2026-12-01T08:00:00+01:00")
+
+
+def _text(name: str, text: str) -> str:
+    if KEY.fullmatch(text) and len(text) <= MAX_TEXT:
         return text
-    raise HTTPProblem(400, f"{name} is {quoted(text)}; it must be 1 to {MAX_UNIQUE} printable ASCII characters")
+    raise HTTPProblem(400, f"{name} is {quoted(text)}; it must be 1 to {MAX_TEXT} printable ASCII characters")
+
+
+def _on_limit(name: str, text: str) -> str:
+    if text == "leave":
+        return text
+    raise HTTPProblem(400, f"{name} is {quoted(text)}; it must be leave")
 
 
 def _unique_until(name: str, text: str) -> str:
@@ -122,15 +139,22 @@ class OptionHeader(NamedTuple):
 OPTIONS = {
     "titanic-ttl": OptionHeader("ttl", _span, "Seconds after which the request expires if no worker has started it."),
     "titanic-delay": OptionHeader("delay", _delay, "Seconds before the request may start."),
+    "titanic-at": OptionHeader("at", _at, "Or the time before which it may not start, with its zone."),
     "titanic-priority": OptionHeader("priority", _priority, "Requests with a higher priority start first."),
     "titanic-max-attempts": OptionHeader(
         "max_attempts", _attempts, "Maximum number of attempts before the request fails."
     ),
     "titanic-limit": OptionHeader("limit", _span, "Maximum seconds of one attempt."),
+    "titanic-on-limit": OptionHeader("on_limit", _on_limit, "An attempt may exceed its limit."),
+    "titanic-retry-first": OptionHeader("retry_first", _span, "Seconds before the first retry; doubles each time."),
+    "titanic-retry-most": OptionHeader("retry_most", _span, "Maximum seconds before a retry."),
+    "titanic-on-failed": OptionHeader(
+        "on_failed", _text, "The service that gets a request if it fails for good or expires.", f"^{KEY.pattern}$"
+    ),
     "titanic-keep": OptionHeader("keep", _keep, "Seconds for which the reply is kept, or never."),
     "titanic-unique": OptionHeader(
         "unique",
-        _unique,
+        _text,
         "While a request for the service with the same value counts, its UUID is returned.",
         f"^{KEY.pattern}$",
     ),
@@ -141,6 +165,7 @@ OPTIONS = {
     "titanic-keep-failed": OptionHeader(
         "keep_failed", _span, "Seconds for which the request is kept if it fails or expires."
     ),
+    "titanic-key-for": OptionHeader("key_for", _span, "Seconds for which the Idempotency-Key counts."),
 }
 """By the name of the header, in lower case. Their schemas in the OpenAPI document follow from `messages.Submit`."""
 

@@ -6,6 +6,7 @@ msgspec derives the schemas: of these documents, and of the options of `messages
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from functools import reduce
 from operator import or_
 from typing import Annotated, Any, Literal, NotRequired, TypedDict, get_type_hints
@@ -395,7 +396,7 @@ EVERYWHERE = (400, 401, 403, 429, 503, 504)
 def _option_header(name: str) -> Part:
     """The header that sets an option of a submission."""
     option, _, text, pattern = OPTIONS[name]
-    found = msgspec.json.schema(_SUBMIT_TYPES[option])
+    found = msgspec.json.schema(datetime if option == "at" else _SUBMIT_TYPES[option])
     for one in found.get("anyOf", [found]):
         one.pop("description", None)
         if one.pop("exclusiveMinimum", None) is not None:  # headers have at most three decimals

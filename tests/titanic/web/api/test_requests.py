@@ -109,6 +109,11 @@ def test_options_are_headers(http: httpx.Client, client: Client) -> None:
         "Titanic-Limit": "1.5e1",
         "Titanic-Keep": "never",
         "Titanic-Keep-Failed": "60",
+        "Titanic-Retry-First": "2",
+        "Titanic-Retry-Most": "20",
+        "Titanic-On-Failed": "mail.failed",
+        "Titanic-On-Limit": "leave",
+        "Titanic-Key-For": "3600",
         "Idempotency-Key": "order 17",
         "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
     }
@@ -116,12 +121,26 @@ def test_options_are_headers(http: httpx.Client, client: Client) -> None:
     told = client.show(uuid)
     assert (told["priority"], told["max_attempts"], told["options"]["limit"]) == (7, 3, 15.0)
     assert (told["options"]["keep"], told["options"]["keep_failed"]) == (AT_ONCE, 60)
+    assert (told["options"]["retry_first"], told["options"]["retry_most"]) == (2, 20)
+    assert (told["on_failed"], told["on_limit"]) == ("mail.failed", "leave")
     assert told["expires_at"] - told["submitted_at"] == 3600_000_000
     assert told["not_before"] - told["submitted_at"] == 1800_500_000
     assert (told["key"], told["trace"]) == ("order 17", headers["traceparent"])
     assert http.post(SUBMIT, content=b"x", headers=headers).json()["uuid"] == uuid
     quoted = {**headers, "Idempotency-Key": '"order 17"'}
     assert http.post(SUBMIT, content=b"x", headers=quoted).json()["uuid"] == uuid
+
+
+def test_a_time_is_a_header(http: httpx.Client, client: Client) -> None:
+    at = datetime.now(UTC) + timedelta(hours=1)
+    uuid = http.post(SUBMIT, content=b"x", headers={"Titanic-At": at.isoformat()}).json()["uuid"]
+    assert client.show(uuid)["not_before"] == round(at.timestamp() * 1e6)
+    gone = http.post(SUBMIT, content=b"x", headers={"Titanic-At": "1970-01-01T00:00:00Z"}).json()["uuid"]
+    assert client.show(gone)["not_before"] == 0
+    late = http.post(SUBMIT, content=b"x", headers={"Titanic-At": "9999-12-31T23:59:59-01:00"})
+    assert (late.status_code, "at most ten years from now" in late.text) == (400, True)
+    both = http.post(SUBMIT, content=b"x", headers={"Titanic-At": at.isoformat(), "Titanic-Delay": "1"})
+    assert (both.status_code, "exclude each other" in both.text) == (400, True)
 
 
 WRONG = [
@@ -131,6 +150,12 @@ WRONG = [
     ("Titanic-TTL", "nan"),
     ("Titanic-TTL", ""),
     ("Titanic-Delay", "-1"),
+    ("Titanic-At", "2030-01-01T00:00:00"),
+    ("Titanic-At", "tomorrow"),
+    ("Titanic-On-Limit", "kill"),
+    ("Titanic-On-Failed", ""),
+    ("Titanic-Retry-First", "0"),
+    ("Titanic-Key-For", "never"),
     ("Titanic-Priority", "10"),
     ("Titanic-Priority", "1.0"),
     ("Titanic-Max-Attempts", "0"),
