@@ -2,7 +2,7 @@
 
 Throttle        counts the lines of each kind; its user words the lines and the count (broker/core/throttle.py)
 Incident        for something that is tried again and again: each reason once in five minutes, and its end
-RepeatFilter    for all other lines: of those that are alike, the first twenty in a minute, then a count
+RepeatFilter    for all other lines of ours: of those that are alike, the first twenty in a minute, then a count
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ EVERY = 300.0
 
 MOST_REASONS = 100
 """Reasons of an incident that are remembered."""
+
+OURS = ("titanic", "titanic_data", "broker", "uvicorn", "asyncio")
+"""How the names of loggers begin that a flood of requests can fill. Applications have others: their lines all go out."""
 
 CHECK_INTERVAL = 5.0
 """Seconds between checks for a count to log, while lines are held back."""
@@ -80,7 +83,7 @@ class RepeatFilter(logging.Filter):
         self._timer: threading.Timer | None = None
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if "counted" in vars(record):
+        if "counted" in vars(record) or record.name.partition(".")[0] not in OURS:
             return True
         now, kind = self._clock(), _RepeatKind(record.name, str(record.msg), str(vars(record).get("service", "")))
         self._tell(now)

@@ -27,7 +27,7 @@ ANY = "tcp://127.0.0.1:*"
 
 
 def record(text: str, *args: object, level: int = logging.WARNING, **extra: object) -> logging.LogRecord:
-    return logging.getLogger("test").makeRecord("test", level, "file", 1, text, args, None, extra=extra)
+    return logging.getLogger("titanic.test").makeRecord("titanic.test", level, "file", 1, text, args, None, extra=extra)
 
 
 def received(journal: socket.socket) -> dict[str, str]:
@@ -52,7 +52,7 @@ def test_json_has_a_line_per_event() -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", document.pop("time"))
     assert document == {
         "level": "warning",
-        "logger": "test",
+        "logger": "titanic.test",
         "message": "no\nway: é",
         "event": "failed",
         "uuid": "01" * 16,
@@ -70,7 +70,7 @@ def test_the_journal_gets_priorities_and_fields(tmp_path: Path) -> None:
             "MESSAGE": "two\nlines",
             "PRIORITY": "3",
             "SYSLOG_IDENTIFIER": "titanic",
-            "LOGGER": "test",
+            "LOGGER": "titanic.test",
             "THREAD_NAME": "MainThread",
             "TITANIC_EVENT": "store-full",
             "TITANIC_SERVICE": "mail",
@@ -173,6 +173,15 @@ def test_repeats_are_told_where_no_thread_is_to_be_had() -> None:
 def test_what_has_a_window_of_its_own_goes_out() -> None:
     repeats = RepeatFilter(lambda _: None, lambda: 0.0)
     assert all(repeats.filter(record("no", **COUNTED)) for _ in range(100))
+
+
+def test_lines_of_an_application_are_not_counted() -> None:
+    repeats = RepeatFilter(lambda _: None, lambda: 0.0)
+    line = record("sold %s")
+    for line.name in ("shop", "titanic_shop.tasks", "root"):
+        assert all(repeats.filter(line) for _ in range(LINES + 5))
+    line.name = "broker"
+    assert sum(repeats.filter(line) for _ in range(LINES + 5)) == LINES
 
 
 def test_repeats_of_very_many_kinds_are_counted_together() -> None:
