@@ -30,7 +30,8 @@ KEPT, TRIED, TRAFFIC, OPERATION = "Retention", "Attempts", "Broker", "Monitoring
 
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
-    """Limits of one service; 0: no limit."""
+    """Limits of one service; 0: no limit. Those on keeping hold at the server that has them, for requests submitted to
+    it without such an option."""
 
     waiting: int = 0
     """Requests that have not ended; further ones are refused."""
@@ -40,6 +41,10 @@ class ServiceLimits:
     """Requests that run at the same time, however many workers there are."""
     rate: float = 0.0
     """Attempts that begin per second, evenly spread."""
+    keep: float = 0.0
+    """Seconds that a reply is kept; 0: the server's time."""
+    keep_failed: float = 0.0
+    """Seconds that a failed or expired request is kept; 0: the server's time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +89,8 @@ class ServerConfig:
     limits: Mapping[bytes, ServiceLimits] = setting(
         factory=dict,
         help="Limits of a service: waiting=N unfinished requests, bytes=SIZE of their bodies, running=N at once,"
-        " rate=N/s (or /m, /h) attempts started, evenly spaced. Servers that share a store share these limits.",
+        " rate=N/s (or /m, /h) attempts started, evenly spaced; keep=TIME (or never) and keep_failed=TIME of requests"
+        " without these options. Servers that share a store share the first four.",
         group=TRIED,
         is_live=True,
         option="service_limit",

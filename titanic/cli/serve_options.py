@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,10 @@ from titanic.cli.options import (
     together,
 )
 from titanic.errors import Contradiction
+from titanic.protocol.submit_options import AT_ONCE, NEVER
 from titanic.settings import TRAFFIC, OperatorSettings, ServerConfig, ServiceLimits, contradictions
 from titanic.store import LeaseConfig
-from titanic.util.units import read_rate, read_size
+from titanic.util.units import MAX_SECONDS, read_duration, read_rate, read_size
 
 listening: dict[str, Any] = {"type": BOUND, "metavar": "ENDPOINT"}
 file: dict[str, Any] = {"type": FILE, "metavar": "FILE"}
@@ -84,21 +85,38 @@ def take_wire(settings: dict[str, Any]) -> BrokerConfig:
     return BrokerConfig(**{name: settings.pop(name) for name in names})
 
 
+def _kept(text: str) -> float:
+    return read_duration(text, least=0.001, most=MAX_SECONDS)
+
+
+def _count(text: str) -> int:
+    return read_size(text, least=1, most=MAX_SIZE)
+
+
+_LIMITS: dict[str, Callable[[str], float]] = {
+    **dict.fromkeys(("waiting", "bytes", "running"), _count),
+    "rate": read_rate,
+    "keep": lambda text: AT_ONCE if text == NEVER else _kept(text),
+    "keep_failed": _kept,
+}
+"""How the limits of a service are read."""
+
+
 def service_limits(
     context: click.Context, parameter: click.Parameter, values: Sequence[str]
 ) -> Mapping[bytes, ServiceLimits]:
-    """Read `--service-limit` options: NAME:waiting=N,bytes=SIZE,running=N,rate=N/s."""
+    """Read `--service-limit` options: NAME:waiting=N,bytes=SIZE,running=N,rate=N/s,keep=TIME,keep_failed=TIME."""
     limits: dict[bytes, ServiceLimits] = {}
     for value in values:
         name, colon, rest = value.rpartition(":")
         chosen: dict[str, Any] = {}
         for part in rest.split(","):
             what, _, number = part.partition("=")
-            if not name or not colon or what not in ("waiting", "bytes", "running", "rate") or what in chosen:
-                example = "NAME:waiting=1000,bytes=64MiB,running=4,rate=10/s"
+            if not name or not colon or what not in _LIMITS or what in chosen:
+                example = "NAME:waiting=1000,bytes=64MiB,running=4,rate=10/s,keep=1h,keep_failed=7d"
                 raise click.BadParameter(f"{value!r} is not a limit; write it like {example}")
             try:
-                chosen[what] = read_rate(number) if what == "rate" else read_size(number, least=1, most=MAX_SIZE)
+                chosen[what] = _LIMITS[what](number)
             except ValueError as error:
                 raise click.BadParameter(str(error)) from error
         if os.fsencode(name) in limits:

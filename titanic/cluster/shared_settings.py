@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import astuple
-from typing import cast
+from typing import Any, cast
 
 from titanic.cluster.background import BackgroundRead, BackgroundReader
 from titanic.errors import OtherLimits
@@ -35,14 +34,18 @@ class SharedLimits:
     def __init__(self, store: Store, given: Mapping[bytes, ServiceLimits]) -> None:
         """`given`: by the options of this server. Raises OtherLimits if the store has others."""
         self._store = store
+        self._own = _own(given)
         self._given = _as_stored(given)
         self._held = self._seen = self._agree()
         """What this server applies, and what it found last."""
 
     @property
     def held(self) -> dict[bytes, ServiceLimits]:
-        """The limits that this server applies."""
-        return {name: ServiceLimits(*limits) for name, limits in self._held.items()}
+        """The limits that this server applies; those on keeping are its own."""
+        shared = {name: limits._asdict() for name, limits in self._held.items()}
+        names = shared.keys() | self._own.keys()
+        parts: dict[bytes, Any] = {name: {**shared.get(name, {}), **self._own.get(name, {})} for name in names}
+        return {name: ServiceLimits(**part) for name, part in parts.items()}
 
     def change(self, given: Mapping[bytes, ServiceLimits]) -> None:
         """Store, for all servers, the limits that differ from those given before. Raises StoreError; then nothing
@@ -52,7 +55,7 @@ class SharedLimits:
             shared = cast(SharedWriteTransaction, transaction)
             shared.change_limits({name: now.get(name) for name in _different(before, now)})
             self._held = dict(shared.service_limits())
-        self._given = now
+        self._own, self._given = _own(given), now
 
     def found(self, limits: Mapping[bytes, Limits]) -> bool:
         """Apply the limits that the store has now. Returns whether they have changed since the last call."""
@@ -151,7 +154,14 @@ class ServiceSettingsCache:
 
 
 def _as_stored(limits: Mapping[bytes, ServiceLimits]) -> dict[bytes, Limits]:
-    return {name: Limits(*astuple(one)) for name, one in limits.items()}
+    stored = {name: Limits(one.waiting, one.bytes, one.running, one.rate) for name, one in limits.items()}
+    return {name: one for name, one in stored.items() if any(one)}
+
+
+def _own(limits: Mapping[bytes, ServiceLimits]) -> dict[bytes, dict[str, float]]:
+    """Those on keeping, of services that have some."""
+    kept = {name: {"keep": one.keep, "keep_failed": one.keep_failed} for name, one in limits.items()}
+    return {name: one for name, one in kept.items() if any(one.values())}
 
 
 def _different(before: Mapping[bytes, Limits], now: Mapping[bytes, Limits]) -> set[bytes]:

@@ -26,7 +26,7 @@ MOST_REASONS = 100
 """Reasons of an incident that are remembered."""
 
 OURS = ("titanic", "titanic_data", "broker", "uvicorn", "asyncio")
-"""How the names of loggers begin that a flood of requests can fill. Applications have others: their lines all go out."""
+"""How the names of loggers begin that many requests can fill. Applications have others: all of their lines go out."""
 
 CHECK_INTERVAL = 5.0
 """Seconds between checks for a count to log, while lines are held back."""

@@ -198,3 +198,11 @@ def read_policy(options: bytes) -> Policy:
         return Policy(**found)
     except (ValueError, TypeError, AttributeError):
         return Policy()
+
+
+@lru_cache(maxsize=1024)
+def with_keep(options: bytes, keep: float, keep_failed: float) -> bytes:
+    """A record's options, with times (0: none) for which it is kept where it has none of its own."""
+    times = {"keep": keep, "keep_failed": keep_failed}
+    given = {name: value for name, value in times.items() if value}
+    return json.dumps({**given, **json.loads(options or b"{}")}, ensure_ascii=False).encode()

@@ -16,7 +16,16 @@ from titanic.errors import InvalidRequest, StoreError, StoreFull
 from titanic.protocol import tsp
 from titanic.protocol.messages import ChangeAction, Submit, read
 from titanic.protocol.permissions import lacks, lacks_submit
-from titanic.protocol.submit_options import AT_ONCE, DONE, MOST_SECONDS, MOST_TOGETHER, NEVER, Policy, read_policy
+from titanic.protocol.submit_options import (
+    AT_ONCE,
+    DONE,
+    MOST_SECONDS,
+    MOST_TOGETHER,
+    NEVER,
+    Policy,
+    read_policy,
+    with_keep,
+)
 from titanic.protocol.tsp import Frames
 from titanic.services.ask import Arrived, Ask, ServiceContext, not_done
 from titanic.settings import ServiceLimits
@@ -59,6 +68,8 @@ class AcceptWrite:
             return
         together: list[_Parsed] = []
         alone: list[_Parsed] = []
+        limits = self._context.limits
+        counted = any(limit.waiting or limit.bytes for limit in limits.values())
         for ask in self._asks:
             user = ask.user
             owner = b"" if user is None else user.owner
@@ -75,11 +86,14 @@ class AcceptWrite:
                 self._forbidden.append((user, fault, requests[0].service))
                 self._refuse(ask, "forbidden", tsp.forbidden(self._name, fault))
                 continue
-            limited = self._context.limits or (user is not None and _has_limit(user))
+            limit = limits.get(requests[0].service)
+            if limit is not None and (limit.keep or limit.keep_failed):
+                requests = [_kept_by(limit, request) for request in requests]
+            limited = counted or (user is not None and _has_limit(user))
             (alone if limited else together).append((ask, requests))
             if forget:  # first: the requests may need their room
                 transaction.forget(forget, owner)
-        if alone and not self._context.limits and _all_fit(transaction, alone):
+        if alone and not counted and _all_fit(transaction, alone):
             together += alone
             alone = []
         self._accept(transaction, together, now_us)
@@ -219,6 +233,10 @@ def _is_found(transaction: WriteTransaction, request: NewRequest, accepted: Acce
     if accepted.new or not request.key:
         return not accepted.new
     return transaction.holders([request.key], request.owner).get(request.key) != accepted.uuid
+
+
+def _kept_by(limits: ServiceLimits, request: NewRequest) -> NewRequest:
+    return request._replace(options=with_keep(request.options, limits.keep, limits.keep_failed))
 
 
 def _has_limit(user: User) -> bool:

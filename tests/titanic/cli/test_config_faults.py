@@ -88,6 +88,8 @@ WRONG = [
         "[serve] service-limit: '10' is not a rate from 0.1/h to 100000/s; write",
     ),
     ("[serve]\nservice-limit = 'a:rate=0/s'", 2, "[serve] service-limit: '0/s' is not a rate from 0.1/h to 100000/s"),
+    ("[serve]\nservice-limit = 'a:keep=soon'", 2, "[serve] service-limit: 'soon' is not a time from 0.001 s to "),
+    ("[serve]\nservice-limit = 'a:keep_failed=never'", 2, "[serve] service-limit: 'never' is not a time from 0.001 s"),
     ("[serve]\nservice-limit = ['a:waiting=1', 'b:size=1']", 2, "[serve] service-limit: 'b:size=1' is not a limit; "),
     ("[serve]\nservice-limit = ['a:waiting=many']", 2, "[serve] service-limit: 'many' is not a size"),
     # Endpoints.

@@ -40,7 +40,7 @@ def test_a_node_with_another_lease_is_refused(url: str, tmp_path: Path) -> None:
 
 
 def test_a_node_with_another_limit_of_a_service_is_refused(url: str, tmp_path: Path) -> None:
-    limits = {b"x": ServiceLimits(running=2, rate=0.5)}
+    limits = {b"x": ServiceLimits(running=2, rate=0.5, keep=60), b"z": ServiceLimits(keep_failed=5)}
     common = ("--store", url, "--bind", "tcp://127.0.0.1:*", "--node-name", "b")
     with Server(config(tmp_path, store=url, node_name="a", limits=limits)) as a:
         until(a.dispatcher.node.incarnation)

@@ -13,7 +13,11 @@ from support.waiting import until
 
 from broker import Worker
 from titanic import Client, InvalidRequest, RequestFailed, Server, UnknownRequest
+from titanic.protocol.submit_options import AT_ONCE
+from titanic.settings import ServiceLimits
 from titanic.tasks import Tasks
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 def is_gone(client: Client, uuid: str) -> bool:
@@ -59,6 +63,21 @@ def test_a_failure_stays(client: Client) -> None:
     assert client.show(failed)["state"] == "failed"
     short = client.submit("echo", "fail", max_attempts=1, keep_failed=0.001)
     until(lambda: is_gone(client, short))
+
+
+@pytest.mark.settings(limits={b"echo": ServiceLimits(keep=AT_ONCE), b"other": ServiceLimits(keep=60, keep_failed=5)})
+@pytest.mark.usefixtures("echo")
+def test_a_service_has_times_of_its_own(client: Client) -> None:
+    short, own = client.submit("echo", "x"), client.submit("echo", "y", keep=1000)
+    until(lambda: is_gone(client, short))
+    assert client.wait(own, timeout=30) == [b"y"]
+    uuid, *_ = client.submit_many("other", ["x", "y"], keep_failed=7, trace=TRACE)
+    assert client.show(uuid)["options"] == {"keep": 60, "keep_failed": 7}
+    assert client.show(uuid)["trace"] == TRACE
+    unique = client.submit("other", "x", unique="a")
+    assert client.show(unique)["options"] == {"keep": 60, "keep_failed": 5}
+    assert client.submit("other", "x", unique="a") == unique
+    assert client.show(client.submit("third", "x"))["options"] == {}
 
 
 def test_the_options_are_shown(client: Client) -> None:
