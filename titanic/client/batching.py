@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from titanic.client.calls import LEAST_LOOK, Body, CallLane, Calls, frame_size
+from titanic.client.request_queue import Found
 from titanic.errors import InvalidRequest, TimedOut
 from titanic.protocol import tsp
 from titanic.protocol.answers import Ended, check, read_outcomes, read_uuids
@@ -52,6 +53,7 @@ async def submit_many(
     *,
     window: int,
     keys: Iterable[str] | None,
+    uniques: Iterable[str] | None,
     generated: GeneratedKeys | None,
     options: Mapping[str, Any],
 ) -> list[str]:
@@ -61,17 +63,24 @@ async def submit_many(
 
     async def messages() -> AsyncGenerator[Sequence[Body], None]:
         most = min(MOST_BYTES, calls.limits.max_body or MOST_BYTES)  # the broker has been asked by now
-        for count, frames in submissions(service, bodies, window, most, keys, generated, options):
+        for count, frames in submissions(service, bodies, window, most, keys, uniques, generated, options):
             counts.append(count)
             yield frames
 
     sent_again = calls.sent_again
-    async with aclosing(calls.map(calls.lane(), tsp.SUBMIT, messages(), _messages(window))) as answers:
+    most_messages = _messages(window) if uniques is None else max(1, min(MOST, window))
+    async with aclosing(calls.map(calls.lane(), tsp.SUBMIT, messages(), most_messages)) as answers:
         async for answer in answers:
-            uuids += read_uuids(answer, counts.popleft())
+            uuids += submitted(answer, counts.popleft())
             if generated is not None:
                 generated.answered(once=calls.sent_again == sent_again)
     return uuids
+
+
+def submitted(answer: Sequence[bytes], count: int) -> list[str]:
+    """The UUIDs in the answer to a submission; that of an earlier request is a `Found`."""
+    uuids = read_uuids([*answer], count)
+    return [Found(uuid) for uuid in uuids] if answer[2:] == [tsp.FOUND] else uuids
 
 
 async def close_many(calls: Calls, uuids: Iterable[str], window: int) -> None:
@@ -186,20 +195,22 @@ def submissions(
     window: int,
     most_bytes: int,
     keys: Iterable[str] | None,
+    uniques: Iterable[str] | None,
     generated: GeneratedKeys | None,
     options: Mapping[str, Any],
 ) -> Iterator[tuple[int, Sequence[Body]]]:
     """The bodies in messages of `most_bytes`, in their order: how many requests each is, and the body of its
-    titanic.submit. A body of several frames travels alone, as does a large one. `keys` has one for each body, `options`
-    are for all; InvalidRequest when there are more keys or fewer."""
+    titanic.submit. A body of several frames travels alone, as do a large one and one of `uniques`. `keys` and `uniques`
+    have one for each body, `options` are for all; InvalidRequest when there are more keys or fewer."""
     given = None if keys is None else iter(keys)
+    own = None if uniques is None else iter(uniques)
     bundle: list[Body] = []
     theirs: list[str] = []
     """The keys of those in the bundle."""
 
-    def submission(bodies: Sequence[Body], *, many: bool) -> tuple[int, Sequence[Body]]:
+    def submission(bodies: Sequence[Body], *, many: bool, **more: str) -> tuple[int, Sequence[Body]]:
         requests = len(bodies) if many else 1
-        said: dict[str, Any] = {**options, "many": True} if many else {**options}
+        said: dict[str, Any] = {**options, "many": True} if many else {**options, **more}
         if given is not None:
             said |= {"keys": [*theirs]} if many else {"key": theirs[0]}
         elif generated is not None:
@@ -221,7 +232,9 @@ def submissions(
             yield submission(bundle, many=True)
             bundle, size = [], 0
         theirs.append(key)
-        if len(frames) == 1:
+        if own is not None:
+            yield submission(frames, many=False, unique=next(own, ""))
+        elif len(frames) == 1:
             bundle.append(frames[0])
             size += length
         else:

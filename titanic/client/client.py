@@ -217,13 +217,15 @@ class Client:
         *,
         window: int = 1000,
         keys: Iterable[str] | None = None,
+        uniques: Iterable[str] | None = None,
         unique: bool = True,
         **options: Unpack[ManyOptions],
     ) -> list[str]:
         """Submit one request per body, with `window` in flight; return the UUIDs in the order of the bodies.
 
         This is the fastest way to submit many small requests. A message has many of them, and is accepted as a whole or
-        not at all. `keys` has one for each body; the other options, those of `submit`, are for all.
+        not at all. `keys` has one for each body; the other options, those of `submit`, are for all. `uniques` has the
+        `unique` of each body: then each is a message, and the UUID of an earlier request is a `titanic.Found`.
 
         Without `keys` each message has a generated key, which takes 42 bytes of the store for each request, until this
         client has the answer and sends something else, or for a minute or two. With `unique=False` there is no key, and
@@ -231,7 +233,8 @@ class Client:
 
         Raises as `submit`. Requests accepted before the error stay accepted: to know which, submit in smaller parts.
         """
-        many = self._own.submit_many(service, bodies, window=window, keys=keys, unique=unique, **options)
+        own = self._own
+        many = own.submit_many(service, bodies, window=window, keys=keys, uniques=uniques, unique=unique, **options)
         return finish(many)
 
     def replies(

@@ -16,7 +16,6 @@ from broker import read_json
 from titanic.client import batching
 from titanic.client.batching import POLL_MOST, GeneratedKeys
 from titanic.client.calls import LEAST_LOOK, LONGEST_TRY, Body, Calls
-from titanic.client.request_queue import Found
 from titanic.errors import Forbidden, InvalidRequest, TimedOut, TitanicError, UnknownRequest
 from titanic.protocol import tsp
 from titanic.protocol.answers import (
@@ -26,7 +25,6 @@ from titanic.protocol.answers import (
     check,
     read_outcome,
     read_reply,
-    read_uuids,
     standing,
     unknown,
 )
@@ -192,9 +190,7 @@ class ClientCore:
             options |= keys.options(requests)
         sent_again = self.calls.sent_again
         answer = await self.calls.ask(tsp.SUBMIT, encode(options), service, *body)
-        uuids = read_uuids(answer, requests)
-        if answer[2:] == [tsp.FOUND]:
-            uuids = [Found(uuid) for uuid in uuids]
+        uuids = batching.submitted(answer, requests)
         if keys is not None:
             keys.answered(once=self.calls.sent_again == sent_again)
         return uuids
@@ -311,6 +307,7 @@ class ClientCore:
         *,
         window: int = 1000,
         keys: Iterable[str] | None = None,
+        uniques: Iterable[str] | None = None,
         unique: bool = True,
         **options: Unpack[ManyOptions],
     ) -> list[str]:
@@ -318,12 +315,19 @@ class ClientCore:
         if "key" in options:
             raise InvalidRequest("one key covers one message; these may be more", "", "give keys, one for each body")
         if await self.calls.knows_only_rfc9():
-            needs = {**options, "keys": keys}
+            needs = {**options, "keys": keys, "uniques": uniques}
             each = ([body] if isinstance(body, (bytes, str)) else body for body in bodies)
             return [await self._rfc9.submit(service, body, needs) for body in each]
         generated = self._generated_keys() if unique and keys is None else None
         return await batching.submit_many(
-            self.calls, service, bodies, window=window, keys=keys, generated=generated, options={**options}
+            self.calls,
+            service,
+            bodies,
+            window=window,
+            keys=keys,
+            uniques=uniques,
+            generated=generated,
+            options={**options},
         )
 
     async def some_replies(

@@ -28,6 +28,7 @@ class RequestQueue(Protocol):
         bodies: Iterable[bytes],
         *,
         keys: Iterable[str] | None = None,
+        uniques: Iterable[str] | None = None,
         **options: Unpack[ManyOptions],
     ) -> list[str]:
         """Store one request per body; return their UUIDs."""
@@ -66,6 +67,7 @@ class AioQueue(Protocol):
         bodies: Iterable[bytes],
         *,
         keys: Iterable[str] | None = None,
+        uniques: Iterable[str] | None = None,
         **options: Unpack[ManyOptions],
     ) -> list[str]:
         """Store one request per body; return their UUIDs."""

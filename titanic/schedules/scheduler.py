@@ -29,7 +29,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from titanic.client.client import Client
-from titanic.client.request_queue import RequestQueue
+from titanic.client.request_queue import Found, RequestQueue
 from titanic.errors import Forbidden, InvalidSchedule, KeyRefused, TimedOut, TitanicError
 from titanic.protocol.submit_options import MOST_SECONDS
 from titanic.schedules.schedule import MOST, Schedule, in_utc, paused_key, resumed_key
@@ -317,7 +317,8 @@ class Scheduler:
         if self._elapsed() - asked > LATE:
             raise TimedOut("this scheduler was suspended", f"for more than {LATE:g} s", "it checks what is due again")
         uuid = submit_tick(self._client, schedule, tick)
-        log.info("%s: tick %s is request %s", schedule.name, in_utc(tick), uuid)
+        found = " of before, which is unique" if isinstance(uuid, Found) else ""
+        log.info("%s: tick %s is request %s%s", schedule.name, in_utc(tick), uuid, found)
         return uuid
 
     def _until_next(self, now: float, asked: float) -> float:

@@ -19,6 +19,7 @@ from taskiq.serializers import JSONSerializer
 
 from broker import DEFAULT_ENDPOINT, Key, Worker
 from titanic.aio import Client
+from titanic.client.request_queue import Found
 from titanic.errors import CallerError, InvalidRequest, RequestFailed, UnknownRequest
 from titanic.jobs.context import Failed, RequestContext, Retry, Unready, current
 from titanic.protocol.messages import SUBMIT_NUMBERS
@@ -29,8 +30,15 @@ from titanic.util.text import quoted
 RETRIES, REQUEUES = "_retries", "X-Taskiq-requeue"
 """Labels by which taskiq counts how often it has sent a task again, under the same task id."""
 
-OPTIONS = dict(sorted(SUBMIT_NUMBERS.items()))
+OPTIONS: dict[str, type] = {
+    **dict(sorted(SUBMIT_NUMBERS.items())),
+    **dict.fromkeys(("unique", "unique_until", "on_failed"), str),
+    "unique_for": float,
+}
 """Labels that are options of `Client.submit`."""
+
+MOST_FOUND = 10_000
+"""Task ids that a process remembers of tasks that were found, because they are unique."""
 
 
 def task_key(service: str, task_id: str, again: int) -> str:
@@ -50,7 +58,7 @@ def options_of(labels: Mapping[str, Any]) -> SubmitOptions:
     return typed
 
 
-def _number(labels: Mapping[str, Any], name: str, kind: type[int] | type[float]) -> float | int | str:
+def _number(labels: Mapping[str, Any], name: str, kind: type) -> Any:
     if name == "keep" and labels[name] == NEVER:
         return NEVER
     try:
@@ -182,6 +190,10 @@ class Requests(Protocol):
     def held(self, task_id: str) -> Held | None:
         """What this process has in hand of a task."""
 
+    @property
+    def found(self) -> Mapping[str, str]:
+        """The requests of tasks that this process sent in vain, because an earlier one was unique."""
+
 
 class TitanicResultBackend(AsyncResultBackend[R]):
     """The results of one broker's tasks. `TitanicBroker` has one unless it is given another."""
@@ -277,6 +289,8 @@ class TitanicResultBackend(AsyncResultBackend[R]):
 
     async def _requests(self, task_id: str) -> list[tuple[str, str]]:
         """The requests of a task that are not closed, and their states; what taskiq has sent last comes first."""
+        if (earlier := self._broker.found.get(task_id)) is not None:
+            return [(earlier, (await self._broker.client.show(earlier))["state"])]
         uuids: dict[str, str] = {}
         states: dict[str, str] = {}
         again = 0
@@ -344,6 +358,8 @@ class TitanicBroker(AsyncBroker):
         self._endpoint, self._timeout, self._key, self._server_key = endpoint, timeout, key, server_key
         self._client: Client | None = None
         self._listeners: list[TaskListener] = []
+        self.found: dict[str, str] = {}
+        """The UUIDs of earlier requests, by the ids of unique tasks that found them; the last ones."""
 
     @property
     def client(self) -> Client:
@@ -354,10 +370,14 @@ class TitanicBroker(AsyncBroker):
 
     async def kick(self, message: BrokerMessage) -> None:
         """Have a task executed; it is on disk when this returns. The same task id is executed once, but for what taskiq
-        itself sends again."""
+        itself sends again. A unique task may be an earlier one, whose result this id then has in this process."""
         key = task_key(self.service, message.task_id, sent_again(message.labels))
         options: SubmitOptions = {**self._options, **options_of(message.labels), "key": key}
-        await self.client.submit(self.service, message.message, **options)
+        uuid = await self.client.submit(self.service, message.message, **options)
+        if isinstance(uuid, Found):
+            self.found[message.task_id] = uuid
+            while len(self.found) > MOST_FOUND:
+                del self.found[next(iter(self.found))]
 
     async def listen(self) -> AsyncGenerator[bytes | AckableMessage, None]:
         """The tasks for this process. While one is in hand no other worker gets it."""

@@ -243,14 +243,19 @@ class MemoryQueue:
         bodies: Iterable[Body],
         *,
         keys: Iterable[str] | None = None,
+        uniques: Iterable[str] | None = None,
         **options: Unpack[ManyOptions],
     ) -> list[str]:
         """As `Client.submit_many`."""
         every = [*bodies]
-        own: list[dict[str, Any]] = [{}] * len(every) if keys is None else [{"key": key} for key in keys]
-        if len(own) != len(every):
-            raise InvalidRequest("there are more keys than bodies, or fewer", "", "give one for each")
-        return [self._submit(service, [body], {**options, **key}) for body, key in zip(every, own, strict=True)]
+        own: list[dict[str, Any]] = [{**options} for _ in every]
+        for name, values in (("key", keys), ("unique", uniques)):
+            given = own if values is None else [*values]
+            if len(given) != len(every):
+                raise InvalidRequest(f"there are more {name}s than bodies, or fewer", "", "give one for each")
+            if values is not None:
+                own = [{**one, name: value} for one, value in zip(own, given, strict=True)]
+        return [self._submit(service, [body], one) for body, one in zip(every, own, strict=True)]
 
     def _submit(self, service: Body, body: Iterable[Body], options: dict[str, Any]) -> str:
         now_us = self._wall_us
@@ -393,9 +398,10 @@ class AioMemory:
         bodies: Iterable[bytes],
         *,
         keys: Iterable[str] | None = None,
+        uniques: Iterable[str] | None = None,
         **options: Unpack[ManyOptions],
     ) -> list[str]:
-        return self._queue.submit_many(service, bodies, keys=keys, **options)
+        return self._queue.submit_many(service, bodies, keys=keys, uniques=uniques, **options)
 
     async def wait(self, uuid: str, timeout: Span | None = None) -> list[bytes]:
         return self._queue.wait(uuid, timeout)

@@ -15,7 +15,7 @@ from broker import RemoteError
 from titanic.errors import CallerError, RequestFailed
 from titanic.jobs.context import Cancelled, Failed, Retry, Unready, current_or_none
 from titanic.logs import event
-from titanic.protocol.submit_options import ManyOptions, SharedOptions, SubmitOptions
+from titanic.protocol.submit_options import SharedOptions, SubmitOptions
 from titanic.schedules import Schedule
 from titanic.tasks.failures import InvalidArguments, UnknownArguments, as_raised, describe, unlike
 from titanic.tasks.flow import Flow, FlowApp, Link, stage_options
@@ -63,8 +63,8 @@ def as_tuple(errors: Errors) -> tuple[type[Exception], ...]:
 
 log = logging.getLogger(__name__)
 
-OF_ONE = ("key", "key_for", "unique", "unique_until", "unique_for")
-"""Options by which requests are found again, which ticks of schedules and steps of flows have of their own."""
+OF_ONE = ("key", "key_for")
+"""Options by which requests are found again, of which ticks of schedules have their own."""
 
 KEEP_NOTHING = 3600.0
 """Seconds that the reply of a task is kept that returns None and has no `keep`."""
@@ -227,13 +227,15 @@ class Definition:
         said: SubmitOptions = {**traced(options)}
         if key is not None:
             said["key"] = key
-        if self._unique is not None and "unique" not in said:
-            said["unique"] = self._made(self._unique, args, kwargs)
+        if (unique := self.unique_of(options, args, kwargs)) is not None:
+            said["unique"] = unique
         return said
 
-    def is_unique(self, options: SubmitOptions) -> bool:
-        """Whether calls with these options are unique."""
-        return self._unique is not None or "unique" in options
+    def unique_of(self, options: SubmitOptions, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+        """The unique key of a call, by its options or its arguments."""
+        if "unique" in options:
+            return options["unique"]
+        return None if self._unique is None else self._made(self._unique, args, kwargs)
 
     def _named(self, key: str) -> str:
         return f"{self.service}:{key}"
@@ -403,14 +405,10 @@ class Submission(Generic[P, R]):
         """Submit the task once for each item, its first argument; the other arguments are the same for all.
 
         All arguments are checked before anything is submitted. A message has many requests, and is accepted as a whole
-        or not at all. Unique ones travel one by one.
+        or not at all; a unique one has a message of its own.
         """
         task, queues = self.definition, self._queues
-        if task.is_unique(self._options):
-            every = [self._written((item, *args), kwargs) for item in items]
-            return Tickets(task, queues, [queues.client.submit(task.service, one, **options) for one, options in every])
-        frames, keys, options = self._written_each(items, args, kwargs)
-        return Tickets(task, queues, queues.client.submit_many(task.service, frames, keys=keys, **options))
+        return Tickets(task, queues, queues.client.submit_many(task.service, **self._written_each(items, args, kwargs)))
 
     @property
     def aio(self) -> AioSubmission[P, R]:
@@ -422,23 +420,26 @@ class Submission(Generic[P, R]):
         task = self.definition
         return task.values.write(args, kwargs), task.said(task.given(self._options), args, kwargs)
 
-    def _written_each(
-        self, items: Iterable[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[list[bytes], list[str] | None, ManyOptions]:
-        """The bodies of calls, their keys, if they have some, and their options."""
+    def _written_each(self, items: Iterable[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """What `submit_many` takes for calls: their bodies, their keys, if they have some, and their options."""
         task = self.definition
         calls = [(item, *args) for item in items]
-        frames = [task.values.write(call, kwargs) for call in calls]
-        options, keys = traced(task.given(self._options)), None
+        options: Any = {**traced(task.given(self._options))}
+        uniques = [task.unique_of(options, call, kwargs) for call in calls]
         if "key" not in options:
             found = [task.key_of(call, kwargs) for call in calls]
-            keys = [key for key in found if key is not None] or None
-        return frames, keys, cast(ManyOptions, options)
+            options["keys"] = found if any(key is not None for key in found) else None
+        if any(unique is not None for unique in uniques):
+            options["uniques"] = uniques
+        options.pop("unique", None)
+        return {"bodies": [task.values.write(call, kwargs) for call in calls], **options}
 
     def scheduled(self, schedule: Schedule, args: tuple[Any, ...]) -> Schedule:
         """A schedule that submits the task with these arguments. Its ticks have keys of their own."""
         given = self.definition.given(self._options)
         options: Any = {name: value for name, value in given.items() if name not in OF_ONE}
+        if (unique := self.definition.unique_of(given, args, {})) is not None:
+            options["unique"] = unique
         return replace(schedule, body=self.definition.values.write(args, {}), options=options)
 
     def step(self, *args: P.args, **kwargs: P.kwargs) -> Flow[R]:
@@ -485,11 +486,8 @@ class AioSubmission(Generic[P, R]):
     ) -> AioTickets[Returned]:
         """As `Submission.map`."""
         queues, definition = self._task._queues, self._task.definition
-        if definition.is_unique(self._task._options):
-            tickets = [await self.submit(item, *args, **kwargs) for item in items]
-            return AioTickets(definition, queues, [ticket.uuid for ticket in tickets])
-        frames, keys, options = self._task._written_each(items, args, kwargs)
-        uuids = await queues.aio_client.submit_many(definition.service, frames, keys=keys, **options)
+        each = self._task._written_each(items, args, kwargs)
+        uuids = await queues.aio_client.submit_many(definition.service, **each)
         return AioTickets(definition, queues, uuids)
 
     def ticket(self, uuid: str) -> AioTicket[R]:

@@ -17,6 +17,7 @@ from support.waiting import PATIENCE, until
 from titanic import Client, Server
 from titanic.errors import InvalidSchedule, UnknownRequest
 from titanic.schedules import Schedule, Scheduler
+from titanic.schedules.schedule_file import read_schedules
 from titanic.schedules.scheduler import (
     last_tick,
     pause_schedule,
@@ -25,6 +26,7 @@ from titanic.schedules.scheduler import (
     submit_now,
     submit_tick,
 )
+from titanic.tasks import Tasks
 
 EACH_SECOND = Schedule("often", "absent", "a body", every=1, options={"priority": 7})
 
@@ -121,6 +123,37 @@ def test_what_is_paused_does_not_look_as_if_it_waited(client: Client) -> None:
     (row,) = client.list()[0]
     assert (row["service"], row["state"], row["not_before"] > 2e15) == ("cron.paused", "delayed", True)
     assert client.stats()["services"] == {}
+
+
+def test_a_tick_of_a_unique_schedule_finds_the_request_before(
+    client: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("titanic.schedules.scheduler._time_of", lambda uuid: 0.0)  # it has been known since 1970
+    (file := tmp_path / "s.toml").write_text(
+        '[often]\nservice = "absent"\nevery = 1\nmissed = "all"\nunique = "a"\nunique-for = "1h"\non-failed = "mail"\n'
+    )
+    (schedule,) = read_schedules(file)
+    assert schedule.options == {"unique": "a", "unique_for": 3600.0, "on_failed": "mail"}
+    past_tick(client, schedule, 5)
+    with caplog.at_level(logging.INFO, "titanic.cron"):
+        assert len({uuid for _, _, uuid in Scheduler(client, [schedule]).once()}) == 1
+    assert "of before, which is unique" in caplog.text
+    assert sum(submitted(client).values()) == 1
+    (row,) = client.list(service="absent")[0]
+    assert (row["unique"], row["on_failed"]) == ("a", "mail")
+
+
+def test_a_schedule_of_a_unique_task_has_its_key() -> None:
+    app = Tasks(name="shop")
+
+    @app.cron("0 7 * * *", "east")
+    @app.cron("0 8 * * *", "west", name="later")
+    @app.task(unique=lambda region: region, unique_until="started", key=lambda region: region)
+    def report(region: str) -> None: ...
+
+    assert [one.options for one in app.schedules] == [
+        {"unique": region, "unique_until": "started", "keep": 3600.0} for region in ("west", "east")
+    ]
 
 
 def test_run_now_is_beside_the_ticks(client: Client) -> None:

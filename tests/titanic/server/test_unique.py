@@ -127,6 +127,17 @@ def test_many_in_a_message_are_not_unique(raw: RawClient) -> None:
     assert status == b"400 unique is for one request: submit them one by one, without many"
 
 
+def test_many_unique_ones_are_on_their_way_together(client: Client) -> None:
+    bodies, uniques = [f"{n}" for n in range(300)], [f"{n % 150}" for n in range(300)]
+    before = client.stats()["since_start"]["commits"]
+    uuids = client.submit_many("absent", bodies, uniques=uniques, keys=(f"k{n}" for n in range(300)), unique_for=60)
+    assert [isinstance(uuid, Found) for uuid in uuids] == [False] * 150 + [True] * 150
+    assert uuids[:150] == uuids[150:]
+    assert client.stats()["since_start"]["commits"] - before < 200
+    with pytest.raises(InvalidRequest, match="unique must be a string"):
+        client.submit_many("absent", bodies, uniques=uniques[:20])
+
+
 def test_unique_tasks(server: Server) -> None:
     app = Tasks(server.endpoints[0], name="shop")
 

@@ -101,6 +101,22 @@ async def test_a_life(server: Server, client: Client) -> None:
 
 
 @in_loop
+async def test_a_unique_task_finds_the_one_before(server: Server, client: Client) -> None:
+    broker = TitanicBroker(server.endpoints[0], timeout=30)
+
+    @broker.task(unique="all", unique_for=100)
+    async def count(number: int) -> int:
+        return number
+
+    first, second = await count.kiq(1), await count.kiq(2)
+    uuids = {await results(broker).uuid(kicked.task_id) for kicked in (first, second)}
+    assert [row["uuid"] for row in client.list()[0]] == [*uuids]
+    async with listening(broker):
+        for kicked in (second, first):
+            assert (await kicked.wait_result(0.01, PATIENCE)).return_value == 1
+
+
+@in_loop
 async def test_what_taskiq_sends_again(server: Server, client: Client) -> None:
     """By its middleware and by `requeue`: under the same task id, and it is executed."""
     broker = TitanicBroker(server.endpoints[0], timeout=30, keep_results=False)
