@@ -23,7 +23,7 @@ from broker.core.missing import Expected, NamedRequest, delivery_of
 from broker.core.mmi import About, counters
 from broker.core.requests import Request
 from broker.core.timers import earliest
-from broker.core.worker_registry import WorkerPeer, WorkerReport
+from broker.core.worker_registry import WorkerHold, WorkerPeer, WorkerReport
 from broker.errors import Means, UsageError
 from broker.io.channels import CoreRunner
 from broker.io.connections import Connections, PeerGone
@@ -130,12 +130,14 @@ class LocalPeer:
         else:
             self._broker.loop.call(self._broker.receive_local, self, messages)
 
-    def worker_of(self, mark: bytes) -> str:
-        """Return the process whose worker has a request of this peer, by its mark: HOST:PID; empty: none has it, or it
-        is unknown. Any thread may call this."""
-        request = self._broker.core.registry.delivered.get((self, mark))
-        worker = None if request is None else self._broker.core.workers.get(request.holder)
-        return "" if worker is None else worker.process_name
+    def worker_of(self, mark: bytes) -> WorkerHold | None:
+        """Return which worker has a request of this peer, by its mark; None: none has it. Any thread may call this."""
+        core = self._broker.core
+        if (request := core.registry.delivered.get((self, mark))) is None:
+            return None
+        if (worker := core.workers.get(request.holder)) is not None:
+            return WorkerHold(worker.process_name)
+        return WorkerHold("", core.missing.timers.get(delivery_of(request.token)))
 
     def workers(self) -> dict[bytes, int]:
         """Return the number of workers of each service that has any. Requests about which the queue has not decided
@@ -376,6 +378,11 @@ class Broker(CoreRunner[BrokerCore]):
         """Return the workers by process, and how many processes are left out: see `WorkerRegistry.report`. Any thread
         may call this."""
         return self.core.registry.report(most)
+
+    def departed(self, service: bytes) -> tuple[str, float] | None:
+        """Return the process of the last worker of a service that has none now, and when it left, in monotonic seconds;
+        None: unknown. Any thread may call this."""
+        return self.core.registry.departed.get(service)
 
     def counters(self) -> dict[str, int]:
         """Return the values of `mmi.stats`. Any thread may call this."""

@@ -229,7 +229,7 @@ class DeliveryCore(Core):
         for request in requests:
             self.registry.take(worker, request)
         self.missing.forget(worker)
-        self.registry.remove(worker)
+        self.registry.remove(worker, now)
         if worker.has_children:
             for request in suspects:
                 request.shared = not request.alone

@@ -266,6 +266,19 @@ class WorkerGroup:
                 self.waiting[after][service] = None
 
 
+class WorkerHold(NamedTuple):
+    """The worker that has a request."""
+
+    worker: str
+    """As `WorkerPeer.process_name`."""
+    returns_by: float | None = None
+    """When it is awaited no longer, in monotonic seconds; None: it is connected."""
+
+
+MAX_DEPARTED = 1000
+"""Services without workers of which is remembered when they had some."""
+
+
 class WorkerReport(NamedTuple):
     """The workers of a process, or one worker that named no process, at a moment. Times are monotonic seconds."""
 
@@ -307,6 +320,8 @@ class WorkerRegistry:
         self.exclusive: dict[WorkerProcess, None] = {}
         """Those that have a request to run alone, until it is over."""
         self.groups: dict[frozenset[tuple[bytes, int]], WorkerGroup] = {}
+        self.departed: dict[bytes, tuple[str, float]] = {}
+        """The process of the last worker of services that have none, and when it left."""
 
     def admits(self, name: bytes, service: BrokerService | None) -> bool:
         """Return whether a worker may register for a service, or for a name that is no service yet."""
@@ -347,7 +362,7 @@ class WorkerRegistry:
         worker.process_key = (worker.user.name if worker.user is not None else "", process)
         worker.process = self.processes.setdefault(worker.process_key, WorkerProcess()) if process else WorkerProcess()
 
-    def remove(self, worker: WorkerPeer) -> None:
+    def remove(self, worker: WorkerPeer, now: float) -> None:
         """Remove a worker."""
         del self.workers[worker.peer]
         if worker.keeper:
@@ -369,6 +384,11 @@ class WorkerRegistry:
                 service.joint_groups -= group.is_joint
                 if not service.joint_groups:
                     service.urgency = -1
+                if not service.groups:
+                    self.departed.pop(service.name, None)
+                    self.departed[service.name] = (worker.process_name, now)
+                    if len(self.departed) > MAX_DEPARTED:
+                        del self.departed[next(iter(self.departed))]
             del self.groups[group.key]
         del worker.process.workers[worker]
         if not worker.process.workers:

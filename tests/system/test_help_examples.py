@@ -58,7 +58,7 @@ QUEUE = [
     *(SERVE, UPPER, "titanic work resize -- tr a-z A-Z &", LINES, "printf 'a picture' >big.png"),
     *("=submit", """test "$(cat small.png)" = 'A PICTURE'""", "=call"),
     "titanic submit upper hello >uuid && titanic reply $(cat uuid) --wait 20",
-    *("=reply", "=show", "=status", "=workers", "=health", "=close", "=pause", "=resume"),
+    *("=reply", "=show", "=why", "=status", "=workers", "=health", "=close", "=pause", "=resume"),
     *("titanic submit mail x --delay 1h >uuid", "=change", "titanic close $(cat uuid)"),
     "titanic work mail -- false &",
     "titanic submit mail x --max-attempts 1 >uuid; ! titanic reply $(cat uuid) --wait 20",

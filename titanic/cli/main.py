@@ -52,6 +52,7 @@ COMMANDS = {
     "health": ("status", "Check the health of the queue, for monitoring."),
     "ls": ("stored_requests", "List stored requests."),
     "show": ("stored_requests", "Show one request in full."),
+    "why": ("stored_requests", "Explain why a request is in its state."),
     "change": ("stored_requests", "Change the priority of a request, or when it may start."),
     "retry": ("stored_requests", "Retry failed or expired requests."),
     "purge": ("stored_requests", "Close all requests in a state."),

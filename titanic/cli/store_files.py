@@ -102,14 +102,14 @@ class Files:
         """A page of what is stored, as `Client.list`."""
         with self._store.read() as transaction:
             paused = {name for name, one in transaction.service_settings().items() if one.paused}
-            asked, shared = [json.dumps(options).encode()], self._store.remote
-            answer = list_requests.answer(transaction, asked, None, paused=paused, shared=shared)
+            asked, shared, now_us = [json.dumps(options).encode()], self._store.remote, self._store.now_us()
+            answer = list_requests.answer(transaction, asked, None, now_us=now_us, paused=paused, shared=shared)
         document = json.loads(check(answer)[0])
         return document["requests"], document["next"]
 
-    def show(self, uuid: str) -> RequestInfo:
-        """All that is known of one request."""
-        rows, _ = self.list(uuid=uuid)
+    def show(self, uuid: str, *, why: bool = False) -> RequestInfo:
+        """All that is known of one request; `why`: also why it is in its state."""
+        rows, _ = self.list(uuid=uuid, **({"why": True} if why else {}))
         if not rows:
             raise unknown(uuid)
         return rows[0]

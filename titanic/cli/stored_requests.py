@@ -31,7 +31,7 @@ from titanic.cli.store_files import Files, look, lookable
 from titanic.client.batching import KEY_PREFIX
 from titanic.client.client import Client
 from titanic.client.flows import SUFFIX, FlowTree, flow_tree
-from titanic.errors import RequestFailed, UnknownRequest
+from titanic.errors import RequestFailed, TitanicError, UnknownRequest
 from titanic.protocol.answers import SUBMITTER_FIELDS, RequestInfo
 from titanic.protocol.submit_options import DEFAULT_PRIORITY
 from titanic.protocol.tsp import Frames
@@ -181,6 +181,37 @@ def show(uuid: str, as_json: bool, **where: Any) -> None:
         click.echo(f"{name:<12} {head}")
         for line in more:
             click.echo(f"{'':<12} {line}")
+
+
+@command()
+@click.argument("uuid", type=uuid_type, metavar="UUID")
+@json_flag
+@lookable
+def why(uuid: str, as_json: bool, **where: Any) -> None:
+    """Explain why a request is in its state, and what to do about it: no workers, all of them busy, others before it, a
+    paused service, a limit, a delay, a node that died, and so on.
+
+    The names and UUIDs of others are shown to users who may read them. Without a server (--store), only what the files
+    say is known.
+
+    --json prints {uuid, service, state, kind, text, next, and numbers that apply: until, seconds, ahead, workers,
+    running, limit, requests}; `until` is in microseconds since 1970.
+
+    \b
+    Example:
+      titanic why 01a1fdd40f82747ea223cfe554e7afbc
+    """
+    with look(**where) as source:
+        row = source.show(uuid, why=True)
+    if (reason := row.get("why")) is None:
+        raise TitanicError("the server cannot explain it", "it is of an earlier version", f"try titanic show {uuid}")
+    if as_json:
+        print_json({name: row[name] for name in ("uuid", "service", "state")} | reason)
+        return
+    state = row["state"] + (" (paused)" if row.get("paused") else "")
+    click.echo(printable(f"{state}: {reason['text']}"))
+    if reason["next"]:
+        click.echo(printable(f"next: {reason['next']}"))
 
 
 def _lines(row: RequestInfo) -> Iterator[tuple[str, str]]:

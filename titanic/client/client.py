@@ -353,14 +353,15 @@ class Client:
         `newest`: newest first. `text`: only requests with it in their reason or key; a page may then be short."""
         return finish(self._own.list(service=service, state=state, after=after, limit=limit, newest=newest, text=text))
 
-    def show(self, uuid: str) -> RequestInfo:
-        """Return everything known about one request. Raises UnknownRequest."""
-        return finish(self._own.show(uuid))
+    def show(self, uuid: str, *, why: bool = False) -> RequestInfo:
+        """Return everything known about one request. `why`: also the reason for its state, unless the server is of an
+        earlier version. Raises UnknownRequest."""
+        return finish(self._own.show(uuid, why=why))
 
-    def look(self, uuid: str, most: int | None = 65536) -> Look:
+    def look(self, uuid: str, most: int | None = 65536, *, why: bool = False) -> Look:
         """Return `show`, and the first `most` bytes (at most 1 MiB) of the body and of the reply; None: the whole body,
-        and nothing of the reply. Raises UnknownRequest."""
-        return finish(self._own.look(uuid, most))
+        and nothing of the reply. `why`: as of `show`. Raises UnknownRequest."""
+        return finish(self._own.look(uuid, most, why=why))
 
     def find(self, keys: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
         """Find requests by their keys: return the UUID of each known key, and the state of each of these UUIDs, except

@@ -477,19 +477,19 @@ class ClientCore:
         document = await self._document(tsp.LIST, options)
         return document["requests"], document["next"]
 
-    async def show(self, uuid: str) -> RequestInfo:
-        """All that is known of one request. Raises UnknownRequest."""
-        document = await self._document(tsp.LIST, {"uuid": ids.plain(uuid)})
+    async def show(self, uuid: str, *, why: bool = False) -> RequestInfo:
+        """All that is known of one request; `why`: also why it is in its state. Raises UnknownRequest."""
+        (text,) = await self._described(uuid, {}, why=why)
+        document = read_json(text)
         if not document["requests"]:
             raise unknown(uuid)
         row: RequestInfo = document["requests"][0]
         return row
 
-    async def look(self, uuid: str, most: int | None = 65536) -> Look:
+    async def look(self, uuid: str, most: int | None = 65536, *, why: bool = False) -> Look:
         """All that is known of one request, and the first `most` bytes of its body and of its reply. None: all of its
-        body, and nothing of its reply."""
-        wanted: dict[str, object] = {"body": True} if most is None else {"most": most}
-        text, *frames = check(await self.calls.ask(tsp.LIST, encode({"uuid": ids.plain(uuid), **wanted})))
+        body, and nothing of its reply. `why`: as of `show`."""
+        text, *frames = await self._described(uuid, {"body": True} if most is None else {"most": most}, why=why)
         document = read_json(text)
         if not document["requests"]:
             raise unknown(uuid)
@@ -529,6 +529,15 @@ class ClientCore:
             if document["next"] is None:
                 return done
             options["after"] = document["next"]
+
+    async def _described(self, uuid: str, wanted: dict[str, Any], *, why: bool) -> Frames:
+        """The answer about one request. Servers of earlier versions refuse `why`; then it is absent."""
+        options = {"uuid": ids.plain(uuid), **wanted}
+        if why:
+            answer = await self.calls.ask(tsp.LIST, encode(options | {"why": True}))
+            if not (answer[0].startswith(b"400") and b"unknown option" in answer[0]):
+                return check(answer)
+        return check(await self.calls.ask(tsp.LIST, encode(options)))
 
     async def _document(self, service: bytes, options: dict[str, Any]) -> dict[str, Any]:
         document: dict[str, Any] = read_json(check(await self.calls.ask(service, encode(options)))[0])

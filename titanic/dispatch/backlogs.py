@@ -19,6 +19,9 @@ from titanic.store import priority_in
 
 HIGHEST = MAX_PRIORITY
 
+MAX_SEEN = 1000
+"""Services without workers of which is remembered when they had some."""
+
 OVERTAKE = 0.05
 """Seconds for which a more urgent request waits for those that were sent ahead of it. Then they are taken back."""
 
@@ -32,6 +35,9 @@ meanwhile waits so much longer. Slower services get nothing ahead."""
 
 AHEAD_REMOTE = 0.04
 """The same when each claim is a commit in a database on another machine: a third of the commits of 0.01 s."""
+
+SMOOTHED = 30.0
+"""Seconds over which the speed of a service is averaged, to estimate how long its queue takes."""
 
 COUNTED = 0.05
 """Seconds, at least, over which the speed of a service is measured."""
@@ -73,6 +79,10 @@ class Rates:
             return 0
         return int((now - next_at) * rate) + 1
 
+    def next_at(self, name: bytes) -> float:
+        """When the next one may begin; 0: none has begun yet."""
+        return self._next_at.get(name, 0.0)
+
     def began(self, name: bytes, rate: float, now: float) -> None:
         """One of them begins."""
         self._next_at[name] = max(self._next_at.get(name, 0.0), now - SPREAD) + 1 / rate
@@ -113,6 +123,8 @@ class Backlog:
     finished: int = 0
     """Attempts that ended since `counted_from`."""
     counted_from: float = 0.0
+    mean: float = 0.0
+    """Attempts that end in a second, over about SMOOTHED seconds; 0: not known yet."""
     asked: bool = False
     """Whether a question about its presence is on its way."""
     ask_at: float = 0.0
@@ -168,10 +180,17 @@ class Backlog:
         elapsed = now - self.counted_from
         if elapsed < COUNTED:
             return False
-        before = self.ahead
-        self.ahead = min(most_ahead, int(self.finished / elapsed * seconds))
+        before, speed = self.ahead, self.finished / elapsed
+        self.ahead = min(most_ahead, int(speed * seconds))
+        if self.counted_from:
+            share = elapsed / (elapsed + SMOOTHED) if self.mean else 1.0
+            self.mean += (speed - self.mean) * share
         self.finished, self.counted_from = 0, now
         return self.ahead != before
+
+    def speed(self, now: float) -> float:
+        """Return how many attempts end in a second; 0: not known yet."""
+        return min(self.mean, (self.finished + 1) / max(COUNTED, now - self.counted_from))
 
     def added(self, priority: int) -> None:
         """New requests are in the queue, each behind all others of its priority; the highest priority is given."""
@@ -212,8 +231,11 @@ class Backlogs(dict[bytes, Backlog]):
         self.paused: Collection[bytes] = frozenset()
         """Paused services: none of their requests may start."""
         self.rates = Rates(timers)
+        self.seen_at: dict[bytes, float] = {}
+        """When services that have no workers had some, as a separate broker last said."""
         self._surveys = False
         self._survey_at = 0.0
+        self._surveyed_at = 0.0
         self._survey_pause = 0.0
         self._surveying = False
 
@@ -329,6 +351,12 @@ class Backlogs(dict[bytes, Backlog]):
     def surveyed(self, workers: Mapping[bytes, int], now: float, shown: Mapping[bytes, int] | None = None) -> None:
         """All services that have workers, and how many. Costs nothing for those that are still absent. `shown`: how
         many `all_workers` returns, if those are fewer."""
+        for name in () if self.workers is None else self.workers.keys() - workers.keys():
+            self.seen_at.pop(name, None)
+            self.seen_at[name] = self._surveyed_at
+            if len(self.seen_at) > MAX_SEEN:
+                del self.seen_at[next(iter(self.seen_at))]
+        self._surveyed_at = now
         self.workers = workers if shown is None else shown
         self._surveying = False
         self._survey_pause = self._longer(self._survey_pause)

@@ -45,6 +45,7 @@ from titanic.services.ask import (
     Ask,
     Closed,
     CloseDoubt,
+    DispatchView,
     Notice,
     Returned,
     SendAnswers,
@@ -326,7 +327,30 @@ class Dispatcher(Channel):
 
     def worker_of(self, uuid: bytes) -> str:
         """Return the process of the worker that has a request, as HOST:PID; empty: unknown. Any thread may call it."""
-        return "" if self.transport is None else self.transport.worker_of(uuid)
+        hold = None if self.transport is None else self.transport.worker_of(uuid)
+        return "" if hold is None else hold.worker
+
+    def view(self, uuid: bytes, service: bytes) -> DispatchView:
+        """Return what is known of a request and its service. Any thread may call it."""
+        now, flights, backlogs = time.monotonic(), self.core.flights.copy(), self.core.backlogs
+        flight, backlog, transport = flights.get(uuid), backlogs.get(service), self.transport
+        sent = [(one.started, key) for key, one in flights.items() if one.backlog.name == service and not one.closed]
+        left = self._reader.host.departed(service)
+        if left is None and service in backlogs.seen_at:
+            left = "", backlogs.seen_at[service]
+        waits = backlog is not None and backlog.allowed == 0 and service not in backlogs.paused
+        troubled = backlog is not None and backlog.trouble and backlog.room is None
+        return DispatchView(
+            None if flight is None else max(0.0, now - flight.started),
+            flight is not None and flight.settling,
+            flight is not None and flight.held,
+            None if flight is None or transport is None else transport.worker_of(uuid),
+            [key for _, key in sorted(sent)],
+            max(0.0, backlogs.rates.next_at(service) - now) if waits else None,
+            0.0 if backlog is None else backlog.speed(now),
+            None if left is None else (left[0], max(0.0, now - left[1])),
+            max(0.0, backlog.ask_at - now) if backlog is not None and troubled else None,
+        )
 
     def running_since(self, uuids: Collection[bytes]) -> dict[bytes, int]:
         """Return when those in flight among these were sent, in µs since the epoch. Any thread may call it."""

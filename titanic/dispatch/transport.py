@@ -26,6 +26,7 @@ from broker import (
     Expected,
     LocalPeer,
     Loop,
+    WorkerHold,
     read_error,
     read_json,
 )
@@ -72,8 +73,8 @@ class Transport(Protocol):
     def survey(self, now: float) -> None:
         """Ask for the workers of all services."""
 
-    def worker_of(self, uuid: bytes) -> str:
-        """The process of the worker that has a request, as HOST:PID; empty: unknown. Any thread may ask."""
+    def worker_of(self, uuid: bytes) -> WorkerHold | None:
+        """Which worker has a request; None: none has it, or that is unknown. Any thread may ask."""
 
     def push(self, now: float) -> None:
         """Let out what was sent and asked."""
@@ -205,8 +206,9 @@ class OwnBrokerTransport:
         self._names.update(names)
         self.survey(now)
 
-    def worker_of(self, uuid: bytes) -> str:
-        return ""
+    def worker_of(self, uuid: bytes) -> WorkerHold | None:
+        ticket = self._tickets.get(uuid)
+        return WorkerHold("") if ticket is not None and self.session.is_given(ticket) else None
 
     def survey(self, now: float) -> None:
         if not self._question:
@@ -370,11 +372,11 @@ class LocalTransport(OwnBrokerTransport):
         self.peer.expect(send.context, expected)
         self.send_requests([send], now)
 
-    def worker_of(self, uuid: bytes) -> str:
+    def worker_of(self, uuid: bytes) -> WorkerHold | None:
         try:
             return self.peer.worker_of(self.session.mark(self._tickets[uuid]))
         except KeyError:  # it has just been answered
-            return ""
+            return None
 
     def survey(self, now: float) -> None:
         """No question need be sent: the broker is here."""

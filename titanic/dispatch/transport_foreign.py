@@ -16,7 +16,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import ClassVar
 
-from broker import UNANSWERING, Channel, ClientConfig, ClientSession, ErrorReply, EventKind, Loop
+from broker import UNANSWERING, Channel, ClientConfig, ClientSession, ErrorReply, EventKind, Loop, WorkerHold
 from titanic.dispatch.attempts import Send
 from titanic.dispatch.broker_connection import BrokerConnection, BrokerDiscovery
 from titanic.dispatch.core import DispatchCore
@@ -71,8 +71,8 @@ class ForeignTransport:
         self._asked = b""
         loop.add(self._asking)
 
-    def worker_of(self, uuid: bytes) -> str:
-        return ""
+    def worker_of(self, uuid: bytes) -> WorkerHold | None:
+        return None
 
     @property
     def in_flight(self) -> list[bytes]:

@@ -24,6 +24,32 @@ from titanic.util import ids
 from titanic.util.text import counted, duration, one_line
 
 
+class WhyInfo(TypedDict):
+    """Why a request is in its state. Later versions may have more kinds. Times are microseconds since 1970."""
+
+    kind: str
+    """`no-worker`, `busy`, `behind`, `paused`, `limit`, `rate`, `delayed`, `retry`, `running`, `storing`, `return` (its
+    worker is awaited), `lease` (its node is silent), `draining`, `refused`, `store`, `no-server`, `done`, `failed`,
+    `poison`, `expired` or `cancelled`."""
+    text: str
+    next: str
+    """What to do; empty: nothing."""
+    until: NotRequired[int]
+    """When it changes by itself, at the latest; of a request that has ended: when it ended."""
+    seconds: NotRequired[float]
+    """About how long until then."""
+    ahead: NotRequired[int]
+    """Requests of its service that come before it, at most 10,000."""
+    workers: NotRequired[int]
+    """How many requests the workers of its service take at a time."""
+    running: NotRequired[int]
+    """Requests of its service that are running."""
+    limit: NotRequired[float]
+    """The rate or the limit that is reached."""
+    requests: NotRequired[list[str]]
+    """Running ones that reach it, those that the client may read."""
+
+
 class RequestInfo(TypedDict):
     """All that is known of a request but its frames. Times are microseconds since 1970; 0 and "": there is none."""
 
@@ -77,6 +103,8 @@ class RequestInfo(TypedDict):
     """The user that submitted it; absent without access control."""
     source: NotRequired[str]
     """The IP address that it was submitted from; absent when it is not known."""
+    why: NotRequired[WhyInfo]
+    """Why it is in this state, when that was asked for."""
 
 
 SUBMITTER_FIELDS = {

@@ -151,9 +151,10 @@ class List(Message):
     limit: Limit = 100
     most: MostBytes | None = None
     body: Whole | None = None
+    why: Whole | None = None
 
     def __post_init__(self) -> None:
-        for name in ("most", "body"):
+        for name in ("most", "body", "why"):
             if getattr(self, name) is not None and self.uuid is None:
                 raise ValueError(_must_be(List, name))
 

@@ -113,6 +113,10 @@ class Front(Protocol):
         """The workers by process, as `Broker.worker_reports`; None: unknown, the broker is separate."""
         return None
 
+    def departed(self, service: bytes) -> tuple[str, float] | None:
+        """As `Broker.departed`; None: unknown."""
+        return None
+
     def gathered(self) -> dict[str, int]:
         """The number of gathered messages: "stored", "dropped" and "waiting"."""
         return {}
@@ -215,6 +219,9 @@ class IntegratedFront(Front):
 
     def worker_reports(self, most: int) -> tuple[list[WorkerReport], int]:
         return self._broker.worker_reports(most)
+
+    def departed(self, service: bytes) -> tuple[str, float] | None:
+        return self._broker.departed(service)
 
     def gathered(self) -> dict[str, int]:
         return {} if self._gathering is None else self._gathering.counts()

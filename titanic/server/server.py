@@ -327,6 +327,10 @@ class Server:
         """The workers by process, and how many processes are left out; None: the broker is separate."""
         return self.front.worker_reports(most)
 
+    def departed(self, service: bytes) -> tuple[str, float] | None:
+        """The process of the last worker of a service that has none now, and when it left; None: unknown."""
+        return self.front.departed(service)
+
     def forbidden(self) -> dict[tuple[str, str], int]:
         """Numbers of refusals, by user and action."""
         return refusals(self._refusals.counts, self.front.refusals())

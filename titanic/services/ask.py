@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from broker import User, WorkerReport
+from broker import User, WorkerHold, WorkerReport
 from titanic.errors import OutcomeUnknown, StoreAway, StoreError
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames, Progress
@@ -117,6 +118,29 @@ class Inbox(Protocol[Posted]):
         """Hand over a notice. The dispatcher handles it in its own thread, in order. Any thread may call."""
 
 
+class DispatchView(NamedTuple):
+    """What the dispatcher knows of a request and its service. Times are seconds from now."""
+
+    running_for: float | None = None
+    """For how long it has been in flight here; None: it is not."""
+    settling: bool = False
+    """Whether its attempt is over and the outcome is not stored yet."""
+    held: bool = False
+    """Whether the store did not take that outcome."""
+    hold: WorkerHold | None = None
+    """The worker that has it; None: none has it, or that is unknown."""
+    in_flight: Sequence[bytes] = ()
+    """The requests of its service that are in flight here, those sent first before the others."""
+    rate_in: float | None = None
+    """When the rate of its service lets the next one begin; None: nothing waits for that."""
+    speed: float = 0.0
+    """Attempts of its service that end in a second; 0: not known."""
+    seen: tuple[str, float] | None = None
+    """The process of the service's last worker, empty if unknown, and how long ago it left; None: unknown."""
+    trouble_in: float | None = None
+    """When the broker, which refused requests of the service, is asked again; None: it did not."""
+
+
 class DispatcherInbox(Inbox[Notice], Protocol):
     """The dispatcher, as services see it. Any thread may call."""
 
@@ -134,6 +158,9 @@ class DispatcherInbox(Inbox[Notice], Protocol):
 
     def worker_of(self, uuid: bytes) -> str:
         """Return the process of the worker that has a request, as HOST:PID; empty: unknown."""
+
+    def view(self, uuid: bytes, service: bytes) -> DispatchView:
+        """Return what is known of a request and its service."""
 
     def running_since(self, uuids: Collection[bytes]) -> Mapping[bytes, int]:
         """Return when the running ones among these requests were sent, in µs since the epoch."""
@@ -215,6 +242,11 @@ class ServiceHost(Protocol):
         """The workers by process, as `Broker.worker_reports`; None: unknown, the broker is separate."""
         return None
 
+    def departed(self, service: bytes, /) -> tuple[str, float] | None:
+        """The process of the last worker of a service that has none now, and when it left, in monotonic seconds; None:
+        unknown."""
+        return None
+
     def source_of(self, ask: Any, /) -> bytes:
         """The IP address that a request came from; empty: unknown."""
         return b""
@@ -258,6 +290,8 @@ class ServiceContext:
     """When the store will be full."""
     refused_full_at: float = -math.inf
     """When a request was last refused because the store was full, in monotonic seconds."""
+    began: float = field(default_factory=time.monotonic)
+    """When the server started, in monotonic seconds."""
     queue: str = ""
     """This node's id among those that share the store; empty when there can be no others."""
     # Each of the following is counted in one thread, because += is not atomic.

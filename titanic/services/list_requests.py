@@ -17,6 +17,7 @@ from titanic.protocol.permissions import lacks
 from titanic.protocol.submit_options import read_policy
 from titanic.protocol.tsp import Frames, Progress
 from titanic.services.ownership import is_hidden, place_behind
+from titanic.services.why import Explainer, Facts, explain
 from titanic.store import Description, Outcome, ReadTransaction, SharedReadTransaction, State
 
 MOST_FRAMES = 1000
@@ -55,18 +56,19 @@ def answer(
     paused: Collection[bytes] = (),
     *,
     shared: bool = False,
+    explainer: Explainer | None = None,
 ) -> Frames:
     """The answer to a titanic.list. Raises Forbidden for a user that may read nothing.
 
     `running`: the dispatcher; None: no worker has anything. `user`: the client's user; only what that user may read is
     returned; None: all. `now_us`: the time, if the client asks for it. `paused`: the paused services. `shared`: the
-    store is shared, and knows the claims of its nodes.
+    store is shared, and knows the claims of its nodes. `explainer`: that of the server; None: there is none.
     """
     if user is not None and (fault := lacks(user, "read")) is not None:
         raise Forbidden(fault)
     try:
         options = read(List, b"".join(body[:1]) or b"{}")
-        return _answer(transaction, options, running, user, now_us, paused, shared)
+        return _answer(transaction, options, running, user, now_us, paused, shared, explainer)
     except ValueError as error:
         return tsp.bad_request(str(error))
     except RecordCorrupt:
@@ -83,6 +85,7 @@ def _answer(
     now_us: int,
     paused: Collection[bytes],
     shared: bool,
+    explainer: Explainer | None,
 ) -> Frames:
     owner = None if user is None or user.reads_all else user.owner
     now_running: Collection[bytes] | None = None
@@ -133,6 +136,11 @@ def _answer(
     for one in document["requests"]:
         if running is not None and "running_since" in one and (worker := running.worker_of(bytes.fromhex(one["uuid"]))):
             one["worker"] = worker
+    for row, one in zip(rows, document["requests"], strict=True) if options.why else ():
+        if explainer is not None:
+            one["why"] = explainer.reason(transaction, row, user)
+        else:
+            one["why"] = explain(Facts(row=row, now_us=now_us, paused=row.service in paused))
     if options.keys is not None:
         document["uuids"] = {key: uuid.hex() for key, uuid in holders.items()}
     if options.now:

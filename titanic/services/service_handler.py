@@ -20,6 +20,7 @@ from titanic.services.ask import Ask, ServiceContext, WaitForReplies
 from titanic.services.reader import Reader, ReadService
 from titanic.services.request_close import CloseWrite
 from titanic.services.request_submit import PARSERS, AcceptWrite
+from titanic.services.why import Explainer
 from titanic.store import ReadTransaction, Store
 
 
@@ -31,6 +32,7 @@ class ServiceHandler:
         self._writer = writer
         self._reader = reader
         self._context = context
+        self._explainer = Explainer(store, context)
         reads = {tsp.REPLY: reader.read_reply, tsp.LIST: self._read_list, tsp.STATS: self._read_stats}
         self._read_services = {
             name: ReadService(name, read, context.send_answers, replies=name == tsp.REPLY)
@@ -67,8 +69,10 @@ class ServiceHandler:
 
     def _read_list(self, transaction: ReadTransaction, ask: Ask) -> Frames:
         now_us, paused, shared = self._store.now_us(), self._context.settings.paused, self._store.remote
-        dispatcher = self._context.dispatcher
-        return list_requests.answer(transaction, ask.body, dispatcher, ask.user, now_us, paused, shared=shared)
+        explainer, dispatcher = self._explainer, self._context.dispatcher
+        return list_requests.answer(
+            transaction, ask.body, dispatcher, ask.user, now_us, paused, shared=shared, explainer=explainer
+        )
 
     def _read_stats(self, transaction: ReadTransaction, ask: Ask) -> Frames:
         since_start = {**self.counts, "commits": self._writer.commits}

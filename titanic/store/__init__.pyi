@@ -8,6 +8,7 @@ from titanic.store.claiming import NodeTransaction as NodeTransaction
 from titanic.store.claiming import Place as Place
 from titanic.store.claiming import Renewed as Renewed
 from titanic.store.claiming import Silent as Silent
+from titanic.store.cluster import ClaimRow as ClaimRow
 from titanic.store.cluster import ClusterView as ClusterView
 from titanic.store.cluster import Limits as Limits
 from titanic.store.cluster import NodeRow as NodeRow

@@ -187,6 +187,16 @@ class Limits(NamedTuple):
     rate: float = 0.0
 
 
+class ClaimRow(NamedTuple):
+    """A claim of a request. `lease`: seconds until that of its node ends unless it is renewed; None: the node has
+    ended, and the request is kept for its worker. `silent`: seconds since the node renewed it."""
+
+    incarnation: int
+    node: str
+    lease: float | None
+    silent: float
+
+
 class SharedReadTransaction(ReadTransaction, Protocol):
     """What a `remote` store knows of all its nodes. A request is *claimed* when a row of `ready` names an incarnation
     that has not ended: users see it as running."""
@@ -202,6 +212,9 @@ class SharedReadTransaction(ReadTransaction, Protocol):
 
     def running(self, uuids: Collection[bytes]) -> set[bytes]:
         """Those of these requests that a node has claimed."""
+
+    def claim_of(self, uuid: bytes) -> ClaimRow | None:
+        """Which node has claimed a request; None: none has."""
 
     def list_running(
         self,

@@ -161,6 +161,12 @@ class ReadTransaction(Protocol):
         `max_bytes`; one row is returned however large it is. Requests in `skip` are passed over, and not read.
         """
 
+    def ahead_of(
+        self, service: bytes, priority: int, uuid: bytes, most: int = 10_000, skip: Collection[bytes] = ()
+    ) -> int:
+        """How many requests stand before this one in the queue of its service, at most `most`: of those that are not in
+        `skip` and, in a store that nodes share, that no node has claimed."""
+
     def next_due(self, policy: Retention | None = None, skip: Collection[bytes] = (), ahead_us: int = 0) -> int | None:
         """When the next request is to be promoted or expire, or, with a `policy`, something is to be trimmed; None when
         there is no timer. Requests in `skip` do not expire. Promoting does not wait for `ahead_us`.

@@ -198,6 +198,13 @@ class MemoryReadTransaction:
             found.append(ReadyRow(key, row.uuid, *tried, new.options, new.key, row.deliveries))
         return found
 
+    def ahead_of(
+        self, service: bytes, priority: int, uuid: bytes, most: int = 10_000, skip: Collection[bytes] = ()
+    ) -> int:
+        queue = self.tables.ready.get(service, [])
+        keys = islice(queue, bisect_left(queue, b"%b\0%c" % (service, 9 - priority) + uuid))
+        return sum(1 for _ in islice((key for key in keys if key[-SIZE:] not in skip), most))
+
     def next_due(self, policy: Retention | None = None, skip: Collection[bytes] = (), ahead_us: int = 0) -> int | None:
         tables = self.tables
         times = [*islice((time for time, uuid in tables.expiring if uuid not in skip), 1)]

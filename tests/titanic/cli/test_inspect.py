@@ -269,3 +269,25 @@ def test_a_variable_that_no_option_has_is_named(at: tuple[str, str]) -> None:
     done = here("ls", *at, TITANIC_ENDPONT="x")
     assert done.code == 0
     assert "unknown environment variable TITANIC_ENDPONT; did you mean TITANIC_ENDPOINT?" in done.err
+
+
+def test_why(at: tuple[str, str]) -> None:
+    uuid = here("submit", "why-test", "a", *at).out.decode().strip()
+    done = here("why", uuid, *at)
+    assert done.code == 0
+    reason, step = done.out.decode().splitlines()
+    assert reason.startswith("waiting: no worker of why-test has registered since the server started ")
+    assert step == "next: start one: titanic work why-test -- COMMAND, or titanic worker"
+    document = here("why", uuid, "--json", *at).json
+    assert (document["uuid"], document["state"], document["kind"]) == (uuid, "waiting", "no-worker")
+    here("close", uuid, *at)
+    assert here("why", uuid, *at).code == 4
+
+
+def test_why_without_a_server(tmp_path: Path) -> None:
+    with serving(tmp_path) as (_, endpoint):
+        later = here("submit", "b", "a", "--delay", "60", "--endpoint", endpoint).out.decode().strip()
+        waiting = here("submit", "b", "a", "--endpoint", endpoint).out.decode().strip()
+    at = ("--store", tmp_path / "store")
+    assert here("why", waiting, "--json", *at).json["kind"] == "no-server"
+    assert here("why", later, "--json", *at).json["kind"] == "delayed"

@@ -325,10 +325,14 @@ class StoreMachine(RuleBasedStateMachine):
             pages += [txn.select(states, newest=True, text="1", limit=1000) for states in (None, (State.FAILED,))]
             pages += [txn.select(DEAD, owner=owner, limit=1000) for owner in OWNERS]
             pages += [txn.select(owner=owner, limit=1000) for owner in [*OWNERS, b"ev"]]
+            ahead = [
+                [txn.ahead_of(service, 9 - row.key[-17], row.uuid) for row in found] for service, found in rows.items()
+            ]
             holders = [holder_of(txn, key, owner) for key in (b"k", b"l", b"all") for owner in OWNERS]
             owned = [not_closed(txn, owner) for owner in OWNERS]
             return (
                 rows,
+                ahead,
                 loads,
                 owned,
                 pages,

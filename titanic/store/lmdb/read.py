@@ -109,6 +109,21 @@ def next_ready(
     return rows
 
 
+def ahead_of(
+    tx: Reading, service: bytes, priority: int, uuid: bytes, most: int = 10_000, skip: Collection[bytes] = ()
+) -> int:
+    """How many requests stand before this one in the queue of its service."""
+    cursor, end = tx.raw.cursor(tx.db.ready), schema.ready_prefix(service, priority) + uuid
+    found = 0
+    if cursor.set_range(service + b"\0"):
+        for view in cursor.iternext(keys=True, values=False):
+            key = bytes(view)
+            if key >= end or found >= most:
+                break
+            found += uuid_of(key) not in skip
+    return found
+
+
 def next_due(
     tx: Reading, policy: Retention | None = None, skip: Collection[bytes] = (), ahead_us: int = 0
 ) -> int | None:

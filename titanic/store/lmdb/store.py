@@ -83,6 +83,7 @@ class LmdbReadTransaction(Reading):
     owner = method(read.owner)
     holders = method(read.holders)
     next_ready = method(read.next_ready)
+    ahead_of = method(read.ahead_of)
     next_due = method(read.next_due)
     queues = method(read.queues)
     load = method(read.load)

@@ -19,7 +19,7 @@ from typing import Any
 from titanic.errors import OtherLease, StoreError, WriteConflict
 from titanic.store import service_settings
 from titanic.store.claiming import Joined, LeaseConfig, NodeFacts, Place, Renewed, Silent
-from titanic.store.cluster import ClusterView, Limits, NodeRow, Recall, StatusQuery
+from titanic.store.cluster import ClaimRow, ClusterView, Limits, NodeRow, Recall, StatusQuery
 from titanic.store.postgres import schema
 from titanic.store.postgres.connection_pool import ConnectionPool, Outage
 from titanic.store.postgres.database_session import Raw, ids, numbers, texts
@@ -333,6 +333,15 @@ SELECT r.uuid FROM unnest(%s::uuid[]) AS w (uuid) JOIN titanic.request AS r ON r
 JOIN titanic.ready AS q ON q.service = r.service AND q.rank = 9 - r.priority AND q.uuid = r.uuid
 WHERE {CLAIMED}"""
 
+_CLAIM = f"""
+SELECT n.incarnation, n.name,
+    CASE WHEN n.lease_until > '-infinity' THEN extract(epoch FROM n.lease_until - clock_timestamp())::float8 END,
+    n.lease
+FROM titanic.request AS r
+JOIN titanic.ready AS q ON q.service = r.service AND q.rank = 9 - r.priority AND q.uuid = r.uuid
+JOIN titanic.node AS n ON n.incarnation = q.incarnation
+WHERE r.uuid = %s::uuid AND {CLAIMED}"""
+
 _SETTLE = f"""
 DELETE FROM recall AS c USING unnest(%s::uuid[], %s::bigint[]) AS given (uuid, incarnation)
 WHERE (c.uuid = given.uuid AND c.incarnation = given.incarnation)
@@ -368,6 +377,13 @@ def recalled(tx: SnapshotReader, uuids: Collection[bytes]) -> Sequence[Recall]:
 def running(tx: SnapshotReader, uuids: Collection[bytes]) -> set[bytes]:
     """Those of these requests that a node has claimed."""
     return {uuid for (uuid,) in tx.fetch(_CLAIMED, ids(list(uuids)))} if uuids else set()
+
+
+def claim_of(tx: SnapshotReader, uuid: bytes) -> ClaimRow | None:
+    """Which node has claimed a request; None: none has."""
+    for incarnation, name, left, lease in tx.fetch(_CLAIM, uuid.hex()):
+        return ClaimRow(incarnation, name, left, 0.0 if left is None else max(0.0, lease - left))
+    return None
 
 
 def settle(tx: PostgresWriting, recalls: Iterable[tuple[bytes, int]]) -> None:

@@ -187,6 +187,25 @@ def _key(service: bytes, rank: int, uuid: bytes) -> bytes:
     return b"%b\0%c" % (service, rank) + uuid
 
 
+_AHEAD = f"""
+SELECT count(*) FROM (
+    SELECT FROM titanic.ready WHERE service = %s AND (rank, uuid) < (%s, %s::uuid) AND {FREE} LIMIT %s
+) AS one"""
+
+
+def ahead_of(
+    tx: SnapshotReader,
+    service: bytes,
+    priority: int,
+    uuid: bytes,
+    most: int = 10_000,
+    skip: Collection[bytes] = (),
+) -> int:
+    """How many requests that no node has claimed stand before this one in the queue of its service."""
+    (count,) = tx.fetch_row(_AHEAD, service, 9 - priority, uuid.hex(), most)
+    return int(count)
+
+
 def next_due(
     tx: SnapshotReader, policy: Retention | None = None, skip: Collection[bytes] = (), ahead_us: int = 0
 ) -> int | None:

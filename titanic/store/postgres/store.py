@@ -174,6 +174,7 @@ class PostgresReadTransaction(SnapshotReader):
     owner = queries.owner
     holders = queries.holders
     next_ready = queries.next_ready
+    ahead_of = queries.ahead_of
     next_due = queries.next_due
     queues = queries.queues
     select = queries.select
@@ -181,6 +182,7 @@ class PostgresReadTransaction(SnapshotReader):
     unended = queries.unended
     list_running = queries.list_running
     running = nodes_module.running
+    claim_of = nodes_module.claim_of
     recalled = nodes_module.recalled
     cluster_view = nodes_module.cluster_view
     load = queries.load

@@ -79,6 +79,21 @@ class AttemptOptions(TypedDict):
     unique_for: NotRequired[float]
 
 
+class RequestReason(TypedDict):
+    """Why a request is in its state, and what to do; later versions have more kinds."""
+
+    kind: Annotated[str, Meta(description="A word such as `no-worker`, `busy`, `behind`, `paused` or `retry`.")]
+    text: str
+    next: Annotated[str, Meta(description="What to do; empty: nothing.")]
+    until: NotRequired[Time]
+    seconds: NotRequired[Annotated[float, Meta(description="About how long until then.")]]
+    ahead: NotRequired[Annotated[int, Meta(description="Requests of its service before it, at most 10,000.")]]
+    workers: NotRequired[Count]
+    running: NotRequired[Count]
+    limit: NotRequired[float]
+    requests: NotRequired[list[Uuid]]
+
+
 class Request(TypedDict):
     """All that is known of a request but its body and reply."""
 
@@ -117,6 +132,7 @@ class Request(TypedDict):
     on_limit: NotRequired[Annotated[str, Meta(description="`leave`: an attempt may exceed its limit.")]]
     unique: NotRequired[str]
     unique_until: NotRequired[Literal["started", "done"]]
+    why: NotRequired[RequestReason]
     paused: NotRequired[Annotated[bool, Meta(description="Its service is paused, and the request has not started.")]]
 
 
@@ -303,6 +319,7 @@ DOCUMENTS = (
     Accepted,
     AcceptedBatch,
     Request,
+    RequestReason,
     RequestPage,
     ServicePage,
     WorkerList,

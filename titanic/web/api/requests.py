@@ -172,9 +172,9 @@ async def _replied(request: Request, client: Client, uuid: str, seconds: int) ->
 
 async def get_request(request: Request) -> Response:
     """Get a request's status, without its body and its reply."""
-    read_query(request, ())
+    why = flag(read_query(request, ("why",)), "why")
     uuid = path_uuid(request.path_params["uuid"])
-    return json_response(described(await _show(visitor_of(request).client, uuid)))
+    return json_response(described(await _show(visitor_of(request).client, uuid, why=why)))
 
 
 def described(row: RequestInfo) -> dict[str, Any]:
@@ -182,12 +182,21 @@ def described(row: RequestInfo) -> dict[str, Any]:
     key = "" if row["key"].startswith(KEY_PREFIX) else row["key"]
     known: dict[str, Any] = {**row}
     times = {name: timestamp(known[name]) for name in TIMES if name in known}
+    if why := row.get("why"):
+        known["why"] = {**why, "until": timestamp(why["until"])} if "until" in why else why
     return {**known, **times, "key": key, "links": links(row["uuid"])}
 
 
-async def _show(client: Client, uuid: str) -> RequestInfo:
+def flag(given: Mapping[str, str], name: str) -> bool:
+    """Read a parameter that is true or false; absent: false."""
+    if (value := given.get(name, "false")) not in ("true", "false"):
+        raise HTTPProblem(400, f"{name} is {quoted(value)}; it must be true or false")
+    return value == "true"
+
+
+async def _show(client: Client, uuid: str, *, why: bool = False) -> RequestInfo:
     try:
-        return await client.show(uuid)
+        return await client.show(uuid, why=why)
     except UnknownRequest:
         raise unknown_request(uuid) from None
 
@@ -361,6 +370,7 @@ def guess_type(frame: bytes) -> str:
     return "text/plain; charset=utf-8"
 
 
+_FLAG = Annotated[bool, Meta(extra_json_schema={"default": False})]
 _SECONDS = Annotated[float, Meta(ge=0, le=MAX_WAIT)]
 
 _PREFER = parameter("header", "Prefer", "`wait=30`: wait up to 30 seconds for the reply.", str)
@@ -378,12 +388,10 @@ async def get_requests(request: Request) -> Response:
         raise HTTPProblem(400, f"state is {quoted(state)}; it must be one of {', '.join(STATES)}")
     if given.get("service") == "":
         raise HTTPProblem(400, "service is empty; name one, or leave it out for all")
-    if (newest := given.get("newest", "false")) not in ("true", "false"):
-        raise HTTPProblem(400, f"newest is {quoted(newest)}; it must be true or false")
     if (after := given.get("after")) is not None:
         after = query_uuid("after", after)
     service, text = given.get("service", ""), given.get("text", "")
-    wanted = RequestFilter(service, state or "", text, oldest=newest == "false")
+    wanted = RequestFilter(service, state or "", text, oldest=not flag(given, "newest"))
     rows, after = await find_page(visitor_of(request).client, wanted, after, limit)
     return page("/v1/requests", "requests", [described(row) for row in rows], given, after)
 
@@ -392,7 +400,7 @@ _LIST = [
     parameter("query", "service", "Only requests for this service.", Annotated[str, Meta(min_length=1)]),
     parameter("query", "state", "Only requests in this state.", AnyState),
     parameter("query", "text", "Only requests with this text in the reason or the key, ignoring case.", str),
-    parameter("query", "newest", "Newest first.", Annotated[bool, Meta(extra_json_schema={"default": False})]),
+    parameter("query", "newest", "Newest first.", _FLAG),
     parameter("query", "after", AFTER, Annotated[str, Meta(pattern="^[0-9a-fA-F]{32}$")]),
     LIMIT,
 ]
@@ -443,6 +451,7 @@ ROUTES = [
             "show",
             "Get a request's status",
             {"200": answer("The request, without its body and its reply.", openapi.Request), **wrong(404, 410)},
+            parameters=[parameter("query", "why", "Also why it is in its state.", _FLAG)],
         ),
         DELETE=endpoint(
             delete_request,

@@ -97,10 +97,11 @@ async def request_page(request: Request) -> Response:
     """Show a request."""
     uuid, state, visitor = _uuid(request), app_state(request), visitor_of(request)
     try:
-        look = await visitor.client.look(uuid, MAX_BYTES)
+        look = await visitor.client.look(uuid, MAX_BYTES, why=True)
     except UnknownRequest:
         return state.page(request, "request_unknown.html", unknown_request(uuid).status, uuid=uuid)
-    row, document = look.info, described(look.info)
+    row = look.info
+    why, document = row.pop("why", None), described(row)
     details: list[FramePreview] = []
     frames = look.body[:1] + [HIDDEN_SECRET] * len(look.body[1:]) if row["service"] == KEPT else look.body
     body = preview_body(frames, row["body_frames"], row["body_bytes"])
@@ -111,6 +112,7 @@ async def request_page(request: Request) -> Response:
         request,
         "request.html",
         row=row,
+        why=why,
         key=document["key"],
         origin={name: row[name] for name in SUBMITTER_FIELDS if name in row},  # type: ignore[literal-required]
         timeline=timeline(row),

@@ -59,6 +59,10 @@ def test_a_request_has_the_members_that_clients_know() -> None:
     assert members(openapi.Request, vars(openapi)) == members(ANSWERS["RequestInfo"], ANSWERS) | {"links": False}
 
 
+def test_a_reason_has_the_members_that_clients_know() -> None:
+    assert members(openapi.RequestReason, vars(openapi)) == members(ANSWERS["WhyInfo"], ANSWERS)
+
+
 def test_a_service_has_the_figures_that_clients_know() -> None:
     assert set(openapi.ServiceNumbers.__annotations__) == set(members(DOCUMENTS["ServiceStats"], DOCUMENTS))
     assert set(FIGURES) <= set(openapi.ServiceNumbers.__annotations__)

@@ -61,6 +61,15 @@ def test_a_request_is_stored_and_told_where_it_is(http: httpx.Client, client: Cl
     assert pending.json()["uuid"] == uuid
 
 
+def test_why_it_waits(http: httpx.Client, client: Client) -> None:
+    uuid = client.submit("none", "a", delay=60)
+    assert "why" not in http.get(f"/v1/requests/{uuid}").json()
+    told = http.get(f"/v1/requests/{uuid}?why=true").json()
+    assert told["why"]["kind"] == "delayed"
+    assert told["why"]["until"] == told["due"]
+    assert http.get(f"/v1/requests/{uuid}?why=1").status_code == 400
+
+
 def test_its_body_can_be_had_again(http: httpx.Client, client: Client) -> None:
     body = bytes(range(256)) * 8192
     uuid = http.post(SUBMIT, content=body, headers={"Content-Type": "image/png"}).json()["uuid"]
