@@ -53,7 +53,7 @@ from broker.core.mdp import (
     read_version,
     service_fault,
 )
-from broker.core.missing import keeper_of
+from broker.core.missing import delivery_of, keeper_of
 from broker.core.requests import CUT_OFF, DRAINING, Request, as_workers, read_request
 from broker.core.returns import ReturnCore
 from broker.core.timers import earliest
@@ -173,7 +173,10 @@ class BrokerCore(ReturnCore):
         for request in list(worker.requests.values()):
             if said is None or request is worker.named(said[1]):
                 self._heard(worker, now)
-                self._fail(worker, request, f"the reply has {text}", now)
+                if self._named(request) is None:
+                    self._fail(worker, request, f"the reply has {text}", now)
+                else:  # the next worker's reply fails it
+                    self.refuse_named(delivery_of(request.token), now)
                 if said is not None and said[0] is Command.FINAL:
                     self._finish(worker, said[1], now)
                 return
@@ -542,7 +545,7 @@ class BrokerCore(ReturnCore):
             self.registry.resize(worker, slots)
         returned = [request for request in back if request is not None]
         for request in returned:
-            self.registry.take(worker, request)
+            self._take(worker, request)
             request.deliveries -= 1
             request.sent -= 1
         self._deliver_again(returned, now)
@@ -558,7 +561,7 @@ class BrokerCore(ReturnCore):
             self._malformed(worker.peer, now)
             return
         for request in requests:
-            self.registry.take(worker, request)
+            self._take(worker, request)
         for request in requests[suspects:]:
             request.deliveries -= 1
         for request in requests[:suspects]:

@@ -158,6 +158,12 @@ class ReturnCore(DeliveryCore):
         self.refuse_named(delivery_of(request.token), now)
         return False
 
+    def _take(self, worker: WorkerPeer, request: Request) -> None:
+        """Take a request from a worker that has it no longer. If it has named it, nothing waits for the decision."""
+        if self._named(request) is not None:
+            self.missing.decided(delivery_of(request.token))
+        self.registry.take(worker, request)
+
     def _named(self, request: Request) -> NamedRequest | None:
         named = self.missing.named.get(delivery_of(request.token)) if request.answered else None
         return named if named is not None and named.request is request else None

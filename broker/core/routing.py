@@ -25,7 +25,7 @@ from broker.access.authorization import Guard
 from broker.config import BrokerConfig
 from broker.core import mmi
 from broker.core.mdp import AT_LIMIT, CLIENT_QUEUE, KILL, LOST, Command, Core, error_body
-from broker.core.missing import MissingRequest, MissingRequests, Secrets
+from broker.core.missing import MissingRequest, MissingRequests, Secrets, delivery_of
 from broker.core.requests import DEADLINE, DRAINING, LATE, Request, Unwanted, WaitingRequests, later_context
 from broker.core.worker_registry import BrokerService, WorkerPeer, WorkerProcess, WorkerRegistry
 
@@ -255,6 +255,8 @@ class DeliveryCore(Core):
 
     def _miss(self, missing: MissingRequest, now: float) -> None:
         """Have a request wait for its worker."""
+        if self.missing.get(delivery := delivery_of(missing.request.token)) is not None:
+            self._found(self.missing.pop(delivery))  # its queue has sent it again, over another connection
         self.missing.add(missing, now)
         if (mark := missing.request.mark) is not None:
             self.registry.delivered[mark] = missing.request

@@ -479,6 +479,37 @@ def test_too_much_is_said_before() -> None:
     check(here.core)
 
 
+@pytest.mark.parametrize("frames", [[b"\12", b"2"], [b"\13"], [b"\13", b""]])
+def test_it_has_it_no_longer_before_the_decision(here: Elsewhere, frames: list[bytes]) -> None:
+    """It returns it, or the process that had it has died."""
+    token = brought()
+    here.said("w", *READY, b"titanic:children", b"titanic:held=" + token)
+    here.said("w", b"MDPW02", *frames, token)
+    assert not here.core.missing.named
+    here.decides(token)
+    for _ in range(7):
+        here.core.receive("w", HEARTBEAT, here.now)
+        here.later(5)
+    assert list(here.given("w")) == [b"1"]
+    assert here.answers() == {}
+    check(here.core)
+
+
+@pytest.mark.parametrize("command", [b"\3", b"\4"])
+def test_its_reply_is_too_large_before_the_decision(here: Elsewhere, command: bytes) -> None:
+    token = brought()
+    here.ready("w", b"k", token)
+    here.core.too_large("w", [b"MDPW02", command, token, b"", b"first frame"], "too many bytes", here.now)
+    here.collect()
+    assert here.cancelled("w") == [token]
+    if command == b"\3":
+        here.ends("w", token, b"last frame")
+    here.decides(token)
+    assert here.answers() == {}
+    assert here.core.workers["w"].requests == {}
+    check(here.core)
+
+
 def test_secrets_are_of_the_worker_and_the_delivery() -> None:
     core, token, keeper = Elsewhere().core, brought(), keeper_of(None, b"k")
     assert core.secrets.are_in(token, keeper)
@@ -617,6 +648,17 @@ def test_the_queue_comes_again_before_its_old_connection_is_known_to_be_gone(att
     assert [one for one in attached.told("again") if one[0] == b"\3"] == [(b"\3", b"done")]
     attached.lost(QUEUE)
     check(attached.core)
+
+
+def test_the_queue_comes_again_while_the_worker_is_away() -> None:
+    after, given = Attached(), b" ".join([b"0" * 48, b"5", keeper_of(None, b"k")])
+    after.submits(b"1", given)
+    after.submits(b"1", given, "again")
+    assert after.core.missing.of_services == {b"a": 1}
+    after.ready("w", b"k", b"0" * 48 + context(b"1"))
+    after.ends("w", b"0" * 48 + context(b"1"))
+    assert [one for one in after.told("again") if one[0] == b"\3"] == [(b"\3", b"done")]
+    check(after.core)
 
 
 @pytest.mark.parametrize("said", [b"", b"x", b"x y", b"x y z", b"x 1", b"x -1 k", b"x 99999999999 k"])
