@@ -448,7 +448,9 @@ class MemoryWriteTransaction(MemoryReadTransaction):
                     given[name] = KeyHolder(new.unique_until, [uuids[n]], now_us)
                 else:
                     known[n] = first.uuids[0]
-                    given.pop((new.owner, new.key), None)  # no request has it
+                    if new.key:  # no request has it, and others in this batch have found none by it
+                        del given[new.owner, new.key]
+                        known |= {m: known[n] for m, uuid in known.items() if uuid == uuids[n]}
         return given, known
 
     def _first(self, name: Key, sure_us: int, running: Container[bytes]) -> KeyHolder | None:

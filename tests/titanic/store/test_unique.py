@@ -124,6 +124,17 @@ def test_each_cell(store, state, rule, keys):
         assert txn.load(b"").bytes == 0
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_the_same_message_twice_in_a_batch(store, rule):
+    """Its key is that of no request, because the name is taken."""
+    ((first, _),) = accept(store, unique(rule))
+    key = {"key": b"k", "key_until": NOW + 10**9}
+    assert accept(store, *[unique(rule, **key)] * 3) == [(first, False)] * 3
+    other, again = accept(store, unique(rule, "order 8", **key), unique(rule, **key))
+    assert (other.new, again) == (True, (other.uuid, False))
+    assert is_sound(store)
+
+
 def test_the_time_of_a_rule_ends(store):
     (first,) = accept(store, unique("for"))
     finish(store, first.uuid)

@@ -186,11 +186,12 @@ def _look_up_unique(
             keys.holders[name] = KeyRecord(new.unique_until, uuids[n], now_us)
             keys.extras[n] = keys.extras.get(n, 0) + 2 * len(name) + 3 * _TIMER_COST
             continue
-        uuids[n] = first.uuid
+        own, uuids[n] = uuids[n], first.uuid
         keys.taken.add(n)
         keys.extras.pop(n, None)
-        if new.key:  # no request has it
+        if new.key:  # no request has it, and others in this batch have found none by it
             keys.holders.pop(row_key(new.key, new.owner))
+            uuids[n:] = [first.uuid if uuid == own else uuid for uuid in uuids[n:]]
 
 
 def _first(tx: Writing, name: bytes, unique: bytes, sure_us: int, running: Container[bytes]) -> KeyRecord | None:

@@ -290,8 +290,9 @@ def _take_unique(
             keys.known[n] = uuids[wanted[name].first]
         else:
             continue
-        own = new.owner, new.key  # which no request has
+        own = new.owner, new.key  # which no request has, and by which others in this batch have found none
         if new.key and keys.wanted[own].first == n:
+            keys.known.update({m: keys.known[n] for m, uuid in keys.known.items() if uuid == uuids[n]})
             keys.over.pop(own, None)
             if own in keys.new:
                 keys.new.remove(own)
