@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import json
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, cast, get_type_hints
 
@@ -216,9 +216,9 @@ class Values:
         that is empty. Raises InvalidArguments."""
         try:
             given = self._given(frame)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise self._invalid("the body does not contain arguments", error) from None
-        bound = self._fit(self._bind(*given.args, **given.kwargs))
+        bound = self._fit(self._bind(given.args, given.kwargs))
         return Arguments(bound.args, bound.kwargs), given.flow
 
     def step(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, first: bool) -> Given:
@@ -229,9 +229,9 @@ class Values:
         except (TypeError, ValueError, RecursionError, OverflowError) as error:
             raise self._invalid("an argument cannot be sent", error) from None
         if first:
-            self._fit(self._bind(*given.args, **given.kwargs))
+            self._fit(self._bind(given.args, given.kwargs))
             return given
-        bound = self._bind(NOT_YET, *given.args, **given.kwargs)
+        bound = self._bind([NOT_YET, *given.args], given.kwargs)
         name, value = next(iter(bound.arguments.items()))
         if value is NOT_YET:
             del bound.arguments[name]
@@ -240,7 +240,7 @@ class Values:
         self._fit(bound)
         return given
 
-    def _bind(self, *args: Any, **kwargs: Any) -> inspect.BoundArguments:
+    def _bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> inspect.BoundArguments:
         try:
             return self._signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -258,7 +258,7 @@ class Values:
                     values[name] = tuple(decode(one) for one in value)
                 else:
                     values[name] = {key: decode(one) for key, one in value.items()}
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 raise self._invalid(f"argument '{name}' does not match its type", error) from None
         return bound
 
@@ -277,7 +277,7 @@ class Values:
         try:
             (frame,) = frames
             return self._reply(frame)
-        except (msgspec.MsgspecError, ValueError) as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             what = f"the reply of {self._name} does not match its return type"
             raise InvalidReply(what, *self._fault(error)) from None
 

@@ -57,6 +57,9 @@ def values(function: Any, format: str = "json") -> Values:
     return Values(function.__name__, function, Serializer(format))
 
 
+DEEP = b'{"args": [' + b"[" * 100_000 + b"]" * 100_000 + b"]}"
+
+
 @pytest.mark.parametrize("format", ["json", "msgpack"])
 @pytest.mark.parametrize(
     ("kind", "value"),
@@ -96,6 +99,7 @@ def test_values_come_back_as_what_they_were(format: str, kind: Any, value: objec
         ((), {}, "missing a required argument: 'path'"),
         (("a", 1, "fit"), {}, "too many positional arguments"),
         (("a",), {"with": 1}, "unexpected keyword argument 'with'"),
+        (("a",), {"self": 1}, "unexpected keyword argument 'self'"),
         (("a",), {"path": "a"}, "multiple values for argument 'path'"),
         ((5,), {}, "argument 'path' does not match its type; expected `str`, got `int`"),
         (("a",), {"width": "wide"}, "argument 'width' does not match its type; expected `int`, got `str`"),
@@ -116,7 +120,8 @@ def test_it_is_an_error_of_the_caller_and_of_types() -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"hello", b"[]", b'{"args": 3}', b'{"args": ["a"], "then": 1}', b'{"kwargs": {"path": 1}}', b'"\xff"', b"{"],
+    [b"", b"hello", b"[]", b'{"args": 3}', b'{"args": ["a"], "then": 1}', b'{"kwargs": {"path": 1}}', b'"\xff"', b"{", DEEP],
+    ids=lambda body: body[:20],
 )
 def test_what_is_no_arguments_is_refused_where_it_is_read(body: bytes) -> None:
     with pytest.raises(InvalidArguments):
@@ -162,7 +167,7 @@ def test_any_number_of_arguments() -> None:
         both.write((1,), {"a": "x"})
 
 
-@pytest.mark.parametrize("frames", [[b'"text"'], [b""], [b"{}", b"{}"], []])
+@pytest.mark.parametrize("frames", [[b'"text"'], [b""], [b"{}", b"{}"], [], [DEEP]], ids=len)
 def test_a_reply_of_another_type_is_an_error(frames: list[bytes]) -> None:
     with pytest.raises(InvalidReply, match="the reply of resize does not match its return type"):
         values(resize).read_reply(frames)
