@@ -120,7 +120,17 @@ def test_it_is_an_error_of_the_caller_and_of_types() -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"hello", b"[]", b'{"args": 3}', b'{"args": ["a"], "then": 1}', b'{"kwargs": {"path": 1}}', b'"\xff"', b"{", DEEP],
+    [
+        b"",
+        b"hello",
+        b"[]",
+        b'{"args": 3}',
+        b'{"args": ["a"], "then": 1}',
+        b'{"kwargs": {"path": 1}}',
+        b'"\xff"',
+        b"{",
+        DEEP,
+    ],
     ids=lambda body: body[:20],
 )
 def test_what_is_no_arguments_is_refused_where_it_is_read(body: bytes) -> None:
