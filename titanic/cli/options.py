@@ -213,6 +213,15 @@ def read_time(context: click.Context, option: click.Parameter, text: str | None)
     )
 
 
+def no_key_file(context: click.Context, option: click.Parameter, key: str | None) -> str | None:
+    """An idempotency key. What other commands take as --key would make all requests one, without a word."""
+    if key is not None and key.endswith(".key_secret") and Path(key).is_file():
+        raise click.UsageError(
+            f"--key is the idempotency key of a request, and {key} is a key file; give it as --key-file"
+        )
+    return key
+
+
 def seconds(name: str, *aliases: str, least: float, most: float = MAX_SECONDS, **settings: Any) -> Decorator:
     """An option that is a duration."""
     return option(name, *aliases, type=Duration(least=least, most=most), metavar="TIME", **settings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,7 +14,7 @@ from click.core import ParameterSource
 
 from titanic.cli.connect import connect_to_look
 from titanic.cli.endpoint import EndpointReach
-from titanic.cli.options import FOLDER, STORE, endpoint, option, together
+from titanic.cli.options import CONNECTION, FOLDER, PATIENCE, STORE, Decorator, key_options, option, reaching, together
 from titanic.client.client import Client
 from titanic.errors import StoreUnwritable
 from titanic.protocol.answers import RequestInfo, check, unknown
@@ -38,23 +39,28 @@ place_option = option(
     help="Directory of the store, or the URL of its database.",
 )
 
-lookable = together(
-    option(
-        "--offline",
-        is_flag=True,
-        group=OFFLINE,
-        help="Read the store's files, with or without a server. Running requests are shown as waiting.",
-    ),
-    option(
-        "--store",
-        type=STORE,
-        **STORE_DIR,
-        group=OFFLINE,
-        help="Directory of the store, or URL of its database; on the command line it implies --offline.",
-    ),
-    endpoint,
-)
-"""`--offline` and `--store`, and what a client needs: `look` takes their values."""
+
+def looking(unlisted: Sequence[str] = ("--key",)) -> Decorator:
+    """`--offline` and `--store`, and how to reach a server: `look` takes them. `unlisted`: as of `key_options`."""
+    return together(
+        option(
+            "--offline",
+            is_flag=True,
+            group=OFFLINE,
+            help="Read the store's files, with or without a server. Running requests are shown as waiting.",
+        ),
+        option(
+            "--store",
+            type=STORE,
+            **STORE_DIR,
+            group=OFFLINE,
+            help="Directory of the store, or URL of its database; on the command line it implies --offline.",
+        ),
+        reaching(15.0, PATIENCE, key_options(CONNECTION, unlisted=unlisted)),
+    )
+
+
+lookable = looking()
 
 
 def look(*, offline: bool, store: Path | str, reach: EndpointReach) -> Client | Files:
@@ -113,6 +119,24 @@ class Files:
         if not rows:
             raise unknown(uuid)
         return rows[0]
+
+    def find(self, keys: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+        """As `Client.find`."""
+        with self._store.read() as transaction:
+            asked = [json.dumps({"keys": [*keys]}).encode()]
+            document = json.loads(check(list_requests.answer(transaction, asked, None, shared=self._store.remote))[0])
+        return document["uuids"], {row["uuid"]: row["state"] for row in document["requests"]}
+
+    def clock(self) -> float:
+        """The time of the store's clock, in seconds since 1970."""
+        return self._store.now_us() / 1e6
+
+    def body(self, uuid: str) -> Frames:
+        """The body of a request."""
+        with self._store.read() as transaction:
+            if (request := transaction.request(bytes.fromhex(uuid))) is None:
+                raise unknown(uuid)
+        return request.body
 
     def last_words(self, uuid: str) -> Frames:
         """What a worker said when a request failed for good."""

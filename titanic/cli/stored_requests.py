@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -12,13 +14,15 @@ import click
 
 from titanic.cli.connect import connect
 from titanic.cli.endpoint import EndpointReach
-from titanic.cli.options import command, endpoint, json_flag, option, read_time, seconds
+from titanic.cli.options import command, endpoint, json_flag, no_key_file, option, read_time, seconds
 from titanic.cli.options import uuid as uuid_type
 from titanic.cli.printing import (
     Bar,
     age,
     as_text,
+    json_frames,
     moment,
+    print_body,
     print_json,
     print_json_list,
     print_long_table,
@@ -27,7 +31,7 @@ from titanic.cli.printing import (
     until,
 )
 from titanic.cli.running import EXIT_FAILED, EXIT_UNKNOWN
-from titanic.cli.store_files import Files, look, lookable
+from titanic.cli.store_files import Files, look, lookable, looking
 from titanic.client.batching import KEY_PREFIX
 from titanic.client.client import Client
 from titanic.client.flows import SUFFIX, FlowTree, flow_tree
@@ -35,6 +39,7 @@ from titanic.errors import RequestFailed, TitanicError, UnknownRequest
 from titanic.protocol.answers import SUBMITTER_FIELDS, RequestInfo
 from titanic.protocol.submit_options import DEFAULT_PRIORITY
 from titanic.protocol.tsp import Frames
+from titanic.util import ids
 from titanic.util.text import counted, duration, printable
 
 PAGE = 1000
@@ -67,8 +72,30 @@ service_option = option("--service", metavar="SERVICE", default=None, help="Only
 )
 @option("--state", type=click.Choice(STATES), default=None, help="Only requests in this state.")
 @service_option
-@lookable
-def ls(service: str | None, state: str | None, most: int, as_json: bool, **where: Any) -> None:
+@option(
+    "--key",
+    envvar="TITANIC_LS_KEY",  # TITANIC_KEY is that of the connection
+    in_file="idempotency-key",
+    metavar="KEY",
+    default=None,
+    callback=no_key_file,
+    help="Only the request with this idempotency key.",
+)
+@option("--text", metavar="TEXT", default=None, help="Only requests with this text in their error or key, in any case.")
+@option("--newest", is_flag=True, help="Newest first.")
+@seconds("--since", least=0, default=None, help="Only requests submitted within this time, as in 2h or 7d.")
+@looking(unlisted=())
+def ls(
+    service: str | None,
+    state: str | None,
+    key: str | None,
+    text: str | None,
+    newest: bool,
+    since: float | None,
+    most: int,
+    as_json: bool,
+    **where: Any,
+) -> None:
     """List stored requests, oldest first.
 
     A running request is being processed, or is queued in the broker for the next free worker.
@@ -78,18 +105,29 @@ def ls(service: str | None, state: str | None, most: int, as_json: bool, **where
     \b
     Example:
       titanic ls --state failed --service mail
+      titanic ls --text "connection refused" --since 2h --newest
       titanic ls --store /var/lib/titanic
     """
     shown = 0
     after: str | None = None
+    wanted: dict[str, Any] = {"service": service, "state": state, "text": text} | ({"newest": True} if newest else {})
 
     def pages(source: Client | Files) -> Iterator[list[RequestInfo]]:
         nonlocal shown, after
+        least = 0 if since is None else int((source.clock() - since) * 1e6)
+        if least and not newest:
+            after = ids.before(least).hex()
         while shown < most:
-            page, after = source.list(service=service, state=state, after=after, limit=min(PAGE, most - shown))
-            shown += len(page)
-            yield page
-            if after is None:
+            if key is None:
+                page, after = source.list(**wanted, after=after, limit=min(PAGE, most - shown))
+            else:
+                page, after = _with_key(source, key, wanted), None
+            found = [row for row in page if row["submitted_at"] >= least]
+            shown += len(found)
+            yield found
+            is_last = newest and page and not ids.may_be_after(bytes.fromhex(page[-1]["uuid"]), least)
+            if after is None or is_last:
+                after = None
                 return
 
     with look(**where) as source:
@@ -101,6 +139,17 @@ def ls(service: str | None, state: str | None, most: int, as_json: bool, **where
         print_long_table(columns, parts, right=("AGE", "ATTEMPTS", "BODY", "REPLY"))
     if after is not None:
         click.echo(f"({shown} shown, there may be more: --most)", err=True)
+
+
+def _with_key(source: Client | Files, key: str, wanted: Mapping[str, Any]) -> list[RequestInfo]:
+    """The request with a key, if it is stored and as `wanted`."""
+    uuids, states = source.find([key])
+    if uuids.get(key) not in states:
+        return []  # it is closed, or unknown
+    row = source.show(uuids[key])
+    is_wanted = all(wanted[name] in (None, row[name]) for name in ("service", "state"))
+    text = (wanted["text"] or "").casefold()
+    return [row] if is_wanted and (text in row["reason"].casefold() or text in row["key"].casefold()) else []
 
 
 def _row(row: RequestInfo) -> tuple[str, ...]:
@@ -125,8 +174,9 @@ def _state(row: RequestInfo) -> str:
 @command()
 @click.argument("uuid", type=uuid_type, metavar="UUID")
 @json_flag
+@option("--body", is_flag=True, help="Print its body, byte for byte; on a terminal, JSON is indented.")
 @lookable
-def show(uuid: str, as_json: bool, **where: Any) -> None:
+def show(uuid: str, body: bool, as_json: bool, **where: Any) -> None:
     """Show one request in full, except its body and reply; for a flow, its steps as a tree.
 
     --json prints one object. Values that are not set, or left to the server's defaults, are null; keys marked "absent"
@@ -161,19 +211,28 @@ def show(uuid: str, as_json: bool, **where: Any) -> None:
                              with the error reported by the worker
     flow                     {steps: [{at, uuid, service, state, flow}],
                              more: {state: count}} if it is a flow
+    body                     with --body: its frames; what is not UTF-8 is
+                             {base64}
 
     \b
     Example:
       titanic show 01a1fdd40f82747ea223cfe554e7afbc
+      titanic show --body 01a1fdd40f82747ea223cfe554e7afbc
     """
     with look(**where) as source:
-        row = source.show(uuid)
+        row, frames = source.show(uuid), list[bytes]()
+        if body:
+            frames = source.body(uuid) if isinstance(source, Files) else source.look(uuid, None).body
+            if not as_json:
+                print_body(_indented(frames) if sys.stdout.isatty() else frames)
+                return
         if row["state"] == "failed":  # what the worker said at the last attempt is the reply
             said = source.last_words(uuid) if isinstance(source, Files) else _last_words(source, uuid)
             row["reason"] = as_text([row["reason"].encode(), *said])
         steps = flow_tree(source, uuid) if isinstance(source, Client) and row["service"].endswith(SUFFIX) else None
     if as_json:
-        print_json(_document(row) | ({"flow": steps} if steps else {}))
+        extra: dict[str, Any] = {"flow": steps} if steps else {}
+        print_json(_document(row) | extra | ({"body": json_frames(frames)} if body else {}))
         return
     shown = [*_lines(row), ("steps", "\n".join(_steps(steps)))] if steps and steps["steps"] else _lines(row)
     for name, value in shown:
@@ -212,6 +271,17 @@ def why(uuid: str, as_json: bool, **where: Any) -> None:
     click.echo(printable(f"{state}: {reason['text']}"))
     if reason["next"]:
         click.echo(printable(f"next: {reason['next']}"))
+
+
+def _indented(frames: Frames) -> Frames:
+    """The frames, with JSON objects and lists indented."""
+    found = []
+    for frame in frames:
+        with suppress(ValueError, RecursionError):
+            if isinstance(document := json.loads(frame), (dict, list)):
+                frame = json.dumps(document, indent=2, ensure_ascii=False).encode()
+        found.append(frame)
+    return found
 
 
 def _lines(row: RequestInfo) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,6 @@ import stat
 import sys
 import termios
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import IO, Any, BinaryIO, get_args
 
 import click
@@ -25,6 +24,7 @@ from titanic.cli.options import (
     endpoint,
     json_flag,
     key_options,
+    no_key_file,
     option,
     reaching,
     read_time,
@@ -102,15 +102,6 @@ CHOICES = "Request"
 """The group of options that a request is stored with."""
 
 
-def _no_key_file(context: click.Context, option: click.Parameter, key: str | None) -> str | None:
-    """An idempotency key. What other commands take as --key would make all requests one, without a word."""
-    if key is not None and key.endswith(".key_secret") and Path(key).is_file():
-        raise click.UsageError(
-            f"--key is the idempotency key of a request, and {key} is a key file; give it as --key-file"
-        )
-    return key
-
-
 def _traceparent(context: click.Context, option: click.Parameter, trace: str | None) -> str | None:
     if trace is None or TRACEPARENT.fullmatch(trace):
         return trace
@@ -143,7 +134,7 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
     envvar="TITANIC_SUBMIT_KEY",  # TITANIC_KEY is that of the connection
     metavar="KEY",
     default=None,
-    callback=_no_key_file,
+    callback=no_key_file,
     group=CHOICES,
     help="Idempotency key: requests with the same key get the same UUID and are executed once. (For your secret key,"
     " use --key-file.)",

@@ -54,9 +54,13 @@ class IdMaker:
         if n <= 0:
             return []
         self._tick = tick = max(min(now_us, LATEST_US) * _TICKS_PER_MS // 1000, self._tick + 1)
-        head = (tick >> 12) << 16 | 0x7000 | (tick & 0xFFF)
-        pack = _PAIR.pack
+        head, pack = _head(tick), _PAIR.pack
         return [pack(head, tail) for tail in _tails(n)]
+
+
+def before(time_us: int) -> bytes:
+    """What is below all ids that are made at this time or later."""
+    return _PAIR.pack(_head(max(0, min(time_us, LATEST_US)) * _TICKS_PER_MS // 1000), 0)
 
 
 def time_of(uuid: bytes) -> int:
@@ -93,6 +97,10 @@ def plain(text: str) -> str:
 def text(uuid: bytes) -> bytes:
     """The id as it goes on the wire: 32 lower-case hex digits. (`uuid.hex()` gives the same as `str`.)"""
     return binascii.hexlify(uuid)
+
+
+def _head(tick: int) -> int:
+    return (tick >> 12) << 16 | 0x7000 | (tick & 0xFFF)
 
 
 def _tick_of(uuid: bytes) -> int:

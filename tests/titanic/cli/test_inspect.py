@@ -10,6 +10,7 @@ from support.cli_titanic import here, serving, working
 from support.waiting import until
 
 from titanic.cli.printing import print_table
+from titanic.cli.stored_requests import _indented
 
 pytestmark = pytest.mark.usefixtures("workers")
 
@@ -260,8 +261,8 @@ def test_old_names_of_options_go_on_with_a_warning(at: tuple[str, str], tmp_path
     done = here("ls", "--limit", "1", *at)
     assert (done.code, done.err.splitlines()[0]) == (0, "titanic: --limit is now called --most")
     assert "--limit" not in here("ls", "--help").out.decode()
-    assert "--key " not in here("ls", "--help").out.decode()
-    missing = here("ls", "--key", tmp_path / "me.key_secret", *at)
+    assert "--key " not in here("status", "--help").out.decode()
+    missing = here("status", "--key", tmp_path / "me.key_secret", *at)
     assert (missing.code, "called" in missing.err) == (2, False), "it is not old: it is another name"
 
 
@@ -291,3 +292,52 @@ def test_why_without_a_server(tmp_path: Path) -> None:
     at = ("--store", tmp_path / "store")
     assert here("why", waiting, "--json", *at).json["kind"] == "no-server"
     assert here("why", later, "--json", *at).json["kind"] == "delayed"
+
+
+def test_ls_chooses_by_key_text_and_age(at: tuple[str, str], tmp_path: Path) -> None:
+    uuids = [here("submit", "choose", "a", *at, "--key", f"order-{n}").out.decode().strip() for n in range(3)]
+    choose = ("ls", "--service", "choose", "--json")
+
+    def found(*options: str, source: tuple[str, ...] = at) -> list[int]:
+        return [uuids.index(row["uuid"]) for row in here(*choose, *options, *source).json]
+
+    assert found("--newest") == [2, 1, 0]
+    assert found("--newest", "--most", "2") == [2, 1]
+    assert found("--key", "order-1") == [1]
+    assert found("--key", "order-1", "--state", "done") == []
+    assert found("--key", "order") == []
+    (tmp_path / "me.key_secret").touch()
+    assert "give it as --key-file" in here("ls", "--key", tmp_path / "me.key_secret", *at).err
+    assert found("--text", "ORDER-2") == [2]
+    assert found("--key", "order-2", "--text", "order-1") == []
+    assert found("--since", "1h") == [0, 1, 2]
+    assert found("--since", "1h", "--newest", "--most", "1") == [2]
+    until(lambda: found("--since", "50ms") == [])
+    assert found("--since", "50ms", "--newest") == found("--since", "50ms", "--key", "order-1") == []
+    here("close", *uuids, *at)
+    assert found("--key", "order-1") == []
+
+
+def test_ls_chooses_in_files(tmp_path: Path) -> None:
+    with serving(tmp_path) as (_, endpoint):
+        here("submit", "a", "x", "--key", "k", "--endpoint", endpoint)
+        here("submit", "a", "y", "--endpoint", endpoint)
+    at = ("--json", "--store", tmp_path / "store")
+    assert [row["key"] for row in here("ls", "--key", "k", *at).json] == ["k"]
+    assert [row["key"] for row in here("ls", "--newest", "--since", "1h", *at).json] == [None, "k"]
+
+
+def test_show_prints_the_body(at: tuple[str, str], tmp_path: Path) -> None:
+    body = b'{"a": [1, 2]}\xff'
+    uuid = here("submit", "bodies", "--stdin", *at, stdin=body).out.decode().strip()
+    assert here("show", "--body", uuid, *at).out == body
+    assert here("show", "--body", "--json", uuid, *at).json["body"] == [{"base64": "eyJhIjogWzEsIDJdff8="}]
+    here("close", uuid, *at)
+    assert here("show", "--body", uuid, *at).code == 4
+    with serving(tmp_path) as (_, endpoint):
+        uuid = here("submit", "a", "x", "y", "--endpoint", endpoint).out.decode().strip()
+    assert here("show", "--body", uuid, "--store", tmp_path / "store").out == b"xy"
+
+
+def test_json_is_indented_for_people() -> None:
+    assert _indented([b'{"a": [1]}', b"1.10", b"[\xff"]) == [b'{\n  "a": [\n    1\n  ]\n}', b"1.10", b"[\xff"]
