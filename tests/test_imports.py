@@ -290,6 +290,7 @@ def test_only_the_command_line_knows_click() -> None:
 def test_no_client_knows_msgspec() -> None:
     """A client imports quickly: it loads nothing of it."""
     rooms = (
+        "titanic/facts/",
         "titanic/pool/",
         "titanic/protocol/messages.py",
         "titanic/services/",

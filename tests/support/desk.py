@@ -49,7 +49,7 @@ class Desk:
         """The requests that workers have."""
         self.reader = Reader(store)
         self.context = ServiceContext(
-            self._answer, self, self.writer.clock_jumps, refusals=self.reader.refusals, **settings
+            self._answer, self, self.writer.clock_jumps, self.writer.facts, refusals=self.reader.refusals, **settings
         )
         self.services = ServiceHandler(store, self.writer, self.reader, self.context)
 

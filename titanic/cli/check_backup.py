@@ -13,6 +13,8 @@ from titanic.cli.printing import Bar, print_json, say, size
 from titanic.cli.running import EXIT_FAILED
 from titanic.cli.store_files import expect_readable, expect_store, may_write, place_option, store_option
 from titanic.errors import StoreCorrupt, StoreLocked
+from titanic.facts.reading import faults
+from titanic.facts.recorder import TOTALS
 from titanic.store import Store, expect_psycopg
 from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import Checked, Finding, Progress, Salvaged, check_apart, salvage
@@ -142,9 +144,29 @@ def _check(path: Path, bar: Bar) -> Checked:
         return check_apart(path, _checking(bar))
     try:
         with LmdbStore.open(path, to_repair=True, verified=True) as store:
-            return Checked(check_store(store, _checking(bar)), *_counts(store))
+            return _with_facts(store, Checked(check_store(store, _checking(bar)), *_counts(store)))
     except StoreLocked:
-        return check_apart(path, _checking(bar))
+        found = check_apart(path, _checking(bar))
+        with LmdbStore.open_read_only(path) as store:
+            return _with_facts(store, found)
+
+
+def _with_facts(store: Store, found: Checked) -> Checked:
+    """Add what is wrong with the counts of what the server has done."""
+    with store.read() as transaction:
+        rows = [(f"facts {key.hex()}" if key else "facts", fact) for key, fact in faults(transaction)]
+    return found._replace(problems=[*found.problems, *(Finding(where, fact, _COUNTED) for where, fact in rows)])
+
+
+_COUNTED = "delete these counts"
+
+
+def _forget_counts(store: Store) -> None:
+    """Delete damaged counts; the next start of a server begins the totals with what is stored."""
+    with store.write() as transaction:
+        for key, _ in faults(transaction):
+            keys = [key] if key else [key for key, _ in transaction.facts(TOTALS)]
+            transaction.put_facts((key, None) for key in keys)
 
 
 def _check_database(url: str, bar: Bar, repair: bool) -> tuple[str, Checked, int]:
@@ -159,11 +181,13 @@ def _check_database(url: str, bar: Bar, repair: bool) -> tuple[str, Checked, int
 
     with ReadOnlyPostgresStore.open_read_only(url) as store:
         problems = [Finding(*problem) for problem in check_tables(store, _checking(bar))]
-        found = Checked(problems, *_counts(store))
-        if repair and problems:
+        found = _with_facts(store, Checked(problems, *_counts(store)))
+        if repair and found.problems:
             with PostgresStore.open(url) as changing:
                 repair_tables(changing)
-        return store.place, found, len(check_tables(store) if repair and problems else problems)
+                _forget_counts(changing)
+            return store.place, found, len(check_tables(store))
+        return store.place, found, len(found.problems)
 
 
 def _repair(path: Path, bar: Bar) -> tuple[Salvaged | None, Checked, int]:
@@ -171,7 +195,8 @@ def _repair(path: Path, bar: Bar) -> tuple[Salvaged | None, Checked, int]:
     saved = None
     try:
         with LmdbStore.open(path, to_repair=True, verified=True) as store:
-            problems = repair_store(store, progress=_checking(bar))
+            problems = _with_facts(store, Checked(repair_store(store, progress=_checking(bar)), 0, 0)).problems
+            _forget_counts(store)
             return saved, Checked(problems, *_counts(store)), len(check_store(store, _checking(bar)))
     except StoreCorrupt as damage:
         saved = salvage(path)

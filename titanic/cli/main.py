@@ -44,6 +44,7 @@ COMMANDS = {
     "cron": ("cron", "Submit requests on a schedule."),
     "web": ("web", "Serve the web console and HTTP API."),
     "status": ("status", "Show the store, waiting requests and workers."),
+    "services": ("status", "List the services, and what they did in the last hour."),
     "workers": ("status", "List the workers and the requests that they have."),
     "nodes": ("nodes", "List the servers that share the store."),
     "drain": ("nodes", "Drain a server, then stop it."),

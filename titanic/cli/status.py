@@ -19,7 +19,7 @@ from titanic.cli.printing import age, print_json, print_table, say, size
 from titanic.cli.store_files import Files, look, lookable
 from titanic.client.client import Client
 from titanic.errors import RequestError, TimedOut, TitanicError
-from titanic.protocol.documents import WorkerInfo
+from titanic.protocol.documents import Percentiles, WorkerInfo
 from titanic.store import PINS_MUCH
 from titanic.util.text import counted, duration, is_url, printable
 
@@ -294,6 +294,71 @@ def _show_workers(rows: Sequence[WorkerInfo]) -> None:
 
 def _count(count: int | None) -> str:
     return "some" if count is None else str(count)
+
+
+@command()
+@json_flag
+@seconds("--last", least=60, default=3600.0, help="Show the counts and times of this span, at most four weeks.")
+@endpoint
+def services(as_json: bool, last: float, reach: EndpointReach) -> None:
+    """List the services: what waits and runs now, and what they did in the last hour.
+
+    Counts and times outlast restarts, and are those of all servers that share a store. WAIT is the time until the first
+    attempt, RUN that of an attempt: half, 90 % and 99 % took no longer, about. RETRIED counts attempts that failed and
+    were followed by another.
+
+    --json prints {since, step, incomplete, total, services, other, bytes}: since in microseconds since 1970; step the
+    length of a period in seconds; incomplete [[from, until]] of spans for which counts are missing, because a server
+    was killed; bytes what all facts take in the store. total, each of services, and other (the least active if there
+    are over 1000; else null) are {accepted, dispatched, succeeded, failed, retried, expired, closed, cancelled (closed
+    before they ended), requeued (sent again by users), wait and run: {p50, p90, p99} in seconds, or null}; services
+    also have {waiting, delayed, running, workers, paused}.
+
+    \b
+    Example:
+      titanic services
+      titanic services --last 86400 --json | jq '.services | map_values(.failed)'
+    """
+    with connect_to_look(reach) as client:
+        found, stats = client.facts(last), client.stats(services=True)
+    elsewhere = stats.get("workers_elsewhere", {})
+    rows: dict[str, dict[str, Any]] = {name: dict(one) for name, one in found["services"].items()}
+    for name, now in stats.get("by_service", {}).items():
+        workers = now["workers"] if now["workers"] is None else now["workers"] + elsewhere.get(name, 0)
+        figures = {each: now[each] for each in ("waiting", "delayed", "running", "paused")}
+        rows[name] = {**rows.get(name, {}), **figures, "workers": workers}
+    if as_json:
+        print_json({**found, "services": rows})
+        return
+    titles = "SERVICE", "WAITING", "RUNNING", "WORKERS", "DONE", "FAILED", "RETRIED", "PER MINUTE", "WAIT", "RUN"
+    lines = [_service(name, row, last) for name, row in sorted(rows.items())]
+    if found["other"] is not None:
+        lines.append(_service("(others)", dict(found["other"]), last))
+    print_table(titles, lines, right=titles[1:])
+    if found["incomplete"]:
+        lost = sum(until - since for since, until in found["incomplete"])
+        say(f"a server was killed: counts of {duration(lost / 1e6)} are incomplete")
+
+
+def _service(name: str, row: Mapping[str, Any], last: float) -> tuple[str, ...]:
+    workers = row.get("workers", 0)
+    ended = row.get("succeeded", 0) + row.get("failed", 0) + row.get("expired", 0)
+    return (
+        f"{name} (paused)" if row.get("paused") else name,
+        str(row.get("waiting", 0)),
+        str(row.get("running", 0)),
+        "?" if workers is None else str(workers),
+        str(row.get("succeeded", 0)),
+        str(row.get("failed", 0)),
+        str(row.get("retried", 0)),
+        f"{ended * 60 / last:.1f}",
+        _percentiles(row.get("wait")),
+        _percentiles(row.get("run")),
+    )
+
+
+def _percentiles(times: Percentiles | None) -> str:
+    return "–" if times is None else f"{times['p50']:.2g} {times['p90']:.2g} {times['p99']:.2g} s"
 
 
 WARN_FULL_IN = 24 * 3600.0

@@ -24,7 +24,7 @@ from broker import DEFAULT_ENDPOINT, Curve, Key, credentials, each, finish, name
 from titanic.client.calls import BlockingWire, Body, Calls, tries_of
 from titanic.client.core import ClientCore, OnCount, OnProgress
 from titanic.protocol.answers import Ended, Look, RequestInfo
-from titanic.protocol.documents import ArchiveInfo, NodeInfo, Stats, WorkersInfo
+from titanic.protocol.documents import ArchiveInfo, FactsInfo, NodeInfo, Stats, WorkersInfo
 from titanic.protocol.submit_options import ManyOptions, Span, SubmitOptions
 from titanic.protocol.tsp import Frames
 
@@ -319,6 +319,12 @@ class Client:
         """Return statistics: stored, waiting and running requests, and counters since the start. `services`: also those
         of each service, as `by_service`. `filled_by`: also the services that fill the store most."""
         return finish(self._own.stats(services=services, filled_by=filled_by))
+
+    def facts(self, seconds: float = 3600.0, *, of: Sequence[str] = (), failures: bool = False) -> FactsInfo:
+        """Return what services have done in the last `seconds`, at most four weeks, over restarts and on all nodes: by
+        minute for up to four hours, else by hour. `of`: services of which each minute or hour is wanted. `failures`:
+        also the groups of failures, for users who may read all requests. Raises Forbidden as `stats` does."""
+        return finish(self._own.facts(seconds, of=of, failures=failures))
 
     def nodes(self) -> builtins.list[NodeInfo] | None:
         """Return the nodes that share the store, as `titanic nodes --json` prints them; None: it is not shared."""

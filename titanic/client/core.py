@@ -28,7 +28,7 @@ from titanic.protocol.answers import (
     standing,
     unknown,
 )
-from titanic.protocol.documents import ArchiveInfo, NodeInfo, Stats, WorkersInfo
+from titanic.protocol.documents import ArchiveInfo, FactsInfo, NodeInfo, Stats, WorkersInfo
 from titanic.protocol.submit_options import MOST_UUIDS, ManyOptions, Span, SubmitOptions, encode, seconds
 from titanic.protocol.tsp import Frames, Progress
 from titanic.util import ids
@@ -420,6 +420,14 @@ class ClientCore:
         """What is stored, what waits for each service, what is running, what was done since the start."""
         asked = {"services": services, "filled_by": filled_by}
         return cast(Stats, await self._document(tsp.STATS, {name: True for name, value in asked.items() if value}))
+
+    async def facts(self, seconds: float = 3600.0, *, of: Sequence[str] = (), failures: bool = False) -> FactsInfo:
+        """What services have done in the last `seconds`, and the groups of failures."""
+        options = {"facts": seconds, "facts_of": [*of], "failures": failures}
+        document = await self._document(tsp.STATS, options)
+        if "step" not in document:
+            raise InvalidRequest("the server counts nothing by the hour", "it is of an older version", "upgrade it")
+        return cast(FactsInfo, document)
 
     async def nodes(self) -> builtins.list[NodeInfo] | None:
         """The nodes that share the store, as `titanic nodes --json` prints them; None: it has its store to itself."""

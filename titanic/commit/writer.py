@@ -23,6 +23,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from titanic.errors import RecordCorrupt, StoreAway, StoreCorrupt, StoreError, StoreFailed, StoreFull, WriteConflict
+from titanic.facts.recorder import FactsRecorder
 from titanic.logs import Incident, event
 from titanic.store import Store, WriteTransaction
 from titanic.util.clock import ClockJumps
@@ -174,6 +175,30 @@ class Write(Protocol):
         """Report the error: the changes were dropped."""
 
 
+class FlushWrite:
+    """A commit for the facts alone, when none has come for a while."""
+
+    light = True
+
+    def uuids(self) -> Sequence[bytes]:
+        return ()
+
+    def apply(self, transaction: WriteTransaction, now_us: int) -> None:
+        """Nothing: the writer adds the facts to each commit in which they are due."""
+
+    def __len__(self) -> int:
+        return 0
+
+    def parts(self) -> Sequence[Write]:
+        return ()
+
+    def committed(self) -> None:
+        pass
+
+    def failed(self, error: StoreError) -> None:
+        """Nothing: the facts are kept for the next commit."""
+
+
 def halves(items: Sequence[Item]) -> list[Sequence[Item]]:
     """Split items in two halves, for `Write.parts`; none for a single item."""
     middle = len(items) // 2
@@ -204,6 +229,8 @@ class Writer:
         """Seconds that commits took, with their changes."""
         self.sizes = Histogram(SIZES)
         """Changes in each commit."""
+        self.facts = FactsRecorder(store)
+        """What is counted of the changes."""
 
     def enqueue(self, write: Write) -> None:
         """Commit a write after all previous ones. One thread calls it, but not in `committed` or `failed`."""
@@ -212,6 +239,16 @@ class Writer:
             return
         self._enqueued += 1
         self._thread.put(write)
+
+    def flush_facts(self) -> None:
+        """Write facts that no other commit has taken along. The thread of `enqueue` calls it now and then."""
+        if self.facts.is_due(self._now_us()):
+            self.enqueue(FlushWrite())
+
+    def finish(self) -> None:
+        """Write the last facts, when everything else has ended."""
+        if self._store.usable:
+            self._commit([FlushWrite()], last=True)
 
     @property
     def idle(self) -> bool:
@@ -224,7 +261,8 @@ class Writer:
         finally:
             self._done += len(writes)
 
-    def _commit(self, writes: list[Write], tries: int = 1) -> None:
+    def _commit(self, writes: Sequence[Write], tries: int = 1, *, last: bool = False) -> None:
+        facts, more = self.facts, False
         now_us, began, worked = self._now_us(), time.monotonic(), time.thread_time()
         at_work: Write | None = None
         self.clock_jumps.observe(now_us)
@@ -232,13 +270,18 @@ class Writer:
             with self._store.write() as transaction:
                 if self._remote:
                     transaction.optimistic(alone=len(writes) == 1)
+                flushes = last or facts.wants(now_us) or not len(writes[0])
+                if flushes:  # first: the totals are compared with the requests before any change
+                    alone = not sum(map(len, writes))
+                    more = facts.flush(transaction, now_us, alone=alone, last=last)
+                if self._remote:
                     transaction.prefetch([uuid for write in writes for uuid in write.uuids()])
                 for at_work in writes:
                     at_work.apply(transaction, now_us)
                 at_work = None
         except Exception as error:
             if isinstance(error, WriteConflict) and tries < TRIES:
-                self._commit(writes, tries + 1)
+                self._commit(writes, tries + 1, last=last)
                 return
             if len(writes) > 1 and (at_work is not None or isinstance(error, StoreFull)):
                 # One of them is the cause. Applied one by one, the others succeed.
@@ -258,12 +301,16 @@ class Writer:
                 except Exception:  # the others must still report it
                     log.exception("a bug in this program: could not report a failed write")
             return
+        if flushes:
+            facts.flushed(now_us, more)
+        if size := sum(map(len, writes)):
+            facts.changed_at = now_us
         seconds = time.monotonic() - began
         waited = seconds - (time.thread_time() - worked)
         self._pace += (waited - self._pace) * WEIGHT
         self.commits += 1
         self.seconds.add(seconds)
-        self.sizes.add(sum(map(len, writes)))
+        self.sizes.add(size)
         for write in writes:
             try:
                 write.committed()

@@ -60,6 +60,8 @@ class Flight:
     """How far its worker is, as it said last."""
     deliveries: int = 0
     """How often workers have had it before, whatever came of that, as far as is known."""
+    ready_at: int = 0
+    """Since when it could be sent, µs since the epoch; 0: not known, or this is not the first delivery."""
 
 
 class Send(NamedTuple):

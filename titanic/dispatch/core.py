@@ -433,7 +433,9 @@ class DispatchCore:
         most = row.max_attempts or self._config.max_attempts
         past = max(row.attempts, row.deliveries)
         priority = priority_in(row.key)
-        return Flight(backlog, row.attempts, most, policy, row.expires_at, now, priority, deliveries=past)
+        ready_at = 0 if past else max(row.not_before, int.from_bytes(row.uuid[:6]) * 1000)
+        known = row.expires_at, now, priority
+        return Flight(backlog, row.attempts, most, policy, *known, deliveries=past, ready_at=ready_at)
 
     def _begin(self, row: ReadyRow, backlog: Backlog, now: float, wall_us: int) -> None:
         flight = self._flight(row, backlog, now)

@@ -17,7 +17,7 @@ from typing import Any
 
 from broker import Channel, Expected, Loop, earliest
 from titanic.commit.writer import LIGHT_BYTES, Writer
-from titanic.dispatch.attempts import Finish, Send
+from titanic.dispatch.attempts import AttemptOutcome, Finish, Flight, Send
 from titanic.dispatch.core import (
     AskWorkers,
     Certain,
@@ -37,6 +37,8 @@ from titanic.dispatch.service_log import FailureLog
 from titanic.dispatch.transport import OwnBrokerTransport, Transport
 from titanic.dispatch.waiters import MOST_WAITERS, Waiters
 from titanic.errors import StoreError
+from titanic.facts.counts import DISPATCHED, EXPIRED, FAILED, RETRIED, SUCCEEDED
+from titanic.facts.recorder import AttemptEnd
 from titanic.logs import event
 from titanic.protocol.tsp import WAIT, Progress
 from titanic.services.ask import (
@@ -176,7 +178,7 @@ class Dispatcher(Channel):
         self._refusals = reader.refusals
         self.settings = KnownSettings()
         """Settings of services that this process applies."""
-        self.completions = CompletionEvents(self.settings, self)
+        self.completions = CompletionEvents(self.settings, self, writer.facts)
         self._pending_closes = PendingCloses(self.core)
         self._counts_workers = config.broker is not None
         self._count_at = 0.0
@@ -459,6 +461,7 @@ class Dispatcher(Channel):
     def send(self, sends: Sequence[Send], now: float) -> None:
         """Pass requests to the transport."""
         assert self.transport is not None  # nothing is fetched without one, and a transport is only replaced
+        self._writer.facts.count(DISPATCHED, Counter([one.service for one in sends]))
         self.transport.send_requests(sends, now)
 
     def _begin(self) -> None:
@@ -582,16 +585,22 @@ class Dispatcher(Channel):
             return
         done, unchanged, without_room = write.done, write.unchanged, write.without_room
         unchanged_uuids = {outcome.uuid for outcome in unchanged}
+        ends: list[AttemptEnd] = []
+        now_us = self._store.now_us()
+        ended_us = now_us - int((time.monotonic() - write.created) * 1e6)
         for outcome in done:
             flight = core.flights.get(outcome.uuid)
             if flight is None or flight.closed or outcome.uuid in unchanged_uuids:
                 continue
+            if (end := _attempt_end(outcome, flight, write.created, ended_us)) is not None:
+                ends.append(end)
             if not isinstance(outcome, Finish):
                 continue
             if outcome.status is not Status.DONE:
                 self.failures.report(outcome.uuid, flight.backlog.name, outcome.status, outcome.reason)
             elif outcome.uuid in self.waiters and sum(map(len, outcome.frames)) <= LIGHT_BYTES:
                 self.waiters.succeeded(outcome.uuid, outcome.frames)
+        self._writer.facts.attempts(ends, now_us)
         uuids = [outcome.uuid for outcome in done]
         core.settled(uuids, unchanged)
         if self.deliveries is not None:
@@ -607,5 +616,23 @@ class Dispatcher(Channel):
         """These have expired in the store: UUID and service of each."""
         self.waiters.wake([uuid for uuid, _ in expired])
         self._withdrawn({service for _, service in expired})
+        ends = [AttemptEnd(uuid, service, EXPIRED, None, None, "") for uuid, service in expired]
+        self._writer.facts.attempts(ends, self._store.now_us())
         for uuid, service in expired:
             self.failures.report(uuid, service, Status.EXPIRED, "not done in time")
+
+
+def _attempt_end(outcome: AttemptOutcome, flight: Flight, ended: float, ended_us: int) -> AttemptEnd | None:
+    """What counts; None: it was no attempt. `ended`: when the attempt had ended, in the core's clock, and `ended_us` in µs since the epoch."""
+    service, reason = flight.backlog.name, outcome.reason
+    if isinstance(outcome, Finish):
+        if outcome.status is Status.EXPIRED:
+            return AttemptEnd(outcome.uuid, service, EXPIRED, None, None, "")
+        kind = SUCCEEDED if outcome.status is Status.DONE else FAILED
+    elif outcome.delay:
+        kind = RETRIED
+    else:  # its worker was lost, which was no attempt
+        return None
+    run = max(0.0, ended - outcome.started)
+    wait = max(0.0, (ended_us - flight.ready_at) / 1e6 - run) if flight.ready_at else None
+    return AttemptEnd(outcome.uuid, service, kind, wait, run, reason)

@@ -7,12 +7,13 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from titanic.commit.writer import Write, Writer
 from titanic.dispatch.core import DispatchCore
 from titanic.dispatch.outcomes import CompletionEvents, Stored
 from titanic.errors import RecordCorrupt, StoreCorrupt, StoreError
+from titanic.facts.counts import CLOSED
 from titanic.logs import Incident, event
 from titanic.services.ask import Inbox
 from titanic.settings import ServerConfig
@@ -77,6 +78,7 @@ class Maintenance:
         self._store = store
         self.now_us = store.now_us
         self._writer = writer
+        self.facts = writer.facts
         self._due_incident = Incident(log, "read what is due")
         self._readers_incident = Incident(log, "check for readers")
         self._sync_incident = Incident(log, "sync the store")
@@ -96,6 +98,7 @@ class Maintenance:
             self._writer.call(self._sync)
         if now < self._readers_at:
             return
+        self._writer.flush_facts()
         self._readers_at = now + READERS_EVERY
         try:
             if killed := self._store.reader_check():
@@ -182,6 +185,7 @@ class MaintenanceWrite:
         self.due: int | None = None
         """When more is due."""
         self._stored: Stored | None = None
+        self._closed: Mapping[bytes, int] = {}
         self._clamped = 0
         self._unchecked: bytes | None = None
 
@@ -200,6 +204,7 @@ class MaintenanceWrite:
             self._stored = maintenance.completions.store(transaction, [uuid for uuid, _ in self.expired], now_us)
         self._clamped, self._unchecked = 0, None
         trimmed = transaction.trim(now_us, maintenance.config.retention, self._step, ahead_us)
+        self._closed = trimmed.services
         if clock_jumps.unchecked is not None:
             right_us = now_us + maintenance.apart_us
             self._clamped, self._unchecked = transaction.clamp_timers(right_us, clock_jumps.unchecked, self._step)
@@ -215,6 +220,7 @@ class MaintenanceWrite:
         return [MaintenanceWrite(self._maintenance, self._step // 4)] if self._step >= 4 else []
 
     def committed(self) -> None:
+        self._maintenance.facts.count(CLOSED, self._closed)
         self._maintenance.clock_jumps.unchecked = self._unchecked
         if self._clamped:
             log.warning(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import cast
 
@@ -13,6 +14,8 @@ from titanic.commit.writer import LIGHT_BYTES, LIGHT_OUTCOMES, Write, halves
 from titanic.dispatch.attempts import AttemptOutcome, Finish, Flight
 from titanic.dispatch.backlogs import Alarm
 from titanic.errors import InvalidRequest, RecordCorrupt, StoreError, StoreFull
+from titanic.facts.counts import ACCEPTED
+from titanic.facts.recorder import FactsRecorder
 from titanic.logs import Incident, event
 from titanic.protocol.submit_options import DEFAULT_PRIORITY, read_policy
 from titanic.services.ask import Arrived, Inbox
@@ -168,8 +171,9 @@ class CompletionEvents:
     """The requests that are stored because others have ended, in the same commit: `on_end` and `on_failed` in
     PROTOCOL.md. One thread at a time may call."""
 
-    def __init__(self, settings: KnownSettings, inbox: Inbox[Arrived]) -> None:
+    def __init__(self, settings: KnownSettings, inbox: Inbox[Arrived], facts: FactsRecorder) -> None:
         self.settings = settings
+        self._facts = facts
         self._inbox = inbox
         self._incident = Incident(log, "store a notification of the end of a request")
 
@@ -183,14 +187,15 @@ class CompletionEvents:
         if stored.error is not None:
             self._incident.failed(stored.error, **event("no-room-for-end"))
         if stored.services:
-            self._inbox.post(Arrived(stored.services, None))
+            self._facts.count(ACCEPTED, stored.services)
+            self._inbox.post(Arrived(dict.fromkeys(stored.services, DEFAULT_PRIORITY), None))
 
     def _accept(self, transaction: WriteTransaction, new: Sequence[NewRequest], now_us: int) -> Stored:
         stored = Stored()
         try:
             if new:
                 transaction.accept(new, now_us)
-            stored.services = dict.fromkeys((one.service for one in new), DEFAULT_PRIORITY)
+            stored.services = Counter([one.service for one in new])
         except (StoreFull, InvalidRequest) as error:
             if len(new) == 1:
                 stored.missed, stored.error = 1, error
@@ -229,13 +234,13 @@ class Stored:
     """What one write has stored."""
 
     def __init__(self) -> None:
-        self.services: dict[bytes, int] = {}
+        self.services: Counter[bytes] = Counter()
         self.missed = 0
         self.error: StoreFull | InvalidRequest | None = None
 
     def add(self, more: Stored) -> None:
         """This as well."""
-        self.services |= more.services
+        self.services += more.services
         self.missed += more.missed
         self.error = more.error or self.error
 
@@ -288,7 +293,8 @@ class OutcomeWrite:
         self._inbox = inbox
         self._ends = ends
         self._bounded = bounded
-        self._created = time.monotonic()
+        self.created = time.monotonic()
+        """When the attempts had ended."""
         self._stored: Stored | None = None
         self.light = len(outcomes) <= LIGHT_OUTCOMES and sum(map(_size, outcomes)) <= LIGHT_BYTES
 
@@ -305,7 +311,7 @@ class OutcomeWrite:
         for outcome in self.outcomes:
             try:
                 # How long it ran, without the wait for this commit: never before it was submitted.
-                dispatched_at = max(0, now_us - int((self._created - outcome.started) * 1e6))
+                dispatched_at = max(0, now_us - int((self.created - outcome.started) * 1e6))
                 if not _write(transaction, outcome, now_us, dispatched_at):
                     self.unchanged.append(outcome)
             except StoreFull as error:  # the others may fit

@@ -95,6 +95,81 @@ class ServiceStats(ServiceSettingInfo):
     limits: dict[str, float | None]
 
 
+class Percentiles(TypedDict):
+    """Seconds that half, 90 % and 99 % do not exceed, about."""
+
+    p50: float
+    p90: float
+    p99: float
+
+
+class FactSeries(TypedDict):
+    """The figures of each minute or hour, the first first. `counts` has a list for each count of ServiceFacts."""
+
+    counts: dict[str, list[int]]
+    wait: list[Percentiles | None]
+    run: list[Percentiles | None]
+
+
+class ServiceFacts(TypedDict):
+    """What a service has done in a span of time. `dispatched`: deliveries to workers; `retried`: attempts that failed
+    and were followed by another; `closed` contains `cancelled`, those that had not ended; `requeued`: failed and expired
+    ones that users sent again."""
+
+    accepted: int
+    dispatched: int
+    succeeded: int
+    failed: int
+    retried: int
+    expired: int
+    closed: int
+    cancelled: int
+    requeued: int
+    wait: Percentiles | None
+    """Until the first attempt; None: there was none."""
+    run: Percentiles | None
+    """Of attempts that have ended."""
+    series: NotRequired[FactSeries]
+
+
+class FailureGroupInfo(TypedDict):
+    """Failures of a service with the same error, apart from numbers, ids, paths and quoted texts. `service` is null for
+    those that are not counted by name."""
+
+    service: str | None
+    state: str
+    text: str
+    example: str
+    sample: str
+    """The UUID of the last one."""
+    first: int
+    last: int
+    failed: int
+    """Requests that have ended so."""
+    retried: int
+    """Attempts that failed so and were followed by another."""
+    hours: list[tuple[int, int]]
+    """The beginning of an hour, and its failures."""
+
+
+class FactsInfo(TypedDict):
+    """What services have done since `since`, by minute or hour (`step`, seconds), over restarts and on all nodes."""
+
+    since: int
+    step: int
+    incomplete: list[tuple[int, int]]
+    """Spans for which counts are missing, because a server was killed."""
+    total: ServiceFacts
+    services: dict[str, ServiceFacts]
+    other: ServiceFacts | None
+    """The least active services, if there are more than 1000."""
+    bytes: int
+    """What all facts take in the store."""
+    failures: NotRequired[list[FailureGroupInfo]]
+    """The largest first; absent without the permission to read all requests."""
+    failures_omitted: NotRequired[int]
+
+
 class Refusal(TypedDict):
     """How often a user lacked a permission, and for what."""
 

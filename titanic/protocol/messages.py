@@ -166,6 +166,10 @@ class StatsOptions(Struct):
     services: bool = False
     workers: bool = False
     filled_by: bool = False
+    facts: float = 0
+    """Seconds; then only the facts of these are sent."""
+    facts_of: list[str] = []
+    failures: bool = False
 
 
 class RetryAction(Message, tag_field="do", tag="retry"):

@@ -123,6 +123,7 @@ class Server:
             front.send_answers,
             self.dispatcher,
             writer.clock_jumps,
+            writer.facts,
             config.limits,
             front.most_body,
             config.wire.max_waiting_bytes,
@@ -401,6 +402,7 @@ class Server:
         if self.dispatcher.deliveries is not None:
             self.dispatcher.deliveries.close()
         if started:
+            self.writer.finish()
             self.store.close()
         else:
             self.store.discard()

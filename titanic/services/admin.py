@@ -7,6 +7,7 @@ What a worker has is not purged, unless its UUID is given. One message checks a 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from msgspec import UNSET
 from broker import User, UserLimits
 from titanic.commit.writer import halves
 from titanic.errors import Forbidden, InvalidArchive, InvalidRequest, StoreError, StoreFull
+from titanic.facts.counts import CANCELLED, CLOSED, REQUEUED
 from titanic.protocol import tsp
 from titanic.protocol.messages import (
     Admin,
@@ -62,7 +64,9 @@ class AdminWrite:
         self._returned: set[bytes] = set()
         self._closed: list[bytes] = []
         self._doubtful: list[bytes] = []
-        self._services: set[bytes] = set()
+        self._counts: Counter[bytes] = Counter()
+        self._cancelled: Counter[bytes] = Counter()
+        self._requeued: Counter[bytes] = Counter()
         self._settings: ServiceSettings | None = None
         self._forbidden: list[tuple[User, str, bytes]] = []
 
@@ -162,6 +166,7 @@ class AdminWrite:
         if row is None or not transaction.retry(uuid, now_us):
             return False
         self._returned.add(row.service)
+        self._requeued[row.service] += 1
         return True
 
     def _change(
@@ -201,21 +206,27 @@ class AdminWrite:
         if closed is None:
             return False
         self._closed.append(uuid)
+        self._counts[closed.service] += 1
         if closed.waited:
             self._doubtful.append(uuid)
-            self._services.add(closed.service)
+            self._cancelled[closed.service] += 1
         return True
 
     def committed(self) -> None:
         for user, why, uuid in self._forbidden:
             self._context.refusals.add(user, tsp.ADMIN, why, uuid=uuid)
+        counted = ((CLOSED, self._counts), (CANCELLED, self._cancelled), (REQUEUED, self._requeued))
+        for kind, services in counted:
+            self._context.facts.count(kind, services)
         if self._returned:
             self._context.dispatcher.post(Returned(self._returned))
         if self._settings is not None:
             self._context.dispatcher.post(SettingsChanged(self._settings))
         if self._closed or self._settings is not None:
             # The answer waits like that of a titanic.close, and until the dispatcher applies the settings.
-            self._context.dispatcher.post(Closed(self._closed, self._services, [CloseDoubt(self._doubtful, self)]))
+            self._context.dispatcher.post(
+                Closed(self._closed, self._cancelled.keys(), [CloseDoubt(self._doubtful, self)])
+            )
         else:
             self._context.send_answers(self._answers)
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from broker import User, WorkerHold, WorkerReport
 from titanic.errors import OutcomeUnknown, StoreAway, StoreError
+from titanic.facts.recorder import FactsRecorder
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames, Progress
 from titanic.services.ownership import Refusals
@@ -272,6 +273,8 @@ class ServiceContext:
     dispatcher: DispatcherInbox
     clock_jumps: ClockJumps
     """Jumps of the wall clock, as the writer's thread measures them."""
+    facts: FactsRecorder
+    """That of the writer."""
     limits: Mapping[bytes, ServiceLimits] = field(default_factory=dict)
     """Limits of single services. Any thread may replace them."""
     most_body: int | None = None

@@ -8,6 +8,7 @@ requests whose workers cannot end them.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from broker import User
 from titanic.commit.writer import LIGHT_ITEMS, halves
 from titanic.errors import StoreError, StoreFull
+from titanic.facts.counts import CANCELLED, CLOSED
 from titanic.protocol import tsp
 from titanic.protocol.permissions import lacks
 from titanic.protocol.tsp import Frames
@@ -74,8 +76,9 @@ class CloseWrite:
 
     def _begin(self) -> None:
         self._closed: list[bytes] = []
+        self._counts: Counter[bytes] = Counter()
+        self._cancelled: Counter[bytes] = Counter()
         self._kill: set[bytes] = set()
-        self._services: set[bytes] = set()
         self._doubtful: set[int] = set()
         self._refused: dict[int, StoreError] = {}
         self._forbidden: list[tuple[User, bytes]] = []
@@ -101,11 +104,12 @@ class CloseWrite:
                     self._kill.add(uuid)
                 if closed is not None:
                     self._closed.append(uuid)
+                    self._counts[closed.service] += 1
                 if closed is None:  # perhaps it was closed a moment ago, and that ask is not answered yet
                     self._doubtful.add(at)
                 elif closed.waited:
                     self._doubtful.add(at)
-                    self._services.add(closed.service)
+                    self._cancelled[closed.service] += 1
             except StoreFull as error:  # the archive is far behind and may miss nothing; the others may fit
                 self._refused[at] = error
 
@@ -124,6 +128,8 @@ class CloseWrite:
 
     def committed(self) -> None:
         self._context.counts["closed"] += len(self._closed)
+        self._context.facts.count(CLOSED, self._counts)
+        self._context.facts.count(CANCELLED, self._cancelled)
         for user, uuid in self._forbidden:
             self._context.refusals.add(user, tsp.CLOSE, not_owned(user, uuid), uuid=uuid)
         self._report()
@@ -164,6 +170,6 @@ class CloseWrite:
                 self._answers.append((closing.ask, closing.said()))
         if self._closed or in_doubt:
             doubts = [CloseDoubt(uuids, one, one.alive if kill else None) for (one, kill), uuids in in_doubt.items()]
-            self._context.dispatcher.post(Closed(self._closed, self._services, doubts, self._kill))
+            self._context.dispatcher.post(Closed(self._closed, self._cancelled.keys(), doubts, self._kill))
         if self._answers:
             self._context.send_answers(self._answers)

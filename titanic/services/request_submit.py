@@ -13,6 +13,7 @@ from msgspec import UNSET, UnsetType
 from broker import User, UserLimits
 from titanic.commit.writer import LIGHT_BYTES, LIGHT_ITEMS
 from titanic.errors import InvalidRequest, StoreError, StoreFull
+from titanic.facts.counts import ACCEPTED
 from titanic.protocol import tsp
 from titanic.protocol.messages import ChangeAction, Submit, read
 from titanic.protocol.permissions import lacks, lacks_submit
@@ -54,8 +55,8 @@ class AcceptWrite:
     def _begin(self) -> None:
         self._answers: list[tuple[Any, Frames]] = []
         self._arrived: dict[bytes, int] = {}
+        self._new: dict[bytes, int] = {}
         self._due: int | None = None
-        self._accepted = 0
         self._repeated = 0
         self._refused: list[str] = []
         self._forbidden: list[tuple[User, str, bytes]] = []
@@ -143,7 +144,7 @@ class AcceptWrite:
         if not new:
             self._repeated += 1
             return
-        self._accepted += 1
+        self._new[request.service] = self._new.get(request.service, 0) + 1
         for when in (request.not_before, request.expires_at, request.key_until if request.key else 0):
             if when and (self._due is None or when < self._due):
                 self._due = when
@@ -197,7 +198,8 @@ class AcceptWrite:
     def committed(self) -> None:
         context = self._context
         context.bytes_written += self._size
-        context.counts["accepted"] += self._accepted
+        context.counts["accepted"] += sum(self._new.values())
+        context.facts.count(ACCEPTED, self._new)
         context.counts["repeated"] += self._repeated
         context.counts["refused"] += len(self._refused)
         for reason in self._refused:

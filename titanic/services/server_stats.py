@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from broker import User, WorkerReport, read_json
 from titanic.errors import Forbidden, RecordCorrupt
+from titanic.facts.reading import facts_of
 from titanic.protocol import tsp
 from titanic.protocol.documents import Filling, RequestInHand, ServiceStats, WorkerInfo, WorkersInfo
 from titanic.protocol.messages import read_stats
@@ -30,6 +31,9 @@ REFUSING_FREE_SHARE = 0.05
 
 MOST_IN_LIST = 20_000
 """Workers, services and requests in a list of workers."""
+
+MOST_SERIES = 100
+"""Services of which each minute or hour is sent."""
 
 SEPARATE = "the broker is a separate process, which does not report its workers"
 
@@ -65,6 +69,11 @@ def answer(
         return [tsp.OK, json.dumps(nodes.listed(transaction, me)).encode()]
     if asked.workers:
         return [tsp.OK, json.dumps(_workers(transaction, host, store.now_us())).encode()]
+    if asked.facts > 0:
+        of = [name.encode() for name in asked.facts_of[:MOST_SERIES]]
+        failures = asked.failures and (user is None or user.reads_all)
+        found = facts_of(transaction, context.facts.unwritten(), store.now_us(), asked.facts, of, failures)
+        return [tsp.OK, json.dumps(found).encode()]
     space = transaction.space()
     rows = nodes.rows_of(transaction) if shares else ()
     elsewhere = nodes.running_elsewhere(rows, me)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -195,7 +196,7 @@ class MemoryReadTransaction:
             if len(found) >= limit or (found and size > max_bytes):
                 break
             new, tried = row.new, (row.attempts, [*row.new.body], row.new.max_attempts, row.expires_at)
-            found.append(ReadyRow(key, row.uuid, *tried, new.options, new.key, row.deliveries))
+            found.append(ReadyRow(key, row.uuid, *tried, new.options, new.key, row.deliveries, new.not_before))
         return found
 
     def ahead_of(
@@ -640,6 +641,7 @@ class MemoryWriteTransaction(MemoryReadTransaction):
     def trim(self, now_us: int, policy: Retention | None = None, limit: int = 1000, ahead_us: int = 0) -> Trimmed:
         policy, tables = policy or Retention(), self.tables
         sure_us, left, done = now_us - ahead_us, limit, list[int]()
+        closed = Counter[bytes]()
         keys = [end for end in tables.key_ends[:left] if end[0] <= sure_us]
         for _, _, owner, key in keys:
             self._put(Tables.put_key, (owner[:-1], key), None)
@@ -648,12 +650,13 @@ class MemoryWriteTransaction(MemoryReadTransaction):
             ends = getattr(self.tables, name)[:left] if kept or name == "kept" else ()
             due = [uuid for finished_at, uuid in ends if finished_at <= sure_us - kept]
             for uuid in due:
-                self._close(uuid, now_us, unclaimed=True)
+                if (result := self._close(uuid, now_us, unclaimed=True)) is not None:
+                    closed[result.service] += 1
             done.append(len(due))
             left -= len(due)
         own, replies, dead = done
         dropped = self._drop_older(sure_us - policy.closed_retention, left) if policy.closed_retention else 0
-        return Trimmed(own + replies, dead, dropped, len(keys), left <= dropped)
+        return Trimmed(own + replies, dead, dropped, len(keys), left <= dropped, closed)
 
     def _drop_older(self, closed_at: int, limit: int) -> int:
         """Drop requests closed until then that no archive waits for. Return their number."""

@@ -52,6 +52,8 @@ class ReadyRow(NamedTuple):
     idempotency_key: bytes = b""
     deliveries: int = 0
     """How often workers have had it, if that is known to be more often than `attempts`; else 0."""
+    not_before: int = 0
+    """When it could begin at the earliest, as it was submitted."""
 
 
 def priority_in(key: bytes) -> int:
@@ -193,6 +195,8 @@ class Trimmed(NamedTuple):
     closed: int
     keys: int
     more: bool
+    services: Mapping[bytes, int] = {}
+    """The closed requests (`replies` and `dead`) by service."""
 
 
 class Page(list[Description]):

@@ -105,7 +105,8 @@ def next_ready(
         expires_at = expiry(header.expires_at, past)
         attempts, deliveries = (past.attempts, past.deliveries) if past else (0, 0)
         most = header.max_attempts
-        rows.append(ReadyRow(key, uuid, attempts, body, most, expires_at, header.options, header.key, deliveries))
+        known = header.options, header.key, deliveries, header.not_before
+        rows.append(ReadyRow(key, uuid, attempts, body, most, expires_at, *known))
     return rows
 
 

@@ -10,6 +10,7 @@ left than the whole length (clock.capped). Then they last for their whole length
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from itertools import islice, takewhile
 
@@ -38,14 +39,15 @@ def trim(tx: Writing, now_us: int, policy: Retention | None = None, limit: int =
     sure_us = now_us - ahead_us
     keys = _forget_keys(tx, sure_us, left)
     left -= keys
-    own = _close_unclaimed(tx, KEPT, sure_us, now_us, left)
+    closed = Counter[bytes]()
+    own = _close_unclaimed(tx, KEPT, sure_us, now_us, left, closed)
     left -= own
     replies = dead = 0
     if policy.reply_retention:
-        replies = _close_unclaimed(tx, REPLIED, sure_us - policy.reply_retention, now_us, left)
+        replies = _close_unclaimed(tx, REPLIED, sure_us - policy.reply_retention, now_us, left, closed)
         left -= replies
     if policy.dead_retention:
-        dead = _close_unclaimed(tx, DEAD, sure_us - policy.dead_retention, now_us, left)
+        dead = _close_unclaimed(tx, DEAD, sure_us - policy.dead_retention, now_us, left, closed)
         left -= dead
     dropped = 0
     if policy.closed_retention and left > 0:
@@ -54,16 +56,18 @@ def trim(tx: Writing, now_us: int, policy: Retention | None = None, limit: int =
         left -= dropped
     end_charges(tx, limit)
     more = left <= 0 or bool(tx.raw.stat(tx.db.graves)["entries"]) or charges_to_end(tx)
-    return Trimmed(own + replies, dead, dropped, keys, more)
+    return Trimmed(own + replies, dead, dropped, keys, more, closed)
 
 
-def _close_unclaimed(tx: Writing, kind: bytes, until: int, now_us: int, limit: int) -> int:
+def _close_unclaimed(tx: Writing, kind: bytes, until: int, now_us: int, limit: int, closed: Counter[bytes]) -> int:
     done = 0
     for timer, uuid in _timers_until(tx, kind, until, limit):
         try:
-            close_request(tx, uuid, now_us, unclaimed=True)
+            result = close_request(tx, uuid, now_us, unclaimed=True)
         except StoreFull:
             break
+        if result is not None:
+            closed[result.service] += 1
         tx.raw.delete(timer, db=tx.db.timers)  # also when it led nowhere
         done += 1
     return done

@@ -208,7 +208,7 @@ def _note_scan(starts: dict[bytes, ScanStart], name: bytes, full_at: float) -> N
 def _seen(service: bytes, more: Sequence[Any], columns: Sequence[Any]) -> RequestSnapshot:
     """What is known of a request that is claimed."""
     *given, dispatched_at, reason = more
-    rank, uuid, attempts, _, max_attempts, ends_at, options, frames, size, deliveries = columns
+    rank, uuid, attempts, _, max_attempts, ends_at, options, frames, size, deliveries, _ = columns
     return RequestSnapshot(
         uuid,
         service=service,

@@ -17,6 +17,7 @@ left than the whole length (clock.capped). Then they last for their whole length
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
 from titanic.errors import StoreFull
@@ -340,29 +341,33 @@ def trim(
     rows = tx.fetch(_FORGET_KEYS, sure_us, left)
     tx.changes.count_keys_gone(rows)
     left -= len(rows)
-    own = _close_unclaimed(tx, _KEPT, sure_us, now_us, left)
+    closed = Counter[bytes]()
+    own = _close_unclaimed(tx, _KEPT, sure_us, now_us, left, closed)
     left -= own
     replies = dead = 0
     if policy.reply_retention:
-        replies = _close_unclaimed(tx, _REPLIED, sure_us - policy.reply_retention, now_us, left)
+        replies = _close_unclaimed(tx, _REPLIED, sure_us - policy.reply_retention, now_us, left, closed)
         left -= replies
     if policy.dead_retention:
-        dead = _close_unclaimed(tx, _DEAD, sure_us - policy.dead_retention, now_us, left)
+        dead = _close_unclaimed(tx, _DEAD, sure_us - policy.dead_retention, now_us, left, closed)
         left -= dead
     dropped = 0
     if policy.closed_retention and left > 0:
         dropped = drop_older(tx, sure_us - policy.closed_retention + 1, left)
         left -= dropped
-    return Trimmed(own + replies, dead, dropped, len(rows), left <= 0)
+    return Trimmed(own + replies, dead, dropped, len(rows), left <= 0, closed)
 
 
-def _close_unclaimed(tx: PostgresWriting, text: str, until: int, now_us: int, limit: int) -> int:
+def _close_unclaimed(
+    tx: PostgresWriting, text: str, until: int, now_us: int, limit: int, closed: Counter[bytes]
+) -> int:
     if limit <= 0:
         return 0
     uuids = [uuid for (uuid,) in tx.fetch(text, until, limit)]
     tx.prefetch(uuids)
     for uuid in uuids:
-        close_request(tx, uuid, now_us, unclaimed=True)
+        if (result := close_request(tx, uuid, now_us, unclaimed=True)) is not None:
+            closed[result.service] += 1
     return len(uuids)
 
 

@@ -116,7 +116,7 @@ _PLACES = """
     ORDER BY rank, uuid LIMIT %s"""
 
 READY_COLUMNS = """q.rank, r.uuid, q.attempts, r.body, r.max_attempts, q.expires_at, r.options, r.body_frames,
-    r.body_bytes, q.deliveries"""
+    r.body_bytes, q.deliveries, r.not_before"""
 """What `ready_row` takes, of a request `r` and its row `q` in `ready`."""
 
 _ROWS = f"""
@@ -172,10 +172,12 @@ def ready_row(
     frames: int,
     size: int,
     deliveries: int,
+    not_before: int,
 ) -> ReadyRow:
     """What READY_COLUMNS say, and its idempotency key."""
     expect_frames(uuid, "request", body, frames, size)
-    return ReadyRow(_key(service, rank, uuid), uuid, attempts, body, max_attempts, expires_at, options, key, deliveries)
+    past = options, key, deliveries, not_before
+    return ReadyRow(_key(service, rank, uuid), uuid, attempts, body, max_attempts, expires_at, *past)
 
 
 def damaged_row(service: bytes, rank: int, uuid: bytes, attempts: int, *damaged: object) -> ReadyRow:

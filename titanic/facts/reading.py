@@ -1,0 +1,182 @@
+"""Reads what the processes that share a store have counted: the figures of services over a span of time, the groups of
+failures, and whether the totals agree with the requests that are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from titanic.facts import counts
+from titanic.facts.counts import COUNTS, OTHER, RUN, SIZE, WAIT, Tallies, Tally
+from titanic.facts.groups import StoredGroup, decode_group, merged
+from titanic.facts.recorder import (
+    DOUBT,
+    GROUPS,
+    HOURS,
+    INCOMPLETE,
+    KEPT,
+    LENGTHS,
+    MINUTES,
+    OPEN,
+    TOTALS,
+    U32,
+    Period,
+    Unwritten,
+    backwards,
+    read_open,
+    read_totals,
+    stored,
+)
+from titanic.protocol.documents import FactsInfo, FailureGroupInfo, FactSeries, Percentiles, ServiceFacts
+from titanic.store import ReadTransaction
+
+MAX_FAILURES = 500
+"""Groups of failures in an answer."""
+
+_SECOND = 1_000_000
+
+
+def facts_of(
+    transaction: ReadTransaction,
+    unwritten: Unwritten,
+    now_us: int,
+    seconds: float,
+    of: Collection[bytes] = (),
+    failures: bool = False,
+) -> FactsInfo:
+    """What was counted in the last `seconds`: by minute if these are kept for so long, else by hour. `of`: services of
+    which each minute or hour is wanted. `failures`: the groups of failures, too."""
+    kind = MINUTES if seconds <= KEPT[MINUTES] else HOURS
+    step = LENGTHS[kind]
+    now = now_us // _SECOND
+    first = max(0, now - int(min(seconds, KEPT[HOURS]))) // step * step
+    last = now // step * step
+    wanted: dict[bytes | None, list[Tally]] = {
+        name: [[0] * SIZE for _ in range(first, last + 1, step)] for name in (None, *of)
+    }
+    sums: Tallies = {}
+    for start, tallies in _periods(transaction, unwritten, kind, first, last):
+        at = (start - first) // step
+        counts.add_all(sums, tallies)
+        for name, series in wanted.items():
+            for tally in tallies.values() if name is None else [tallies[name]] if name in tallies else ():
+                series[at] = [one + more for one, more in zip(series[at], tally, strict=True)]
+    sums = counts.fold(sums)
+    total = [sum(column) for column in zip(*sums.values(), strict=True)] if sums else [0] * SIZE
+    document: FactsInfo = {
+        "since": first * _SECOND,
+        "step": step,
+        "incomplete": [(since * _SECOND, until * _SECOND) for since, until in _marks(transaction, first)],
+        "total": _figures(total, wanted[None]),
+        "services": {
+            name.decode(errors="replace"): _figures(sums.get(name, [0] * SIZE), wanted.get(name))
+            for name in sorted({*sums, *of} - {OTHER})
+        },
+        "other": _figures(sums[OTHER]) if OTHER in sums else None,
+        "bytes": transaction.facts_bytes(),
+    }
+    if failures:
+        found = [one for one in _groups(transaction, unwritten) if one.last >= now_us - seconds * 1e6]
+        document["failures"] = [_group(one) for one in found[:MAX_FAILURES]]
+        document["failures_omitted"] = len(found[MAX_FAILURES:])
+    return document
+
+
+def _periods(
+    transaction: ReadTransaction, unwritten: Unwritten, kind: bytes, first: int, last: int
+) -> Iterator[tuple[int, Tallies]]:
+    """The tallies of each period and process."""
+    for key, value in backwards(transaction, kind):
+        start, number = U32.unpack_from(key, len(kind))[0], key[len(kind) + U32.size : len(kind) + 2 * U32.size]
+        if start < first:
+            break
+        if start > last or (number == unwritten.number and Period(kind, start) in unwritten.periods):
+            continue
+        try:
+            yield start, counts.decode(value)
+        except ValueError:  # a check finds it
+            continue
+    for period, tallies in unwritten.periods.items():
+        if period.kind == kind and first <= period.start <= last:
+            yield period.start, tallies
+
+
+def _marks(transaction: ReadTransaction, first: int) -> list[tuple[int, int]]:
+    """Spans in which something is missing, in seconds."""
+    rows = [(U32.unpack_from(key, len(INCOMPLETE))[0], value) for key, value in backwards(transaction, INCOMPLETE)]
+    marks = [(since, U32.unpack(value)[0]) for since, value in rows if len(value) == U32.size]
+    return sorted((since, until) for since, until in marks if until >= first)
+
+
+def _groups(transaction: ReadTransaction, unwritten: Unwritten) -> list[StoredGroup]:
+    found = [*unwritten.groups.values()]
+    for key, value in backwards(transaction, GROUPS):
+        if key in unwritten.groups:
+            continue
+        try:
+            found.append(decode_group(value))
+        except ValueError:
+            continue
+    return merged(found)
+
+
+def _figures(tally: Sequence[int], series: Sequence[Sequence[int]] | None = None) -> ServiceFacts:
+    figures: ServiceFacts = {
+        **dict(zip(COUNTS, tally, strict=False)),  # type: ignore[typeddict-item]
+        "wait": _percentiles(tally[WAIT:RUN]),
+        "run": _percentiles(tally[RUN:]),
+    }
+    if series is not None:
+        figures["series"] = _series(series)
+    return figures
+
+
+def _percentiles(buckets: Sequence[int]) -> Percentiles | None:
+    p50, p90, p99 = (counts.percentile(buckets, share) for share in (0.5, 0.9, 0.99))
+    return None if p50 is None or p90 is None or p99 is None else {"p50": p50, "p90": p90, "p99": p99}
+
+
+def _series(tallies: Sequence[Sequence[int]]) -> FactSeries:
+    return {
+        "counts": {name: [tally[at] for tally in tallies] for at, name in enumerate(COUNTS)},
+        "wait": [_percentiles(tally[WAIT:RUN]) for tally in tallies],
+        "run": [_percentiles(tally[RUN:]) for tally in tallies],
+    }
+
+
+def _group(group: StoredGroup) -> FailureGroupInfo:
+    return {
+        "service": group.service.decode(errors="replace") or None,
+        "state": group.state,
+        "text": group.text,
+        "example": group.example,
+        "sample": group.sample.hex(),
+        "first": group.first,
+        "last": group.last,
+        "failed": group.failed,
+        "retried": group.retried,
+        "hours": [(hour * 3600 * _SECOND, count) for hour, count in sorted(group.hours.items())],
+    }
+
+
+def faults(transaction: ReadTransaction) -> list[tuple[bytes, str]]:
+    """Rows of counts that are damaged, and totals that are not what is stored, which are not compared while a process
+    may have counted more. With the key of each row; empty: all rows of totals."""
+    found: list[tuple[bytes, str]] = []
+    for kind in (MINUTES, HOURS):
+        for key, value in backwards(transaction, kind):
+            try:
+                counts.decode(value)
+            except ValueError as error:
+                found.append((key, str(error)))
+    for key, value in backwards(transaction, GROUPS):
+        try:
+            decode_group(value)
+        except ValueError as error:
+            found.append((key, str(error)))
+    totals = [read_totals(value) for _, value in transaction.facts(TOTALS)]
+    uncertain = transaction.facts(DOUBT) or any(read_open(value)[1] for _, value in transaction.facts(OPEN))
+    if totals and not uncertain:
+        there, expected = transaction.counts().requests, sum(map(stored, totals))
+        if there != expected:
+            found.append((b"", f"{expected} requests must be stored by the counts, but there are {there}"))
+    return found
