@@ -58,7 +58,7 @@ QUEUE = [
     *(SERVE, UPPER, "titanic work resize -- tr a-z A-Z &", LINES, "printf 'a picture' >big.png"),
     *("=submit", """test "$(cat small.png)" = 'A PICTURE'""", "=call"),
     "titanic submit upper hello >uuid && titanic reply $(cat uuid) --wait 20",
-    *("=reply", "=show", "=why", "=status", "=workers", "=health", "=close", "=pause", "=resume"),
+    *("=reply", "=show", "=why", "=status", "=services", "=workers", "=health", "=close", "=pause", "=resume"),
     *("titanic submit mail x --delay 1h >uuid", "=change", "titanic close $(cat uuid)"),
     "titanic work mail -- false &",
     "titanic submit mail x --max-attempts 1 >uuid; ! titanic reply $(cat uuid) --wait 20",
@@ -143,7 +143,7 @@ def run(lines: list[str], folder: Path) -> list[tuple[int, str, str]]:
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m titanic "$@"\n')
     program.chmod(0o755)
     if shutil.which("jq") is None:
-        (folder / "bin/jq").write_text("#!/bin/sh\ngrep -Eq 'used|incarnation|workers'\n")
+        (folder / "bin/jq").write_text("#!/bin/sh\ngrep -Eq 'used|services|incarnation|workers'\n")
         (folder / "bin/jq").chmod(0o755)
     changed = [re.sub(r"(?<![\w.])/(?=(var|backup|etc)\b)", f"{folder}/", line) for line in lines]
     changed = [line.replace(UUID, "$(cat uuid)").replace("TOML", str(ROOT / "deploy/titanic.toml")) for line in changed]

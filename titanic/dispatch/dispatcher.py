@@ -623,7 +623,8 @@ class Dispatcher(Channel):
 
 
 def _attempt_end(outcome: AttemptOutcome, flight: Flight, ended: float, ended_us: int) -> AttemptEnd | None:
-    """What counts; None: it was no attempt. `ended`: when the attempt had ended, in the core's clock, and `ended_us` in µs since the epoch."""
+    """What counts; None: it was no attempt. `ended`: when it had ended, in the core's clock, and `ended_us` in µs since
+    the epoch."""
     service, reason = flight.backlog.name, outcome.reason
     if isinstance(outcome, Finish):
         if outcome.status is Status.EXPIRED:

@@ -190,12 +190,12 @@ def merged(groups: Iterable[StoredGroup]) -> list[StoredGroup]:
     kept: dict[tuple[bytes, str, str], StoredGroup] = {}
     named: Counter[bytes] = Counter()
     for key, group in sorted(found.items(), key=lambda item: (item[1].count, item[1].last), reverse=True):
-        named[group.service] += 1
+        named[group.service] += group.text != OTHER_TEXT
         if named[group.service] > MAX_GROUPS:
-            key = group.service, group.state, OTHER_TEXT
-            if key in kept:
-                kept[key].merge(group)
-                continue
             group.text = OTHER_TEXT
-        kept[key] = group
+            key = group.service, group.state, OTHER_TEXT
+        if key in kept:
+            kept[key].merge(group)
+        else:
+            kept[key] = group
     return sorted(kept.values(), key=lambda group: (group.count, group.last), reverse=True)

@@ -26,7 +26,7 @@ from titanic.facts.recorder import (
     read_totals,
     stored,
 )
-from titanic.protocol.documents import FactsInfo, FailureGroupInfo, FactSeries, Percentiles, ServiceFacts
+from titanic.protocol.documents import FactSeries, FactsInfo, FailureGroupInfo, Percentiles, ServiceFacts
 from titanic.store import ReadTransaction
 
 MAX_FAILURES = 500

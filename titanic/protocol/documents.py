@@ -113,8 +113,8 @@ class FactSeries(TypedDict):
 
 class ServiceFacts(TypedDict):
     """What a service has done in a span of time. `dispatched`: deliveries to workers; `retried`: attempts that failed
-    and were followed by another; `closed` contains `cancelled`, those that had not ended; `requeued`: failed and expired
-    ones that users sent again."""
+    and were followed by another; `closed` contains `cancelled`, those that had not ended; `requeued`: failed
+    and expired ones that users sent again."""
 
     accepted: int
     dispatched: int

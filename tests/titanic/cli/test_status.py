@@ -187,3 +187,18 @@ def test_health_of_a_server_that_stands_still(tmp_path: Path) -> None:
 def test_health_that_is_asked_wrongly_is_unknown(wrong: tuple[str, ...]) -> None:
     assert here("health", *wrong).code == 3
     assert here("status", "--watch", "x").code == 2
+
+
+def test_services_show_what_they_did_before_a_restart(tmp_path: Path) -> None:
+    with serving(tmp_path) as (_, endpoint), Client(endpoint) as client:
+        with Worker("echo", lambda frames: frames, endpoint):
+            client.wait(client.submit("echo", b"x"), timeout=60)
+        client.submit("absent", b"x")
+        until(lambda: client.facts()["services"]["echo"]["succeeded"] == 1)
+    with serving(tmp_path) as (_, endpoint):
+        found = here("services", "--json", "--endpoint", endpoint).json
+        assert (found["services"]["echo"]["succeeded"], found["services"]["absent"]["waiting"]) == (1, 1)
+        assert (found["total"]["accepted"], found["incomplete"]) == (2, [])
+        lines = here("services", "--endpoint", endpoint).out.decode().splitlines()
+        assert [line.split()[0] for line in lines] == ["SERVICE", "absent", "echo"]
+        assert here("check", "--store", tmp_path / "store", "--json").json["problems"] == []

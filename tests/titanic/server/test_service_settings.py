@@ -21,6 +21,7 @@ from broker import Worker
 from titanic import Client, InvalidRequest, Refused, Server
 from titanic.dispatch.attempts import Finish
 from titanic.dispatch.outcomes import CompletionEvents, OutcomeWrite
+from titanic.facts.recorder import FactsRecorder
 from titanic.store import MIN_CAPACITY, KnownSettings, LeaseConfig, ServiceSetting, State, Status, open_store
 from titanic.store.postgres.tools import check
 
@@ -277,13 +278,14 @@ import os
 import sys
 from pathlib import Path
 from titanic.dispatch.outcomes import CompletionEvents
+from titanic.facts.recorder import FactsRecorder
 from titanic.store import KnownSettings, NewRequest, ServiceSetting, Status, open_store
 
 place, when = sys.argv[1:]
 store = open_store(place if "://" in place else Path(place), capacity=64 << 20)
 known = KnownSettings()
 known.know({b"shout": ServiceSetting(on_end=b"told")})
-ends = CompletionEvents(known, None)
+ends = CompletionEvents(known, None, FactsRecorder(store))
 with store.write() as transaction:
     (accepted,) = transaction.accept([NewRequest(b"shout", [b"x"])], store.now_us())
     uuid = accepted.uuid
@@ -315,7 +317,7 @@ def test_whoever_is_killed_has_stored_both_or_none(tmp_path: Path, settings: dic
         known.know({b"shout": ServiceSetting(on_end=b"told")})
         outcome = Finish(uuid, Status.DONE, [b"R"], 1, "", 0.0)
         for _ in range(2):  # the outcome is tried again: that is no second end
-            write = OutcomeWrite([outcome], Unread(), CompletionEvents(known, Unread()))
+            write = OutcomeWrite([outcome], Unread(), CompletionEvents(known, Unread(), FactsRecorder(store)))
             with store.write() as transaction:
                 write.apply(transaction, store.now_us())
             write.committed()
