@@ -47,7 +47,7 @@ VARIABLE = re.compile(
 )
 """What differs between failures with the same cause."""
 
-_WITHOUT = {"expired": "not started in time"}
+EXPIRED_TEXT = "not done in time"
 
 
 def first_line(reason: str) -> str:
@@ -57,8 +57,10 @@ def first_line(reason: str) -> str:
 
 
 def normalize(reason: str, state: str = "failed") -> str:
-    """The first line of an error, with a gap for each variable part."""
-    return _normalized(first_line(reason)) or _WITHOUT.get(state, "no error text")
+    """The first line of an error, with a gap for each variable part. All that expired have the same."""
+    if state == "expired":
+        return EXPIRED_TEXT
+    return _normalized(first_line(reason)) or "no error text"
 
 
 @lru_cache(maxsize=1024)

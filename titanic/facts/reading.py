@@ -44,7 +44,8 @@ def facts_of(
     failures: bool = False,
 ) -> FactsInfo:
     """What was counted in the last `seconds`: by minute if these are kept for so long, else by hour. `of`: services of
-    which each minute or hour is wanted. `failures`: the groups of failures, too."""
+    which each minute or hour is wanted. `failures`: the groups of failures, too, of
+    these services if any are given."""
     kind = MINUTES if seconds <= KEPT[MINUTES] else HOURS
     step = LENGTHS[kind]
     now = now_us // _SECOND
@@ -75,7 +76,9 @@ def facts_of(
         "bytes": transaction.facts_bytes(),
     }
     if failures:
-        found = [one for one in _groups(transaction, unwritten) if one.last >= now_us - seconds * 1e6]
+        since = now_us - seconds * 1e6
+        every = _groups(transaction, unwritten)
+        found = [one for one in every if one.last >= since and (not of or one.service in of)]
         document["failures"] = [_group(one) for one in found[:MAX_FAILURES]]
         document["failures_omitted"] = len(found[MAX_FAILURES:])
     return document

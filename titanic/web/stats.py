@@ -1,23 +1,22 @@
-"""Statistics for pages and event streams: polled once for all visitors, cached briefly, kept for an hour in memory."""
+"""Statistics for pages and event streams: polled once for all visitors, and cached briefly; history from the server."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar, TypeVarTuple
+from typing import Any, TypeVar, TypeVarTuple
 
 from starlette.requests import Request
 
 from titanic.aio import Client
-from titanic.errors import CallerError, TitanicError
-from titanic.protocol.answers import RequestInfo
+from titanic.errors import CallerError, InvalidRequest, TitanicError
+from titanic.protocol.documents import FactSeries, FactsInfo, ServiceFacts
 from titanic.web.auth.identity import Visitor
+from titanic.web.template_filters import Line
 
 Loaded = TypeVar("Loaded")
 Arguments = TypeVarTuple("Arguments")
@@ -36,29 +35,11 @@ PERMISSION_TTL = 10.0
 ADMIN_ONLY = ("refusals", "refused")
 """Fields of `titanic.stats` that only admins get."""
 
-HISTORY_STEP = 10.0
-"""Seconds between two samples that are kept for an hour."""
+LEAST_PERIOD = 10.0
+"""Seconds over which rates are measured, at least."""
 
-RECENT = 20.0
-"""Seconds over which current rates are measured."""
-
-TREND_STEP = 120.0
-"""Seconds between two samples of each service."""
-
-SHORTER_SPANS = (300.0, 900.0)
-"""Seconds that charts cover while less than an hour is known."""
-
-LATENCY_SAMPLE = 200
-"""Requests to measure latency on: those that ended last."""
-
-LATENCY_INTERVAL = 10.0
-"""Seconds between two measurements of latency for a user."""
-
-LATENCY_WINDOW = 60.0
-"""Seconds: requests that ended earlier do not count as current latency."""
-
-MAX_USERS = 50
-"""Users with a kept latency: the most recent ones."""
+BEGINS, ENDS = ("accepted", "requeued"), ("succeeded", "failed", "expired", "cancelled")
+"""What makes the number of unfinished requests grow, and shrink."""
 
 CACHE_TTL = 3.0
 """Seconds for which a result is cached, at least."""
@@ -73,29 +54,6 @@ MAX_CACHED = 200
 """Results that are cached at a time."""
 
 
-class Counters(NamedTuple):
-    """Counters of the queue at a moment. `source`: the process that counts; each starts at 0."""
-
-    at: float
-    source: str
-    submitted: int
-    done: int
-    failed: int
-    waiting: int
-    running: int
-
-
-class ServiceCounters(NamedTuple):
-    """Counters of a service; `done` and `failed` since the start of the server."""
-
-    waiting: int
-    done: int
-    failed: int
-
-
-NO_COUNTERS = ServiceCounters(0, 0, 0)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class StatsSample:
     """One answer of `titanic.stats`."""
@@ -108,18 +66,6 @@ class StatsSample:
     response_time: float
     """Seconds until the answer."""
 
-    def counters(self) -> Counters:
-        """The counters of the queue."""
-        store, since, ended = self.stats["store"], self.stats["since_start"], self.stats["dispatch"]
-        source = str(self.stats.get("queue", ""))
-        done, failed, running = ended["succeeded"], ended["failed"], self.stats["running"]
-        return Counters(self.at, source, since["accepted"], done, failed, store["waiting"], running)
-
-    def services(self) -> dict[str, ServiceCounters]:
-        """The counters of each service."""
-        rows = self.stats.get("by_service") or {}
-        return {name: ServiceCounters(row["waiting"], row["done"], row["failed"]) for name, row in rows.items()}
-
 
 # -- polling ------------------------------------------------------------------------------------------------------
 
@@ -128,8 +74,6 @@ class StatsPoller:
     """Polls the server once for all visitors, and for an hour after the last of them left."""
 
     def __init__(self) -> None:
-        self.history = History()
-        self.latencies = Latencies()
         self._last: StatsSample | None = None
         self._permitted: dict[str, float] = {}
         """When each user's own poll last succeeded."""
@@ -175,7 +119,6 @@ class StatsPoller:
         # The sample is shown to other users, too.
         stats = {name: value for name, value in answer.items() if name not in ADMIN_ONLY}
         self._last = sample = StatsSample(time.time(), stats, _workers(stats), response_time)
-        self.history.add(sample)
         return sample
 
     async def _keep_polling(self) -> None:
@@ -190,8 +133,6 @@ class StatsPoller:
                     self._visitor = None
                 except TitanicError:
                     continue  # the server is away and may come back
-            with suppress(TitanicError):
-                await self.latencies.measure(visitor.user, visitor.client)
 
 
 def _workers(stats: dict[str, Any]) -> dict[str, int] | None:
@@ -204,222 +145,51 @@ def _workers(stats: dict[str, Any]) -> dict[str, int] | None:
     return dict(here)
 
 
-# -- the last hour ------------------------------------------------------------------------------------------------
+# -- history ------------------------------------------------------------------------------------------------------
 
 
-class RequestRates(NamedTuple):
-    """Requests per second; None: unknown."""
-
-    submitted: float | None
-    done: float | None
-    failed: float | None
-
-
-UNKNOWN = RequestRates(None, None, None)
-
-
-def increase(before: int, after: int) -> int:
-    """By how much a counter grew; after a restart, its value."""
-    return after - before if after >= before else after
-
-
-def _rates(before: Counters, after: Counters) -> RequestRates:
-    elapsed = after.at - before.at
-    if elapsed <= 0 or before.source != after.source:
-        return UNKNOWN
-    return RequestRates(
-        increase(before.submitted, after.submitted) / elapsed,
-        increase(before.done, after.done) / elapsed,
-        increase(before.failed, after.failed) / elapsed,
-    )
-
-
-class History:
-    """Samples of the last hour, in bounded memory. It has no clock: each sample says when it was taken."""
-
-    def __init__(self) -> None:
-        self._recent: deque[Counters] = deque()
-        self._points: deque[Counters] = deque()
-        self._trends: deque[tuple[float, Mapping[str, ServiceCounters]]] = deque()
-
-    def add(self, sample: StatsSample) -> None:
-        """Add a sample. If its time is before the last one, the clock was set back: forget all earlier samples."""
-        counters = sample.counters()
-        if self._recent and counters.at < self._recent[-1].at:
-            for each in (self._recent, self._points, self._trends):
-                each.clear()
-        self._recent.append(counters)
-        while self._recent[0].at < counters.at - RECENT:
-            self._recent.popleft()
-        if not self._points or counters.at - self._points[-1].at >= HISTORY_STEP:
-            self._points.append(counters)
-        while self._points[0].at < counters.at - HOUR - HISTORY_STEP:
-            self._points.popleft()
-        if not self._trends or counters.at - self._trends[-1][0] >= TREND_STEP:
-            self._trends.append((counters.at, sample.services()))
-        while self._trends[0][0] < counters.at - HOUR - TREND_STEP:
-            self._trends.popleft()
-
-    @property
-    def began(self) -> float | None:
-        """The time of the oldest sample."""
-        return self._points[0].at if self._points else None
-
-    def length(self, now: float) -> float:
-        """Seconds that charts cover: an hour, or less while less is known."""
-        known = 0.0 if self.began is None else now - self.began
-        return next((length for length in SHORTER_SPANS if known <= length), HOUR)
-
-    def now(self) -> RequestRates:
-        """Return the current rates."""
-        return _rates(self._recent[0], self._recent[-1]) if len(self._recent) > 1 else UNKNOWN
-
-    def rates(self, now: float, parts: int, length: float = HOUR) -> list[RequestRates]:
-        """Divide the last `length` seconds into parts and return the rates of each."""
-        sums = [[0.0, 0.0, 0.0, 0.0] for _ in range(parts)]
-        began, width = now - length, length / parts
-        for before, after in pairwise(self._all()):
-            rates = _rates(before, after)
-            if rates.done is None:
-                continue
-            first = max(0, int((before.at - began) / width))
-            for at in range(first, min(parts - 1, int((after.at - began) / width)) + 1):
-                start = began + at * width
-                overlap = min(after.at, start + width) - max(before.at, start)
-                if overlap > 0:
-                    for n, value in enumerate((overlap, *(rate * overlap for rate in rates if rate is not None))):
-                        sums[at][n] += value
-        return [
-            RequestRates(a / covered, b / covered, c / covered) if covered else UNKNOWN for covered, a, b, c in sums
-        ]
-
-    def levels(self, now: float, parts: int, length: float = HOUR) -> list[tuple[int, int] | None]:
-        """Divide the last `length` seconds into parts and return how many waited and ran at the end of each."""
-        found: list[tuple[int, int] | None] = [None] * parts
-        for counters in self._all():
-            at = math.floor((counters.at - now + length) * parts / length)
-            if 0 <= at <= parts:
-                found[min(at, parts - 1)] = (counters.waiting, counters.running)
-        return found
-
-    def trend(self, service: str) -> list[tuple[float, ServiceCounters]]:
-        """Return the counters of a service, every two minutes."""
-        return [(at, services.get(service, NO_COUNTERS)) for at, services in self._trends]
-
-    def _all(self) -> Sequence[Counters]:
-        points = list(self._points)
-        if self._recent and (not points or self._recent[-1].at > points[-1].at):
-            points.append(self._recent[-1])
-        return points
-
-
-# -- latency ------------------------------------------------------------------------------------------------------
-
-
-class Percentiles(NamedTuple):
-    """In seconds."""
-
-    p50: float
-    p90: float
-    p99: float
-    max: float
-
-
-class Latency(NamedTuple):
-    """How long requests waited for a worker, how long the last attempt ran, and both together; None: not measured."""
-
-    requests: int
-    wait: Percentiles | None
-    run: Percentiles | None
-    total: Percentiles | None
-
-
-class LatencyPoint(NamedTuple):
-    """The latency of requests that had just ended, in seconds."""
-
-    at: float
-    wait_p50: float
-    run_p50: float
-    total_p90: float
-
-
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share does not exceed."""
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
-
-
-def percentiles(values: Iterable[float]) -> Percentiles | None:
-    """The percentiles of these values; None without any."""
-    ordered = sorted(values)
-    if not ordered:
+async def facts_of(client: Client, of: Sequence[str]) -> FactsInfo | None:
+    """What was counted in the last hour, of these services by minute; None: the server is of an older version. Raises
+    Forbidden."""
+    try:
+        return await client.facts(HOUR, of=of)
+    except InvalidRequest:
         return None
-    return Percentiles(percentile(ordered, 0.5), percentile(ordered, 0.9), percentile(ordered, 0.99), ordered[-1])
 
 
-def latency_of(rows: Sequence[RequestInfo]) -> Latency:
-    """The latency of requests that have ended.
-
-    The wait of retried requests is left out because the time of their first attempt is not stored. A delay is no wait.
-    """
-    sent = [row for row in rows if row["dispatched_at"] and row["finished_at"]]
-    once = [row for row in sent if row["attempts"] <= 1]
-    wait = percentiles(_elapsed(_ready(row), row["dispatched_at"]) for row in once)
-    run = percentiles(_elapsed(row["dispatched_at"], row["finished_at"]) for row in sent)
-    return Latency(len(sent), wait, run, percentiles(_elapsed(_ready(row), row["finished_at"]) for row in sent))
+def per_second(facts: FactsInfo, series: FactSeries, name: str, now: float) -> list[float | None]:
+    """A count of each period as a rate; None for the last one while it is short."""
+    counts, step = series["counts"][name], facts["step"]
+    last = now - facts["since"] / 1e6 - (len(counts) - 1) * step
+    rates: list[float | None] = [count / step for count in counts]
+    if rates:
+        rates[-1] = counts[-1] / min(last, step) if last >= LEAST_PERIOD else None
+    return rates
 
 
-def _ready(row: RequestInfo) -> int:
-    """When it could have started."""
-    return max(row["submitted_at"], row["not_before"])
+def current(facts: FactsInfo, figures: ServiceFacts, name: str, now: float) -> float:
+    """A count per second over the last one or two periods."""
+    counts = figures["series"]["counts"][name][-2:]
+    began = facts["since"] / 1e6 + (len(figures["series"]["counts"][name]) - len(counts)) * facts["step"]
+    return sum(counts) / max(LEAST_PERIOD, now - began)
 
 
-def _elapsed(since: int, until: int) -> float:
-    return max(0.0, (until - since) / 1e6)  # a clock may be set back
+def unfinished(series: FactSeries, now: int) -> list[float | None]:
+    """How many requests had not ended at the end of each period, `now` of them at the end of the last one."""
+    counts, found = series["counts"], list[float | None]()
+    for changes in reversed([*zip(*(counts[name] for name in (*BEGINS, *ENDS)), strict=True)]):
+        found.append(now)
+        now = max(0, now - sum(changes[: len(BEGINS)]) + sum(changes[len(BEGINS) :]))
+    return found[::-1]
 
 
-async def recently_done(client: Client, service: str | None = None) -> list[RequestInfo]:
-    """List the requests that were done last, of one service or all. Raises Forbidden."""
-    rows, after = await client.list(service=service, state="done", newest=True, limit=LATENCY_SAMPLE)
-    if not rows and after is not None:  # a page can be empty without being the last
-        rows, _ = await client.list(service=service, state="done", newest=True, after=after, limit=LATENCY_SAMPLE)
-    return rows
-
-
-class Latencies:
-    """The latency of the last hour by user, because users may read different requests."""
-
-    def __init__(self) -> None:
-        self._hours: dict[str, deque[LatencyPoint]] = {}
-        self._measured: dict[str, float] = {}
-
-    async def measure(self, user: str, client: Client) -> Sequence[LatencyPoint]:
-        """Return the last hour of a user, up to now. Raises Forbidden."""
-        now = time.monotonic()
-        if now - self._measured.get(user, -LATENCY_INTERVAL) >= LATENCY_INTERVAL:
-            before = self._measured.pop(user, None)
-            self._measured[user] = now
-            try:
-                rows = await recently_done(client)
-            except BaseException:
-                if before is None:
-                    self._measured.pop(user, None)
-                raise
-            self._keep(user, rows, time.time())
-        return self._hours.get(user, ())
-
-    def _keep(self, user: str, rows: Sequence[RequestInfo], now: float) -> None:
-        latency = latency_of([row for row in rows if row["finished_at"] > (now - LATENCY_WINDOW) * 1e6])
-        hour = self._hours.pop(user, None) or deque(maxlen=int(HOUR / LATENCY_INTERVAL))
-        self._hours[user] = hour
-        if latency.run is not None and latency.total is not None:
-            wait = 0.0 if latency.wait is None else latency.wait.p50
-            hour.append(LatencyPoint(now, wait, latency.run.p50, latency.total.p90))
-        while hour and hour[0].at < now - HOUR:
-            hour.popleft()
-        while len(self._hours) > MAX_USERS:
-            oldest = next(iter(self._hours))
-            del self._hours[oldest]
-            self._measured.pop(oldest, None)
+def times(facts: FactSeries) -> list[Line]:
+    """The waiting and run times of each period, as lines of a chart."""
+    return [
+        Line(f"{kind} {share}", [one and one[share] for one in facts[kind]])
+        for kind in ("wait", "run")
+        for share in ("p50", "p90")
+    ]
 
 
 # -- results for pages that refresh themselves ----------------------------------------------------------------------

@@ -52,14 +52,16 @@ class TestServer:
             assert counted(client, "echo") == {"accepted": 10, "dispatched": 10, "succeeded": 10, "closed": 1}
             assert counted(client, "bad") == {"accepted": 1, "dispatched": 3, "failed": 1, "retried": 2}
             assert counted(client, "absent") == {"accepted": 2, "expired": 1, "closed": 1, "cancelled": 1}
-            found = client.facts(HOUR, of=["echo"], failures=True)
-            echo = found["services"]["echo"]
+            echo = client.facts(HOUR, of=["echo"])["services"]["echo"]
             assert echo["wait"] is not None
             assert echo["run"] is not None
             assert 0 < echo["run"]["p50"] <= echo["run"]["p99"] < 60
             assert sum(echo["series"]["counts"]["succeeded"]) == 10
-            groups = [(one["service"], one["text"], one["failed"], one["retried"]) for one in found["failures"]]
-            assert groups == [("bad", "ValueError: no order … at …", 1, 2), ("absent", "not started in time", 1, 0)]
+            groups = [
+                (one["service"], one["text"], one["failed"], one["retried"])
+                for one in client.facts(failures=True)["failures"]
+            ]
+            assert groups == [("bad", "ValueError: no order … at …", 1, 2), ("absent", "not done in time", 1, 0)]
 
     def test_a_retry_of_a_failed_request_is_counted(self, server: Server, client: Client) -> None:
         with Worker("bad", fail, server.endpoints[0]):
@@ -263,4 +265,4 @@ def test_texts_that_differ_in_ids_numbers_and_quotes_are_one_group() -> None:
     assert {normalize(text) for text in texts} == {"KeyError: … of … in … at …, … times"}
     assert normalize("ValueError: a") != normalize("ValueError: b")
     assert normalize("\n\n  first \n second") == "first"
-    assert normalize("", "expired") == "not started in time"
+    assert normalize("", "expired") == "not done in time"

@@ -1,4 +1,4 @@
-"""Statistics: polled once for all visitors, cached, and kept for an hour."""
+"""Statistics: polled once for all visitors and cached; history."""
 
 from __future__ import annotations
 
@@ -10,29 +10,12 @@ import pytest
 from starlette.requests import Request
 from support.coroutines import in_loop
 
-from broker import Worker
-from titanic import Client, Server
-from titanic.aio import Client as AioClient
 from titanic.errors import Forbidden, TimedOut
-from titanic.protocol.answers import RequestInfo
+from titanic.facts.counts import COUNTS
+from titanic.protocol.documents import FactSeries
 from titanic.web import stats
 from titanic.web.auth.identity import Visitor
-from titanic.web.stats import (
-    HOUR,
-    UNKNOWN,
-    History,
-    Latencies,
-    Latency,
-    Percentiles,
-    RequestRates,
-    ServiceCounters,
-    StatsPoller,
-    StatsSample,
-    TtlCache,
-    latency_of,
-    percentiles,
-    recently_done,
-)
+from titanic.web.stats import StatsPoller, TtlCache, current, per_second, times, unfinished
 
 ROW = {"waiting": 3, "done": 5, "failed": 1, "workers": 2}
 
@@ -89,7 +72,6 @@ def test_visitors_at_the_same_time_share_a_poll() -> None:
     first, second = poll(visitor("a", client), visitor("a", client))
     assert first is second
     assert client.calls == 1
-    assert first.services() == {"mail": ServiceCounters(3, 5, 1)}
 
 
 def test_a_user_without_permission_does_not_get_the_sample_of_another() -> None:
@@ -117,120 +99,30 @@ def test_workers_of_all_nodes_are_counted(more: dict[str, Any], workers: dict[st
     assert sample.workers == workers
 
 
-# -- the last hour ------------------------------------------------------------------------------------------------
+# -- history ------------------------------------------------------------------------------------------------------
 
 
-def sample(at: float, done: int, *, failed: int = 0, source: str = "", waiting: int = 0) -> StatsSample:
-    answer = {
-        "queue": source,
-        "store": {"waiting": waiting},
-        "running": 0,
-        "since_start": {"accepted": done},
-        "dispatch": {"succeeded": done, "failed": failed},
-        "by_service": {"a": {"waiting": waiting, "done": done, "failed": failed}},
-    }
-    return StatsSample(at, answer, None, 0.0)
+SERIES: FactSeries = {
+    "counts": {name: [0, 0, 0] for name in COUNTS} | {"accepted": [60, 120, 30], "succeeded": [30, 100, 10]},
+    "wait": [None, {"p50": 0.1, "p90": 0.2, "p99": 0.3}, None],
+    "run": [None, None, None],
+}
+FACTS: Any = {"since": 0, "step": 60, "total": {"series": SERIES}}
 
 
-def history(*samples: StatsSample) -> History:
-    found = History()
-    for one in samples:
-        found.add(one)
-    return found
+def test_the_last_minute_counts_as_far_as_it_has_gone() -> None:
+    assert per_second(FACTS, SERIES, "accepted", 135.0) == [1, 2, 2]
+    assert per_second(FACTS, SERIES, "accepted", 122.0) == [1, 2, None]
+    assert current(FACTS, FACTS["total"], "accepted", 135.0) == 2
 
 
-def test_rates_are_differences_of_counters() -> None:
-    assert history().now() == history(sample(0, 5)).now() == UNKNOWN
-    assert history(sample(0, 5), sample(2, 9), sample(4, 25, failed=2)).now() == RequestRates(5, 5, 0.5)
+def test_what_was_unfinished_follows_from_what_is() -> None:
+    assert unfinished(SERIES, 70) == [30, 50, 70]
+    assert unfinished(SERIES, 0) == [0, 0, 0], "counts may be incomplete"
 
 
-def test_current_rates_are_those_of_the_last_seconds() -> None:
-    assert history(sample(0, 0), sample(100, 1000), sample(110, 1010)).now().done == 1
-
-
-def test_a_restarted_server_counts_from_0() -> None:
-    assert history(sample(0, 1000), sample(10, 20)).now().done == 2
-
-
-def test_counters_of_different_processes_are_not_compared() -> None:
-    assert history(sample(0, 10, source="a"), sample(10, 30, source="b")).now() == UNKNOWN
-
-
-def test_a_clock_that_is_set_back_clears_the_history() -> None:
-    found = history(sample(5000, 10), sample(100, 30), sample(110, 40))
-    assert found.now().done == 1
-    assert found.began == 100
-
-
-def test_rates_in_parts_of_an_hour() -> None:
-    found = history(sample(10_000 - HOUR, 0), sample(10_000 - HOUR / 2, 1800), sample(10_000, 1800 + 3600))
-    assert [rates.done for rates in found.rates(10_000, 4)] == [1, 1, 2, 2]
-    assert [rates.done for rates in history(sample(9000, 0), sample(9900, 900)).rates(9900, 4)] == [None, None, None, 1]
-    assert found.rates(10_000 + 2 * HOUR, 4) == [UNKNOWN] * 4
-
-
-def test_levels_are_those_at_the_end_of_each_part() -> None:
-    found = history(*(sample(at, 0, waiting=at) for at in range(0, 3601, 10)))
-    assert found.levels(3600, 4) == [(890, 0), (1790, 0), (2690, 0), (3600, 0)]
-
-
-def test_the_history_is_bounded() -> None:
-    found = history(*(sample(at, at, waiting=at) for at in range(0, 20_000, 2)))
-    assert len(found.rates(20_000, 10)) == 10
-    assert found.began is not None
-    assert 20_000 - HOUR - 30 <= found.began <= 20_000 - HOUR
-    trend = found.trend("a")
-    assert 30 <= len(trend) <= 32
-    assert all(at == counters.waiting for at, counters in trend)
-    assert {counters for _, counters in found.trend("unknown")} == {ServiceCounters(0, 0, 0)}
-
-
-# -- latency ------------------------------------------------------------------------------------------------------
-
-
-def test_percentiles_are_values_that_occurred() -> None:
-    assert percentiles([]) is None
-    assert percentiles([3]) == Percentiles(3, 3, 3, 3)
-    assert percentiles(range(1000, 0, -1)) == Percentiles(500, 900, 990, 1000)
-
-
-def row(submitted: int, dispatched: int, finished: int, attempts: int = 1, not_before: int = 0) -> RequestInfo:
-    moments = {
-        "submitted_at": submitted,
-        "dispatched_at": dispatched,
-        "finished_at": finished,
-        "not_before": not_before,
-    }
-    return {"attempts": attempts} | {name: at * 1_000_000 for name, at in moments.items()}  # type: ignore[return-value]
-
-
-def test_the_wait_excludes_delays_and_retried_requests() -> None:
-    same = [Percentiles(*[seconds] * 4) for seconds in (2, 3, 5)]
-    assert latency_of([row(100, 102, 105)]) == Latency(1, *same)
-    assert latency_of([row(50, 102, 105, not_before=100)]) == Latency(1, *same)
-    assert latency_of([row(100, 104, 105, attempts=2)]) == Latency(1, None, Percentiles(1, 1, 1, 1), same[2])
-    assert latency_of([row(100, 0, 105), row(100, 0, 0)]) == Latency(0, None, None, None)
-    assert latency_of([row(100, 90, 80)]).run == Percentiles(0, 0, 0, 0)  # the clock was set back
-
-
-def test_an_hour_of_latency_is_kept_for_each_user(
-    server: Server, client: Client, echo: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client.wait(client.submit("echo", b"x"), 30)
-    monkeypatch.setattr(stats, "MAX_USERS", 2)
-
-    async def measure() -> None:
-        async with AioClient(server.endpoints[0], timeout=30) as asked:
-            assert len(await recently_done(asked, "echo")) == 1
-            assert await recently_done(asked, "other") == []
-            latencies = Latencies()
-            hours = [await latencies.measure(user, asked) for user in ("a", "b", "c", "c")]
-            assert [len(hour) for hour in hours] == [1, 1, 1, 1]
-            assert 0 <= hours[0][0].wait_p50 <= hours[0][0].total_p90 < 60
-            monkeypatch.setattr(stats, "LATENCY_INTERVAL", 1e-9)
-            assert [len(await latencies.measure(user, asked)) for user in ("c", "a")] == [2, 1]
-
-    asyncio.run(measure())
+def test_unknown_times_are_gaps() -> None:
+    assert next((line.name, [*line.values]) for line in times(SERIES)) == ("wait p50", [None, 0.1, None])
 
 
 # -- the cache ----------------------------------------------------------------------------------------------------

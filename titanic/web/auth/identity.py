@@ -76,6 +76,11 @@ class KnownUsers:
             return False
         return True
 
+    def reads_all(self, user: str) -> bool:
+        """Whether a user may read the requests of others."""
+        known = self._access.users.get(user)
+        return known is not None and known.reads_all
+
     def key_of(self, user: str) -> Path:
         """The secret key file of a user. Names of users cannot contain a slash."""
         return self._keys / f"{user}.key_secret"
@@ -215,6 +220,10 @@ class Identity:
 
     def __str__(self) -> str:
         return str(self._known) if self._known is not None else "without access control"
+
+    def reads_all(self, user: str) -> bool:
+        """Whether a user may read the requests of others."""
+        return self._known is None or self._known.reads_all(user)
 
     @property
     def is_open(self) -> bool:

@@ -1,11 +1,12 @@
-"""Failures, grouped by error and service, from a bounded number of the requests that failed or expired last."""
+"""Failures, grouped by error and service, as the server has counted them. Users who may read only their own requests
+see groups of their newest failures."""
 
 from __future__ import annotations
 
 import hashlib
-import re
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from urllib.parse import urlencode
@@ -15,7 +16,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from titanic.aio import Client
+from titanic.errors import InvalidRequest
+from titanic.facts.groups import MAX_TEXT, first_line, normalize
 from titanic.protocol.answers import RequestInfo
+from titanic.protocol.documents import FailureGroupInfo
 from titanic.web.app_state import app_state, visitor_of
 from titanic.web.pages.bulk import confirm
 from titanic.web.problems import HTTPProblem
@@ -23,7 +27,7 @@ from titanic.web.request_filter import RequestFilter
 from titanic.web.template_filters import bars
 
 MAX_FAILURES = 1000
-"""Requests that are fetched in each of the two states."""
+"""Requests that are fetched in a state."""
 
 MAX_CALLS = 3
 """Calls that are made to fetch them, because a page may be short."""
@@ -36,18 +40,46 @@ PARTS = 30
 
 SPANS = {"hour": (3600, "in the last hour"), "day": (86_400, "in the last day"), "week": (604_800, "in the last week")}
 
-
-class Failures(NamedTuple):
-    """The failures that were fetched."""
-
-    rows: list[RequestInfo]
-    all: bool
-    """Whether there are no others."""
-    oldest: int
-    """When the oldest of them was submitted."""
+KEPT = 28 * 86_400
+"""Seconds for which the server keeps groups."""
 
 
-async def _newest(client: Client, state: str, service: str | None) -> tuple[list[RequestInfo], bool]:
+@dataclass(slots=True)
+class FailureGroup:
+    """Failures of one service with the same normalized error. Times are in microseconds since 1970."""
+
+    service: str
+    state: str
+    text: str
+    title: str
+    """The error; without gaps when all have the same."""
+    count: int
+    first: int
+    """When the first of them ended."""
+    last: int
+    points: list[tuple[int, int]]
+    """Times, and how many failed then."""
+    rows: list[RequestInfo] = field(default_factory=list)
+    """Its requests, as far as they were fetched."""
+
+    @property
+    def id(self) -> str:
+        """Its name in URLs."""
+        name = "\0".join((self.service, self.state, self.text))
+        return hashlib.sha256(name.encode(errors="replace")).hexdigest()[:16]
+
+
+class FoundGroups(NamedTuple):
+    """The groups, the largest first."""
+
+    groups: list[FailureGroup]
+    counted: bool
+    """Whether the server has counted them; else they are those of the newest failures."""
+    omitted: int = 0
+    """Further groups."""
+
+
+async def _newest(client: Client, state: str, service: str | None) -> list[RequestInfo]:
     rows: list[RequestInfo] = []
     after: str | None = None
     for _ in range(MAX_CALLS):
@@ -56,36 +88,49 @@ async def _newest(client: Client, state: str, service: str | None) -> tuple[list
         rows += page
         if after is None or len(rows) >= MAX_FAILURES:
             break
-    return rows, after is None
+    return rows
 
 
-async def _fetch(client: Client, service: str | None, span: str) -> Failures:
-    failed, all_failed = await _newest(client, "failed", service)
-    expired, all_expired = await _newest(client, "expired", service)
-    rows = [*failed, *expired]
-    oldest = min((row["submitted_at"] for row in rows), default=0)
-    if span in SPANS:
-        since = (time.time() - SPANS[span][0]) * 1e6
-        rows = [row for row in rows if row["finished_at"] >= since]
-    return Failures(rows, all_failed and all_expired, oldest)
+async def _find(request: Request, service: str | None, span: str) -> FoundGroups:
+    visitor = visitor_of(request)
+    client = visitor.client
+    seconds = SPANS[span][0] if span in SPANS else KEPT
+    since = int((time.time() - seconds) * 1e6)
+    facts = None
+    if app_state(request).identity.reads_all(visitor.user):
+        with suppress(InvalidRequest):  # the server is of an older version
+            facts = await client.facts(seconds, of=[service] if service else [], failures=True)
+    if facts is not None and "failures" in facts:
+        found = [_counted(one, since) for one in facts["failures"]]
+        return FoundGroups(sorted(found, key=_weight, reverse=True), True, facts["failures_omitted"])
+    rows = [row for state in ("failed", "expired") for row in await _newest(client, state, service)]
+    return FoundGroups(group_failures(row for row in rows if row["finished_at"] >= since), False)
+
+
+def _counted(group: FailureGroupInfo, since: int) -> FailureGroup:
+    """A group as the server has counted it, of the failures since then."""
+    points = [(at, count) for at, count in group["hours"] if at + 3_600_000_000 > since]
+    count = group["failed"] + group["retried"] if group["first"] >= since else sum(count for _, count in points)
+    name, title = group["service"] or "", group["text"] if count > 1 else group["example"] or group["text"]
+    return FailureGroup(
+        name, group["state"], group["text"], title, count, max(since, group["first"]), group["last"], points
+    )
 
 
 async def failures(request: Request) -> Response:
     """List the groups."""
     service, span = _query(request)
-    client = visitor_of(request).client
-    found = await app_state(request).cache.get(request, "failures", _fetch, client, service or None, span)
-    groups = group_failures(found.rows)
-    ends = [row["finished_at"] for row in found.rows]
+    found = await app_state(request).cache.get(request, "failures", _find, request, service or None, span)
+    groups = found.groups
     now = int(time.time() * 1e6)
-    since = now - SPANS[span][0] * 1_000_000 if span in SPANS else min(ends, default=now)
-    until = now if span in SPANS else max(ends, default=now)
-    charts = {one.id: bars(histogram(one.rows, since, until, PARTS), "Failures over time") for one in groups}
+    since = now - SPANS[span][0] * 1_000_000 if span in SPANS else min((one.first for one in groups), default=now)
+    until = now if span in SPANS else max((one.last for one in groups), default=now)
+    charts = {one.id: bars(histogram(one.points, since, until, PARTS), "Failures over time") for one in groups}
     return app_state(request).page(
         request,
         "failures.html",
         groups=groups[:LISTED],
-        others=len(groups[LISTED:]),
+        others=len(groups[LISTED:]) + found.omitted,
         charts=charts,
         found=found,
         service=service,
@@ -108,9 +153,12 @@ def _suffix(service: str, span: str) -> str:
 
 async def _group(request: Request) -> FailureGroup:
     service, span = _query(request)
-    found = await _fetch(visitor_of(request).client, service or None, span)
+    found = await _find(request, service or None, span)
     wanted = request.path_params["group"]
-    chosen = next((one for one in group_failures(found.rows) if one.id == wanted), None)
+    chosen = next((one for one in found.groups if one.id == wanted), None)
+    if chosen is not None and found.counted:
+        rows = await _newest(visitor_of(request).client, chosen.state, chosen.service)
+        chosen.rows = [row for row in rows if normalize(row["reason"], chosen.state) == chosen.text]
     if chosen is None:
         raise HTTPProblem(404, "these failures are gone: they were retried or closed, or are too old; see /failures")
     return chosen
@@ -120,7 +168,7 @@ async def group_page(request: Request) -> Response:
     """Show a group."""
     chosen = await _group(request)
     service, span = _query(request)
-    chart = bars(histogram(chosen.rows, chosen.first, chosen.last, PARTS), "Failures over time", small=False)
+    chart = bars(histogram(chosen.points, chosen.first, chosen.last, PARTS), "Failures over time", small=False)
     return app_state(request).page(
         request,
         "failures_group.html",
@@ -141,96 +189,33 @@ async def retry_page(request: Request) -> Response:
 
 # -- grouping -----------------------------------------------------------------------------------------------------
 
-MAX_TEXT = 300
-"""Characters of an error that are compared."""
-
-GAP = "…"
-
-VARIABLE = re.compile(
-    r"""
-      [0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}     # a UUID
-    | \b[a-zA-Z][a-zA-Z0-9+.-]{0,30}://[^\s'"<>]{1,300}            # a URL
-    | '[^'\n]{1,300}' | "[^"\n]{1,300}" | `[^`\n]{1,300}`          # quoted text
-    | (?<![\w.])~?(?:/[\w.+@%=-]+){2,20}/?                       # a path
-    | \b[A-Za-z]:\\[^\s'"]{1,300}
-    | 0[xX][0-9a-fA-F]+
-    | \b(?=[0-9a-fA-F]*[0-9])(?=[0-9]*[a-fA-F])[0-9a-fA-F]{6,128}\b  # digits of a hash
-    | (?:(?<!\w)[-+])?\d+(?:[.,:]\d+)*                               # a number, a time
-    """,
-    re.VERBOSE,
-)
-"""What differs between failures with the same cause."""
-
-
-def normalize(reason: str) -> str:
-    """The first line of an error, with a gap for each variable part."""
-    text = VARIABLE.sub(GAP, _first_line(reason))
-    return " ".join(text.split())[:MAX_TEXT]
-
-
-def _first_line(reason: str) -> str:
-    line = next((line.strip() for line in reason.splitlines() if line.strip()), "")
-    return line[: 4 * MAX_TEXT]
-
-
-@dataclass(slots=True)
-class FailureGroup:
-    """Failures of one service with the same normalized error."""
-
-    service: str
-    state: str
-    text: str
-    rows: list[RequestInfo] = field(default_factory=list)
-
-    @property
-    def id(self) -> str:
-        """Its name in URLs."""
-        name = "\0".join((self.service, self.state, self.text))
-        return hashlib.sha256(name.encode(errors="replace")).hexdigest()[:16]
-
-    @property
-    def title(self) -> str:
-        """The error; without gaps when all have the same."""
-        lines = {_first_line(row["reason"]) for row in self.rows}
-        line = " ".join(lines.pop().split())[:MAX_TEXT] if len(lines) == 1 else ""
-        return line or self.text
-
-    @property
-    def first(self) -> int:
-        """When the first of them ended, in microseconds since 1970."""
-        return min(row["finished_at"] for row in self.rows)
-
-    @property
-    def last(self) -> int:
-        """When the last of them ended."""
-        return max(row["finished_at"] for row in self.rows)
-
 
 def group_failures(rows: Iterable[RequestInfo]) -> list[FailureGroup]:
     """Group failures, the largest group first."""
-    groups: dict[tuple[str, str, str], FailureGroup] = {}
+    groups: dict[tuple[str, str, str], list[RequestInfo]] = {}
     for row in rows:
         state = str(row["state"])
-        text = normalize(row["reason"]) or ("not started in time" if state == "expired" else "no error text")
-        key = (row["service"], state, text)
-        if key not in groups:
-            groups[key] = FailureGroup(*key)
-        groups[key].rows.append(row)
-    return sorted(groups.values(), key=_weight, reverse=True)
+        groups.setdefault((row["service"], state, normalize(row["reason"], state)), []).append(row)
+    found = []
+    for (service, state, text), members in groups.items():
+        ends = [row["finished_at"] for row in members]
+        lines = {first_line(row["reason"]) for row in members}
+        title = (" ".join(lines.pop().split())[:MAX_TEXT] if len(lines) == 1 else "") or text
+        points = [(end, 1) for end in ends]
+        found.append(FailureGroup(service, state, text, title, len(members), min(ends), max(ends), points, members))
+    return sorted(found, key=_weight, reverse=True)
 
 
 def _weight(one: FailureGroup) -> tuple[int, int]:
-    return len(one.rows), one.last
+    return one.count, one.last
 
 
-def histogram(rows: Sequence[RequestInfo], since: int, until: int, parts: int) -> list[int]:
-    """Divide the time between two moments into parts and count the requests that ended in each."""
+def histogram(points: Sequence[tuple[int, int]], since: int, until: int, parts: int) -> list[int]:
+    """Divide the time between two moments into parts and count the failures in each."""
     counts = [0] * parts
     width = max(1, until - since) / parts
-    for row in rows:
-        at = int((row["finished_at"] - since) / width)
-        if -1 <= at <= parts:
-            counts[min(max(at, 0), parts - 1)] += 1
+    for at, count in points:
+        counts[min(max(int((at - since) / width), 0), parts - 1)] += count
     return counts
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -15,14 +14,15 @@ from starlette.routing import Route
 
 from titanic.aio import Client
 from titanic.protocol.answers import RequestInfo
+from titanic.protocol.documents import FactsInfo, StoreStats
 from titanic.web.app_state import app_state, visitor_of
 from titanic.web.pages.forms import NotPermitted, unless_forbidden
 from titanic.web.pages.services import ServiceRow, services_of
-from titanic.web.stats import HISTORY_STEP, History, LatencyPoint, StatsSample
+from titanic.web.stats import StatsSample, current, facts_of, per_second, times, unfinished
 from titanic.web.template_filters import Line, chart, counted, number, percent, rate, size, span, spark
 
-MAX_PARTS = 120
-"""Points of a chart: one for each half minute of an hour."""
+RATES = ("accepted", "succeeded", "failed")
+"""Counts that are shown per second."""
 
 TOP = 12
 """Services that are shown."""
@@ -56,21 +56,23 @@ async def overview(request: Request) -> Response:
     if isinstance(sample, NotPermitted):
         missing = [one for one in (sample, oldest) if isinstance(one, NotPermitted)]
         return state.page(request, "overview.html", stats=None, missing=missing)
-    hour = await unless_forbidden("latency", poller.latencies.measure(visitor.user, visitor.client))
-    services, history = services_of(sample), poller.history
+    services = services_of(sample)
     busiest = sorted(services, key=_importance, reverse=True)[:TOP]
+    facts = await state.cache.get(request, "facts", facts_of, visitor.client, [one.name for one in busiest])
+    now = time.time()
     return state.page(
         request,
         "overview.html",
         stats=sample.stats,
-        rates=history.now(),
+        rates={} if facts is None else {name: current(facts, facts["total"], name, now) for name in RATES},
         health=assess(sample, services),
         oldest=None if isinstance(oldest, NotPermitted) else oldest,
         missing=[oldest] if isinstance(oldest, NotPermitted) else [],
         services=busiest,
-        trends=_trends(history, busiest),
+        trends=_trends(facts, busiest),
         others=len(services) - len(busiest),
-        charts=_charts(history, () if isinstance(hour, NotPermitted) else hour, time.time()),
+        charts=_charts(facts, sample.stats["store"], now),
+        incomplete=facts is not None and bool(facts["incomplete"]),
     )
 
 
@@ -88,48 +90,29 @@ async def _oldest(client: Client) -> RequestInfo | None:
     return None
 
 
-def _trends(history: History, services: Sequence[ServiceRow]) -> dict[str, Markup]:
+def _trends(facts: FactsInfo | None, services: Sequence[ServiceRow]) -> dict[str, Markup]:
+    known = {} if facts is None else facts["services"]
     return {
-        one.name: spark(
-            [*(counters.waiting for _, counters in history.trend(one.name)), one.waiting], f"{one.name}, waiting"
-        )
+        one.name: spark(unfinished(known[one.name]["series"], one.unended), f"{one.name}, unfinished")
         for one in services
+        if one.name in known
     }
 
 
-def _charts(history: History, hour: Sequence[LatencyPoint], now: float) -> list[tuple[str, Markup]]:
-    length = history.length(now)
-    parts = min(MAX_PARTS, int(length / HISTORY_STEP))
-    rates, levels = history.rates(now, parts, length), history.levels(now, parts, length)
-    per_second = [
-        Line("submitted", [one.submitted for one in rates]),
-        Line("done", [one.done for one in rates]),
-        Line("failed", [one.failed for one in rates]),
+def _charts(facts: FactsInfo | None, store: StoreStats, now: float) -> list[tuple[str, Markup]]:
+    if facts is None:
+        return []
+    series = facts["total"]["series"]
+    rates = [
+        Line(text, per_second(facts, series, name, now))
+        for text, name in (("submitted", "accepted"), ("done", "succeeded"), ("failed", "failed"))
     ]
-    waiting = [
-        Line("waiting", [one and one[0] for one in levels]),
-        Line("running", [one and one[1] for one in levels]),
-    ]
-    points = _in_parts(hour, now, parts, length)
-    latency = [
-        Line("wait p50", [one and one.wait_p50 for one in points]),
-        Line("run p50", [one and one.run_p50 for one in points]),
-        Line("end to end p90", [one and one.total_p90 for one in points]),
-    ]
+    left = [Line("unfinished", unfinished(series, store["requests"] - store["replies"]))]
     return [
-        ("Requests per second", chart("Requests per second", per_second, rate, length)),
-        ("Waiting and running", chart("Waiting and running", waiting, number, length)),
-        ("Latency", chart("Latency", latency, span, length)),
+        ("Requests per second", chart("Requests per second", rates, rate)),
+        ("Unfinished requests", chart("Unfinished requests", left, number)),
+        ("Latency", chart("Latency", times(series), span)),
     ]
-
-
-def _in_parts(hour: Sequence[LatencyPoint], now: float, parts: int, length: float) -> list[LatencyPoint | None]:
-    found: list[LatencyPoint | None] = [None] * parts
-    for point in hour:
-        at = math.floor((point.at - now + length) * parts / length)
-        if at >= 0:
-            found[min(at, parts - 1)] = point
-    return found
 
 
 # -- health -------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from starlette.routing import Route
 from titanic.aio import Client
 from titanic.errors import TitanicError
 from titanic.protocol.answers import RequestInfo
+from titanic.protocol.documents import FactsInfo, ServiceFacts
 from titanic.schedules.scheduler import PAUSED
 from titanic.web.app_state import AppState, app_state, visitor_of
 from titanic.web.hooks.registry import KEPT, ServiceSettings, hook_status, sources
@@ -28,17 +29,14 @@ from titanic.web.pages import forms
 from titanic.web.pages.forms import NotPermitted, unless_forbidden
 from titanic.web.problems import HTTPProblem
 from titanic.web.request_filter import STATES
-from titanic.web.stats import HOUR, ServiceCounters, StatsSample, increase, latency_of, recently_done
-from titanic.web.template_filters import Line, chart, number, rate, service_url
+from titanic.web.stats import StatsSample, current, facts_of, per_second, times, unfinished
+from titanic.web.template_filters import Line, chart, number, rate, service_url, span
 
 PAGE = 100
 """Services on a page."""
 
-PARTS = 30
-"""Points of a chart: one for two minutes."""
-
-MIN_RATE_SPAN = 10.0
-"""Seconds over which rates are measured, at least."""
+RATES = ("succeeded", "failed")
+"""Counts that are shown per second."""
 
 RECENT_FAILURES = 5
 
@@ -48,8 +46,6 @@ MESSAGES = {
     "ends": "Saved. This applies to requests that end from now on.",
 }
 """What is shown after an action."""
-
-Trend = Sequence[tuple[float, ServiceCounters]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +73,11 @@ class ServiceRow:
     def url(self) -> str:
         """Its page."""
         return service_url(self.name)
+
+    @property
+    def unended(self) -> int:
+        """Its requests that have not ended."""
+        return self.waiting + self.delayed + self.running
 
     @property
     def by_age(self) -> float:
@@ -216,28 +217,27 @@ async def service(request: Request) -> Response:
     if not name:
         raise HTTPProblem(404, "no service given; choose one from the list of services")
     cache, client = state.cache, visitor.client
-    sample, rows, failures = await asyncio.gather(
+    sample, facts, failures = await asyncio.gather(
         unless_forbidden("statistics and workers", state.stats_poller.sample(visitor)),
-        unless_forbidden("latency", cache.get(request, "done", recently_done, client, name)),
+        unless_forbidden("history", cache.get(request, "facts", facts_of, client, [name])),
         unless_forbidden("failures", cache.get(request, "failures", _failures, client, name)),
     )
     known = None if isinstance(sample, NotPermitted) else service_of(sample, name)
-    trend = [] if isinstance(sample, NotPermitted) else state.stats_poller.history.trend(name)
-    counters = None if isinstance(sample, NotPermitted) else sample.services().get(name)
+    history = None if isinstance(facts, NotPermitted) else facts
+    figures = None if history is None else history["services"][name]
     settings = {} if isinstance(sample, NotPermitted) else sample.stats.get("settings") or {}
     now = time.time()
     return state.page(
         request,
         "service.html",
         name=name,
-        missing=[one for one in (sample, rows) if isinstance(one, NotPermitted)],
+        missing=[sample] if isinstance(sample, NotPermitted) else [],
         service=known,
         states=STATES,
-        latency=None if isinstance(rows, NotPermitted) else latency_of(rows),
-        first_end=None if isinstance(rows, NotPermitted) else _first_end(rows),
+        facts=figures,
         failures=None if isinstance(failures, NotPermitted) else failures,
-        rates=_rates(trend, counters, now),
-        charts=_charts(trend, None if known is None else known.waiting, now),
+        rates={} if not history or not figures else {name: current(history, figures, name, now) for name in RATES},
+        charts=_charts(history, figures, known.unended, now) if known and history and figures else [],
         sources=sources(settings, name),
         silent=None if known is None else await cache.get(request, "hooks", _silent_hooks, state, settings, name),
     )
@@ -285,41 +285,15 @@ async def _silent_hooks(state: AppState, settings: ServiceSettings, name: str) -
     return None
 
 
-def _first_end(rows: Sequence[RequestInfo]) -> int | None:
-    return min((row["finished_at"] for row in rows if row["finished_at"]), default=None)
-
-
-def _rates(trend: Trend, now: ServiceCounters | None, at: float) -> tuple[float, float] | None:
-    """Done and failed per second in the last minutes; None: not known yet."""
-    before = next(((then, counters) for then, counters in reversed(trend) if at - then >= MIN_RATE_SPAN), None)
-    return None if before is None or now is None else _between(before, (at, now))
-
-
-def _between(before: tuple[float, ServiceCounters], after: tuple[float, ServiceCounters]) -> tuple[float, float]:
-    elapsed = after[0] - before[0]
-    return (
-        increase(before[1].done, after[1].done) / elapsed,
-        increase(before[1].failed, after[1].failed) / elapsed,
-    )
-
-
-def _charts(trend: Trend, waiting: int | None, now: float) -> list[tuple[str, Markup]]:
-    levels: list[float | None] = [None] * PARTS
-    done: list[float | None] = [None] * PARTS
-    failed: list[float | None] = [None] * PARTS
-    for n, (at, counters) in enumerate(trend):
-        part = math.floor((at - now + HOUR) * PARTS / HOUR)
-        if part < 0:
-            continue
-        part = min(part, PARTS - 1)
-        levels[part] = counters.waiting
-        if n and at > trend[n - 1][0]:
-            done[part], failed[part] = _between(trend[n - 1], trend[n])
-    if waiting is not None:
-        levels[-1] = waiting
+def _charts(facts: FactsInfo, figures: ServiceFacts, left: int, now: float) -> list[tuple[str, Markup]]:
+    series = figures["series"]
+    rates = [
+        Line(text, per_second(facts, series, name, now)) for text, name in (("done", "succeeded"), ("failed", "failed"))
+    ]
     return [
-        ("Waiting", chart("Waiting", [Line("waiting", levels)], number)),
-        ("Done and failed per second", chart("Per second", [Line("done", done), Line("failed", failed)], rate)),
+        ("Unfinished requests", chart("Unfinished requests", [Line("unfinished", unfinished(series, left))], number)),
+        ("Done and failed per second", chart("Per second", rates, rate)),
+        ("Latency", chart("Latency", times(series), span)),
     ]
 
 

@@ -12,9 +12,9 @@ from support.pages import Page
 from support.waiting import until
 
 from titanic import Client
+from titanic.facts.groups import MAX_TEXT, normalize
 from titanic.protocol.answers import RequestInfo
-from titanic.web.pages import failures
-from titanic.web.pages.failures import MAX_TEXT, group_failures, histogram, normalize
+from titanic.web.pages.failures import group_failures, histogram
 
 
 def page(http: httpx.Client, path: str = "/failures") -> Page:
@@ -34,7 +34,7 @@ def test_failures_are_grouped_and_a_group_is_retried(http: httpx.Client, lived: 
     found = page(http)
     assert [row[:3] for row in found.rows] == [
         ["OutOfStock: … left", "echo", "3"],
-        ["not done in time, after 0 attempts expired", "nobody", "1"],
+        ["not done in time expired", "nobody", "1"],
         ["KeyError: 'a'", "echo", "1"],
     ]
     assert len(page(http, "/failures?service=nobody&span=hour").rows) == 1
@@ -59,13 +59,11 @@ def test_a_group_that_is_gone(http: httpx.Client) -> None:
     assert "These failures are gone" in answer.text
 
 
-def test_the_number_of_failures_is_bounded(http: httpx.Client, lived: Lived, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failures, "MAX_FAILURES", 2)
-    for n in range(3):
-        lived.failed(f"bad {n}")
+def test_failures_that_were_closed_are_still_counted(http: httpx.Client, lived: Lived, client: Client) -> None:
+    client.close(*(lived.failed(f"bad {n}") for n in range(3)))
     found = page(http)
-    assert found.rows[0][2] == "2"
-    assert "Includes only the newest" in found.text
+    assert found.rows[0][:3] == ["bad …", "echo", "3"]
+    assert page(http, found.links["bad …"]).rows == []
 
 
 def test_errors_are_escaped(http: httpx.Client, lived: Lived) -> None:
@@ -89,7 +87,7 @@ def test_errors_are_escaped(http: httpx.Client, lived: Lived) -> None:
         ('KeyError: "x"', "KeyError: …"),
         ("first\nTraceback: 1", "first"),
         ("\n  the face is decade old", "the face is decade old"),
-        ("", ""),
+        ("", "no error text"),
     ],
 )
 def test_variable_parts_are_left_out(reason: str, text: str) -> None:
@@ -116,9 +114,9 @@ def row(service: str, reason: str, finished: int, state: str = "failed") -> Requ
 def test_groups_are_by_service_state_and_text_largest_first() -> None:
     rows = [row("a", "bad 1", 5), row("b", "bad 2", 6), row("a", "bad 3", 9), row("a", "", 7, "expired")]
     found = group_failures(rows)
-    assert [(one.service, one.text, len(one.rows), one.first, one.last) for one in found] == [
+    assert [(one.service, one.text, one.count, one.first, one.last) for one in found] == [
         ("a", "bad …", 2, 5, 9),
-        ("a", "not started in time", 1, 7, 7),
+        ("a", "not done in time", 1, 7, 7),
         ("b", "bad …", 1, 6, 6),
     ]
     assert len({one.id for one in found}) == 3
@@ -126,7 +124,7 @@ def test_groups_are_by_service_state_and_text_largest_first() -> None:
 
 
 def test_failures_are_counted_by_time() -> None:
-    rows = [row("a", "", at) for at in (0, 10, 99, 100, 5000, -700)]
-    assert histogram(rows, 0, 100, 10) == [1, 1, 0, 0, 0, 0, 0, 0, 0, 2]
-    assert histogram(rows, 5, 5, 3)[0] == 0
+    rows = [(at, 1) for at in (0, 10, 99, 100)] + [(5000, 3)]
+    assert histogram(rows, 0, 100, 10) == [1, 1, 0, 0, 0, 0, 0, 0, 0, 5]
+    assert histogram(rows, 5, 5, 3)[0] == 1
     assert histogram([], 0, 0, 3) == [0, 0, 0]

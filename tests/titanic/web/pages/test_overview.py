@@ -14,7 +14,7 @@ from titanic import Client
 def test_an_empty_queue_says_what_to_do(http: httpx.Client) -> None:
     page = Page(http.get("/").text)
     assert page.title == "Overview · Titanic"
-    assert page.headings == ["Overview", "Health", "Now", "Last hour", "Requests per second", "Waiting and running",
+    assert page.headings == ["Overview", "Health", "Now", "Last hour", "Requests per second", "Unfinished requests",
                              "Latency", "Services", "Keyboard shortcuts"]  # fmt: skip
     assert "Healthy" in page.text
     assert "No services yet" in page.text
