@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 from broker import DEFAULT_ENDPOINT, Handler
 from titanic.errors import CallerError, InvalidRequest, TimedOut, UnknownRequest
@@ -59,7 +59,14 @@ def options_of(
     return {name: value for name, value in found.items() if value is not None}
 
 
-class AsyncResult:
+class CeleryNames:
+    """What has names of Celery. Others raise AttributeError that says where the equivalents are."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"there is no {type(self).__name__}.{name} here; {PAGE}", name=name, obj=self)
+
+
+class AsyncResult(CeleryNames):
     """What was submitted, with Celery's methods. `get` raises what the task has failed with: TaskFailed, or a class in
     its `throws`; and TimedOut. `revoke` deletes the request; a running task is informed."""
 
@@ -123,7 +130,7 @@ class AsyncResult:
     forget = revoke
 
 
-class Signature:
+class Signature(CeleryNames):
     """A task with arguments, or a chain or a group of such `parts`."""
 
     def __init__(self, app: Celery, task: Task | None = None, /, *args: Any, **kwargs: Any) -> None:
@@ -215,7 +222,7 @@ def chord(header: Any, body: Signature | None = None) -> Any:
     return chain(together, body) if body is not None else lambda body: chain(together, body).delay()
 
 
-class Task:
+class Task(CeleryNames):
     """A function that is a task, with Celery's methods. A bound one gets this as `self`."""
 
     def __init__(
@@ -284,7 +291,7 @@ class Task:
         return self.s(*args, **kwargs).apply_async(**options)
 
 
-class Celery(Tasks):
+class Celery(Tasks, CeleryNames):
     """An app: `app = Celery("shop", broker="tcp://127.0.0.1:5555", include=["shop.tasks"])`. The broker is a Titanic,
     which keeps the results, too. `titanic worker shop.celery:app` runs the tasks."""
 
@@ -295,7 +302,8 @@ class Celery(Tasks):
         self, main: str, broker: str = DEFAULT_ENDPOINT, backend: str = "", include: Sequence[str] = ()
     ) -> None:
         if not re.match("(tcp|ipc)://", broker):
-            raise CallerError(f"broker is {broker}", "that is not a Titanic", "give the endpoint of titanic serve")
+            advice = f"give the endpoint of titanic serve, as in {DEFAULT_ENDPOINT}"
+            raise CallerError(f"broker is {broker}", "that is not a Titanic", advice)
         super().__init__(broker, name=main)
         self._include = [*include]
         Celery.latest = self

@@ -237,6 +237,17 @@ def test_what_has_no_equivalent(queue: MemoryQueue, call: Any, fault: str) -> No
         call()
 
 
+def test_names_that_are_missing() -> None:
+    for call, fault in (
+        (lambda: app.conf, "Celery.conf"),
+        (lambda: add.si, "Task.si"),
+        (lambda: add.s().link, "Signature.link"),
+    ):
+        with pytest.raises(AttributeError, match=f"^there is no {fault} here; see titanic/celery/README.md$"):
+            call()
+    assert not hasattr(app, "conf")
+
+
 def test_shared_tasks_and_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(one.service, one.cron) for one in app.schedules] == [(f"{__name__}.nightly", "30 2 * * *")]
     monkeypatch.setattr(Celery, "latest", None)
