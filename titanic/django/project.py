@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, ParamSpec
 
@@ -11,7 +13,7 @@ import django
 from asgiref.sync import sync_to_async
 from django.apps import apps
 from django.conf import settings
-from django.db import close_old_connections, transaction
+from django.db import connections, transaction
 from django.utils.module_loading import autodiscover_modules
 
 from broker import Handler
@@ -22,6 +24,8 @@ from titanic.tasks import Submission, Tasks
 from titanic.tasks.task import Definition
 
 P = ParamSpec("P")
+
+log = logging.getLogger(__name__)
 
 SETTINGS = "DJANGO_SETTINGS_MODULE"
 NAMED = re.compile(rf"""["']{SETTINGS}["']\s*,\s*["']([\w.]+)["']""")
@@ -54,19 +58,41 @@ class JobHandler:
         self._definition = definition
 
     def __call__(self, frames: list[bytes]) -> bytes:
-        self._close_connections()
+        own = self._run(close_connections)
         try:
             return self._definition.handle(frames)
         finally:
-            self._close_connections()
+            self._run(close_connections, own)
 
-    def _close_connections(self) -> None:
-        if self._definition.is_async:  # Django has one thread for what coroutines do with databases
-            from titanic.tasks.event_loops import EVENT_LOOP
+    def _run(self, function: Callable[..., list[str]], *args: object) -> list[str]:
+        if not self._definition.is_async:
+            return function(*args)
+        from titanic.tasks.event_loops import EVENT_LOOP
 
-            EVENT_LOOP.run(sync_to_async(close_old_connections)())
+        # Django has one thread for what coroutines do with databases.
+        opened: list[str] = EVENT_LOOP.run(sync_to_async(function)(*args))
+        return opened
+
+
+def close_connections(own: Collection[str] | None = None) -> list[str]:
+    """Close connections to databases that are broken or too old. Return the databases with an open transaction, such as
+    that of a test.
+
+    `own`: those that had one before. Any other transaction was left open by a task: it is rolled back, or later tasks
+    would go on in it.
+    """
+    opened = []
+    for connection in connections.all(initialized_only=True):
+        alias = connection.alias
+        if not connection.in_atomic_block:
+            connection.close_if_unusable_or_obsolete()
+        elif own is None or alias in own:
+            opened.append(alias)
         else:
-            close_old_connections()
+            log.warning("a task has left a transaction of database '%s' open; it is rolled back", alias)
+            connection.close()
+            del connections[alias]
+    return opened
 
 
 class DjangoTasks(Tasks):

@@ -23,6 +23,9 @@ def connected(how: str = "") -> bool:
     before = shop.query()
     if how == "fail":
         raise Failed("it fails")
+    if how == "open":
+        transaction.atomic().__enter__()
+        shop.query()
     if how == "retry" and current().attempt == 1:
         raise Retry(after=0)
     return before
@@ -55,7 +58,18 @@ def test_connections_are_closed_after_each_job(server: Server, monkeypatch: pyte
         with pytest.raises(TaskFailed):
             connected.submit("fail").reply(timeout=30)
         assert connected.submit("retry").reply(timeout=30) is False
+        connected.submit("open").reply(timeout=30)
         assert connected.submit().reply(timeout=30) is False
+
+
+def test_a_transaction_of_the_caller_stays_open(queue: MemoryQueue) -> None:
+    with transaction.atomic():
+        ticket = connected.submit()
+        queue.run()
+        assert ticket.reply() is True
+        connection = connections["default"]
+        assert connection.in_atomic_block
+        assert connection.connection is not None
 
 
 def test_a_task_is_submitted_when_the_transaction_is_committed(queue: MemoryQueue) -> None:
