@@ -55,6 +55,7 @@ from broker.core.timers import earliest as earliest
 from broker.core.worker import Job as Job
 from broker.core.worker import WorkerSession as WorkerSession
 from broker.core.worker_registry import WorkerHold as WorkerHold
+from broker.core.worker_registry import WorkerIdentity as WorkerIdentity
 from broker.core.worker_registry import WorkerReport as WorkerReport
 from broker.errors import AccessError as AccessError
 from broker.errors import BrokerError as BrokerError

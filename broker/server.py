@@ -23,7 +23,7 @@ from broker.core.missing import Expected, NamedRequest, delivery_of
 from broker.core.mmi import About, counters
 from broker.core.requests import Request
 from broker.core.timers import earliest
-from broker.core.worker_registry import WorkerHold, WorkerPeer, WorkerReport
+from broker.core.worker_registry import WorkerHold, WorkerIdentity, WorkerPeer, WorkerReport
 from broker.errors import Means, UsageError
 from broker.io.channels import CoreRunner
 from broker.io.connections import Connections, PeerGone
@@ -138,6 +138,11 @@ class LocalPeer:
         if (worker := core.workers.get(request.holder)) is not None:
             return WorkerHold(worker.process_name)
         return WorkerHold("", core.missing.timers.get(delivery_of(request.token)))
+
+    def failed_at(self, context: bytes) -> WorkerIdentity | None:
+        """Return the worker at which the attempt with this context has failed, once; None: it is unknown."""
+        failed = self._broker.core.failed_at
+        return failed.pop(context, None) if failed else None
 
     def workers(self) -> dict[bytes, int]:
         """Return the number of workers of each service that has any. Requests about which the queue has not decided
@@ -328,6 +333,7 @@ class Broker(CoreRunner[BrokerCore]):
         brokers, the same at all: `deliver` is also called, with nothing, when workers come with requests from another
         (`LocalPeer.named`), about which the queue decides within so many seconds (`decides_within`)."""
         peer = LocalPeer(self, deliver, user, lasts)
+        self.core.failed_at = {} if self.core.failed_at is None else self.core.failed_at
         if given is not None:
             peer.given = given
             self.core.given = self._given

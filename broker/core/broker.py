@@ -33,6 +33,7 @@ from broker.core.mdp import (
     CLIENT_DIALECTS_02,
     CLIENT_V01,
     ELSEWHERE,
+    ERROR,
     EXTENSION,
     HEADERS,
     KILL,
@@ -480,6 +481,7 @@ class BrokerCore(ReturnCore):
         as after any malformed message; one with several has the request until its FINAL."""
         if not request.answered:
             request.answered = True
+            self._note_failure(request, worker)
             self._output.append((request.peer, request.final(error_body(413, text))))
         if worker.names_services:
             self._send_worker(worker, Command.CANCEL, [request.token, b""], now)
@@ -497,6 +499,8 @@ class BrokerCore(ReturnCore):
         self.stats["replies"] += 1
         self.registry.take(worker, request)
         if not request.answered:
+            if not request.wanted or (len(rest) > 2 and rest[2] == ERROR):
+                self._note_failure(request, worker)
             self._output.append((request.peer, request.final(as_workers(rest[2:]))))
         if worker.dialect.silent_when_busy:
             self._heard(worker, now)
@@ -566,7 +570,7 @@ class BrokerCore(ReturnCore):
             request.deliveries -= 1
         for request in requests[:suspects]:
             request.shared = suspects > 1
-            self._give_up(request)
+            self._give_up(request, worker)
         self._deliver_again(requests, now)
         self._free(worker, now)
 

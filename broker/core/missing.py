@@ -121,6 +121,8 @@ class MissingRequest(NamedTuple):
     """As `WorkerPeer.process_key`; after a restart: unknown."""
     expected: bool
     """Whether it is known from before a restart."""
+    worker: WorkerPeer | None = None
+    """The worker that had it, unless it is known from before a restart."""
 
 
 class MissingRequests:

@@ -27,10 +27,14 @@ from broker.core import mmi
 from broker.core.mdp import AT_LIMIT, CLIENT_QUEUE, KILL, LOST, Command, Core, error_body
 from broker.core.missing import MissingRequest, MissingRequests, Secrets, delivery_of
 from broker.core.requests import DEADLINE, DRAINING, LATE, Request, Unwanted, WaitingRequests, later_context
-from broker.core.worker_registry import BrokerService, WorkerPeer, WorkerProcess, WorkerRegistry
+from broker.core.worker_registry import BrokerService, WorkerIdentity, WorkerPeer, WorkerProcess, WorkerRegistry
 
 Given = Callable[[Request, WorkerPeer], None]
 """Notes that a worker that keeps its requests gets this one, before it leaves."""
+
+
+MOST_NOTED = 10_000
+"""Failed attempts of which the workers are remembered for the local queue."""
 
 
 class DeliveryCore(Core):
@@ -50,6 +54,9 @@ class DeliveryCore(Core):
         self.guard: Guard | None = None
         """The permissions; None: every user may do everything."""
         self.draining = False
+        self.failed_at: dict[bytes, WorkerIdentity] | None = None
+        """At which workers attempts of the local queue failed, by the context of the request, until the queue takes it;
+        None: there is no such queue."""
         self.is_ending = False
         """Whether this process ends soon: workers are to return with their requests after a restart."""
         self._heard, self._heartbeats = self.registry.heard, self.registry.heartbeats
@@ -241,13 +248,13 @@ class DeliveryCore(Core):
         if returns and worker.keeper and stays and self.missing.patience:
             away = [request for request in suspects if not request.answered]
             for request in away:
-                self._miss(MissingRequest(request, worker.keeper, worker.process_key, False), now)
+                self._miss(MissingRequest(request, worker.keeper, worker.process_key, False, worker), now)
             waits = set(away)
             requests = [request for request in requests if request not in waits]
             suspects = [request for request in suspects if request not in waits]
         if not worker.passes_on:
             for request in suspects:
-                self._give_up(request)
+                self._give_up(request, worker)
         self._deliver_again(requests, now)
         self._proceed(process, now)
         for service in worker.group.services.values():
@@ -275,15 +282,23 @@ class DeliveryCore(Core):
         for missing in released:
             request = self._found(missing)
             if died and not missing.expected:
-                self._give_up(request)
+                self._give_up(request, missing.worker)
             elif not missing.expected:
                 request.deliveries -= 1
         self._deliver_again([missing.request for missing in released], now)
 
-    def _give_up(self, request: Request) -> None:
+    def _note_failure(self, request: Request, worker: WorkerPeer | None) -> None:
+        """Note for the local queue at which worker an attempt has failed."""
+        if self.failed_at is not None and worker is not None and (context := request.context):
+            self.failed_at[context] = worker.identity
+            if len(self.failed_at) > MOST_NOTED:  # of other queues, which do not take them
+                del self.failed_at[next(iter(self.failed_at))]
+
+    def _give_up(self, request: Request, worker: WorkerPeer | None) -> None:
         """Return a request whose worker died to its queue, if it is of a queue."""
         if request.answered or request.dialect is not CLIENT_QUEUE:
             return
+        self._note_failure(request, worker)
         self.stats["given_up"] += 1
         request.answered = True
         if request.shared:

@@ -113,6 +113,11 @@ class WorkerPeer:
     """When its last message came."""
 
     @property
+    def identity(self) -> WorkerIdentity:
+        """What is known of it beyond its connection."""
+        return WorkerIdentity(self.process_name, "" if self.user is None else self.user.name, self.version)
+
+    @property
     def process_name(self) -> str:
         """The process that READY named, without what follows a slash: HOST:PID; empty: it named none."""
         return process_name(self.process_key[1])
@@ -277,6 +282,15 @@ class WorkerHold(NamedTuple):
 
 MAX_DEPARTED = 1000
 """Services without workers of which is remembered when they had some."""
+
+
+class WorkerIdentity(NamedTuple):
+    """Which worker it is, as far as known; what is unknown is empty."""
+
+    name: str = ""
+    """As `WorkerPeer.process_name`."""
+    user: str = ""
+    version: str = ""
 
 
 class WorkerReport(NamedTuple):

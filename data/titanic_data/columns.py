@@ -7,16 +7,17 @@ objects it would cost ten.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from titanic.store import CLOSED_LAYOUT, CLOSED_TEXTS, UNCLAIMED, ClosedBulk, Description, Status
-from titanic_data.tables import CLOSED, SCHEMA_VERSION, TEXT_COLUMNS, TIME, WAITING
+from titanic_data.tables import CLOSED, HISTORY, SCHEMA_VERSION, TEXT_COLUMNS, TIME, WAITING
 
 _HEADER = np.dtype([(name, "V16" if code == "16s" else np.dtype(f"<{code}")) for name, code in CLOSED_LAYOUT])
 _DAY = 24 * 3600 * 1_000_000
@@ -24,9 +25,9 @@ STATUSES = {Status.DONE: "ok", Status.FAILED: "failed", Status.EXPIRED: "expired
 _STATUS_NAMES = pa.array([STATUSES.get(Status(n)) if n in set(Status) else None for n in range(max(Status) + 1)])
 
 
-def closed_batch(bulk: ClosedBulk, columns: Sequence[str]) -> Any:
-    """The closed requests of a bulk as a RecordBatch with these columns of tables.CLOSED."""
-    decoder = _Closed(bulk)
+def closed_batch(bulk: ClosedBulk, columns: Sequence[str], histories: Mapping[int, str] = MappingProxyType({})) -> Any:
+    """The closed requests of a bulk as a RecordBatch with these columns of tables.CLOSED. `histories`: by number."""
+    decoder = _Closed(bulk, histories)
     found = [_COLUMNS[name](decoder) if name in _COLUMNS else decoder.field(name) for name in columns]
     return pa.record_batch(found, schema=CLOSED.part(columns))
 
@@ -34,7 +35,8 @@ def closed_batch(bulk: ClosedBulk, columns: Sequence[str]) -> Any:
 class _Closed:
     """The columns of a bulk, each a method or a field of its header."""
 
-    def __init__(self, bulk: ClosedBulk) -> None:
+    def __init__(self, bulk: ClosedBulk, histories: Mapping[int, str]) -> None:
+        self._histories = histories
         self.first = bulk.first
         self.count = len(bulk.starts)
         self._data = bulk.data
@@ -109,6 +111,11 @@ class _Closed:
         kind = pa.list_(pa.int32())
         return pa.array([sizes.get(n) for n in range(self.count)], kind) if sizes else pa.nulls(self.count, kind)
 
+    def history(self) -> Any:
+        found = self._histories
+        numbers = range(self.first, self.first + self.count)
+        return pa.array([found.get(n) for n in numbers], pa.string()) if found else pa.nulls(self.count, pa.string())
+
     def _text(self, starts: Any, ends: Any, there: Any = None) -> Any:
         found = self._slices(starts, ends, there)
         try:
@@ -143,6 +150,7 @@ _COLUMNS: dict[str, Callable[[_Closed], Any]] = {
     "schema_version": lambda rows: pa.array(np.full(rows.count, SCHEMA_VERSION, np.int32)),
     "date": _Closed.date,
     "error": lambda rows: rows.text("error"),
+    HISTORY: _Closed.history,
     **{column: partial(_Closed.text, name=name) for name, column in TEXT_COLUMNS.items()},
 }
 """The columns that are more than a field of the header."""

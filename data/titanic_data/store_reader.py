@@ -16,9 +16,10 @@ from socket import gethostname
 from typing import Any
 
 from titanic.errors import NotAStore
-from titanic.store import Store, open_read_only
+from titanic.store import Store, closed_histories, open_read_only
 from titanic_data.columns import closed_batch, waiting_batch
 from titanic_data.errors import DataLoss
+from titanic_data.tables import HISTORY
 
 log = logging.getLogger(__name__)
 
@@ -111,8 +112,10 @@ def read_closed(
         with store.read() as transaction:
             bulk = transaction.closed_bulk(number, min(last, number + batch - 1))
             ring = None if bulk.starts else transaction.archive()
+            reads = HISTORY in columns
+            histories = closed_histories(transaction, number, number + len(bulk.starts) - 1) if reads else {}
         if ring is None:
-            yield closed_batch(bulk, columns)
+            yield closed_batch(bulk, columns, histories)
             number += len(bulk.starts)
         elif number > ring.last or fail_on_loss:
             raise lost(path, number, last, ring.first, ring.last, instead)

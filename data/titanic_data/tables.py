@@ -23,7 +23,11 @@ SCHEMA_VERSION = 1
 TEXT_COLUMNS = {name: "idempotency_key" if name == "key" else name for name in LASTING_TEXTS}
 """The columns of a request's texts, by the names that these have in the store."""
 
-ADDED = tuple(name for name in TEXT_COLUMNS.values() if name not in ("service", "idempotency_key"))
+HISTORY = "attempts_history"
+"""The column with the attempts that failed: JSON, as `history` of `titanic show --json`."""
+
+_MORE_TEXTS = tuple(name for name in TEXT_COLUMNS.values() if name not in ("service", "idempotency_key"))
+ADDED = (*_MORE_TEXTS, HISTORY)
 """Columns of `closed` that came later: files of an earlier version have them not, and null stands for them."""
 
 TIME = pa.timestamp("us", tz="UTC")
@@ -119,7 +123,7 @@ WAITING = Table(
             ("request", pa.binary()),
             ("request_bytes", pa.int64()),
             ("request_sizes", pa.list_(pa.int32())),
-            *((name, pa.string()) for name in ADDED),
+            *((name, pa.string()) for name in _MORE_TEXTS),
             ("schema_version", pa.int32()),
         ]
     ),

@@ -39,11 +39,12 @@ class RawClient:
 class RawWorker:
     """An MDP 0.2 worker that does only what it is told, and sends no heartbeats."""
 
-    def __init__(self, endpoint: str, service: bytes) -> None:
+    def __init__(self, endpoint: str, service: bytes, *words: bytes) -> None:
+        """`words`: more of READY."""
         self.socket = zmq.Context.instance().socket(zmq.DEALER)
         self.socket.linger = 0
         self.socket.connect(endpoint)
-        self.socket.send_multipart([b"MDPW02", b"\x01", service])
+        self.socket.send_multipart([b"MDPW02", b"\x01", service, *words])
         self.token = b""
 
     def take(self, timeout: float = 30.0) -> tuple[bytes, list[bytes]]:
@@ -87,8 +88,8 @@ def raw_client(endpoint: str) -> Iterator[RawClient]:
 
 
 @contextmanager
-def raw_worker(endpoint: str, service: bytes) -> Iterator[RawWorker]:
-    worker = RawWorker(endpoint, service)
+def raw_worker(endpoint: str, service: bytes, *words: bytes) -> Iterator[RawWorker]:
+    worker = RawWorker(endpoint, service, *words)
     try:
         yield worker
     finally:

@@ -209,6 +209,11 @@ def show(uuid: str, body: bool, as_json: bool, **where: Any) -> None:
     due                      time of the next attempt
     reason                   why the last attempt or the request failed,
                              with the error reported by the worker
+    history                  the attempts that failed: {counts: {failed, died,
+                             lost}, deaths, attempts: [{delivery, outcome,
+                             started_at, ended_at, worker, host, pid, version,
+                             user, error}]}, of these the first and the last
+                             four; absent if none failed
     flow                     {steps: [{at, uuid, service, state, flow}],
                              more: {state: count}} if it is a flow
     body                     with --body: its frames; what is not UTF-8 is
@@ -234,7 +239,9 @@ def show(uuid: str, body: bool, as_json: bool, **where: Any) -> None:
         extra: dict[str, Any] = {"flow": steps} if steps else {}
         print_json(_document(row) | extra | ({"body": json_frames(frames)} if body else {}))
         return
-    shown = [*_lines(row), ("steps", "\n".join(_steps(steps)))] if steps and steps["steps"] else _lines(row)
+    shown = [*_lines(row), *_history(row)]
+    if steps and steps["steps"]:
+        shown.append(("steps", "\n".join(_steps(steps))))
     for name, value in shown:
         head, *more = value.splitlines() or [""]
         click.echo(f"{name:<12} {head}")
@@ -342,6 +349,23 @@ def _lines(row: RequestInfo) -> Iterator[tuple[str, str]]:
         yield "reply", f"{counted(row['reply_frames'], 'frame')}, {size(row['reply_bytes'])}"
     if row["reason"]:
         yield "reason" if row["state"] == "expired" else "last error", printable(row["reason"].strip())
+
+
+def _history(row: RequestInfo) -> Iterator[tuple[str, str]]:
+    """The attempts that failed, if there were several: of a single one, the rest says it."""
+    history = row.get("history")
+    if history is None or (total := sum(history["counts"].values())) < 2:
+        return
+    yield "history", ", ".join(f"{count} {outcome}" for outcome, count in history["counts"].items())
+    for number, one in enumerate(history["attempts"]):
+        if number == 1 and (omitted := total - len(history["attempts"])):
+            yield "", f"({counted(omitted, 'attempt')} not kept)"
+        user = f" ({printable(one['user'])})" if one["user"] else ""
+        version = f", Titanic {printable(one['version'])}" if one["version"] else ""
+        at = f", at {printable(one['worker'])}{user}{version}" if one["worker"] else ""
+        took = duration(max(0, one["ended_at"] - one["started_at"]) / 1e6)
+        head = f"{one['outcome']} at {moment(one['ended_at'])} after {took}{at}"
+        yield f"delivery {one['delivery']}", f"{head}\n{printable(one['error'].strip())}"
 
 
 def _steps(tree: FlowTree, indent: str = "") -> Iterator[str]:

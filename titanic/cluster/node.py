@@ -461,8 +461,8 @@ class ClaimingNode:
         uuids = [outcome.uuid for outcome in outcomes]
         for uuid in uuids:
             self.claims.ended(uuid)
-        op, bounded = self.claims.writing(uuids), self.claims.bounded(uuids)
-        return OutcomeWrite(outcomes, self._dispatcher, self._completions, op.incarnation, op.number, bounded)
+        op, bounded, failures = self.claims.writing(uuids), self.claims.bounded(uuids), self._core.failures(outcomes)
+        return OutcomeWrite(outcomes, self._dispatcher, self._completions, op.incarnation, op.number, bounded, failures)
 
     def written(self, write: OutcomeWrite) -> None:
         """Outcomes are committed, or the write has failed. Those that are to be written again are taken out of it."""

@@ -8,15 +8,26 @@ import json
 import random
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from broker import TRACEBACK
+from broker import TRACEBACK, WorkerIdentity
 from titanic.dispatch.backlogs import HIGHEST, Backlog
 from titanic.protocol.submit_options import Policy
 from titanic.protocol.tsp import LEAST_PAUSE, Frames, Progress, read_retry_hint
 from titanic.settings import JITTER, ServerConfig
-from titanic.store import ReadyRow, Status
+from titanic.store import MOST_ERROR, ReadyRow, Status
 from titanic.util.ids import text
+
+NO_WORKER = WorkerIdentity()
+
+
+class AttemptFailure(NamedTuple):
+    """How an attempt failed: for the history of its request (`titanic.store.attempt_history`)."""
+
+    outcome: Literal["failed", "died", "lost"]
+    error: str
+    delivery: int
+    worker: WorkerIdentity
 
 
 @dataclass(slots=True, eq=False)
@@ -62,6 +73,15 @@ class Flight:
     """How often workers have had it before, whatever came of that, as far as is known."""
     ready_at: int = 0
     """Since when it could be sent, µs since the epoch; 0: not known, or this is not the first delivery."""
+    worker: WorkerIdentity = NO_WORKER
+    """The worker at which its attempt failed, as far as known."""
+    failure: AttemptFailure | None = None
+    """How that was."""
+
+    def fail(self, outcome: Literal["failed", "died", "lost"], reason: str, detail: Frames) -> None:
+        """Note how its attempt has failed."""
+        error = shortened(reason, detail, MOST_ERROR)
+        self.failure = AttemptFailure(outcome, error, self.deliveries + 1, self.worker)
 
 
 class Send(NamedTuple):
@@ -146,10 +166,13 @@ def after_failure(
     config: ServerConfig,
     dice: random.Random,
     unready: dict[bytes, float],
+    *,
+    died: bool = False,
 ) -> tuple[AttemptOutcome, int]:
     """Decide the outcome of a request after a failed attempt, and return it with the bytes of its frames or text.
     `detail` is what the worker sent besides the `reason`; it may contain the time of the next attempt
-    (`titanic.protocol.tsp`). `unready`: since when no worker was ready for a request; updated here."""
+    (`titanic.protocol.tsp`). `unready`: since when no worker was ready for a request; updated here. `died`: its worker
+    died."""
     hint = read_retry_hint(detail)
     detail, waited = hint.detail, 0.0
     since = unready.pop(uuid, flight.started)
@@ -159,8 +182,11 @@ def after_failure(
             del unready[next(iter(unready))]
     elif hint.unready:
         reason = f"no worker was ready for it within {config.unready_timeout:g} s: {reason}"
+        flight.fail("failed", reason, detail)
         return Finish(uuid, Status.FAILED, detail, flight.attempts, reason, flight.started), sum(map(len, detail))
     flight.attempts += hint.counts
+    if hint.counts:
+        flight.fail("died" if died else "failed", reason, detail)
     if hint.fatal or (hint.counts and flight.attempts >= flight.max_attempts):
         return Finish(uuid, Status.FAILED, detail, flight.attempts, reason, flight.started), sum(map(len, detail))
     delay = hint.pause
@@ -169,17 +195,17 @@ def after_failure(
             _growing(waited, flight, config) if hint.unready else back_off(flight.attempts, *_back_offs(flight, config))
         )
         delay = pause * dice.uniform(1 - JITTER, 1 + JITTER)
-    text = _shortened(reason, detail)
+    text = shortened(reason, detail)
     return Postpone(uuid, delay, flight.attempts, text, flight.started, flight.deliveries + 1), len(text)
 
 
-def _shortened(reason: str, detail: Frames) -> str:
-    """What is kept of a failure until the next attempt. Of much the end stays: there tracebacks and what commands write
+def shortened(reason: str, detail: Frames, most: int = MOST_REASON) -> str:
+    """What is kept of a failure, at most `most` bytes. Of much the end stays: there tracebacks and what commands write
     say what went wrong."""
     said = b"\n".join(detail).decode(errors="replace")
     if not said:
         return reason
-    room = MOST_REASON - len(reason.encode(errors="replace")) - len(b"\n...")
+    room = most - len(reason.encode(errors="replace")) - len(b"\n...")
     if len(encoded := said.encode()) > max(room, 0):
         said = "..." + encoded[len(encoded) - max(room, 0) :].decode(errors="ignore")
     return f"{reason}\n{said}"

@@ -9,6 +9,7 @@ ends in one of these ways:
     a worker that is not ready for it           → Postpone, not an attempt; Finish failed after `unready_timeout`
     its worker died, and had nothing else       → as an error reply; the next attempt runs alone
                                                   (`broker.core.worker_registry`)
+      ... three times                           → Finish failed, as poison: decided when it is written (`outcomes.py`)
     its worker died, and others of its process  → back to the queue, to run alone (502); not an attempt
       had requests, too
     the broker will never take it (400, 413)    → Finish failed
@@ -34,8 +35,9 @@ import random
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from typing import NamedTuple
 
-from broker import ErrorReply, Timers
+from broker import ErrorReply, Timers, WorkerIdentity
 from titanic.dispatch.attempts import (
+    AttemptFailure,
     AttemptOutcome,
     Finish,
     Flight,
@@ -136,7 +138,7 @@ class DispatchCore:
         self.outcomes = OutcomeBuffer(self.timers)
         self.stopping = False
         """While true, nothing new is sent."""
-        self.counts = {"dispatched": 0, "succeeded": 0, "failed": 0, "expired": 0, "retried": 0, "returned": 0}
+        self.counts = dict.fromkeys((*_COUNTED_AS.values(), "dispatched", "retried", "returned", "poisoned"), 0)
         self.ended = EndedCounts()
         self.again = 0
         """Requests dispatched since this was set to 0 that workers had before, which was no attempt."""
@@ -250,13 +252,36 @@ class DispatchCore:
             self._lost(uuid, flight, error.text)
         else:
             self._suspect(uuid)
-            self._failed(uuid, flight, error.text, error.detail)
+            self._failed(uuid, flight, error.text, error.detail, died=True)
 
     def timed_out(self, uuid: bytes, now: float) -> None:
         """No reply came within the time of an attempt."""
         flight = self._landing(uuid)
         if flight is not None:
             self._failed(uuid, flight, f"no reply within {self._config.attempt_timeout:g} s", [])
+
+    def failed_at(self, uuid: bytes, worker: WorkerIdentity) -> None:
+        """Note the worker of an attempt that ends now."""
+        if (flight := self.flights.get(uuid)) is not None:
+            flight.worker = worker
+
+    def failures(self, outcomes: Iterable[AttemptOutcome]) -> dict[bytes, AttemptFailure]:
+        """Return how the attempts with these outcomes have failed, by request."""
+        found: dict[bytes, AttemptFailure] = {}
+        for outcome in outcomes:
+            if (flight := self.flights.get(outcome.uuid)) is not None and flight.failure is not None:
+                found[outcome.uuid] = flight.failure
+        return found
+
+    def poisoned(self, outcomes: Iterable[Finish]) -> None:
+        """These requests are on disk as failed, because workers died of them, where they were to be tried again."""
+        for outcome in outcomes:
+            self.counts["poisoned"] += 1
+            if (flight := self.flights.get(outcome.uuid)) is not None and flight.attempts < flight.max_attempts:
+                self.counts["retried"] -= 1
+                self.counts["failed"] += 1
+                self._suspects.pop(outcome.uuid, None)
+                self.ended.add(flight.backlog.name, Status.FAILED)
 
     def recall(self, uuids: Iterable[bytes]) -> None:
         """Recall these requests, as far as they are in flight and no worker has started them."""
@@ -488,8 +513,9 @@ class DispatchCore:
             self.backlogs.place(flight.backlog)
         return flight
 
-    def _failed(self, uuid: bytes, flight: Flight, reason: str, detail: Frames) -> None:
-        outcome, size = after_failure(uuid, flight, reason, detail, self._config, self._dice, self._unready)
+    def _failed(self, uuid: bytes, flight: Flight, reason: str, detail: Frames, *, died: bool = False) -> None:
+        config, dice = self._config, self._dice
+        outcome, size = after_failure(uuid, flight, reason, detail, config, dice, self._unready, died=died)
         self.counts["failed" if isinstance(outcome, Finish) else "retried"] += 1
         if isinstance(outcome, Finish):
             self._suspects.pop(uuid, None)
@@ -504,6 +530,7 @@ class DispatchCore:
     def _lost(self, uuid: bytes, flight: Flight, reason: str) -> None:
         """Its worker is gone, and that was no attempt. How often workers have had it is to be kept."""
         self.counts["returned"] += 1
+        flight.fail("lost", reason, [])
         outcome = Postpone(uuid, 0.0, flight.attempts, reason, flight.started, flight.deliveries + 1)
         self.outcomes.add(flight, outcome, len(reason))
 

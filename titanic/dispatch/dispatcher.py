@@ -178,7 +178,7 @@ class Dispatcher(Channel):
         self._refusals = reader.refusals
         self.settings = KnownSettings()
         """Settings of services that this process applies."""
-        self.completions = CompletionEvents(self.settings, self, writer.facts)
+        self.completions = CompletionEvents(self.settings, self, writer.facts, store.facts_room)
         self._pending_closes = PendingCloses(self.core)
         self._counts_workers = config.broker is not None
         self._count_at = 0.0
@@ -456,7 +456,7 @@ class Dispatcher(Channel):
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _outcome_write(self, outcomes: Outcomes) -> OutcomeWrite:
-        return OutcomeWrite(outcomes, self, self.completions)
+        return OutcomeWrite(outcomes, self, self.completions, failures=self.core.failures(outcomes))
 
     def send(self, sends: Sequence[Send], now: float) -> None:
         """Pass requests to the transport."""
@@ -584,6 +584,7 @@ class Dispatcher(Channel):
             core.unsettled(write.outcomes, time.monotonic())
             return
         done, unchanged, without_room = write.done, write.unchanged, write.without_room
+        core.poisoned(write.poisoned.values())
         unchanged_uuids = {outcome.uuid for outcome in unchanged}
         ends: list[AttemptEnd] = []
         now_us = self._store.now_us()

@@ -11,16 +11,19 @@ from typing import cast
 
 from broker import Timers
 from titanic.commit.writer import LIGHT_BYTES, LIGHT_OUTCOMES, Write, halves
-from titanic.dispatch.attempts import AttemptOutcome, Finish, Flight
+from titanic.dispatch.attempts import AttemptFailure, AttemptOutcome, Finish, Flight
 from titanic.dispatch.backlogs import Alarm
 from titanic.errors import InvalidRequest, RecordCorrupt, StoreError, StoreFull
 from titanic.facts.counts import ACCEPTED
 from titanic.facts.recorder import FactsRecorder
 from titanic.logs import Incident, event
+from titanic.protocol.answers import AttemptHistory, FailedAttempt
 from titanic.protocol.submit_options import DEFAULT_PRIORITY, read_policy
 from titanic.services.ask import Arrived, Inbox
 from titanic.store import (
+    FACTS_ROOM,
     Description,
+    HistoryWriter,
     KnownSettings,
     NewRequest,
     NodeTransaction,
@@ -30,7 +33,10 @@ from titanic.store import (
     State,
     Status,
     WriteTransaction,
+    find_history,
+    with_attempt,
 )
+from titanic.util.text import read_process
 
 log = logging.getLogger(__name__)
 
@@ -171,8 +177,12 @@ class CompletionEvents:
     """The requests that are stored because others have ended, in the same commit: `on_end` and `on_failed` in
     PROTOCOL.md. One thread at a time may call."""
 
-    def __init__(self, settings: KnownSettings, inbox: Inbox[Arrived], facts: FactsRecorder) -> None:
+    def __init__(
+        self, settings: KnownSettings, inbox: Inbox[Arrived], facts: FactsRecorder, facts_room: int = FACTS_ROOM
+    ) -> None:
+        """`facts_room`: of the store."""
         self.settings = settings
+        self.histories = HistoryWriter(facts_room)
         self._facts = facts
         self._inbox = inbox
         self._incident = Incident(log, "store a notification of the end of a request")
@@ -263,6 +273,38 @@ def body_of(row: Description) -> bytes:
 
 Outcomes = Sequence[AttemptOutcome]
 
+_NO_FAILURES: Mapping[bytes, AttemptFailure] = {}
+
+POISON_DEATHS = 3
+"""Workers that die of a request alone, until it fails whatever its attempts."""
+
+POISON = "poison: "
+"""How the reason of such a request begins."""
+
+
+def _poisoned(outcome: AttemptOutcome, history: AttemptHistory) -> Finish:
+    """The end of a request that workers died of."""
+    names = [one["worker"] for one in history["attempts"] if one["outcome"] == "died" and one["worker"]]
+    died = f"{history['deaths']} workers died while processing it and nothing else"
+    reason = f"{POISON}{died}" + (f", the last ones {', '.join(names)}" if names else "")
+    return Finish(outcome.uuid, Status.FAILED, [], outcome.attempts, reason, outcome.started)
+
+
+def _described(failure: AttemptFailure, started_at: int, ended_at: int) -> FailedAttempt:
+    host, pid = read_process(failure.worker.name)
+    return FailedAttempt(
+        delivery=failure.delivery,
+        outcome=failure.outcome,
+        started_at=started_at,
+        ended_at=ended_at,
+        worker=failure.worker.name,
+        host=host,
+        pid=pid,
+        version=failure.worker.version,
+        user=failure.worker.user,
+        error=failure.error,
+    )
+
 
 class OutcomeWrite:
     """A batch of outcomes, as one `Write`, which is posted when it is committed or has failed."""
@@ -275,10 +317,11 @@ class OutcomeWrite:
         incarnation: int | None = None,
         number: int = 0,
         bounded: Sequence[Place] = (),
+        failures: Mapping[bytes, AttemptFailure] = _NO_FAILURES,
     ) -> None:
-        """`ends`: stores what is wanted when requests have ended. In a store that nodes share, `incarnation`: under
-        which they were claimed, and `number`: of their `OutcomeWriting`; `bounded`: where those of them are that count
-        for bounds."""
+        """`ends`: stores what is wanted when requests have ended. `failures`: how attempts have failed, by request. In
+        a store that nodes share, `incarnation`: under which they were claimed, and `number`: of their `OutcomeWriting`;
+        `bounded`: where those of them are that count for bounds."""
         self.outcomes = outcomes
         self.incarnation = incarnation
         self.number = number
@@ -290,6 +333,9 @@ class OutcomeWrite:
         """Those among them that changed nothing: the requests were closed, or had ended already."""
         self.without_room: list[AttemptOutcome] = []
         """Those for which the store had no room."""
+        self.poisoned: dict[bytes, Finish] = {}
+        """Those of requests that workers died of, in place of what was decided."""
+        self.failures = failures
         self._inbox = inbox
         self._ends = ends
         self._bounded = bounded
@@ -302,7 +348,7 @@ class OutcomeWrite:
         return [outcome.uuid for outcome in self.outcomes]
 
     def apply(self, transaction: WriteTransaction, now_us: int) -> None:
-        self.unchanged, self.without_room = [], []
+        self.unchanged, self.without_room, self.poisoned = [], [], {}
         if self.incarnation is not None:
             failed = [outcome.uuid for outcome in self.outcomes if not _is_done(outcome)]
             cast(NodeTransaction, transaction).under(self.incarnation, failed)
@@ -312,7 +358,9 @@ class OutcomeWrite:
             try:
                 # How long it ran, without the wait for this commit: never before it was submitted.
                 dispatched_at = max(0, now_us - int((self.created - outcome.started) * 1e6))
-                if not _write(transaction, outcome, now_us, dispatched_at):
+                if (failure := self.failures.get(outcome.uuid)) is not None:
+                    self._write_failed(transaction, outcome, failure, now_us, dispatched_at)
+                elif not _write(transaction, outcome, now_us, dispatched_at):
                     self.unchanged.append(outcome)
             except StoreFull as error:  # the others may fit
                 extra = event("no-room-for-reply", uuid=outcome.uuid)
@@ -320,20 +368,46 @@ class OutcomeWrite:
                 self.without_room.append(outcome)
         self._stored = None
         every = bool(self._ends.settings.on_end)
-        if ended := [one.uuid for one in self.outcomes if isinstance(one, Finish) and (every or not _is_done(one))]:
+        written = [self.poisoned.get(one.uuid, one) for one in self.outcomes] if self.poisoned else self.outcomes
+        if ended := [one.uuid for one in written if isinstance(one, Finish) and (every or not _is_done(one))]:
             not_now = {outcome.uuid for outcome in (*self.unchanged, *self.without_room)}
             self._stored = self._ends.store(transaction, [uuid for uuid in ended if uuid not in not_now], now_us)
+
+    def _write_failed(
+        self,
+        transaction: WriteTransaction,
+        outcome: AttemptOutcome,
+        failure: AttemptFailure,
+        now_us: int,
+        dispatched_at: int,
+    ) -> None:
+        """Write the outcome of a failed attempt, and the attempt into the history of its request. The request fails at
+        once if too many workers have died of it."""
+        attempt = _described(failure, dispatched_at, now_us)
+        history = with_attempt(find_history(transaction, outcome.uuid), attempt, outcome.attempts)
+        is_poison = failure.outcome == "died" and history["deaths"] >= POISON_DEATHS
+        if is_poison:
+            outcome = _poisoned(outcome, history)
+        if not _write(transaction, outcome, now_us, dispatched_at):
+            self.unchanged.append(outcome)
+            return
+        self._ends.histories.put(transaction, outcome.uuid, history)
+        if is_poison:
+            assert isinstance(outcome, Finish)
+            self.poisoned[outcome.uuid] = outcome
 
     def __len__(self) -> int:
         return len(self.outcomes)
 
     def parts(self) -> list[Write]:
-        more = self._inbox, self._ends, self.incarnation, self.number, self._bounded  # all attempts are over
+        # All attempts are over.
+        more = self._inbox, self._ends, self.incarnation, self.number, self._bounded, self.failures
         return [OutcomeWrite(half, *more) for half in halves(self.outcomes)]
 
     def committed(self) -> None:
         without_room = {outcome.uuid for outcome in self.without_room}
-        self.done = [outcome for outcome in self.outcomes if outcome.uuid not in without_room]
+        done = [outcome for outcome in self.outcomes if outcome.uuid not in without_room]
+        self.done = [self.poisoned.get(outcome.uuid, outcome) for outcome in done] if self.poisoned else done
         self._inbox.post(self)
         if self._stored is not None:
             self._ends.committed(self._stored)

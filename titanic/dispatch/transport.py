@@ -27,6 +27,7 @@ from broker import (
     LocalPeer,
     Loop,
     WorkerHold,
+    WorkerIdentity,
     read_error,
     read_json,
 )
@@ -254,8 +255,10 @@ class OwnBrokerTransport:
             self._core.progressed(send.uuid, b"".join(body[:1]))
         elif kind is EventKind.REFUSED:
             error = read_error(body) or ErrorReply(500, "the broker refused it and did not say why", [])
+            self._note_worker(send)
             self._refuse(ticket, error, now)
         else:
+            self._note_worker(send)
             deliver_reply(self._core, self._take(ticket).uuid, self._parts.complete(ticket, body), now)
 
     def _recall(self, ticket: int, now: float) -> None:
@@ -281,6 +284,8 @@ class OwnBrokerTransport:
 
     def _keep(self, ticket: int, send: Send, *, ends: bool) -> None:
         """A worker keeps what was asked back."""
+        if hold := self.worker_of(send.uuid):
+            self._core.failed_at(send.uuid, WorkerIdentity(hold.worker))
         if self._core.kept(send.uuid, ends=ends):
             self._abandoned[ticket] = send.service
             self._parts.drop(ticket)
@@ -304,6 +309,9 @@ class OwnBrokerTransport:
     def push(self, now: float) -> None:
         """Let out what was sent and asked."""
         raise NotImplementedError
+
+    def _note_worker(self, send: Send) -> None:
+        """Report to the core at which worker the attempt has failed, if that is known."""
 
     def _note(self, send: Send, delivery: bytes, keeper: bytes) -> None:
         """Note that a worker gets a request; without a keeper it is one that does not keep it."""
@@ -371,6 +379,10 @@ class LocalTransport(OwnBrokerTransport):
     def resume(self, send: Send, expected: Expected, now: float) -> None:
         self.peer.expect(send.context, expected)
         self.send_requests([send], now)
+
+    def _note_worker(self, send: Send) -> None:
+        if (worker := self.peer.failed_at(send.context)) is not None:
+            self._core.failed_at(send.uuid, worker)
 
     def worker_of(self, uuid: bytes) -> WorkerHold | None:
         try:

@@ -25,6 +25,7 @@ REQUESTS = {
     "succeeded": "Requests that ended with a reply.",
     "failed": "Requests that failed for good.",
     "expired": "Requests that expired.",
+    "poisoned": "Requests that failed because three workers died of them.",
     "retried": "Attempts that failed and are retried.",
     "returned": "Requests returned to the queue because no worker took them.",
     "closed": "Requests closed by their clients.",
@@ -41,7 +42,7 @@ def queue(snapshot: ServerSnapshot) -> Iterator[Metric]:
     """The families of a server."""
     yield about()
     for name, text in REQUESTS.items():
-        metric = "titanic_replies_given" if name == "replies_given" else f"titanic_requests_{name}"
+        metric = f"titanic_{name}" if name in ("poisoned", "replies_given") else f"titanic_requests_{name}"
         yield CounterMetricFamily(metric, text, value=snapshot.counted[name])
     text = "Requests that were not stored."
     yield _labelled("titanic_requests_refused", text, "reason", snapshot.refused, CounterMetricFamily)

@@ -50,6 +50,38 @@ class WhyInfo(TypedDict):
     """Running ones that reach it, those that the client may read."""
 
 
+class FailedAttempt(TypedDict):
+    """An attempt of a request that failed, with what is known of its worker; what is not known is empty or null. Times
+    are microseconds since 1970."""
+
+    delivery: int
+    """The number of the delivery to a worker."""
+    outcome: Literal["failed", "died", "lost"]
+    """`failed`: the worker said so, or the attempt passed its limit; `died`: its worker died, which had nothing else;
+    `lost`: its worker died or left with other requests, too, which was no attempt."""
+    started_at: int
+    ended_at: int
+    worker: str
+    """The worker's process, as HOST:PID."""
+    host: str
+    pid: int | None
+    version: str
+    user: str
+    error: str
+    """Why, with the end of the traceback."""
+
+
+class AttemptHistory(TypedDict):
+    """The attempts of a request that failed, those before a retry included."""
+
+    counts: dict[str, int]
+    """How many there were, by outcome."""
+    deaths: int
+    """Those since the request was submitted or retried at which a worker died."""
+    attempts: list[FailedAttempt]
+    """The first and the last four."""
+
+
 class RequestInfo(TypedDict):
     """All that is known of a request but its frames. Times are microseconds since 1970; 0 and "": there is none."""
 
@@ -82,6 +114,8 @@ class RequestInfo(TypedDict):
     """Why it failed, the last time or for good."""
     reply_frames: int
     reply_bytes: int
+    history: NotRequired[AttemptHistory]
+    """The attempts that failed; absent in lists, and when there were none."""
     progress: NotRequired[Progress]
     """How far its worker is; absent unless it is running and has said so."""
     trace: NotRequired[str]

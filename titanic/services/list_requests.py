@@ -18,7 +18,7 @@ from titanic.protocol.submit_options import read_policy
 from titanic.protocol.tsp import Frames, Progress
 from titanic.services.ownership import is_hidden, place_behind
 from titanic.services.why import Explainer, Facts, explain
-from titanic.store import Description, Outcome, ReadTransaction, SharedReadTransaction, State
+from titanic.store import Description, Outcome, ReadTransaction, SharedReadTransaction, State, find_history
 
 MOST_FRAMES = 1000
 """Maximum frames of body and of reply in an answer."""
@@ -141,6 +141,8 @@ def _answer(
             one["why"] = explainer.reason(transaction, row, user)
         else:
             one["why"] = explain(Facts(row=row, now_us=now_us, paused=row.service in paused))
+    if options.uuid is not None and rows and (history := find_history(transaction, rows[0].uuid)) is not None:
+        document["requests"][0]["history"] = history
     if options.keys is not None:
         document["uuids"] = {key: uuid.hex() for key, uuid in holders.items()}
     if options.now:

@@ -22,6 +22,7 @@ from titanic.settings import ServiceLimits
 from titanic.store import NO_QUEUE, NOTHING_SET, ReadTransaction, ServiceSettings, Store, ready_counts
 from titanic.store.states import ENDED
 from titanic.util import ids
+from titanic.util.text import read_process
 
 REFUSED_LATELY = 60.0
 """Seconds for which `refuses_for_room` stays true after a request was refused because the store was full."""
@@ -36,9 +37,6 @@ MOST_SERIES = 100
 """Services of which each minute or hour is sent."""
 
 SEPARATE = "the broker is a separate process, which does not report its workers"
-
-MOST_PID = 10
-"""Digits of the number of a process."""
 
 SAMPLE, SAMPLE_BYTES = 1000, 4 << 20
 """Requests that are read to find what fills the store: of each state, and of closed ones so many bytes at most."""
@@ -174,12 +172,11 @@ def _workers(transaction: ReadTransaction, host: ServiceHost, now_us: int) -> Wo
 
 def _worker(report: WorkerReport, began: int) -> WorkerInfo:
     """`began`: the 0 of monotonic seconds, in microseconds since 1970."""
-    host, _, pid = report.name.rpartition(":")
-    is_named = pid.isascii() and pid.isdigit() and len(pid) <= MOST_PID
+    host, pid = read_process(report.name)
     found: WorkerInfo = {
         "name": report.name,
-        "host": host if is_named else "",
-        "pid": int(pid) if is_named else None,
+        "host": host,
+        "pid": pid,
         "version": report.version,
         "services": [name.decode(errors="replace") for name in report.services],
         "slots": report.slots,

@@ -1,3 +1,8 @@
+from titanic.store.attempt_history import MOST_ERROR as MOST_ERROR
+from titanic.store.attempt_history import HistoryWriter as HistoryWriter
+from titanic.store.attempt_history import closed_histories as closed_histories
+from titanic.store.attempt_history import find_history as find_history
+from titanic.store.attempt_history import with_attempt as with_attempt
 from titanic.store.claiming import Bound as Bound
 from titanic.store.claiming import Claimed as Claimed
 from titanic.store.claiming import ClaimingStore as ClaimingStore
@@ -67,6 +72,7 @@ from titanic.store.request import ClosedRequest as ClosedRequest
 from titanic.store.request import Description as Description
 from titanic.store.request import NewRequest as NewRequest
 from titanic.store.request import StoredRequest as StoredRequest
+from titanic.store.rules import FACTS_ROOM as FACTS_ROOM
 from titanic.store.service_settings import NOTHING_SET as NOTHING_SET
 from titanic.store.service_settings import KnownSettings as KnownSettings
 from titanic.store.service_settings import ServiceSetting as ServiceSetting

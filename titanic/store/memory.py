@@ -23,6 +23,7 @@ from typing import Any, Self
 
 from titanic.errors import InvalidRequest, StoreFull
 from titanic.store import rules, service_settings
+from titanic.store.attempt_history import closed_history_key, history_key
 from titanic.store.memory_tables import END, Change, Key, KeyHolder, Row, Tables, size_of
 from titanic.store.records import (
     DEFAULT_CAPACITY,
@@ -472,7 +473,7 @@ class MemoryWriteTransaction(MemoryReadTransaction):
         ring, end = self.tables.ring, self.tables.used - missing
         first = ring.first
         while self.tables.used > end:
-            self._put(Tables.put_closed, first, None)
+            self._drop_closed(first)
             first += 1
         if first > ring.first:
             lost = sum(map(ring.agreement.awaits, range(ring.first, first)))
@@ -612,7 +613,13 @@ class MemoryWriteTransaction(MemoryReadTransaction):
             number = self.tables.ring.last + 1
             self._put(Tables.put_closed, number, self._closed(row, number, now_us, unclaimed))
             self._put_ring(last=number)
+        if (history := self.tables.facts.get(key := history_key(uuid))) is not None:
+            self.put_facts([(key, None), *([(closed_history_key(number), history)] if self.store.keep_closed else [])])
         return CloseResult(row.new.service, row.state)
+
+    def _drop_closed(self, number: int) -> None:
+        self._put(Tables.put_closed, number, None)
+        self._put(Tables.put_fact, closed_history_key(number), None)
 
     def _closed(self, row: Row, number: int, now_us: int, unclaimed: bool) -> ClosedRequest:
         end, limit = row.outcome, self.store.closed_body_limit
@@ -665,7 +672,7 @@ class MemoryWriteTransaction(MemoryReadTransaction):
         while number < min(ring.first + limit, ring.last + 1):
             if ring.agreement.awaits(number) or self.tables.closed[number].closed_at > closed_at:
                 break
-            self._put(Tables.put_closed, number, None)
+            self._drop_closed(number)
             number += 1
         self._put_ring(first=number)
         return number - ring.first

@@ -79,3 +79,14 @@ def has_password(url: str) -> bool:
     if "/" in user:  # of a password, or before an @ of the query
         user, at, _ = path.rpartition("@")
     return bool(at and ":" in user) or "password" in unquote(query).lower()
+
+
+_MOST_PID = 10
+"""Digits of the number of a process."""
+
+
+def read_process(name: str) -> tuple[str, int | None]:
+    """Return host and pid of a process that is named HOST:PID; empty and None for any other name."""
+    host, _, pid = name.rpartition(":")
+    is_named = pid.isascii() and pid.isdigit() and len(pid) <= _MOST_PID
+    return (host, int(pid)) if is_named else ("", None)

@@ -85,6 +85,12 @@ class Peer:
     def send(self, messages: list[list[bytes]]) -> None:
         self.sent += messages
 
+    def failed_at(self, context: bytes) -> None:
+        return None
+
+    def worker_of(self, mark: bytes) -> None:
+        return None
+
 
 @pytest.fixture
 def heard() -> Heard:

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from titanic.errors import RecordCorrupt
-from titanic.store.lmdb import closed_record, outcome_record, request_record
+from titanic.store.attempt_history import closed_history_key, history_key
+from titanic.store.lmdb import closed_record, facts, outcome_record, request_record
 from titanic.store.lmdb.closed_record import NO_FRAMES, ClosedRecord, Part, Where
 from titanic.store.lmdb.closed_ring import charge
+from titanic.store.lmdb.facts import put_facts
 from titanic.store.lmdb.free_space import fits, make_room, refusal
 from titanic.store.lmdb.lifecycle import drop_timers, find, leave
 from titanic.store.lmdb.outcome_record import OutcomeHeader, RetryRecord
@@ -52,6 +54,7 @@ def close_request(tx: Writing, uuid: bytes, now_us: int, unclaimed: bool = False
         status = end.status if end else Status.FAILED
         state = State(status)
     kept: list[Ref] = []
+    last = tx.last_sequence()
     if tx.environment.settings.keep_closed:
         tried = end or (place and place.past) or _NEVER_TRIED
         closed = ClosedRecord(
@@ -68,6 +71,9 @@ def close_request(tx: Writing, uuid: bytes, now_us: int, unclaimed: bool = False
         )
         closed.uuid = uuid
         kept = _remember(tx, closed)
+    if (history := facts.value(tx, history_key(uuid))) is not None:
+        number = tx.last_sequence()
+        put_facts(tx, [(history_key(uuid), None), *([(closed_history_key(number), history)] if number > last else [])])
     if place is not None:
         leave(tx, uuid, place)
     elif header is not None and end is not None:

@@ -76,6 +76,13 @@ def _pieces(tx: Reading, prefix: bytes, after: bytes, newest: bool) -> Iterator[
         yield key, bytes(piece)
 
 
+def value(tx: Reading, key: bytes) -> bytes | None:
+    """The value of one fact; None: there is none, or it is damaged."""
+    if tx.raw.get(key + b"\0", db=tx.db.facts) is None:
+        return None
+    return dict(rows(tx, key)).get(key)
+
+
 def piece_keys(tx: Reading, key: bytes) -> list[bytes]:
     """The keys of the rows that the fact `key` has."""
     return [row_key for row_key, _ in _pieces(tx, key, b"", False) if row_key[:-1] == key]

@@ -11,8 +11,10 @@ from __future__ import annotations
 from itertools import islice
 
 from titanic.errors import RecordCorrupt, StoreFull
+from titanic.store.attempt_history import CLOSED, closed_history_key
 from titanic.store.lmdb import closed_record
 from titanic.store.lmdb.closed_ring import charged_since, closed_range, end_charges, kept
+from titanic.store.lmdb.facts import facts, put_facts
 from titanic.store.lmdb.record import blob_id_of, blob_key
 from titanic.store.lmdb.schema import PAGE, SETTLED_KEY, U32, closed_key, sequence_of, unpack
 from titanic.store.lmdb.transaction import Reading, Writing
@@ -154,7 +156,7 @@ def drop_oldest(tx: Writing, limit: int, closed_before: int | None = None) -> in
     registered, upto = tx.archived()
     lossy = closed_before is None and tx.environment.settings.drop_unarchived
     charged = charged_since(tx)
-    dropped = size = 0
+    dropped = size = last = 0
     while dropped < limit and size < tx.room.pages_freed * PAGE:
         cursor = tx.raw.cursor(tx.db.closed)
         if not cursor.first():
@@ -172,6 +174,7 @@ def drop_oldest(tx: Writing, limit: int, closed_before: int | None = None) -> in
         except RecordCorrupt:
             refs = []
         dropped += 1
+        last = sequence
         size += len(record)
         tx.raw.delete(closed_key(sequence), db=tx.db.closed)
         for ref in refs:
@@ -180,6 +183,8 @@ def drop_oldest(tx: Writing, limit: int, closed_before: int | None = None) -> in
         if registered and sequence > upto:
             tx.lost += 1
     tx.freed += size // PAGE + 1 if dropped else 0
+    if dropped:
+        put_facts(tx, [(key, None) for key, _ in facts(tx, CLOSED, limit=dropped) if key <= closed_history_key(last)])
     return dropped
 
 

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from titanic.store.agreement import Agreement
+from titanic.store.attempt_history import CLOSED, closed_history_key, history_key
 from titanic.store.postgres.database_session import Raw, ids, lists, numbers, texts
 from titanic.store.postgres.rows import (
     KEY,
@@ -65,6 +66,14 @@ INSERT INTO facts (key, value) SELECT * FROM unnest(%s::bytea[], %s::bytea[])
 ON CONFLICT (key) DO UPDATE SET value = excluded.value"""
 
 _DELETE_FACTS = "DELETE FROM facts WHERE key = ANY(%s::bytea[])"
+
+_CLOSE_HISTORY = """
+UPDATE facts AS f SET key = %s::bytea || int8send(numbers.before + g.n)
+FROM numbers CROSS JOIN unnest(%s::bytea[]) WITH ORDINALITY AS g (key, n)
+WHERE f.key = ANY(%s::bytea[]) AND f.key = g.key"""
+"""The history of attempts of what is closed in the statement goes on under its number."""
+
+_DROP_HISTORY = "DELETE FROM facts WHERE key >= %s AND key < %s"
 
 _LOCK = "SELECT 1 FROM request WHERE uuid = ANY(%s::uuid[]) ORDER BY uuid FOR UPDATE"
 
@@ -404,6 +413,12 @@ class Changes:
             given.extend((shard, texts([*costs]), numbers([*costs.values()])) if costs else ())
         if self.closed:
             add("closed_now", _CLOSE, self.closed, _CLOSED)
+            parts.append(("closed_history", _CLOSE_HISTORY))
+            histories = texts([history_key(row.uuid) for row in self.closed])
+            given += (CLOSED, histories, histories)
+        elif self._gone:
+            parts.append(("no_history", _DELETE_FACTS))
+            given.append(texts(list(map(history_key, self._gone))))
         given += self._usage
         if self.relied:
             gone: tuple[Sequence[object], ...] = (
@@ -428,6 +443,7 @@ class Changes:
                 found.append(Statement(_COUNT_WAITING, (shard, sign, min(had, has), max(had, has))))
         if self.drop_before:
             found.append(Statement(_DROP, (*[self.drop_before] * 3, shard, self.drop_before, shard)))
+            found.append(Statement(_DROP_HISTORY, (CLOSED, closed_history_key(self.drop_before))))
         return found
 
 

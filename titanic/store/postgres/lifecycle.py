@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
 from titanic.errors import StoreFull
+from titanic.store.attempt_history import history_key
 from titanic.store.postgres.closed import drop_older, make_room
 from titanic.store.postgres.database_session import Raw, ids, numbers, texts
 from titanic.store.postgres.nodes import OVER
@@ -281,6 +282,8 @@ def close_request(tx: PostgresWriting, uuid: bytes, now_us: int, unclaimed: bool
         size += replied
         changes.leave(one)
         changes.count(replies=-1)
+    if history_key(uuid) in changes.facts:
+        tx.flush()  # what moves it does not see what the same statement puts
     changes.remove(uuid)
     changes.count_owner(one.owner, size=-size)
     changes.count(requests=-1, used=-used)

@@ -94,6 +94,35 @@ class RequestReason(TypedDict):
     requests: NotRequired[list[Uuid]]
 
 
+class PastAttempt(TypedDict):
+    """An attempt that failed, with what is known of its worker; what is not known is empty or null."""
+
+    delivery: Annotated[int, Meta(description="The number of the delivery to a worker.")]
+    outcome: Annotated[
+        Literal["failed", "died", "lost"],
+        Meta(
+            description="`died`: its worker died, which had nothing else; `lost`: the worker died or left with other"
+            " requests, too, which was no attempt."
+        ),
+    ]
+    started_at: Time | None
+    ended_at: Time | None
+    worker: Annotated[str, Meta(description="The worker's process, as HOST:PID.")]
+    host: str
+    pid: int | None
+    version: str
+    user: str
+    error: Annotated[str, Meta(description="Why, with the end of the traceback.")]
+
+
+class PastAttempts(TypedDict):
+    """The attempts of a request that failed, those before a retry included."""
+
+    counts: Annotated[dict[str, Count], Meta(description="How many there were, by outcome.")]
+    deaths: Annotated[int, Meta(description="Those since the last retry at which a worker died.")]
+    attempts: Annotated[list[PastAttempt], Meta(description="The first and the last four.")]
+
+
 class Request(TypedDict):
     """All that is known of a request but its body and reply."""
 
@@ -134,6 +163,7 @@ class Request(TypedDict):
     unique_until: NotRequired[Literal["started", "done"]]
     why: NotRequired[RequestReason]
     paused: NotRequired[Annotated[bool, Meta(description="Its service is paused, and the request has not started.")]]
+    history: NotRequired[Annotated[PastAttempts, Meta(description="Absent in lists, and if no attempt has failed.")]]
 
 
 class RequestPage(TypedDict):

@@ -184,6 +184,10 @@ def described(row: RequestInfo) -> dict[str, Any]:
     times = {name: timestamp(known[name]) for name in TIMES if name in known}
     if why := row.get("why"):
         known["why"] = {**why, "until": timestamp(why["until"])} if "until" in why else why
+    if (history := row.get("history")) is not None:
+        spans = [{name: timestamp(one[name]) for name in ("started_at", "ended_at")} for one in history["attempts"]]
+        attempts = [{**one, **span} for one, span in zip(history["attempts"], spans, strict=True)]
+        known["history"] = {**history, "attempts": attempts}
     return {**known, **times, "key": key, "links": links(row["uuid"])}
 
 

@@ -219,6 +219,11 @@ class TimelineEntry(NamedTuple):
     at: int = 0
     """Microseconds since 1970; 0: unknown."""
     more: str = ""
+    error: str = ""
+    """With the traceback."""
+
+
+FAILURES = {"failed": "Attempt failed", "died": "Worker died", "lost": "Worker lost; not an attempt"}
 
 
 def timeline(row: RequestInfo) -> list[TimelineEntry]:
@@ -248,13 +253,13 @@ def timeline(row: RequestInfo) -> list[TimelineEntry]:
 
 
 def _attempts(row: RequestInfo) -> list[TimelineEntry]:
-    """The attempts that are over. Of all but the last only the number is stored."""
+    """The attempts that are over. Without a history, of all but the last only the number is known."""
     attempts, state = row["attempts"], row["state"]
-    if not attempts:
-        return []
+    found = _failed_attempts(row)
+    if not attempts or (found and state != "done"):
+        return found
     earlier = attempts - 1
-    found = []
-    if earlier:
+    if earlier and not found:
         found.append(TimelineEntry(UNKNOWN, f"{counted(earlier, 'earlier attempt')} failed", 0, "times not stored"))
     last = "Dispatched" if attempts == 1 else f"Attempt {attempts} dispatched"
     waited = ""
@@ -263,6 +268,20 @@ def _attempts(row: RequestInfo) -> list[TimelineEntry]:
     found.append(TimelineEntry(DONE, last, row["dispatched_at"], waited))
     if state not in ENDS or state == "expired":
         found.append(TimelineEntry(DONE, f"Attempt {attempts} failed", 0, "see the error"))
+    return found
+
+
+def _failed_attempts(row: RequestInfo) -> list[TimelineEntry]:
+    """The attempts in the history."""
+    found: list[TimelineEntry] = []
+    if (history := row.get("history")) is None:
+        return found
+    for one in history["attempts"]:
+        worker = f" on {one['worker']}" + (f" ({one['user']})" if one["user"] else "") if one["worker"] else ""
+        more = f"delivery {one['delivery']}{worker}, after {span(max(0, one['ended_at'] - one['started_at']) / 1e6)}"
+        found.append(TimelineEntry(DONE, FAILURES[one["outcome"]], one["ended_at"], more, one["error"]))
+    if omitted := sum(history["counts"].values()) - len(found):
+        found.insert(1, TimelineEntry(UNKNOWN, f"{counted(omitted, 'more attempt')} failed", 0, "not kept"))
     return found
 
 

@@ -1,0 +1,120 @@
+"""The attempts of a request that failed, as rows of `facts`: the first, the last four, and how many there were of all.
+
+    t  uuid             of a stored request
+    t  \\0  sequence u64  of a closed one, under its number: from the close on, for the archive
+
+A value is the msgpack of an `AttemptHistory`, compressed: five tracebacks are mostly the same. A request that succeeds
+at once has no row. The rows keep to their share of the room; the oldest make way, those of closed requests first.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+from msgspec import MsgspecError, json, msgpack
+
+from titanic.protocol.answers import AttemptHistory, FailedAttempt
+from titanic.store.interface import ReadTransaction, WriteTransaction
+
+KIND = b"t"
+CLOSED = KIND + b"\0"
+"""In front of the numbers of closed requests; no id begins with a 0."""
+
+KEPT_LAST = 4
+"""Attempts that are kept besides the first."""
+
+MOST_ERROR = 4096
+"""Bytes of the error and traceback of an attempt that are kept."""
+
+SHARE = 4
+"""The part of the room for facts that the histories may take, and an eighth of that more until it is noticed."""
+
+_NUMBER = struct.Struct(">Q")
+_FASTEST = 1
+_ROW = 64
+"""Bytes of a row besides its value, roughly."""
+
+
+def history_key(uuid: bytes) -> bytes:
+    """The key of a stored request's row."""
+    return KIND + uuid
+
+
+def closed_history_key(sequence: int) -> bytes:
+    """The key of a closed request's row."""
+    return CLOSED + _NUMBER.pack(sequence)
+
+
+def sequence_of(key: bytes) -> int:
+    """The number of a closed request, by the key of its row."""
+    return int(_NUMBER.unpack(key[len(CLOSED) :])[0])
+
+
+def read_history(value: bytes) -> AttemptHistory | None:
+    """What a row says; None: it makes no sense."""
+    try:
+        return msgpack.decode(zlib.decompress(value), type=AttemptHistory)
+    except (zlib.error, MsgspecError):
+        return None
+
+
+def find_history(transaction: ReadTransaction, uuid: bytes) -> AttemptHistory | None:
+    """The history of a stored request; None: no attempt has failed."""
+    rows = transaction.facts(history_key(uuid), limit=1)
+    return read_history(rows[0][1]) if rows else None
+
+
+def closed_histories(transaction: ReadTransaction, first: int, last: int) -> dict[int, str]:
+    """The histories of the closed requests with these numbers, as JSON."""
+    found: dict[int, str] = {}
+    after = closed_history_key(first - 1)
+    while after < (end := closed_history_key(last)) and (rows := transaction.facts(CLOSED, after)):
+        for key, value in rows:
+            if key <= end and (history := read_history(value)) is not None:
+                found[sequence_of(key)] = json.encode(history).decode()
+        after = rows[-1][0]
+    return found
+
+
+def with_attempt(history: AttemptHistory | None, attempt: FailedAttempt, number: int) -> AttemptHistory:
+    """A history with one more attempt. `number`: of this attempt since the request was submitted or retried."""
+    if history is None:
+        history = AttemptHistory(counts={}, deaths=0, attempts=[])
+    kind, attempts = attempt["outcome"], history["attempts"]
+    counts = {**history["counts"], kind: history["counts"].get(kind, 0) + 1}
+    before = history["deaths"] if number > 1 or kind == "lost" else 0
+    kept = [*attempts[:1], *attempts[1:][1 - KEPT_LAST :], attempt]
+    return AttemptHistory(counts=counts, deaths=before + (kind == "died"), attempts=kept)
+
+
+class HistoryWriter:
+    """Writes the histories, in the thread that writes to the store."""
+
+    def __init__(self, room: int) -> None:
+        """`room`: bytes that all facts may take."""
+        self._most = room // SHARE
+        self._added = self._most
+        """Bytes put since they were counted; the first write counts them."""
+
+    def put(self, transaction: WriteTransaction, uuid: bytes, history: AttemptHistory) -> None:
+        """Store the history of a request."""
+        value = zlib.compress(msgpack.encode(history), _FASTEST)
+        transaction.put_facts([(history_key(uuid), value)])
+        self._added += len(value) + _ROW
+        if self._added >= self._most // 8:
+            self._added = 0
+            self._make_room(transaction)
+
+    def _make_room(self, transaction: WriteTransaction) -> None:
+        sizes: list[tuple[bytes, int]] = []
+        after = b""
+        while rows := transaction.facts(KIND, after):
+            sizes += [(key, len(value) + _ROW) for key, value in rows]
+            after = rows[-1][0]
+        excess = sum(size for _, size in sizes) - self._most
+        for key, size in sizes:
+            if excess <= 0:
+                break
+            transaction.put_facts([(key, None)])
+            excess -= size
