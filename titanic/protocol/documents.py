@@ -44,6 +44,8 @@ class DispatchStats(TypedDict):
     expired: int
     retried: int
     returned: int
+    poisoned: int
+    """Requests that failed because three workers died of them; they are among the `failed`."""
 
 
 class AskedNode(TypedDict):
