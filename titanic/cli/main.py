@@ -51,6 +51,7 @@ COMMANDS = {
     "pause": ("nodes", "Pause a service."),
     "resume": ("nodes", "Resume a service."),
     "health": ("status", "Check the health of the queue, for monitoring."),
+    "doctor": ("doctor", "Find what is wrong, and what to do."),
     "ls": ("stored_requests", "List stored requests."),
     "show": ("stored_requests", "Show one request in full."),
     "why": ("stored_requests", "Explain why a request is in its state."),

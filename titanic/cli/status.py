@@ -107,7 +107,7 @@ def status(as_json: bool, watch: float | None, **where: Any) -> None:
 def _ask(where: dict[str, Any]) -> dict[str, Any]:
     with look(**where) as source:
         document: dict[str, Any] = {**source.stats(filled_by=True)}
-        document["workers"] = None if isinstance(source, Files) else _workers(source)
+        document["workers"] = None if isinstance(source, Files) else worker_counts(source)
     elsewhere = Counter(document.pop("workers_elsewhere", ()))
     if elsewhere and document["workers"] is not None:
         document["workers"] = dict(Counter(document["workers"]) + elsewhere)
@@ -221,7 +221,7 @@ def _rates(document: dict[str, Any], before: dict[str, Any], elapsed: float) -> 
         yield f"{max(0, now[name] - then[name]) / elapsed:.1f} {name}"
 
 
-def _workers(client: Client) -> dict[str, int] | None:
+def worker_counts(client: Client) -> dict[str, int] | None:
     """Workers per service; None when the broker does not report them."""
     try:
         document: dict[str, int] = broker.read_json(client.call("mmi.workers", "mmi.workers")[0])
@@ -412,7 +412,7 @@ def health(as_json: bool, max_waiting: int | None, max_age: float | None, reach:
     found = Observation()
     try:
         with connect_to_look(reach, retries=0) as client:
-            found = _look(client)
+            found = observe(client)
         code, problems = judge(found, reach.timeout, max_waiting, max_age)
     except (TitanicError, broker.BrokerError) as error:
         dead = isinstance(error, (RequestError, broker.TimedOut, broker.RemoteError))
@@ -436,7 +436,8 @@ class Observation(NamedTuple):
     oldest: float | None = None
 
 
-def _look(client: Client) -> Observation:
+def observe(client: Client) -> Observation:
+    """Ask a server about itself."""
     began = time.monotonic()
     document = client.stats()
     took = time.monotonic() - began

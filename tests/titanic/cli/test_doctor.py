@@ -1,0 +1,108 @@
+"""`titanic doctor` names what is wrong with a running system, and what to do."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.cli_titanic import here, serving
+from support.ports import free_port
+from support.waiting import until
+
+from broker import Worker
+from titanic.cli import doctor
+
+FEW = ("--timeout", "30")
+
+
+@pytest.fixture
+def checked(tmp_path: Path) -> Any:
+    """Have a server checked: the exit code, and the findings by check."""
+    with serving(tmp_path) as (_, endpoint):
+
+        def check(*more: str | Path) -> tuple[int, dict[str, dict[str, Any]]]:
+            done = here("doctor", "--json", "--endpoint", endpoint, "--store", tmp_path / "store", *FEW, *more)
+            assert done.json["ok"] == (done.code == 0)
+            return done.code, {one["check"]: one for one in done.json["checks"]}
+
+        yield endpoint, check
+
+
+def test_a_healthy_system(checked: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(doctor, "SYSTEM_SETTINGS", tmp_path / "none.toml")
+    endpoint, check = checked
+    code, found = check()
+    assert code == 0, found
+    assert list(found) == ["settings", "store", "server", "services", "clock", "versions"]
+    assert found["services"]["text"] == "nothing waits"
+    lines = here("doctor", "--endpoint", endpoint, *FEW).out.decode().splitlines()
+    assert all(line.startswith("ok       ") for line in lines)
+    assert any("libzmq" in line for line in lines)
+
+
+def test_services_without_workers_and_paused_ones(checked: Any) -> None:
+    endpoint, check = checked
+    at = ("--endpoint", endpoint)
+    here("submit", "mail", "a", *at)
+    code, found = check()
+    assert (code, found["services"]["text"]) == (1, "no workers: mail (1 waiting)")
+    assert found["services"]["next"] == "start workers: titanic work"
+    here("pause", "mail", *at)
+    code, found = check()
+    assert (code, found["services"]["text"]) == (1, "paused: mail (1 waiting)")
+    with Worker("mail", lambda frames: frames, endpoint):
+        here("resume", "mail", *at)
+        until(lambda: check()[0] == 0)
+
+
+def test_mistakes_in_settings(checked: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _, check = checked
+    settings = tmp_path / "titanic.toml"
+    settings.write_text("[serve]\ncapacty = '1GiB'\n")
+    monkeypatch.setattr(doctor, "SYSTEM_SETTINGS", settings)
+    code, found = check()
+    assert code == 1
+    assert "titanic.toml:2: " in found["settings"]["text"]
+    assert "capacty" in found["settings"]["text"]
+
+
+def test_key_files_of_the_server(checked: Any, tmp_path: Path) -> None:
+    _, check = checked
+    here("keys", "server", "--dir", tmp_path)
+    key, settings = tmp_path / "server.key_secret", tmp_path / "titanic.toml"
+    settings.write_text(f"[serve]\nkey = '{key}'\n")
+    code, found = check("--config", settings)
+    assert (code, found["keys"]["text"]) == (0, f"{key} is right")
+    key.chmod(0o644)
+    code, found = check("--config", settings)
+    assert code == 1
+    assert f"run: chmod 600 {key}" in found["keys"]["text"]
+
+
+def test_clocks_that_differ(checked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, check = checked
+    monkeypatch.setattr(doctor, "time", SimpleNamespace(time=lambda: time.time() - 3600))
+    code, found = check()
+    assert code == 1
+    assert "the server's clock is 60 min ahead of this one" in found["clock"]["text"]
+
+
+def test_a_disk_without_room_and_a_network_file_system(checked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, check = checked
+    no_room = SimpleNamespace(free=1 << 20)
+    monkeypatch.setattr(doctor, "shutil", SimpleNamespace(disk_usage=lambda folder: no_room))
+    assert "lacks" in check()[1]["store"]["text"]
+    monkeypatch.setattr(doctor, "file_system", lambda folder: "nfs4")
+    assert "is on a network file system (nfs4)" in check()[1]["store"]["text"]
+
+
+def test_no_server_and_no_store(tmp_path: Path) -> None:
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    done = here("doctor", "--json", "--endpoint", endpoint, "--store", tmp_path / "none", "--timeout", "0.1")
+    assert done.code == 1
+    found = {one["check"]: one for one in done.json["checks"]}
+    assert "there is no store at" in found["store"]["text"]
+    assert endpoint in found["server"]["text"]
