@@ -69,6 +69,7 @@ def status(as_json: bool, watch: float | None, **where: Any) -> None:
                      estimated from the newest if there are over 1000
     workers          {name: count}; null if the broker does not
                      report them
+    facts            {used, room}: bytes of counts and history
     running          number of requests being processed by workers
     waiting_clients  number of clients waiting for a reply
     since_start      {accepted, refused, repeated (the key was known),
@@ -168,6 +169,8 @@ def _show(document: dict[str, Any], before: tuple[float, dict[str, Any]] | None 
             f" {ended['succeeded']} succeeded, {ended['failed']} failed, {ended['expired']} expired,"
             f" {done['closed']} closed"
         )
+    if facts := document.get("facts"):
+        click.echo(f"counts and history: {size(facts['used'])} of {size(facts['room'])} used")
     if before is not None and done is not None:
         click.echo(f"per second: {', '.join(_rates(document, before[1], now - before[0]))}")
     workers = document["workers"]

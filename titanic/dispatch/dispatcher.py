@@ -461,7 +461,10 @@ class Dispatcher(Channel):
     def send(self, sends: Sequence[Send], now: float) -> None:
         """Pass requests to the transport."""
         assert self.transport is not None  # nothing is fetched without one, and a transport is only replaced
-        self._writer.facts.count(DISPATCHED, Counter([one.service for one in sends]))
+        services: dict[bytes, int] = {}
+        for one in sends:
+            services[one.service] = services.get(one.service, 0) + 1
+        self._writer.facts.count(DISPATCHED, services)
         self.transport.send_requests(sends, now)
 
     def _begin(self) -> None:

@@ -22,6 +22,13 @@ class StoreStats(TypedDict):
     """Those that were forgotten before the archive had them."""
 
 
+class FactsRoom(TypedDict):
+    """Bytes of what the server remembers of its work, and how many there may be."""
+
+    used: int
+    room: int
+
+
 class SinceStart(TypedDict):
     """What this server was asked for since its start."""
 
@@ -219,6 +226,8 @@ class Stats(TypedDict):
     running: int
     waiting_clients: int
     dispatch: DispatchStats
+    facts: NotRequired[FactsRoom]
+    """Absent from older servers."""
     node: NotRequired[AskedNode | None]
     """This and what follows is there when nodes share the store. None: it has no lease at the moment."""
     other_nodes: NotRequired[list[OtherNode]]

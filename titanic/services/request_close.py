@@ -8,7 +8,6 @@ requests whose workers cannot end them.
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,8 +75,8 @@ class CloseWrite:
 
     def _begin(self) -> None:
         self._closed: list[bytes] = []
-        self._counts: Counter[bytes] = Counter()
-        self._cancelled: Counter[bytes] = Counter()
+        self._counts: dict[bytes, int] = {}
+        self._cancelled: dict[bytes, int] = {}
         self._kill: set[bytes] = set()
         self._doubtful: set[int] = set()
         self._refused: dict[int, StoreError] = {}
@@ -104,12 +103,12 @@ class CloseWrite:
                     self._kill.add(uuid)
                 if closed is not None:
                     self._closed.append(uuid)
-                    self._counts[closed.service] += 1
+                    self._counts[closed.service] = self._counts.get(closed.service, 0) + 1
                 if closed is None:  # perhaps it was closed a moment ago, and that ask is not answered yet
                     self._doubtful.add(at)
                 elif closed.waited:
                     self._doubtful.add(at)
-                    self._cancelled[closed.service] += 1
+                    self._cancelled[closed.service] = self._cancelled.get(closed.service, 0) + 1
             except StoreFull as error:  # the archive is far behind and may miss nothing; the others may fit
                 self._refused[at] = error
 

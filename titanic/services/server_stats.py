@@ -94,6 +94,7 @@ def answer(
         "refuses_for_room": lately and transaction.room_left() < counts.capacity * REFUSING_FREE_SHARE,
         "since_start": {**since_start},
         **context.dispatcher.stats(),
+        "facts": {"used": transaction.facts_bytes(), "room": store.facts_room},
     }
     if readers := store.readers():
         document["readers"] = [reader._asdict() for reader in readers]

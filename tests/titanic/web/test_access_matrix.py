@@ -39,6 +39,8 @@ stats                 metrics            403      403             –          2
 workers               metrics            counted  counted         –          listed   –        –     listed
 workers, reading      read               counted  –               –          counted  –        listed  listed
 stats, reading        read               403      –               –          403     –        200   200
+history               metrics            403      403             –          200     –        –     200
+history, reading      read               403      –               –          403     –        200   200
 events                metrics            403      403             –          200     –        –     200
 events of a request   read               refused  refused         –          done    unknown  done  done
 take                  work               403      403             403        200     –        –     403
@@ -92,6 +94,7 @@ CALLS = {
     "services": "GET /v1/services",
     "workers": "GET /v1/workers",
     "stats": "GET /v1/stats",
+    "history": "GET /v1/history",
     "events": "GET /v1/events",
     "take": "POST /v1/services/{service}:take",
     "done": "POST /v1/leases/{lease}:done",
@@ -268,7 +271,9 @@ TRIES: dict[str, Callable[[Scene, str, str, str], str]] = {
     "list": listed,
     **dict.fromkeys(("retry", "close", "page: retry", "page: close"), changed),
     **dict.fromkeys(("page: retry these", "page: close these"), changed),
-    **dict.fromkeys(("services", "stats", "stats, reading", "session", "openapi"), fetched),
+    **dict.fromkeys(
+        ("services", "stats", "stats, reading", "history", "history, reading", "session", "openapi"), fetched
+    ),
     **dict.fromkeys(("workers", "workers, reading"), worked),
     **dict.fromkeys(("events", "events of a request"), events),
     "take": taken,

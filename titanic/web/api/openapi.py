@@ -264,6 +264,83 @@ class Stats(TypedDict):
     accepting: Annotated[bool, Meta(description="Whether new requests are accepted.")]
 
 
+class TimeShares(TypedDict):
+    """Seconds that half, 90 % and 99 % of the times do not exceed, about."""
+
+    p50: float
+    p90: float
+    p99: float
+
+
+class PeriodFigures(TypedDict):
+    """The figures of each period, the first first; `counts` has a list for each count of the service."""
+
+    counts: dict[str, list[Count]]
+    wait: list[TimeShares | None]
+    run: list[TimeShares | None]
+
+
+class ServiceHistory(TypedDict):
+    """What a service did. `retried`: attempts that failed and were followed by another; `closed` contains `cancelled`,
+    those that had not ended; `requeued`: sent again by users."""
+
+    accepted: Count
+    dispatched: Count
+    succeeded: Count
+    failed: Count
+    retried: Count
+    expired: Count
+    closed: Count
+    cancelled: Count
+    requeued: Count
+    wait: Annotated[TimeShares | None, Meta(description="Until the first attempt; null: there was none.")]
+    run: Annotated[TimeShares | None, Meta(description="Of attempts.")]
+    series: NotRequired[PeriodFigures]
+
+
+class HourCount(TypedDict):
+    """The failures of an hour."""
+
+    hour: Time
+    count: Count
+
+
+class LostSpan(TypedDict):
+    """A span of time in which a server was killed, so that counts were lost."""
+
+    since: Time
+    until: Time
+
+
+class ErrorGroup(TypedDict):
+    """Failures of a service with the same error, apart from numbers, ids, paths and quoted texts."""
+
+    service: Annotated[str | None, Meta(description="null: services that are not counted by name.")]
+    state: Literal["failed", "expired"]
+    text: str
+    example: str
+    sample: Annotated[str, Meta(description="The UUID of the last one.")]
+    first: Time
+    last: Time
+    failed: Count
+    retried: Count
+    hours: list[HourCount]
+
+
+class History(TypedDict):
+    """What services did since `since`, over restarts and on all servers that share the store."""
+
+    since: Time
+    step: Annotated[int, Meta(description="Seconds of a period.")]
+    incomplete: list[LostSpan]
+    total: ServiceHistory
+    services: dict[str, ServiceHistory]
+    other: Annotated[ServiceHistory | None, Meta(description="The least active services, if there are over 1000.")]
+    bytes: Annotated[int, Meta(ge=0, description="What all facts take in the store.")]
+    failures: NotRequired[Annotated[list[ErrorGroup], Meta(description='Needs `read = "all"`.')]]
+    failures_omitted: NotRequired[Count]
+
+
 class ExtendedLease(TypedDict):
     """An extended lease."""
 
@@ -354,6 +431,7 @@ DOCUMENTS = (
     ServicePage,
     WorkerList,
     Stats,
+    History,
     ExtendedLease,
     WebHook,
     NewWebHook,
@@ -420,6 +498,7 @@ def wrong(*more: int) -> dict[str, Part]:
     return {str(status): ref("responses", str(status)) for status in sorted({*EVERYWHERE, *more})}
 
 
+FLAG = Annotated[bool, Meta(extra_json_schema={"default": False})]
 AFTER = "Where the page starts: taken from `next`."
 LIMIT = parameter(
     "query",

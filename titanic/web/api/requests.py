@@ -28,6 +28,7 @@ from titanic.web.api.openapi import (
     AFTER,
     ANY_ANSWER,
     ANY_BODY,
+    FLAG,
     LIMIT,
     RETRY_AFTER,
     SUBMIT_HEADERS,
@@ -45,6 +46,7 @@ from titanic.web.api.resource import (
     ApiRoute,
     body_too_large,
     failed_request,
+    flag,
     json_response,
     links,
     max_body,
@@ -189,13 +191,6 @@ def described(row: RequestInfo) -> dict[str, Any]:
         attempts = [{**one, **span} for one, span in zip(history["attempts"], spans, strict=True)]
         known["history"] = {**history, "attempts": attempts}
     return {**known, **times, "key": key, "links": links(row["uuid"])}
-
-
-def flag(given: Mapping[str, str], name: str) -> bool:
-    """Read a parameter that is true or false; absent: false."""
-    if (value := given.get(name, "false")) not in ("true", "false"):
-        raise HTTPProblem(400, f"{name} is {quoted(value)}; it must be true or false")
-    return value == "true"
 
 
 async def _show(client: Client, uuid: str, *, why: bool = False) -> RequestInfo:
@@ -374,7 +369,6 @@ def guess_type(frame: bytes) -> str:
     return "text/plain; charset=utf-8"
 
 
-_FLAG = Annotated[bool, Meta(extra_json_schema={"default": False})]
 _SECONDS = Annotated[float, Meta(ge=0, le=MAX_WAIT)]
 
 _PREFER = parameter("header", "Prefer", "`wait=30`: wait up to 30 seconds for the reply.", str)
@@ -404,7 +398,7 @@ _LIST = [
     parameter("query", "service", "Only requests for this service.", Annotated[str, Meta(min_length=1)]),
     parameter("query", "state", "Only requests in this state.", AnyState),
     parameter("query", "text", "Only requests with this text in the reason or the key, ignoring case.", str),
-    parameter("query", "newest", "Newest first.", _FLAG),
+    parameter("query", "newest", "Newest first.", FLAG),
     parameter("query", "after", AFTER, Annotated[str, Meta(pattern="^[0-9a-fA-F]{32}$")]),
     LIMIT,
 ]
@@ -455,7 +449,7 @@ ROUTES = [
             "show",
             "Get a request's status",
             {"200": answer("The request, without its body and its reply.", openapi.Request), **wrong(404, 410)},
-            parameters=[parameter("query", "why", "Also why it is in its state.", _FLAG)],
+            parameters=[parameter("query", "why", "Also why it is in its state.", FLAG)],
         ),
         DELETE=endpoint(
             delete_request,

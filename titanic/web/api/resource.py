@@ -230,6 +230,13 @@ def timestamp(microseconds: int | None) -> str | None:
     return (datetime(1970, 1, 1) + timedelta(microseconds=microseconds)).isoformat(timespec="microseconds") + "Z"
 
 
+def flag(given: Mapping[str, str], name: str) -> bool:
+    """Read a parameter that is true or false; absent: false."""
+    if (value := given.get(name, "false")) not in ("true", "false"):
+        raise HTTPProblem(400, f"{name} is {quoted(value)}; it must be true or false")
+    return value == "true"
+
+
 PAGE = 100
 """Default number of rows on a page."""
 

@@ -3,17 +3,21 @@ server."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import quote
 
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
+from titanic.errors import InvalidRequest
 from titanic.protocol import tsp
-from titanic.protocol.documents import WorkerInfo
+from titanic.protocol.documents import FailureGroupInfo, WorkerInfo
 from titanic.web.api.openapi import (
     AFTER,
+    FLAG,
     LIMIT,
+    History,
     ServiceLinks,
     ServicePage,
     Stats,
@@ -24,10 +28,15 @@ from titanic.web.api.openapi import (
     parameter,
     wrong,
 )
-from titanic.web.api.resource import ApiRoute, json_response, page, page_size, timestamp
+from titanic.web.api.resource import ApiRoute, flag, json_response, page, page_size, timestamp
 from titanic.web.app_state import app_state, visitor_of
 from titanic.web.problems import HTTPProblem
 from titanic.web.request_headers import read_query
+
+MIN_LAST, MAX_LAST = 60, 28 * 86_400
+"""Seconds of history that may be asked for."""
+
+_LAST = Annotated[int, Meta(ge=MIN_LAST, le=MAX_LAST, extra_json_schema={"default": 3600})]
 
 
 def read_service(request: Request) -> str:
@@ -83,6 +92,31 @@ async def get_stats(request: Request) -> Response:
     return json_response({**stats, "by_service": _figures(stats)})
 
 
+async def get_history(request: Request) -> Response:
+    """Get what services did in the last seconds."""
+    given = read_query(request, ("last", "service", "failures"))
+    last = given.get("last", "3600")
+    if not last.isdecimal() or not MIN_LAST <= int(last[:9]) <= MAX_LAST:
+        raise HTTPProblem(400, f"last must be a number of seconds from {MIN_LAST} to {MAX_LAST}")
+    of = [given["service"]] if given.get("service") else []
+    try:
+        facts = await visitor_of(request).client.facts(int(last), of=of, failures=flag(given, "failures"))
+    except InvalidRequest as error:
+        raise HTTPProblem(503, str(error)) from error
+    document: dict[str, Any] = {**facts, "since": timestamp(facts["since"])}
+    document["incomplete"] = [
+        {"since": timestamp(since), "until": timestamp(until)} for since, until in facts["incomplete"]
+    ]
+    if "failures" in facts:
+        document["failures"] = [_group(one) for one in facts["failures"]]
+    return json_response(document)
+
+
+def _group(group: FailureGroupInfo) -> dict[str, Any]:
+    times = {"first": timestamp(group["first"]), "last": timestamp(group["last"])}
+    return {**group, **times, "hours": [{"hour": timestamp(at), "count": count} for at, count in group["hours"]]}
+
+
 ROUTES = [
     ApiRoute(
         "/v1/services",
@@ -110,6 +144,20 @@ ROUTES = [
             "stats",
             "Get statistics of the server",
             {"200": answer("The document of `titanic.stats`.", Stats), **wrong()},
+        ),
+    ),
+    ApiRoute(
+        "/v1/history",
+        GET=endpoint(
+            get_history,
+            "history",
+            "Get what services did, by minute or hour, and their failures",
+            {"200": answer("Counts, times and groups of failures.", History), **wrong()},
+            parameters=[
+                parameter("query", "last", "Seconds.", _LAST),
+                parameter("query", "service", "The service of `series` and `failures`.", str),
+                parameter("query", "failures", "Whether to group failures.", FLAG),
+            ],
         ),
     ),
 ]

@@ -74,6 +74,12 @@ def test_a_worker_has_the_members_that_clients_know() -> None:
         assert members(getattr(openapi, name), vars(openapi)) == members(DOCUMENTS[known], DOCUMENTS)
 
 
+def test_history_has_the_members_that_clients_know() -> None:
+    names = {"TimeShares": "Percentiles", "PeriodFigures": "FactSeries", "ServiceHistory": "ServiceFacts"}
+    for name, known in (names | {"ErrorGroup": "FailureGroupInfo", "History": "FactsInfo"}).items():
+        assert members(getattr(openapi, name), vars(openapi)) == members(DOCUMENTS[known], DOCUMENTS)
+
+
 @each(
     ("path", "document"),
     [
@@ -81,6 +87,7 @@ def test_a_worker_has_the_members_that_clients_know() -> None:
         ("/v1/services", openapi.ServicePage),
         ("/v1/workers", openapi.WorkerList),
         ("/v1/stats", openapi.Stats),
+        ("/v1/history?service=upper&failures=true", openapi.History),
         ("/v1/session", openapi.Session),
     ],
 )

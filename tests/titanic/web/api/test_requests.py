@@ -404,6 +404,7 @@ METHODS = [
     ("/v1/services", "GET, HEAD, OPTIONS"),
     ("/v1/workers", "GET, HEAD, OPTIONS"),
     ("/v1/stats", "GET, HEAD, OPTIONS"),
+    ("/v1/history", "GET, HEAD, OPTIONS"),
 ]
 
 
