@@ -267,7 +267,7 @@ class Broker(CoreRunner[BrokerCore]):
         self._not_resumed = 0
         self._log_at = 0.0
         self._leased: list[LocalPeer] = []
-        """Local peers that may not have requests begun at all times."""
+        """Local peers whose requests may not start at all times."""
 
     def bind(self, endpoint: str) -> str:
         """Listen on one more endpoint, before the broker runs; the endpoint with its real port comes back.

@@ -324,7 +324,7 @@ class WorkerRegistration(WorkerChannel):
             self._worker._note_elsewhere(self.lead, now)
 
     def give_back(self, job: Job) -> None:
-        """Return a request that was not begun. Only for a connection that knows SLOTS."""
+        """Return a request that was not started. Only for a connection that knows SLOTS."""
         raise NotImplementedError
 
     def died(self, suspects: Sequence[Job], others: Sequence[Job], among: int, text: str) -> None:
@@ -460,7 +460,7 @@ class LeadRegistration(WorkerRegistration):
 
 @lru_cache(maxsize=1)
 def _process_name(pid: int) -> str:
-    """Name this process for its workers, anew after a fork. The part before the slash is shown to users."""
+    """Name this process for its workers, again after a fork. The part before the slash is shown to users."""
     return f"{socket.gethostname()[:24]}:{pid}/{os.urandom(4).hex()}"
 
 

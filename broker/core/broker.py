@@ -281,7 +281,7 @@ class BrokerCore(ReturnCore):
             self._settle(service)
 
     def withhold(self, client: Peer, now: float) -> None:
-        """Answer with 499 the requests of a client that may have nothing begun now: those that wait, and those in the
+        """Answer with 499 the requests of a client that may start nothing now: those that wait, and those in the
         output on their way to a worker."""
         for service in [service for service in self.services.values() if service.waiting]:
             for request in self.waiting.take_all_of(service.waiting, client):
@@ -539,7 +539,7 @@ class BrokerCore(ReturnCore):
             self._forget(worker, now, died=True)
 
     def _resize(self, worker: WorkerPeer, rest: Frames, now: float) -> None:
-        """Set how many requests a worker takes at a time, and give those that it has not begun to others."""
+        """Set how many requests a worker takes at a time, and give those that it has not started to others."""
         slots = read_slots(rest[0]) if rest else None
         back = [worker.requests.get(token) for token in rest[1:]]
         if slots is None or not worker.names_services or None in back or len(set(rest)) < len(rest):

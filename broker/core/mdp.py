@@ -135,7 +135,7 @@ class Command(Enum):
     LOST = "lost"
     """The process that had these requests died."""
 
-    __hash__ = object.__hash__  # Enum's own is written in Python, and commands are looked up for every message
+    __hash__ = object.__hash__  # Enum's own is written in Python, and each message is a lookup by command
 
 
 @dataclass(frozen=True, slots=True)

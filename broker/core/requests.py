@@ -381,7 +381,7 @@ class FairQueue:
             del self._queues[peer]
 
     def take(self, unwanted: Unwanted) -> list[Request]:
-        """Take out some requests, after a look at all."""
+        """Take out some requests; all are examined."""
         taken = []
         for queue in [self._front, *self._queues.values()]:
             for key in [key for key, request in queue.items() if unwanted(request)]:
@@ -463,7 +463,7 @@ class WaitingRequests:
         return request
 
     def take(self, queue: FairQueue, unwanted: Unwanted) -> list[Request]:
-        """Take out some requests, after a look at all."""
+        """Take out some requests; all are examined."""
         taken = queue.take(unwanted)
         for request in taken:
             self._subtract(request)

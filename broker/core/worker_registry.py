@@ -29,7 +29,7 @@ class WorkerState(Enum):
     IDLE = "idle"
     BUSY = "busy"
 
-    __hash__ = object.__hash__  # as for Command: looked up for every message
+    __hash__ = object.__hash__  # as for Command: a lookup for every message
 
 
 def process_name(word: bytes) -> str:

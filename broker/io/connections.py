@@ -83,7 +83,7 @@ LINGER = 2.0
 """Seconds in which an ended connection is flushed."""
 
 MAX_HANDSHAKES = 100
-"""CURVE handshakes begun for one IP address in `HANDSHAKE_INTERVAL`; the others wait."""
+"""CURVE handshakes started for one IP address in `HANDSHAKE_INTERVAL`; the others wait."""
 
 HANDSHAKE_INTERVAL = 0.1
 """Seconds. It is short so that few are under way at once: each poll reports all of those."""
@@ -159,7 +159,7 @@ class Connections:
         """Connections whose handshake waits, and when it begins."""
         self._begun: dict[str, int] = {}
         self._begun_until = 0.0
-        """Handshakes begun for each IP address in this interval, and its end."""
+        """Handshakes started for each IP address in this interval, and its end."""
         self._ending: dict[PeerConnection, float] = {}
         self._dirty: dict[PeerConnection, None] = {}
         """Connections with output."""
@@ -299,11 +299,11 @@ class Connections:
         if now >= self._begun_until:
             self._begun.clear()
             self._begun_until = now + HANDSHAKE_INTERVAL
-        begun = self._begun.get(connection.ip, 0)
-        if begun >= MAX_HANDSHAKES:
+        started = self._begun.get(connection.ip, 0)
+        if started >= MAX_HANDSHAKES:
             self._delayed[connection] = self._begun_until
             return False
-        self._begun[connection.ip] = begun + 1
+        self._begun[connection.ip] = started + 1
         return True
 
     def _close_oldest(self) -> None:

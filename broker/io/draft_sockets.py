@@ -8,12 +8,12 @@ Neither can poll these sockets together with others, so a thread waits for each 
 does otherwise than ZeroMQ, and what follows from it here (tests/broker/test_pyomq.py watches over each):
 
 - With DONTWAIT it sends after all, or waits for ever, and receives with an "internal error": time-outs are used.
-- Receiving with a time-out looks once a millisecond or two: 500 round trips a second instead of 27,000. So threads that
+- Receiving with a time-out polls every millisecond or two: 500 round trips a second instead of 27,000. So threads that
   only receive do so without one, and are woken by closing the socket (which ZeroMQ forbids).
 - More messages on their way than queues hold bring both directions to a standstill: so the queues are long, and
   the users of the sockets bound what is on its way.
 - It takes messages without a connected peer, IMMEDIATE or not, and loses them when the socket is closed; of several
-  endpoints each gets its share, connected or not. So a scattering end has a socket for each, and looks whether a peer
+  endpoints each gets its share, connected or not. So a scattering end has a socket for each, and checks whether a peer
   is connected before it sends; and no socket without a peer waits when it is closed.
 - While anybody in the process waits in a send without a time-out, on whatever socket, all others cannot connect, be
   closed or report the connected peers. No socket here has such a send. A send of other code must not hold up an end

@@ -146,7 +146,7 @@ class Poller(Generic[Owner]):
         for socket in self._sockets.get(owner, ()):
             events = _get(socket, _EVENTS)
             if events & _POLLIN:
-                if events & _POLLOUT:  # else what was known stays: its loss is told when there are no more messages
+                if events & _POLLOUT:  # else what was known stays: its loss is reported when there are no more messages
                     self._events[socket] = _POLLOUT
                 return True
             if events != self._events[socket]:
@@ -241,7 +241,7 @@ class Loop:
         goes on."""
         self._calls.append((function, args))
         if get_ident() == self._thread:
-            return  # it looks for calls before it waits
+            return  # it reads calls before it waits
         with self._guard:
             if not self._signalled and not self._closed:
                 self._signalled = True

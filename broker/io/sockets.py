@@ -100,8 +100,8 @@ def require_connections(count: int, what: str, *, watched: bool) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, resource.RLIM_INFINITY if hard == math.inf else int(hard)))
 
 
-def receive(socket: Socket, look: Callable[[Any], None] | None = None) -> Frames | None:
-    """Receive a message; None when there is none. `look` is called with its first frame. Raises ZMQError when the
+def receive(socket: Socket, inspect: Callable[[Any], None] | None = None) -> Frames | None:
+    """Receive a message; None when there is none. `inspect` is called with its first frame. Raises ZMQError when the
     socket is gone.
 
     Of a message with more frames than a broker passes on, only the first frame is returned: the rest makes no sense
@@ -111,8 +111,8 @@ def receive(socket: Socket, look: Callable[[Any], None] | None = None) -> Frames
         frame = _recv(socket, _DONTWAIT, False)
     except zmq.Again:
         return None
-    if look is not None:
-        look(frame)
+    if inspect is not None:
+        inspect(frame)
     frames = [frame.bytes]
     while frame.more:
         frame = _recv(socket, 0, False)
@@ -181,7 +181,7 @@ def _is_loopback(host: str) -> bool:
         return False
     if host == LOOPBACK_CARD:
         return True
-    if any(host == card for _, card in stream.if_nameindex()):  # libzmq looks for a card of the name first
+    if any(host == card for _, card in stream.if_nameindex()):  # libzmq tries a card of the name first
         return False
     try:
         found = stream.getaddrinfo(host, None, type=stream.SOCK_STREAM)

@@ -56,7 +56,7 @@ class TcpInflow(TcpConnection):
 
     ZeroMQ hands out a message when all of it is there, and what its peer says next waits behind it: while a large one
     comes over a slow line, its sender is silent. The system knows better. It counts the bytes that come in on a
-    connection, and ZeroMQ tells which connection a message came by. So a peer that seems dead is looked at once more
+    connection, and ZeroMQ reports which connection a message came by. So a peer that seems dead is checked once more
     here.
     """
 

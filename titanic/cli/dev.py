@@ -177,7 +177,7 @@ class Dev:
             if not self._stopping:
                 self._output.line("dev", f"{part.name} has ended with exit code {code}; stopping the others")
                 code = code or EXIT_FAILED
-            elif code == -signal.SIGTERM:  # it had only begun to start
+            elif code == -signal.SIGTERM:  # it was still starting
                 code = 0
             self.code = self.code or (128 - code if code < 0 else code)
             self._stop(again=False)

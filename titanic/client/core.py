@@ -47,19 +47,19 @@ PROGRESS_INTERVAL = 1.0
 class ProgressWatch:
     """Polls the progress of a request and reports what is new."""
 
-    def __init__(self, calls: Calls, uuid: str, tell: OnProgress) -> None:
+    def __init__(self, calls: Calls, uuid: str, report: OnProgress) -> None:
         self._calls = calls
         self._question = encode({"uuid": uuid})
-        self._tell = tell
+        self._report = report
         self._told: Progress | None = None
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Ask once."""
         found = read_json(check(await self._calls.ask(tsp.LIST, self._question))[0])["requests"]
         progress: Progress | None = found[0].get("progress") if found else None
         if progress is not None and progress != self._told:
             self._told = progress
-            self._tell(progress)
+            self._report(progress)
 
 
 WAIT_MOST = 10.0
@@ -246,7 +246,7 @@ class ClientCore:
                 if ended is not None:
                     return ended
             if answered and watch is not None:
-                await watch.look()
+                await watch.poll()
         fact = f"waited {duration(timeout or 0)}" + (await self._standing(plain) if answered else "")
         raise TimedOut(f"no reply to {uuid} yet", fact, "ask again later; it stays stored")
 

@@ -75,7 +75,7 @@ class Waiters:
         self._of_users: dict[bytes, int] = {}
         """The number of each user's asks, with access control."""
         self._until: dict[int, float] = {}
-        """Deadlines of asks that the reader has not looked up yet: its first lookup answers them."""
+        """Deadlines of asks that the reader has not read yet: its first lookup answers them."""
         self._deadlines: Timers[int] = Timers()
         """Deadlines of the others."""
 

@@ -1,6 +1,6 @@
 """The worker of a pool: its one connection to the broker, and the links to the children that execute its requests.
 
-A request goes to the child with the most free places. One that finds none is given back, since the broker was not told
+A request goes to the child with the most free places. One that finds none is given back, since the broker does not know
 in time of a child that died, leaves or is silent. A request that is to run alone waits for a child without others, or
 for an extra one, and meanwhile the child gets nothing else.
 

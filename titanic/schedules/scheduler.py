@@ -59,7 +59,7 @@ class ScheduleCore:
         """All ticks up to here are done with; None: it has to search back."""
 
     def due(self, now: float) -> Plan | None:
-        """What is to be submitted now; None: it has to search back, see `look`."""
+        """What is to be submitted now; None: it has to search back, see `search`."""
         upto = self._upto
         if upto is not None and upto <= now:
             tick = self._ticks.after(upto)
@@ -70,7 +70,7 @@ class ScheduleCore:
         self._upto = None
         return None
 
-    def look(self, now: float, count: int) -> list[int]:
+    def search(self, now: float, count: int) -> list[int]:
         """The ticks to search for, by their keys."""
         return self._ticks.last(now, count)
 
@@ -305,7 +305,7 @@ class Scheduler:
         if (plan := core.due(now)) is not None:
             return plan
         for count in LOOK_BACK:
-            checked = core.look(now, count)
+            checked = core.search(now, count)
             past = submitted_ticks(self._client, core.schedule, checked)
             if core.suffices(checked, past.known, past.since):
                 break

@@ -17,7 +17,7 @@ old requests of clients, in no order. Three rules keep it from answering beside 
 - Time in which it could not listen is no silence of its peer: the two heartbeats start again.
 - It settles first: for a quarter of a heartbeat it refuses clients, and of its peer's messages only the last counts.
 - An active server that sent its peer nothing for two heartbeats may have been replaced. It goes back to the state that
-  it began with, as if it had been restarted. There a backup that has been active may vote like a primary (nobody else
+  it began with, as if it had been restarted. There a backup that has been active may vote like a primary (nothing else
   may be left); it is silent once its peer has expired, lest a primary that starts just then takes it for a fresh one.
 
 This holds while the servers can hear each other within an eighth of a heartbeat. If only the connection between the

@@ -112,7 +112,7 @@ AHEAD = 64 << 20
 """Bytes that are read ahead of the broker, and at least one message."""
 
 _PAUSE = 0.001
-"""Seconds until it is looked again whether the broker has caught up."""
+"""Seconds between two checks whether the broker has caught up."""
 
 LARGE = 16 << 10
 """Bytes from which a message is counted. It is not copied then, which makes up for the counting."""

@@ -98,7 +98,7 @@ class DomoSession(RequestSession[_WaitingRequest]):
         ours              send it with a mark           –                           unknown
         another           send it, or have it wait      –                           unknown
 
-    A peer is a connection, and how often that was made: a new number asks for a new socket. When nobody answers,
+    A peer is a connection, and how often that was made: a new number asks for a new socket. When no answer comes,
     requests that wait are given up with the others: as soon as they have waited for as long as all their tries would
     take, and nothing came from the broker.
     """

@@ -39,7 +39,7 @@ def open_stamp(frames: Frames) -> tuple[Stamp, Frames] | None:
 
 
 class Superseded(RemoteError):
-    """The same request was asked again since, and the later one gets the reply. A server that can tell that both came
+    """The same request was asked again since, and the later one gets the reply. A server that knows that both came
     from one client does not pass this on (`broker.patterns.request_reply.core`)."""
 
     def __init__(self) -> None:

@@ -111,7 +111,7 @@ class Idempotent:
         return parts[-1]
 
     def _follow(self, execution: _Execution, turn: int) -> Generator[Reply, None, list[Frames]]:
-        """Pass on the parts as they come, as long as nobody else has asked for them too long ago."""
+        """Pass on the parts as they come, as long as no duplicate has waited for them too long."""
         passed, ended = 0, False
         leave_at: float | None = None
         while not ended:

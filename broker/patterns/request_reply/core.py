@@ -14,7 +14,7 @@ A message that cannot be opened is counted and dropped: there is no client to an
 
 A handler may find that a request was asked again since (`broker.patterns.idempotent.core`), and end the earlier one
 with an error. The client still waits for the reply to the later one, mostly with the same envelope, and would take that
-error for it. So Freelance clients are not told: they ask again, or have several connections. Others are told, unless
+error for it. So Freelance clients get none: they ask again, or have several connections. Others get one, unless
 the same client has asked again with the same envelope.
 """
 
@@ -88,7 +88,7 @@ Admit = Callable[[float], bool]
 
 
 class Replier(Core):
-    """All clients of one server. It may be told to admit nobody (see `broker.patterns.binary_star.core`)."""
+    """All clients of one server. It may refuse all of them (see `broker.patterns.binary_star.core`)."""
 
     def __init__(self, way: str = "plain", admit: Admit = lambda now: True) -> None:
         """`admit` is asked at each request and each reply."""
@@ -131,7 +131,7 @@ class Replier(Core):
             self.refused += 1
 
     def supersede(self, request: ClientRequest, body: Frames, now: float) -> None:
-        """A request was asked again: `body` says so to clients that are told."""
+        """A request was asked again: `body` says so to clients that get an error for it."""
         if self._tells and self._in_hand[_waiter(request)] == 1:
             self.reply(request, body, now)
         else:

@@ -263,7 +263,7 @@ class ScatterSockets:
 
     def __init__(self, queue: int, patience: float, *, early: bool) -> None:
         """`queue`: messages for each endpoint. `patience`: seconds for which it waits when it cannot send. `early`:
-        whether messages wait here while nobody is connected. Raises MissingDrafts."""
+        whether messages wait here while no peer is connected. Raises MissingDrafts."""
         self._queue = queue
         self._early = early
         self._endpoints = 0
@@ -294,7 +294,7 @@ class ScatterSockets:
         self._endpoints += 1
 
     def send(self, message: bytes) -> None:
-        """Send a message to the next connected peer that has room; while nobody is there, hold it for an endpoint that
+        """Send a message to the next connected peer that has room; while there is none, hold it for an endpoint that
         was connected to. Raises Unreachable."""
         end, pause = time.monotonic() + self._patience, _PAUSE
         while not self._take(message):
