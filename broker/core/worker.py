@@ -520,8 +520,8 @@ class WorkerSession(Core):
         self._send_by -= max(0.0, before - self.heartbeat.interval)
 
     def _say_goodbye(self, now: float) -> None:
-        """Leave. A broker of 0.1 that is not of this project gets no DISCONNECT: the Guide's in Python ends some time after a
-        DISCONNECT. It forgets a worker that sends no heartbeats, which until then works on what comes all the same."""
+        """Leave. Other projects' brokers of 0.1 get no DISCONNECT: the Guide's in Python ends some time after one. They
+        forget a worker that sends no heartbeats, which until then works on what comes all the same."""
         if self.state is SessionState.IDLE and self._asks and self.dialect.name == "0.1":
             if self._gone_at is None:
                 self._gone_at = now + STAY_MOST * self.heartbeat.patience
