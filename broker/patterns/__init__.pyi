@@ -5,11 +5,11 @@ from broker.patterns.binary_star.core import StarConfig as StarConfig
 from broker.patterns.binary_star.server import BinaryStar as BinaryStar
 from broker.patterns.binary_star.server import BinaryStarClient as BinaryStarClient
 from broker.patterns.binary_star.server import SplitBrain as SplitBrain
-from broker.patterns.freelance.client import Freelance as Freelance
-from broker.patterns.freelance.client import Shotgun as Shotgun
 from broker.patterns.freelance.core import FreelanceConfig as FreelanceConfig
-from broker.patterns.freelance.server import NotPublic as NotPublic
-from broker.patterns.freelance.server import freelance_server as freelance_server
+from broker.patterns.freelance.freelance import Freelance as Freelance
+from broker.patterns.freelance.freelance import NotPublic as NotPublic
+from broker.patterns.freelance.freelance import Shotgun as Shotgun
+from broker.patterns.freelance.freelance import freelance_server as freelance_server
 from broker.patterns.generaldomo.broker import Generaldomo as Generaldomo
 from broker.patterns.generaldomo.broker import GeneraldomoBroker as GeneraldomoBroker
 from broker.patterns.generaldomo.broker import GeneraldomoWorker as GeneraldomoWorker
@@ -26,8 +26,8 @@ from broker.patterns.pirate_queue.queue import ParanoidWorker as ParanoidWorker
 from broker.patterns.pirate_queue.queue import PirateQueue as PirateQueue
 from broker.patterns.pirate_queue.queue import SimpleQueue as SimpleQueue
 from broker.patterns.pirate_queue.queue import SimpleWorker as SimpleWorker
-from broker.patterns.request_reply.client import LazyPirate as LazyPirate
-from broker.patterns.request_reply.server import Server as Server
+from broker.patterns.request_reply.lazy_pirate import LazyPirate as LazyPirate
+from broker.patterns.request_reply.lazy_pirate import Server as Server
 from broker.patterns.scatter_gather.ends import Gather as Gather
 from broker.patterns.scatter_gather.ends import Scatter as Scatter
 from broker.patterns.scatter_gather.ends import Unread as Unread

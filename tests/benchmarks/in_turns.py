@@ -31,7 +31,7 @@ WORKERS = (1, 4, 16, 64, 256)
 
 PROGRAM = """
 import json, sys
-from titanic.bench import loads
+from titanic.bench import programme
 from titanic.bench.stage import Stage
 
 name, workers, encrypted, options = json.loads(sys.argv[1])
@@ -42,14 +42,14 @@ with Stage(None, encrypted=encrypted) as stage:
         stage.work("echo", workers)
     for line in sys.stdin:
         count, began = int(line), stage.now()
-        getattr(loads, name)(stage, count, **options)
+        getattr(programme, name)(stage, count, **options)
         print(stage.now() - began, flush=True)
 """
 
 
 @dataclass
 class Row:
-    """`load`: a function of titanic.bench.loads; `count`: requests in a turn."""
+    """`load`: a function of titanic.bench.programme; `count`: requests in a turn."""
 
     load: str
     count: int

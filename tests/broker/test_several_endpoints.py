@@ -18,8 +18,7 @@ from support.processes import SUPPORT, Process
 from support.waiting import until
 
 from broker import Broker, BrokerConfig, Client, Pipeline, Worker, WorkerConfig, unreachable
-from broker.io.dealer import Dealer
-from broker.io.tcp_connection import Pulse
+from broker.io.dealer import Dealer, Pulse
 
 NOBODY = "tcp://127.0.0.1:9"
 NEVER = WorkerConfig(heartbeat_interval=20, reconnect_first=1000, reconnect_most=1000)
@@ -36,9 +35,8 @@ def in_order(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that stands still is noticed in two seconds."""
-    for module in ("broker.io.tcp_connection", "broker.io.dealer"):
-        monkeypatch.setattr(f"{module}.BEAT", 0.2)
-        monkeypatch.setattr(f"{module}.SILENCE", 2.0)
+    monkeypatch.setattr("broker.io.dealer.BEAT", 0.2)
+    monkeypatch.setattr("broker.io.dealer.SILENCE", 2.0)
     monkeypatch.setattr("broker.client.LONGEST_POLL", 50)
 
 

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from support.ring import BEGIN, ring, wait_for_room
 from support.store_facts import accept_all, closed_in, closed_range
 
-from pyspark_titanic.batch import ClosedReader
+from pyspark_titanic.source import ClosedReader
 from titanic.store import ClosedRequest, NewRequest, Status, open_read_only, open_store
 from titanic_data.columns import STATUSES
 from titanic_data.errors import DataLoss

@@ -14,7 +14,7 @@ from support.ring import fill, ring, wait_for_room
 from support.serving import serving
 from support.store_facts import closed_range
 
-from pyspark_titanic.stream import ClosedStream
+from pyspark_titanic.source import ClosedStream
 from titanic import Client
 from titanic.store import open_store
 from titanic_data.errors import OtherStore

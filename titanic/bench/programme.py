@@ -1,23 +1,154 @@
-"""Every figure that `titanic bench` can measure, by group, and how each is measured."""
+"""Every figure that `titanic bench` can measure, by group, how each is measured, and what clients do for it."""
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import tempfile
+import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from statistics import quantiles
 from typing import Any, NamedTuple
 
-from titanic.bench import loads, machine
-from titanic.bench.stage import Stage
+from broker import EventKind, Pipeline
+from titanic.bench import machine
+from titanic.bench.stage import PATIENCE, Stage
 from titanic.errors import TitanicError
+from titanic.protocol import tsp
+from titanic.protocol.tsp import Frames
 from titanic.store import DURABILITIES, Durability, expect_no_store
 from titanic.util.processes import uninterrupted
+
+ABSENT = "absent"
+BODY = b"x" * 100
+BATCH = 100
+
+
+def accept(stage: Stage, count: int, *, window: int = 1000, body: bytes = BODY) -> None:
+    """Stored and acknowledged, each in a message of its own."""
+    with stage.pipeline() as pipeline:
+        _all_fine(pipeline.map(tsp.REQUEST, [[ABSENT, body]] * count, window=window))
+
+
+def accept_one(stage: Stage, count: int) -> None:
+    """Stored and acknowledged, one after another."""
+    for _ in range(count):
+        stage.client.submit(ABSENT, BODY)
+
+
+def accept_batches(stage: Stage, count: int, *, window: int = 10) -> None:
+    """Stored and acknowledged, BATCH of them in a message, `window` messages in flight."""
+    message: list[str | bytes] = [json.dumps({"many": True}), ABSENT, *[BODY] * BATCH]
+    with stage.pipeline() as pipeline:
+        _all_fine(pipeline.map(tsp.SUBMIT, [message] * max(1, count // BATCH), window=window))
+
+
+def live(stage: Stage, count: int, *, service: str = "echo") -> None:
+    """From submitting to closing, 1,000 at a time in each step; without keys, as most queues have none."""
+    uuids = stage.client.submit_many(service, [BODY] * count, unique=False)
+    _fetch_and_close(stage, uuids)
+
+
+def live_one(stage: Stage, count: int) -> None:
+    """From submitting to closing, one after another."""
+    for _ in range(count):
+        uuid = stage.client.submit("echo", BODY)
+        if stage.client.wait(uuid, PATIENCE) != [BODY]:
+            raise TitanicError("a reply was wrong")
+        stage.client.close(uuid)
+
+
+def leave_waiting(stage: Stage, services: int) -> None:
+    """Store a request for each of so many services that have no worker."""
+    with stage.pipeline() as pipeline:
+        _all_fine(pipeline.map(tsp.REQUEST, ([b"absent%d" % number, BODY] for number in range(services))))
+
+
+def live_services(stage: Stage, count: int, services: int) -> None:
+    """As `live`, each request for the next of `services` services, which have workers."""
+    with stage.pipeline() as pipeline:
+        rows = ([b"many%d" % (number % services), BODY] for number in range(count))
+        uuids = [reply[1].decode() for reply in pipeline.map(tsp.REQUEST, rows)]
+    _fetch_and_close(stage, uuids)
+
+
+def echo(stage: Stage, count: int, *, service: str = "echo", window: int = 1000) -> None:
+    """Plain requests, through the broker to the workers and back."""
+    with stage.pipeline() as pipeline:
+        if any(reply != [BODY] for reply in pipeline.map(service, [BODY] * count, window=window)):
+            raise TitanicError("a reply was wrong")
+
+
+@contextmanager
+def connections(stage: Stage, count: int) -> Iterator[list[Pipeline]]:
+    """So many connections of this process."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(stage.pipeline()) for _ in range(count)]
+
+
+def accept_by_many(stage: Stage, count: int, *, clients: int) -> None:
+    """As `accept_from`, with so many new connections."""
+    with connections(stage, clients) as pipelines:
+        accept_from(pipelines, count)
+
+
+def accept_from(pipelines: Sequence[Pipeline], count: int) -> None:
+    """Stored and acknowledged, each connection having its share in flight at once, 1,000 in all or one each."""
+    left, inside = count, max(1, 1000 // len(pipelines))
+    while left > 0:
+        for pipeline in pipelines:
+            for _ in range(inside):
+                pipeline.send(tsp.REQUEST, ABSENT, BODY)
+        for pipeline in pipelines:
+            while len(pipeline):
+                _all_fine(event.body for event in pipeline.events() if event.kind is EventKind.FINAL)
+        left -= inside * len(pipelines)
+
+
+def latencies(stage: Stage, rate: float, seconds: float) -> list[float]:
+    """Seconds from when each request was due to be sent until it was acknowledged, at so many a second.
+
+    Counted from the moment at which it should have been sent, not from when it was: a server that stalls must not
+    make the client wait with its questions, or the stall would count once only.
+    """
+    count = max(1, int(rate * seconds))
+    found: list[float] = []
+    with stage.pipeline() as pipeline:
+        due: dict[int, float] = {}
+        start = time.perf_counter()
+        sent = 0
+        while len(found) < count:
+            now = time.perf_counter() - start
+            while sent < count and sent / rate <= now:
+                due[pipeline.send(tsp.REQUEST, ABSENT, BODY)] = sent / rate
+                sent += 1
+            pause = max(0.0, sent / rate - (time.perf_counter() - start)) if sent < count else PATIENCE
+            for event in pipeline.events(pause):
+                _all_fine([event.body])
+                found.append(time.perf_counter() - start - due.pop(event.ticket))
+            if not due and sent < count:
+                time.sleep(max(0.0, sent / rate - (time.perf_counter() - start)))
+    return found
+
+
+def _fetch_and_close(stage: Stage, uuids: Sequence[str]) -> None:
+    for _, reply in stage.client.replies(uuids, timeout=PATIENCE + len(uuids) / 10):
+        if reply != [BODY]:
+            raise TitanicError("a reply was wrong", repr(reply))
+    stage.client.close_many(uuids)
+
+
+def _all_fine(replies: Iterable[Frames]) -> None:
+    for reply in replies:
+        if not reply or not reply[0].startswith(tsp.OK):
+            raise TitanicError("a request was not accepted", repr(reply[:1]))
+
 
 Load = Callable[..., None]
 """What is done on a stage, so many times; a load may have options."""
@@ -89,9 +220,9 @@ class Speed:
         with conditions.stage(apart=self.apart, durability=self.durability, encrypted=self.encrypted) as stage:
             if self.workers:
                 stage.work("echo", self.workers)
-            loads.accept_batches(stage, self.stored)
+            accept_batches(stage, self.stored)
             if self.absent:
-                loads.leave_waiting(stage, self.absent)
+                leave_waiting(stage, self.absent)
             count = max(10, conditions.requests // self.share)
             yield timed(stage, name, what, self.load, count, counted=self.counted, **options)
 
@@ -118,10 +249,10 @@ class FromConnections:
     clients: int
 
     def __call__(self, conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
-        with conditions.stage() as stage, loads.connections(stage, self.clients) as pipelines:
+        with conditions.stage() as stage, connections(stage, self.clients) as pipelines:
 
             def load(stage: Stage, count: int) -> None:
-                loads.accept_from(pipelines, count)
+                accept_from(pipelines, count)
 
             load(stage, self.clients)  # they connect
             turns = max(1, conditions.requests // self.clients)  # in each, all of them have a request in flight
@@ -152,7 +283,7 @@ class Restart:
 
     def __call__(self, conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
         with conditions.stage() as stage:
-            loads.accept_batches(stage, self.stored)
+            accept_batches(stage, self.stored)
             memory = stage.memory()
             stage.kill()
             seconds = stage.serve()
@@ -163,12 +294,12 @@ class Restart:
 def latency(conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
     """Percentiles at fixed rates, each a part of the highest rate."""
     with conditions.stage() as stage:
-        most = timed(stage, name, what, loads.accept, conditions.requests).value
+        most = timed(stage, name, what, accept, conditions.requests).value
         for part in (0.05, 0.1, 0.2, 0.4, 0.6, 0.8):
             wanted = most * part
             seconds = max(0.2, min(10.0, conditions.requests / wanted))
-            loads.latencies(stage, wanted, seconds / 10)
-            found = loads.latencies(stage, wanted, seconds)
+            latencies(stage, wanted, seconds / 10)
+            found = latencies(stage, wanted, seconds)
             cuts = quantiles(found, n=1000, method="inclusive") if len(found) > 1 else found * 999
             detail = {label: cuts[at] * 1000 for label, at in (("p50", 499), ("p99", 989), ("p99.9", 998))}
             detail["offered"] = wanted
@@ -182,7 +313,7 @@ def bodies(conditions: Conditions, name: str, what: str) -> Iterator[Figure]:
             count = max(10, min(conditions.requests, conditions.requests * 10_000 // max(1, size)))
             window = max(2, min(1000, (64 << 20) // max(1, size)))
             label, text = f"{name}-{size}", f"{what}, {size:,} bytes each"
-            figure = timed(stage, label, text, loads.accept, count, window=window, body=bytes(size))
+            figure = timed(stage, label, text, accept, count, window=window, body=bytes(size))
             figure.detail["MB/s"] = figure.value * size / 1e6
             yield figure
 
@@ -193,9 +324,9 @@ def stored_curve(conditions: Conditions, name: str, what: str) -> Iterator[Figur
         stage.work("echo", 10)
         there = 0
         for stored in _tens(1000, conditions.requests * 50):
-            loads.accept_batches(stage, stored - there)
+            accept_batches(stage, stored - there)
             there = stored
-            for kind, load in (("accept", loads.accept), ("life", loads.live)):
+            for kind, load in (("accept", accept), ("life", live)):
                 label = f"{name}-{kind}-{stored}"
                 yield timed(stage, label, f"{kind}, {stored:,} {what}", load, conditions.requests // 4)
 
@@ -223,11 +354,11 @@ class SpeedCurve:
                 yield timed(stage, f"{name}-{count}", label, self.load, requests, **options)
 
 
-_LIFE = Speed(loads.live, share=4, workers=10)
-_LIFE_ONE = Speed(loads.live_one, share=40, workers=10, counted=True)
-_ACCEPT = Speed(loads.accept)
-_ACCEPT_ONE = Speed(loads.accept_one, share=10, counted=True)
-_ACCEPT_BATCH = Speed(loads.accept_batches)
+_LIFE = Speed(live, share=4, workers=10)
+_LIFE_ONE = Speed(live_one, share=40, workers=10, counted=True)
+_ACCEPT = Speed(accept)
+_ACCEPT_ONE = Speed(accept_one, share=10, counted=True)
+_ACCEPT_BATCH = Speed(accept_batches)
 
 
 def _with(durability: Durability) -> tuple[Benchmark, ...]:
@@ -263,11 +394,9 @@ def _tens(first: int, last: int) -> Iterator[int]:
         first *= 10
 
 
-_SERVICES = SpeedCurve("life", (1, 10, 100, 1000), loads.live_services, "services", Stage.work_many, share=4)
-_CLIENTS = SpeedCurve("accept", (1, 10, 100, 1000, 2000), loads.accept_by_many, "clients")
-_WORKERS = SpeedCurve(
-    "life", (1, 4, 16, 64, 256), loads.live, "", lambda stage, count: stage.work("echo", count), share=4
-)
+_SERVICES = SpeedCurve("life", (1, 10, 100, 1000), live_services, "services", Stage.work_many, share=4)
+_CLIENTS = SpeedCurve("accept", (1, 10, 100, 1000, 2000), accept_by_many, "clients")
+_WORKERS = SpeedCurve("life", (1, 4, 16, 64, 256), live, "", lambda stage, count: stage.work("echo", count), share=4)
 
 PROGRAMME = (
     Benchmark("limits", "disk", "writes of 4 KiB, each synced, one after another", Limit(machine.disk, share=40)),
@@ -277,20 +406,18 @@ PROGRAMME = (
     Benchmark("limits", "wire", "messages to a ROUTER and back, 100 in flight, plain pyzmq", Limit(machine.wire)),
     Benchmark("limits", "wire-one", "the same, one in flight", Limit(machine.wire_one, share=4)),
     Benchmark("accepting", "accept", "stored and acknowledged, 1,000 in flight", _ACCEPT),
-    Benchmark("accepting", "accept-100", "the same, 100 in flight", Speed(loads.accept, window=100)),
+    Benchmark("accepting", "accept-100", "the same, 100 in flight", Speed(accept, window=100)),
     Benchmark("accepting", "accept-many", "the same, 1,000 connections with one in flight each", FromConnections(1000)),
     Benchmark("accepting", "accept-one", "the same, one after another", _ACCEPT_ONE),
     Benchmark("accepting", "accept-batch", "the same, 100 in a message, 10 in flight", _ACCEPT_BATCH),
     Benchmark("lives", "life", "submitted to closed, 10 workers", _LIFE),
     Benchmark("lives", "life-one", "the same, one after another", _LIFE_ONE),
-    Benchmark("echoes", "echo", "plain requests, 10 workers, 1,000 in flight", Speed(loads.echo, workers=10)),
-    Benchmark("echoes", "echo-1", "the same, 1 worker", Speed(loads.echo, workers=1)),
-    Benchmark(
-        "echoes", "echo-one", "the same, 1 worker, one in flight", Speed(loads.echo, share=10, workers=1, window=1)
-    ),
+    Benchmark("echoes", "echo", "plain requests, 10 workers, 1,000 in flight", Speed(echo, workers=10)),
+    Benchmark("echoes", "echo-1", "the same, 1 worker", Speed(echo, workers=1)),
+    Benchmark("echoes", "echo-one", "the same, 1 worker, one in flight", Speed(echo, share=10, workers=1, window=1)),
     Benchmark("apart", "apart-accept", "broker and queue apart: as accept", replace(_ACCEPT, apart=True)),
     Benchmark("apart", "apart-accept-batch", "as accept-batch", replace(_ACCEPT_BATCH, apart=True)),
-    Benchmark("apart", "apart-accept-one", "as accept-one", Speed(loads.accept_one, share=10, apart=True)),
+    Benchmark("apart", "apart-accept-one", "as accept-one", Speed(accept_one, share=10, apart=True)),
     Benchmark("apart", "apart-life", "as life", replace(_LIFE, apart=True)),
     Benchmark("backlog", "backlog-life", "as life, 100,000 wait", replace(_LIFE, stored=100_000)),
     Benchmark(
@@ -349,9 +476,9 @@ PERCENTILES = ("p50", "p99", "p99.9")
 def draw(pyplot: Any, figures: Sequence[Figure], path: Path) -> None:
     """Draw latency against load on the left, and throughput against counts on the right, with matplotlib's pyplot."""
     picture, (left, right) = pyplot.subplots(1, 2, figsize=(13, 5), layout="constrained")
-    loads = [(figure.detail["offered"], figure.detail) for figure in figures if "p50" in figure.detail]
+    offered = [(figure.detail["offered"], figure.detail) for figure in figures if "p50" in figure.detail]
     for label in PERCENTILES:
-        left.plot([rate for rate, _ in loads], [detail[label] for _, detail in loads], marker="o", label=label)
+        left.plot([rate for rate, _ in offered], [detail[label] for _, detail in offered], marker="o", label=label)
     left.set(title="Acknowledged after", xlabel="requests a second, offered", ylabel="ms", yscale="log")
     curves: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for figure in figures:

@@ -24,8 +24,7 @@ from broker.io.curve import Curve, Key
 from broker.io.loop import Loop
 from broker.io.server_keys import ServerKey, server_keys
 from broker.patterns.binary_star.core import BinaryStarCore, StarConfig, StarState
-from broker.patterns.request_reply.client import LazyPirate
-from broker.patterns.request_reply.server import Server
+from broker.patterns.request_reply.lazy_pirate import LazyPirate, Server
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from broker.io.dealer import Dealer
 from broker.io.sockets import protect
 from broker.patterns.generaldomo.client_server_sockets import ClientDealer, ServerSocket
 from broker.patterns.generaldomo.core import DomoSession
-from broker.patterns.request_reply.client import SharedClient
+from broker.patterns.request_reply.lazy_pirate import SharedClient
 from broker.server import Broker
 from broker.worker import Worker
 

@@ -13,10 +13,8 @@ manifest is damaged. The ranges cover the numbers of the ring from 1 on without 
 
 from titanic_data.archive.archiver import Archiver, Queue, Summary
 from titanic_data.archive.engines import ENGINES, Engine, PyArrowEngine, SparkEngine, archive_frame
-from titanic_data.archive.maintenance import compact, restore_range, vacuum
-from titanic_data.archive.manifest import Archive, Entry, File
-from titanic_data.archive.rebuild import rebuild_manifest
-from titanic_data.archive.verify import Fault, verify
+from titanic_data.archive.maintenance import compact, rebuild_manifest, restore_range, vacuum
+from titanic_data.archive.manifest import Archive, Entry, Fault, File, verify
 
 __all__ = [
     "ENGINES",

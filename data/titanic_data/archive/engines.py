@@ -19,8 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from titanic_data.archive.manifest import Archive
-from titanic_data.archive.verify import expect_sizes
+from titanic_data.archive.manifest import Archive, expect_sizes
 from titanic_data.session import as_file
 from titanic_data.store_reader import read_closed
 from titanic_data.tables import CLOSED, SCHEMA_VERSION

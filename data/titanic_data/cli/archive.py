@@ -17,7 +17,7 @@ from titanic_data import archive as archives
 from titanic_data.archive import ENGINES, Archive, Archiver, Engine, Entry, PyArrowEngine, Queue, SparkEngine
 from titanic_data.archive.archiver import BYTES, ROWS
 from titanic_data.archive.maintenance import KEEP
-from titanic_data.archive.verify import expect_sizes
+from titanic_data.archive.manifest import expect_sizes
 from titanic_data.cli.options import archive_option, command, endpoint_option, key_options, store_option
 
 

@@ -171,9 +171,8 @@ async def test_a_line_that_breaks_again_and_again(address: str) -> None:
 async def test_the_other_broker_is_asked(address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """When the first one is not there, is killed, or stands still."""
     monkeypatch.setattr("broker.io.dealer.shuffled", list)
-    for module in ("broker.io.tcp_connection", "broker.io.dealer"):
-        monkeypatch.setattr(f"{module}.BEAT", 0.2)
-        monkeypatch.setattr(f"{module}.SILENCE", 2.0)
+    monkeypatch.setattr("broker.io.dealer.BEAT", 0.2)
+    monkeypatch.setattr("broker.io.dealer.SILENCE", 2.0)
     monkeypatch.setattr("broker.client.LONGEST_POLL", 50)
     first = f"tcp://127.0.0.1:{free_port()}"
     with serving(address):

@@ -60,14 +60,14 @@ def refusing(case: str) -> Iterator[tuple[str, Curve | None, str]]:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients look earlier whether their key is refused."""
-    for module in ("broker.client", "broker.worker_log", "broker.patterns.freelance.client"):
+    for module in ("broker.client", "broker.worker_log", "broker.patterns.freelance.freelance"):
         monkeypatch.setattr(f"{module}.PROBE_AFTER", 0.1)
 
 
 @pytest.fixture
 def thorough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients whose time is over look for as long as it takes whether their key is refused."""
-    for module in ("broker.client", "broker.patterns.freelance.client"):
+    for module in ("broker.client", "broker.patterns.freelance.freelance"):
         monkeypatch.setattr(f"{module}.PROBE_AFTER", 30.0)
 
 

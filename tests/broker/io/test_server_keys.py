@@ -96,7 +96,7 @@ SERVING: dict[str, Callable[[ExitStack], Callable[[Keys], Any]]] = {
 def test_only_who_has_a_key_that_is_allowed_is_answered(
     pattern: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for module in ("broker.client", "broker.patterns.freelance.client"):
+    for module in ("broker.client", "broker.patterns.freelance.freelance"):
         monkeypatch.setattr(f"{module}.PROBE_AFTER", 0.1)
     with ExitStack() as stack:
         connect = SERVING[pattern](stack)

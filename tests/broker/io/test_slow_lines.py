@@ -12,7 +12,7 @@ from support.relay import relay
 from support.waiting import until
 
 from broker import Broker, BrokerConfig, Client, Pipeline, Worker, WorkerConfig
-from broker.io.tcp_connection import LEAST, TcpInflow, _figures
+from broker.io.dealer import LEAST, TcpInflow, _figures
 
 QUICK = WorkerConfig(heartbeat_interval=0.1, liveness=20, reconnect_first=0.05, reconnect_most=0.1)
 LARGE = bytes(5_000_000)

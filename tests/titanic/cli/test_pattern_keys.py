@@ -112,7 +112,7 @@ def test_who_has_a_key_is_answered_and_who_has_not_is_told(
     made: list[Any] = []
     for module in ("pirate", "fail_over"):
         monkeypatch.setattr(f"titanic.cli.patterns.{module}.run", lambda role, text: made.append(role))
-    for at in ("broker.client", "broker.patterns.freelance.client"):
+    for at in ("broker.client", "broker.patterns.freelance.freelance"):
         monkeypatch.setattr(f"{at}.PROBE_AFTER", 0.1)
     with ExitStack() as stack:
         stage = Stage(tmp_path, stack, made)

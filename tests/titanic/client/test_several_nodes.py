@@ -56,9 +56,8 @@ def there(url: str, tmp_path: Path) -> Iterator[tuple[Process, str]]:
 def in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Endpoints are tried in the order in which they are given, and a program that stands still is noticed soon."""
     monkeypatch.setattr("broker.io.dealer.shuffled", list)
-    for module in ("broker.io.tcp_connection", "broker.io.dealer"):
-        monkeypatch.setattr(f"{module}.BEAT", 0.2)
-        monkeypatch.setattr(f"{module}.SILENCE", 2.0)
+    monkeypatch.setattr("broker.io.dealer.BEAT", 0.2)
+    monkeypatch.setattr("broker.io.dealer.SILENCE", 2.0)
     monkeypatch.setattr("broker.client.LONGEST_POLL", 50)
 
 

@@ -156,7 +156,7 @@ def test_of_several_servers_the_next_is_asked(server: str) -> None:
 def test_a_server_with_too_much_in_hand_leaves_it_in_the_socket(
     socket: Socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.patterns.request_reply.server.MOST_IN_HAND", 3)
+    monkeypatch.setattr("broker.patterns.request_reply.lazy_pirate.MOST_IN_HAND", 3)
     go_on = threading.Event()
     server = Server(lambda frames: (go_on.wait(30), frames)[1])
     dealer = socket(zmq.DEALER, server.bind("tcp://127.0.0.1:*"))
