@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 from support.cli_titanic import here, serving
+from support.nodes import cluster
 from support.ports import free_port
+from support.postgres import needs_postgres
+from support.serving import with_broker
 from support.waiting import until
 
 from broker import Worker
@@ -106,3 +109,20 @@ def test_no_server_and_no_store(tmp_path: Path) -> None:
     found = {one["check"]: one for one in done.json["checks"]}
     assert "there is no store at" in found["store"]["text"]
     assert endpoint in found["server"]["text"]
+
+
+@needs_postgres
+def test_a_store_in_a_database(tmp_path: Path) -> None:
+    with cluster(tmp_path, 1) as nodes:
+        at = ("--endpoint", nodes[0].endpoints[0], "--store", nodes.url, *FEW)
+        found = {one["check"]: one for one in here("doctor", "--json", *at).json["checks"]}
+    assert all(found[name]["ok"] for name in ("store", "server", "services", "clock")), found
+    assert found["store"]["text"].endswith(": 0 requests")
+
+
+def test_a_separate_broker(tmp_path: Path) -> None:
+    with with_broker(tmp_path, "stand-alone") as server:
+        until(lambda: server.ready)
+        at = ("--endpoint", server.endpoints[0], *FEW)
+        found = {one["check"]: one for one in here("doctor", "--json", *at).json["checks"]}
+    assert all(found[name]["ok"] for name in ("server", "services", "clock", "versions")), found
