@@ -76,7 +76,7 @@ def status(as_json: bool, watch: float | None, **where: Any) -> None:
                      replies_given, closed, commits}
     dispatch         since the start: {dispatched, succeeded, failed (for
                      good), expired, retried, returned (by the broker; not
-                     counted as attempts)}
+                     counted as attempts), poisoned (failed as poison)}
 
     \b
     If several servers share a store in PostgreSQL (titanic nodes lists

@@ -151,7 +151,7 @@ def test_show_tells_what_the_worker_said_when_it_failed_for_good(at: tuple[str, 
     text = here("show", uuid, *at).out.decode()
     assert re.search(r"state +failed\n", text)
     assert re.search(r"attempts +2\n", text)
-    assert re.search(r"last error +no way\n +said the worker\n$", text)
+    assert re.search(r"last error +no way\n +said the worker\n", text)
     assert here("show", uuid, "--json", *at).json["reason"] == "no way\nsaid the worker"
 
 
