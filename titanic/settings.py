@@ -153,6 +153,14 @@ class ServerConfig:
         group=TRIED,
         is_live=True,
     )
+    poison_deaths: int = setting(
+        3,
+        "Deaths of workers that had only this request after which it fails for good, whatever --max-attempts.",
+        least=1,
+        most=65535,
+        group=TRIED,
+        is_live=True,
+    )
     retry_first: float = setting(
         1.0,
         f"Delay before the first retry; doubles with each further one, plus or minus {JITTER * 100:g} % (jitter).",

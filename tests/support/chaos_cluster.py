@@ -66,7 +66,18 @@ class Node:
         self.starts += 1
         with self.output.open("a") as output:
             output.write("--- start\n")
-        more = ("--capacity", "256MiB", "--retry-first", "0.2", "--retry-most", "2", "--max-attempts", "1000")
+        more = (
+            "--capacity",
+            "256MiB",
+            "--retry-first",
+            "0.2",
+            "--retry-most",
+            "2",
+            "--max-attempts",
+            "1000",
+            "--poison-deaths",
+            "1000",
+        )
         self.process = Process(
             SUPPORT / "chaos_node.py", str(self._clock), str(self._lease), "serve", "--config", "/dev/null",
             "--bind", f"tcp://127.0.0.1:{self.port}", "--node-name", self.name, *more, "--grace", "3",

@@ -40,6 +40,7 @@ def main(mode: str, endpoint: str, store: str = "", capacity: str = "", durabili
             retry_first=0.05,
             retry_most=0.5,
             max_attempts=1000,
+            poison_deaths=1000,
             grace=1.0,
             wire=wire,
             worker=WorkerConfig(heartbeat_interval=0.2, liveness=50, reconnect_first=0.05, reconnect_most=0.2),

@@ -149,6 +149,7 @@ queue_options = together(
     declared(ServerConfig, "drop_unarchived"),
     declared(ServerConfig, "preallocate"),
     declared(ServerConfig, "max_attempts"),
+    declared(ServerConfig, "poison_deaths"),
     declared(ServerConfig, "retry_first"),
     declared(ServerConfig, "retry_most"),
     declared(ServerConfig, "unready_timeout"),

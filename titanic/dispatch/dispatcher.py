@@ -178,7 +178,8 @@ class Dispatcher(Channel):
         self._refusals = reader.refusals
         self.settings = KnownSettings()
         """Settings of services that this process applies."""
-        self.completions = CompletionEvents(self.settings, self, writer.facts, store.facts_room)
+        room, deaths = store.facts_room, config.poison_deaths
+        self.completions = CompletionEvents(self.settings, self, writer.facts, room, deaths)
         self._pending_closes = PendingCloses(self.core)
         self._counts_workers = config.broker is not None
         self._count_at = 0.0
@@ -496,6 +497,7 @@ class Dispatcher(Channel):
 
     def _reconfigure(self, config: ServerConfig) -> None:
         self.maintenance.config = config
+        self.completions.poison_deaths = config.poison_deaths
         self.core.reconfigure(config)
         self.maintenance.refresh_alarm()
 

@@ -36,7 +36,7 @@ from titanic.store import (
     find_history,
     with_attempt,
 )
-from titanic.util.text import read_process
+from titanic.util.text import counted, read_process
 
 log = logging.getLogger(__name__)
 
@@ -178,11 +178,17 @@ class CompletionEvents:
     PROTOCOL.md. One thread at a time may call."""
 
     def __init__(
-        self, settings: KnownSettings, inbox: Inbox[Arrived], facts: FactsRecorder, facts_room: int = FACTS_ROOM
+        self,
+        settings: KnownSettings,
+        inbox: Inbox[Arrived],
+        facts: FactsRecorder,
+        facts_room: int = FACTS_ROOM,
+        poison_deaths: int = 3,
     ) -> None:
-        """`facts_room`: of the store."""
+        """`facts_room`: of the store. `poison_deaths`: as in ServerConfig."""
         self.settings = settings
         self.histories = HistoryWriter(facts_room)
+        self.poison_deaths = poison_deaths
         self._facts = facts
         self._inbox = inbox
         self._incident = Incident(log, "store a notification of the end of a request")
@@ -275,17 +281,14 @@ Outcomes = Sequence[AttemptOutcome]
 
 _NO_FAILURES: Mapping[bytes, AttemptFailure] = {}
 
-POISON_DEATHS = 3
-"""Workers that die of a request alone, until it fails whatever its attempts."""
-
 POISON = "poison: "
-"""How the reason of such a request begins."""
+"""How the reason of a request begins that workers died of."""
 
 
 def _poisoned(outcome: AttemptOutcome, history: AttemptHistory) -> Finish:
     """The end of a request that workers died of."""
     names = [one["worker"] for one in history["attempts"] if one["outcome"] == "died" and one["worker"]]
-    died = f"{history['deaths']} workers died while processing it and nothing else"
+    died = f"{counted(history['deaths'], 'worker')} died while processing it and nothing else"
     reason = f"{POISON}{died}" + (f", the last ones {', '.join(names)}" if names else "")
     return Finish(outcome.uuid, Status.FAILED, [], outcome.attempts, reason, outcome.started)
 
@@ -385,7 +388,7 @@ class OutcomeWrite:
         once if too many workers have died of it."""
         attempt = _described(failure, dispatched_at, now_us)
         history = with_attempt(find_history(transaction, outcome.uuid), attempt, outcome.attempts)
-        is_poison = failure.outcome == "died" and history["deaths"] >= POISON_DEATHS
+        is_poison = failure.outcome == "died" and history["deaths"] >= self._ends.poison_deaths
         if is_poison:
             outcome = _poisoned(outcome, history)
         if not _write(transaction, outcome, now_us, dispatched_at):

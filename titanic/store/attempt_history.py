@@ -27,7 +27,7 @@ KEPT_LAST = 4
 MOST_ERROR = 4096
 """Bytes of the error and traceback of an attempt that are kept."""
 
-SHARE = 4
+SHARE = 8
 """The part of the room for facts that the histories may take, and an eighth of that more until it is noticed."""
 
 _NUMBER = struct.Struct(">Q")

@@ -14,7 +14,7 @@ from support.ports import free_port
 from support.postgres import needs_postgres, shared_server
 from support.processes import SUPPORT, Process, worker_process
 from support.raw_mdp import RawClient, raw_worker
-from support.serving import QUICK
+from support.serving import QUICK, with_broker
 from support.store_facts import closed_in
 from support.waiting import PATIENCE, until
 
@@ -186,3 +186,27 @@ def test_deaths_count_from_the_retry_on(server: Server, client: Client, tmp_path
         assert client.show(uuid)["reason"] == "the worker died while processing the request"
         client.retry(uuid)
     assert client.show(uuid)["history"]["counts"] == {"died": 3}
+
+
+@pytest.mark.settings(poison_deaths=1)
+def test_a_request_is_poison_after_as_many_deaths_as_is_set(server: Server, client: Client) -> None:
+    uuid = client.submit("echo", "poison")
+    with raw_worker(server.endpoints[0], b"echo") as worker:
+        worker.take(PATIENCE)
+    until(lambda: client.show(uuid)["state"] == "failed")
+    assert client.show(uuid)["reason"].startswith("poison: 1 worker died")
+
+
+def test_with_a_separate_broker_the_worker_is_unknown(tmp_path: Path) -> None:
+    def handle(frames: list[bytes]) -> None:
+        raise RemoteError(500, "broken")
+
+    with with_broker(tmp_path, "stand-alone") as server:
+        endpoint = server.config.broker
+        assert endpoint
+        with Client(endpoint, timeout=PATIENCE) as client, Worker("echo", handle, endpoint, config=QUICK):
+            uuid = client.submit("echo", "x", max_attempts=1)
+            until(lambda: client.show(uuid)["state"] == "failed")
+            (one,) = client.show(uuid)["history"]["attempts"]
+    assert (one["outcome"], one["worker"], one["pid"]) == ("failed", "", None)
+    assert one["error"].startswith("broken")

@@ -266,6 +266,8 @@ def close(tx: PostgresWriting, uuid: bytes, now_us: int | None = None) -> CloseR
 
 def close_request(tx: PostgresWriting, uuid: bytes, now_us: int, unclaimed: bool = False) -> CloseResult | None:
     """`close`; `unclaimed`: no client did it in time."""
+    if history_key(uuid) in tx.changes.facts:
+        tx.flush()  # what moves it does not see what the same statement puts
     one = tx.to_change(uuid)
     if one is None:
         tx.found_done = True
@@ -282,8 +284,6 @@ def close_request(tx: PostgresWriting, uuid: bytes, now_us: int, unclaimed: bool
         size += replied
         changes.leave(one)
         changes.count(replies=-1)
-    if history_key(uuid) in changes.facts:
-        tx.flush()  # what moves it does not see what the same statement puts
     changes.remove(uuid)
     changes.count_owner(one.owner, size=-size)
     changes.count(requests=-1, used=-used)
