@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from traceback import format_exception
 from typing import Any, Protocol
 
-from broker.core.mdp import Frames, error_body
+from broker.core.mdp import Action, Callback, Frames, error_body
 from broker.core.worker import Job
 from broker.errors import RemoteError
 from broker.io.loop import Call
@@ -49,7 +49,7 @@ class HandlerThreads:
         self._short = False
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
 
-    def call(self, function: Callable[..., None], *args: Any) -> bool:
+    def call(self, function: Action, *args: Any) -> bool:
         """Call a function in one of the threads. Only one thread may use this, and it calls `done` for each call.
 
         Return False if there is no thread and none can be started: the function is not called then. If there are busy
@@ -284,14 +284,14 @@ class Delivery:
         """What the queue says about the request, a JSON object; empty: nothing."""
         self.number = number
         self._reporter = reporter
-        self._callbacks: list[tuple[Callable[[], None], bool]] = []
+        self._callbacks: list[tuple[Callback, bool]] = []
 
     def cancel(self) -> None:
         """Cancel the delivery."""
         self.is_cancelled = True
         self._call_back()
 
-    def on_cancel(self, function: Callable[[], None], *, again: bool = False) -> None:
+    def on_cancel(self, function: Callback, *, again: bool = False) -> None:
         """Call a function when this is cancelled, at once if it is already. It is called in the worker's thread and
         must not block. `again`: call it at each further cancellation, too: the reason may be another one."""
         self._callbacks.append((function, again))

@@ -18,7 +18,7 @@ from broker.access.authorization import Guard, Review, Rule
 from broker.access.users import NOBODY, Access, User
 from broker.config import BrokerConfig
 from broker.core.broker import BrokerCore
-from broker.core.mdp import Frames, Output, Peer, error_body
+from broker.core.mdp import Action, Frames, Output, Peer, error_body
 from broker.core.missing import Expected, NamedRequest, delivery_of
 from broker.core.mmi import About, counters
 from broker.core.requests import Request
@@ -425,7 +425,7 @@ class Broker(CoreRunner[BrokerCore]):
         for request, body in answers:
             self.core.reply(request, body)
 
-    def _soon(self, change: Callable[..., None], *args: Any, **named: Any) -> None:
+    def _soon(self, change: Action, *args: Any, **named: Any) -> None:
         """Apply a change to the core in the loop's thread, at the time there."""
         self.loop.call(lambda: change(*args, time.monotonic(), **named))
 

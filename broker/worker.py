@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, MappingProxyType
 
 from broker.config import DEFAULT_ENDPOINT, WorkerConfig
-from broker.core.mdp import Frames, service_fault
+from broker.core.mdp import Callback, Frames, service_fault
 from broker.core.worker import Job
 from broker.errors import UsageError
 from broker.handlers import DELIVERY, Delivery, Handler, HandlerThreads, error_reply, execute
@@ -165,7 +165,7 @@ class MultiWorker(Worker):
 
 
 @contextmanager
-def interrupts(stop: Callable[[], None]) -> Iterator[None]:
+def interrupts(stop: Callback) -> Iterator[None]:
     """Treat Ctrl-C as a request to end, not as an exception in the middle of something.
 
     While the block runs, the first SIGINT calls `stop`; the second raises KeyboardInterrupt, as always.

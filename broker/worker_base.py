@@ -23,7 +23,7 @@ import zmq
 from broker.config import WorkerConfig
 from broker.core.endpoints import Servers
 from broker.core.joint_worker import JointSession
-from broker.core.mdp import AT_LIMIT, KILL, MAX_SERVICES, MAX_SLOTS, Capacity, Command, Frames, error_body
+from broker.core.mdp import AT_LIMIT, KILL, MAX_SERVICES, MAX_SLOTS, Callback, Capacity, Command, Frames, error_body
 from broker.core.worker import Job, SessionState, WorkerSession
 from broker.errors import OutOfSockets, UsageError
 from broker.handlers import Delivery, Measure
@@ -237,7 +237,7 @@ class WorkerBase:
         self._loop.call(self._part, True)
         self._loop.stop()
 
-    def every(self, seconds: float, function: Callable[[], None]) -> None:
+    def every(self, seconds: float, function: Callback) -> None:
         """Call a function at intervals, in the loop that speaks to the broker. It must not block.
 
         Call this before `run` or `start`. The function is also called while requests are in hand, but not once the
@@ -579,7 +579,7 @@ class Beat(Channel):
 
     rests = True
 
-    def __init__(self, seconds: float, function: Callable[[], None]) -> None:
+    def __init__(self, seconds: float, function: Callback) -> None:
         self._seconds = seconds
         self._function = function
         self._at = 0.0

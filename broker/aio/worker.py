@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from broker.config import DEFAULT_ENDPOINT, WorkerConfig
-from broker.core.mdp import Frames, error_body, service_fault
+from broker.core.mdp import Callback, Frames, error_body, service_fault
 from broker.core.worker import Job
 from broker.errors import UsageError
 from broker.handlers import DELIVERY, Delivery, Reply, SendPart, as_frames, error_reply
@@ -162,7 +162,7 @@ async def execute(handler: AsyncHandler, body: Frames, part: SendPart) -> Frames
     return as_frames(None)
 
 
-async def run_loop(loop: Loop, abandon: Callable[[], None]) -> None:
+async def run_loop(loop: Loop, abandon: Callback) -> None:
     """Run a loop within the asyncio loop until it is stopped; `abandon` stops it when this is cancelled."""
     if loop.begin():
         rounds = _Rounds(loop)

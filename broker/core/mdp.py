@@ -59,7 +59,7 @@ client (illegal in RFC 18) majortomo's client, 05 a queue, a `''` before MDPW02 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
@@ -73,6 +73,10 @@ Peer = Hashable
 Frames = list[bytes]
 Output = tuple[Peer, Frames | None]
 """Output of a core: frames for a peer, or None to close the connection to it."""
+
+Action = Callable[..., None]
+"""What a thread is asked to do, with its arguments."""
+Callback = Callable[[], None]
 
 
 class Core:

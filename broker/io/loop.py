@@ -16,12 +16,13 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from threading import get_ident
 from typing import Any, Generic, TypeVar
 
 import zmq
 
+from broker.core.mdp import Action
 from broker.core.timers import Timers
 from broker.io.sockets import Socket
 
@@ -170,7 +171,7 @@ class Poller(Generic[Owner]):
         self._selector.close()
 
 
-Call = tuple[Callable[..., None], tuple[Any, ...]]
+Call = tuple[Action, tuple[Any, ...]]
 """A function, and its arguments."""
 
 
@@ -236,7 +237,7 @@ class Loop:
         """Stop watching; call this before closing the descriptor."""
         self._poller.unwatch(descriptor)
 
-    def call(self, function: Callable[..., None], *args: Any) -> None:
+    def call(self, function: Action, *args: Any) -> None:
         """Call a function in the loop's thread, soon. Any thread may use this. An exception is logged, and the loop
         goes on."""
         self._calls.append((function, args))

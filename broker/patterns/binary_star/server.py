@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import zmq
 
 from broker.access.authorization import Guard
 from broker.access.users import NOBODY, Access
+from broker.core.mdp import Callback
 from broker.errors import BrokerError
 from broker.handlers import Handler
 from broker.io import sockets
@@ -27,8 +28,6 @@ from broker.patterns.binary_star.core import BinaryStarCore, StarConfig, StarSta
 from broker.patterns.request_reply.lazy_pirate import LazyPirate, Server
 
 log = logging.getLogger(__name__)
-
-Callback = Callable[[], None]
 
 MOST_SAID = 4096
 """Bytes of a frame of a handshake, or of a subscription. With keys there is no reason for more."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import zmq
 
-from broker.core.mdp import Frames
+from broker.core.mdp import Callback, Frames
 from broker.core.requests import footprint
 from broker.io.connections import MAX_QUEUED
 from broker.io.curve import KeyProbe
@@ -64,7 +64,7 @@ class _Connection:
 class ClientDealer(Dealer):
     """As `Dealer`, but a thread reads each connection, and `wake` is called for each message there is to `receive`."""
 
-    def __init__(self, endpoint: str | Sequence[str], wake: Callable[[], None]) -> None:
+    def __init__(self, endpoint: str | Sequence[str], wake: Callback) -> None:
         super().__init__(zmq.Context.instance(), endpoint)
         self._wake = wake
         self._inbox: deque[tuple[int, bytes]] = deque()
