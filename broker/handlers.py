@@ -261,7 +261,7 @@ class Delivery:
     """One delivery of a request to a handler, in a context variable while the handler runs. Any thread may call its
     methods.
 
-    A queue may give a request a context, whose content is not interpreted here. It comes with the delivery
+    A queue may give a request a context. It is not interpreted here. It comes with the delivery
     (`Job.context`). A handler can report its progress, and learns of a cancellation.
     """
 

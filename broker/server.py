@@ -183,7 +183,7 @@ class LocalPeer:
         self._broker.core.refuse_named(delivery_of(token), time.monotonic())
 
     def joint(self) -> set[bytes]:
-        """Return the services whose workers have other services, too."""
+        """Return the services of workers that have other services, too."""
         return {name for name, service in self._broker.core.services.copy().items() if service.joint_groups}
 
     def full(self) -> bool:

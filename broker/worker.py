@@ -50,7 +50,7 @@ class Worker(WorkerBase):
         key: Key = None,
         server_key: str | Path | None = None,
     ) -> None:
-        """`endpoint`, `key`, `server_key`: as of `broker.Client`. A worker whose key is refused logs why, and goes on
+        """`endpoint`, `key`, `server_key`: as of `broker.Client`. A worker with a refused key logs why, and goes on
         trying. `everywhere`: be registered at all endpoints, not only at one."""
         name = service.encode() if isinstance(service, str) else service
         if fault := service_fault(name):

@@ -3,7 +3,7 @@
 broker.Worker       handlers in threads; a loop of its own         broker/worker.py
 broker.aio.Worker   coroutines, all in the caller's asyncio loop   broker/aio/worker.py
 
-`titanic worker` adds one whose processes execute the requests (`titanic/pool/pool_worker.py`).
+`titanic worker` adds one with processes that execute the requests (`titanic/pool/pool_worker.py`).
 """
 
 from __future__ import annotations
@@ -510,7 +510,7 @@ class JobSlots(Channel):
         self._groups: dict[object, list[WorkerRegistration]] = {}
         """Registrations for the same service at the same brokers."""
         self._busy: set[WorkerRegistration] = set()
-        """Registrations whose requests are running."""
+        """Registrations with running requests."""
         self._waiting: dict[WorkerRegistration, Job] = {}
         self._leave_at: float | None = None
         """When the idle registrations leave."""

@@ -46,7 +46,7 @@ _FREE = (Command.PARTIAL, Command.FINAL, Command.PROGRESS, Command.LOST)
 """What is not counted of a worker that has a request."""
 
 _QUEUE = b"titanic."
-"""Prefix of the services whose workers learn the user of each request."""
+"""Prefix of the services that get the user with each request."""
 
 
 class AccessRefusal(NamedTuple):
@@ -286,7 +286,7 @@ class Review:
 
     def _keeps(self, worker: WorkerPeer) -> bool:
         worker.user = self._user_of(worker.peer)
-        # A worker whose connection is gone, or was just ended, was refused nothing here.
+        # A worker with a lost connection, or was just ended, was refused nothing here.
         stays = worker.user is not NOBODY and all(self._guard.may_work(worker, name) for name in worker.group.services)
         for request in worker.requests.values():
             if request.user is None:

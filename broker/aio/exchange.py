@@ -80,7 +80,7 @@ class Exchange(Conversation):
         self._answers: dict[int, Answers] = {}
         self._readers = WaitingReaders(self._loop, self._run)
         self._watched_probe: KeyProbe | None = None
-        """The probe whose sockets are watched."""
+        """The probe that has the watched sockets."""
         self._due = False
         """Whether `_run` will be called in the loop's next round."""
         self._alarm: asyncio.Handle | None = None
@@ -138,7 +138,7 @@ class Exchange(Conversation):
         return answers
 
     def _end(self, answers: Answers) -> None:
-        """Forget a request whose coroutine ended."""
+        """Forget the request of a coroutine that ended."""
         self._answers.pop(answers.ticket, None)
         if not answers.ended and not self._closed:
             self._session.cancel(answers.ticket)

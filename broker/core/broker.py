@@ -191,7 +191,7 @@ class BrokerCore(ReturnCore):
 
     def held(self) -> dict[bytes, int]:
         """Return how many requests of each service take none of the slots that it counts: those of workers that leave,
-        and those whose workers are away. Any thread may call this."""
+        and those of workers that are away. Any thread may call this."""
         held = self.missing.of_services.copy()
         for worker in self.workers.copy().values():
             if len(worker.requests) > worker.slots:

@@ -88,7 +88,7 @@ class JointSession(WorkerSession):
         self._numbers: dict[bytes, int] = {}
         """Their numbers, by `client`."""
         self._abandoned: set[int] = set()
-        """Jobs at work whose connection is gone."""
+        """Jobs at work for lost connections."""
         self._keeper = keeper
         self._parts: dict[int, list[Frames]] = {}
         """The parts of replies so far."""
@@ -170,7 +170,7 @@ class JointSession(WorkerSession):
         self._taken_out(now)
 
     def _take_out(self, jobs: list[int]) -> Frames:
-        """Take jobs out without a reply, and return the `client` frames of those whose connection is still there."""
+        """Take jobs out without a reply, and return the `client` frames of those with a connection."""
         clients: Frames = []
         for job in jobs:
             if (envelope := self._take_job(job)) is not None:

@@ -1,4 +1,4 @@
-"""Requests whose workers' connections are gone, until these workers return or are given up.
+"""Requests of workers that lost their connections, until these return or are given up.
 
     what happens                                          what becomes of the request
     ----------------------------------------------------  -----------------------------------------------------

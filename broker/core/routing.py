@@ -275,7 +275,7 @@ class DeliveryCore(Core):
         return missing.request
 
     def _release(self, deliveries: list[bytes], now: float, *, died: bool = False) -> None:
-        """Give requests whose workers do not return to others. `died`: the workers have died."""
+        """Give requests of workers that do not return to others. `died`: the workers have died."""
         if not deliveries:
             return
         released = [self.missing.pop(delivery) for delivery in deliveries]
@@ -295,7 +295,7 @@ class DeliveryCore(Core):
                 del self.failed_at[next(iter(self.failed_at))]
 
     def _give_up(self, request: Request, worker: WorkerPeer | None) -> None:
-        """Return a request whose worker died to its queue, if it is of a queue."""
+        """Return a dead worker's request to its queue, if it is of a queue."""
         if request.answered or request.dialect is not CLIENT_QUEUE:
             return
         self._note_failure(request, worker)

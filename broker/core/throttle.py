@@ -13,7 +13,7 @@ MOST_KINDS = 200
 which any client can invent."""
 
 COUNTED = {"counted": True}
-"""`extra` of a logging call whose lines are throttled already: no other throttle holds them back."""
+"""`extra` of a logging call with throttled lines: no other throttle holds them back."""
 
 LineKind = TypeVar("LineKind", bound=Hashable)
 Line = TypeVar("Line")

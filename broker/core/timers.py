@@ -90,7 +90,7 @@ class Timers(Generic[Key]):
         return None
 
     def due(self, now: float) -> Iterator[Key]:
-        """Remove and yield the keys whose deadline has come. Keys may be set meanwhile."""
+        """Remove and yield the keys that are due. Keys may be set meanwhile."""
         while (when := self.next()) is not None and when <= now:
             key = heappop(self._heap)[2]
             del self._when[key], self._queued[key]

@@ -210,7 +210,7 @@ class AccessLog(Channel):
         self._log_counts(math.inf)
 
     def _log_counts(self, now: float) -> None:
-        """Log the counts whose second is over."""
+        """Log the counts of seconds that are over."""
         for _, more, last in self._throttle.ended(now):
             self._write(last, f" (the last of {more} more within {LINE_EVERY:g} s)")
 

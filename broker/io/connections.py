@@ -103,7 +103,7 @@ _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 def due(deadlines: dict[PeerConnection, float], now: float) -> list[tuple[PeerConnection, float]]:
-    """Return the first connections whose deadline has passed; the next round gets the others."""
+    """Return the first connections past their deadline; the next round gets the others."""
     found: list[tuple[PeerConnection, float]] = []
     for connection, deadline in deadlines.items():  # in the order of the deadlines
         if deadline > now or len(found) == MAX_DUE:
@@ -156,7 +156,7 @@ class Connections:
         self._handshaking: dict[PeerConnection, float] = {}
         """Connections in their handshake and its deadline, oldest first."""
         self._delayed: dict[PeerConnection, float] = {}
-        """Connections whose handshake waits, and when it begins."""
+        """Connections with a waiting handshake, and when it begins."""
         self._begun: dict[str, int] = {}
         self._begun_until = 0.0
         """Handshakes started for each IP address in this interval, and its end."""

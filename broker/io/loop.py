@@ -186,7 +186,7 @@ class Loop:
         self._resting: Timers[Any] = Timers()
         """Their deadlines."""
         self._changed: dict[Channel, None] = {}
-        """Channels whose `sockets` have changed."""
+        """Channels with changed `sockets`."""
         self._served: dict[Channel, None] = {}
         """Resting channels that had a turn in this round."""
         self._unread: dict[Channel, None] = {}

@@ -128,7 +128,7 @@ class CurveSession:
         return b"".join(parts)
 
     def seal_command(self, flags: int, body: bytes) -> bytes:
-        """Encrypt a command, whose flag is `flags`: what is sent."""
+        """Encrypt a command with the flag `flags`: what is sent."""
         parts: list[bytes] = []
         self._seal_to(parts, bytes((flags,)) + body)
         return b"".join(parts)

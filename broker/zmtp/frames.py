@@ -16,7 +16,7 @@ LONG = 2
 COMMAND = 4
 
 SHORT_SIZE = 255
-"""The largest body whose size takes one byte."""
+"""The largest body with a size of one byte."""
 
 _SHORT_MORE = [bytes((MORE, size)) for size in range(SHORT_SIZE + 1)]
 _SHORT_LAST = [bytes((0, size)) for size in range(SHORT_SIZE + 1)]

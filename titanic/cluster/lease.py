@@ -1,7 +1,7 @@
 """A node's membership of a shared store, without SQL, sockets or clock.
 
 A node dispatches under an incarnation, a number that it drew, and only while the lease of that lasts. It renews the
-lease, expires nodes whose lease lapsed, and joins again with a new incarnation when its own is over, or when it is
+lease, expires silent nodes, and joins again with a new incarnation when its own is over, or when it is
 unknown what the store has of it. `now` is as in claims_core.py.
 """
 

@@ -87,7 +87,7 @@ class TitanicBackend(BaseTaskBackend):
 
     OPTIONS: `endpoint`, `name` (default django), `timeout`, `key` and `server_key` of `titanic.tasks.Tasks`; `limit`,
     `ttl`, `retry_first`, `retry_most` and `max_attempts` of `Client.submit`. A task that raises is tried again only
-    with `max_attempts`. One whose worker dies is tried again in any case.
+    with `max_attempts`. After a worker's death it is tried again in any case.
     """
 
     supports_defer = True

@@ -115,7 +115,7 @@ class JobRunner(Channel):
         self._sending = threading.Lock()
         self._beat_at = 0.0
         self._untold: dict[int, Delivery] = {}
-        """Requests whose progress was not sent yet."""
+        """Requests with progress that was not sent yet."""
         self._tell_at = 0.0
         self._loop = Loop()
         self._loop.add(self)

@@ -274,7 +274,7 @@ class Pool:
         self._workers.append(process.worker)
 
     def _look_at_workers(self, now: float) -> None:
-        """End those whose children leave, and note what they wait for."""
+        """End those of children that leave, and note what they wait for."""
         core = self._core
         for worker in [worker for worker in self._workers if worker.ended]:
             self._workers.remove(worker)

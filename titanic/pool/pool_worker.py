@@ -95,7 +95,7 @@ class PoolWorker(WorkerBase):
         limits = {name.encode(): limit for name, limit, _ in app.services if limit}
         handlers = {name.encode(): None for name, _, _ in app.services}
         self.only_cancelled = {name.encode() for name, _, on_limit in app.services if on_limit != "kill"}
-        """Services whose requests may exceed their limits by any time."""
+        """Services of requests that may exceed their limits by any time."""
         self._begin(handlers, app.endpoint, slots, False, WorkerConfig(deploy=child.deploy), curve, limits)
 
     # -- the pool's thread -----------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ added by the store."""
 
 
 def fields_size(request: NewRequest | RequestFields, frames: int, body_bytes: int) -> int:
-    """Bytes of a request whose body has that many frames and bytes."""
+    """Bytes of a request with a body of that many frames and bytes."""
     return HEAD_SIZE + sum(map(len, _texts(request))) + FRAME_SIZE * frames + body_bytes
 
 

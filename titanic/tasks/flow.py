@@ -109,7 +109,7 @@ class Flow(Generic[R]):
         declared: tuple[type[Exception], ...],
         on_error: FlowStage | None = None,
     ) -> None:
-        """`host`: None: it is a gather without flows, whose reply is []."""
+        """`host`: None: it is a gather without flows; its reply is []."""
         self._host = host
         self.stages = [*stages]
         self.read = read

@@ -324,7 +324,7 @@ class FlowService:
             )
 
     def _reply(self, plan: FlowPlan, found: Sequence[_Chain]) -> bytes:
-        """The reply of a flow whose chains are done."""
+        """The reply of a flow when its chains are done."""
         replies: dict[str, bytes] = {}
         for uuid, ended in self._steps.client.replies([chain.uuid for chain in found]) if found else ():
             if isinstance(ended, Exception):

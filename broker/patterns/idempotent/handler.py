@@ -69,7 +69,7 @@ class Idempotent:
     client, and is not kept. A request without a stamp is refused with the status 400.
 
     `handler` runs in a thread of its own. While it runs, the last of the requests that ask for the same waits, and the
-    earlier ones end: otherwise they would take all jobs of a worker whose handler hangs.
+    earlier ones end: otherwise they would take all jobs of a worker when its handler hangs.
     """
 
     def __init__(self, handler: Handler, store: ReplyStore | None = None, *, patience: float = PATIENCE) -> None:

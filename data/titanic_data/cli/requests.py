@@ -71,7 +71,7 @@ def submit(
 @command()
 @file_argument
 @click.argument("out", type=click.Path(path_type=Path), metavar="OUT")
-@option("--close", "close_them", is_flag=True, help="Close the requests whose replies were written.")
+@option("--close", "close_them", is_flag=True, help="Close the requests after their replies were written.")
 @seconds("--wait", least=0, default=0.0, help="Maximum time to wait for pending replies.")
 @key_option
 @endpoint_option
@@ -107,7 +107,7 @@ def collect(
 
 @command()
 @option("--name", metavar="NAME", default="replay", help="Name of this replay; a request is submitted once per name.")
-@option("--skip-missing", is_flag=True, help="Skip requests whose bodies the ring did not keep.")
+@option("--skip-missing", is_flag=True, help="Skip requests without a body in the ring.")
 @option("--dry-run", is_flag=True, help="Only show what would be submitted.")
 @option(
     "--where",
