@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -52,8 +52,10 @@ MAX_ROW = 60_000
 
 Tally = list[int]
 Tallies = dict[bytes, Tally]
+StoredTally = tuple[bytes, list[int], list[int], list[int]]
+"""A service, its counts, and the buckets of its waiting and run times."""
 
-_ROWS = msgspec.msgpack.Decoder(list[tuple[bytes, list[int], list[int], list[int]]])
+_ROWS = msgspec.msgpack.Decoder(list[StoredTally])
 _ENCODER = msgspec.msgpack.Encoder()
 _MANY = struct.Struct(">BI")
 _ARRAY = 0xDD
@@ -93,10 +95,7 @@ def encode(tallies: Tallies) -> list[bytes]:
     parts: list[bytes] = []
     size = 0
     for service, tally in tallies.items():
-        counts = tally[:WAIT]
-        while counts and not counts[-1]:
-            counts.pop()
-        part = _ENCODER.encode((service, counts, _sparse(tally[WAIT:RUN]), _sparse(tally[RUN:])))
+        part = _ENCODER.encode(stored(service, tally))
         if parts and size + len(part) > MAX_ROW:
             rows.append(_row(parts))
             parts, size = [], 0
@@ -107,6 +106,14 @@ def encode(tallies: Tallies) -> list[bytes]:
     return rows
 
 
+def stored(service: bytes, tally: Tally) -> StoredTally:
+    """A tally as it is stored."""
+    counts = tally[:WAIT]
+    while counts and not counts[-1]:
+        counts.pop()
+    return service, counts, _sparse(tally[WAIT:RUN]), _sparse(tally[RUN:])
+
+
 def _row(parts: Sequence[bytes]) -> bytes:
     return _MANY.pack(_ARRAY, len(parts)) + b"".join(parts)
 
@@ -115,26 +122,27 @@ def _sparse(buckets: Sequence[int]) -> list[int]:
     return [number for at, count in enumerate(buckets) if count for number in (at, count)]
 
 
-def decode(row: bytes) -> Tallies:
-    """The tallies in a row. Raises ValueError for a damaged one."""
+def decode(row: bytes) -> list[StoredTally]:
+    """The tallies in a row, as they are stored: mostly they have few numbers. Raises ValueError for a damaged row."""
     try:
-        return {service: _tally(*numbers) for service, *numbers in _ROWS.decode(row)}
-    except (msgspec.MsgspecError, IndexError) as error:
+        rows = _ROWS.decode(row)
+    except msgspec.MsgspecError as error:
         raise ValueError(f"not a row of counts: {error}") from error
+    for _, counts, *times in rows:
+        if len(counts) > WAIT or any(len(each) % 2 or max(each[::2], default=0) >= BUCKETS for each in times):
+            raise ValueError("not a row of counts: it has too many numbers")
+    return rows
 
 
-def _tally(counts: Sequence[int], wait: Sequence[int], run: Sequence[int]) -> Tally:
-    tally = [0] * SIZE
-    for at, count in enumerate(counts[:WAIT]):
-        tally[at] = count
-    for begin, buckets in ((WAIT, wait), (RUN, run)):
-        for at, count in _pairs(buckets):
-            tally[begin + min(at, BUCKETS - 1)] += count
-    return tally
-
-
-def _pairs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    return zip(numbers[::2], numbers[1::2], strict=True)
+def add_stored(tally: Tally, stored: StoredTally) -> None:
+    """Add a stored tally."""
+    _, counts, wait, run = stored
+    for at, count in enumerate(counts):
+        tally[at] += count
+    for at in range(0, len(wait), 2):
+        tally[WAIT + wait[at]] += wait[at + 1]
+    for at in range(0, len(run), 2):
+        tally[RUN + run[at]] += run[at + 1]
 
 
 def percentile(buckets: Sequence[int], share: float) -> float | None:

@@ -3,10 +3,11 @@ failures, and whether the totals agree with the requests that are stored."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterator, Sequence
 
 from titanic.facts import counts
-from titanic.facts.counts import COUNTS, OTHER, RUN, SIZE, WAIT, Tallies, Tally
+from titanic.facts.counts import COUNTS, OTHER, RUN, SIZE, WAIT, StoredTally, Tallies, Tally
 from titanic.facts.groups import StoredGroup, decode_group, merged
 from titanic.facts.recorder import (
     DOUBT,
@@ -19,12 +20,13 @@ from titanic.facts.recorder import (
     OPEN,
     TOTALS,
     U32,
+    FactsRecorder,
     Period,
     Unwritten,
     backwards,
     read_open,
     read_totals,
-    stored,
+    requests_in,
 )
 from titanic.protocol.documents import FactSeries, FactsInfo, FailureGroupInfo, Percentiles, ServiceFacts
 from titanic.store import ReadTransaction
@@ -33,6 +35,40 @@ MAX_FAILURES = 500
 """Groups of failures in an answer."""
 
 _SECOND = 1_000_000
+
+
+class FactsCache:
+    """Answers that took long serve again for a while, so that many viewers cost no more than one. Used in one thread.
+
+    An answer serves for the time in which it takes LOAD_SHARE of the thread, at most MAX_TTL.
+    """
+
+    LOAD_SHARE, MAX_TTL, MAX_CACHED = 0.05, 10.0, 100
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[float, tuple[bytes, ...], bool], tuple[float, FactsInfo]] = {}
+        """With the monotonic time until which it serves."""
+
+    def get(
+        self,
+        transaction: ReadTransaction,
+        facts: FactsRecorder,
+        now_us: int,
+        seconds: float,
+        of: Sequence[bytes],
+        failures: bool,
+    ) -> FactsInfo:
+        """What `facts_of` returns, or has returned a moment ago."""
+        began, key = time.monotonic(), (seconds, tuple(of), failures)
+        known = self._known.pop(key, None)
+        if known is None or began >= known[0]:
+            document = facts_of(transaction, facts.unwritten(), now_us, seconds, of, failures)
+            took = time.monotonic() - began
+            known = began + min(self.MAX_TTL, took / self.LOAD_SHARE), document
+        self._known[key] = known
+        if len(self._known) > self.MAX_CACHED:
+            del self._known[next(iter(self._known))]
+        return known[1]
 
 
 def facts_of(
@@ -51,23 +87,26 @@ def facts_of(
     now = now_us // _SECOND
     first = max(0, now - int(min(seconds, KEPT[HOURS]))) // step * step
     last = now // step * step
-    wanted: dict[bytes | None, list[Tally]] = {
-        name: [[0] * SIZE for _ in range(first, last + 1, step)] for name in (None, *of)
-    }
+    wanted: dict[bytes, list[Tally]] = {name: [[0] * SIZE for _ in range(first, last + 1, step)] for name in of}
+    every: list[Tally] = [[0] * SIZE for _ in range(first, last + 1, step)]
     sums: Tallies = {}
-    for start, tallies in _periods(transaction, unwritten, kind, first, last):
+    for start, rows in _periods(transaction, unwritten, kind, first, last):
         at = (start - first) // step
-        counts.add_all(sums, tallies)
-        for name, series in wanted.items():
-            for tally in tallies.values() if name is None else [tallies[name]] if name in tallies else ():
-                series[at] = [one + more for one, more in zip(series[at], tally, strict=True)]
+        for row in rows:
+            service = row[0]
+            if service not in sums:
+                sums[service] = [0] * SIZE
+            counts.add_stored(sums[service], row)
+            counts.add_stored(every[at], row)
+            if service in wanted:
+                counts.add_stored(wanted[service][at], row)
     sums = counts.fold(sums)
-    total = [sum(column) for column in zip(*sums.values(), strict=True)] if sums else [0] * SIZE
+    total = [sum(column) for column in zip(*every, strict=True)]
     document: FactsInfo = {
         "since": first * _SECOND,
         "step": step,
         "incomplete": [(since * _SECOND, until * _SECOND) for since, until in _marks(transaction, first)],
-        "total": _figures(total, wanted[None]),
+        "total": _figures(total, every),
         "services": {
             name.decode(errors="replace"): _figures(sums.get(name, [0] * SIZE), wanted.get(name))
             for name in sorted({*sums, *of} - {OTHER})
@@ -77,8 +116,8 @@ def facts_of(
     }
     if failures:
         since = now_us - seconds * 1e6
-        every = _groups(transaction, unwritten)
-        found = [one for one in every if one.last >= since and (not of or one.service in of)]
+        groups = _groups(transaction, unwritten)
+        found = [one for one in groups if one.last >= since and (not of or one.service in of)]
         document["failures"] = [_group(one) for one in found[:MAX_FAILURES]]
         document["failures_omitted"] = len(found[MAX_FAILURES:])
     return document
@@ -86,7 +125,7 @@ def facts_of(
 
 def _periods(
     transaction: ReadTransaction, unwritten: Unwritten, kind: bytes, first: int, last: int
-) -> Iterator[tuple[int, Tallies]]:
+) -> Iterator[tuple[int, list[StoredTally]]]:
     """The tallies of each period and process."""
     for key, value in backwards(transaction, kind):
         start, number = U32.unpack_from(key, len(kind))[0], key[len(kind) + U32.size : len(kind) + 2 * U32.size]
@@ -100,7 +139,7 @@ def _periods(
             continue
     for period, tallies in unwritten.periods.items():
         if period.kind == kind and first <= period.start <= last:
-            yield period.start, tallies
+            yield period.start, [counts.stored(service, tally) for service, tally in tallies.items()]
 
 
 def _marks(transaction: ReadTransaction, first: int) -> list[tuple[int, int]]:
@@ -179,7 +218,7 @@ def faults(transaction: ReadTransaction) -> list[tuple[bytes, str]]:
     totals = [read_totals(value) for _, value in transaction.facts(TOTALS)]
     uncertain = transaction.facts(DOUBT) or any(read_open(value)[1] for _, value in transaction.facts(OPEN))
     if totals and not uncertain:
-        there, expected = transaction.counts().requests, sum(map(stored, totals))
+        there, expected = transaction.counts().requests, sum(map(requests_in, totals))
         if there != expected:
             found.append((b"", f"{expected} requests must be stored by the counts, but there are {there}"))
     return found

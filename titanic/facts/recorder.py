@@ -270,7 +270,7 @@ class FactsRecorder:
                 ended = [one + more for one, more in zip(ended, read_totals(value), strict=True)]
                 rows[key] = None
         if not others and (doubt or not found):
-            ended[CORRECTION] += transaction.counts().requests - stored(ended)
+            ended[CORRECTION] += transaction.counts().requests - requests_in(ended)
             doubt = False
         rows[DOUBT] = b"\xc3" if doubt else None
         rows[TOTALS + U32.pack(0)] = msgspec.msgpack.encode(ended)
@@ -326,6 +326,6 @@ def read_totals(row: bytes) -> Tally:
     return [*numbers, *[0] * (CORRECTION + 1)][: CORRECTION + 1]
 
 
-def stored(totals: Sequence[int]) -> int:
+def requests_in(totals: Sequence[int]) -> int:
     """How many requests there must be."""
     return totals[ACCEPTED] - totals[CLOSED] + totals[CORRECTION]

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from broker import User, WorkerHold, WorkerReport
 from titanic.errors import OutcomeUnknown, StoreAway, StoreError
+from titanic.facts.reading import FactsCache
 from titanic.facts.recorder import FactsRecorder
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames, Progress
@@ -297,6 +298,8 @@ class ServiceContext:
     """When the server started, in monotonic seconds."""
     queue: str = ""
     """This node's id among those that share the store; empty when there can be no others."""
+    history: FactsCache = field(default_factory=FactsCache)
+    """Answers about what services did, used by the reader's thread."""
     # Each of the following is counted in one thread, because += is not atomic.
     bytes_written: int = 0
     counts: dict[str, int] = field(

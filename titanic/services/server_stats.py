@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from broker import User, WorkerReport, read_json
 from titanic.errors import Forbidden, RecordCorrupt
-from titanic.facts.reading import facts_of
 from titanic.protocol import tsp
 from titanic.protocol.documents import Filling, RequestInHand, ServiceStats, WorkerInfo, WorkersInfo
 from titanic.protocol.messages import read_stats
@@ -70,7 +69,7 @@ def answer(
     if asked.facts > 0:
         of = [name.encode() for name in asked.facts_of[:MOST_SERIES]]
         failures = asked.failures and (user is None or user.reads_all)
-        found = facts_of(transaction, context.facts.unwritten(), store.now_us(), asked.facts, of, failures)
+        found = context.history.get(transaction, context.facts, store.now_us(), asked.facts, of, failures)
         return [tsp.OK, json.dumps(found).encode()]
     space = transaction.space()
     rows = nodes.rows_of(transaction) if shares else ()

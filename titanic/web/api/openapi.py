@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from titanic.protocol.answers import SUBMITTER_FIELDS
+from titanic.protocol.documents import FactSeries, Percentiles
 from titanic.protocol.messages import Message, Priority, Submit
 from titanic.protocol.submit_options import MOST_UUIDS
 from titanic.web.api.resource import PAGE, Endpoint, Handler
@@ -264,22 +265,6 @@ class Stats(TypedDict):
     accepting: Annotated[bool, Meta(description="Whether new requests are accepted.")]
 
 
-class TimeShares(TypedDict):
-    """Seconds that half, 90 % and 99 % of the times do not exceed, about."""
-
-    p50: float
-    p90: float
-    p99: float
-
-
-class PeriodFigures(TypedDict):
-    """The figures of each period, the first first; `counts` has a list for each count of the service."""
-
-    counts: dict[str, list[Count]]
-    wait: list[TimeShares | None]
-    run: list[TimeShares | None]
-
-
 class ServiceHistory(TypedDict):
     """What a service did. `retried`: attempts that failed and were followed by another; `closed` contains `cancelled`,
     those that had not ended; `requeued`: sent again by users."""
@@ -293,9 +278,9 @@ class ServiceHistory(TypedDict):
     closed: Count
     cancelled: Count
     requeued: Count
-    wait: Annotated[TimeShares | None, Meta(description="Until the first attempt; null: there was none.")]
-    run: Annotated[TimeShares | None, Meta(description="Of attempts.")]
-    series: NotRequired[PeriodFigures]
+    wait: Annotated[Percentiles | None, Meta(description="Until the first attempt; null: there was none.")]
+    run: Annotated[Percentiles | None, Meta(description="Of attempts.")]
+    series: NotRequired[FactSeries]
 
 
 class HourCount(TypedDict):
