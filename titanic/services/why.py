@@ -242,8 +242,8 @@ def _no_worker(facts: Facts, view: DispatchView) -> WhyInfo:
         text = f"no worker of {facts.service} has registered since the server started {duration(facts.up)} ago"
     else:
         name, ago = view.seen
-        who = f"the last one{f', {name},' if name and facts.shows_workers else ''}"
-        text = f"no worker of {facts.service} is there; {who} left {duration(ago)} ago"
+        last = f"the last one{f', {name},' if name and facts.shows_workers else ''}"
+        text = f"no worker of {facts.service} is there; {last} left {duration(ago)} ago"
     return _why("no-worker", text, start, workers=0)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,10 @@ LATER = 3600.0
 
 LIMITS = {b"one": ServiceLimits(running=1), b"slow": ServiceLimits(rate=0.001)}
 
-REFUSE = 'submit = ["*"]\nread = "own"\n'
+SUBMITS = 'submit = ["*"]\nread = "own"\n'
 USERS = (
-    f'[users.alice]\nkeys = ["alice.key"]\nwork = ["*"]\nclose = true\n{REFUSE}'
-    f'[users.bob]\nkeys = ["bob.key"]\n{REFUSE}'
+    f'[users.alice]\nkeys = ["alice.key"]\nwork = ["*"]\nclose = true\n{SUBMITS}'
+    f'[users.bob]\nkeys = ["bob.key"]\n{SUBMITS}'
     '[users.queue]\nkeys = ["queue.key"]\nread = "all"\n'
 )
 
@@ -242,8 +242,10 @@ def test_strangers_read_nothing_of_others(tmp_path: Path) -> None:
         alice, bob, reads_all = (
             stack.enter_context(Client(endpoint, timeout=60, **at(name))) for name in ("alice", "bob", "queue")
         )
-        work: Callable[[list[bytes]], list[bytes]] = lambda frames: [b"%d" % go.wait(900)]  # noqa: E731
-        with Worker("one", work, endpoint, jobs=2, config=QUICK, **at("alice")), ExitStack() as works:
+        with (
+            Worker("one", lambda frames: [b"%d" % go.wait(900)], endpoint, jobs=2, config=QUICK, **at("alice")),
+            ExitStack() as works,
+        ):
             works.callback(go.set)
             hers = alice.submit("one", "a")
             until(lambda: alice.show(hers, why=True)["why"]["kind"] == "running")
