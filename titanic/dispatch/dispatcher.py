@@ -73,6 +73,9 @@ COUNT_EVERY = 5.0
 DISMISS_MOST = 2.0
 """Maximum time for reading the replies of the clients that began to wait last."""
 
+FACTS_EVERY = 1.0
+"""Seconds between checks whether counts have waited long enough for a commit."""
+
 GRACE_CHECK = 0.5
 """Seconds between checks whether waiting for the requests in flight still makes sense."""
 
@@ -198,6 +201,7 @@ class Dispatcher(Channel):
         self.decides_within = 0.0
         """Seconds in which it is known whether a worker from another node may go on."""
         self._shutdown = Shutdown()
+        self._facts_at = 0.0
         self._started = self._ended = False
         self._fetching = self._new_fetching(config, reader)
         self.maintenance = self._new_maintenance(config)
@@ -395,6 +399,9 @@ class Dispatcher(Channel):
             self._log_redispatched(now)
         self._refusals.tick(now)
         self.maintenance.tick(now)
+        if now >= self._facts_at:
+            self._facts_at = now + FACTS_EVERY
+            self._writer.flush_facts()
 
     def next_deadline(self) -> float | None:
         """Return when the next round is due: at once, if requests were left unread."""
@@ -402,7 +409,8 @@ class Dispatcher(Channel):
             return None
         again = 0.0 if self.core.again and self._log_redispatch_at is None else self._log_redispatch_at
         core = self.core.next_deadline() if self.transport is not None else None
-        return earliest(self._fetch_at, again, core, self.waiters.next_deadline(), self.maintenance.next_deadline())
+        others = self.waiters.next_deadline(), self.maintenance.next_deadline(), self._facts_at
+        return earliest(self._fetch_at, again, core, *others)
 
     def _flush(self, now: float) -> None:
         """Run one round: collect results, decide, send."""

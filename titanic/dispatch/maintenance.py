@@ -98,7 +98,6 @@ class Maintenance:
             self._writer.call(self._sync)
         if now < self._readers_at:
             return
-        self._writer.flush_facts()
         self._readers_at = now + READERS_EVERY
         try:
             if killed := self._store.reader_check():
