@@ -13,7 +13,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
-from types import SimpleNamespace
+from importlib.util import find_spec
+from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
 from broker import DEFAULT_ENDPOINT, Handler
@@ -25,8 +26,24 @@ from titanic.tasks import Flow, Submission, TaskFailed, Tasks, Ticket, gather
 
 PAGE = "see titanic/celery/README.md"
 
-IGNORED = {"acks_late", "pydantic", "reject_on_worker_lost", "retry", "retry_policy", "serializer", "track_started"}
-"""Options of tasks and of `apply_async` that have no meaning here, or always hold."""
+IGNORED = {
+    *("acks_late", "exchange", "ignore_result", "pydantic", "queue", "reject_on_worker_lost", "retry", "retry_policy"),
+    *("routing_key", "serializer", "track_started"),
+}
+"""Options of tasks and of `apply_async` that have no meaning here, or always hold: each task is a queue of its own."""
+
+CONF = {
+    **dict.fromkeys(("broker_url", "result_backend", "timezone", "task_default_queue", "task_create_missing_queues")),
+    **dict.fromkeys(("task_routes", "task_queues", "task_acks_late", "task_reject_on_worker_lost", "enable_utc")),
+    **dict.fromkeys(("task_track_started", "result_extended", "broker_connection_retry_on_startup", "include")),
+    **dict.fromkeys(("broker_connection_retry", "broker_transport_options", "worker_prefetch_multiplier", "imports")),
+    **dict.fromkeys(("task_time_limit", "task_soft_time_limit", "task_default_priority", "result_expires")),
+    **dict.fromkeys(("task_ignore_result", "task_serializer", "result_serializer", "accept_content", "beat_schedule")),
+}
+"""The settings that `Celery.conf` can have. Each is None until it is set; README.md has what they do."""
+
+FIXED = ("task_time_limit", "task_soft_time_limit", "task_default_priority", "task_ignore_result", "result_expires")
+"""Those that tasks take when they are declared."""
 
 LEAST_ATTEMPTS = 10
 """Attempts that a task without `autoretry_for` has at least: a worker's death may be one."""
@@ -46,16 +63,18 @@ def options_of(
     expires: Span | datetime | None = None,
     priority: int | None = None,
     time_limit: float | None = None,
+    soft_time_limit: float | None = None,
     ignore_result: bool = False,
     **others: Any,
 ) -> dict[str, Any]:
     """Celery's options of a request as those of `Client.submit`."""
+    limits = [limit for limit in (time_limit, soft_time_limit) if limit is not None]
     if unknown := sorted(others.keys() - IGNORED):
         raise CallerError(f"there is no option {', '.join(unknown)} here", "", PAGE)
     if isinstance(expires, datetime):
         expires = max(timedelta(microseconds=1), expires - datetime.now(UTC))
-    keep = "never" if ignore_result else None
-    found = {"delay": countdown, "at": eta, "ttl": expires, "priority": priority, "limit": time_limit, "keep": keep}
+    found: dict[str, Any] = {"delay": countdown, "at": eta, "ttl": expires, "priority": priority}
+    found |= {"limit": min(limits, default=None), "keep": "never" if ignore_result else None}
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -95,7 +114,7 @@ class AsyncResult(CeleryNames):
 
     status = state
 
-    def get(self, timeout: Span | None = None, propagate: bool = True) -> Any:
+    def get(self, timeout: Span | None = None, propagate: bool = True, interval: float = 0.5) -> Any:
         try:
             return self.ticket.reply(timeout=math.inf if timeout is None else timeout)
         except TimedOut:
@@ -127,7 +146,16 @@ class AsyncResult(CeleryNames):
     def revoke(self, terminate: bool = False) -> None:
         self.ticket.close()
 
-    forget = revoke
+    def forget(self) -> None:
+        """Delete its request if that has ended."""
+        if self.ready():
+            self.ticket.close()
+
+    @property
+    def task_id(self) -> str:
+        return self.id
+
+    wait = get
 
 
 class Signature(CeleryNames):
@@ -136,20 +164,31 @@ class Signature(CeleryNames):
     def __init__(self, app: Celery, task: Task | None = None, /, *args: Any, **kwargs: Any) -> None:
         self.app, self.task, self.args, self.kwargs = app, task, args, kwargs
         self.parts: list[Signature] = []
-        self.is_group = False
+        self.is_group = self.immutable = False
         self.options: dict[str, Any] = {}
 
     def set(self, **options: Any) -> Signature:
         """Give it options of `apply_async`."""
+        self.immutable = options.pop("immutable", self.immutable)
         self.options |= options
         return self
+
+    def link(self, callback: Signature) -> Signature:
+        """Have a task follow it."""
+        return self.set(link=[*_listed(self.options.get("link")), callback])
+
+    def link_error(self, errback: Signature) -> Signature:
+        """Have a task run if it fails."""
+        return self.set(link_error=errback)
+
+    on_error = link_error
 
     @property
     def step(self) -> Submission[..., Any]:
         """Its task as a step of a flow. Raises CallerError for a group."""
         if self.task is None:
             raise CallerError("a group cannot follow a task", "each of its tasks would get the reply", PAGE)
-        return self.task.submission.options(**options_of(**self.options))
+        return self.task.submission.options(**options_of(**_without_links(self.options)))
 
     def flow(self, *args: Any) -> Flow[Any]:
         """It as a flow; `args` stand before those of its task, its first task or each task of the group."""
@@ -160,17 +199,27 @@ class Signature(CeleryNames):
         first, *others = self.parts
         flow = first.flow(*args)
         for part in others:
-            flow = flow.then(part.step, *part.args, **part.kwargs)
+            add = flow.afterwards if part.immutable else flow.then
+            flow = add(part.step, *part.args, **part.kwargs)
         return flow
 
     def apply_async(
         self, args: Iterable[Any] = (), kwargs: Mapping[str, Any] = {}, task_id: str | None = None, **options: Any
     ) -> AsyncResult:
-        """Submit it; `args` as of `flow`. `task_id` is its idempotency key."""
-        said: Any = options_of(**{**self.options, **options})
+        """Submit it; `args` as of `flow`. `task_id` is its idempotency key. With a `link` it is the chain of both: the
+        result is that of the linked task."""
+        options = {**self.options, **options}
+        said: Any = options_of(**_without_links(options))
         key: Any = {} if task_id is None else {"key": self.app.key_of(task_id)}
-        if self.task is None:
-            ticket: Ticket[Any] = self.flow(*args).submit(**said, **key)
+        links, failed = _listed(options.get("link")), _listed(options.get("link_error"))
+        args = () if self.immutable else args
+        if self.task is None or links or failed:
+            flow = Signature(self.app, self.task, *self.args, **{**self.kwargs, **kwargs})
+            flow.parts, flow.is_group = self.parts, self.is_group
+            made = chain(flow, *links).flow(*args)
+            for one in failed:
+                made = made.on_error(one.step, *one.args, **one.kwargs)
+            ticket: Ticket[Any] = made.submit(**said, **key)
         else:
             task = self.task.submission.options(**said)
             body, said = task._written((*args, *self.args), {**self.kwargs, **kwargs})
@@ -178,7 +227,7 @@ class Signature(CeleryNames):
         return AsyncResult(task_id or ticket.uuid, self.app, ticket)
 
     def delay(self, /, *args: Any, **kwargs: Any) -> AsyncResult:
-        """Submit it with these arguments before its own."""
+        """Submit it with these arguments before its own, unless it is immutable."""
         return self.apply_async(args, kwargs)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -187,6 +236,14 @@ class Signature(CeleryNames):
 
     def __or__(self, other: Signature) -> Signature:
         return chain(self, other)
+
+
+def _listed(links: Any) -> list[Signature]:
+    return [] if links is None else [links] if isinstance(links, Signature) else [*links]
+
+
+def _without_links(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in ("link", "link_error")}
 
 
 def _joined(parts: Iterable[Any]) -> Signature:
@@ -253,9 +310,12 @@ class Task(CeleryNames):
             "max_attempts": attempts if autoretry_for else max(LEAST_ATTEMPTS, attempts),
             "retry_first": float(retry_backoff) or self.default_retry_delay,
             "retry_most": retry_backoff_max if retry_backoff else self.default_retry_delay,
-            **options_of(**options),
+            **options_of(**{**app.conf.of_tasks, **options}),
         }
+        if (kept := app.conf.result_expires) and "keep" not in said:
+            said |= {"keep": kept, "keep_failed": kept}
         self.submission: Submission[..., Any] = Tasks.task(app, service=self.name, **said)(self._call)
+        app.tasks[self.name] = self
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._call(*args, **kwargs)
@@ -282,6 +342,16 @@ class Task(CeleryNames):
         """The task with arguments, for a chain or a group."""
         return Signature(self.app, self, *args, **kwargs)
 
+    def si(self, /, *args: Any, **kwargs: Any) -> Signature:
+        """The same, but in a chain it does not get the reply before it."""
+        return self.s(*args, **kwargs).set(immutable=True)
+
+    def signature(self, args: Iterable[Any] = (), kwargs: Mapping[str, Any] = {}, **options: Any) -> Signature:
+        """The task with arguments and options of `apply_async`."""
+        return self.s(*args, **kwargs).set(**options)
+
+    subtask = signature
+
     def delay(self, /, *args: Any, **kwargs: Any) -> AsyncResult:
         """Submit it with these arguments."""
         return self.s(*args, **kwargs).apply_async()
@@ -289,6 +359,62 @@ class Task(CeleryNames):
     def apply_async(self, args: Iterable[Any] = (), kwargs: Mapping[str, Any] = {}, **options: Any) -> AsyncResult:
         """Submit it; the options are those of `options_of`, and `task_id`."""
         return self.s(*args, **kwargs).apply_async(**options)
+
+
+def crontab(
+    minute: Any = "*", hour: Any = "*", day_of_week: Any = "*", day_of_month: Any = "*", month_of_year: Any = "*"
+) -> str:
+    """A cron expression."""
+    fields = (minute, hour, day_of_month, month_of_year, day_of_week)
+    return " ".join(",".join(map(str, one)) if isinstance(one, (list, set, tuple)) else str(one) for one in fields)
+
+
+class Conf:
+    """The settings of an app, by Celery's names. Raises CallerError for others, and for those that tasks were declared
+    without."""
+
+    def __init__(self, app: Celery) -> None:
+        vars(self).update({"_app": app, **CONF})
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in CONF:
+            raise CallerError(f"there is no setting {name} here", "", PAGE)
+        if name in FIXED and self._app.tasks:
+            fact = f"{next(iter(self._app.tasks))} was declared without it"
+            raise CallerError(f"{name} is set too late", fact, "set it above the tasks")
+        if name.endswith(("_serializer", "accept_content")) and any(one != "json" for one in _texts(value)):
+            raise CallerError(f"{name} is {value!r}", "arguments and replies are JSON, never pickle", PAGE)
+        if name == "broker_url":
+            self._app.endpoint = _titanic(value)
+        if name in ("include", "imports"):
+            self._app._include += value
+        vars(self)[name] = value
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"there is no Conf.{name} here; {PAGE}", name=name, obj=self)
+
+    def update(self, *given: Mapping[str, Any], **settings: Any) -> None:
+        """Set several."""
+        for name, value in {**(given[0] if given else {}), **settings}.items():
+            setattr(self, name, value)
+
+    @property
+    def of_tasks(self) -> dict[str, Any]:
+        """The options that tasks have by default."""
+        named = {"time_limit": self.task_time_limit, "soft_time_limit": self.task_soft_time_limit}
+        named |= {"priority": self.task_default_priority, "ignore_result": self.task_ignore_result or None}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+def _texts(value: Any) -> list[Any]:
+    return [value] if isinstance(value, str) else [*value]
+
+
+def _titanic(broker: str) -> str:
+    if not re.match("(tcp|ipc)://", broker):
+        advice = f"give the endpoint of titanic serve, as in {DEFAULT_ENDPOINT}"
+        raise CallerError(f"broker is {broker}", "that is not a Titanic", advice)
+    return broker
 
 
 class Celery(Tasks, CeleryNames):
@@ -301,12 +427,87 @@ class Celery(Tasks, CeleryNames):
     def __init__(
         self, main: str, broker: str = DEFAULT_ENDPOINT, backend: str = "", include: Sequence[str] = ()
     ) -> None:
-        if not re.match("(tcp|ipc)://", broker):
-            advice = f"give the endpoint of titanic serve, as in {DEFAULT_ENDPOINT}"
-            raise CallerError(f"broker is {broker}", "that is not a Titanic", advice)
-        super().__init__(broker, name=main)
+        super().__init__(_titanic(broker), name=main)
         self._include = [*include]
+        self._related: list[Callable[[], object]] = []
+        self._job_handler: Any = None
+        """What closes connections to databases around a task, in a project of Django."""
+        self.tasks: dict[str, Task] = {}
+        """By their names."""
+        self.conf = Conf(self)
+        self.on_after_configure = SimpleNamespace(connect=self._at_start)
         Celery.latest = self
+
+    def config_from_object(self, source: Any, namespace: str = "") -> None:
+        """Take settings from an object or a module, of which this may be the name: those whose names begin with
+        NAMESPACE_, or all."""
+        if isinstance(source, str):
+            module, _, name = source.partition(":")
+            source = getattr(import_module(module), name) if name else import_module(module)
+        prefix = f"{namespace}_" if namespace else ""
+        for name in dir(source):
+            if name.startswith(prefix) and not name.startswith("_"):
+                value = getattr(source, name)
+                if namespace or not (callable(value) or isinstance(value, ModuleType)):
+                    setattr(self.conf, name.removeprefix(prefix).lower(), value)
+
+    def autodiscover_tasks(self, packages: Sequence[str] | None = None, related_name: str = "tasks") -> None:
+        """Have workers import the module `tasks` of each of these packages; of Django's INSTALLED_APPS by default."""
+
+        def discover() -> None:
+            if packages is None:
+                from django.utils.module_loading import autodiscover_modules
+
+                from titanic.django.project import JobHandler, setup
+
+                setup()
+                autodiscover_modules(related_name)
+                self._job_handler = JobHandler
+            for name in packages or ():
+                if find_spec(f"{name}.{related_name}") is not None:
+                    import_module(f"{name}.{related_name}")
+
+        self._related.append(discover)
+
+    def _at_start(self, function: Callable[..., object]) -> Callable[..., object]:
+        self._related.append(functools.partial(function, self))
+        return function
+
+    def add_periodic_task(
+        self, schedule: Any, sig: Signature, args: Iterable[Any] = (), kwargs: Mapping[str, Any] = {}, name: str = ""
+    ) -> None:
+        """Submit a task at times: seconds, a timedelta, or a `crontab`."""
+        if sig.task is None:
+            raise CallerError("a chain or a group has no schedule", "", "write a task that submits it")
+        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", name or sig.task.name).strip("-.")
+        when: Any = {"every": schedule}
+        if isinstance(schedule, str):
+            when = {"cron": schedule, "tz": self.conf.timezone or "UTC"}
+        made = Schedule(name, sig.step.service, **when)
+        self._schedules.append((made, sig.step, (*args, *sig.args), {**sig.kwargs, **kwargs}))
+
+    def _discover(self) -> None:
+        """Do what waits for the start of a worker or a scheduler."""
+        for name in self._include:
+            import_module(name)
+        self._include = []
+        while self._related:
+            self._related.pop(0)()
+        entries, self.conf.beat_schedule = self.conf.beat_schedule or {}, None
+        for name, one in entries.items():
+            if (task := self.tasks.get(one["task"])) is None:
+                what = f"beat_schedule has the task {one['task']}"
+                raise CallerError(what, "there is none of that name", "import its module")
+            sig = task.signature(one.get("args", ()), one.get("kwargs", {}), **one.get("options", {}))
+            self.add_periodic_task(one["schedule"], sig, name=name)
+
+    def send_task(
+        self, name: str, args: Iterable[Any] = (), kwargs: Mapping[str, Any] = {}, **options: Any
+    ) -> AsyncResult:
+        """Submit a task of this app by its name."""
+        if name not in self.tasks:
+            raise CallerError(f"there is no task {name} here", "its options are unknown", "import its module")
+        return self.tasks[name].apply_async(args, kwargs, **options)
 
     def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         """Make a task of a function. The options are Celery's, as far as `Task` and `options_of` name them."""
@@ -321,9 +522,17 @@ class Celery(Tasks, CeleryNames):
     @property
     def handlers(self) -> dict[str, Handler]:
         """As of `Tasks`."""
-        for name in self._include:
-            import_module(name)
-        return super().handlers
+        self._discover()
+        handlers = super().handlers
+        if self._job_handler is not None:
+            handlers |= {name: self._job_handler(one) for name, one in self.definitions.items()}
+        return handlers
+
+    @property
+    def schedules(self) -> list[Schedule]:
+        """As of `Tasks`."""
+        self._discover()
+        return super().schedules
 
     def AsyncResult(self, task_id: str) -> AsyncResult:  # noqa: N802
         """The result of what was submitted before: by its UUID, or its `task_id`."""

@@ -107,7 +107,7 @@ class Tasks:
         self.definitions: dict[str, Definition] = {}
         """Its tasks, by their services."""
         self._services: dict[str, Handler] = {}
-        self._schedules: list[tuple[Schedule, Submission[..., Any], tuple[Any, ...]]] = []
+        self._schedules: list[tuple[Schedule, Submission[..., Any], tuple[Any, ...], dict[str, Any]]] = []
         self._format = Serializer(serializer)
         self._timeout = timeout
         self._middleware = Middleware()
@@ -245,13 +245,13 @@ class Tasks:
             what = f"{quoted(task)} cannot have a schedule"
             raise CallerError(what, "it is not a task yet", "put @app.cron and @app.every above @app.task")
         name = task.service if schedule.name == UNNAMED else schedule.name
-        self._schedules.append((replace(schedule, name=name, service=task.service), task, args))
+        self._schedules.append((replace(schedule, name=name, service=task.service), task, args, {}))
         return task
 
     @property
     def schedules(self) -> list[Schedule]:
         """Those of its tasks. Raises InvalidArguments for arguments that do not fit."""
-        return [task.scheduled(schedule, args) for schedule, task, args in self._schedules]
+        return [task.scheduled(schedule, args, kwargs) for schedule, task, args, kwargs in self._schedules]
 
     def scheduler(self) -> Scheduler:
         """Make a scheduler of the tasks' schedules: `run` it in a thread, in any number of processes."""

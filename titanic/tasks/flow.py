@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, Unpack
 
 import msgspec
+from msgspec import structs
 
 from titanic.client.flows import sweep
 from titanic.client.request_queue import AppQueues
@@ -135,6 +136,12 @@ class Flow(Generic[R]):
         else:
             link = task.link(args, kwargs, first=False)
         return Flow(link.host, [*self.stages, link.stage], link.read, (*self.declared, *link.declared), self._on_error)
+
+    def afterwards(self, task: Linkable[P, Next], *args: P.args, **kwargs: P.kwargs) -> Flow[Next]:
+        """Add a task that does not get the flow's reply: all of its arguments are given here."""
+        link = task.link(args, kwargs, first=True)
+        stages, declared = [*self.stages, structs.replace(link.stage, alone=True)], (*self.declared, *link.declared)
+        return Flow(link.host, stages, link.read, declared, self._on_error)
 
     def each(
         self: Flow[Sequence[Item]],

@@ -40,6 +40,8 @@ class FlowStage(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     args: list[msgspec.Raw] = []
     kwargs: dict[str, msgspec.Raw] = {}
     options: dict[str, Any] = {}
+    alone: bool = False
+    """Whether it gets no reply of what is before it."""
 
 
 class FlowPlace(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
@@ -126,7 +128,7 @@ class PlanFormat:
 
     def body(self, stage: FlowStage, first: list[msgspec.Raw], place: FlowPlace | None) -> bytes:
         """The body of the request for a stage. `first`: the reply before it, if there is one."""
-        return self.encode(StepBody([*first, *stage.args], stage.kwargs, place))
+        return self.encode(StepBody([*([] if stage.alone else first), *stage.args], stage.kwargs, place))
 
 
 GOES_ON = ("waiting", "delayed", "running", "failed")

@@ -434,13 +434,13 @@ class Submission(Generic[P, R]):
         options.pop("unique", None)
         return {"bodies": [task.values.write(call, kwargs) for call in calls], **options}
 
-    def scheduled(self, schedule: Schedule, args: tuple[Any, ...]) -> Schedule:
+    def scheduled(self, schedule: Schedule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Schedule:
         """A schedule that submits the task with these arguments. Its ticks have keys of their own."""
         given = self.definition.given(self._options)
         options: Any = {name: value for name, value in given.items() if name not in OF_ONE}
-        if (unique := self.definition.unique_of(given, args, {})) is not None:
+        if (unique := self.definition.unique_of(given, args, kwargs)) is not None:
             options["unique"] = unique
-        return replace(schedule, body=self.definition.values.write(args, {}), options=options)
+        return replace(schedule, body=self.definition.values.write(args, kwargs), options=options)
 
     def step(self, *args: P.args, **kwargs: P.kwargs) -> Flow[R]:
         """Make a flow of the task with these arguments, to which others can be added:

@@ -18,7 +18,7 @@ import pytest
 
 import titanic
 from titanic import Client, Server, TimedOut
-from titanic.celery import Celery, MaxRetriesExceededError, chain, chord, group, shared_task
+from titanic.celery import Celery, MaxRetriesExceededError, chain, chord, crontab, group, shared_task
 from titanic.errors import CallerError
 from titanic.tasks import TaskFailed
 from titanic.tasks.memory_queue import MemoryQueue
@@ -61,6 +61,11 @@ def auto(fails: int, kind: str = "busy") -> str:
     if len(CALLS) <= fails:
         raise Busy(kind) if kind == "busy" else LookupError(kind)
     return "done"
+
+
+@app.task
+def note(reason: str, text: str) -> None:
+    CALLS.append((reason, text))
 
 
 @app.cron("30 2 * * *", 1, 2)
@@ -110,6 +115,9 @@ def test_first_steps(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert tasks.read.delay(str(tmp_path / "page")).get(timeout=30) == "text"
         result.forget()
         assert result.state == "PENDING"
+        later = tasks.add.apply_async((1, 2), countdown=600)
+        later.forget()
+        assert client.show(later.id)["state"] == "delayed", "only what has ended is forgotten"
     rows, _ = client.list(service="tasks.add")
     assert "celery:tasks:sum 7" in [row["key"] for row in rows]
 
@@ -222,7 +230,11 @@ def test_flows(queue: MemoryQueue) -> None:
 @pytest.mark.parametrize(
     ("call", "fault"),
     [
-        (lambda: add.apply_async((1, 2), queue="low"), "there is no option queue here; see titanic/celery/README.md"),
+        (lambda: add.apply_async((1, 2), shadow="low"), "there is no option shadow here; see titanic/celery/README.md"),
+        (lambda: app.conf.update(worker_pool="gevent"), "there is no setting worker_pool here; see titanic/celery/"),
+        (lambda: setattr(app.conf, "task_time_limit", 5), "task_time_limit is set too late; "),
+        (lambda: setattr(app.conf, "task_serializer", "pickle"), "arguments and replies are JSON, never pickle"),
+        (lambda: app.send_task("none.such"), "there is no task none.such here"),
         (lambda: add.apply_async((1, 2), eta=datetime(2026, 11, 28)), "at is 2026-11-28T00:00:00; it has no time zone"),
         (lambda: app.task(rate_limit="10/m")(lambda: None), "there is no option rate_limit here"),
         (lambda: chain(add.s(1, 2), group(add.s(1, 2))), "a group cannot follow a task"),
@@ -239,13 +251,14 @@ def test_what_has_no_equivalent(queue: MemoryQueue, call: Any, fault: str) -> No
 
 def test_names_that_are_missing() -> None:
     for call, fault in (
-        (lambda: app.conf, "Celery.conf"),
-        (lambda: add.si, "Task.si"),
-        (lambda: add.s().link, "Signature.link"),
+        (lambda: app.control, "Celery.control"),
+        (lambda: add.replace, "Task.replace"),
+        (lambda: add.s().clone, "Signature.clone"),
+        (lambda: app.conf.worker_pool, "Conf.worker_pool"),
     ):
         with pytest.raises(AttributeError, match=f"^there is no {fault} here; see titanic/celery/README.md$"):
             call()
-    assert not hasattr(app, "conf")
+    assert not hasattr(app, "control")
 
 
 def test_shared_tasks_and_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,6 +277,211 @@ def test_shared_tasks_and_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
     included = Celery("included", include=["titanic.errors", "none.such"])
     with pytest.raises(ModuleNotFoundError):
         _ = included.handlers
+
+
+def test_immutable_signatures_and_links(queue: MemoryQueue) -> None:
+    assert (add.s(1, 2) | add.si(10, 20) | add.s(3))().get() == 33
+    assert (group(add.s(1, 1), add.s(2, 2)) | add.si(4, 5))().get() == 9
+    assert add.si(2, 3).delay(9).get() == 5
+    assert add.apply_async((2, 2), link=add.s(16)).get() == 20
+    linked = add.s(2, 2)
+    linked.link(add.s(8))
+    linked.link(add.si(1, 1))
+    assert linked.delay().get() == 2
+    failing = flaky.s(1, how="raise").on_error(note.s("late"))
+    with pytest.raises(Busy):
+        failing.delay().get()
+    queue.run()
+    assert CALLS[-1][1] == "late"
+    assert "not yet" in CALLS[-1][0]
+
+
+def test_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "celeryconfig_of_a_test.py").write_text(
+        "import os\nbroker_url = 'tcp://127.0.0.1:7'\ntask_time_limit = 300\ntask_soft_time_limit = 240\n"
+        "task_acks_late = True\ntask_routes = {'shop.*': {'queue': 'slow'}}\ntimezone = 'Europe/Oslo'\n"
+        "result_expires = 60\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    other = Celery("other")
+    other.config_from_object("celeryconfig_of_a_test")
+    assert other.endpoint == "tcp://127.0.0.1:7"
+
+    @other.task(queue="slow")
+    def send(to: str, text: str = "") -> str:
+        return to + text
+
+    @other.on_after_configure.connect
+    def periodic(sender: Celery, **kwargs: Any) -> None:
+        sender.add_periodic_task(10.0, send.s("hello"), name="add every 10")
+
+    other.conf.beat_schedule = {
+        "mornings": {
+            "task": send.name,
+            "schedule": crontab(hour=7, minute=[0, 30], day_of_week="mon-fri"),
+            "args": ("x",),
+            "kwargs": {"text": "y"},
+            "options": {"queue": "slow", "priority": 9},
+        }
+    }
+    every, mornings = other.schedules
+    assert (every.name, every.every, every.frames) == ("add-every-10", 10.0, (b'{"args":["hello"],"kwargs":{}}',))
+    assert (mornings.cron, mornings.tz) == ("0,30 7 * * mon-fri", "Europe/Oslo")
+    assert mornings.options == {**every.options, "priority": 9}
+    assert [every.options[name] for name in ("limit", "keep", "keep_failed")] == [240, 60, 60]
+    assert len(other.schedules) == 2
+    other.conf.beat_schedule = {"wrong": {"task": "none.such", "schedule": 1}}
+    with pytest.raises(CallerError, match=r"beat_schedule has the task none\.such; there is none of that name"):
+        _ = other.schedules
+
+
+PROJ = {
+    "proj/__init__.py": "",
+    "proj/celery.py": """
+from titanic.celery import Celery
+
+app = Celery("proj", broker=ENDPOINT, backend="rpc://", include=["proj.tasks"])
+app.conf.update(result_expires=3600, task_routes={"proj.tasks.add": {"queue": "hipri"}})
+
+if __name__ == "__main__":
+    app.start()
+""",
+    "proj/tasks.py": """
+from .celery import app
+
+
+@app.task
+def add(x, y):
+    return x + y
+
+
+@app.task
+def mul(x, y):
+    return x * y
+
+
+@app.task
+def xsum(numbers):
+    return sum(numbers)
+""",
+    "calls.py": """
+from titanic.celery import chain, chord, group
+from proj.celery import app
+from proj.tasks import add, mul, xsum
+
+with app.worker(jobs=4):
+    res = add.apply_async((2, 2), queue="lopri", countdown=0.1)
+    assert (res.get(timeout=60), res.ready(), res.state, res.successful()) == (4, True, "SUCCESS", True)
+    assert add(2, 2) == 4
+    res = add.delay(2, "2")
+    assert "TypeError" in str(res.get(propagate=False)) and (res.failed(), res.successful()) == (True, False)
+    assert add.signature((2, 2), countdown=0.1).delay().get(timeout=60) == 4
+    assert add.s(2).delay(8).get(timeout=60) == 10
+    assert group(add.s(i, i) for i in range(10))().get(timeout=60) == [0, 2, 4, 6, 8, 10, 12, 14, 16, 18]
+    g = group(add.s(i) for i in range(10))
+    assert g(10).get(timeout=60) == [*range(10, 20)]
+    assert chain(add.s(4, 4) | mul.s(8))().get(timeout=60) == 64
+    g = chain(add.s(4) | mul.s(8))
+    assert g(4).get(timeout=60) == 64
+    assert (add.s(4, 4) | mul.s(8))().get(timeout=60) == 64
+    assert chord((add.s(i, i) for i in range(10)), xsum.s())().get(timeout=60) == 90
+    assert (group(add.s(i, i) for i in range(10)) | xsum.s())().get(timeout=60) == 90
+    assert app.send_task("proj.tasks.mul", (3, 4)).get(timeout=60) == 12
+""",
+}
+"""The project of "Next Steps" in Celery's documentation; only the imports and the address of the broker differ."""
+
+DJANGO = {
+    "proj/__init__.py": "from .celery import app as celery_app\n\n__all__ = ('celery_app',)\n",
+    "proj/celery.py": """
+import os
+
+from titanic.celery import Celery
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "proj.settings")
+app = Celery("proj")
+app.config_from_object("django.conf:settings", namespace="CELERY")
+app.autodiscover_tasks()
+
+
+@app.task(bind=True, ignore_result=True)
+def debug_task(self):
+    print(f"Request: {self.request!r}")
+""",
+    "proj/settings.py": """
+SECRET_KEY = "x"
+INSTALLED_APPS = ["demoapp"]
+DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "db.sqlite3", "OPTIONS": {"timeout": 60}}}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+CELERY_BROKER_URL = ENDPOINT
+CELERY_TASK_TRACK_STARTED = True
+CELERY_TASK_TIME_LIMIT = 30 * 60
+CELERY_TIMEZONE = "Australia/Tasmania"
+""",
+    "demoapp/__init__.py": "",
+    "demoapp/models.py": """
+from django.db import models
+
+
+class Widget(models.Model):
+    name = models.CharField(max_length=140)
+""",
+    "demoapp/tasks.py": """
+from demoapp.models import Widget
+
+from titanic.celery import shared_task
+
+
+@shared_task
+def add(x, y):
+    return x + y
+
+
+@shared_task
+def count_widgets():
+    return Widget.objects.count()
+
+
+@shared_task
+def rename_widget(widget_id, name):
+    w = Widget.objects.get(id=widget_id)
+    w.name = name
+    w.save()
+""",
+    "calls.py": """
+from proj.celery import app, debug_task
+import django
+
+with app.worker(jobs=1):
+    from django.core.management import call_command
+    from django.db import connection
+    from demoapp.models import Widget
+    from demoapp.tasks import add, count_widgets, rename_widget
+
+    with connection.schema_editor() as editor:
+        editor.create_model(Widget)
+    widget = Widget.objects.create(name="old")
+    assert add.delay(4, 4).get(timeout=60) == 8
+    assert rename_widget.delay(widget.id, "new").get(timeout=60) is None
+    assert Widget.objects.get().name == "new"
+    assert count_widgets.delay().get(timeout=60) == 1
+    assert debug_task.apply_async().get(timeout=60) is None
+    ticket = add.apply_async((1, 2), countdown=600).ticket
+    assert app.client.show(ticket.uuid)["options"]["limit"] == 1800
+""",
+}
+"""The project of "First steps with Django" there."""
+
+
+@pytest.mark.parametrize("project", [PROJ, DJANGO], ids=["next steps", "django"])
+def test_projects_of_its_documentation(server: Server, tmp_path: Path, project: dict[str, str]) -> None:
+    for name, text in project.items():
+        (path := tmp_path / name).parent.mkdir(exist_ok=True)
+        path.write_text(text.replace("ENDPOINT", repr(server.endpoints[0])))
+    env = {**os.environ, "PYTHONPATH": f"{Path(titanic.__file__).parent.parent}:{tmp_path}"}
+    command = [sys.executable, "calls.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_revoking(queue: MemoryQueue) -> None:
