@@ -35,6 +35,8 @@ from broker.core.json_reader import read_json as read_json
 from broker.core.mdp import CLIENT_QUEUE as CLIENT_QUEUE
 from broker.core.mdp import MALFORMED as MALFORMED
 from broker.core.mdp import MAX_SLOTS as MAX_SLOTS
+from broker.core.mdp import Action as Action
+from broker.core.mdp import Callback as Callback
 from broker.core.mdp import ErrorReply as ErrorReply
 from broker.core.mdp import error_body as error_body
 from broker.core.mdp import read_error as read_error

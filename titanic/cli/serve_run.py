@@ -17,13 +17,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, wait
 from typing import Any, Protocol
 
 import click
 
-from broker import AccessError, is_exposed
+from broker import AccessError, Callback, is_exposed
 from titanic import logs
 from titanic.cli.config_file import strangers
 from titanic.cli.endpoint import Address
@@ -260,7 +260,7 @@ class ShortageLog:
 class Stop:
     """A thread that stops something. It starts beforehand: at the end the system may have no thread left."""
 
-    def __init__(self, stop: Callable[[], None]) -> None:
+    def __init__(self, stop: Callback) -> None:
         self._stop = stop
         self._begun = threading.Event()
         self._over: Future[None] = Future()

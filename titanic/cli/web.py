@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from types import FrameType
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import click
 
-from broker import AccessError
+from broker import AccessError, Callback
 from titanic import logs
 from titanic.cli.options import (
     command,
@@ -157,7 +157,7 @@ def web(log_level: str, log_format: str, key_file: str | None, endpoint: tuple[s
 class WebRunner(Protocol):
     """The interface of `WebServer`, whose package may not be installed."""
 
-    def run(self, ready: Callable[[], None], alive: Callable[[], None]) -> None:
+    def run(self, ready: Callback, alive: Callback) -> None:
         """Serve until `stop`."""
 
     def stop(self) -> None:

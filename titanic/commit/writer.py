@@ -22,6 +22,7 @@ from itertools import accumulate
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+from broker import Action
 from titanic.errors import RecordCorrupt, StoreAway, StoreCorrupt, StoreError, StoreFailed, StoreFull, WriteConflict
 from titanic.facts.recorder import FactsRecorder
 from titanic.logs import Incident, event
@@ -64,7 +65,7 @@ AGAIN = 0.01
 class _Call(NamedTuple):
     """A function that the thread is to call, instead of an item."""
 
-    function: Callable[..., None]
+    function: Action
     args: tuple[Any, ...]
 
 
@@ -88,7 +89,7 @@ class BatchThread(Generic[Item]):
         """Add an item. Any thread may."""
         self._queue.put(item)
 
-    def call(self, function: Callable[..., None], *args: Any) -> None:
+    def call(self, function: Action, *args: Any) -> None:
         """Call a function in the thread, after the items that were put before. Any thread may."""
         self._queue.put(_Call(function, args))
 

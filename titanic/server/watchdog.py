@@ -9,7 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-CallInThread = Callable[[Callable[[], None]], None]
+from broker import Callback
+
+CallInThread = Callable[[Callback], None]
 """Calls a function in a thread, soon."""
 
 
@@ -47,7 +49,7 @@ class Watchdog:
                 lags[name] = max(lags.get(name, 0.0), now - asked_at)
         return lags
 
-    def _answerer(self, name: str) -> Callable[[], None]:
+    def _answerer(self, name: str) -> Callback:
         asked = time.monotonic()
 
         def answer() -> None:

@@ -9,12 +9,13 @@ import resource
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, Self
 
 import uvicorn
 
+from broker import Callback
 from titanic.errors import CallerError
 from titanic.web.asgi import Gateway
 from titanic.web.protocol import GatewayProtocol
@@ -79,7 +80,7 @@ class WebServer:
         """Reload the access file and the certificate. Any thread or signal handler may call this."""
         self._state.reload.set()
 
-    def run(self, ready: Callable[[], None] | None = None, alive: Callable[[], None] | None = None) -> None:
+    def run(self, ready: Callback | None = None, alive: Callback | None = None) -> None:
         """Serve until `stop`. In the loop, `ready` is called once it listens, and then `alive` every few seconds.
         Raises CallerError when it cannot listen, and any other error that keeps it from starting."""
 
