@@ -225,7 +225,7 @@ class PoolCore:
         self._say("error", f"process {number} {how}; replacing it{when}")
 
     def want_extra(self, number: int) -> None:
-        """So many requests wait that are to run alone."""
+        """So many extra children are to be there, for requests that are to run alone."""
         self._extra = min(number, MAX_EXTRA)
 
     def changed(self, what: str, now: float) -> None:

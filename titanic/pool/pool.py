@@ -289,7 +289,7 @@ class Pool:
         for worker in self._workers:
             if core.stopping or (worker not in staying and worker not in newest):
                 worker.stop()
-        core.want_extra(sum(worker.waiting_alone for worker in self._workers))
+        core.want_extra(sum(worker.extra_wanted for worker in self._workers))
 
     def _do(self) -> None:
         for action in self._core.take_actions():

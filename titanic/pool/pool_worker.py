@@ -79,8 +79,8 @@ class PoolWorker(WorkerBase):
     def __init__(self, app: Declaration, config: PoolConfig, child: ChildConfig, post: Post) -> None:
         self.app = app
         self.stopping = False
-        self.waiting_alone = 0
-        """Requests that wait to run alone. Any thread may read it."""
+        self.extra_wanted = 0
+        """Requests that wait to run alone, and extra children that have one. Any thread may read it."""
         self._handlers = self
         self._jobs_each = child.jobs
         self._pool = config
@@ -195,7 +195,7 @@ class PoolWorker(WorkerBase):
     def _serve_waiting(self) -> None:
         """Begin what waits, as far as there are children for it."""
         while self._alone:
-            idle = [link for link in self._links.values() if link.free and not link.in_hand]
+            idle = [link for link in self._links.values() if link.free and not link.in_hand and self._spares(link)]
             link = min(idle, key=lambda link: not link.extra, default=None)
             if link is None:
                 break
@@ -204,6 +204,11 @@ class PoolWorker(WorkerBase):
         while self._waiting and (link := self._most_free()) is not None:
             link.begin(self._waiting.popleft())
         self.count_places()
+
+    def _spares(self, link: ChildLink) -> bool:
+        """Return whether a child may have a request that runs alone: the last one with free places takes others."""
+        others = (other.free for other in self._links.values() if other is not link and not other.extra)
+        return link.extra or self._jobs_each == 1 or any(others)
 
     def count_places(self) -> None:
         """Offer as many slots as there are requests in hand, and places for more. Those that wait to run alone take no
@@ -216,8 +221,9 @@ class PoolWorker(WorkerBase):
             for channel in self._channels:
                 if isinstance(channel, LeadRegistration):
                     self._note_elsewhere(channel, time.monotonic())
-        if len(self._alone) != self.waiting_alone:
-            self.waiting_alone = len(self._alone)
+        extra = len(self._alone) + sum(link.extra and link.alone for link in self._links.values())
+        if extra != self.extra_wanted:
+            self.extra_wanted = extra
             self._post(0)
 
     def _add_child(self, number: int, connection: socket.socket, extra: bool) -> None:

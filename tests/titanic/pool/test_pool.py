@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Unpack
@@ -101,6 +101,13 @@ def hold_gil(folder: str) -> None:
 @app.task
 def use(megabytes: int) -> int:
     return len(bytearray(megabytes << 20)) >> 20
+
+
+@app.task
+def eat(folder: str) -> int:
+    while not Path(folder, f"limited-{os.getpid()}").exists():
+        time.sleep(0.01)
+    return len(bytearray(2000 << 20))
 
 
 @app.task
@@ -292,6 +299,55 @@ def test_children_whose_parent_is_killed_end_at_once_and_that_is_no_attempt(
     assert client.show(uuid)["attempts"] == 1
 
 
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
+
+
+def limit_memory(process: int) -> Path:
+    """Put a process into a control group of its own, of version 1 or 2. Skips the test if that is not possible."""
+    is_first = (CONTROL_GROUPS / "memory").is_dir()
+    group = CONTROL_GROUPS / ("memory" if is_first else ".") / f"titanic-{process}"
+    try:
+        group.mkdir()
+        (group / ("memory.limit_in_bytes" if is_first else "memory.max")).write_text(str(200 << 20))
+        (group / "cgroup.procs").write_text(str(process))
+    except OSError as error:
+        with suppress(OSError):
+            group.rmdir()
+        pytest.skip(f"no control group can limit memory here: {error}")
+    return group
+
+
+@pytest.mark.parametrize(("processes", "jobs"), [(2, 1), (1, 4)])
+def test_only_the_request_that_needs_too_much_memory_is_charged(
+    server: Server, client: Client, tmp_path: Path, processes: int, jobs: int
+) -> None:
+    """The kernel kills its process. If that has other requests, each runs alone next time."""
+    groups: dict[int, Path] = {}
+
+    def limited(worker: Running) -> bool:
+        for child in pids(worker):
+            if child not in groups and alive(child):
+                groups[child] = limit_memory(child)
+                (tmp_path / f"limited-{child}").touch()
+        return True
+
+    with pool(tmp_path, server, "--processes", str(processes), "--jobs", str(jobs)) as worker:
+        held = [ask(client, "wait_for", tmp_path) for _ in range(3 // processes)]
+        until(lambda: all(client.show(one)["state"] == "running" for one in held) and begun(tmp_path))
+        hungry = ask(client, "eat", tmp_path, max_attempts=2, retry_first=0.05)
+        until(lambda: limited(worker) and client.show(hungry)["state"] == "failed")
+        assert client.show(hungry)["attempts"] == 2
+        (tmp_path / "go").touch()
+        for one in held:
+            client.wait(one, timeout=50)
+            assert client.show(one)["attempts"] == 1
+        assert client.wait(ask(client, "whoami"), timeout=50)
+        assert "Traceback" not in worker.log.read_text()
+    until(lambda: not any((group / "cgroup.procs").read_text() for group in groups.values()))
+    for group in groups.values():
+        group.rmdir()
+
+
 @pytest.mark.parametrize("way", ["exit", "segfault", "kill"])
 def test_a_death_with_one_request_is_an_attempt_and_the_next_one_is_alone(
     server: Server, client: Client, tmp_path: Path, way: str
@@ -322,6 +378,19 @@ def test_a_death_with_several_requests_is_no_attempt_of_any(server: Server, clie
         assert [client.show(one)["attempts"] for one in (uuid, *held)] == [1, 1, 1]
         assert client.wait(ask(client, "whoami"), timeout=50)
         assert len(pids(worker)) > 2, "there was an extra process, because none was idle"
+
+
+def test_what_runs_alone_does_not_wait_for_what_does(server: Server, client: Client, tmp_path: Path) -> None:
+    with pool(tmp_path, server, "--jobs", "4"):
+        held = [ask(client, "wait_for", tmp_path) for _ in range(3)]
+        until(lambda: all(client.show(one)["state"] == "running" for one in held) and begun(tmp_path))
+        uuid = client.submit("shop.die", '{"args": []}', max_attempts=3, retry_first=0.05)
+        until(lambda: client.show(uuid)["state"] == "failed")
+        assert client.show(uuid)["attempts"] == 3
+        (tmp_path / "go").touch()
+        for one in held:
+            client.wait(one, timeout=50)
+            assert client.show(one)["attempts"] == 1
 
 
 def test_a_restart_of_the_server(tmp_path: Path) -> None:
