@@ -127,6 +127,20 @@ def test_the_first_hour(scene: Scene) -> None:
         assert client.list()[0] == []
 
 
+def test_a_store_that_a_server_uses_is_not_removed(scene: Scene) -> None:
+    store = scene.folder / ".titanic" / "store"
+    store.parent.mkdir()
+    port = f"tcp://127.0.0.1:{free_port()}"
+    with running(scene.folder / "log2", "serve", "--store", store, "--bind", port) as server, Client(port) as client:
+        server.says("serving at")
+        uuid = client.submit("shop.pay", b"{}")
+        with running(scene.folder / "log", *scene.command("--fresh"), program=scene.program) as dev:
+            assert dev.ends() != 0
+            fact = f"it is open in the process with pid {server.process.pid}"
+            assert f"the store in .titanic/store is in use; {fact}" in dev.log.read_text()
+        assert client.show(uuid)["state"] == "waiting"
+
+
 def test_running_tasks_finish_and_a_second_signal_ends_them(scene: Scene) -> None:
     for signals in (1, 2):
         (scene.folder / "begun").unlink(missing_ok=True)

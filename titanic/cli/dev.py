@@ -32,6 +32,7 @@ from titanic.cli.web import Bind
 from titanic.errors import TitanicError
 from titanic.pool.core import ChildConfig, PoolConfig
 from titanic.pool.pool import Sources
+from titanic.store.lmdb.opening import take_lock
 from titanic.util.processes import without_options
 
 FOLDER = Path(".titanic")
@@ -221,11 +222,13 @@ def own_folder() -> Iterator[None]:
 
 
 def remove_store() -> str:
-    """Remove what is stored; what that was."""
+    """Remove what is stored; what that was. Raises StoreLocked while a server uses it."""
     if not STORE.exists():
         return f"there was nothing in {STORE} to remove"
+    lock = take_lock(STORE)
     size = sum(path.stat().st_blocks // 2 for path in STORE.rglob("*"))
     shutil.rmtree(STORE)
+    os.close(lock)
     return f"removed {STORE}: {size} KiB"
 
 

@@ -104,7 +104,7 @@ def use(megabytes: int) -> int:
 
 
 @app.task
-def eat(folder: str) -> int:
+def use_much(folder: str) -> int:
     while not Path(folder, f"limited-{os.getpid()}").exists():
         time.sleep(0.01)
     return len(bytearray(2000 << 20))
@@ -140,6 +140,7 @@ OTHERS = (
     "shop.linger",
     "shop.die",
     "shop.use",
+    "shop.use_much",
     "shop.hang",
     "shop.dies_once",
     "shop.hold_gil",
@@ -334,7 +335,7 @@ def test_only_the_request_that_needs_too_much_memory_is_charged(
     with pool(tmp_path, server, "--processes", str(processes), "--jobs", str(jobs)) as worker:
         held = [ask(client, "wait_for", tmp_path) for _ in range(3 // processes)]
         until(lambda: all(client.show(one)["state"] == "running" for one in held) and begun(tmp_path))
-        hungry = ask(client, "eat", tmp_path, max_attempts=2, retry_first=0.05)
+        hungry = ask(client, "use_much", tmp_path, max_attempts=2, retry_first=0.05)
         until(lambda: limited(worker) and client.show(hungry)["state"] == "failed")
         assert client.show(hungry)["attempts"] == 2
         (tmp_path / "go").touch()
