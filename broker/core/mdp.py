@@ -447,13 +447,13 @@ def read_version(words: Frames) -> str:
 
 
 def read_held(words: Frames) -> tuple[bytes, Frames, Frames]:
-    """Read under which name a worker keeps its requests, by its READY, which it has, and to which it has replied.
-    Empty: it keeps none."""
+    """Read under which name a worker keeps its requests, by its READY, which it has, and to which it has replied: the
+    last MAX_SLOTS. Empty: it keeps none."""
     keeper = next((word[len(KEEPER) :] for word in words if word.startswith(KEEPER) and len(word) <= MAX_KEEPER), b"")
     if not keeper:
         return keeper, [], []
     held = [word[len(HELD) :] for word in words if word.startswith(HELD)]
-    return keeper, held, [word[len(ENDED) :] for word in words if word.startswith(ENDED)]
+    return keeper, held, [word[len(ENDED) :] for word in words if word.startswith(ENDED)][-MAX_SLOTS:]
 
 
 def read_slots(text: bytes) -> int | None:

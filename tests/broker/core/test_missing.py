@@ -16,6 +16,7 @@ from broker.access.authorization import Guard
 from broker.access.users import Access, Permission, User
 from broker.config import BrokerConfig
 from broker.core.broker import BrokerCore
+from broker.core.mdp import MAX_SLOTS
 from broker.core.missing import Expected, delivery_of, keeper_of
 from broker.core.worker_registry import WorkerPeer
 
@@ -690,6 +691,12 @@ def test_a_reply_that_was_not_lost(attached: Attached) -> None:
     attached.said("y", *READY, b"titanic:ended=" + b"0" * 48 + context(b"1"))
     attached.lost("y")
     assert not attached.core.missing.named
+
+
+def test_of_very_many_replies_the_last_count(attached: Attached) -> None:
+    tokens = [b"%048x" % number + context(b"1") for number in range(MAX_SLOTS + 5)]
+    attached.said("x", *READY, *(b"titanic:ended=" + token for token in tokens))
+    assert list(attached.core.missing.named) == [delivery_of(token) for token in tokens[5:]]
 
 
 READY = [b"MDPW02", b"\1", b"a", b"titanic:1", b"titanic:slots=2", b"titanic:process=h:1/x", b"titanic:keeper=k"]
