@@ -86,6 +86,7 @@ def _request(dice: random.Random, number: int, service: str, submitted: int, *, 
         "reply_sizes": None,
         "owner": None,
         "source": f"192.0.2.{1 + number % 3}",
+        "attempts_history": None,
         "schema_version": SCHEMA_VERSION,
     }
 
