@@ -26,6 +26,7 @@ from titanic.cli.printing import (
     print_json,
     print_json_list,
     print_long_table,
+    print_table,
     say,
     size,
     until,
@@ -35,12 +36,15 @@ from titanic.cli.store_files import Files, look, lookable, looking
 from titanic.client.batching import KEY_PREFIX
 from titanic.client.client import Client
 from titanic.client.flows import SUFFIX, FlowTree, flow_tree
-from titanic.errors import RequestFailed, TitanicError, UnknownRequest
+from titanic.errors import Forbidden, RequestFailed, TitanicError, UnknownRequest
 from titanic.protocol.answers import SUBMITTER_FIELDS, RequestInfo
+from titanic.protocol.documents import FailureGroupInfo
 from titanic.protocol.submit_options import DEFAULT_PRIORITY
 from titanic.protocol.tsp import Frames
 from titanic.util import ids
 from titanic.util.text import counted, duration, printable
+
+FOUR_WEEKS = 28 * 86_400.0
 
 PAGE = 1000
 """Requests on one page of the listing."""
@@ -84,6 +88,7 @@ service_option = option("--service", metavar="SERVICE", default=None, help="Only
 @option("--text", metavar="TEXT", default=None, help="Only requests with this text in their error or key, in any case.")
 @option("--newest", is_flag=True, help="Newest first.")
 @seconds("--since", least=0, default=None, help="Only requests submitted within this time, as in 2h or 7d.")
+@option("--group-errors", is_flag=True, help="List groups of failures with the same error, as the server counted them.")
 @looking(unlisted=())
 def ls(
     service: str | None,
@@ -92,6 +97,7 @@ def ls(
     text: str | None,
     newest: bool,
     since: float | None,
+    group_errors: bool,
     most: int,
     as_json: bool,
     **where: Any,
@@ -100,14 +106,32 @@ def ls(
 
     A running request is being processed, or is queued in the broker for the next free worker.
 
-    --json prints a list of what `titanic show --json` prints.
+    --group-errors lists the failures of the last four weeks, or --since, of closed requests as well: errors that differ
+    only in numbers, ids, paths and quoted texts are one group. RETRIED counts attempts that were followed by another.
+    It needs a server, and read = "all".
+
+    --json prints a list of what `titanic show --json` prints; with --group-errors of {service, state, text, example,
+    sample (a UUID), first, last, failed, retried, hours: [[hour, failures]]}, times in microseconds since 1970.
 
     \b
     Example:
       titanic ls --state failed --service mail
       titanic ls --text "connection refused" --since 2h --newest
+      titanic ls --group-errors --since 1d
       titanic ls --store /var/lib/titanic
     """
+    if group_errors:
+        with look(**where) as source:
+            groups = _groups(source, service, FOUR_WEEKS if since is None else since)
+        groups = [
+            one for one in groups if state in (None, one["state"]) and (text or "").casefold() in one["text"].casefold()
+        ][:most]
+        if as_json:
+            print_json(groups)
+            return
+        titles = ("SERVICE", "FAILED", "RETRIED", "FIRST", "LAST", "ERROR", "SAMPLE")
+        print_table(titles, list(map(_group, groups)), right=titles[1:5])
+        return
     shown = 0
     after: str | None = None
     wanted: dict[str, Any] = {"service": service, "state": state, "text": text} | ({"newest": True} if newest else {})
@@ -139,6 +163,21 @@ def ls(
         print_long_table(columns, parts, right=("AGE", "ATTEMPTS", "BODY", "REPLY"))
     if after is not None:
         click.echo(f"({shown} shown, there may be more: --most)", err=True)
+
+
+def _groups(source: Client | Files, service: str | None, since: float) -> list[FailureGroupInfo]:
+    if isinstance(source, Files):
+        raise click.UsageError("--group-errors asks a server: do not give --offline or --store")
+    found = source.facts(max(since, 1.0), of=[service] if service else [], failures=True).get("failures")
+    if found is None:
+        raise Forbidden('you may not read the errors of others; it needs read = "all"')
+    return found
+
+
+def _group(group: FailureGroupInfo) -> tuple[str, ...]:
+    times = age(group["first"]), age(group["last"])
+    counts = str(group["failed"]), str(group["retried"])
+    return group["service"] or "(others)", *counts, *times, group["text"], group["sample"]
 
 
 def _with_key(source: Client | Files, key: str, wanted: Mapping[str, Any]) -> list[RequestInfo]:

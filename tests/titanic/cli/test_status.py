@@ -12,7 +12,7 @@ import pytest
 from support.cli_titanic import Running, here, running, serving
 from support.waiting import until
 
-from broker import Worker
+from broker import RemoteError, Worker
 from titanic.cli.status import Observation, judge
 from titanic.client.client import Client
 from titanic.errors import Refused
@@ -202,3 +202,23 @@ def test_services_show_what_they_did_before_a_restart(tmp_path: Path) -> None:
         lines = here("services", "--endpoint", endpoint).out.decode().splitlines()
         assert [line.split()[0] for line in lines] == ["SERVICE", "absent", "echo"]
         assert here("check", "--store", tmp_path / "store", "--json").json["problems"] == []
+
+
+def test_errors_are_grouped_as_the_server_counted_them(tmp_path: Path) -> None:
+    def fail(frames: list[bytes]) -> list[bytes]:
+        raise RemoteError(500, f"OutOfStock: {frames[0].decode()} left")
+
+    with serving(tmp_path) as (_, endpoint), Client(endpoint) as client, Worker("shop", fail, endpoint):
+        uuids = [client.submit("shop", b"%d" % n, max_attempts=1) for n in range(3)]
+        until(lambda: client.facts()["services"].get("shop", {}).get("failed") == 3)
+        client.close(*uuids)
+        (group,) = here("ls", "--group-errors", "--service", "shop", "--json", "--endpoint", endpoint).json
+        assert (group["text"], group["failed"], group["retried"]) == ("OutOfStock: … left", 3, 0)
+        assert group["sample"] in uuids
+        lines = here("ls", "--group-errors", "--endpoint", endpoint).out.decode().splitlines()
+        assert lines[1].split()[:3] == ["shop", "3", "0"]
+        assert (
+            here("ls", "--group-errors", "--text", "Stock", "--state", "expired", "--json", "--endpoint", endpoint).json
+            == []
+        )
+        assert here("ls", "--group-errors", "--store", tmp_path / "store").code == 2
