@@ -149,7 +149,7 @@ def test_a_row_says_what_the_dispatcher_needs(store):
     postpone(store, uuid, NOW + 1, attempts=2)
     promote(store, NOW + 1)
     (row,) = queue(store)
-    assert row[1:] == (uuid, 2, [b"a", b"b"], 9, NOW + 5, b"", b"", 0)
+    assert row[1:] == (uuid, 2, [b"a", b"b"], 9, NOW + 5, b"", b"", 0, 0)
 
 
 def test_deliveries_that_were_no_attempts_are_kept_until_the_end(store):

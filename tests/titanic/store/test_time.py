@@ -163,7 +163,7 @@ def test_a_dead_request_gets_another_life(store, status):
     assert retry(store, uuid)
     with store.read() as txn:
         (row,) = txn.next_ready(b"echo", None, 9, 1 << 20)
-        assert row[1:] == (uuid, 0, [b"body"], 3, 0, b"", b"", 0)
+        assert row[1:] == (uuid, 0, [b"body"], 3, 0, b"", b"", 0, 0)
         assert txn.describe(uuid).reason == ""
     assert not retry(store, uuid)
     assert finish(store, uuid)
@@ -237,13 +237,13 @@ def test_what_nobody_closes_is_closed_in_the_end(store):
     finish(store, done, at=0)
     finish(store, cancelled, Status.CANCELLED, at=5)
     finish(store, failed, Status.FAILED, at=0)
-    assert trim(store, 99) == (0, 0, 0, 0, False)
+    assert trim(store, 99)[:5] == (0, 0, 0, 0, False)
     assert next_due(store, POLICY) == 100
-    assert trim(store, 100) == (1, 0, 0, 0, False)
+    assert trim(store, 100)[:5] == (1, 0, 0, 0, False)
     assert state(store, done) is None
-    assert trim(store, 299) == (1, 0, 0, 0, False)
+    assert trim(store, 299)[:5] == (1, 0, 0, 0, False)
     assert next_due(store, POLICY) == 300
-    assert trim(store, 300) == (0, 1, 0, 0, False)
+    assert trim(store, 300)[:5] == (0, 1, 0, 0, False)
     assert next_due(store, POLICY) is None
     with store.read() as txn:
         lives = closed_in(txn, 0, 9, 1 << 20)
@@ -272,7 +272,7 @@ def test_the_defaults_are_a_week_and_a_month():
 def test_no_retention_is_for_ever(store):
     (uuid,) = accept(store, NewRequest(b"echo", [b"body"]))
     finish(store, uuid)
-    assert trim(store, 10**15, policy=Retention(0, 0)) == (0, 0, 0, 0, False)
+    assert trim(store, 10**15, policy=Retention(0, 0))[:5] == (0, 0, 0, 0, False)
 
 
 def test_many_are_selected_by_state_service_and_age(store):
