@@ -14,6 +14,7 @@ from asgiref.sync import sync_to_async
 from django.apps import apps
 from django.conf import settings
 from django.db import connections, transaction
+from django.utils.html import format_html
 from django.utils.module_loading import autodiscover_modules
 
 from broker import Handler
@@ -142,3 +143,10 @@ def submit_on_commit(task: Submission[P, Any], /, *args: P.args, **kwargs: P.kwa
     """
     task.definition.values.write(args, kwargs)
     transaction.on_commit(lambda: task.submit(*args, **kwargs))
+
+
+def request_link(uuid: str) -> str:
+    """A link to a request's page in the web console, for a ModelAdmin: at TITANIC_CONSOLE of the settings, by default
+    that of `titanic dev`. Empty without a UUID."""
+    console = getattr(settings, "TITANIC_CONSOLE", "http://127.0.0.1:8080").rstrip("/")
+    return format_html('<a href="{}/requests/{}">{}</a>', console, uuid, uuid[:8]) if uuid else ""

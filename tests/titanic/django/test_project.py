@@ -30,7 +30,9 @@ SETTINGS = """
 SECRET_KEY = "x"
 ALLOWED_HOSTS = ["*"]
 ROOT_URLCONF = "mysite.urls"
-INSTALLED_APPS = ["shop"]
+INSTALLED_APPS = [f"django.contrib.{name}" for name in ("admin", "auth", "contenttypes", "messages")] + ["shop"]
+SILENCED_SYSTEM_CHECKS = ["admin.E403", "admin.E408", "admin.E409", "admin.E410"]
+TITANIC_CONSOLE = "http://console/"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 DATABASES = {"default": %r}
 """
@@ -139,6 +141,14 @@ print(json.dumps([codes, list(Invoice.objects.values_list("order", "url"))]))
         [7, "/media/invoice-1.pdf"],
         [8, "/media/invoice-2.pdf"],
     ]
+    links = project.shell("""
+from django.contrib import admin
+from shop.admin import InvoiceAdmin
+made = InvoiceAdmin(Invoice, admin.site)
+print(json.dumps([[made.queue(Invoice())], [made.queue(one) for one in Invoice.objects.order_by("order")]]))
+""")
+    pages = [f'<a href="http://console/requests/{row["uuid"]}">{row["uuid"][:8]}</a>' for row in rows]
+    assert links == [[""], pages]
     # the framework's tasks
     uuid = project.shell("from shop.tasks import count; print(json.dumps(count.enqueue().id))")
     with project.worker("titanic.django:default"):
