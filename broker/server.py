@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 import broker.access
-from broker.access.authorization import Guard, Review, Rule
+from broker.access.authorization import Guard, RefusalLog, Review, Rule
 from broker.access.users import NOBODY, Access, User
 from broker.config import BrokerConfig
 from broker.core.broker import BrokerCore
@@ -393,6 +393,11 @@ class Broker(CoreRunner[BrokerCore]):
     def counters(self) -> dict[str, int]:
         """Return the values of `mmi.stats`. Any thread may call this."""
         return counters(self.core, 0.0)
+
+    def note_refusals(self, log: RefusalLog) -> None:
+        """Have refusals noted, too, from now on. Call it before the broker starts."""
+        if self.core.guard is not None:
+            self.core.guard.log = log
 
     def refusals(self) -> dict[tuple[str, str], int]:
         """Return the refusals, by user and action; the name of unknown users is empty. Any thread may call this."""

@@ -25,7 +25,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import translate
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from broker.access.users import NOBODY, RESERVED, Access, Permission, User
 from broker.core.mdp import ERROR, Command, Frames, Peer, error_body, service_fault
@@ -57,6 +57,13 @@ class AccessRefusal(NamedTuple):
     service: str
     peer: Peer
     why: str
+
+
+class RefusalLog(Protocol):
+    """What remembers refusals by address."""
+
+    def refused(self, user: str, action: str, address: str) -> None:
+        """Note a refusal. `user`: empty for an unknown one. Called in the broker's thread."""
 
 
 @dataclass(slots=True)
@@ -108,6 +115,7 @@ class Guard:
         self.rules = dict(rules)
         self.refusals: dict[tuple[str, str], int] = {}
         """How often each user was refused each action."""
+        self.log: RefusalLog | None = None
         self._stats = {"forbidden": 0} if stats is None else stats
         self._buckets = TokenBuckets()
         self._worker_buckets = TokenBuckets()
@@ -247,6 +255,8 @@ class Guard:
         """Count a refusal, and remember it for the log. `why`: in words, with what would have to be allowed."""
         self._stats["forbidden"] += 1
         self.count(user, action)
+        if self.log is not None:
+            self.log.refused(user.name, action, _ip(getattr(peer, "address", peer)))
         refusal = AccessRefusal(user.name, action, service[:255].decode(errors="replace"), peer, why)
         report = self._reports.get((user.name, action))
         if report is None:
@@ -309,6 +319,11 @@ class Review:
             return True
         request.user = user
         return request.service not in self._guard.rules and not user.may(Permission.CALL, request.service)
+
+
+def _ip(address: object) -> str:
+    """The IP address in that of a connection; empty: it came by ipc, or from this process."""
+    return address.rpartition(":")[0] if isinstance(address, str) and "://" not in address else ""
 
 
 def _compiled(patterns: Iterable[str]) -> re.Pattern[str]:

@@ -10,6 +10,7 @@ Permissions, as the access file names them
     metrics   true                   see statistics: titanic.stats, mmi.stats, the metrics listener
     archive   true                   register an archive, and report what it has (titanic-data archive)
     gateway   true                   submit requests with the address of the client that they come from (titanic web)
+    audit     true                   see who acted on what, and what was refused
     admin     true                   everything for all users, except work and call
 
 What is not named is not allowed. A pattern is that of a shell (`mail.*`). Services that begin with `titanic.`, `mmi.`
@@ -52,6 +53,7 @@ class Permission(Enum):
     METRICS = "metrics"
     ARCHIVE = "archive"
     GATEWAY = "gateway"
+    AUDIT = "audit"
     ADMIN = "admin"
 
     __hash__ = object.__hash__
@@ -109,6 +111,7 @@ class User:
     limits: UserLimits = UserLimits()
     archive: bool = False
     gateway: bool = False
+    audit: bool = False
     owner: bytes = field(init=False)
     """The name, as stored with the requests of the user."""
 

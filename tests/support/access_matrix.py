@@ -30,6 +30,7 @@ NEEDS = {
     "metrics": "metrics = true",
     "archive": "archive = true",
     "gateway": "gateway = true",
+    "audit": "audit = true",
     "admin": "admin = true",
 }
 """What a user can have."""

@@ -33,6 +33,7 @@ titanic.list     read         out     out      403 f    403 f         –       
 list with most   read         out     out      403 f    403 f         –          seen      unseen   seen    seen
 titanic.stats    metrics      out     out      403 f    403 f         –          200       –        –       200
 titanic.stats    read         out     out      403 f    –             –          403 f     –        200     200
+titanic.audit    audit        out     out      403 f    403 f         –          200       –        –       200
 retry            submit read  out     out      403 f    left, 403 f   left       done      left     done    done
 purge            close read   out     out      403 f    403 f, 403 f  –          done      left     done    done
 archive          archive      out     out      403 f    403 f         –          200       –        –       200
@@ -92,6 +93,7 @@ def bodies(requests: Requests) -> dict[str, tuple[bytes, ...]]:
         "titanic.list": (b"titanic.list", json.dumps({"uuid": done.decode()}).encode()),
         "list with most": (b"titanic.list", json.dumps({"uuid": done.decode(), "most": 9}).encode()),
         "titanic.stats": (b"titanic.stats", b""),
+        "titanic.audit": (b"titanic.audit", b""),
         "retry": (b"titanic.admin", json.dumps({"do": "retry", "uuids": [expired.decode()]}).encode()),
         "purge": (b"titanic.admin", json.dumps({"do": "purge", "uuids": [purged.decode()]}).encode()),
         "archive": (b"titanic.admin", b'{"do": "archive"}'),

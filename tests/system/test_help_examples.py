@@ -67,6 +67,7 @@ QUEUE = [
         "=workers",
         "=health",
         "=doctor",
+        "=audit",
         "=close",
         "=pause",
         "=resume",

@@ -62,6 +62,7 @@ COMMANDS = {
     "backup": ("check_backup", "Back up a store, even while a server uses it."),
     "restore": ("check_backup", "Create a store from a backup."),
     "migrate": ("migrate", "Copy a store to a new directory or PostgreSQL database."),
+    "audit": ("audit", "List who acted on requests, services and nodes."),
     "keys": ("keys", "Create keys for users and the server."),
     "access": ("access", "Check access files and explain permissions."),
     "pattern": ("patterns", "Run the other reliability patterns of the ZeroMQ Guide."),

@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 import broker
@@ -154,6 +155,9 @@ LEAST_LOOK = 1.0
 SETTLING = 0.2
 """Seconds in which a queue has registered all its services that has registered one."""
 
+VIA: ContextVar[str] = ContextVar("via", default="")
+"""How a user came to this client, as tsp.VIA says; empty: calls do not state it."""
+
 RFC9 = (tsp.REQUEST, tsp.REPLY, tsp.CLOSE)
 """The services that every Titanic has."""
 
@@ -187,6 +191,7 @@ class Calls:
         self._asked_again = 0
         self._only_rfc9: bool | None = None
         self._look_after = float("-inf")
+        self._has_audit: bool | None = None
 
     @property
     def sent_again(self) -> int:
@@ -220,6 +225,16 @@ class Calls:
                     raise await self._fault(error, service, time.monotonic() - began, sent=False) from error
         return bool(self._only_rfc9)
 
+    async def _stated(self, service: bytes, timeout: float) -> list[Body]:
+        """The frames behind a body that state how the user came here: none, unless the server records that."""
+        via = VIA.get()
+        if not via or service not in tsp.STATED or self._only_rfc9 is not False:
+            return []
+        if self._has_audit is None:
+            with suppress(broker.BrokerError):  # without an answer, the call itself raises it
+                self._has_audit = await self._has(tsp.AUDIT, min(timeout, LEAST_LOOK))
+        return [tsp.VIA + via.encode()] if self._has_audit else []
+
     async def _lacks_submit(self, timeout: float) -> bool:
         return await self._has(tsp.REQUEST, timeout) and not await self._has(tsp.SUBMIT, timeout)
 
@@ -234,6 +249,7 @@ class Calls:
             raise InvalidRequest(f"the queue at {self.wire.endpoint} has no {service.decode()}", fact)
         timeout, retries = (self.timeout, self._retries) if within is None else self._tries(within)
         until = began + timeout * (1 + retries)
+        body = (*body, *await self._stated(service, timeout))
         if (spent := time.monotonic() - began) >= timeout:  # there was no server
             timeout, retries = self._tries(until - began - spent)
         if once:
@@ -256,6 +272,7 @@ class Calls:
         """Ask a service that may take so many seconds for its answer; None when there is no answer."""
         timeout = self.timeout + seconds
         try:
+            body = (*body, *await self._stated(service, self.timeout))
             return await self.wire.call(service, body, timeout, 0)
         except broker.TimedOut:
             return None
@@ -284,12 +301,14 @@ class Calls:
     ) -> AsyncGenerator[Frames, None]:
         """Send messages, `window` on their way at once; yield the answers in the order of the messages."""
 
+        timeout, retries = lane.timeout, lane.retries
+        stated = await self._stated(service, timeout)
+
         async def checked() -> AsyncGenerator[Sequence[Body], None]:
             async for message in messages:
                 await self.limits.check(self._measured(service, message))
-                yield message
+                yield [*message, *stated] if stated else message
 
-        timeout, retries = lane.timeout, lane.retries
         sent = False
         try:
             # Other brokers need not distinguish the requests of one client: there they are sent one at a time.
@@ -300,7 +319,7 @@ class Calls:
                 return
             async for message in messages:
                 sent = True
-                yield await self.wire.call(service, message, timeout, retries)
+                yield await self.wire.call(service, [*message, *stated], timeout, retries)
         except broker.BrokerError as error:
             raise await self._fault(error, service, timeout * (1 + retries), sent=sent) from error
 

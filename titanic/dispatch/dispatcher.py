@@ -178,7 +178,7 @@ class Dispatcher(Channel):
         self.congested = reader.host.congested
         self.waiters = Waiters(self, most_waiters)
         self.failures = FailureLog()
-        self._refusals = reader.refusals
+        self._refusals, self.audit = reader.refusals, reader.audit
         self.settings = KnownSettings()
         """Settings of services that this process applies."""
         room, deaths = store.facts_room, config.poison_deaths
@@ -398,6 +398,8 @@ class Dispatcher(Channel):
         if self.core.again:
             self._log_redispatched(now)
         self._refusals.tick(now)
+        if (write := self.audit.due(now)) is not None:
+            self._writer.enqueue(write)
         self.maintenance.tick(now)
         if now >= self._facts_at:
             self._facts_at = now + FACTS_EVERY

@@ -28,7 +28,7 @@ MOST_OF_USER = MOST_WAITERS // 4
 
 def read(body: Frames) -> tuple[float, bytes] | None:
     """The seconds and the UUID in the body of a titanic.wait; None when it makes no sense."""
-    uuid = tsp.read_uuid(body[1:])
+    uuid = tsp.read_uuid(tsp.without_via(body)[1:])
     try:
         seconds = float(body[0])
     except (ValueError, IndexError):
@@ -137,11 +137,12 @@ class Waiters:
 
     def succeeded(self, uuid: bytes, frames: Frames) -> None:
         """Answer with a reply that is on disk, and so small that it need not be read again. Users without a checked
-        permission are left to the reader."""
+        permission are left to the reader, and those that may read replies of others, which it records."""
         asks = [
             ask
             for ask in self._asks[uuid].values()
-            if (ask.user is None or id(ask) not in self._until) and not self._owner.congested(ask)
+            if (ask.user is None or (id(ask) not in self._until and not ask.user.reads_all))
+            and not self._owner.congested(ask)
         ]
         for ask in asks:
             self._forget(ask)

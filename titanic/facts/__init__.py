@@ -1,1 +1,1 @@
-"""What the server has done: counts and times of each service by minute and hour, and groups of failures."""
+"""What the server has done: counts and times of each service, groups of failures, and who acted on what."""

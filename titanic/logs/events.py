@@ -69,6 +69,7 @@ EVENTS = (
         " level debug",
     ),
     ("certificate-reloaded", "`titanic web` reloaded its certificate"),
+    ("audit", "an act on requests of others, a service, a node or the store: see `titanic audit`"),
     ("forbidden", "a missing permission, or a refused connection; counted in `titanic_refusals_total`"),
     ("worker, no-worker", "a service got its first worker; its last worker left"),
     ("stranger", "unknown TITANIC_ variable in the environment"),

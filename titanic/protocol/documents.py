@@ -330,3 +330,47 @@ class ArchiveInfo(TypedDict):
     archive: str | None
     """The id of the archive, if it has one, and its place for people."""
     name: str | None
+
+
+class AuditAct(TypedDict):
+    """An act of a user on requests of others, services, nodes or the store."""
+
+    at: int
+    """Microseconds since 1970."""
+    act: str
+    """close, kill, retry, purge, change, read, pause, resume, set, drain, archive, access, settings, check or
+    migrate."""
+    user: str
+    """Empty without access control; if `way` is offline, the system's user."""
+    way: str
+    """cli, http, page, mdp or offline."""
+    address: str
+    """The IP address; empty: unknown."""
+    service: str
+    """Of the requests, if all are of one."""
+    uuid: str
+    """Of the first request; empty: it is about none, or too many to name."""
+    count: int
+    """How many requests."""
+    text: str
+
+
+class AuditRefusal(TypedDict):
+    """What was refused from an address in a minute."""
+
+    at: int
+    """The minute, in microseconds since 1970."""
+    address: str
+    count: int
+    user: str
+    """Of the last one; empty: unknown."""
+    action: str
+
+
+class AuditPage(TypedDict):
+    """Acts or refusals, newest first."""
+
+    acts: list[AuditAct]
+    refusals: list[AuditRefusal]
+    next: str | None
+    """The `after` of the next page."""

@@ -61,6 +61,8 @@ Keep = (
 )
 Delay = Annotated[float, Meta(ge=0, le=MOST_SECONDS, description="a number of seconds from 0 to ten years")]
 When = Annotated[float, Meta(ge=-1e12, le=1e12, description="a time in seconds since 1970, at most ten years from now")]
+Moment = Annotated[float, Meta(ge=0, le=1e10, description="a time in seconds since 1970")]
+Place = Annotated[str, Meta(pattern=r"^([0-9a-f]{2}){1,255}$(?!\n)", description="the next of the page before")]
 Age = Annotated[float, Meta(ge=0, lt=1e10, description="a number of seconds from 0 to 10 000 000 000")]
 Key = Annotated[str, Meta(min_length=1, max_length=MAX_KEY, description=_A_KEY)]
 Keys = Annotated[list[Key], Meta(description=f"a list of {_KEYS}")]
@@ -172,6 +174,19 @@ class StatsOptions(Struct):
     failures: bool = False
 
 
+class AuditOptions(Message):
+    """titanic.audit. Null stands for an option that is absent. Times are in seconds since 1970."""
+
+    refusals: Flag = False
+    user: Text | None = None
+    act: Text | None = None
+    address: Text | None = None
+    since: Moment | None = None
+    until: Moment | None = None
+    after: Place | None = None
+    limit: Limit = 100
+
+
 class RetryAction(Message, tag_field="do", tag="retry"):
     """titanic.admin: send failed and expired requests again. Without `uuids`: a page of those that match."""
 
@@ -240,6 +255,21 @@ class SetAction(Message, tag_field="do", tag="set"):
     on_end: Annotated[str, Meta(description="the name of a service")] | UnsetType | None = UNSET
 
 
+class RefusedLogins(Struct, forbid_unknown_fields=True):
+    """Refused log-ins from an address."""
+
+    address: Address
+    count: Annotated[int, Meta(ge=1, le=1 << 32)] = 1
+    user: str = ""
+    action: str = "login"
+
+
+class RefusedAction(Message, tag_field="do", tag="refused"):
+    """titanic.admin: log-ins that a gateway refused."""
+
+    rows: Annotated[list[RefusedLogins], Meta(max_length=1000, description="a list of at most 1000 {address, count}")]
+
+
 def _holds(kind: type, hint: Any) -> bool:
     """Whether a declaration is of a type, or of several of them."""
     return hint is kind or any(_holds(kind, one) or type(one) is kind for one in get_args(hint))
@@ -252,7 +282,7 @@ SUBMIT_NUMBERS: dict[str, type[int] | type[float]] = {
 }
 """Options of a request that are numbers, for a task or a schedule as well as for one request. Times are float."""
 
-Admin = RetryAction | PurgeAction | ChangeAction | ArchiveAction | DrainAction | SetAction
+Admin = RetryAction | PurgeAction | ChangeAction | ArchiveAction | DrainAction | SetAction | RefusedAction
 _ADMIN: dict[str, type[Admin]] = {
     "retry": RetryAction,
     "purge": PurgeAction,
@@ -260,6 +290,7 @@ _ADMIN: dict[str, type[Admin]] = {
     "archive": ArchiveAction,
     "drain": DrainAction,
     "set": SetAction,
+    "refused": RefusedAction,
 }
 
 

@@ -11,6 +11,8 @@
     titanic.close                    close, and read: its owner         400 without close; else as for an unknown UUID
     titanic.list                     read                               403; of others' requests: nothing
     titanic.stats                    metrics, or read = "all"           403
+    titanic.audit                    audit, or admin                    403
+    titanic.admin refused            gateway                            403
     titanic.admin retry              submit, and read: its owner        403 without read; else it is not done
     titanic.admin purge              close, and read: its owner         403 without close; else it is not done
     titanic.admin change             submit, close, and read: owner     403 without these; else as for an unknown UUID
@@ -47,7 +49,8 @@ MEANINGS: Mapping[Permission, str] = {
     Permission.METRICS: "see statistics",
     Permission.ARCHIVE: "manage the archive",
     Permission.GATEWAY: "state the IP address that a request comes from",
-    Permission.ADMIN: 'pause services, drain nodes; implies read = "all", close, metrics, archive and gateway',
+    Permission.AUDIT: "see who acted on what, and refusals",
+    Permission.ADMIN: 'pause services, drain nodes; implies read = "all", close, metrics, archive, gateway and audit',
 }
 """What each permission of the access file allows."""
 
@@ -57,6 +60,7 @@ NEEDS: Mapping[str, tuple[str, str]] = {
     "close": ("close requests", 'close = true and read = "own" or "all"'),
     "archive": ("manage the archive", "archive = true"),
     "gateway": ("state the source of requests", "gateway = true"),
+    "audit": ("read the audit", "audit = true"),
     "drain": ("drain nodes", "admin = true"),
     "set": ("change services", "admin = true"),
 }
@@ -108,7 +112,8 @@ _LACKS: Mapping[bytes, Lacks] = {
     tsp.CLOSE: lambda user, body: lacks(user, "close"),
     tsp.LIST: lambda user, body: lacks(user, "read"),
     tsp.STATS: lambda user, body: lacks(user, "stats"),
-    tsp.ADMIN: lambda user, body: None if user.archive else lacks(user, "read"),
+    tsp.AUDIT: lambda user, body: lacks(user, "audit"),
+    tsp.ADMIN: lambda user, body: None if user.archive or user.gateway else lacks(user, "read"),
 }
 
 

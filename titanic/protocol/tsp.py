@@ -27,8 +27,12 @@ WAIT = b"titanic.wait"
 ADMIN = b"titanic.admin"
 LIST = b"titanic.list"
 STATS = b"titanic.stats"
+AUDIT = b"titanic.audit"
 
-SERVICES = (REQUEST, REPLY, CLOSE, SUBMIT, WAIT, ADMIN, LIST, STATS)
+SERVICES = (REQUEST, REPLY, CLOSE, SUBMIT, WAIT, ADMIN, LIST, STATS, AUDIT)
+
+STATED = (REPLY, CLOSE, WAIT, ADMIN, LIST)
+"""The services that take a frame with VIA behind their body."""
 
 OK = b"200"
 KILL = b"kill"
@@ -50,6 +54,15 @@ ROOM = 4096
 """Bytes that a message may have around a body: options, the name of a service."""
 
 Frames = list[bytes]
+
+VIA = b"titanic:via="
+"""Begins the frame that says how a user came to the client, as `WAY` or `WAY ADDRESS`: cli, http or page, and an IP
+address."""
+
+
+def without_via(body: Frames) -> Frames:
+    """A body without the frame with VIA."""
+    return body[:-1] if len(body) > 1 and body[-1].startswith(VIA) else body
 
 
 class StatusFrame(NamedTuple):

@@ -154,6 +154,7 @@ class IntegratedFront(Front):
 
     def start(self, dispatcher: Dispatcher, handle_batch: HandleBatch) -> None:
         here = self._broker
+        here.note_refusals(dispatcher.audit)
         for name in tsp.SERVICES:
             here.integrate(name, partial(handle_batch, name), room=tsp.ROOM)
         notes = dispatcher.deliveries

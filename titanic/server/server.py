@@ -16,6 +16,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -26,6 +27,7 @@ from titanic.commit.writer import Writer
 from titanic.dispatch.deliveries import Deliveries, DeliveryNotes
 from titanic.dispatch.dispatcher import Dispatcher
 from titanic.errors import StoreFailed, TitanicError
+from titanic.facts.audit import Act, Audit, AuditWrite, system_origin
 from titanic.protocol import tsp
 from titanic.server.front import LAST, Front, IntegratedFront
 from titanic.server.server_access import ServerAccess
@@ -106,11 +108,12 @@ class Server:
             raise
         self.endpoints, self.gathers = self.front.endpoints, self.front.gathers
         """The endpoints for clients and for requests without an answer, with real ports."""
-        self._refusals = Refusals()
+        self._audit = Audit(self, self.store.now_us, self.store.facts_room)
+        self._refusals = Refusals(audit=self._audit)
         self.shares = self.store.remote
         """Whether other nodes may share the store."""
         self.source_of, self.congested = self.front.source_of, self.front.congested
-        self._reader = Reader(self.store, self._refusals, self)
+        self._reader = Reader(self.store, self._refusals, self, self._audit)
         front, store, writer, reader = self.front, self.store, self.writer, self._reader
         parts = config, store, writer, reader, front.send_answers, front.loop, front.most_waiters
         self._shared = cluster.ClusterDispatcher(*parts, host=self, limits=self._limits) if store.remote else None
@@ -128,6 +131,7 @@ class Server:
             front.most_body,
             config.wire.max_waiting_bytes,
             self._refusals,
+            self._audit,
             host=self,
             settings=self.dispatcher.settings,
             queue=queue,
@@ -167,6 +171,7 @@ class Server:
         self.writer.start()
         self._reader.start()
         self.dispatcher.start()
+        self._record_access()
         return self
 
     def drain(self) -> None:
@@ -233,6 +238,7 @@ class Server:
         else:
             self._turn_away(ending=True)
         self.dispatcher.wind_down(self.config.grace)
+        self.record(AuditWrite(self._audit, flush=True))
         if self.dispatcher.deliveries is not None:
             self.front.end_soon()
             if self.node is not None:
@@ -332,6 +338,15 @@ class Server:
         """The process of the last worker of a service that has none now, and when it left; None: unknown."""
         return self.front.departed(service)
 
+    def record(self, write: AuditWrite) -> None:
+        """Have acts and refusals written. Any thread may call it."""
+        self.front.loop.call(self.writer.enqueue, write)
+
+    def _record_access(self, acts: Sequence[Act] = ()) -> None:
+        access = None if self.control is None else (self.facts().name, self.control.digest)
+        if acts or access:
+            self.record(AuditWrite(self._audit, acts, access=access))
+
     def forbidden(self) -> dict[tuple[str, str], int]:
         """Numbers of refusals, by user and action."""
         return refusals(self._refusals.counts, self.front.refusals())
@@ -372,16 +387,20 @@ class Server:
             self._limits.change(config.limits)
             self._shared.publish_settings()
             config = replace(config, limits=self._limits.held)
+        changed = [name for name in LIVE if getattr(self.config, name) != getattr(config, name)]
+        acts = [system_origin().act("settings", text=f"reloaded: {', '.join(changed)}")] if changed else []
         self.config = replace(self.config, **{name: getattr(config, name) for name in LIVE})
         self.dispatcher.reconfigure(self.config)
         self._context.limits = self.config.limits
         if self.control is not None and access is not None:
-            self.control.swap(access)
+            if text := self.control.swap(access):
+                acts.append(system_origin().act("access", text=text))
             self.front.reload(access)
             self.front.loop.call(self.dispatcher.waiters.review, access)
             in_force = threading.Event()
             self.front.loop.call(in_force.set)
             in_force.wait(RELOAD_SECONDS)
+        self._record_access(acts)
 
     def send_workers_on(self, most: int | None = None) -> None:
         """Send idle workers to other nodes, at most `most`, by default all. Any thread may call it."""

@@ -88,17 +88,20 @@ class ServerAccess:
             raise AccessError(f"{self._path}:1: {fact}; grant it to one, or set allow_lockout = true if intended")
         return file.access
 
-    def swap(self, access: broker.Access) -> None:
-        """Put an access file in force here and log the changes. The broker is reloaded separately."""
+    def swap(self, access: broker.Access) -> str:
+        """Put an access file in force here, and log and return the changes; empty: there are none. The broker is
+        reloaded separately."""
         before, self.access, self.digest = self.access, access, _digest(access)
         removed = before.users.keys() - access.users.keys()
+        changes = ", ".join(_changes(before, access))
         log.log(
             logging.WARNING if removed else logging.INFO,
             "%s reloaded: %s",
             self._path,
-            ", ".join(_changes(before, access)) or "nothing has changed",
+            changes or "nothing has changed",
             extra=logs.event("access-reloaded"),
         )
+        return changes
 
 
 def new_broker(config: broker.BrokerConfig, control: ServerAccess | None, *, open: bool) -> broker.Broker:

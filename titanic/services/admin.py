@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection, Sequence
+from datetime import UTC, datetime
 from typing import Any, cast
 
 from msgspec import UNSET
@@ -16,6 +17,7 @@ from msgspec import UNSET
 from broker import User, UserLimits
 from titanic.commit.writer import halves
 from titanic.errors import Forbidden, InvalidArchive, InvalidRequest, StoreError, StoreFull
+from titanic.facts.audit import Act, Tally, report
 from titanic.facts.counts import CANCELLED, CLOSED, REQUEUED
 from titanic.protocol import tsp
 from titanic.protocol.messages import (
@@ -24,6 +26,7 @@ from titanic.protocol.messages import (
     ChangeAction,
     DrainAction,
     PurgeAction,
+    RefusedAction,
     RetryAction,
     SetAction,
     read_admin,
@@ -68,7 +71,8 @@ class AdminWrite:
         self._cancelled: Counter[bytes] = Counter()
         self._requeued: Counter[bytes] = Counter()
         self._settings: ServiceSettings | None = None
-        self._forbidden: list[tuple[User, str, bytes]] = []
+        self._forbidden: list[tuple[Ask, str, bytes]] = []
+        self._acts: list[Act] = []
 
     def uuids(self) -> Sequence[bytes]:
         """None: which they are is known when the store was searched, mostly."""
@@ -83,25 +87,40 @@ class AdminWrite:
                     _check(ask.user, options)
                 if isinstance(options, ArchiveAction):
                     document = _archive(transaction, options)
+                    if options.register is not None:
+                        self._note(ask, "archive", text=f"register={options.register}")
                 elif isinstance(options, DrainAction):
                     document = self._drain(transaction, options)
+                    self._note(ask, "drain", text=", ".join(node["name"] for node in document["nodes"]))
                 elif isinstance(options, SetAction):
                     self._settings, document = set_service.apply(transaction, options)
+                    if document["done"]:
+                        self._note(ask, *set_service.described(options), service=options.service.encode())
+                elif isinstance(options, RefusedAction):
+                    document = self._refused(options)
                 elif isinstance(options, ChangeAction):
-                    document = self._change(transaction, options, now_us, ask.user)
+                    document = self._change(transaction, options, now_us, ask)
                 else:
-                    document = self._obey(transaction, options, now_us, ask.user)
+                    document = self._obey(transaction, options, now_us, ask)
                 self._answers.append((ask, [tsp.OK, json.dumps(document).encode()]))
             except (ValueError, InvalidArchive, InvalidRequest) as error:
                 self._answers.append((ask, tsp.bad_request(str(error))))
             except Forbidden as error:
-                if ask.user is not None:
-                    self._forbidden.append((ask.user, str(error), b""))
+                self._forbidden.append((ask, str(error), b""))
                 self._answers.append((ask, tsp.forbidden(tsp.ADMIN, str(error))))
             except _UserFull as error:
                 self._answers.append((ask, tsp.failure(f"user full: {error}; the requests before that were retried")))
             except StoreFull as error:
                 self._answers.append((ask, tsp.failure(f"not done, or only in part: {error}")))
+        self._context.audit.put(transaction, self._acts, now_us)
+
+    def _note(self, ask: Ask, act: str, text: str = "", service: bytes = b"") -> None:
+        self._acts.append(self._context.origin(ask).act(act, text=text, service=service))
+
+    def _refused(self, options: RefusedAction) -> dict[str, Any]:
+        for row in options.rows:
+            self._context.audit.refused(row.user, row.action, row.address, row.count)
+        return {"done": len(options.rows)}
 
     def __len__(self) -> int:
         return len(self._asks)
@@ -115,8 +134,9 @@ class AdminWrite:
         return [AdminWrite(self._context, self._asks, self._most // 4, shared=self._shared)]
 
     def _obey(
-        self, transaction: WriteTransaction, options: RetryAction | PurgeAction, now_us: int, user: User | None
+        self, transaction: WriteTransaction, options: RetryAction | PurgeAction, now_us: int, ask: Ask
     ) -> dict[str, Any]:
+        user = ask.user
         following: bytes | None = None
         uuids: Collection[bytes]
         if options.uuids is not UNSET:
@@ -139,7 +159,11 @@ class AdminWrite:
                 uuids = [uuid for uuid in uuids if uuid not in running]
         transaction.prefetch(list(uuids))
         act = self._retry if isinstance(options, RetryAction) else self._purge
-        done = sum(act(transaction, uuid, now_us, user) for uuid in uuids)
+        tally = Tally()
+        done = sum(act(transaction, uuid, now_us, ask, tally) for uuid in uuids)
+        if tally.count:
+            name = "retry" if isinstance(options, RetryAction) else "purge"
+            self._acts.append(tally.act(self._context.origin(ask), name))
         return {"done": done, "next": following.hex() if following else None}
 
     def _drain(self, transaction: WriteTransaction, options: DrainAction) -> dict[str, Any]:
@@ -152,12 +176,13 @@ class AdminWrite:
             return cast(SharedReadTransaction, transaction).running(uuids)
         return self._context.dispatcher.running()
 
-    def _retry(self, transaction: WriteTransaction, uuid: bytes, now_us: int, user: User | None) -> bool:
+    def _retry(self, transaction: WriteTransaction, uuid: bytes, now_us: int, ask: Ask, tally: Tally) -> bool:
+        user = ask.user
         if user is not None and is_hidden(transaction, user, uuid):
-            return self._keep(user, uuid, not_owned(user, uuid))
+            return self._keep(ask, uuid, not_owned(user, uuid))
         row = transaction.describe(uuid)
         if row is not None and user is not None and (fault := lacks_submit(user, row.service)) is not None:
-            return self._keep(user, uuid, fault)
+            return self._keep(ask, uuid, fault)
         if row is not None and user is not None and row.owner == user.owner and row.state in DEAD:
             load, holder = transaction.load(user.owner), f"user '{user.name}'"
             waiting = UserLimits(waiting=user.limits.waiting)  # its bytes count already
@@ -167,17 +192,18 @@ class AdminWrite:
             return False
         self._returned.add(row.service)
         self._requeued[row.service] += 1
+        if user is not None and row.owner != user.owner:
+            tally.add(row.service, uuid)
         return True
 
-    def _change(
-        self, transaction: WriteTransaction, options: ChangeAction, now_us: int, user: User | None
-    ) -> dict[str, Any]:
+    def _change(self, transaction: WriteTransaction, options: ChangeAction, now_us: int, ask: Ask) -> dict[str, Any]:
+        user = ask.user
         uuid = bytes.fromhex(options.uuid)
         timed = options.at is not UNSET or options.delay is not UNSET
         due = start_of(options, now_us) if timed else None
         row = transaction.describe(uuid)
         if user is not None and is_kept(transaction, user, uuid):  # answered like an unknown one
-            self._keep(user, uuid, not_owned(user, uuid))
+            self._keep(ask, uuid, not_owned(user, uuid))
             row = None
         if row is None:
             return {"done": 0, "state": "unknown"}
@@ -193,18 +219,25 @@ class AdminWrite:
             return {"done": 0, "state": "running"}
         service, state = changed
         self._returned.add(service)
+        if user is not None and row.owner != user.owner:
+            said = [] if priority is None else [f"priority={priority}"]
+            said += [f"due={datetime.fromtimestamp(due / 1e6, UTC).isoformat(timespec='seconds')}"] if due else []
+            act = self._context.origin(ask).act("change", service=service, uuid=uuid, count=1, text=" ".join(said))
+            self._acts.append(act)
         return {"done": 1, "state": state.name.lower()}
 
-    def _keep(self, user: User, uuid: bytes, why: str) -> bool:
-        self._forbidden.append((user, why, uuid))
+    def _keep(self, ask: Ask, uuid: bytes, why: str) -> bool:
+        self._forbidden.append((ask, why, uuid))
         return False
 
-    def _purge(self, transaction: WriteTransaction, uuid: bytes, now_us: int, user: User | None) -> bool:
+    def _purge(self, transaction: WriteTransaction, uuid: bytes, now_us: int, ask: Ask, tally: Tally) -> bool:
+        user = ask.user
         if user is not None and is_kept(transaction, user, uuid):
-            return self._keep(user, uuid, not_owned(user, uuid))
+            return self._keep(ask, uuid, not_owned(user, uuid))
         closed = transaction.close(uuid, now_us)
         if closed is None:
             return False
+        tally.add(closed.service, uuid)
         self._closed.append(uuid)
         self._counts[closed.service] += 1
         if closed.waited:
@@ -213,8 +246,11 @@ class AdminWrite:
         return True
 
     def committed(self) -> None:
-        for user, why, uuid in self._forbidden:
-            self._context.refusals.add(user, tsp.ADMIN, why, uuid=uuid)
+        for ask, why, uuid in self._forbidden:
+            if ask.user is not None:
+                address = self._context.host.source_of(ask)
+                self._context.refusals.add(ask.user, tsp.ADMIN, why, uuid=uuid, address=address)
+        report(self._acts)
         counted = ((CLOSED, self._counts), (CANCELLED, self._cancelled), (REQUEUED, self._requeued))
         for kind, services in counted:
             self._context.facts.count(kind, services)
@@ -254,6 +290,7 @@ _ACTIONS = {
     ArchiveAction: "archive",
     DrainAction: "drain",
     SetAction: "set",
+    RefusedAction: "gateway",
 }
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from broker import User, WorkerHold, WorkerReport
 from titanic.errors import OutcomeUnknown, StoreAway, StoreError
+from titanic.facts.audit import Audit, AuditWrite, Origin, origin
 from titanic.facts.reading import FactsCache
 from titanic.facts.recorder import FactsRecorder
 from titanic.protocol import tsp
@@ -257,6 +258,10 @@ class ServiceHost(Protocol):
         """Whether the peer of an ask does not read its answers."""
         return False
 
+    def record(self, write: AuditWrite, /) -> None:
+        """Have acts written that change no request."""
+        write.committed()
+
 
 class NoHost(ServiceHost):
     """Services without a server."""
@@ -284,6 +289,8 @@ class ServiceContext:
     """Maximum bytes of bodies that wait for the disk; more are refused, or a slow disk would fill the memory."""
     refusals: Refusals = field(default_factory=Refusals)
     """Refusals for want of a permission."""
+    audit: Audit = field(default_factory=Audit)
+    """Acts on the requests of others, and on services."""
     refusing: Frames | None = None
     """The answer to every new request while all are refused; None: they are accepted. Any thread may set it."""
     host: ServiceHost = field(default_factory=NoHost)
@@ -307,3 +314,7 @@ class ServiceContext:
     )
     refused: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))
     """Refusals by reason."""
+
+    def origin(self, ask: Ask) -> Origin:
+        """Who sent an ask, and from where."""
+        return origin(ask.user, ask.body, self.host.source_of(ask))

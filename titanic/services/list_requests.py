@@ -77,6 +77,12 @@ def answer(
         return DAMAGED
 
 
+def uuid_in(body: Frames) -> bytes | None:
+    """The request that a valid titanic.list names."""
+    uuid = read(List, body[0]).uuid
+    return None if uuid is None else bytes.fromhex(uuid)
+
+
 def _answer(
     transaction: ReadTransaction,
     options: List,

@@ -11,6 +11,7 @@ import threading
 import time
 
 from broker import User
+from titanic.facts.audit import Audit
 from titanic.logs import COUNTED, WINDOW, Throttle, event
 from titanic.store import Page, ReadTransaction
 from titanic.util.clock import Clock
@@ -57,7 +58,9 @@ class Refusals:
     """Counts refusals by user and action, and logs them without bodies and keys. Any thread may call it. An action is
     the name of the requested service."""
 
-    def __init__(self, clock: Clock = time.monotonic) -> None:
+    def __init__(self, clock: Clock = time.monotonic, audit: Audit | None = None) -> None:
+        """`audit`: remembers them by address."""
+        self._audit = audit
         self._counts: dict[tuple[str, str], int] = {}
         self._throttle: Throttle[tuple[str, str], None] = Throttle(OTHERS)
         self._clock = clock
@@ -69,9 +72,13 @@ class Refusals:
         with self._lock:
             return dict(self._counts)
 
-    def add(self, user: User, action: bytes, why: str, *, service: bytes = b"", uuid: bytes = b"") -> None:
-        """Record a refusal. `service` and `uuid`: those of the request concerned."""
+    def add(
+        self, user: User, action: bytes, why: str, *, service: bytes = b"", uuid: bytes = b"", address: bytes = b""
+    ) -> None:
+        """Record a refusal. `service` and `uuid`: those of the request concerned. `address`: where it came from."""
         name = action.decode()
+        if self._audit is not None:
+            self._audit.refused(user.name, name, address.decode(errors="replace"))
         key = (user.name, name)
         with self._lock:
             if key not in self._counts and len(self._counts) >= MOST_COUNTED:

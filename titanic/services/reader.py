@@ -15,9 +15,10 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any
 
-from broker import MOST_BODY_FRAMES, User
+from broker import MOST_BODY_FRAMES
 from titanic.commit.writer import BatchThread
 from titanic.errors import Forbidden, RecordCorrupt, StoreError
+from titanic.facts.audit import Act, Audit, AuditWrite, origin
 from titanic.protocol import tsp
 from titanic.protocol.permissions import lacks
 from titanic.protocol.tsp import Frames
@@ -70,9 +71,13 @@ class Reader:
         store: Store,
         refusals: Refusals | None = None,
         host: ServiceHost | None = None,
+        audit: Audit | None = None,
     ) -> None:
-        """`refusals`: counts refused asks."""
+        """`refusals`: counts refused asks. `audit`: remembers who reads the requests of others."""
         self.refusals = refusals or Refusals()
+        self.audit = audit or Audit()
+        self._acts: list[Act] = []
+        """Of the ask that is being answered."""
         self.replies_given = 0
         self.host = host or NoHost()
         self._store = store
@@ -88,28 +93,46 @@ class Reader:
 
     def read_reply(self, transaction: ReadTransaction, ask: Ask) -> Frames:
         """The answer to a titanic.reply."""
-        return self._read_replies(transaction, tsp.REPLY, ask.body, ask.user)
+        return self._read_replies(transaction, tsp.REPLY, tsp.without_via(ask.body), ask)
 
     def read_awaited(self, transaction: ReadTransaction, ask: Ask) -> Frames:
         """The answer to a titanic.wait as the store has it now."""
-        return self._read_replies(transaction, tsp.WAIT, ask.body[1:], ask.user)
+        return self._read_replies(transaction, tsp.WAIT, tsp.without_via(ask.body)[1:], ask)
 
-    def _read_replies(self, transaction: ReadTransaction, name: bytes, body: Frames, user: User | None) -> Frames:
+    def _read_replies(self, transaction: ReadTransaction, name: bytes, body: Frames, ask: Ask) -> Frames:
+        user = ask.user
         if user is not None and (fault := lacks(user, "read")) is not None:
             raise Forbidden(fault)
-        hides = None if user is None else partial(self._hides, transaction, name, user)
-        frames, found = read_replies(transaction, body, hides)
+        hides = None if user is None else partial(self._hides, transaction, name, ask)
+        given: list[bytes] = []
+        frames, found = read_replies(transaction, body, hides, given)
         self.replies_given += found
+        self.note_read(transaction, ask, given)
         return frames
 
-    def _hides(self, transaction: ReadTransaction, name: bytes, user: User, uuid: bytes) -> bool:
-        if not is_hidden(transaction, user, uuid):
+    def _hides(self, transaction: ReadTransaction, name: bytes, ask: Ask, uuid: bytes) -> bool:
+        user = ask.user
+        if user is None or not is_hidden(transaction, user, uuid):
             return False
-        self.refusals.add(user, name, not_owned(user, uuid), uuid=uuid)
+        self.refusals.add(user, name, not_owned(user, uuid), uuid=uuid, address=self.host.source_of(ask))
         return True
+
+    def note_read(self, transaction: ReadTransaction, ask: Ask, uuids: Sequence[bytes]) -> None:
+        """Have it recorded that an ask reads bodies or replies of others, before it is answered."""
+        user = ask.user
+        if user is None or not user.reads_all:
+            return
+        others = [uuid for uuid in uuids if (owner := transaction.owner(uuid)) is not None and owner != user.owner]
+        if new := self.audit.new_reads(user.name, others):
+            sender = origin(user, ask.body, self.host.source_of(ask))
+            text = "" if new[0] else "more in this minute"
+            self._acts.append(sender.act("read", uuid=new[0], count=len(new), text=text))
 
     def _answer_batches(self, batches: list[Batch]) -> bool:
         turns, shared = self._turns, dict[object, Frames]()
+        acts: list[Act] = []
+        held: list[tuple[SendAnswers, Answers]] = []
+        """Answers that are sent when the acts are on disk."""
         portion, filled = _portion(), 0
         asks = turns.next(batches)
         try:
@@ -119,7 +142,8 @@ class Reader:
                 for service, ask in asks:
                     key: object = None
                     if service.shared:  # only within one user: ownership was checked for that user
-                        key = ask.body[-1] if ask.user is None else (ask.user, ask.body[-1])
+                        named = tsp.without_via(ask.body)[-1]
+                        key = named if ask.user is None else (ask.user, named)
                     frames = shared.get(key) if key else None
                     if frames is None:
                         frames = self._read_one(transaction, service, ask)
@@ -127,6 +151,10 @@ class Reader:
                             shared[key] = frames
                     size = sum(map(len, frames))
                     turns.spend(ask, size)
+                    if self._acts or (acts and service.shared):
+                        acts, self._acts = acts + self._acts, []
+                        held.append((service.send_answers, [(ask, frames)]))
+                        continue
                     portion[service].append((ask, frames))
                     filled += size
                     if filled > PORTION:  # large answers do not wait for the rest
@@ -138,6 +166,8 @@ class Reader:
         for service, ask in turns.take_refused():
             portion[service].append((ask, TOO_MANY))
         _send(portion)
+        if acts:
+            self.host.record(AuditWrite(self.audit, acts, held))
         return len(turns) > 0
 
     def _read_one(self, transaction: ReadTransaction, service: ReadService, ask: Ask) -> Frames:
@@ -145,7 +175,7 @@ class Reader:
             return service.read(transaction, ask)
         except Forbidden as error:
             if ask.user is not None:
-                self.refusals.add(ask.user, service.name, str(error))
+                self.refusals.add(ask.user, service.name, str(error), address=self.host.source_of(ask))
             return tsp.forbidden(service.name, str(error))
         except StoreError as error:  # one damaged record must not fail the others
             return self._not_read(error)
@@ -233,21 +263,26 @@ class Turns:
 
 def prefetched(asks: Iterator[tuple[ReadService, Ask]]) -> list[bytes]:
     """The requests whose replies these asks are about, the first of them."""
-    bodies = (ask.body[-1:] for service, ask in asks if service.replies)
+    bodies = (tsp.without_via(ask.body)[-1:] for service, ask in asks if service.replies)
     uuids = chain.from_iterable(tsp.read_uuids(body) or () for body in bodies)
     return list(dict.fromkeys(islice(uuids, FORESEEN)))
 
 
-def read_replies(transaction: ReadTransaction, body: Frames, hides: Hides | None = None) -> tuple[Frames, int]:
+def read_replies(
+    transaction: ReadTransaction, body: Frames, hides: Hides | None = None, given: list[bytes] | None = None
+) -> tuple[Frames, int]:
     """The answer to a titanic.reply, and how many replies it contains. `hides`: whether a request is reported as
-    unknown; None: none is."""
+    unknown; None: none is. `given` gets the requests with a reply in the answer."""
+    given = [] if given is None else given
     uuids = tsp.read_uuids(body)
     if uuids is None:
         return tsp.BAD_UUID, 0
     if len(uuids) > 1:
-        return _summed_up(transaction, uuids, hides)
+        return _summed_up(transaction, uuids, hides, given)
     frames = _read_reply(transaction, uuids[0], hides)
-    return frames, int(frames[0] != tsp.PENDING and frames is not tsp.UNKNOWN)
+    if frames[0] != tsp.PENDING and frames is not tsp.UNKNOWN:
+        given.append(uuids[0])
+    return frames, len(given)
 
 
 def _read_reply(transaction: ReadTransaction, uuid: bytes, hides: Hides | None) -> Frames:
@@ -264,10 +299,12 @@ def _read_reply(transaction: ReadTransaction, uuid: bytes, hides: Hides | None) 
     return tsp.ended(outcome.status.name.lower(), outcome.reason, outcome.frames)
 
 
-def _summed_up(transaction: ReadTransaction, uuids: Sequence[bytes], hides: Hides | None) -> tuple[Frames, int]:
+def _summed_up(
+    transaction: ReadTransaction, uuids: Sequence[bytes], hides: Hides | None, given: list[bytes]
+) -> tuple[Frames, int]:
     summary: list[bytes] = []
     frames: Frames = []
-    found = size = 0
+    size = 0
     for uuid in uuids:
         try:
             status, *own = _read_reply(transaction, uuid, hides)
@@ -278,7 +315,8 @@ def _summed_up(transaction: ReadTransaction, uuids: Sequence[bytes], hides: Hide
         size += sum(map(len, own))
         if frames and (size > MOST_BYTES or len(frames) + len(own) > MOST_BODY_FRAMES):
             break
-        found += status != tsp.PENDING and status is not tsp.UNKNOWN[0]
+        if status != tsp.PENDING and status is not tsp.UNKNOWN[0]:
+            given.append(uuid)
         summary.append(b"%s %d" % (status[:3], len(own)))
         frames += own
-    return [tsp.OK, b"\n".join(summary), *frames], found
+    return [tsp.OK, b"\n".join(summary), *frames], len(given)

@@ -15,12 +15,13 @@ from typing import Any
 from broker import User
 from titanic.commit.writer import LIGHT_ITEMS, halves
 from titanic.errors import StoreError, StoreFull
+from titanic.facts.audit import Act, Tally, report
 from titanic.facts.counts import CANCELLED, CLOSED
 from titanic.protocol import tsp
 from titanic.protocol.permissions import lacks
 from titanic.protocol.tsp import Frames
 from titanic.services.ask import Ask, Closed, CloseDoubt, ServiceContext, not_done
-from titanic.services.ownership import is_kept, not_owned
+from titanic.services.ownership import not_owned
 from titanic.store import WriteTransaction
 
 UUID_BYTES = 33
@@ -80,7 +81,8 @@ class CloseWrite:
         self._kill: set[bytes] = set()
         self._doubtful: set[int] = set()
         self._refused: dict[int, StoreError] = {}
-        self._forbidden: list[tuple[User, bytes]] = []
+        self._forbidden: list[tuple[User, bytes, Ask]] = []
+        self._acts: list[Act] = []
 
     def uuids(self) -> Sequence[bytes]:
         if self._items is None:
@@ -91,13 +93,17 @@ class CloseWrite:
         if self._items is None:
             self._items = self._read()
         self._begin()
+        tallies: dict[_CloseAsk, Tally] = {}
         for at, (closing, uuid) in enumerate(self._items):
             user = closing.ask.user
-            if user is not None and is_kept(transaction, user, uuid):  # answered like an unknown one
-                self._forbidden.append((user, uuid))
+            owner = None if user is None else transaction.owner(uuid)
+            if user is not None and owner is not None and not user.closes(owner):  # answered like an unknown one
+                self._forbidden.append((user, uuid, closing.ask))
                 continue
             try:
                 closed = transaction.close(uuid, now_us)
+                if closed is not None and (closing.alive is not None or (user is not None and owner != user.owner)):
+                    tallies.setdefault(closing, Tally()).add(closed.service, uuid)
                 # Of a request that was closed before the owner is not known any more.
                 if closing.alive is not None and (closed is not None or user is None or user.reads_all):
                     self._kill.add(uuid)
@@ -111,6 +117,11 @@ class CloseWrite:
                     self._cancelled[closed.service] = self._cancelled.get(closed.service, 0) + 1
             except StoreFull as error:  # the archive is far behind and may miss nothing; the others may fit
                 self._refused[at] = error
+        self._acts = [
+            tally.act(self._context.origin(one.ask), "close" if one.alive is None else "kill")
+            for one, tally in tallies.items()
+        ]
+        self._context.audit.put(transaction, self._acts, now_us)
 
     def __len__(self) -> int:
         return len(self._items or ())
@@ -129,8 +140,10 @@ class CloseWrite:
         self._context.counts["closed"] += len(self._closed)
         self._context.facts.count(CLOSED, self._counts)
         self._context.facts.count(CANCELLED, self._cancelled)
-        for user, uuid in self._forbidden:
-            self._context.refusals.add(user, tsp.CLOSE, not_owned(user, uuid), uuid=uuid)
+        for user, uuid, ask in self._forbidden:
+            address = self._context.host.source_of(ask)
+            self._context.refusals.add(user, tsp.CLOSE, not_owned(user, uuid), uuid=uuid, address=address)
+        report(self._acts)
         self._report()
 
     def failed(self, error: StoreError) -> None:
@@ -143,11 +156,12 @@ class CloseWrite:
     def _read(self) -> list[tuple[_CloseAsk, bytes]]:
         items = []
         for ask in self._asks:
-            kill = ask.body[1:] == [tsp.KILL]
-            uuids = tsp.read_uuids(ask.body[:1] if kill else ask.body)
+            body = tsp.without_via(ask.body)
+            kill = body[1:] == [tsp.KILL]
+            uuids = tsp.read_uuids(body[:1] if kill else body)
             fault = None if ask.user is None else lacks(ask.user, "close")
             if ask.user is not None and fault is not None:
-                self._context.refusals.add(ask.user, tsp.CLOSE, fault)
+                self._context.refusals.add(ask.user, tsp.CLOSE, fault, address=self._context.host.source_of(ask))
                 self._answers.append((ask, tsp.forbidden(tsp.CLOSE, fault)))
             elif uuids is None:
                 self._answers.append((ask, tsp.BAD_UUID))

@@ -59,7 +59,7 @@ class AcceptWrite:
         self._due: int | None = None
         self._repeated = 0
         self._refused: list[str] = []
-        self._forbidden: list[tuple[User, str, bytes]] = []
+        self._forbidden: list[tuple[User, str, bytes, bytes]] = []
 
     def apply(self, transaction: WriteTransaction, now_us: int) -> None:
         self._begin()
@@ -84,7 +84,7 @@ class AcceptWrite:
                 self._refuse(ask, "invalid", tsp.bad_request(str(error)))
                 continue
             if user is not None and (fault := _fault(user, requests[0], source)) is not None:
-                self._forbidden.append((user, fault, requests[0].service))
+                self._forbidden.append((user, fault, requests[0].service, source))
                 self._refuse(ask, "forbidden", tsp.forbidden(self._name, fault))
                 continue
             limit = limits.get(requests[0].service)
@@ -206,8 +206,8 @@ class AcceptWrite:
             context.refused[reason] += 1
             if reason == "store_full":
                 context.refused_full_at = time.monotonic()
-        for user, fault, service in self._forbidden:
-            context.refusals.add(user, self._name, fault, service=service)
+        for user, fault, service, address in self._forbidden:
+            context.refusals.add(user, self._name, fault, service=service, address=address)
         context.send_answers(self._answers)
         if self._arrived or self._due is not None:
             context.dispatcher.post(Arrived(self._arrived, self._due))

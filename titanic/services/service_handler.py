@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from titanic.commit.writer import Writer
+from titanic.facts import audit
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
 from titanic.services import list_requests, server_stats
@@ -33,7 +34,12 @@ class ServiceHandler:
         self._reader = reader
         self._context = context
         self._explainer = Explainer(store, context)
-        reads = {tsp.REPLY: reader.read_reply, tsp.LIST: self._read_list, tsp.STATS: self._read_stats}
+        reads = {
+            tsp.REPLY: reader.read_reply,
+            tsp.LIST: self._read_list,
+            tsp.STATS: self._read_stats,
+            tsp.AUDIT: self._read_audit,
+        }
         self._read_services = {
             name: ReadService(name, read, context.send_answers, replies=name == tsp.REPLY)
             for name, read in reads.items()
@@ -70,9 +76,15 @@ class ServiceHandler:
     def _read_list(self, transaction: ReadTransaction, ask: Ask) -> Frames:
         now_us, paused, shared = self._store.now_us(), self._context.settings.paused, self._store.remote
         explainer, dispatcher = self._explainer, self._context.dispatcher
-        return list_requests.answer(
+        frames = list_requests.answer(
             transaction, ask.body, dispatcher, ask.user, now_us, paused, shared=shared, explainer=explainer
         )
+        if len(frames) > 2 and (uuid := list_requests.uuid_in(ask.body)) is not None:
+            self._reader.note_read(transaction, ask, [uuid])
+        return frames
+
+    def _read_audit(self, transaction: ReadTransaction, ask: Ask) -> Frames:
+        return audit.answer(transaction, ask.user, ask.body)
 
     def _read_stats(self, transaction: ReadTransaction, ask: Ask) -> Frames:
         since_start = {**self.counts, "commits": self._writer.commits}

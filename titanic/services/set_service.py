@@ -34,6 +34,14 @@ def apply(transaction: WriteTransaction, options: SetAction) -> tuple[ServiceSet
     return settings, {"done": int(setting != before), "service": service.decode(), **_as_json(setting)}
 
 
+def described(options: SetAction) -> tuple[str, str]:
+    """The act for the audit, and its text."""
+    if options.on_end is UNSET and options.paused is not UNSET:
+        return ("pause" if options.paused else "resume"), ""
+    said = {"paused": options.paused, "on_end": options.on_end}
+    return "set", " ".join(f"{name}={value}" for name, value in said.items() if value is not UNSET)
+
+
 def document(settings: ServiceSettings) -> dict[str, Any]:
     """The settings in titanic.stats."""
     return {name.decode(errors="replace"): _as_json(setting) for name, setting in settings.items()}

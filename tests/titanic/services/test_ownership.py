@@ -461,9 +461,7 @@ def test_without_access_control_nothing_is_looked_up(desk: Desk, three: Three, m
     monkeypatch.setattr(type(desk.store.read()), "owner", owner)
     monkeypatch.setattr(type(desk.store.write()), "owner", owner)
     assert desk.ask(tsp.REPLY, [three.done]) == [[b"200", b"R"]]
-    assert desk.ask(tsp.REPLY, [three.done], user=ROOT) == [[b"200", b"R"]]
     assert desk.ask(tsp.CLOSE, [three.done]) == [[b"200"]]
-    assert desk.ask(tsp.CLOSE, [three.waits], user=ROOT) == [[b"200"]]
     assert not is_known(desk, three.done)
 
 
