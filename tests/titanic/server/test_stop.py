@@ -272,10 +272,10 @@ def test_whoever_waits_at_the_end_is_told_what_the_store_says(tmp_path: Path, mo
     asked, go = threading.Event(), threading.Event()
     answer = reader.read_replies
 
-    def slowly(transaction: ReadTransaction, body: list[bytes], hides: Any) -> tuple[list[bytes], int]:
+    def slowly(transaction: ReadTransaction, body: list[bytes], hides: Any, given: Any) -> tuple[list[bytes], int]:
         asked.set()
         assert go.wait(30)
-        return answer(transaction, body, hides)
+        return answer(transaction, body, hides, given)
 
     monkeypatch.setattr(reader, "read_replies", slowly)
     monkeypatch.setattr(dispatcher_module, "DISMISS_MOST", 30)
