@@ -17,7 +17,6 @@ import json
 import logging
 import math
 import os
-import pwd
 import re
 import struct
 import threading
@@ -154,6 +153,8 @@ def origin(user: User | None, body: Frames, address: bytes) -> Origin:
 
 def system_origin() -> Origin:
     """Return the origin of offline acts: the system's user of this process."""
+    import pwd  # Windows has none, and no offline tools
+
     try:
         return Origin(pwd.getpwuid(os.getuid()).pw_name, OFFLINE, "")
     except KeyError:
