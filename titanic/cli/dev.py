@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -32,7 +31,7 @@ from titanic.cli.web import Bind
 from titanic.errors import TitanicError
 from titanic.pool.core import ChildConfig, PoolConfig
 from titanic.pool.pool import Sources
-from titanic.store.lmdb.opening import take_lock
+from titanic.store import remove_store
 from titanic.util.processes import without_options
 
 FOLDER = Path(".titanic")
@@ -221,14 +220,12 @@ def own_folder() -> Iterator[None]:
         yield
 
 
-def remove_store() -> str:
+def empty_store() -> str:
     """Remove what is stored; what that was. Raises StoreLocked while a server uses it."""
     if not STORE.exists():
         return f"there was nothing in {STORE} to remove"
-    lock = take_lock(STORE)
     size = sum(path.stat().st_blocks // 2 for path in STORE.rglob("*"))
-    shutil.rmtree(STORE)
-    os.close(lock)
+    remove_store(str(STORE))
     return f"removed {STORE}: {size} KiB"
 
 
@@ -293,7 +290,7 @@ def dev(
         check_free(host.strip("[]"), port, "--web 127.0.0.1:PORT")
         say(f"running {app} at {endpoint}; its web console: http://{url}", "serving")
         if fresh:
-            click.echo(remove_store(), err=True)
+            click.echo(empty_store(), err=True)
         work = (app, "--processes", str(processes), "--jobs", str(jobs))
         parts = Dev(work, endpoint, url, log_level, schedules)
         ending = StopSignal(parts.signalled, parts.signalled)

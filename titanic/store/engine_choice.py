@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 from importlib.util import find_spec
+from pathlib import Path
 
 from titanic.errors import StoreUnwritable
 from titanic.store.interface import Store
@@ -99,8 +101,18 @@ def expect_no_store(url: str) -> None:
     expect_nothing(url)
 
 
-def remove_store(url: str) -> None:
-    """Remove the store in a database with all that is in it: for one that was made to be measured."""
-    from titanic.store.postgres.postgres_export import remove
+def remove_store(place: str) -> None:
+    """Remove the store in a directory or a database with all that is in it. Raises StoreLocked while a server uses the
+    directory."""
+    if is_url(place):
+        from titanic.store.postgres.postgres_export import remove
 
-    remove(url)
+        remove(place)
+        return
+    from titanic.store.lmdb.opening import release_lock, take_lock
+
+    lock = take_lock(Path(place))
+    try:
+        shutil.rmtree(place)
+    finally:
+        release_lock(lock)
