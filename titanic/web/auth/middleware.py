@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from broker import AccessError
 from titanic import logs
+from titanic.client.calls import VIA
 from titanic.errors import TitanicError
 from titanic.web import problems
 from titanic.web.app_state import AppState, problem_response, release_body
@@ -144,6 +145,8 @@ class GatewayMiddleware:
             kind is Kind.SESSION,
             self._identity.source_of(scope, grant),
         )
+        way = "http" if is_for_programs(scope) else "page"
+        via = VIA.set(f"{way} {visitor.source}" if visitor.source else "")
         try:
             await self._app(scope, receive, send)
         except asyncio.CancelledError:
@@ -160,6 +163,7 @@ class GatewayMiddleware:
         except Exception as error:
             await _answer_error(error, scope, receive, send)
         finally:
+            VIA.reset(via)
             release_body(scope)
             grant.tasks.discard(task)
             self._clients.release(taken)

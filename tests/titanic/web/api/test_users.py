@@ -86,6 +86,22 @@ def test_the_source_is_the_clients_address_for_users_with_that_permission(scene:
     scene.server.reload(scene.server.config)
 
 
+def test_the_audit_names_the_way_and_the_clients_address(scene: Secured) -> None:
+    """Of users with that permission; those of others are the gateway's."""
+    uuids = [scene.program("alice").post("/v1/services/echo/requests", content=b"x").json()["uuid"] for _ in range(2)]
+    with httpx.Client(
+        base_url=scene.url,
+        transport=httpx.HTTPTransport(local_address="127.0.0.3"),
+        headers={"Authorization": f"Bearer {TOKENS['chief']}"},
+    ) as client:
+        assert client.delete(f"/v1/requests/{uuids[0]}").status_code == 204
+    key = scene.keys / "chief.key_secret"
+    with Client(scene.server.endpoints[0], key=str(key), server_key=str(scene.server_key)) as chief:
+        chief.close(uuids[1])
+        found = {one["uuid"]: (one["user"], one["way"], one["address"]) for one in chief.audit(act="close")["acts"]}
+    assert [found[uuid] for uuid in uuids] == [("chief", "http", "127.0.0.3"), ("chief", "mdp", "127.0.0.1")]
+
+
 def test_no_other_user_states_a_source(scene: Secured) -> None:
     key, server_key = scene.keys / "alice.key_secret", scene.server_key
     with Client(scene.server.endpoints[0], key=str(key), server_key=str(server_key)) as client:
