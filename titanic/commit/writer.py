@@ -274,7 +274,13 @@ class Writer:
                 flushes = last or facts.wants(now_us) or not len(writes[0])
                 if flushes:  # first: the totals are compared with the requests before any change
                     alone = not sum(map(len, writes))
-                    more = facts.flush(transaction, now_us, alone=alone, last=last)
+                    try:
+                        more = facts.flush(transaction, now_us, alone=alone, last=last)
+                    except StoreError:
+                        raise
+                    except Exception:
+                        facts.give_up(now_us)
+                        flushes = False
                 if self._remote:
                     transaction.prefetch([uuid for write in writes for uuid in write.uuids()])
                 for at_work in writes:

@@ -402,7 +402,7 @@ def _after(options: AuditOptions, kind: bytes, until: bytes) -> bytes:
 
 def _acts_page(transaction: ReadTransaction, options: AuditOptions) -> tuple[list[AuditAct], bytes | None]:
     until = int((options.until or 0.0) * 1e6)
-    scan = _Scan(transaction, ACTS, _after(options, ACTS, struct.pack(">Q", until)))
+    scan = _Scan(transaction, ACTS, _after(options, ACTS, struct.pack(">Q", min(max(until, 0), 1 << 63))))
     since, found = int((options.since or 0.0) * 1e6), list[AuditAct]()
     wanted = {name: value for name in ("user", "act", "address") if (value := getattr(options, name)) is not None}
     for key, value in scan.rows():
@@ -433,7 +433,7 @@ def _act_document(at: int, act: Act) -> AuditAct:
 
 def _refusals_page(transaction: ReadTransaction, options: AuditOptions) -> tuple[list[AuditRefusal], bytes | None]:
     until = math.ceil((options.until or 0.0) / 60)
-    scan = _Scan(transaction, REFUSALS, _after(options, REFUSALS, struct.pack(">I", until)))
+    scan = _Scan(transaction, REFUSALS, _after(options, REFUSALS, struct.pack(">I", min(max(until, 0), _MASK))))
     since, found = int((options.since or 0.0) // 60), list[AuditRefusal]()
     for key, value in scan.rows():
         minute, address = _MINUTE.unpack_from(key)[1], key[_MINUTE.size : -_NODE.size - 1].decode(errors="replace")

@@ -18,6 +18,7 @@ accepted - closed + CORRECTION = the requests that are stored.
 
 from __future__ import annotations
 
+import logging
 import os
 import struct
 import threading
@@ -61,6 +62,8 @@ COUNTS_SHARE, GROUPS_SHARE = 0.5, 0.2
 
 MARKED = 15
 """Seconds after its last write in which a process that was killed may have counted more."""
+
+log = logging.getLogger(__name__)
 
 U32 = struct.Struct(">I")
 
@@ -210,6 +213,14 @@ class FactsRecorder:
                 self._parts.pop(period, None)
         self._flushed_at, self._open, self._joined = now_us, more, True
 
+    def give_up(self, now_us: int) -> None:
+        """What was counted cannot be written, because of a bug: begin again, since no request may wait for counts."""
+        log.exception("a bug in this program: counts and failure groups since the last write are dropped")
+        with self._lock:
+            self._delta, self._periods, self._parts, self._changed = {}, {}, {}, set()
+            self._groups, self._totals = FailureGroups(), [0] * (CORRECTION + 1)
+            self._joined, self._open, self._flushed_at = False, True, now_us
+
     def _collect(self) -> None:
         if not self._delta:
             return
@@ -228,7 +239,7 @@ class FactsRecorder:
 
     def _put_period(self, rows: dict[bytes, bytes | None], period: Period, tallies: Tallies) -> None:
         parts = counts.encode(counts.fold(tallies))
-        prefix = period.kind + U32.pack(period.start) + U32.pack(self.number)
+        prefix = period.kind + packed(period.start) + U32.pack(self.number)
         for part, row in enumerate(parts[:256]):
             rows[prefix + bytes([part])] = row
         for part in range(len(parts), self._parts.get(period, 0)):
@@ -262,7 +273,7 @@ class FactsRecorder:
                 doubt = True
                 start = at // 1_000_000
                 end = max(start, min(now_us // 1_000_000, start + MARKED))
-                rows[INCOMPLETE + U32.pack(start)] = U32.pack(end)
+                rows[INCOMPLETE + packed(start)] = packed(end)
         ended: Tally = [0] * (CORRECTION + 1)
         found = transaction.facts(TOTALS)
         for key, value in found:
@@ -299,6 +310,11 @@ class FactsRecorder:
             ):
                 old.append(key)
         return dict.fromkeys(old)
+
+
+def packed(seconds: int) -> bytes:
+    """A time in a key; a clock that is wrong by centuries shows the first or the last one that there is."""
+    return U32.pack(min(max(seconds, 0), 0xFFFFFFFF))
 
 
 def backwards(transaction: ReadTransaction, prefix: bytes) -> Iterable[tuple[bytes, bytes]]:

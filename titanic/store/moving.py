@@ -140,8 +140,8 @@ class Export(Protocol):
 
 
 class Import(Protocol):
-    """A store in the making. What is put in comes in the order of an Export, requests first, then keys, then closed
-    requests, and is kept when `finish` returns. Left before that, it stays unusable until the next move.
+    """A store in the making. What is put in comes in the order of an Export, facts and requests first, then keys,
+    then closed requests, and is kept when `finish` returns. Left before that, it stays unusable until the next move.
 
     Any method may raise StoreFailed, StoreUnwritable or DiskFull.
     """
@@ -224,6 +224,11 @@ def _counted(summary: StoreSummary) -> str:
 
 def _go_through(store: Export, progress: Progress, doing: str, target: Import | None = None) -> StoreSummary:
     """Read all of a store, and put it into another one, if there is one."""
+    facts = _Tally(progress, f"{doing} facts", 0)
+    for rows in store.facts():
+        if target is not None:
+            target.put_facts(rows)
+        facts.add(rows)
     states: Counter[State] = Counter()
     requests = _Tally(progress, f"{doing} requests", store.totals.requests)
     for lives in store.requests():
@@ -241,11 +246,6 @@ def _go_through(store: Export, progress: Progress, doing: str, target: Import | 
         if target is not None:
             target.put_closed(closings)
         closed.add(closings)
-    facts = _Tally(progress, f"{doing} facts", 0)
-    for rows in store.facts():
-        if target is not None:
-            target.put_facts(rows)
-        facts.add(rows)
     whole = hashlib.sha256(b"".join(one.checksum for one in (requests, keys, closed, facts)))
     return StoreSummary(dict(states), keys.count, closed.count, whole.hexdigest())
 

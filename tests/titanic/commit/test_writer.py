@@ -14,6 +14,8 @@ from support.waiting import until
 
 from titanic.commit.writer import Writer, halves
 from titanic.errors import RecordCorrupt, StoreError, StoreFailed, StoreFull
+from titanic.facts.counts import FAILED
+from titanic.facts.recorder import AttemptEnd
 from titanic.store import MIN_CAPACITY, NewRequest, Store
 from titanic.store.lmdb.store import LmdbWriteTransaction
 
@@ -72,6 +74,18 @@ def run(store: Store, writes: list[Put]) -> Writer:
     writer.start()
     writer.stop()
     return writer
+
+
+def test_counts_that_cannot_be_written_fail_no_request(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    """They begin again."""
+    writer = Writer(store)
+    writer.facts.attempts([AttemptEnd(bytes(16), b"echo", FAILED, 0.1, 0.1, "half a letter: \ud800")], 1)
+    write = Put(store)
+    writer.enqueue(write)
+    writer.start()
+    until(lambda: write.heard == ["committed"])
+    writer.stop()
+    assert caplog.text.count("counts and failure groups since the last write are dropped") == 1
 
 
 def test_all_that_waits_is_one_commit(store: Store) -> None:

@@ -94,7 +94,7 @@ def test_actions(window: Window, lived: Lived, client: Client, script: bool) -> 
     expect(page.get_by_role("status").filter(has_text="Queued again")).to_be_visible()
     lived.until(uuids[0], "failed")
     page.get_by_role("navigation", name="Main").get_by_role("link", name="Failures").click()
-    page.get_by_role("link", name="Retry all 2").click()
+    page.get_by_role("link", name="Retry: OutOfStock").click()
     page.get_by_role("button", name="Retry 2 requests").click()
     see_done(page, "2 requests retried", script)
     page.goto(f"/requests/{uuids[1]}")

@@ -567,8 +567,8 @@ _CHECKS: dict[str, Callable[[Walk], None]] = {
     "timers": _timers,
     "closed": _closed,
     "blobs": _blobs,
-    "meta": _meta,
     "facts": _facts,
+    "meta": _meta,
 }
 """How each database is checked, in this order."""
 
