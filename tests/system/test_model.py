@@ -67,7 +67,7 @@ class Sockets(RuleBasedStateMachine):
     def start(self) -> None:
         self.stack = ExitStack()
         settings = {"wire": WIRE, "retry_first": 0.01, "presence_first": 0.01, "presence_most": 0.02}
-        server = self.stack.enter_context(serving(self.path, **settings))
+        server = self.stack.enter_context(serving(self.path, poison_deaths=1000, **settings))
         self.endpoint = server.endpoints[0]
         self.client = RawClient(self.endpoint)
 
