@@ -183,7 +183,7 @@ class Play:
 @contextmanager
 def play(folder: Path, dice: random.Random) -> Iterator[tuple[Play, Client]]:
     with ExitStack() as stack:
-        options = ("--max-attempts", "1000", "--retry-first", "50ms", "--retry-most", "1s")
+        options = ("--max-attempts", "1000", "--poison-deaths", "1000", "--retry-first", "50ms", "--retry-most", "1s")
         _, endpoint = stack.enter_context(serving(folder, *options))
         one = Play(folder, endpoint, dice)
         stack.callback(one.end)
