@@ -76,7 +76,7 @@ READ = 1000
 OFFLINE = "offline"
 """The way of acts on a store or an access file without a client."""
 
-_STATED = re.compile(re.escape(tsp.VIA) + rb"(cli|http|page)(?: ([0-9a-fA-F:.]{2,45}))?")
+_STATED = re.compile(re.escape(tsp.VIA) + rb"(http|page)(?: ([0-9a-fA-F:.]{2,45}))?")
 _ACT_KEY = struct.Struct(">cQII")
 _MINUTE = struct.Struct(">cI")
 _NODE = struct.Struct(">I")

@@ -338,12 +338,11 @@ class AuditAct(TypedDict):
     at: int
     """Microseconds since 1970."""
     act: str
-    """close, kill, retry, purge, change, read, pause, resume, set, drain, archive, access, settings, check or
-    migrate."""
+    """close, kill, retry, purge, change, read, pause, resume, set, drain, archive, access or settings."""
     user: str
     """Empty without access control; if `way` is offline, the system's user."""
     way: str
-    """cli, http, page, mdp or offline."""
+    """http, page, mdp, or offline: by the server itself, such as a reload."""
     address: str
     """The IP address; empty: unknown."""
     service: str

@@ -255,21 +255,6 @@ class SetAction(Message, tag_field="do", tag="set"):
     on_end: Annotated[str, Meta(description="the name of a service")] | UnsetType | None = UNSET
 
 
-class RefusedLogins(Struct, forbid_unknown_fields=True):
-    """Refused log-ins from an address."""
-
-    address: Address
-    count: Annotated[int, Meta(ge=1, le=1 << 32)] = 1
-    user: str = ""
-    action: str = "login"
-
-
-class RefusedAction(Message, tag_field="do", tag="refused"):
-    """titanic.admin: log-ins that a gateway refused."""
-
-    rows: Annotated[list[RefusedLogins], Meta(max_length=1000, description="a list of at most 1000 {address, count}")]
-
-
 def _holds(kind: type, hint: Any) -> bool:
     """Whether a declaration is of a type, or of several of them."""
     return hint is kind or any(_holds(kind, one) or type(one) is kind for one in get_args(hint))
@@ -282,7 +267,7 @@ SUBMIT_NUMBERS: dict[str, type[int] | type[float]] = {
 }
 """Options of a request that are numbers, for a task or a schedule as well as for one request. Times are float."""
 
-Admin = RetryAction | PurgeAction | ChangeAction | ArchiveAction | DrainAction | SetAction | RefusedAction
+Admin = RetryAction | PurgeAction | ChangeAction | ArchiveAction | DrainAction | SetAction
 _ADMIN: dict[str, type[Admin]] = {
     "retry": RetryAction,
     "purge": PurgeAction,
@@ -290,7 +275,6 @@ _ADMIN: dict[str, type[Admin]] = {
     "archive": ArchiveAction,
     "drain": DrainAction,
     "set": SetAction,
-    "refused": RefusedAction,
 }
 
 

@@ -26,7 +26,6 @@ from titanic.protocol.messages import (
     ChangeAction,
     DrainAction,
     PurgeAction,
-    RefusedAction,
     RetryAction,
     SetAction,
     read_admin,
@@ -96,8 +95,6 @@ class AdminWrite:
                     self._settings, document = set_service.apply(transaction, options)
                     if document["done"]:
                         self._note(ask, *set_service.described(options), service=options.service.encode())
-                elif isinstance(options, RefusedAction):
-                    document = self._refused(options)
                 elif isinstance(options, ChangeAction):
                     document = self._change(transaction, options, now_us, ask)
                 else:
@@ -116,11 +113,6 @@ class AdminWrite:
 
     def _note(self, ask: Ask, act: str, text: str = "", service: bytes = b"") -> None:
         self._acts.append(self._context.origin(ask).act(act, text=text, service=service))
-
-    def _refused(self, options: RefusedAction) -> dict[str, Any]:
-        for row in options.rows:
-            self._context.audit.refused(row.user, row.action, row.address, row.count)
-        return {"done": len(options.rows)}
 
     def __len__(self) -> int:
         return len(self._asks)
@@ -290,7 +282,6 @@ _ACTIONS = {
     ArchiveAction: "archive",
     DrainAction: "drain",
     SetAction: "set",
-    RefusedAction: "gateway",
 }
 
 

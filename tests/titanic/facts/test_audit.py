@@ -15,7 +15,6 @@ from titanic import Client, UnknownRequest
 from titanic.client.calls import VIA
 from titanic.errors import Forbidden
 from titanic.facts.audit import Audit, Origin, Ring
-from titanic.protocol.messages import read_admin
 from titanic.store.memory import MemoryStore
 
 QUEUE = '[users.queue]\nkeys = ["queue.key"]\nadmin = true\nsubmit = ["*"]\n'
@@ -113,8 +112,3 @@ def test_a_ring_deletes_its_oldest_rows() -> None:
         kept = [key for key, _ in transaction.facts(b"a")]
         assert kept == [b"a%07d" % number for number in range(1000 - len(kept), 1000)]
         assert 80 <= len(kept) <= 100
-
-
-def test_a_gateway_reports_refused_log_ins() -> None:
-    action = read_admin(b'{"do": "refused", "rows": [{"address": "192.0.2.1", "count": 3}]}')
-    assert action.rows[0].count == 3  # type: ignore[union-attr]
