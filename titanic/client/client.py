@@ -24,7 +24,7 @@ from broker import DEFAULT_ENDPOINT, Curve, Key, credentials, each, finish, name
 from titanic.client.calls import BlockingWire, Body, Calls, tries_of
 from titanic.client.core import ClientCore, OnCount, OnProgress
 from titanic.protocol.answers import Ended, Look, RequestInfo
-from titanic.protocol.documents import ArchiveInfo, AuditPage, FactsInfo, NodeInfo, Stats, WorkersInfo
+from titanic.protocol.documents import ArchiveInfo, AuditPage, AuditQuery, FactsInfo, NodeInfo, Stats, WorkersInfo
 from titanic.protocol.submit_options import ManyOptions, Span, SubmitOptions
 from titanic.protocol.tsp import Frames
 
@@ -345,33 +345,12 @@ class Client:
         None leaves a setting unchanged. Return the settings."""
         return finish(self._own.set_service(service, paused=paused, on_end=on_end))
 
-    def audit(
-        self,
-        *,
-        refusals: bool = False,
-        user: str | None = None,
-        act: str | None = None,
-        address: str | None = None,
-        since: float | None = None,
-        until: float | None = None,
-        after: str | None = None,
-        limit: int = 100,
-    ) -> AuditPage:
+    def audit(self, **options: Unpack[AuditQuery]) -> AuditPage:
         """Return a page of acts on requests of others, services and nodes, or of `refusals` by address and minute,
-        newest first: {acts, refusals, next}. All that is given must match; `since` and `until` are in seconds since
-        1970, `after` is the `next` of the page before. Needs the permission `audit`."""
-        return finish(
-            self._own.audit(
-                refusals=refusals,
-                user=user,
-                act=act,
-                address=address,
-                since=since,
-                until=until,
-                after=after,
-                limit=limit,
-            )
-        )
+        newest first: {acts, refusals, next}. `options`: refusals, user, act, address, since, until, after, limit. All
+        that is given must match; `since` and `until` are in seconds since 1970, `after` is the `next` of the page
+        before. Needs the permission `audit`."""
+        return finish(self._own.audit(**options))
 
     def list(
         self,

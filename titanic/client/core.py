@@ -28,7 +28,7 @@ from titanic.protocol.answers import (
     standing,
     unknown,
 )
-from titanic.protocol.documents import ArchiveInfo, AuditPage, FactsInfo, NodeInfo, Stats, WorkersInfo
+from titanic.protocol.documents import ArchiveInfo, AuditPage, AuditQuery, FactsInfo, NodeInfo, Stats, WorkersInfo
 from titanic.protocol.submit_options import MOST_UUIDS, ManyOptions, Span, SubmitOptions, encode, seconds
 from titanic.protocol.tsp import Frames, Progress
 from titanic.util import ids
@@ -466,23 +466,11 @@ class ClientCore:
             options["on_end"] = on_end or None
         return await self._document(tsp.ADMIN, options)
 
-    async def audit(
-        self,
-        *,
-        refusals: bool = False,
-        user: str | None = None,
-        act: str | None = None,
-        address: str | None = None,
-        since: float | None = None,
-        until: float | None = None,
-        after: str | None = None,
-        limit: int = 100,
-    ) -> AuditPage:
+    async def audit(self, **options: Unpack[AuditQuery]) -> AuditPage:
         """A page of acts, or of `refusals`, newest first; all that is given must match. Times are in seconds since
         1970."""
-        given = {"user": user, "act": act, "address": address, "since": since, "until": until, "after": after}
-        options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        return cast(AuditPage, await self._document(tsp.AUDIT, {"refusals": refusals, "limit": limit, **options}))
+        given = {name: value for name, value in options.items() if value is not None}
+        return cast(AuditPage, await self._document(tsp.AUDIT, given))
 
     async def list(
         self,

@@ -366,6 +366,19 @@ class AuditRefusal(TypedDict):
     action: str
 
 
+class AuditQuery(TypedDict, total=False):
+    """Which acts, or `refusals`, a page of the audit has. Absent is None. Times are in seconds since 1970."""
+
+    refusals: bool
+    user: str | None
+    act: str | None
+    address: str | None
+    since: float | None
+    until: float | None
+    after: str | None
+    limit: int
+
+
 class AuditPage(TypedDict):
     """Acts or refusals, newest first."""
 

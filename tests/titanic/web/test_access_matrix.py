@@ -41,6 +41,7 @@ workers, reading      read               counted  –               –         
 stats, reading        read               403      –               –          403     –        200   200
 history               metrics            403      403             –          200     –        –     200
 history, reading      read               403      –               –          403     –        200   200
+audit                 audit              403      403             –          200     –        –     200
 events                metrics            403      403             –          200     –        –     200
 events of a request   read               refused  refused         –          done    unknown  done  done
 take                  work               403      403             403        200     –        –     403
@@ -95,6 +96,7 @@ CALLS = {
     "workers": "GET /v1/workers",
     "stats": "GET /v1/stats",
     "history": "GET /v1/history",
+    "audit": "GET /v1/audit",
     "events": "GET /v1/events",
     "take": "POST /v1/services/{service}:take",
     "done": "POST /v1/leases/{lease}:done",
@@ -272,7 +274,7 @@ TRIES: dict[str, Callable[[Scene, str, str, str], str]] = {
     **dict.fromkeys(("retry", "close", "page: retry", "page: close"), changed),
     **dict.fromkeys(("page: retry these", "page: close these"), changed),
     **dict.fromkeys(
-        ("services", "stats", "stats, reading", "history", "history, reading", "session", "openapi"), fetched
+        ("services", "stats", "stats, reading", "history", "history, reading", "audit", "session", "openapi"), fetched
     ),
     **dict.fromkeys(("workers", "workers, reading"), worked),
     **dict.fromkeys(("events", "events of a request"), events),

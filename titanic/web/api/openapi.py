@@ -326,6 +326,38 @@ class History(TypedDict):
     failures_omitted: NotRequired[Count]
 
 
+class Act(TypedDict):
+    """An act of a user on requests of others, services, nodes or the store."""
+
+    at: Time
+    act: Annotated[str, Meta(description="A word such as `close`, `retry`, `purge`, `pause` or `read`.")]
+    user: Annotated[str, Meta(description="Empty: anyone. Of acts without a client, the system's user.")]
+    way: Annotated[str, Meta(description="`http`, `page`, `mdp`; `offline`: without a client.")]
+    address: str
+    service: Annotated[str, Meta(description="Of the requests, if all are of one.")]
+    uuid: Annotated[str, Meta(description="Of the first request.")]
+    count: Count
+    text: str
+
+
+class RefusedAccess(TypedDict):
+    """What was refused from an address in a minute; `user` and `action` are those of the last refusal."""
+
+    at: Time
+    address: str
+    count: Count
+    user: str
+    action: str
+
+
+class AuditRows(TypedDict):
+    """Acts or refusals, newest first."""
+
+    acts: list[Act]
+    refusals: list[RefusedAccess]
+    next: Next
+
+
 class ExtendedLease(TypedDict):
     """An extended lease."""
 
@@ -417,6 +449,7 @@ DOCUMENTS = (
     WorkerList,
     Stats,
     History,
+    AuditRows,
     ExtendedLease,
     WebHook,
     NewWebHook,

@@ -391,7 +391,7 @@ async def get_requests(request: Request) -> Response:
     service, text = given.get("service", ""), given.get("text", "")
     wanted = RequestFilter(service, state or "", text, oldest=not flag(given, "newest"))
     rows, after = await find_page(visitor_of(request).client, wanted, after, limit)
-    return page("/v1/requests", "requests", [described(row) for row in rows], given, after)
+    return page("/v1/requests", {"requests": [described(row) for row in rows]}, given, after)
 
 
 _LIST = [

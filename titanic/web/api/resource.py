@@ -246,11 +246,11 @@ def page_size(given: dict[str, str]) -> int:
     return read_integer("limit", given["limit"], 1, MOST_UUIDS) if "limit" in given else PAGE
 
 
-def page(path: str, name: str, rows: list[Any], given: dict[str, str], after: str | None) -> Response:
-    """Make a page. `given`: the query. `after`: where the next page starts; None: this is the last."""
+def page(path: str, rows: Mapping[str, list[Any]], given: dict[str, str], after: str | None) -> Response:
+    """Make a page. `rows`: by name. `given`: the query. `after`: where the next page starts; None: this is the last."""
     following = None if after is None else f"{path}?{urlencode({**given, 'after': after}, quote_via=quote)}"
     headers = None if following is None else {"Link": f'<{following}>; rel="next"'}
-    return json_response({name: rows, "next": following}, headers=headers)
+    return json_response({**rows, "next": following}, headers=headers)
 
 
 def path_uuid(text: str) -> str:

@@ -1,8 +1,9 @@
-"""Services, workers and statistics: the list of services with their figures, the workers and the statistics of the
-server."""
+"""Services, workers, statistics and the audit of the server."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -12,11 +13,12 @@ from starlette.responses import Response
 
 from titanic.errors import InvalidRequest
 from titanic.protocol import tsp
-from titanic.protocol.documents import FailureGroupInfo, WorkerInfo
+from titanic.protocol.documents import AuditQuery, FailureGroupInfo, WorkerInfo
 from titanic.web.api.openapi import (
     AFTER,
     FLAG,
     LIMIT,
+    AuditRows,
     History,
     ServiceLinks,
     ServicePage,
@@ -31,10 +33,13 @@ from titanic.web.api.openapi import (
 from titanic.web.api.resource import ApiRoute, flag, json_response, page, page_size, timestamp
 from titanic.web.app_state import app_state, visitor_of
 from titanic.web.problems import HTTPProblem
-from titanic.web.request_headers import read_query
+from titanic.web.request_headers import read_integer, read_query
 
 MIN_LAST, MAX_LAST = 60, 28 * 86_400
 """Seconds of history that may be asked for."""
+
+MAX_AGE = 1_000_000_000
+"""Seconds of the audit that may be asked for."""
 
 _LAST = Annotated[int, Meta(ge=MIN_LAST, le=MAX_LAST, extra_json_schema={"default": 3600})]
 
@@ -55,7 +60,7 @@ async def get_services(request: Request) -> Response:
     figures = _figures(stats) or {name: {"waiting": waiting} for name, waiting in stats["services"].items()}
     names = sorted(name for name in figures if name > given.get("after", ""))
     rows = [{"name": name, **figures[name], "links": _service_links(name)} for name in names[:limit]]
-    return page("/v1/services", "services", rows, given, names[limit - 1] if len(names) > limit else None)
+    return page("/v1/services", {"services": rows}, given, names[limit - 1] if len(names) > limit else None)
 
 
 def _figures(stats: dict[str, Any]) -> dict[str, Any]:
@@ -117,6 +122,30 @@ def _group(group: FailureGroupInfo) -> dict[str, Any]:
     return {**group, **times, "hours": [{"hour": timestamp(at), "count": count} for at, count in group["hours"]]}
 
 
+async def get_audit(request: Request) -> Response:
+    """List acts or refusals, the newest first."""
+    given = read_query(request, ("refusals", "user", "act", "address", "last", "after", "limit"))
+    options = audit_query(given, page_size(given), refusals=flag(given, "refusals"))
+    found = await visitor_of(request).client.audit(**options)
+    acts = [{**row, "at": timestamp(row["at"])} for row in found["acts"]]
+    refusals = [{**row, "at": timestamp(row["at"])} for row in found["refusals"]]
+    return page("/v1/audit", {"acts": acts, "refusals": refusals}, given, found["next"])
+
+
+def audit_query(given: Mapping[str, str], limit: int, *, refusals: bool) -> AuditQuery:
+    """Read which rows of the audit are wanted, at most `limit`. Raises HTTPProblem."""
+    last = read_integer("last", given["last"], 1, MAX_AGE) if given.get("last") else None
+    return {
+        "refusals": refusals,
+        "limit": limit,
+        "after": given.get("after"),
+        "user": given.get("user") or None,
+        "act": given.get("act") or None,
+        "address": given.get("address") or None,
+        "since": None if last is None else time.time() - last,
+    }
+
+
 ROUTES = [
     ApiRoute(
         "/v1/services",
@@ -157,6 +186,24 @@ ROUTES = [
                 parameter("query", "last", "Seconds.", _LAST),
                 parameter("query", "service", "The service of `series` and `failures`.", str),
                 parameter("query", "failures", "Whether to group failures.", FLAG),
+            ],
+        ),
+    ),
+    ApiRoute(
+        "/v1/audit",
+        GET=endpoint(
+            get_audit,
+            "audit",
+            "List who acted on requests of others, services and nodes, or what was refused",
+            paged(AuditRows),
+            parameters=[
+                parameter("query", "refusals", "Refusals instead of acts.", FLAG),
+                parameter("query", "user", "Only of this user.", str),
+                parameter("query", "act", "Only this act, such as `close`.", str),
+                parameter("query", "address", "Only from this IP address.", str),
+                parameter("query", "last", "Only of the last seconds.", Annotated[int, Meta(ge=1, le=MAX_AGE)]),
+                parameter("query", "after", AFTER, Annotated[str, Meta(pattern="^([0-9a-f]{2}){1,255}$")]),
+                LIMIT,
             ],
         ),
     ),

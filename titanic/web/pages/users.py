@@ -1,4 +1,5 @@
-"""Users: signing in and out, one's own permissions, and for admins those of all users with denied actions."""
+"""Users: signing in and out, one's own permissions, for admins those of all users with denied actions; and the audit:
+who acted on what, and what was refused."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import re
 from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -16,6 +17,7 @@ from starlette.routing import Route
 from broker import Access, AccessError, User, load_access
 from titanic.aio import Client
 from titanic.protocol.documents import Refusal
+from titanic.web.api.services import audit_query
 from titanic.web.app_state import app_state, visitor_of
 from titanic.web.pages import forms
 from titanic.web.pages.forms import NotPermitted, unless_forbidden
@@ -29,6 +31,11 @@ LOCAL = re.compile(r"/(?![/\\])[!-\[\]-~]{0,2000}")
 """A path on this host: nothing that a browser would take for another host, and no backslash, which is a slash to it."""
 
 MAX_DENIALS = 100
+
+AUDITED = 50
+"""Acts on a page."""
+
+SPANS = {"3600": "in the last hour", "86400": "in the last day", "604800": "in the last week"}
 
 READS = {"none": "nothing", "own": "own requests", "all": "all requests"}
 
@@ -104,6 +111,30 @@ async def _denials(client: Client) -> Denials:
     )
 
 
+async def audit(request: Request) -> Response:
+    """List acts, or refusals."""
+    state, query = app_state(request), request.query_params
+    names = ("show", "user", "act", "address", "last")
+    given = {name: query.get(name, "").strip()[:255] for name in names}
+    after, refusals = query.get("after", ""), given.get("show") == "refusals"
+    options = audit_query(given | ({"after": after} if after else {}), AUDITED, refusals=refusals)
+    found = await unless_forbidden("audit", visitor_of(request).client.audit(**options))
+    shown = {name: text for name, text in given.items() if text}
+    start = f"/audit?{urlencode(shown)}" if shown else "/audit"
+    following = None if isinstance(found, NotPermitted) else found["next"]
+    return state.page(
+        request,
+        "audit.html",
+        found=found,
+        given=given,
+        filtered=bool(shown),
+        refusals=refusals,
+        spans=SPANS,
+        next=f"/audit?{urlencode({**shown, 'after': following})}" if following else "",
+        start=start if after else "",
+    )
+
+
 async def log_in(request: Request) -> Response:
     """GET: show the form. POST: start a session for the user of the token, then redirect to the page asked for."""
     state = app_state(request)
@@ -139,7 +170,7 @@ def local_path(path: str) -> str:
     return path if found is not None and not found.netloc and found.path not in ("/login", "/logout") else "/"
 
 
-ROUTES = [Route("/users", users)]
+ROUTES = [Route("/users", users), Route("/audit", audit)]
 
 SESSION_ROUTES = [
     Route("/login", log_in, methods=["GET", "POST"]),

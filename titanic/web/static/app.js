@@ -5,7 +5,7 @@
 const KEEP = { get: (name) => { try { return localStorage.getItem(name); } catch { return null; } },
                set: (name, value) => { try { localStorage.setItem(name, value); } catch { /* private window */ } } };
 const THEMES = ["system", "light", "dark"];
-const GO = { o: "/", s: "/services", w: "/workers", r: "/requests", f: "/failures", c: "/schedules", t: "/store", u: "/users" };
+const GO = { o: "/", s: "/services", w: "/workers", r: "/requests", f: "/failures", c: "/schedules", t: "/store", u: "/users", a: "/audit" };
 const MOMENT = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
 
 function paint(theme) {

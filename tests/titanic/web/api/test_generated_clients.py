@@ -88,6 +88,10 @@ if (worker === undefined) throw new Error(JSON.stringify(listed));
 const told: [string[], number, number] = [worker.services, worker.slots, worker.requests.length];
 strictEqual(JSON.stringify(told), '[["upper"],1,0]');
 
+const audit = await client.GET("/v1/audit", { params: { query: { act: "kill", last: 60 } } });
+const acts: components["schemas"]["Act"][] | undefined = audit.data?.acts;
+strictEqual(acts?.length, 0);
+
 const closed = await client.DELETE("/v1/requests/{uuid}", { params: { path } });
 strictEqual(closed.response.status, 204);
 

@@ -76,6 +76,7 @@ def test_a_worker_has_the_members_that_clients_know() -> None:
 
 def test_history_has_the_members_that_clients_know() -> None:
     names = {"ServiceHistory": "ServiceFacts", "ErrorGroup": "FailureGroupInfo", "History": "FactsInfo"}
+    names |= {"Act": "AuditAct", "RefusedAccess": "AuditRefusal", "AuditRows": "AuditPage"}
     for name, known in names.items():
         assert members(getattr(openapi, name), vars(openapi)) == members(DOCUMENTS[known], DOCUMENTS)
 
@@ -88,6 +89,8 @@ def test_history_has_the_members_that_clients_know() -> None:
         ("/v1/workers", openapi.WorkerList),
         ("/v1/stats", openapi.Stats),
         ("/v1/history?service=upper&failures=true", openapi.History),
+        ("/v1/audit", openapi.AuditRows),
+        ("/v1/audit?refusals=true&last=60", openapi.AuditRows),
         ("/v1/session", openapi.Session),
     ],
 )

@@ -405,6 +405,7 @@ METHODS = [
     ("/v1/workers", "GET, HEAD, OPTIONS"),
     ("/v1/stats", "GET, HEAD, OPTIONS"),
     ("/v1/history", "GET, HEAD, OPTIONS"),
+    ("/v1/audit", "GET, HEAD, OPTIONS"),
 ]
 
 

@@ -99,7 +99,20 @@ def test_the_audit_names_the_way_and_the_clients_address(scene: Secured) -> None
     with Client(scene.server.endpoints[0], key=str(key), server_key=str(scene.server_key)) as chief:
         chief.close(uuids[1])
         found = {one["uuid"]: (one["user"], one["way"], one["address"]) for one in chief.audit(act="close")["acts"]}
+        rows = chief.audit(act="close", user="chief")["acts"]
     assert [found[uuid] for uuid in uuids] == [("chief", "http", "127.0.0.3"), ("chief", "mdp", "127.0.0.1")]
+    program = scene.program("chief")
+    page = program.get("/v1/audit", params={"act": "close", "user": "chief", "limit": 1, "last": 3600}).json()
+    rest = program.get(page["next"]).json()
+    assert [{**row, "at": 0} for row in page["acts"] + rest["acts"]] == [{**row, "at": 0} for row in rows[:2]]
+    assert page["acts"][0]["at"] >= rest["acts"][0]["at"] > "2026"
+    assert program.get("/v1/audit?address=127.0.0.3&act=close").json()["acts"] == rest["acts"]
+    for query in ("last=0", "last=x", "after=x", "refusals=1", "text=x"):
+        assert program.get(f"/v1/audit?{query}").status_code == 400, query
+    refused = scene.program("bob").get("/v1/audit")
+    assert (refused.status_code, "audit = true" in refused.json()["detail"]) == (403, True)
+    until(lambda: program.get("/v1/audit?refusals=true&user=bob").json()["refusals"])
+    assert program.get("/v1/audit?refusals=true&user=bob").json()["acts"] == []
 
 
 def test_no_other_user_states_a_source(scene: Secured) -> None:

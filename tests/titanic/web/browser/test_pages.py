@@ -26,6 +26,8 @@ EMPTY = (
     "/schedules",
     "/store",
     "/users",
+    "/audit",
+    "/audit?show=refusals&last=3600",
     "/find",
     "/find?q=nothing",
     "/nothing",
@@ -76,9 +78,11 @@ def test_pages_about_the_queue(window: Window, client: Client) -> None:
     nightly = Schedule("nightly-" + "x" * 60, "backup", every=3600)
     submit_tick(client, nightly, 1_795_000_000 // 3600 * 3600)
     pause_schedule(client, "weekly")
+    client.set_service("mail" * 30, paused=True)
     page = window.page("/schedules")
     window.check(page)
-    for path in ("/store", "/"):
+    client.purge("waiting")
+    for path in ("/audit", "/store", "/"):
         page.goto(path)
         window.check(page)
 

@@ -79,6 +79,23 @@ def test_users_are_listed_for_admins_only(scene: Secured) -> None:
     assert "sha256:" not in text
 
 
+def test_the_audit_is_shown_to_those_who_may_see_it(scene: Secured) -> None:
+    program, chief = scene.program("alice"), scene.browser("chief")
+    uuids = [program.post("/v1/services/audited/requests", content=b"x").json()["uuid"] for _ in range(51)]
+    for uuid in uuids:
+        assert chief.get(f"/requests/{uuid}").status_code == 200
+    found = Page(chief.get("/audit?user=chief&act=read").text)
+    assert [row[1:3] for row in found.rows] == [["chief", "read"]] * 50
+    assert found.rows[0][5:7] == [uuids[-1], "page 127.0.0.1"]
+    assert Page(chief.get(found.links["Next page"]).text).rows[0][5] == uuids[0]
+    assert "No matching rows." in chief.get("/audit?user=somebody").text
+    assert chief.get("/audit?last=x").status_code == 400
+    missing = Page(scene.browser("alice").get("/audit").text)
+    assert "audit = true" in missing.text
+    assert not missing.rows
+    until(lambda: Page(chief.get("/audit?show=refusals&user=alice").text).rows)
+
+
 def test_schedules_of_other_users_cannot_be_paused(scene: Secured) -> None:
     program = scene.program("alice")
     key = "cron:nightly:2026-11-22T20:00:00Z"
