@@ -145,14 +145,15 @@ class Server:
         self.watchdog = Watchdog(threads | self.front.threads())
 
     def _know_deliveries(self, place: Path | str) -> None:
-        """Have workers keep their requests."""
-        dispatcher = self.dispatcher
+        """Have workers keep their requests, if requests wait for their return; else a stop waits for them."""
+        dispatcher, patience = self.dispatcher, self.config.wire.worker_return
+        if not patience:
+            return
         with self.store.read() as transaction:
             identity = transaction.identity()
             if self.store.remote:
                 dispatcher.delivery_key = cast(NodesReadTransaction, transaction).delivery_key()
-                if patience := self.config.wire.worker_return:
-                    dispatcher.decides_within = 2 * self.config.lease.lease + patience
+                dispatcher.decides_within = 2 * self.config.lease.lease + patience
         if identity is None:  # a damaged store has none until it is opened again
             return
         dispatcher.store_id = identity.hex()

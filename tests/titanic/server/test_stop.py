@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.raw_mdp import raw_client, raw_worker
-from support.serving import QUICK, config, serving
+from support.serving import PATIENT, QUICK, config, serving
 from support.store_break import break_meta_page
 from support.waiting import until
 
@@ -136,6 +137,34 @@ def test_stop_lets_what_is_running_finish_and_refuses_what_is_new(tmp_path: Path
     with serving(tmp_path) as server, raw_client(server.endpoints[0]) as raw:
         assert raw.ask(b"titanic.reply", uuid) == [b"200", b"X"]
         assert raw.ask(b"titanic.reply", behind) == [b"300"]
+
+
+def test_stop_waits_for_a_worker_for_whose_return_no_request_waits(tmp_path: Path) -> None:
+    """The server noted its request all the same, did not wait, and the next one gave it to a second worker."""
+    seen: list[int] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def note(frames: list[bytes]) -> bytes:
+        seen.append(current().delivery)
+        begun.set()
+        go_on.wait(60)
+        return b"once"
+
+    wire = replace(PATIENT, worker_return=0.0)
+    server = Server(config(tmp_path, grace=60, wire=wire)).start()
+    with Client(server.endpoints[0]) as client, Worker("echo", note, server.endpoints[0], config=QUICK):
+        uuid = client.submit("echo", "x")
+        assert begun.wait(50)
+        stopping = threading.Thread(target=server.stop)
+        stopping.start()
+        stopping.join(1)
+        assert stopping.is_alive()
+        go_on.set()
+        stopping.join(30)
+        assert not stopping.is_alive()
+    with serving(tmp_path) as server, Client(server.endpoints[0]) as client:
+        assert client.wait(uuid, 30) == [b"once"]
+    assert seen == [1]
 
 
 def test_stop_gives_up_after_the_grace_time(tmp_path: Path) -> None:
