@@ -255,6 +255,22 @@ class SetAction(Message, tag_field="do", tag="set"):
     on_end: Annotated[str, Meta(description="the name of a service")] | UnsetType | None = UNSET
 
 
+class RefusedRow(Message):
+    """What a gateway refused from an address in a minute, in minutes since 1970."""
+
+    minute: Annotated[int, Meta(ge=0, description="a number of minutes since 1970")]
+    address: Annotated[str, Meta(pattern=r"^[ -~]{0,64}$(?!\n)", description="an IP address")]
+    count: Annotated[int, Meta(ge=1, le=1 << 32, description="a number from 1 to 4294967296")]
+    user: Annotated[str, Meta(max_length=500, description="a string of at most 500 characters")] = ""
+    action: Annotated[str, Meta(max_length=500, description="a string of at most 500 characters")] = ""
+
+
+class RefusedAction(Message, tag_field="do", tag="refused"):
+    """titanic.admin: record what a gateway refused."""
+
+    rows: Annotated[list[RefusedRow], Meta(max_length=MOST_UUIDS, description=f"a list of at most {MOST_UUIDS} rows")]
+
+
 def _holds(kind: type, hint: Any) -> bool:
     """Whether a declaration is of a type, or of several of them."""
     return hint is kind or any(_holds(kind, one) or type(one) is kind for one in get_args(hint))
@@ -267,7 +283,7 @@ SUBMIT_NUMBERS: dict[str, type[int] | type[float]] = {
 }
 """Options of a request that are numbers, for a task or a schedule as well as for one request. Times are float."""
 
-Admin = RetryAction | PurgeAction | ChangeAction | ArchiveAction | DrainAction | SetAction
+Admin = RetryAction | PurgeAction | ChangeAction | ArchiveAction | DrainAction | SetAction | RefusedAction
 _ADMIN: dict[str, type[Admin]] = {
     "retry": RetryAction,
     "purge": PurgeAction,
@@ -275,6 +291,7 @@ _ADMIN: dict[str, type[Admin]] = {
     "archive": ArchiveAction,
     "drain": DrainAction,
     "set": SetAction,
+    "refused": RefusedAction,
 }
 
 

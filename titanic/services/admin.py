@@ -17,7 +17,7 @@ from msgspec import UNSET
 from broker import User, UserLimits
 from titanic.commit.writer import halves
 from titanic.errors import Forbidden, InvalidArchive, InvalidRequest, StoreError, StoreFull
-from titanic.facts.audit import Act, Tally, report
+from titanic.facts.audit import MINUTE_US, Act, Refused, Tally, report
 from titanic.facts.counts import CANCELLED, CLOSED, REQUEUED
 from titanic.protocol import tsp
 from titanic.protocol.messages import (
@@ -26,6 +26,7 @@ from titanic.protocol.messages import (
     ChangeAction,
     DrainAction,
     PurgeAction,
+    RefusedAction,
     RetryAction,
     SetAction,
     read_admin,
@@ -95,6 +96,14 @@ class AdminWrite:
                     self._settings, document = set_service.apply(transaction, options)
                     if document["done"]:
                         self._note(ask, *set_service.described(options), service=options.service.encode())
+                elif isinstance(options, RefusedAction):
+                    minute = now_us // MINUTE_US
+                    rows = {
+                        (min(row.minute, minute), row.address): Refused(row.count, row.user, row.action)
+                        for row in options.rows
+                    }
+                    self._context.audit.put_refusals(transaction, rows)
+                    document = {"done": len(rows)}
                 elif isinstance(options, ChangeAction):
                     document = self._change(transaction, options, now_us, ask)
                 else:
@@ -282,6 +291,7 @@ _ACTIONS = {
     ArchiveAction: "archive",
     DrainAction: "drain",
     SetAction: "set",
+    RefusedAction: "gateway",
 }
 
 

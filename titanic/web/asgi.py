@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -78,6 +78,9 @@ async def readyz(request: Request) -> Response:
 REFRESH_INTERVAL = 0.5
 """Seconds between two checks of the access file, the keys and the certificate for changes."""
 
+REPORT_INTERVAL, LAST_REPORT = 5.0, 1.0
+"""Seconds between two reports of what was refused, and the time for the last one at the end."""
+
 STATIC = Path(__file__).parent / "static"
 
 
@@ -106,13 +109,16 @@ class Gateway(Starlette):
 @asynccontextmanager
 async def _lifespan(app: Gateway) -> AsyncIterator[None]:
     state = app.titanic
-    refreshing = asyncio.create_task(_keep_refreshing(state))
+    refreshing, reporting = asyncio.create_task(_keep_refreshing(state)), asyncio.create_task(_keep_reporting(state))
     try:
         async with new_delivery(state.settings) if state.settings.hooks else nullcontext() as delivery:
             state.hooks = None if delivery is None else delivery.registry
             yield
     finally:
         refreshing.cancel()
+        reporting.cancel()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(_report(state), LAST_REPORT)
         state.stats_poller.close()
         app.bulk_jobs.close()
         await app.leases.end()
@@ -124,3 +130,14 @@ async def _keep_refreshing(state: AppState) -> None:
     while True:
         await asyncio.sleep(REFRESH_INTERVAL)
         state.refresh()
+
+
+async def _keep_reporting(state: AppState) -> None:
+    """Report refusals for as long as the application runs."""
+    while True:
+        await asyncio.sleep(REPORT_INTERVAL)
+        await _report(state)
+
+
+async def _report(state: AppState) -> None:
+    await state.clients.report(state.identity.audit, state.identity.reporter())

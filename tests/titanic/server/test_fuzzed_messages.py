@@ -40,12 +40,12 @@ FIELDS = {
     b"titanic.stats": ("services", "nodes", "workers"),
     b"titanic.admin": (
         *("uuids", "service", "state", "older_than", "after", "register", "upto", "uuid", "store", "archive", "name"),
-        *("paused", "on_end", "node", "priority", "delay", "at"),
+        *("paused", "on_end", "node", "priority", "delay", "at", "rows"),
     ),
     b"titanic.wait": (),
     b"mmi.cancel": (),
 }
-COMMANDS = ("retry", "purge", "change", "archive", "set", "drain")
+COMMANDS = ("retry", "purge", "change", "archive", "set", "drain", "refused")
 
 
 class Fuzz:

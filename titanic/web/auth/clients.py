@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar, Unpack
 
-from broker import named, unreachable
+from broker import BrokerError, named, unreachable
 from titanic.aio import Client
 from titanic.aio.client import AsyncWire
 from titanic.client.calls import Body
-from titanic.errors import CallerError, Refused, TimedOut
+from titanic.errors import CallerError, Refused, TimedOut, TitanicError
+from titanic.facts.audit import Audit
 from titanic.protocol import tsp
 from titanic.protocol.answers import RequestInfo
-from titanic.protocol.submit_options import MOST_TOGETHER, SubmitOptions
+from titanic.protocol.submit_options import MOST_TOGETHER, MOST_UUIDS, SubmitOptions
 from titanic.protocol.tsp import Frames
 from titanic.util.clock import Clock
 from titanic.util.files import state_of
@@ -309,6 +311,27 @@ class Clients:
         """Release a client after a request."""
         found.uses -= 1
         found.used = self._clock()
+
+    async def report(self, audit: Audit, reporter: str | None) -> None:
+        """Send the server what `audit` has of refusals here, as the user `reporter`, who may state addresses. Without
+        one, or without an answer, it is kept."""
+        if reporter is None or not (taken := audit.take_refusals()):
+            return
+        rows = [
+            {"minute": minute, "address": address, "count": one.count, "user": one.user, "action": one.action}
+            for (minute, address), one in taken.items()
+        ]
+        try:
+            found = self.acquire(reporter)
+            try:
+                for begin in range(0, len(rows), MOST_UUIDS):
+                    part = {"do": "refused", "rows": rows[begin : begin + MOST_UUIDS]}
+                    await found.client.call(tsp.ADMIN, json.dumps(part).encode())
+            finally:
+                self.release(found)
+        except (TitanicError, BrokerError, HTTPProblem):
+            for (minute, address), one in taken.items():
+                audit.refused(one.user, one.action, address, one.count, minute)
 
     def sweep(self) -> None:
         """Close clients that are idle, and those with a changed key."""

@@ -33,6 +33,7 @@ from broker import Access, AccessError, hash_token, load_access, load_secret
 from titanic import logs
 from titanic.aio import Client
 from titanic.errors import CallerError
+from titanic.facts.audit import Audit
 from titanic.util.clock import Clock
 from titanic.util.files import state_of
 from titanic.util.text import counted
@@ -109,6 +110,12 @@ class KnownUsers:
         user = self._access.users.get(name)
         return user is not None and (user.gateway or user.admin)
 
+    def reporter(self) -> str | None:
+        """A user with the permission `gateway`, or else an admin, that has a key here; None: there is none."""
+        users = [user for user in self._access.users.values() if user.gateway or user.admin]
+        names = [user.name for user in sorted(users, key=lambda user: (user.admin, user.name))]
+        return next((name for name in names if self.key_of(name).is_file()), None)
+
     def refresh(self, *, always: bool = False) -> bool:
         """Reload the file if it has changed, or `always`; return whether it is now in force. If it has an error, the
         previous one stays in force. The same holds while it is being changed: half a file would end the sessions of
@@ -171,8 +178,6 @@ def _network_of(address: str) -> str:
     return str(ipaddress.ip_network((int(found) >> 64 << 64, 64))) if found.version == 6 else address
 
 
-log = logging.getLogger("titanic.web")
-
 CERTIFICATE = "certificate"
 """The key in a scope's state of the client certificate's hexadecimal SHA-256; set by `protocol.py`."""
 
@@ -213,6 +218,8 @@ class Identity:
         self._sign(self._anybody)
         self.sessions = Sessions(self._secret)
         self._throttle = LoginThrottle()
+        self.audit = Audit()
+        """What was refused here, until the server has it."""
         self._secure = settings.is_https
         self._cookie = f"{'__Host-' if self._secure else ''}titanic-{settings.bind[1]}"
         """It contains the port, because browsers send a cookie to all ports of a machine. The cookie of another gateway
@@ -243,10 +250,19 @@ class Identity:
         if fingerprint := scope.get("state", {}).get(CERTIFICATE, ""):
             grant = self._same(self._known.by_certificate(fingerprint))
             if grant is None:
+                self.refused(scope)
                 text = "refused %s: no user has its certificate, sha256:%s"
                 log.warning(text, _address(scope), fingerprint, extra=logs.event("refused-login"))
             return grant
         return None
+
+    def refused(self, scope: Scope, action: str = "login", user: str = "") -> None:
+        """Note a refusal for the audit. `user`: empty for an unknown one."""
+        self.audit.refused(user, action, _address(scope) if scope.get("client") else "")
+
+    def reporter(self) -> str | None:
+        """The user that reports refusals to the server; None: none may."""
+        return ANYBODY if self._known is None else self._known.reporter()
 
     def source_of(self, scope: Scope, grant: Grant) -> str:
         """The IP address of the client, if the user may state it as the source of a request; else empty."""
@@ -292,6 +308,9 @@ class Identity:
         assert self._known is not None
         address, now = _address(scope), self._clock()
         grant = self._known.by_token(token.strip())
+        usable = grant is not None and self._known.has_key(grant.user)
+        if not usable:
+            self.refused(scope, user="" if grant is None else grant.user)
         if grant is None:
             # Only wrong tokens are throttled: behind a proxy, all users have the same address.
             if (wait := self._throttle.wait(address, now)) > 0:
@@ -299,7 +318,7 @@ class Identity:
                 raise HTTPProblem(429, text, headers={"Retry-After": str(int(wait) + 1)})
             self._throttle.note(address, now)
             log.warning("refused %s: no user has its token", address, extra=logs.event("refused-login"))
-        if grant is None or not self._known.has_key(grant.user):
+        if grant is None or not usable:
             raise HTTPProblem(403, "this token cannot sign in; copy it again, or contact the administrator")
         cookie = self.sessions.begin(grant.user, grant.proof, now)
         log.info("user '%s' logged in from %s", grant.user, address, extra=logs.event("login", user=grant.user))

@@ -123,6 +123,7 @@ class GatewayMiddleware:
         except ClientDisconnect:
             return  # there is no one to answer
         except Exception as error:
+            self._note(error, scope)
             await _answer_error(error, scope, receive, hardened)
 
     async def _serve(self, grant: Grant, scope: Scope, receive: Receive, send: Send) -> None:
@@ -161,6 +162,7 @@ class GatewayMiddleware:
         except ClientDisconnect:
             return
         except Exception as error:
+            self._note(error, scope, grant.user)
             await _answer_error(error, scope, receive, send)
         finally:
             VIA.reset(via)
@@ -169,6 +171,14 @@ class GatewayMiddleware:
             self._clients.release(taken)
             if scope["method"] not in SAFE:
                 _log_action(scope, visitor)
+
+    def _note(self, error: Exception, scope: Scope, user: str = "") -> None:
+        """Note what this gateway refuses, for the audit. The server notes what it refuses itself."""
+        if isinstance(error, HTTPProblem) and error.status == 401:
+            self._identity.refused(scope, user=user)
+        if isinstance(error, HTTPProblem) and error.status == 403:
+            path = scope["path"][:300].encode("unicode_escape").decode("ascii")
+            self._identity.refused(scope, f"{scope['method']} {path}", user)
 
     def _check_source(self, scope: Scope) -> None:
         found = headers_of(scope)

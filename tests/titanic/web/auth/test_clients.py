@@ -16,9 +16,11 @@ from support.serving import serving
 from support.waiting import until
 
 from broker import unreachable
+from titanic import Client
 from titanic.errors import Refused
+from titanic.facts.audit import Audit
 from titanic.web.auth import clients
-from titanic.web.auth.clients import ServerMonitor
+from titanic.web.auth.clients import ANYBODY, Clients, ServerMonitor
 from titanic.web.serving import WebServer
 from titanic.web.settings import WebSettings
 
@@ -129,3 +131,30 @@ def test_each_place_is_told_of() -> None:
         gone = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
     with pytest.raises(Refused, match=f"refused at {gone}, no such file or directory at ipc:///nowhere; try again"):
         asyncio.run(ServerMonitor([gone, "ipc:///nowhere"]).check())
+
+
+def test_refusals_are_kept_until_the_server_has_them(tmp_path: Path) -> None:
+    """With the minute and the address of each."""
+    endpoint, audit = f"ipc://{tmp_path}/here", Audit(now_us=lambda: 120_000_000)
+
+    async def report(user: str | None = ANYBODY) -> None:
+        here = Clients(WebSettings((endpoint,), bind=("127.0.0.1", 0), timeout=1))
+        try:
+            await here.report(audit, user)
+        finally:
+            here.close()
+
+    for number in range(1500):  # in two messages, and the last in one row for all further addresses
+        audit.refused("", "login", f"198.51.{number // 250}.{number % 250}")
+    asyncio.run(report(None))  # no user may report
+    asyncio.run(report())  # no server
+    audit.refused("", "login", "198.51.0.0")
+    with serving(tmp_path, bind=(endpoint,)), Client(endpoint) as client:
+        asyncio.run(report())
+        asyncio.run(report())
+        rows = client.audit(refusals=True, limit=1000)["refusals"]
+        rest = client.audit(refusals=True, limit=1000, address="(others)")["refusals"]
+        assert {row["at"] for row in rows} == {120_000_000}
+        assert [row["count"] for row in rows if row["address"] == "198.51.0.0"] == [2]
+        assert [row["count"] for row in rest] == [500]
+        assert sum(row["count"] for row in rows if row["address"] != "(others)") in (1000, 1001)

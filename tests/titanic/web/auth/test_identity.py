@@ -186,6 +186,29 @@ def test_whoever_is_refused_too_often_has_to_wait(own: Secured, monkeypatch: pyt
     assert own.browser("chief").get("/v1/stats").status_code == 200, "others come from the same address: a proxy's"
 
 
+def test_refused_log_ins_and_tokens_are_in_the_audit(own: Secured) -> None:
+    """By the address of the client, though the gateway is stopped at once, and whoever may state addresses."""
+    stranger, address = httpx.HTTPTransport(local_address="127.0.0.9"), "127.0.0.9"
+    with httpx.Client(base_url=own.url, transport=stranger) as client:
+        for _ in range(15):  # some are throttled
+            assert client.post("/login", data={"token": "wrong"}).status_code in (403, 429)
+        assert client.post("/login", data={"token": TOKENS["ghost"]}).status_code == 403  # it has no key
+        for value in ("Bearer wrong", "Basic x"):
+            assert client.get("/v1/stats", headers={"Authorization": value}).status_code == 401
+        assert client.get("/v1/stats").status_code == 401  # nothing was shown
+        assert client.post("/login", headers={"Origin": "http://elsewhere.example"}).status_code == 403
+    browser = own.browser("alice")
+    assert browser.post("/actions/services", data={"service": "echo", "do": "pause", "csrf": "x"}).status_code == 403
+
+    def refused() -> list[tuple[str, str, int]]:
+        rows = own.program("chief").get("/v1/audit?refusals=true&last=3600").json()["refusals"]
+        return [(row["address"], row["user"], row["count"]) for row in rows]
+
+    until(lambda: sum(count for where, _, count in refused() if where == address) == 19)
+    until(lambda: ("127.0.0.1", "alice", 1) in refused())
+    assert all(row["act"] == "settings" for row in own.program("chief").get("/v1/audit").json()["acts"])
+
+
 def test_a_revoked_token_ends_what_it_let_in(own: Secured, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     browser = own.browser("alice")
