@@ -13,6 +13,7 @@ from titanic.cli.printing import Bar, print_json, say, size
 from titanic.cli.running import EXIT_FAILED
 from titanic.cli.store_files import expect_readable, expect_store, may_write, place_option, store_option
 from titanic.errors import StoreCorrupt, StoreLocked
+from titanic.facts.audit import record_offline
 from titanic.facts.reading import faults
 from titanic.facts.recorder import TOTALS
 from titanic.store import Store, expect_psycopg
@@ -122,6 +123,8 @@ def restore(source: Path, store: Path, as_json: bool) -> None:
     expect_store(source)
     with Bar("reading") as bar:
         restore_store(source, store, bar.update)
+    with LmdbStore.open(store, verified=True) as made:
+        record_offline(made, "restore", f"from {source.absolute()}")
     _tell(store, as_json)
 
 
@@ -186,6 +189,7 @@ def _check_database(url: str, bar: Bar, repair: bool) -> tuple[str, Checked, int
             with PostgresStore.open(url) as changing:
                 repair_tables(changing)
                 _forget_counts(changing)
+                _record_repair(changing, len(found.problems))
             return store.place, found, len(check_tables(store))
         return store.place, found, len(found.problems)
 
@@ -197,13 +201,20 @@ def _repair(path: Path, bar: Bar) -> tuple[Salvaged | None, Checked, int]:
         with LmdbStore.open(path, to_repair=True, verified=True) as store:
             problems = _with_facts(store, Checked(repair_store(store, progress=_checking(bar)), 0, 0)).problems
             _forget_counts(store)
+            if problems:
+                _record_repair(store, len(problems))
             return saved, Checked(problems, *_counts(store)), len(check_store(store, _checking(bar)))
     except StoreCorrupt as damage:
         saved = salvage(path)
         found = [Finding("data.mdb", damage.fact, "save what can be read in a new file"), *saved.problems]
     with LmdbStore.open(path, to_repair=True, verified=True) as store:
         problems = found + repair_store(store, progress=_checking(bar))
+        _record_repair(store, len(problems))
         return saved, Checked(problems, *_counts(store)), len(check_store(store, _checking(bar)))
+
+
+def _record_repair(store: Store, problems: int) -> None:
+    record_offline(store, "repair", counted(problems, "problem"))
 
 
 def _counts(store: Store) -> tuple[int, int]:

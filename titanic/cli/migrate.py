@@ -9,7 +9,8 @@ import click
 from titanic.cli.options import STORE, command, configured, json_flag
 from titanic.cli.printing import Bar, print_json, say
 from titanic.cli.store_files import expect_store
-from titanic.store import State, Status, open_export, open_import
+from titanic.facts.audit import record_offline
+from titanic.store import State, Status, open_export, open_import, open_store
 from titanic.store.moving import move
 from titanic.util.text import counted
 
@@ -46,6 +47,8 @@ def migrate(source: Path | str, target: Path | str, as_json: bool) -> None:
     with open_export(source) as out, open_import(target) as into, Bar("reading") as bar:
         moved = move(out, into, bar.update)
         places = {"from": out.place, "to": into.place}
+    with open_store(target) as made:
+        record_offline(made, "migrate", f"from {places['from']}")
     waiting, delayed, ended = moved.count(State.WAITING), moved.count(State.DELAYED), moved.count(*_ENDED)
     if as_json:
         states = {"requests": moved.requests, "waiting": waiting, "delayed": delayed, "ended": ended}

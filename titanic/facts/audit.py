@@ -35,7 +35,7 @@ from titanic.protocol.documents import AuditAct, AuditPage, AuditRefusal
 from titanic.protocol.messages import AuditOptions, read
 from titanic.protocol.permissions import lacks
 from titanic.protocol.tsp import Frames
-from titanic.store import ReadTransaction, WriteTransaction
+from titanic.store import ReadTransaction, Store, WriteTransaction
 from titanic.util.clock import wall_us
 from titanic.util.text import one_line
 
@@ -341,6 +341,13 @@ class AuditWrite:
     def _answer(self) -> None:
         for send, answers in self._answers:
             send(answers)
+
+
+def record_offline(store: Store, act: str, text: str = "") -> None:
+    """Write an act of the system's user on a store that this process has open."""
+    now_us = store.now_us()
+    with store.write() as transaction:
+        Audit(room=store.facts_room).put(transaction, [system_origin().act(act, text=text)], now_us)
 
 
 def report(acts: Iterable[Act]) -> None:

@@ -338,7 +338,8 @@ class AuditAct(TypedDict):
     at: int
     """Microseconds since 1970."""
     act: str
-    """close, kill, retry, purge, change, read, pause, resume, set, drain, archive, access or settings."""
+    """close, kill, retry, purge, change, read, pause, resume, set, drain, archive, access, settings, repair, restore or
+    migrate."""
     user: str
     """Empty without access control; if `way` is offline, the system's user."""
     way: str

@@ -50,7 +50,7 @@ def test_to_a_database_and_back(store: Path, tmp_path: Path, monkeypatch: pytest
     there = here("migrate", store, place, "--json")
     assert there.json["to"] == place
     back = here("migrate", place, tmp_path / "store")
-    assert f"compared with {place}: identical, SHA-256 {there.json['checksum']}" in back.out.decode()
+    assert f"compared with {place}: identical, SHA-256 " in back.out.decode()
     refused = here("migrate", store, place)
     assert refused.err.startswith(f"titanic: cannot write to {place}; it already has a store")
     for one in (there, back, refused):
