@@ -21,7 +21,7 @@ APT_INSTALL = until said=$$(apt-get update -qq 2>&1); do \
 	  DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 install -y -qq --no-install-recommends
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-compiled compiled torture mutants tools java lint format types check bench bench-peers bench-churn bench-nodes bench-calls bench-web bench-web-load bench-spark wheel deb clean
+.PHONY: help demo quick test test-compiled compiled torture mutants tools java lint format types check bench bench-peers bench-churn bench-nodes bench-calls bench-web bench-web-load bench-spark docs wheel deb clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -111,6 +111,9 @@ bench-web-load: $(TOOLED) ## titanic web with 100,000 requests and 50 viewers; A
 
 bench-spark: $(TOOLED) java ## Rows per second that the data pipeline reads, archives and writes
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.pipeline
+
+docs: $(TOOLED) ## Build the documentation site into build/site
+	$(BIN)/python deploy/docs/build.py build/site
 
 wheel: $(BUILDER) ## Build the wheel and the source distribution into dist/
 	$(BIN)/python -m build --no-isolation

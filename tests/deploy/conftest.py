@@ -1,0 +1,5 @@
+"""The browser: support/browser.py."""
+
+from support.browser import chromium
+
+__all__ = ["chromium"]
