@@ -189,7 +189,7 @@ def _check_database(url: str, bar: Bar, repair: bool) -> tuple[str, Checked, int
             with PostgresStore.open(url) as changing:
                 repair_tables(changing)
                 _forget_counts(changing)
-                _record_repair(changing, len(found.problems))
+                record_offline(changing, "repair", counted(len(found.problems), "problem"))
             return store.place, found, len(check_tables(store))
         return store.place, found, len(found.problems)
 
@@ -202,19 +202,15 @@ def _repair(path: Path, bar: Bar) -> tuple[Salvaged | None, Checked, int]:
             problems = _with_facts(store, Checked(repair_store(store, progress=_checking(bar)), 0, 0)).problems
             _forget_counts(store)
             if problems:
-                _record_repair(store, len(problems))
+                record_offline(store, "repair", counted(len(problems), "problem"))
             return saved, Checked(problems, *_counts(store)), len(check_store(store, _checking(bar)))
     except StoreCorrupt as damage:
         saved = salvage(path)
         found = [Finding("data.mdb", damage.fact, "save what can be read in a new file"), *saved.problems]
     with LmdbStore.open(path, to_repair=True, verified=True) as store:
         problems = found + repair_store(store, progress=_checking(bar))
-        _record_repair(store, len(problems))
+        record_offline(store, "repair", counted(len(problems), "problem"))
         return saved, Checked(problems, *_counts(store)), len(check_store(store, _checking(bar)))
-
-
-def _record_repair(store: Store, problems: int) -> None:
-    record_offline(store, "repair", counted(problems, "problem"))
 
 
 def _counts(store: Store) -> tuple[int, int]:

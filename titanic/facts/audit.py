@@ -382,6 +382,16 @@ def answer(transaction: ReadTransaction, user: User | None, body: Frames) -> Fra
     return [tsp.OK, json.dumps(page).encode()]
 
 
+def stored_acts(store: Store) -> Iterator[tuple[str, AuditAct]]:
+    """Yield all acts with their ids, the oldest first."""
+    after, rows = b"", None
+    while rows is None or len(rows) == READ:
+        with store.read() as transaction:  # short: a long one would make the store grow
+            rows = transaction.facts(ACTS, after, READ)
+        for after, value in rows:
+            yield after[1:].hex(), _act_document(_ACT_KEY.unpack(after)[1], _acts.decode(value))
+
+
 class _Scan:
     """The rows of a kind, newest first. `place`: where the next page starts; None: there is none."""
 

@@ -109,16 +109,15 @@ class Gateway(Starlette):
 @asynccontextmanager
 async def _lifespan(app: Gateway) -> AsyncIterator[None]:
     state = app.titanic
-    refreshing, reporting = asyncio.create_task(_keep_refreshing(state)), asyncio.create_task(_keep_reporting(state))
+    refreshing, reporting = (asyncio.create_task(keep(state)) for keep in (_keep_refreshing, _keep_reporting))
     try:
         async with new_delivery(state.settings) if state.settings.hooks else nullcontext() as delivery:
             state.hooks = None if delivery is None else delivery.registry
             yield
     finally:
         refreshing.cancel()
-        reporting.cancel()
         with suppress(TimeoutError):
-            await asyncio.wait_for(_report(state), LAST_REPORT)
+            await asyncio.wait_for(reporting, LAST_REPORT)
         state.stats_poller.close()
         app.bulk_jobs.close()
         await app.leases.end()
@@ -133,11 +132,8 @@ async def _keep_refreshing(state: AppState) -> None:
 
 
 async def _keep_reporting(state: AppState) -> None:
-    """Report refusals for as long as the application runs."""
-    while True:
-        await asyncio.sleep(REPORT_INTERVAL)
-        await _report(state)
-
-
-async def _report(state: AppState) -> None:
-    await state.clients.report(state.identity.audit, state.identity.reporter())
+    """Report refusals for as long as the application runs, and once at its end."""
+    while not state.ending.is_set():
+        with suppress(TimeoutError):
+            await asyncio.wait_for(state.ending.wait(), REPORT_INTERVAL)
+        await state.clients.report(state.identity.audit, state.identity.reporter())

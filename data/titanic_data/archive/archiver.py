@@ -28,6 +28,7 @@ from broker import DEFAULT_ENDPOINT, Key, credentials
 from titanic import ArchiveInfo, Client, InvalidRequest
 from titanic.errors import StoreLocked
 from titanic.store import ArchiveState, Archivist, ReadTransaction, WriteTransaction, open_store
+from titanic_data.archive.audit import archive_acts
 from titanic_data.archive.engines import Engine, Reached
 from titanic_data.archive.manifest import (
     Archive,
@@ -64,11 +65,12 @@ POINTS = (
 
 @dataclass
 class Summary:
-    """The ranges, rows and bytes of Parquet that a run added."""
+    """The ranges, rows and bytes of Parquet that a run added, and acts of users."""
 
     ranges: int = 0
     rows: int = 0
     bytes: int = 0
+    acts: int = 0
 
 
 class Archiver:
@@ -117,6 +119,7 @@ class Archiver:
                 summary.rows += entry.rows
                 summary.bytes += sum(file.bytes for file in entry.files)
                 self._done(entry)
+            summary.acts = archive_acts(self._archive, self._queue.store, self._reached)
         return summary
 
     def _expect_store(self) -> None:

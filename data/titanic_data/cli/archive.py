@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -93,9 +94,10 @@ def archive(
         )
         summary = archiver.run()
     if as_json:
-        print_json({"rows": summary.rows, "bytes": summary.bytes, "ranges": summary.ranges, "head": made.head})
+        print_json({**asdict(summary), "head": made.head})
     else:
         written = f", {size(summary.bytes)}" if summary.rows else ""
+        written += f", {counted(summary.acts, 'act')} of users" if summary.acts else ""
         there = f"complete up to number {made.head}{_but(made)}"
         click.echo(f"{archive}: {counted(summary.rows, 'row')} added{written}; {there}")
 

@@ -174,11 +174,9 @@ class GatewayMiddleware:
 
     def _note(self, error: Exception, scope: Scope, user: str = "") -> None:
         """Note what this gateway refuses, for the audit. The server notes what it refuses itself."""
-        if isinstance(error, HTTPProblem) and error.status == 401:
-            self._identity.refused(scope, user=user)
-        if isinstance(error, HTTPProblem) and error.status == 403:
+        if isinstance(error, HTTPProblem) and error.status in (401, 403):
             path = scope["path"][:300].encode("unicode_escape").decode("ascii")
-            self._identity.refused(scope, f"{scope['method']} {path}", user)
+            self._identity.refused(scope, "login" if error.status == 401 else f"{scope['method']} {path}", user)
 
     def _check_source(self, scope: Scope) -> None:
         found = headers_of(scope)
