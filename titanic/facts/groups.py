@@ -169,7 +169,7 @@ class FailureGroups:
         self._changed.clear()
         while self._groups:
             key = next(iter(self._groups))
-            if self._groups[key][1].last > now_us - IDLE_US:
+            if abs(self._groups[key][1].last - now_us) < IDLE_US:  # the clock may have been far ahead
                 break
             del self._groups[key]
             self._of[key[0]] -= 1

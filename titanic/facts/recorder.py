@@ -174,8 +174,8 @@ class FactsRecorder:
     def is_due(self, now_us: int) -> bool:
         """Whether a flush is due although there is no commit to share."""
         if self._delta or self._open:
-            return now_us - self._flushed_at >= FLUSH_EVERY
-        return self._shared and self._joined and now_us - self._flushed_at >= IDLE_EVERY
+            return not 0 <= now_us - self._flushed_at < FLUSH_EVERY
+        return self._shared and self._joined and not 0 <= now_us - self._flushed_at < IDLE_EVERY
 
     def wants(self, now_us: int) -> bool:
         """Whether the next commit is to contain a flush."""
@@ -191,10 +191,18 @@ class FactsRecorder:
         rows: dict[bytes, bytes | None] = {}
         with self._lock:
             self._collect()
+            first = [one for one in self._changed if one not in self._parts]
+        before = {one: transaction.facts(self._period_key(one)) for one in first}  # some, if the clock went back
+        with self._lock:
+            for period, old in before.items():
+                for _, row in old:
+                    for one in counts.decode(row):
+                        counts.add_stored(self._periods[period].setdefault(one[0], [0] * counts.SIZE), one)
+                self._parts[period] = len(old)
             for period in self._changed:
                 self._put_period(rows, period, self._periods[period])
             rows |= {self._group_key(number): row for number, row in self._groups.changed().items()}
-        more = not (last or (alone and now_us - self.changed_at >= FLUSH_EVERY))
+        more = not (last or (alone and not 0 <= now_us - self.changed_at < FLUSH_EVERY))
         rows[self._key(TOTALS)] = msgspec.msgpack.encode(self._totals)
         rows[self._key(OPEN)] = None if last else msgspec.msgpack.encode((now_us, more))
         if self._flushed_at and not last and not 0 <= now_us - self._tidied_at < TIDY_EVERY:
@@ -208,7 +216,8 @@ class FactsRecorder:
         with self._lock:
             self._groups.written(now_us)
             self._changed.clear()
-            for period in [one for one in self._periods if one.start + LENGTHS[one.kind] + 60 < now_us // 1_000_000]:
+            now = now_us // 1_000_000
+            for period in [one for one in self._periods if abs(now - one.start) > LENGTHS[one.kind] + 60]:
                 del self._periods[period]
                 self._parts.pop(period, None)
         self._flushed_at, self._open, self._joined = now_us, more, True
@@ -239,7 +248,7 @@ class FactsRecorder:
 
     def _put_period(self, rows: dict[bytes, bytes | None], period: Period, tallies: Tallies) -> None:
         parts = counts.encode(counts.fold(tallies))
-        prefix = period.kind + packed(period.start) + U32.pack(self.number)
+        prefix = self._period_key(period)
         for part, row in enumerate(parts[:256]):
             rows[prefix + bytes([part])] = row
         for part in range(len(parts), self._parts.get(period, 0)):
@@ -248,6 +257,9 @@ class FactsRecorder:
 
     def _key(self, kind: bytes) -> bytes:
         return kind + U32.pack(self.number)
+
+    def _period_key(self, period: Period) -> bytes:
+        return period.kind + packed(period.start) + U32.pack(self.number)
 
     def _group_key(self, group: int) -> bytes:
         return self._key(GROUPS) + U32.pack(group)
@@ -288,13 +300,13 @@ class FactsRecorder:
         transaction.put_facts(rows.items())
 
     def _tidy(self, transaction: WriteTransaction, now_us: int) -> dict[bytes, bytes | None]:
-        """Delete the rows that are too old, and the oldest of those that take too much room."""
+        """Delete rows that are too old, or of a clock far ahead, and the oldest of those that take too much room."""
         now, old = now_us // 1_000_000, list[bytes]()
         size = 0
         for kind, kept in ((HOURS, KEPT[HOURS]), (MINUTES, KEPT[MINUTES]), (INCOMPLETE, KEPT[HOURS])):
             for key, value in backwards(transaction, kind):
                 size += len(key) + len(value)
-                if U32.unpack_from(key, len(kind))[0] < now - kept or size > self._room * COUNTS_SHARE:
+                if abs(now - U32.unpack_from(key, len(kind))[0]) > kept or size > self._room * COUNTS_SHARE:
                     old.append(key)
         groups = list[tuple[int, int, bytes]]()
         for key, value in backwards(transaction, GROUPS):

@@ -70,7 +70,7 @@ def answer(
         of = [name.encode() for name in asked.facts_of[:MOST_SERIES]]
         failures = asked.failures and (user is None or user.reads_all)
         found = context.history.get(transaction, context.facts, store.now_us(), asked.facts, of, failures)
-        return [tsp.OK, json.dumps(found).encode()]
+        return [tsp.OK, found]
     space = transaction.space()
     rows = nodes.rows_of(transaction) if shares else ()
     elsewhere = nodes.running_elsewhere(rows, me)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from pathlib import Path
 
@@ -17,12 +18,13 @@ from titanic import Client, Server
 from titanic.facts import counts
 from titanic.facts.counts import ACCEPTED, FAILED, OTHER, RUN, SIZE, SUCCEEDED, WAIT, Tallies
 from titanic.facts.groups import MAX_GROUPS, OTHER_TEXT, FailureGroups, decode_group, merged, normalize
-from titanic.facts.reading import facts_of, faults
+from titanic.facts.reading import FactsCache, facts_of, faults
 from titanic.facts.recorder import FLUSH_EVERY, HOURS, OPEN, TOTALS, AttemptEnd, FactsRecorder, Unwritten
 from titanic.store.lmdb.store import LmdbStore
 from titanic.store.memory import MemoryStore
 
 HOUR = 3600.0
+HOUR_US = 3_600_000_000
 UUID = bytes(16)
 
 
@@ -211,7 +213,7 @@ class TestBounds:
         store = MemoryStore()
         facts = FactsRecorder(store)
         now = store.now_us()
-        for age in (40 * 86_400, 5 * 3600, 60):
+        for age in (-40 * 86_400, 40 * 86_400, 5 * 3600, 60):
             facts.count(ACCEPTED, {b"echo": 1})
             facts._since = now - age * 1_000_000
             flush(facts, store, now - age * 1_000_000)
@@ -220,6 +222,50 @@ class TestBounds:
             assert len(transaction.facts(b"cm")) == 1
             assert len(transaction.facts(b"ch")) == 2
             assert facts_of(transaction, Unwritten(), now, 30 * 86_400)["total"]["accepted"] == 2
+
+    def test_answers_that_are_kept_for_other_viewers_take_a_bounded_room(self) -> None:
+        store, cache = MemoryStore(), FactsCache()
+        facts = FactsRecorder(store)
+        names, now = [b"%d" % n for n in range(100)], store.now_us()
+        with store.read() as transaction:
+            answers = [cache.get(transaction, facts, now, 28 * 86_400 - n, names, False) for n in range(10)]
+        assert all(len(json.loads(one)["services"]) == 100 for one in answers)
+        assert sum(map(len, answers)) > cache.MAX_BYTES
+        assert sum(len(text) for _, text in cache._known.values()) <= cache.MAX_BYTES
+
+
+class TestClock:
+    def test_a_minute_that_comes_again_adds_to_its_counts(self) -> None:
+        store = MemoryStore()
+        facts = FactsRecorder(store)
+        now = store.now_us() // 3_600_000_000 * 3_600_000_000
+        for at in (now, now + 2 * HOUR_US, now + 1_000_000, now + 2_000_000, now + 2 * HOUR_US):
+            facts.count(ACCEPTED, {b"echo": 1})
+            facts._since = at
+            flush(facts, store, at)
+        with store.read() as transaction:
+            for seconds in (3 * HOUR, 86_400):
+                found = facts_of(transaction, Unwritten(), now + 2 * HOUR_US, seconds)
+                assert found["services"]["echo"]["accepted"] == 5
+
+    def test_groups_of_a_clock_that_was_ahead_make_room(self) -> None:
+        groups = FailureGroups()
+        for n, at in enumerate((100 * HOUR_US, HOUR_US)):
+            groups.add(b"bad", "failed", f"Error {'ab'[n]}", UUID, at, retried=False)
+        groups.written(3 * HOUR_US)
+        assert not groups._groups
+
+    def test_counts_are_written_when_the_clock_has_gone_back(self) -> None:
+        store = MemoryStore()
+        facts = FactsRecorder(store)
+        now = store.now_us()
+        facts.count(ACCEPTED, {b"echo": 1})
+        facts.changed_at = now
+        flush(facts, store, now)
+        before = now - 1000 * HOUR_US
+        assert facts.is_due(before)
+        flush(facts, store, before, alone=True)
+        assert not facts.is_due(before + FLUSH_EVERY), "nothing more may follow"
 
 
 class TestRows:
