@@ -3,9 +3,10 @@ failures, and whether the totals agree with the requests that are stored."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Collection, Iterator, Sequence
+
+import msgspec
 
 from titanic.facts import counts
 from titanic.facts.counts import COUNTS, OTHER, RUN, SIZE, WAIT, StoredTally, Tallies, Tally
@@ -37,6 +38,9 @@ MAX_FAILURES = 500
 
 _SECOND = 1_000_000
 
+_NOTHING: Tally = [0] * SIZE
+"""Stands for all that are empty, which are most."""
+
 
 class FactsCache:
     """Answers that took long serve again for a while, so that many viewers cost no more than one. Used in one thread.
@@ -64,7 +68,7 @@ class FactsCache:
         known = self._known.pop(key, None)
         if known is None or began >= known[0]:
             document = facts_of(transaction, facts.unwritten(), now_us, seconds, of, failures)
-            text = json.dumps(document).encode()
+            text = msgspec.json.encode(document)
             known = began + min(self.MAX_TTL, (time.monotonic() - began) / self.LOAD_SHARE), text
         self._known[key] = known
         while len(self._known) > self.MAX_CACHED or sum(len(one) for _, one in self._known.values()) > self.MAX_BYTES:
@@ -88,7 +92,7 @@ def facts_of(
     now = now_us // _SECOND
     first = max(0, now - int(min(seconds, KEPT[HOURS]))) // step * step
     last = now // step * step
-    wanted: dict[bytes, list[Tally]] = {name: [[0] * SIZE for _ in range(first, last + 1, step)] for name in of}
+    wanted: dict[bytes, list[Tally]] = {name: [_NOTHING] * len(range(first, last + 1, step)) for name in of}
     every: list[Tally] = [[0] * SIZE for _ in range(first, last + 1, step)]
     sums: Tallies = {}
     for start, rows in _periods(transaction, unwritten, kind, first, last):
@@ -99,8 +103,10 @@ def facts_of(
                 sums[service] = [0] * SIZE
             counts.add_stored(sums[service], row)
             counts.add_stored(every[at], row)
-            if service in wanted:
-                counts.add_stored(wanted[service][at], row)
+            if (tallies := wanted.get(service)) is not None:
+                if tallies[at] is _NOTHING:
+                    tallies[at] = [0] * SIZE
+                counts.add_stored(tallies[at], row)
     sums = counts.fold(sums)
     total = [sum(column) for column in zip(*every, strict=True)]
     document: FactsInfo = {

@@ -59,6 +59,8 @@ class TestServer:
             assert echo["run"] is not None
             assert 0 < echo["run"]["p50"] <= echo["run"]["p99"] < 60
             assert sum(echo["series"]["counts"]["succeeded"]) == 10
+            two = client.facts(HOUR, of=["echo", "absent"])["services"]
+            assert [sum(two[name]["series"]["counts"]["accepted"]) for name in ("echo", "absent")] == [10, 2]
             groups = [
                 (one["service"], one["text"], one["failed"], one["retried"])
                 for one in client.facts(failures=True)["failures"]
