@@ -133,7 +133,7 @@ def test_an_act_that_was_answered_has_one_row_after_a_kill(place: str, tmp_path:
         with ThreadPoolExecutor() as pool:
             acting = [pool.submit(act, service) for service in services]
             try:
-                for _ in range(20 if torture.LONG else 2):
+                for _ in range(8 if torture.LONG else 2):
                     before = done.copy()
                     until(lambda: all(done[one] >= before[one] + enough or end.is_set() for one in services))  # noqa: B023
                     process.kill()
