@@ -103,6 +103,7 @@ def test_fastapi_with_pydantic(recipe: Recipe) -> None:
         assert (await browser.post("/orders", json={"number": "seven", "items": []})).status_code == 422
         uuid = (await browser.post("/orders", json=order)).json()["uuid"]
         assert (await browser.get(f"/orders/{uuid}")).json() == {"order": order, "cents": 200}
+        assert (await browser.get(f"/orders/{'0' * 32}")).status_code == 404
 
     asyncio.run(visit())
 

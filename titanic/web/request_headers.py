@@ -91,7 +91,8 @@ def _keep(name: str, text: str) -> float | str:
     return NEVER if text == NEVER else _span(name, text)
 
 
-def _at(name: str, text: str) -> datetime:
+def read_time(name: str, text: str) -> datetime:
+    """Parse a time that has a zone. Raises HTTPProblem."""
     try:
         at = datetime.fromisoformat(text)
         if at.utcoffset() is not None:
@@ -139,7 +140,7 @@ class OptionHeader(NamedTuple):
 OPTIONS = {
     "titanic-ttl": OptionHeader("ttl", _span, "Seconds after which the request expires if no worker has started it."),
     "titanic-delay": OptionHeader("delay", _delay, "Seconds before the request may start."),
-    "titanic-at": OptionHeader("at", _at, "Or the time before which it may not start, with its zone."),
+    "titanic-at": OptionHeader("at", read_time, "Or the time before which it may not start, with its zone."),
     "titanic-priority": OptionHeader("priority", _priority, "Requests with a higher priority start first."),
     "titanic-max-attempts": OptionHeader(
         "max_attempts", _attempts, "Maximum number of attempts before the request fails."

@@ -33,6 +33,7 @@ reply                 read               403      403             –          2
 reply, waiting        read               403      403             –          200     410      200   200
 list                  read               403      403             –          seen    unseen   seen  seen
 retry                 submit read        403      403, 403        403        202     410      202   202
+change                submit close read  403      403, 403, 403   403        204     410      204   204
 close                 close read         403      403, 403        –          204     kept     204   204
 services              metrics            403      403             –          200     –        –     200
 stats                 metrics            403      403             –          200     –        –     200
@@ -91,6 +92,7 @@ CALLS = {
     "reply": "GET /v1/requests/{uuid}/reply",
     "list": "GET /v1/requests",
     "retry": "POST /v1/requests/{uuid}:retry",
+    "change": "PATCH /v1/requests/{uuid}",
     "close": "DELETE /v1/requests/{uuid}",
     "services": "GET /v1/services",
     "workers": "GET /v1/workers",
@@ -175,6 +177,12 @@ def changed(scene: Scene, user: str, owner: str, action: str) -> str:
         return {"retry": "left", "close": "kept"}[do]
     assert is_done == (answer.status_code < 400)
     return status(answer)
+
+
+def moved(scene: Scene, user: str, owner: str, action: str) -> str:
+    """A request that waits gets another priority."""
+    uuid = scene.requests[owner].waiting[0]
+    return status(scene.program(user).patch(f"/v1/requests/{uuid}", json={"priority": 5}))
 
 
 def fetched(scene: Scene, user: str, owner: str, action: str) -> str:
@@ -271,6 +279,7 @@ TRIES: dict[str, Callable[[Scene, str, str, str], str]] = {
     **dict.fromkeys(("submit", "submit with a key", "submit and wait", "batch", "batch with a key"), submitted),
     **dict.fromkeys(("show", "body", "reply", "reply, waiting"), read),
     "list": listed,
+    "change": moved,
     **dict.fromkeys(("retry", "close", "page: retry", "page: close"), changed),
     **dict.fromkeys(("page: retry these", "page: close these"), changed),
     **dict.fromkeys(

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from titanic.protocol.answers import SUBMITTER_FIELDS
 from titanic.protocol.documents import FactSeries, Percentiles
-from titanic.protocol.messages import Message, Priority, Submit
+from titanic.protocol.messages import Delay, Message, Priority, Submit
 from titanic.protocol.submit_options import MOST_UUIDS
 from titanic.web.api.resource import PAGE, Endpoint, Handler
 from titanic.web.hooks.registry import SECRET, URL
@@ -53,6 +53,25 @@ class Accepted(TypedDict):
     uuid: Uuid
     links: Links
     found: NotRequired[Annotated[bool, Meta(description="An earlier request that `Titanic-Unique` found.")]]
+
+
+_AT = "a time with its zone, at most ten years from now: 2026-12-01T08:00:00Z"
+
+
+class ChangeRequest(Message):
+    """What to change of a waiting or delayed request. `delay` and `at` exclude each other."""
+
+    priority: Priority | msgspec.UnsetType = msgspec.UNSET
+    delay: Delay | msgspec.UnsetType = msgspec.UNSET
+    at: Annotated[str, Meta(description=_AT, extra_json_schema={"format": "date-time"})] | msgspec.UnsetType = (
+        msgspec.UNSET
+    )
+
+    def __post_init__(self) -> None:
+        if self.priority is self.delay is self.at is msgspec.UNSET:
+            raise ValueError("a change must have priority, delay or at")
+        if self.delay is not msgspec.UNSET and self.at is not msgspec.UNSET:
+            raise ValueError("delay and at exclude each other")
 
 
 class AcceptedBatch(TypedDict):
@@ -454,6 +473,7 @@ DOCUMENTS = (
     WebHook,
     NewWebHook,
     WebHooks,
+    ChangeRequest,
     PutHook,
     Session,
     Problem,

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Coroutine, Mapping
 from typing import Annotated, Any, TypeVar
 
-from msgspec import Meta
+from msgspec import UNSET, Meta
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive
@@ -20,7 +20,7 @@ from titanic.client.batching import KEY_PREFIX
 from titanic.client.request_queue import Found as FoundUuid
 from titanic.errors import Forbidden, InvalidRequest, RequestFailed, TimedOut, TitanicError, UnknownRequest
 from titanic.protocol.answers import RequestInfo
-from titanic.protocol.messages import AnyState
+from titanic.protocol.messages import AnyState, read
 from titanic.protocol.tsp import Frames
 from titanic.util.text import quoted
 from titanic.web.api import openapi
@@ -69,6 +69,7 @@ from titanic.web.request_headers import (
     read_preferred_wait,
     read_query,
     read_submit_options,
+    read_time,
 )
 
 TIMES = ("submitted_at", "not_before", "expires_at", "dispatched_at", "running_since", "due", "finished_at")
@@ -218,6 +219,30 @@ async def delete_request(request: Request) -> Response:
     return Response(status_code=204)
 
 
+async def change_request(request: Request) -> Response:
+    """Change the priority of a waiting or delayed request, or when it may start."""
+    read_query(request, ())
+    uuid, client = path_uuid(request.path_params["uuid"]), visitor_of(request).client
+    try:
+        given = read(openapi.ChangeRequest, await read_body(request, MAX_CHANGE))
+    except ValueError as error:
+        raise HTTPProblem(400, f'{error}; send {{"priority": 9, "delay": 0}}') from None
+    priority = None if given.priority is UNSET else given.priority
+    delay = None if given.delay is UNSET else given.delay
+    try:
+        await client.change(
+            uuid, priority=priority, delay=delay, at=None if given.at is UNSET else read_time("at", given.at)
+        )
+    except UnknownRequest:
+        raise unknown_request(uuid) from None
+    except InvalidRequest as error:
+        state = (await _show(client, uuid))["state"]
+        if state in ("waiting", "delayed"):
+            raise HTTPProblem(400, str(error)) from None
+        raise HTTPProblem(409, f"the request is {state}; only waiting and delayed ones can be changed") from None
+    return Response(status_code=204)
+
+
 async def retry_request(request: Request) -> Response:
     """Retry a failed or expired request."""
     read_query(request, ())
@@ -232,6 +257,9 @@ async def retry_request(request: Request) -> Response:
 
 
 Found = TypeVar("Found")
+
+MAX_CHANGE = 1 << 10
+"""Maximum bytes of a document that changes a request."""
 
 MAX_GUESSED = 1 << 20
 """Maximum bytes of a reply to guess the type of."""
@@ -450,6 +478,14 @@ ROUTES = [
             "Get a request's status",
             {"200": answer("The request, without its body and its reply.", openapi.Request), **wrong(404, 410)},
             parameters=[parameter("query", "why", "Also why it is in its state.", FLAG)],
+        ),
+        PATCH=endpoint(
+            change_request,
+            "change",
+            "Change a waiting or delayed request",
+            {"204": answer("The request is changed."), **wrong(404, 409, 410, 413)},
+            description="Its priority, or when it may start: a `delay` of 0 means now.",
+            requestBody={"required": True, "content": openapi.json_content(openapi.ChangeRequest)},
         ),
         DELETE=endpoint(
             delete_request,

@@ -323,6 +323,41 @@ def test_only_what_has_ended_badly_is_tried_again(http: httpx.Client) -> None:
     assert "waiting" in answer.json()["detail"]
 
 
+def test_what_waits_is_changed(http: httpx.Client, client: Client) -> None:
+    uuid = http.post(SUBMIT, content=b"x", headers={"Titanic-Delay": "3600"}).json()["uuid"]
+    path = f"/v1/requests/{uuid}"
+    assert http.patch(path, json={"priority": 9, "at": "2026-12-01T08:00:00+01:00"}).status_code == 204
+    assert client.show(uuid)["priority"] == 9
+    assert http.patch(path, json={"delay": 7200}).status_code == 204
+    assert http.get(path).json()["state"] == "delayed"
+    assert http.patch(path, json={"delay": 0}).status_code == 204
+    assert http.get(path).json()["state"] == "waiting"
+
+
+def test_what_cannot_be_changed(http: httpx.Client, worker: Worker) -> None:
+    uuid = http.post(SUBMIT, content=b"x").json()["uuid"]
+    path = f"/v1/requests/{uuid}"
+    until(lambda: http.get(path).json()["state"] == "done")
+    answer = http.patch(path, json={"priority": 9})
+    assert answer.status_code == 409
+    assert answer.json()["detail"] == "the request is done; only waiting and delayed ones can be changed"
+    assert http.patch(f"/v1/requests/{'0' * 32}", json={"priority": 9}).status_code == 404
+    for document in (
+        b"",
+        b"[]",
+        b"{}",
+        b'{"priority": 10}',
+        b'{"delay": -1}',
+        b'{"delay": 1, "at": "2026-12-01T08:00:00Z"}',
+    ):
+        assert http.patch(path, content=document).status_code == 400, document
+    waiting = http.post("/v1/services/absent/requests", content=b"x").json()["uuid"]
+    for at in ("tomorrow", "2026-12-01T08:00:00", "9999-01-01T00:00:00Z"):
+        answer = http.patch(f"/v1/requests/{waiting}", json={"at": at})
+        assert (answer.status_code, "at" in answer.json()["detail"]) == (400, True), at
+    assert http.patch(path, content=b'{"priority":' + b" " * 2000 + b"1}").status_code == 413
+
+
 def test_closed_is_gone_and_never_made_is_not_found(http: httpx.Client) -> None:
     uuid = http.post(SUBMIT, content=b"x").json()["uuid"]
     for _ in range(2):
@@ -397,7 +432,7 @@ def test_the_trace_goes_to_the_worker(http: httpx.Client, worker: Worker) -> Non
 
 METHODS = [
     (SUBMIT, "POST, OPTIONS"),
-    (f"/v1/requests/{'0' * 32}", "GET, DELETE, HEAD, OPTIONS"),
+    (f"/v1/requests/{'0' * 32}", "GET, PATCH, DELETE, HEAD, OPTIONS"),
     (f"/v1/requests/{'0' * 32}:retry", "POST, OPTIONS"),
     (f"/v1/requests/{'0' * 32}/reply", "GET, HEAD, OPTIONS"),
     ("/v1/requests", "GET, HEAD, OPTIONS"),
@@ -413,7 +448,7 @@ def test_methods(http: httpx.Client) -> None:
     for path, allow in METHODS:
         answer = http.options(path)
         assert (answer.status_code, answer.headers["allow"]) == (204, allow)
-        answer = http.request("PATCH", path)
+        answer = http.request("PROPFIND", path)
         assert (answer.status_code, answer.headers["allow"]) == (405, allow)
         assert answer.json()["status"] == 405
 
