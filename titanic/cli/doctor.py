@@ -1,6 +1,6 @@
 """`titanic doctor`: what is wrong with settings, keys, the store's files, the server and its clock, a line each.
 
-Each check is a method of `Doctor` that adds a `Finding`, or several. It reads, and changes nothing.
+Each check is a method of `Doctor` that adds a `Diagnosis`, or several. It reads, and changes nothing.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MAX_NAMED = 5
 """Services that a line names."""
 
 
-class Finding(NamedTuple):
+class Diagnosis(NamedTuple):
     """What a check found. `next`: what to do about a problem."""
 
     check: str
@@ -92,11 +92,11 @@ class Doctor:
 
     def __init__(self, context: click.Context, store: Path | str, reach: EndpointReach) -> None:
         self._context, self._store, self._reach = context, store, reach
-        self._found: list[Finding] = []
+        self._found: list[Diagnosis] = []
         self._serve: dict[str, Any] = {}
         """The settings of `serve` in the file, as its options read them."""
 
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[Diagnosis]:
         """Run all checks."""
         for name, check in (("settings", self._settings), ("keys", self._keys), ("store", self._files)):
             self._run(name, check)
@@ -112,7 +112,7 @@ class Doctor:
             self._add(name, text, ok=False)
 
     def _add(self, check: str, text: str, next_step: str = "", *, ok: bool) -> None:
-        self._found.append(Finding(check, ok, text, "" if ok else next_step))
+        self._found.append(Diagnosis(check, ok, text, "" if ok else next_step))
 
     # -- this machine ----------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
     key                                                   value
     ----------------------------------------------------  --------------------------------------
     a  time (µs, u64)  node (u32)  number (u32)           Act
-    r  minute (u32)  address  0  node (u32)               Refused: what this node refused then
+    r  minute (u32)  address  0  node (u32)               RefusalCount: what this node refused then
     d  name of a node                                     the digest of its last access file
 
 A node is its incarnation, or 0 without nodes. An act is written in the transaction that makes it, or before the answer
@@ -118,7 +118,7 @@ class Tally:
         return origin.act(act, service=service, uuid=self.uuid, count=self.count, text=text)
 
 
-class Refused(Struct, array_like=True, frozen=True):
+class RefusalCount(Struct, array_like=True, frozen=True):
     """What was refused in a minute. `user` and `action` are of the last refusal; an unknown user is empty."""
 
     count: int
@@ -126,7 +126,7 @@ class Refused(Struct, array_like=True, frozen=True):
     action: str
 
 
-_acts, _refusals = msgspec.msgpack.Decoder(Act), msgspec.msgpack.Decoder(Refused)
+_acts, _refusals = msgspec.msgpack.Decoder(Act), msgspec.msgpack.Decoder(RefusalCount)
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -161,7 +161,7 @@ def system_origin() -> Origin:
         return Origin(str(os.getuid()), OFFLINE, "")
 
 
-class Ring:
+class FactsRing:
     """Rows of one kind, of which the oldest are deleted when they take more than `most` bytes."""
 
     def __init__(self, kind: bytes, most: int) -> None:
@@ -189,7 +189,7 @@ class Ring:
         self._left = max(self._most // SPARE, self._most - size)
 
 
-class Host(Protocol):
+class AuditHost(Protocol):
     """The server."""
 
     def incarnation(self) -> int | None:
@@ -199,15 +199,15 @@ class Host(Protocol):
 class Audit:
     """The audit of one server. Any thread may call `refused`, the reader's `new_reads`, the writer's the others."""
 
-    def __init__(self, host: Host | None = None, now_us: Callable[[], int] = wall_us, room: int = ROOM) -> None:
+    def __init__(self, host: AuditHost | None = None, now_us: Callable[[], int] = wall_us, room: int = ROOM) -> None:
         """`host`: None: there are no nodes. `room`: bytes of all facts."""
         self._host = host
         self._now_us = now_us
-        self._acts = Ring(ACTS, room // ACTS_SHARE)
-        self._refusals = Ring(REFUSALS, room // REFUSALS_SHARE)
+        self._acts = FactsRing(ACTS, room // ACTS_SHARE)
+        self._refusals = FactsRing(REFUSALS, room // REFUSALS_SHARE)
         self._numbers = count()
         self._lock = threading.Lock()
-        self._refused: dict[tuple[int, str], Refused] = {}
+        self._refused: dict[tuple[int, str], RefusalCount] = {}
         """By minute and address: what is not written yet."""
         self._flush_at = 0.0
         self._read_minute = 0
@@ -243,7 +243,7 @@ class Audit:
                 key = (at, OTHERS)
             before = self._refused.get(key)
             total = number if before is None else before.count + number
-            self._refused[key] = Refused(total, user[:MAX_TEXT], action[:MAX_TEXT])
+            self._refused[key] = RefusalCount(total, user[:MAX_TEXT], action[:MAX_TEXT])
 
     def due(self, now: float) -> AuditWrite | None:
         """Return what is to be written of the refusals now; `now` in monotonic seconds."""
@@ -252,20 +252,20 @@ class Audit:
         self._flush_at = now + FLUSH_INTERVAL
         return AuditWrite(self, flush=True)
 
-    def take_refusals(self) -> dict[tuple[int, str], Refused]:
+    def take_refusals(self) -> dict[tuple[int, str], RefusalCount]:
         """Return the refusals that are not written yet, and forget them."""
         with self._lock:
             taken, self._refused = self._refused, {}
         return taken
 
-    def put_refusals(self, transaction: WriteTransaction, refusals: dict[tuple[int, str], Refused]) -> None:
+    def put_refusals(self, transaction: WriteTransaction, refusals: dict[tuple[int, str], RefusalCount]) -> None:
         """Add refusals to what this node has written of the same minutes."""
         node = _NODE.pack(self._node())
         rows = []
         for (minute, address), refused in refusals.items():
             key = _MINUTE.pack(REFUSALS, minute & _MASK) + address.encode()[:64] + b"\0" + node
             for _, value in transaction.facts(key, limit=1):
-                refused = Refused(_refusals.decode(value).count + refused.count, refused.user, refused.action)
+                refused = RefusalCount(_refusals.decode(value).count + refused.count, refused.user, refused.action)
             rows.append((key, _encode(refused)))
         if rows:
             self._refusals.put(transaction, rows)

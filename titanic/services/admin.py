@@ -17,7 +17,7 @@ from msgspec import UNSET
 from broker import User, UserLimits
 from titanic.commit.writer import halves
 from titanic.errors import Forbidden, InvalidArchive, InvalidRequest, StoreError, StoreFull
-from titanic.facts.audit import MINUTE_US, Act, Refused, Tally, report
+from titanic.facts.audit import MINUTE_US, Act, RefusalCount, Tally, report
 from titanic.facts.counts import CANCELLED, CLOSED, REQUEUED
 from titanic.protocol import tsp
 from titanic.protocol.messages import (
@@ -99,7 +99,7 @@ class AdminWrite:
                 elif isinstance(options, RefusedAction):
                     minute = now_us // MINUTE_US
                     rows = {
-                        (min(row.minute, minute), row.address): Refused(row.count, row.user, row.action)
+                        (min(row.minute, minute), row.address): RefusalCount(row.count, row.user, row.action)
                         for row in options.rows
                     }
                     self._context.audit.put_refusals(transaction, rows)

@@ -14,7 +14,7 @@ from support.waiting import until
 from titanic import Client, UnknownRequest
 from titanic.client.calls import VIA
 from titanic.errors import Forbidden
-from titanic.facts.audit import Audit, Origin, Ring
+from titanic.facts.audit import Audit, FactsRing, Origin
 from titanic.store.memory import MemoryStore
 
 QUEUE = '[users.queue]\nkeys = ["queue.key"]\nadmin = true\nsubmit = ["*"]\n'
@@ -104,7 +104,7 @@ def test_many_failed_log_ins_take_no_row_of_an_act() -> None:
 
 
 def test_a_ring_deletes_its_oldest_rows() -> None:
-    store, ring = MemoryStore(), Ring(b"a", 10_000)
+    store, ring = MemoryStore(), FactsRing(b"a", 10_000)
     for number in range(1000):
         with store.write() as transaction:
             ring.put(transaction, [(b"a%07d" % number, bytes(92))])
