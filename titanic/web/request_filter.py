@@ -100,6 +100,12 @@ def parse_filter(given: Mapping[str, str], now: float | None = None) -> RequestF
     return RequestFilter(**texts, oldest=oldest, since=since, before=before)
 
 
+def check_after(after: str | None) -> None:
+    """Check the UUID after which a page continues. Raises HTTPProblem."""
+    if after is not None and ids.parse(after.encode(errors="replace")) is None:
+        raise HTTPProblem(400, "the URL of this page has an invalid UUID; start at the first page")
+
+
 def _moment(given: Mapping[str, str], name: str, default: int) -> int:
     text = given.get(name, "")
     return int(text) if text.isdecimal() and len(text) < 20 else default
@@ -157,8 +163,7 @@ async def _with_key(client: Client, wanted: RequestFilter) -> list[RequestInfo]:
 
 async def find_page(client: Client, wanted: RequestFilter, after: str | None, limit: int) -> FoundRequests:
     """Find up to `limit` requests that match, fewer when they are rare. Raises Forbidden."""
-    if after is not None and ids.parse(after.encode(errors="replace")) is None:
-        raise HTTPProblem(400, "the URL of this page has an invalid UUID; start at the first page")
+    check_after(after)
     rows: list[RequestInfo] = []
     until = time.monotonic() + SEARCH_TIMEOUT
     while True:

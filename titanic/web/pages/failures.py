@@ -7,12 +7,12 @@ import hashlib
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import urlencode
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from titanic.aio import Client
@@ -21,9 +21,9 @@ from titanic.facts.groups import MAX_TEXT, first_line, normalize
 from titanic.protocol.answers import RequestInfo
 from titanic.protocol.documents import FailureGroupInfo
 from titanic.web.app_state import app_state, visitor_of
-from titanic.web.pages.bulk import confirm
+from titanic.web.pages.bulk import MAX_SELECTED, confirm
 from titanic.web.problems import HTTPProblem
-from titanic.web.request_filter import RequestFilter
+from titanic.web.request_filter import BATCH, SEARCH_TIMEOUT, FoundRequests, RequestFilter, check_after, find_some
 from titanic.web.template_filters import bars
 
 MAX_FAILURES = 1000
@@ -33,7 +33,7 @@ MAX_CALLS = 3
 """Calls that are made to fetch them, because a page may be short."""
 
 LISTED = 100
-"""Groups that are listed, and requests of a group."""
+"""Groups that are listed, and requests of a group on a page."""
 
 PARTS = 30
 """Bars of a chart."""
@@ -59,8 +59,6 @@ class FailureGroup:
     last: int
     points: list[tuple[int, int]]
     """Times, and how many failed then."""
-    rows: list[RequestInfo] = field(default_factory=list)
-    """Its requests, as far as they were fetched."""
 
     @property
     def id(self) -> str:
@@ -95,7 +93,7 @@ async def _find(request: Request, service: str | None, span: str) -> FoundGroups
     visitor = visitor_of(request)
     client = visitor.client
     seconds = SPANS[span][0] if span in SPANS else KEPT
-    since = int((time.time() - seconds) * 1e6)
+    since = _since(span)
     facts = None
     if app_state(request).identity.reads_all(visitor.user):
         with suppress(InvalidRequest):  # the server is of an older version
@@ -105,6 +103,11 @@ async def _find(request: Request, service: str | None, span: str) -> FoundGroups
         return FoundGroups(sorted(found, key=_weight, reverse=True), True, facts["failures_omitted"])
     rows = [row for state in ("failed", "expired") for row in await _newest(client, state, service)]
     return FoundGroups(group_failures(row for row in rows if row["finished_at"] >= since), False)
+
+
+def _since(span: str) -> int:
+    """The earliest end of failures that are shown; 0: any."""
+    return int((time.time() - SPANS[span][0]) * 1e6) if span in SPANS else 0
 
 
 def _counted(group: FailureGroupInfo, since: int) -> FailureGroup:
@@ -146,45 +149,70 @@ def _query(request: Request) -> tuple[str, str]:
     return request.query_params.get("service", "")[:255], request.query_params.get("span", "")
 
 
-def _suffix(service: str, span: str) -> str:
-    given = {name: value for name, value in (("service", service), ("span", span)) if value}
+def _suffix(service: str, span: str, after: str = "") -> str:
+    given = {name: value for name, value in (("service", service), ("span", span), ("after", after)) if value}
     return f"?{urlencode(given)}" if given else ""
 
 
-async def _group(request: Request) -> FailureGroup:
+async def _group(request: Request, limit: int) -> tuple[FailureGroup, FoundRequests]:
+    """The group of this page, and up to `limit` of its requests, the newest first."""
     service, span = _query(request)
+    after = request.query_params.get("after")
+    check_after(after)
     found = await _find(request, service or None, span)
     wanted = request.path_params["group"]
     chosen = next((one for one in found.groups if one.id == wanted), None)
-    if chosen is not None and found.counted:
-        rows = await _newest(visitor_of(request).client, chosen.state, chosen.service)
-        chosen.rows = [row for row in rows if normalize(row["reason"], chosen.state) == chosen.text]
     if chosen is None:
         raise HTTPProblem(404, "these failures are gone: they were retried or closed, or are too old; see /failures")
-    return chosen
+    return chosen, await _members(visitor_of(request).client, chosen, _since(span), after, limit)
+
+
+async def _members(client: Client, group: FailureGroup, since: int, after: str | None, limit: int) -> FoundRequests:
+    """Find requests of a group that ended since then. Other errors of a busy service may lie between them: a page
+    searches for SEARCH_TIMEOUT at most, and the next one continues."""
+    if not group.service:  # services that the server has not counted by name
+        return FoundRequests([], None)
+    wanted = RequestFilter(service=group.service, state=group.state)
+    rows: list[RequestInfo] = []
+    until = time.monotonic() + SEARCH_TIMEOUT
+    while True:
+        found, after = await find_some(client, wanted, after, BATCH)
+        rows += [
+            row for row in found if row["finished_at"] >= since and normalize(row["reason"], group.state) == group.text
+        ]
+        if len(rows) > limit:
+            return FoundRequests(rows[:limit], rows[limit - 1]["uuid"])
+        if after is None or len(rows) == limit or time.monotonic() >= until:
+            return FoundRequests(rows, after)
 
 
 async def group_page(request: Request) -> Response:
     """Show a group."""
-    chosen = await _group(request)
-    service, span = _query(request)
+    chosen, found = await _group(request, LISTED)
+    start = request.url.path + _suffix(*_query(request))
     chart = bars(histogram(chosen.points, chosen.first, chosen.last, PARTS), "Failures over time", small=False)
+    after = request.query_params.get("after", "")
     return app_state(request).page(
         request,
         "failures_group.html",
         group=chosen,
-        rows=chosen.rows[:LISTED],
-        query=_suffix(service, span),
+        rows=found.rows,
+        query=_suffix(*_query(request)),
+        retried=_suffix(*_query(request), after),
+        next=request.url.path + _suffix(*_query(request), found.after) if found.after else "",
+        start=start if after else "",
         chart=chart,
     )
 
 
 async def retry_page(request: Request) -> Response:
     """Ask for confirmation to retry a group. The form lists its requests, so that later failures are not retried."""
-    chosen = await _group(request)
+    chosen, found = await _group(request, MAX_SELECTED)
+    if found.after and not found.rows:  # the group's page continues the search
+        return RedirectResponse(f"/failures/{chosen.id}{_suffix(*_query(request), found.after)}", 303)
     matched = RequestFilter(service=chosen.service, state=chosen.state)
-    back = f"/failures/{chosen.id}{_suffix(*_query(request))}"
-    return confirm(request, "retry", matched, [row["uuid"] for row in chosen.rows], chosen.title, back)
+    back = f"/failures/{chosen.id}{_suffix(*_query(request), request.query_params.get('after', ''))}"
+    return confirm(request, "retry", matched, [row["uuid"] for row in found.rows], chosen.title, back)
 
 
 # -- grouping -----------------------------------------------------------------------------------------------------
@@ -202,7 +230,7 @@ def group_failures(rows: Iterable[RequestInfo]) -> list[FailureGroup]:
         lines = {first_line(row["reason"]) for row in members}
         title = (" ".join(lines.pop().split())[:MAX_TEXT] if len(lines) == 1 else "") or text
         points = [(end, 1) for end in ends]
-        found.append(FailureGroup(service, state, text, title, len(members), min(ends), max(ends), points, members))
+        found.append(FailureGroup(service, state, text, title, len(members), min(ends), max(ends), points))
     return sorted(found, key=_weight, reverse=True)
 
 

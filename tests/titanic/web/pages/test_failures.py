@@ -66,6 +66,33 @@ def test_failures_that_were_closed_are_still_counted(http: httpx.Client, lived: 
     assert page(http, found.links["bad …"]).rows == []
 
 
+def test_a_rare_error_is_found_behind_a_flood(http: httpx.Client, lived: Lived, client: Client) -> None:
+    rare = [lived.failed(f"Rare: {n}") for n in range(2)]
+    flood = client.submit_many("echo", ([b"fail", b"Flood: %d" % n] for n in range(1050)), max_attempts=1)
+    until(lambda: client.show(flood[-1])["state"] == "failed")
+    until(lambda: not client.list(service="echo", state="waiting")[0] + client.list(service="echo", state="running")[0])
+    links = page(http).links
+    first, found = walk(http, links["Rare: …"])
+    assert found == rare[::-1]
+    first, found = walk(http, links["Flood: …"])
+    assert found == flood[::-1]
+    more = page(http, first.links["Next page"])
+    form = page(http, more.links["Retry up to 1,000 from here on…"]).form("/actions/requests")
+    rest = flood[::-1][len(first.rows) :]
+    assert form["uuids"].split() == rest[:1000]
+    assert http.get(f"{links['Rare: …']}?after=x").status_code == 400
+
+
+def walk(http: httpx.Client, path: str) -> tuple[Page, list[str]]:
+    """The first page of a group, and the UUIDs of it and of all that follow."""
+    first = following = page(http, path)
+    found = [row[0] for row in first.rows]
+    while "Next page" in following.links:
+        following = page(http, following.links["Next page"])
+        found += [row[0] for row in following.rows]
+    return first, found
+
+
 def test_errors_are_escaped(http: httpx.Client, lived: Lived) -> None:
     lived.failed("<script>alert(1)</script>")
     found = page(http)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import uuid
+from threading import Event
 
 import httpx
 from support.pages import Page
+from support.serving import QUICK
+from support.waiting import PATIENCE, until
 
 from broker import Worker
-from titanic import Client
+from titanic import Client, Server
 
 
 def test_an_empty_queue_says_what_to_do(http: httpx.Client) -> None:
@@ -32,6 +35,25 @@ def test_waiting_requests_and_workers(http: httpx.Client, client: Client, echo: 
     assert "mail (1,234 waiting) has no workers" in page.text
     rows = {row[0]: [row[1], row[4]] for row in page.rows}
     assert rows == {"mail": ["1,234", "none"], "echo": ["0", "2"]}
+
+
+def test_running_requests_are_not_taken_off_those_that_wait(http: httpx.Client, server: Server, client: Client) -> None:
+    release = Event()
+
+    def work(frames: list[bytes]) -> list[bytes]:
+        release.wait(PATIENCE)
+        return frames
+
+    with Worker("slow", work, server.endpoints[0], config=QUICK):
+        try:
+            client.submit("slow", b"x")
+            until(lambda: client.stats()["running"] == 1)
+            client.submit_batch("mail", [b"x"] * 5)
+            figures = Page(http.get("/").text).figures
+        finally:
+            release.set()
+    assert figures["Waiting"].startswith("5 oldest: ")
+    assert figures["Running"] == "1"
 
 
 def test_names_are_escaped(http: httpx.Client, client: Client) -> None:
