@@ -74,6 +74,17 @@ def test_pages_about_requests(window: Window, lived: Lived, client: Client) -> N
     window.check(page)
 
 
+def test_lists_show_the_end_of_a_uuid_and_copy_all_of_it(window: Window, lived: Lived) -> None:
+    uuid = lived.failed("bad", b"Traceback (most recent call last):")
+    page = window.page("/requests")
+    link = page.get_by_role("link", name=uuid)
+    assert link.get_attribute("title") == uuid
+    assert link.evaluate("e => getSelection().selectAllChildren(e) || getSelection().toString()") == uuid
+    assert link.evaluate("e => e.firstElementChild.getBoundingClientRect().width") == 0
+    link.click()
+    expect(page.get_by_text("Traceback", exact=True)).to_be_visible()
+
+
 def test_pages_about_the_queue(window: Window, client: Client) -> None:
     nightly = Schedule("nightly-" + "x" * 60, "backup", every=3600)
     submit_tick(client, nightly, 1_795_000_000 // 3600 * 3600)

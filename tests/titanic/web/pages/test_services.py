@@ -207,7 +207,7 @@ def test_workers_and_what_they_have(http: httpx.Client, server: Server, client: 
         uuid = client.submit("<i>a</i>", b"secret")
         worker.take()
         page = page_of(http, "/workers")
-        until(lambda: uuid in page_of(http, "/workers").text)
+        until(lambda: uuid in page_of(http, "/workers").links)
         page = page_of(http, "/workers")
     assert "1 worker process." in page.text
     first, last = page.rows
