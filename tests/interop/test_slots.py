@@ -10,7 +10,7 @@ from contextlib import closing
 import pytest
 import zmq
 from support.made_programs import in_node, needs, shared_folder
-from support.waiting import PATIENCE, until
+from support.waiting import PATIENCE
 
 from broker import Broker, Client, Pipeline, Worker
 
@@ -84,7 +84,7 @@ def test_a_worker_in_node(endpoint: str, tmp_path_factory: pytest.TempPathFactor
             assert dict([answer(client), answer(client)]) == {waits: [b"upper", b"WAIT"], goes: [b"upper", b"GO"]}
 
             last = client.send("upper", b"wait")
-            until(lambda: json.loads(asking.call("mmi.stats", b"")[0])["workers_busy"] == 1)
+            assert [worker.stdout.readline() for _ in range(2)] == ["waits\n"] * 2  # the first one, and this one
             worker.terminate()
             assert answer(client) == (last, [b"upper", b"WAIT"])
             assert worker.wait(PATIENCE) == 0

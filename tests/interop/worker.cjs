@@ -2,7 +2,7 @@
 //
 // It replies with the name of the service and the request's first frame in capitals; a request `wait` takes until
 // another one, `go`, comes, or until SIGTERM, which ends the worker: it returns what still comes. It prints `registered`
-// when the broker takes it.
+// when the broker takes it, and `waits` when it has such a request.
 
 const zmq = require("zeromq");
 
@@ -57,6 +57,7 @@ async function main([endpoint, slots, service, ...others]) {
       const reply = [name, body[0].toString().toUpperCase()];
       if (body[0].toString() === "wait") {
         waiting.push(() => finish(client, reply));
+        console.log("waits");
         continue;
       }
       finish(client, reply);

@@ -22,10 +22,10 @@ def needs(*programs: str, package: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(not there and "CI" not in os.environ, reason=f"needs {package} (make tools)")
 
 
-def shared_folder(factory: pytest.TempPathFactory) -> Path:
+def shared_folder(factory: pytest.TempPathFactory, name: str = "zmtp-peers") -> Path:
     """A folder that test processes share: one makes what is in it, while the others wait."""
     base = factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "zmtp-peers"
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
     folder.mkdir(exist_ok=True)
     return folder
 

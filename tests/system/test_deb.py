@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from support.machine import ROOT, Machine, machine, needs_machine
+from support.made_programs import alone, shared_folder
 
 pytestmark = [needs_machine, pytest.mark.timeout(1200)]
 
@@ -24,11 +27,22 @@ def here() -> Iterator[Machine]:
         yield one
 
 
-def package(here: Machine) -> str:
-    """Build a package as `make deb` does; where it is in the machine."""
-    call(str(ROOT / "deploy/deb.sh"), sys.executable, str(here.folder / "root"), "1")
-    (name,) = (here.folder / "root").glob("titanic-queue_*-1_*.deb")
-    return f"/root/{name.name}"
+@pytest.fixture
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package, built once as `make deb` does, by the first process of this run that wants it."""
+    folder = shared_folder(tmp_path_factory, "deb")
+    with alone(folder):
+        if not (found := [*folder.glob("titanic-queue_*-1_*.deb")]):
+            call(str(ROOT / "deploy/deb.sh"), sys.executable, str(folder), "1")
+            found = [*folder.glob("titanic-queue_*-1_*.deb")]
+    (path,) = found
+    return path
+
+
+def package(here: Machine, built: Path) -> str:
+    """Where the package is in the machine."""
+    shutil.copy(built, here.folder / "root")
+    return f"/root/{built.name}"
 
 
 def next_package(here: Machine, package: str) -> str:
@@ -48,8 +62,8 @@ def call(*command: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_its_life(here: Machine) -> None:
-    old = package(here)
+def test_its_life(here: Machine, built: Path) -> None:
+    old = package(here, built)
     new = next_package(here, old)
 
     # Installed: it serves, with its settings, for everybody.
@@ -156,9 +170,9 @@ def test_its_life(here: Machine) -> None:
 
 
 @pytest.mark.torture
-def test_it_takes_turns_with_install_sh(here: Machine) -> None:
+def test_it_takes_turns_with_install_sh(here: Machine, built: Path) -> None:
     settings = here.folder / "etc/titanic/titanic.toml"
-    package_file = package(here)
+    package_file = package(here, built)
 
     here.does("dpkg", "--install", package_file)
 
@@ -208,9 +222,9 @@ def test_it_takes_turns_with_install_sh(here: Machine) -> None:
     assert not settings.exists()
 
 
-def test_an_upgrade_waits_for_no_worker(here: Machine) -> None:
+def test_an_upgrade_waits_for_no_worker(here: Machine, built: Path) -> None:
     """Workers that still have something to do finish it, from files of their version; new ones work beside them."""
-    old = package(here)
+    old = package(here, built)
     new = next_package(here, old)
     here.does("dpkg", "--install", old)
     slow, go = here.folder / "usr/local/bin/slow", here.folder / "etc/titanic/go"
