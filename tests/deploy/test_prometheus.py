@@ -13,6 +13,10 @@ from pathlib import Path
 import pytest
 from support.cli_titanic import here, running
 from support.scraping import ALERTS, DASHBOARD, DEPLOY, named_in_alerts, named_in_dashboard, names_of
+from support.waiting import PATIENCE
+
+from broker import Worker
+from titanic import Client
 
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None and "CI" not in os.environ, reason="needs promtool, which isn't installed"
@@ -33,11 +37,13 @@ def alerts() -> list[str]:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """The names that a server exports which has a service, paused."""
+    """The names that a server exports which has a service, paused, with a request that has ended and one that waits."""
     folder = tmp_path_factory.mktemp("exported")
     arguments = ("serve", "--bind", "tcp://127.0.0.1:*", "--store", folder / "store", "--metrics", "127.0.0.1:0")
     with running(folder / "log", *arguments) as server:
         endpoint = server.says(r"serving at ([^;]+);")[1]
+        with Worker("s", lambda frames: frames, endpoint), Client(endpoint) as client:
+            client.wait(client.submit("s", "x"), PATIENCE)
         here("submit", "s", "x", "--endpoint", endpoint)
         here("pause", "s", "--endpoint", endpoint)
         url = server.says(r"metrics at (\S+)")[1]
@@ -107,6 +113,7 @@ def test_what_is_exported_is_shown(exported: set[str]) -> None:
     closer |= {"titanic_store_free_bytes", "titanic_waiting_clients", "titanic_commit_seconds_count"}
     closer |= {"titanic_store_reader_seconds"}
     closer |= {"titanic_commit_seconds_sum", "titanic_commit_changes_bucket", "titanic_store_info"}
+    closer |= {f"titanic_service_{name}_seconds_{of}" for name in ("wait", "run") for of in ("count", "sum")}
     closer |= {name for name in exported if name.startswith("titanic_broker_")}
     assert {name for name in exported if name.startswith("titanic_")} - shown - closer == set()
 

@@ -98,6 +98,19 @@ class Unwritten(NamedTuple):
     groups: Mapping[bytes, StoredGroup] = {}
 
 
+MOST_NAMED = 100
+"""Services whose totals are kept by name: metrics have some fifty time series for each."""
+
+
+class ServiceTotals(NamedTuple):
+    """What a process has counted of a service since it began: the tally, and the sums of waiting and run times in
+    seconds."""
+
+    tally: Tally
+    wait: float
+    run: float
+
+
 class FactsRecorder:
     """What this process counts. Any thread may count; commits of one process come one after the other, and call
     `flush` and `flushed`."""
@@ -110,6 +123,10 @@ class FactsRecorder:
         self._delta: Tallies = {}
         """What was counted since the last flush, since `_since`."""
         self._since = 0
+        self._seconds: dict[bytes, list[float]] = {}
+        """The waiting and the run time of what is in `_delta`."""
+        self._services: dict[bytes, ServiceTotals] = {}
+        """Everything since the start. The first MOST_NAMED have their names for good: no number decreases."""
         self._periods: dict[Period, Tallies] = {}
         """The last periods."""
         self._parts: dict[Period, int] = {}
@@ -147,6 +164,10 @@ class FactsRecorder:
                     tally[WAIT + counts.bucket(wait)] += 1
                 if run is not None:
                     tally[RUN + counts.bucket(run)] += 1
+                if wait is not None or run is not None:
+                    seconds = self._seconds.setdefault(service if service in self._delta else OTHER, [0.0, 0.0])
+                    seconds[0] += wait or 0.0
+                    seconds[1] += run or 0.0
                 if kind in (FAILED, RETRIED, EXPIRED):
                     state = "expired" if kind == EXPIRED else "failed"
                     self._groups.add(service, state, reason, uuid, now_us, retried=kind == RETRIED)
@@ -160,6 +181,12 @@ class FactsRecorder:
                 service = OTHER
             tally = self._delta.setdefault(service, [0] * counts.SIZE)
         return tally
+
+    def since_start(self) -> dict[bytes, ServiceTotals]:
+        """What this process has counted since it began, by service: MOST_NAMED and OTHER. Any thread may call it."""
+        with self._lock:
+            self._collect()
+            return self._services.copy()
 
     # -- what is not written yet -----------------------------------------------------------------------------
 
@@ -227,6 +254,7 @@ class FactsRecorder:
         log.exception("a bug in this program: counts and failure groups since the last write are dropped")
         with self._lock:
             self._delta, self._periods, self._parts, self._changed = {}, {}, {}, set()
+            self._seconds = {}
             self._groups, self._totals = FailureGroups(), [0] * (CORRECTION + 1)
             self._joined, self._open, self._flushed_at = False, True, now_us
 
@@ -241,10 +269,16 @@ class FactsRecorder:
             if len(tallies) > MAX_NAMES:
                 self._periods[period] = counts.fold(tallies)
             self._changed.add(period)
-        for tally in self._delta.values():
+        for service, tally in self._delta.items():
             for at in range(CORRECTION):
                 self._totals[at] += tally[at]
-        self._delta = {}
+            wait, run = self._seconds.get(service, (0.0, 0.0))
+            named = service in self._services or len(self._services) < MOST_NAMED
+            name = service if named else OTHER
+            known = self._services.get(name) or ServiceTotals([0] * counts.SIZE, 0.0, 0.0)
+            total = [one + more for one, more in zip(known.tally, tally, strict=True)]
+            self._services[name] = ServiceTotals(total, known.wait + wait, known.run + run)
+        self._delta, self._seconds = {}, {}
 
     def _put_period(self, rows: dict[bytes, bytes | None], period: Period, tallies: Tallies) -> None:
         parts = counts.encode(counts.fold(tallies))

@@ -8,6 +8,7 @@ import resource
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
@@ -15,6 +16,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from titanic.commit.writer import Histogram
+from titanic.facts.counts import BOUNDS, COUNTS, RUN, WAIT
+from titanic.facts.recorder import ServiceTotals
 from titanic.server.snapshot import NodeSnapshot, ServerSnapshot
 from titanic.version import __version__
 
@@ -48,6 +51,7 @@ def queue(snapshot: ServerSnapshot) -> Iterator[Metric]:
     yield _labelled("titanic_requests_refused", text, "reason", snapshot.refused, CounterMetricFamily)
     yield from refusals(snapshot.forbidden)
     yield from _services(snapshot)
+    yield from _totals(snapshot.totals)
     yield from _store(snapshot)
     yield _histogram("titanic_commit_seconds", "Time of a commit: changes, write and sync.", snapshot.commit_seconds)
     yield _histogram("titanic_commit_changes", "Changes that share a commit.", snapshot.commit_sizes)
@@ -129,6 +133,26 @@ def _services(snapshot: ServerSnapshot) -> Iterable[Metric]:
         text = "1 for a service that is paused: its requests are not dispatched."
         yield _labelled("titanic_service_paused", text, "service", dict.fromkeys(snapshot.paused, 1))
     yield workers({name: load.workers for name, load in snapshot.services.items()})
+
+
+def _totals(services: Mapping[str, ServiceTotals]) -> Iterable[Metric]:
+    """What this process has counted of each service. Sums over nodes are right: each counts what it did itself."""
+    for at, name in enumerate(COUNTS):
+        if name in REQUESTS:
+            values = {service: totals.tally[at] for service, totals in services.items()}
+            yield _labelled(f"titanic_service_{name}", REQUESTS[name], "service", values, CounterMetricFamily)
+    wait = HistogramMetricFamily(
+        "titanic_service_wait_seconds", "Time from a request's submission to its first attempt.", labels=["service"]
+    )
+    run = HistogramMetricFamily("titanic_service_run_seconds", "Run time of an attempt.", labels=["service"])
+    bounds = [*(f"{bound:g}" for bound in BOUNDS), "+Inf"]
+    for service, (tally, waited, ran) in services.items():
+        for family, buckets, seconds in ((wait, tally[WAIT:RUN], waited), (run, tally[RUN:], ran)):
+            if any(buckets):
+                cumulative = list(zip(bounds, accumulate(buckets), strict=True))
+                family.add_metric([service], cumulative, sum_value=seconds)
+    yield wait
+    yield run
 
 
 def _store(snapshot: ServerSnapshot) -> Iterable[Metric]:

@@ -31,7 +31,15 @@ from titanic.facts.audit import Act, Audit, AuditWrite, system_origin
 from titanic.protocol import tsp
 from titanic.server.front import LAST, Front, IntegratedFront
 from titanic.server.server_access import ServerAccess
-from titanic.server.snapshot import NodeSnapshot, ServerSnapshot, WorkerCounts, gather, refusals, service_snapshots
+from titanic.server.snapshot import (
+    NodeSnapshot,
+    ServerSnapshot,
+    WorkerCounts,
+    gather,
+    refusals,
+    service_snapshots,
+    shown_totals,
+)
 from titanic.server.watchdog import Watchdog
 from titanic.services.ask import ServiceContext, ServiceFigures
 from titanic.services.nodes import rows_of, running_elsewhere
@@ -295,6 +303,7 @@ class Server:
             refused=dict(self._context.refused),
             forbidden=self.forbidden(),
             services=services,
+            totals=shown_totals(self.writer.facts.since_start()),
             paused=sorted(name.decode(errors="replace") for name in self.dispatcher.settings.paused),
             store=counts,
             durability=self.store.durability,

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from titanic.commit.writer import Histogram
+from titanic.facts.counts import OTHER
+from titanic.facts.recorder import ServiceTotals
 from titanic.store import NO_QUEUE, Counts, Durability, ReadTransaction, StoreReader, ready_counts
 
 MOST_SERVICES = 100
@@ -59,6 +61,8 @@ class ServerSnapshot:
     forbidden: Mapping[tuple[str, str], int]
     """Refusals for lack of a permission, by user and action."""
     services: Mapping[str, ServiceSnapshot]
+    totals: Mapping[str, ServiceTotals]
+    """What this process has counted since its start, by service."""
     paused: Sequence[str]
     """The paused services."""
     store: Counts
@@ -133,6 +137,18 @@ def others(
         for each in (waiting, running, workers)
     ]
     return {OTHERS: ServiceSnapshot(rest[0] or 0, rest[1] or 0, rest[2])} if any(rest) else {}
+
+
+def shown_totals(totals: Mapping[bytes, ServiceTotals]) -> dict[str, ServiceTotals]:
+    """Totals by names that can be shown; those of equal names are added up."""
+    found: dict[str, ServiceTotals] = {}
+    for service, more in totals.items():
+        name = OTHERS if service == OTHER else service.decode(errors="replace")
+        if (known := found.get(name)) is not None:
+            tally = [one + other for one, other in zip(known.tally, more.tally, strict=True)]
+            more = ServiceTotals(tally, known.wait + more.wait, known.run + more.run)
+        found[name] = more
+    return found
 
 
 def refusals(*counted: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], int]:

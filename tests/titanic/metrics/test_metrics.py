@@ -27,6 +27,8 @@ from broker import RemoteError, Worker
 from titanic.client.client import Client
 from titanic.commit.writer import Histogram
 from titanic.errors import Refused
+from titanic.facts.counts import ACCEPTED
+from titanic.facts.recorder import MOST_NAMED
 from titanic.metrics import listener as listener_module
 from titanic.metrics.listener import MOST, MetricsListener
 from titanic.server.snapshot import MOST_SERVICES, OTHERS, ServiceSnapshot, bounded, gather, others
@@ -96,6 +98,17 @@ def test_the_life_of_requests_is_counted(tmp_path: Path) -> None:
     ended = {name: found[f"titanic_requests_{name}_total"] for name in ("succeeded", "failed", "expired", "retried")}
     assert ended == {"succeeded": 1, "failed": 1, "expired": 1, "retried": 1}
     assert found["titanic_requests_closed_total"] == 1
+    names = ("accepted", "dispatched", "succeeded", "failed", "retried", "expired", "closed")
+    totals = {
+        of: [found[f'titanic_service_{name}_total{{service="{of}"}}'] for name in names] for of in ("echo", "fail")
+    }
+    assert totals == {"echo": [1, 1, 1, 0, 0, 0, 1], "fail": [1, 2, 0, 1, 1, 0, 0]}
+    assert found['titanic_service_expired_total{service="absent"}'] == 1
+    for name, count in (("wait", 1), ("run", 2)):
+        assert found[f'titanic_service_{name}_seconds_count{{service="fail"}}'] == count
+        assert found[f'titanic_service_{name}_seconds_bucket{{le="+Inf",service="fail"}}'] == count
+        assert 0 < found[f'titanic_service_{name}_seconds_sum{{service="fail"}}'] < 60
+    assert 'titanic_service_run_seconds_count{service="absent"}' not in found
     assert found['titanic_requests_refused_total{reason="service_full"}'] == 1
     assert found['titanic_requests_refused_total{reason="store_full"}'] == 0
     assert found['titanic_requests_waiting{service="absent"}'] == 1
@@ -235,6 +248,9 @@ def test_services_are_bounded(tmp_path: Path) -> None:
         services = server.snapshot().services
         assert len(services) == MOST_SERVICES + 1
         assert services[OTHERS].waiting == 5
+        accepted = {name: totals.tally[ACCEPTED] for name, totals in server.snapshot().totals.items()}
+        assert len(accepted) == MOST_NAMED + 1
+        assert accepted[OTHERS] == 5
 
 
 def test_a_histogram() -> None:
