@@ -1,6 +1,7 @@
 """What takes minutes is left out, unless TITANIC_TORTURE is set (`make torture`): support/torture.py."""
 
 import os
+import signal
 
 from hypothesis import HealthCheck, settings
 from support.memory import in_memory
@@ -12,3 +13,6 @@ settings.load_profile("busy")  # other tests have the processor meanwhile: how l
 
 if memory := in_memory(6 << 30):  # stores of tests sync hundreds of thousands of times
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(memory))
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell
+    signal.signal(signal.SIGINT, signal.default_int_handler)
