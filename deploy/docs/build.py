@@ -57,16 +57,15 @@ PAGES = {
 """The site's path of each page of the repository."""
 
 PYTHON = {
-    "titanic": ("Clients, servers, and what a worker knows of its request.", "Errors are in `titanic.errors`."),
-    "titanic.aio": ("The client for asyncio.",),
-    "titanic.tasks": ("Tasks of a Python program.",),
+    "titanic": "Clients, servers, and what a worker knows of its request. Errors are in `titanic.errors`.",
+    "titanic.aio": "The client for asyncio.",
+    "titanic.tasks": "Tasks of a Python program.",
 }
 """The packages of the Python reference, with their introductions."""
 
 ASSETS = "deploy/docs/assets/"
 
 _LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\]\([^)]*\))*\]\()([^)\s]+)(\))")
-_FENCE = re.compile(r"^( *)(```|~~~)", re.MULTILINE)
 
 
 class BrokenLink(Exception):
@@ -100,15 +99,14 @@ def generated() -> Iterator[tuple[str, str]]:
 
 def _linked(source: Path, page: str, path: str) -> str:
     """The text of a page, with links that hold on the site."""
-    text, lines, fenced = (ROOT / page).read_text(), [], False
-    paragraphs = re.split(r"(?m)(^ *(?:```|~~~).*$)", text)
-    for part in paragraphs:
+    parts, fenced = list[str](), False
+    for part in re.split(r"(?m)(^ *(?:```|~~~).*$)", (ROOT / page).read_text()):
         if re.match(r" *(```|~~~)", part):
             fenced = not fenced
         elif not fenced:
             part = _LINK.sub(lambda link: _link(source, page, path, link), part)
-        lines.append(part)
-    return "".join(lines)
+        parts.append(part)
+    return "".join(parts)
 
 
 def _link(source: Path, page: str, path: str, link: re.Match[str]) -> str:
@@ -182,8 +180,8 @@ def _log_events() -> str:
 def _python() -> str:
     """The public names of PYTHON's packages, by directives of mkdocstrings."""
     parts = ["# Python\n"]
-    for package, said in PYTHON.items():
-        parts.append(f"## {package}\n\n{' '.join(said)}\n")
+    for package, introduction in PYTHON.items():
+        parts.append(f"## {package}\n\n{introduction}\n")
         parts += [f"::: {where}\n    options:\n      heading_level: 3\n" for where in _exports(package)]
     parts.append("## titanic.errors\n\n::: titanic.errors\n    options:\n      heading_level: 3\n")
     return "\n".join(parts)

@@ -115,7 +115,7 @@ def test_kills_while_acts_go_on(tmp_path: Path) -> None:
         try:
             for point in points:
                 before, allowed = done, allowed + 400
-                until(lambda: done > before)  # noqa: B023
+                until(lambda before=before: done > before)
                 script = [str(SUPPORT / "archive_killed.py"), str(tmp_path / "store"), str(tmp_path / "archive")]
                 ended = subprocess.run(
                     [sys.executable, *script, endpoint, "pyarrow", point, "1"], capture_output=True, check=False

@@ -8,7 +8,6 @@ import re
 import shutil
 import sys
 import tomllib
-from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -17,12 +16,7 @@ from broker import AccessError, AccessFile, UsageError, decide
 from titanic.cli.options import FILE, command, json_flag, option
 from titanic.cli.printing import print_json
 from titanic.cli.running import EXIT_FAILED, EXIT_USAGE, is_about_missing
-from titanic.cli.store_files import DATA
-from titanic.errors import StoreError
-from titanic.facts.audit import record_offline
 from titanic.protocol.permissions import MEANINGS
-from titanic.settings import ServerConfig
-from titanic.store import open_store
 from titanic.util.text import counted, printable
 
 ACTIONS = tuple(permission.value for permission in MEANINGS)
@@ -170,10 +164,6 @@ def enable(settings: Path, path: Path) -> None:
     os.chown(draft, owner.st_uid, owner.st_gid)
     draft.write_text(text)
     draft.replace(settings)
-    place = Path(tomllib.loads(text)["serve"].get("store", ServerConfig().store))
-    if (place / DATA).exists():
-        with suppress(StoreError), open_store(place) as store:  # a server may have it open
-            record_offline(store, "access", f"turned on in {settings}: {path}")
     click.echo(f"{settings}: access control takes effect at the next start")
 
 

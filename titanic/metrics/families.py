@@ -136,7 +136,7 @@ def _services(snapshot: ServerSnapshot) -> Iterable[Metric]:
 
 
 def _totals(services: Mapping[str, ServiceTotals]) -> Iterable[Metric]:
-    """What this process has counted of each service. Sums over nodes are right: each counts what it did itself."""
+    """What this process has counted of each service. Add up nodes: each counts only what it did itself."""
     for at, name in enumerate(COUNTS):
         if name in REQUESTS:
             values = {service: totals.tally[at] for service, totals in services.items()}
