@@ -150,8 +150,9 @@ class _Figures(Collector):
         self._unready = unready
 
     def collect(self) -> Iterable[Metric]:
-        yield from self._collect()
+        # Asked first: an answer that says "not ready" has nothing from before, such as the workers at a broker now gone.
         yield families.ready(not self._unready())
+        yield from self._collect()
 
 
 class _Asked(BaseHTTPRequestHandler):
