@@ -66,7 +66,7 @@ class EventKind(Enum):
     PARTIAL = "partial"
     FINAL = "final"
     GAVE_UP = "gave up"
-    ANEW = "anew"
+    RESTART = "restart"
     """For a queue: a worker begins, and the parts so far don't count."""
     PROGRESS = "progress"
     """For a queue: the worker's progress, no part of the reply."""
@@ -181,7 +181,7 @@ class _SentRequest(Unanswered):
     """What a queue says of the request to its worker."""
     tries: int = 0
     sent_at: float = 0.0
-    parts_told: int = 0
+    parts_reported: int = 0
     parts_seen: dict[int, int] = field(default_factory=dict)
     """By try: each starts over, and no part is reported twice."""
     given: tuple[bytes, float, bytes] | None = None
@@ -214,7 +214,7 @@ class ClientSession(RequestSession[_SentRequest]):
         self._silent_at: float | None = None
         """When its silence says something."""
         self.correlated = correlated
-        self._whole = isinstance(self.dialect, ClientDialect) and self.dialect.anew is not None
+        self._whole = isinstance(self.dialect, ClientDialect) and self.dialect.restart is not None
         self.connection = 1
         self.sent_again = 0
         """How often a request was sent that had been sent before."""
@@ -260,22 +260,22 @@ class ClientSession(RequestSession[_SentRequest]):
                 delivery, keeper = reply.body
                 pending.given = (delivery, now, keeper) if keeper else None
                 self._events.append(ReplyEvent(ticket, EventKind.GIVEN, reply.body))
-        elif reply.anew:
+        elif reply.restart:
             if attempt == pending.tries:
-                pending.parts_told = 0
+                pending.parts_reported = 0
                 pending.parts_seen.clear()
-                self._events.append(ReplyEvent(ticket, EventKind.ANEW, []))
+                self._events.append(ReplyEvent(ticket, EventKind.RESTART, []))
         elif reply.final and self.several and is_sent_away(pending.service, reply.body):
             pending.farewell = reply.body
             self.sent_away = True
         elif reply.final:
-            ends_stream = pending.parts_told and reply.body == EMPTY
+            ends_stream = pending.parts_reported and reply.body == EMPTY
             self._finish(ticket, EventKind.FINAL, [] if ends_stream else reply.body)
         else:
             self._set_deadline(ticket, pending, now)
             seen = pending.parts_seen[attempt] = pending.parts_seen.get(attempt, 0) + 1
-            if seen > pending.parts_told:
-                pending.parts_told = seen
+            if seen > pending.parts_reported:
+                pending.parts_reported = seen
                 self._events.append(ReplyEvent(ticket, EventKind.PARTIAL, reply.body))
 
     def tick(self, now: float) -> None:
@@ -397,10 +397,10 @@ class ClientSession(RequestSession[_SentRequest]):
             self._set_deadline(ticket, pending, now)
             self.greet(now)
             return
-        if self._whole and pending.parts_told:
-            pending.parts_told = 0
+        if self._whole and pending.parts_reported:
+            pending.parts_reported = 0
             pending.parts_seen.clear()
-            self._events.append(ReplyEvent(ticket, EventKind.ANEW, []))
+            self._events.append(ReplyEvent(ticket, EventKind.RESTART, []))
         self.sent_again += pending.tries > 0
         pending.tries += 1
         pending.sent_at = now

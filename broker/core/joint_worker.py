@@ -184,7 +184,7 @@ class JointSession(WorkerSession):
         envelope = self._hand.pop(job, None)
         if envelope is not None:
             del self._numbers[envelope[0]]
-            self._untold.pop(job, None)
+            self._unreported.pop(job, None)
             self._parts.pop(job, None)
             self._sizes.pop(job, None)
         return envelope

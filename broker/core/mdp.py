@@ -12,7 +12,7 @@ Client side
 Client side for a queue that keeps whole replies: 0.2 with a REQUEST of its own, and three more messages of the broker
     REQUEST    c → b    […] MDPC02 05 service body…
     PARTIAL, FINAL      as in 0.2: a worker's words
-    ANEW       b → c    […] MDPC02 06 service          a worker begins late, or another one: no part so far counts
+    RESTART    b → c    […] MDPC02 06 service          a worker begins late, or another one: no part so far counts
     REFUSED    b → c    […] MDPC02 07 service body…    an error reply of the broker itself, in place of a FINAL
     PROGRESS   b → c    […] MDPC02 08 service json     how far the worker is
 
@@ -155,7 +155,7 @@ class ClientDialect:
     final: tuple[bytes, ...]
     echoes_service: bool
     """Whether replies name the service."""
-    anew: tuple[bytes, ...] | None = None
+    restart: tuple[bytes, ...] | None = None
     """None: there is no such message, and parts that a client has are not sent again by the next worker."""
     progress: tuple[bytes, ...] | None = None
     """None: there is no such message."""
@@ -180,13 +180,13 @@ class ClientDialect:
                 return None
         stack = frames[:stack_size]
         head = tuple(frames[stack_size : stack_size + len(self.final)])
-        anew = refused = progress = given = False
+        restart = refused = progress = given = False
         if head == self.final:
             final = True
         elif self.partial is not None and head == self.partial:
             final = False
-        elif self.anew is not None and head == self.anew:
-            final, anew = False, True
+        elif self.restart is not None and head == self.restart:
+            final, restart = False, True
         elif self.refused is not None and head == self.refused:
             final = refused = True
         elif self.progress is not None and head == self.progress:
@@ -197,16 +197,16 @@ class ClientDialect:
             return None
         at = stack_size + len(head)
         if not self.echoes_service:
-            return ReplyMessage(stack, final, None, frames[at:], anew, refused, progress, given)
+            return ReplyMessage(stack, final, None, frames[at:], restart, refused, progress, given)
         if len(frames) <= at:
             return None
-        return ReplyMessage(stack, final, frames[at], frames[at + 1 :], anew, refused, progress, given)
+        return ReplyMessage(stack, final, frames[at], frames[at + 1 :], restart, refused, progress, given)
 
 
 class ReplyMessage(NamedTuple):
     """A PARTIAL or FINAL as it reached a client. `service` is None in dialects that leave it out.
 
-    `anew`: no part, but that those so far don't count. `refused`: the broker's own words, in place of a FINAL.
+    `restart`: no part, but that those so far don't count. `refused`: the broker's own words, in place of a FINAL.
     `progress`: no part, but how far the worker is. `given`: no part, but which delivery a worker has: `Expected`.
     """
 
@@ -214,7 +214,7 @@ class ReplyMessage(NamedTuple):
     final: bool
     service: bytes | None
     body: Frames
-    anew: bool = False
+    restart: bool = False
     refused: bool = False
     progress: bool = False
     given: bool = False
@@ -231,7 +231,7 @@ CLIENT_QUEUE = replace(
     CLIENT_V02,
     name="queue",
     request=(CLIENT_02, b"\5"),
-    anew=(CLIENT_02, b"\6"),
+    restart=(CLIENT_02, b"\6"),
     refused=(CLIENT_02, b"\7"),
     progress=(CLIENT_02, b"\10"),
     given=(CLIENT_02, b"\11"),

@@ -154,8 +154,8 @@ class Request:
 
     @property
     def context(self) -> bytes:
-        """What a queue tells its worker about the request: a JSON object in front of the queue's own address frame, so
-        it begins with `{`. Empty: nothing. Titanic's own services get none: there the broker sends the user. Nor do
+        """What a queue reports to its worker about the request: a JSON object before the queue's address frame, so it
+        begins with `{`. Empty: nothing. Titanic's own services get none: there the broker sends the user. Nor do
         users that are no queue send any: they could have a worker take one request for another."""
         stack = self.stack
         if self.dialect is not CLIENT_QUEUE or len(stack) < 3 or not stack[-3].startswith(b"{"):
@@ -207,9 +207,9 @@ class Request:
 
     def begins(self) -> list[Output]:
         """Return the message for its queue that a worker begins now, after a wait."""
-        return [] if self.dialect.anew is None else [(self.peer, self._message(self.dialect.anew, []))]
+        return [] if self.dialect.restart is None else [(self.peer, self._message(self.dialect.restart, []))]
 
-    def begin_anew(self) -> Frames | None:
+    def restart(self) -> Frames | None:
         """Start over with another worker. Return the message that announces it to the client, if its dialect has one.
 
         Parts that were not sent are dropped. A client without that message keeps the PARTIALs that it has: as many of
@@ -218,9 +218,9 @@ class Request:
         self.partials_seen = 0
         if self.dialect.partial is None:
             self.collected, self.collected_size, self.partials_sent = None, 0, 0
-        elif self.dialect.anew is not None and self.partials_sent:
+        elif self.dialect.restart is not None and self.partials_sent:
             self.partials_sent = 0
-            return self._message(self.dialect.anew, [])
+            return self._message(self.dialect.restart, [])
         return None
 
     def progress(self, said: Frames, now: float) -> list[Output]:

@@ -119,7 +119,7 @@ class ReturnCore(DeliveryCore):
         request.token = token
         if not request.wanted:
             self._send_cancel(worker, request, now)
-        if (message := request.begin_anew()) is not None:
+        if (message := request.restart()) is not None:
             self._output.append((request.peer, message))
         return request
 

@@ -319,7 +319,7 @@ class DeliveryCore(Core):
                 self._answer_error(request, 500, f"{request.deliveries} workers died while processing the request")
             else:
                 self.stats["redelivered"] += 1
-                if (message := request.begin_anew()) is not None:
+                if (message := request.restart()) is not None:
                     self._output.append((request.peer, message))
                 if self.draining:
                     self._refuse(request, 503, DRAINING)

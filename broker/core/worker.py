@@ -192,9 +192,9 @@ class WorkerSession(Core):
         self._jobs: list[Job] = []
         self._cancelled: list[tuple[int, bytes]] = []
         """Jobs that the broker has cancelled, and why, if it said so."""
-        self._untold: dict[int, bytes] = {}
+        self._unreported: dict[int, bytes] = {}
         """How far jobs are, and the broker does not know yet."""
-        self._tell_at = 0.0
+        self._report_at = 0.0
         """When the next progress messages may be sent."""
         self.joint = False
         """Whether its connection is for several services and requests (`JointSession`)."""
@@ -228,8 +228,8 @@ class WorkerSession(Core):
 
     def tick(self, now: float) -> None:
         """Connect when the wait is over, notice silence, send heartbeats, and how far the request is."""
-        if self._untold and now >= self._tell_at:
-            self._tell(now)
+        if self._unreported and now >= self._report_at:
+            self._report(now)
         if self.state is SessionState.AWAY:
             if self._wake_at is not None and now >= self._wake_at and self._may_connect:
                 self._connect(now)
@@ -257,8 +257,8 @@ class WorkerSession(Core):
         deadline = self._send_by if self._sends_heartbeats else math.inf
         if self._silent_at < deadline and self._minds_silence:
             deadline = self._silent_at
-        if self._untold:
-            deadline = min(deadline, self._tell_at)
+        if self._unreported:
+            deadline = min(deadline, self._report_at)
         return None if deadline == math.inf else deadline
 
     @property
@@ -325,23 +325,23 @@ class WorkerSession(Core):
         """Report the progress of a job, if the broker knows PROGRESS. Of messages in quick succession only the last is
         sent."""
         if EXTENSION in self._knows and self._envelope_of(job) is not None:
-            self._untold[job] = said
-            if now >= self._tell_at:
-                self._tell(now)
+            self._unreported[job] = said
+            if now >= self._report_at:
+                self._report(now)
 
-    def _tell(self, now: float) -> None:
-        untold, self._untold = self._untold, {}
-        for job, said in untold.items():
+    def _report(self, now: float) -> None:
+        unreported, self._unreported = self._unreported, {}
+        for job, said in unreported.items():
             if (envelope := self._envelope_of(job)) is not None:
                 self._send(Command.PROGRESS, (*envelope, said), now)
-                self._tell_at = now + PROGRESS_INTERVAL
+                self._report_at = now + PROGRESS_INTERVAL
 
     def final(self, job: int, body: Frames, now: float) -> None:
         """Give the (rest of the) reply; the worker is free again."""
         if job != self._job or not self._job_running:
             return
         self._job_running = False
-        self._untold.clear()
+        self._unreported.clear()
         if self.state is SessionState.BUSY:
             self._silent_at = now + self.heartbeat.patience
             # An error is recognised by the beginning of the body: after parts it would be taken for another part.

@@ -6,7 +6,7 @@ import time
 
 import click
 
-from titanic.cli.connect import connect_to_look
+from titanic.cli.connect import connect_to_read
 from titanic.cli.endpoint import EndpointReach
 from titanic.cli.options import command, endpoint, json_flag, option, seconds
 from titanic.cli.printing import moment, print_json, print_table
@@ -48,7 +48,7 @@ def audit(
       titanic audit --since 2h
       titanic audit --refusals
     """
-    with connect_to_look(reach) as client:
+    with connect_to_read(reach) as client:
         begin = None if since is None else max(0.0, time.time() - since)
         page = client.audit(refusals=refusals, user=user, act=act, address=address, since=begin, limit=most)
     if as_json:

@@ -103,7 +103,7 @@ def backup(dest: Path, store: Path, as_json: bool) -> None:
     expect_store(store)
     with _open(store) as opened, Bar("copying") as bar:
         copy_store(opened, dest, bar.update)
-    _tell(dest, as_json)
+    _print(dest, as_json)
 
 
 @command()
@@ -125,10 +125,10 @@ def restore(source: Path, store: Path, as_json: bool) -> None:
         restore_store(source, store, bar.update)
     with LmdbStore.open(store, verified=True) as made:
         record_offline(made, "restore", f"from {source.absolute()}")
-    _tell(store, as_json)
+    _print(store, as_json)
 
 
-def _tell(path: Path, as_json: bool) -> None:
+def _print(path: Path, as_json: bool) -> None:
     count = (path / "data.mdb").stat().st_size
     if as_json:
         print_json({"path": str(path), "bytes": count})

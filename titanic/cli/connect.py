@@ -26,7 +26,7 @@ def connect(reach: EndpointReach, *, wait: float | None = None) -> Client:
     return Client(reach.endpoint, timeout=reach.timeout, version=reach.mdp, key=reach.curve)
 
 
-def connect_to_look(reach: EndpointReach, advice: str = "", *, retries: int | None = None) -> Client:
+def connect_to_read(reach: EndpointReach, advice: str = "", *, retries: int | None = None) -> Client:
     """A client that changes nothing. Raises TimedOut when no server accepts a connection within a second."""
     seconds = min(READ_TIMEOUT, reach.timeout)
     until = time.monotonic() + seconds

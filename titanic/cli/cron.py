@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from titanic import logs
-from titanic.cli.connect import connect, connect_to_look
+from titanic.cli.connect import connect, connect_to_read
 from titanic.cli.endpoint import EndpointReach
 from titanic.cli.options import command, endpoint, json_flag, log_options, option
 from titanic.cli.printing import print_json, print_table
@@ -90,7 +90,7 @@ def cron(words: Words, once: bool, as_json: bool, log_level: str, log_format: st
         raise click.UsageError(f"write {wants}")
     schedules = read_schedules(Path(names[0]))
     if verb == "list":
-        with connect_to_look(reach) as client:
+        with connect_to_read(reach) as client:
             _list(client, schedules, as_json)
     elif verb == "run":
         _run_now(schedules, names[1], as_json, reach)

@@ -69,7 +69,7 @@ class Demo:
                 fact = "the demo submits visible, readable files of at most 1 MiB"
                 raise TitanicError(what, fact, "name another directory: titanic demo FOLDER")
             keep = True
-            keep = not self._tell(samples)
+            keep = not self._report(samples)
         except (TitanicError, OSError) as error:
             self._say(f"[red]{escape(str(error))}[/red]")
             return False
@@ -85,7 +85,7 @@ class Demo:
                     shutil.rmtree(self._work, ignore_errors=True)
         return not keep
 
-    def _tell(self, samples: list[Sample]) -> bool:
+    def _report(self, samples: list[Sample]) -> bool:
         server, endpoint = self._serve("tcp://127.0.0.1:*", "1")
         half = len(samples) // 2
         with Client(endpoint, timeout=1.0, retries=int(PATIENCE)) as client:

@@ -22,7 +22,7 @@ from click.core import ParameterSource
 import broker
 from broker import NotToml
 from titanic.cli import config_file
-from titanic.cli.connect import connect_to_look
+from titanic.cli.connect import connect_to_read
 from titanic.cli.endpoint import EndpointReach
 from titanic.cli.options import ARGUMENTS, command, json_flag, reaching
 from titanic.cli.printing import print_json, size
@@ -170,7 +170,7 @@ class Doctor:
     # -- the server ------------------------------------------------------------------------------------------
 
     def _server(self) -> None:
-        with connect_to_look(self._reach, retries=0) as client:
+        with connect_to_read(self._reach, retries=0) as client:
             about = broker.about_broker(client.call("mmi.broker", "mmi.broker"))
             for name, check in (("server", self._health), ("clock", self._clock)):
                 self._run(name, check, client)

@@ -52,7 +52,7 @@ def new(name: str, folder: Path, as_json: bool) -> None:
       titanic keys new reports --json
     """
     public, secret = new_keys(folder, name)
-    _tell(public, secret, True, as_json)
+    _print(public, secret, True, as_json)
 
 
 @command("server")
@@ -71,10 +71,10 @@ def server(folder: Path, as_json: bool) -> None:
       titanic keys server --dir /etc/titanic
     """
     made = ensure_keys(folder, SERVER)
-    _tell(folder / f"{SERVER}.key", folder / f"{SERVER}.key_secret", made, as_json, {"made": made})
+    _print(folder / f"{SERVER}.key", folder / f"{SERVER}.key_secret", made, as_json, {"made": made})
 
 
-def _tell(public: Path, secret: Path, made: bool, as_json: bool, more: dict[str, bool] | None = None) -> None:
+def _print(public: Path, secret: Path, made: bool, as_json: bool, more: dict[str, bool] | None = None) -> None:
     key = public_key(public)
     if as_json:
         print_json({"key": key, "public_file": str(public), "secret_file": str(secret), **(more or {})})

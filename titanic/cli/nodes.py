@@ -11,12 +11,12 @@ from typing import Any
 import click
 
 import broker
-from titanic.cli.connect import connect, connect_to_look
+from titanic.cli.connect import connect, connect_to_read
 from titanic.cli.endpoint import EndpointReach
 from titanic.cli.options import command, endpoint, json_flag, seconds
 from titanic.cli.printing import age, print_json, print_table, say
 from titanic.cli.running import EXIT_PENDING
-from titanic.cli.store_files import Files, look, lookable
+from titanic.cli.store_files import Files, open_source, source_options
 from titanic.client.client import Client
 from titanic.errors import InvalidRequest, TimedOut
 from titanic.protocol.documents import NodeInfo
@@ -28,7 +28,7 @@ POLL_INTERVAL = 0.5
 
 @command()
 @json_flag
-@lookable
+@source_options()
 def nodes(as_json: bool, **where: Any) -> None:
     """List the servers that share a store in PostgreSQL. Any of them can answer; --store asks the database.
 
@@ -49,7 +49,7 @@ def nodes(as_json: bool, **where: Any) -> None:
       titanic nodes --json | jq '.[].name'
       titanic nodes --store postgresql://titanic@db.example/titanic
     """
-    with look(**where) as source:
+    with open_source(**where) as source:
         rows = _rows(source)
     if as_json:
         print_json(rows)
@@ -119,7 +119,7 @@ def _has_ended(node: NodeInfo, reach: EndpointReach, wait: float) -> bool:
     end = time.monotonic() + wait
     while True:
         try:
-            with connect_to_look(reach, retries=0) as client:
+            with connect_to_read(reach, retries=0) as client:
                 rows = client.nodes() or []
             if not any(row["name"] == node["name"] and row["draining"] and row["lease"] is not None for row in rows):
                 return True

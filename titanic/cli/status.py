@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import click
 
 import broker
-from titanic.cli.connect import connect_to_look
+from titanic.cli.connect import connect_to_read
 from titanic.cli.endpoint import EndpointReach
 from titanic.cli.options import GroupedCommand, command, endpoint, json_flag, option, reaching, seconds
 from titanic.cli.printing import age, print_json, print_table, say, size
-from titanic.cli.store_files import Files, look, lookable
+from titanic.cli.store_files import Files, open_source, source_options
 from titanic.client.client import Client
 from titanic.errors import RequestError, TimedOut, TitanicError
 from titanic.protocol.documents import Percentiles, WorkerInfo
@@ -36,7 +36,7 @@ RATES = ("accepted", "dispatched", "succeeded", "failed", "closed")
     flag_value=2.0,
     help="Repeat at this interval (2 s when none is given), with rates, until Ctrl-C.",
 )
-@lookable
+@source_options()
 def status(as_json: bool, watch: float | None, **where: Any) -> None:
     """Show the store, and the waiting requests and workers of each service.
 
@@ -106,7 +106,7 @@ def status(as_json: bool, watch: float | None, **where: Any) -> None:
 
 
 def _ask(where: dict[str, Any]) -> dict[str, Any]:
-    with look(**where) as source:
+    with open_source(**where) as source:
         document: dict[str, Any] = {**source.stats(filled_by=True)}
         document["workers"] = None if isinstance(source, Files) else worker_counts(source)
     elsewhere = Counter(document.pop("workers_elsewhere", ()))
@@ -257,7 +257,7 @@ def workers(as_json: bool, reach: EndpointReach) -> None:
       titanic workers
       titanic workers --json | jq '.workers[] | select(.requests == []) | .name'
     """
-    with connect_to_look(reach) as client:
+    with connect_to_read(reach) as client:
         found = client.workers()
     if as_json:
         print_json(found)
@@ -322,7 +322,7 @@ def services(as_json: bool, last: float, reach: EndpointReach) -> None:
       titanic services
       titanic services --last 86400 --json | jq '.services | map_values(.failed)'
     """
-    with connect_to_look(reach) as client:
+    with connect_to_read(reach) as client:
         found, stats = client.facts(last), client.stats(services=True)
     elsewhere = stats.get("workers_elsewhere", {})
     rows: dict[str, dict[str, Any]] = {name: dict(one) for name, one in found["services"].items()}
@@ -414,7 +414,7 @@ def health(as_json: bool, max_waiting: int | None, max_age: float | None, reach:
     """
     found = Observation()
     try:
-        with connect_to_look(reach, retries=0) as client:
+        with connect_to_read(reach, retries=0) as client:
             found = observe(client)
         code, problems = judge(found, reach.timeout, max_waiting, max_age)
     except (TitanicError, broker.BrokerError) as error:

@@ -12,7 +12,7 @@ from typing import Any, Self
 import click
 from click.core import ParameterSource
 
-from titanic.cli.connect import connect_to_look
+from titanic.cli.connect import connect_to_read
 from titanic.cli.endpoint import EndpointReach
 from titanic.cli.options import CONNECTION, FOLDER, PATIENCE, STORE, Decorator, key_options, option, reaching, together
 from titanic.client.client import Client
@@ -40,8 +40,8 @@ place_option = option(
 )
 
 
-def looking(unlisted: Sequence[str] = ("--key",)) -> Decorator:
-    """`--offline` and `--store`, and how to reach a server: `look` takes them. `unlisted`: as of `key_options`."""
+def source_options(unlisted: Sequence[str] = ("--key",)) -> Decorator:
+    """`--offline` and `--store`, and how to reach a server: for `open_source`. `unlisted`: as of `key_options`."""
     return together(
         option(
             "--offline",
@@ -60,15 +60,12 @@ def looking(unlisted: Sequence[str] = ("--key",)) -> Decorator:
     )
 
 
-lookable = looking()
-
-
-def look(*, offline: bool, store: Path | str, reach: EndpointReach) -> Client | Files:
+def open_source(*, offline: bool, store: Path | str, reach: EndpointReach) -> Client | Files:
     """The source to ask: a server, or the files."""
     source = click.get_current_context().get_parameter_source("store")
     if offline or source is ParameterSource.COMMANDLINE:
         return Files(store)
-    return connect_to_look(reach, " (To read the files of a stopped server, use --store DIR.)")
+    return connect_to_read(reach, " (To read the files of a stopped server, use --store DIR.)")
 
 
 class Files:

@@ -32,7 +32,7 @@ from titanic.cli.printing import (
     until,
 )
 from titanic.cli.running import EXIT_FAILED, EXIT_UNKNOWN
-from titanic.cli.store_files import Files, look, lookable, looking
+from titanic.cli.store_files import Files, open_source, source_options
 from titanic.client.batching import KEY_PREFIX
 from titanic.client.client import Client
 from titanic.client.flows import SUFFIX, FlowTree, flow_tree
@@ -89,7 +89,7 @@ service_option = option("--service", metavar="SERVICE", default=None, help="Only
 @option("--newest", is_flag=True, help="Newest first.")
 @seconds("--since", least=0, default=None, help="Only requests submitted within this time, as in 2h or 7d.")
 @option("--group-errors", is_flag=True, help="List groups of failures with the same error, as the server counted them.")
-@looking(unlisted=())
+@source_options(unlisted=())
 def ls(
     service: str | None,
     state: str | None,
@@ -121,7 +121,7 @@ def ls(
       titanic ls --store /var/lib/titanic
     """
     if group_errors:
-        with look(**where) as source:
+        with open_source(**where) as source:
             groups = _groups(source, service, FOUR_WEEKS if since is None else since)
         groups = [
             one for one in groups if state in (None, one["state"]) and (text or "").casefold() in one["text"].casefold()
@@ -154,7 +154,7 @@ def ls(
                 after = None
                 return
 
-    with look(**where) as source:
+    with open_source(**where) as source:
         if as_json:
             print_json_list(_document(row) for page in pages(source) for row in page)
             return
@@ -214,7 +214,7 @@ def _state(row: RequestInfo) -> str:
 @click.argument("uuid", type=uuid_type, metavar="UUID")
 @json_flag
 @option("--body", is_flag=True, help="Print its body, byte for byte; on a terminal, JSON is indented.")
-@lookable
+@source_options()
 def show(uuid: str, body: bool, as_json: bool, **where: Any) -> None:
     """Show one request in full, except its body and reply; for a flow, its steps as a tree.
 
@@ -263,7 +263,7 @@ def show(uuid: str, body: bool, as_json: bool, **where: Any) -> None:
       titanic show 01a1fdd40f82747ea223cfe554e7afbc
       titanic show --body 01a1fdd40f82747ea223cfe554e7afbc
     """
-    with look(**where) as source:
+    with open_source(**where) as source:
         row, frames = source.show(uuid), list[bytes]()
         if body:
             frames = source.body(uuid) if isinstance(source, Files) else source.look(uuid, None).body
@@ -291,7 +291,7 @@ def show(uuid: str, body: bool, as_json: bool, **where: Any) -> None:
 @command()
 @click.argument("uuid", type=uuid_type, metavar="UUID")
 @json_flag
-@lookable
+@source_options()
 def why(uuid: str, as_json: bool, **where: Any) -> None:
     """Explain why a request is in its state, and what to do about it: no workers, all of them busy, others before it, a
     paused service, a limit, a delay, a node that died, and so on.
@@ -306,7 +306,7 @@ def why(uuid: str, as_json: bool, **where: Any) -> None:
     Example:
       titanic why 01a1fdd40f82747ea223cfe554e7afbc
     """
-    with look(**where) as source:
+    with open_source(**where) as source:
         row = source.show(uuid, why=True)
     if (reason := row.get("why")) is None:
         raise TitanicError("the server cannot explain it", "it is of an earlier version", f"try titanic show {uuid}")

@@ -313,7 +313,7 @@ class Client:
             self._own.archive(register=register, upto=upto, uuid=uuid, store=store, archive=archive, name=name)
         )
 
-    # -- looking around --------------------------------------------------------------------------------------
+    # -- reading ---------------------------------------------------------------------------------------------
 
     def stats(self, *, services: bool = False, filled_by: bool = False) -> Stats:
         """Return statistics: stored, waiting and running requests, and counters since the start. `services`: also those

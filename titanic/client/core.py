@@ -51,14 +51,14 @@ class ProgressWatch:
         self._calls = calls
         self._question = encode({"uuid": uuid})
         self._report = report
-        self._told: Progress | None = None
+        self._reported: Progress | None = None
 
     async def poll(self) -> None:
         """Ask once."""
         found = read_json(check(await self._calls.ask(tsp.LIST, self._question))[0])["requests"]
         progress: Progress | None = found[0].get("progress") if found else None
-        if progress is not None and progress != self._told:
-            self._told = progress
+        if progress is not None and progress != self._reported:
+            self._reported = progress
             self._report(progress)
 
 
@@ -414,7 +414,7 @@ class ClientCore:
         options = {"do": "archive", **{name: value for name, value in said.items() if value is not None}}
         return cast(ArchiveInfo, await self._document(tsp.ADMIN, options))
 
-    # -- looking around --------------------------------------------------------------------------------------
+    # -- reading ---------------------------------------------------------------------------------------------
 
     async def stats(self, *, services: bool = False, filled_by: bool = False) -> Stats:
         """What is stored, what waits for each service, what is running, what was done since the start."""

@@ -189,7 +189,7 @@ class ClaimingNode:
         if (op := claims.take_lease(clock)) is not None:
             self._thread.put((op, self._host.facts()))
         self._core.outcomes.blocked = not claims.writes
-        self._tell_state(clock)
+        self._report_state(clock)
         self._know_cut_off(clock)
         due = claims.next_deadline()
         self.turn_at = None if due is None else now + max(0.0, due - clock)
@@ -227,7 +227,7 @@ class ClaimingNode:
         """How many requests it has claimed."""
         return len(self.claims.holds)
 
-    def _tell_state(self, now: float) -> None:
+    def _report_state(self, now: float) -> None:
         dispatches = self.claims.lease.lasts(now)
         if dispatches == self._dispatched:
             return

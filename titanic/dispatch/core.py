@@ -335,7 +335,7 @@ class DispatchCore:
                 self.backlogs.place(flight.backlog)
         self.outcomes.write_again(outcomes, now)
 
-    def begun(self, uuid: bytes, now: float) -> None:
+    def started(self, uuid: bytes, now: float) -> None:
         """A worker begins a request that has waited at the broker: its limit counts from now on."""
         flight = self.flights.get(uuid)
         if flight is not None and not flight.settling:

@@ -241,14 +241,14 @@ class OwnBrokerTransport:
                 self._core.left(self._abandoned.pop(ticket))
         elif ticket == self._question:
             self._question = 0
-            self._tell_presence(body, now)
+            self._report_presence(body, now)
         elif send is None:
             pass  # its delivery has failed before this came
         elif kind is EventKind.PARTIAL:
             self._parts.add(ticket, body)
-        elif kind is EventKind.ANEW:
+        elif kind is EventKind.RESTART:
             self._parts.drop(ticket)
-            self._core.begun(send.uuid, now)
+            self._core.started(send.uuid, now)
         elif kind is EventKind.GIVEN:
             self._note(send, *body)
         elif kind is EventKind.PROGRESS:
@@ -322,7 +322,7 @@ class OwnBrokerTransport:
         else:
             self._deliveries.drop(send.uuid)
 
-    def _tell_presence(self, body: Frames, now: float) -> None:
+    def _report_presence(self, body: Frames, now: float) -> None:
         held: dict[bytes, int] = {}
         try:
             said: Any = read_json(body[0])
@@ -440,7 +440,7 @@ class SocketTransport(OwnBrokerTransport):
         self._loop.remove(self._connection)
         if self._question:
             self._question = 0
-            self._tell_presence([], now)
+            self._report_presence([], now)
 
     def recall_request(self, uuid: bytes, now: float) -> None:
         ticket = self._tickets.get(uuid)

@@ -86,7 +86,7 @@ class RepeatFilter(logging.Filter):
         if "counted" in vars(record) or record.name.partition(".")[0] not in OURS:
             return True
         now, kind = self._clock(), _RepeatKind(record.name, str(record.msg), str(vars(record).get("service", "")))
-        self._tell(now)
+        self._report(now)
         with self._lock:
             _, held = self._throttle.take(kind, record, now)
             if held:
@@ -95,7 +95,7 @@ class RepeatFilter(logging.Filter):
 
     def finish(self) -> None:
         """Log the counts now: nothing follows."""
-        self._tell(math.inf)
+        self._report(math.inf)
 
     def _look_soon(self) -> None:
         """With the lock: start a timer, unless one runs."""
@@ -107,13 +107,13 @@ class RepeatFilter(logging.Filter):
                 self._timer = timer
 
     def _look(self) -> None:
-        self._tell(self._clock())
+        self._report(self._clock())
         with self._lock:
             self._timer = None
             if self._throttle.holds_back:
                 self._look_soon()
 
-    def _tell(self, now: float) -> None:
+    def _report(self, now: float) -> None:
         with self._lock:
             ended = [*self._throttle.ended(now)]
         for _, more, last in ended:

@@ -150,7 +150,7 @@ class _Figures(Collector):
         self._unready = unready
 
     def collect(self) -> Iterable[Metric]:
-        # Asked first: an answer that says "not ready" has nothing from before, such as the workers at a broker now gone.
+        # Asked first: an answer that says "not ready" has nothing older, such as the workers of a broker now gone.
         yield families.ready(not self._unready())
         yield from self._collect()
 

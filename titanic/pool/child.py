@@ -114,9 +114,9 @@ class JobRunner(Channel):
         self._reader: MessageReader[ToChild] = MessageReader(ToChild)  # type: ignore[arg-type]
         self._sending = threading.Lock()
         self._beat_at = 0.0
-        self._untold: dict[int, Delivery] = {}
+        self._unreported: dict[int, Delivery] = {}
         """Requests with progress that was not sent yet."""
-        self._tell_at = 0.0
+        self._report_at = 0.0
         self._loop = Loop()
         self._loop.add(self)
         self._loop.watch(parent.fileno(), self, {}, EVENT_READ)
@@ -150,15 +150,15 @@ class JobRunner(Channel):
             self._note_finished()
             self._beat_at = now + (BUSY_BEAT if self._deliveries else BEAT)
             self._send(ChildBeat(memory()))
-        if self._untold and now >= self._tell_at:
-            self._tell_at = now + PROGRESS_INTERVAL
-            untold, self._untold = self._untold, {}
-            for number, delivery in untold.items():
+        if self._unreported and now >= self._report_at:
+            self._report_at = now + PROGRESS_INTERVAL
+            unreported, self._unreported = self._unreported, {}
+            for number, delivery in unreported.items():
                 if (said := delivery.take_progress()) is not None:
                     self._send(JobProgress(number, said))
 
     def next_deadline(self) -> float:
-        return min(self._beat_at, self._tell_at) if self._untold else self._beat_at
+        return min(self._beat_at, self._report_at) if self._unreported else self._beat_at
 
     def _begin(self, request: BeginJob) -> None:
         if not self._deliveries:
@@ -209,7 +209,7 @@ class JobRunner(Channel):
         self._loop.call(self._note_progress, delivery)
 
     def _note_progress(self, delivery: Delivery) -> None:
-        self._untold[delivery.number] = delivery
+        self._unreported[delivery.number] = delivery
         self._loop.touch(self)
 
     def _send(self, message: ToParent) -> None:

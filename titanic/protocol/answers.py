@@ -165,7 +165,7 @@ class Look(NamedTuple):
     reply: Frames
 
 
-LOOKS = {tsp.REPLY, tsp.WAIT, tsp.LIST, tsp.STATS}
+READS = {tsp.REPLY, tsp.WAIT, tsp.LIST, tsp.STATS}
 """Services that change nothing."""
 
 
@@ -202,7 +202,7 @@ def _silence(service: bytes, endpoint: str, waited: float, reason: str = "", *, 
     return TimedOut(
         f"no answer from {endpoint}",
         f"waited {duration(waited)}" + (f", {reason}" if reason else ""),
-        "is it running, and is this its endpoint?" + ("" if service in LOOKS else f" {arrived}"),
+        "is it running, and is this its endpoint?" + ("" if service in READS else f" {arrived}"),
     )
 
 

@@ -25,26 +25,26 @@ class Notifier:
 
     def ready(self, status: str) -> None:
         """The process serves (again, after `reloading`)."""
-        self._tell(READY="1", STATUS=status)
+        self._report(READY="1", STATUS=status)
 
     def alive(self) -> None:
         """Every working thread answers."""
         if self.watchdog:
-            self._tell(WATCHDOG="1")
+            self._report(WATCHDOG="1")
 
     def status(self, text: str) -> None:
         """What `systemctl status` shows."""
-        self._tell(STATUS=text)
+        self._report(STATUS=text)
 
     def reloading(self) -> None:
         """The process reads its configuration again; `ready` follows."""
-        self._tell(RELOADING="1", MONOTONIC_USEC=str(time.monotonic_ns() // 1000))
+        self._report(RELOADING="1", MONOTONIC_USEC=str(time.monotonic_ns() // 1000))
 
     def stopping(self, seconds: float) -> None:
         """The process stops, and may take so many seconds."""
-        self._tell(STOPPING="1", STATUS="stopping", EXTEND_TIMEOUT_USEC=str(int(seconds * 1e6)))
+        self._report(STOPPING="1", STATUS="stopping", EXTEND_TIMEOUT_USEC=str(int(seconds * 1e6)))
 
-    def _tell(self, **fields: str) -> None:
+    def _report(self, **fields: str) -> None:
         if not self.wanted:
             return
         message = "\n".join(f"{name}={value}" for name, value in fields.items()).encode()

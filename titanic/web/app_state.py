@@ -51,7 +51,7 @@ class AppState:
         """Set when this process is shutting down; calls that wait for a reply then return."""
         self.reload = threading.Event()
         """Set to reload the access file."""
-        self._message_cookie = f"{'__Host-' if settings.is_https else ''}titanic-told-{settings.bind[1]}"
+        self._message_cookie = f"{'__Host-' if settings.is_https else ''}titanic-message-{settings.bind[1]}"
         self.templates = Environment(
             loader=PackageLoader("titanic.web"),
             autoescape=True,
@@ -104,7 +104,7 @@ class AppState:
 
 
 def _signed(visitor: Visitor, text: str) -> str:
-    return hmac.digest(visitor.csrf.encode(), f"told:{text}".encode(errors="replace"), "sha256").hex()
+    return hmac.digest(visitor.csrf.encode(), f"message:{text}".encode(errors="replace"), "sha256").hex()
 
 
 def app_state(request: Request) -> AppState:

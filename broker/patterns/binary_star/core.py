@@ -8,7 +8,7 @@ client that comes here for it. After `fatal` an operator must intervene: both we
 started as the same. The server stops answering, says so to its peer, which is to end too, for another four heartbeats,
 four times in each, and ends: the two ways between them need not heal at the same moment. A peer that hears nothing goes
 on. A server that hears its own role from its peer has a twin, whatever the state: it ends, but an active one goes on,
-and tells the twin. So that this is heard, a server stays in the state that it was started in for another heartbeat and
+and warns its twin. So that this is heard, a server stays in the state that it was started in for another heartbeat and
 a quarter after it first heard its peer, before it becomes passive.
 
 Pauses. A process that stood still (stopped, swapped out, its machine suspended) finds old messages of its peer and
@@ -134,7 +134,7 @@ class BinaryStarCore(Core):
         """The last time known: a long pause means that the process stood still."""
         self._peer_expires_at = now + self.config.expiry
         self._sent_at = float("-inf")
-        self._tell_at = now
+        self._report_at = now
         self.settles_at = now
         """Until then, received states may be old: the server has just started, or stood still."""
         self._latest: StarEvent | None = None
@@ -159,19 +159,19 @@ class BinaryStarCore(Core):
             self._introduced_at = now + 1.25 * self.config.heartbeat
         self._act_on_latest(now)
         if was_expired:
-            self._tell(now)
+            self._report(now)
 
     def tick(self, now: float) -> None:
         """Settle, and send the state to the peer."""
         self._look(now)
         self._act_on_latest(now)
         self.over = now >= self._end_at
-        if now >= self._tell_at:
-            self._tell(now)
+        if now >= self._report_at:
+            self._report(now)
 
     def next_deadline(self) -> float | None:
         """A quarter of a heartbeat at most: a longer pause is noticed by its length."""
-        return None if self.over else min(self.seen_at + self.config.heartbeat / 4, self._tell_at, self._end_at)
+        return None if self.over else min(self.seen_at + self.config.heartbeat / 4, self._report_at, self._end_at)
 
     # -- what a shell does with it ---------------------------------------------------------------------------
 
@@ -211,7 +211,7 @@ class BinaryStarCore(Core):
             self._served = True
             self._become(self.role, now)
         else:
-            self._tell(now)
+            self._report(now)
 
     def _act_on_latest(self, now: float) -> None:
         if self._latest is None or now < self.settles_at or self.fault is not None:
@@ -233,7 +233,7 @@ class BinaryStarCore(Core):
     def _fail(self, fault: str, word: StarState, now: float) -> None:
         self.fault, self._last_word = fault, word
         self._end_at = now + LAST_WORDS * self.config.heartbeat
-        self._tell(now)
+        self._report(now)
 
     def _become(self, state: StarState, now: float) -> None:
         active = state is StarState.ACTIVE
@@ -241,10 +241,10 @@ class BinaryStarCore(Core):
             self._told_active = active
             self._changes.append(active)
         self.state = state
-        self._tell(now)
+        self._report(now)
 
-    def _tell(self, now: float) -> None:
-        self._tell_at = now + self.config.heartbeat / (1 if self.fault is None else 4)
+    def _report(self, now: float) -> None:
+        self._report_at = now + self.config.heartbeat / (1 if self.fault is None else 4)
         if now >= self._end_at:
             return
         if self.state is StarState.BACKUP and self._served and now >= self._peer_expires_at:

@@ -211,7 +211,7 @@ class Freelance(SharedClient[FreelanceAgent]):
                     sockets.send(self._socket, [name.encode(), *frames])
                 except zmq.ZMQError:
                     self.core.undeliverable(name, frames, now)
-        self._tell(self.core.take_events())
+        self._report(self.core.take_events())
         if self._probing and not self._futures:
             self._end_probe()
 

@@ -129,7 +129,7 @@ class Generaldomo(SharedClient[DomoSession]):
             if connection not in self._dealers:
                 self._dealers[connection] = self._make_dealer(connection)
             self._dealers[connection].send([(number, frames)])
-        self._tell(self.core.take_events())
+        self._report(self.core.take_events())
 
     def close(self) -> None:
         for dealer in self._dealers.values():

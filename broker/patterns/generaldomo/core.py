@@ -176,7 +176,7 @@ class DomoSession(RequestSession[_WaitingRequest]):
         return connection
 
     def _settle(self, connection: int, now: float) -> None:
-        """Tell what became of a connection's requests, and send what that makes room for."""
+        """Report what became of a connection's requests, and send what that makes room for."""
         events = self._sessions[connection].take_events()
         if not events:
             return

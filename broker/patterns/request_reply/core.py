@@ -95,7 +95,7 @@ class Replier(Core):
         super().__init__()
         self._open = WAYS[way]
         self._pings = way == "flp"
-        self._tells = way == "plain"
+        self._reports = way == "plain"
         self._admit = admit
         self._requests: list[ClientRequest] = []
         self.malformed = 0
@@ -132,7 +132,7 @@ class Replier(Core):
 
     def supersede(self, request: ClientRequest, body: Frames, now: float) -> None:
         """A request was asked again: `body` says so to clients that get an error for it."""
-        if self._tells and self._in_hand[_waiter(request)] == 1:
+        if self._reports and self._in_hand[_waiter(request)] == 1:
             self.reply(request, body, now)
         else:
             self._done(request)

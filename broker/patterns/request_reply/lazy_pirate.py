@@ -101,7 +101,7 @@ class SharedClient(CoreRunner[AnyCore]):
     def _request(self, future: Future[ReplyEvent], request: NewRequest) -> None:
         self._futures[request(time.monotonic())] = future
 
-    def _tell(self, events: Iterable[ReplyEvent]) -> None:
+    def _report(self, events: Iterable[ReplyEvent]) -> None:
         """Hand on what became of requests."""
         for event in events:
             self._futures.pop(event.ticket).set_result(event)

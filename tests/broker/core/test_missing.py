@@ -209,7 +209,7 @@ def test_parts_begin_again(play: Play) -> None:
     play.lost("w")
     play.heard(QUEUE)
     play.ready("back", b"k", token)
-    assert [frames[4] for frames in play.heard(QUEUE)] == [b"\6"], "ANEW"
+    assert [frames[4] for frames in play.heard(QUEUE)] == [b"\6"], "RESTART"
     play.said("back", b"MDPW02", b"\3", token, b"", b"part")
     assert [frames[4] for frames in play.heard(QUEUE)] == [b"\2"]
 

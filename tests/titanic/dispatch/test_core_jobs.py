@@ -205,13 +205,13 @@ def test_the_limit_counts_from_when_a_worker_begins() -> None:
     """Its worker may have had other requests before."""
     play = at_work("a", options=limited(5), max_attempts=2, retry_first=1.0, limit_grace=0.0)
     play.later_by(4)
-    play.core.begun(b"a", play.now)
+    play.core.started(b"a", play.now)
     play.later_by(4.9)
     assert play.postponed == []
     play.later_by(0.2)
     assert play.postponed[0].reason == "no reply within its limit of 5 s"
-    play.core.begun(b"a", play.now)
-    play.core.begun(b"unknown", play.now)
+    play.core.started(b"a", play.now)
+    play.core.started(b"unknown", play.now)
     play.lets_go("a")
 
 

@@ -35,7 +35,7 @@ class Heard:
     def reason(self, uuid: bytes) -> bytes:
         return b""
 
-    def begun(self, uuid: bytes, now: float) -> None:
+    def started(self, uuid: bytes, now: float) -> None:
         """A worker begins, after a wait or another one."""
 
     def replied(self, uuid: bytes, body: list[bytes], now: float) -> None:
@@ -181,12 +181,12 @@ def test_parts_count_only_with_the_final_of_their_own_delivery(heard: Heard) -> 
     transport.send_requests([Send(b"%d" % number, b"echo", [b""]) for number in range(5)], NOW)
     transport.push(NOW)
     stacks = [frames[:2] for frames in peer.sent]
-    part, final, anew, refused = ([b"MDPC02", code, b"echo"] for code in (b"\2", b"\3", b"\6", b"\7"))
+    part, final, restart, refused = ([b"MDPC02", code, b"echo"] for code in (b"\2", b"\3", b"\6", b"\7"))
     transport.receive([[*stack, *part, b"one"] for stack in stacks], NOW)
     transport.receive([[*stacks[0], *final, b"MDPE01", b"500 oh no", b"detail"]], NOW)
     transport.receive([[*stacks[1], *refused, b"MDPE01", b"504 nobody came"]], NOW)
-    transport.receive([[*stacks[2], *anew], [*stacks[2], *part, b"ONE"], [*stacks[2], *final, b"TWO"]], NOW)
-    transport.receive([[*stacks[3], *anew], [*stacks[3], *final, b"WHOLE"]], NOW)
+    transport.receive([[*stacks[2], *restart], [*stacks[2], *part, b"ONE"], [*stacks[2], *final, b"TWO"]], NOW)
+    transport.receive([[*stacks[3], *restart], [*stacks[3], *final, b"WHOLE"]], NOW)
     transport.receive([[*stacks[4], *part, b"MDPE01"], [*stacks[4], *final, b"500 no error"]], NOW)
     transport.deliver_results(NOW)
     assert heard.failures == {b"0": ErrorReply(500, "oh no", [b"detail"])}
@@ -476,7 +476,7 @@ def test_a_broker_that_answered_in_no_version_is_asked_again(tmp_path: Path) -> 
             now += ANSWER_TIMEOUT
         assert [b"MDPC02" in frames for frames, _ in asked] == [False, False, True, False]
         assert len({frames[0] for pair in asked for frames in pair}) == 3, (
-            "it may have been stopped: it is connected anew"
+            "it may have been stopped: it is connected restart"
         )
         assert asked[1][0][0] == asked[2][0][0], "0.2 is for a connection that was just made"
         broker.send_multipart([asked[3][1][0], b"", b"MDPC01", b"mmi.service", b"404"])

@@ -271,7 +271,7 @@ class PostgresStore:
         self.notifications: NotificationChannel | None = PostgresNotifications(pool)
         self._made = made
         self._partitions = Partitions(pool)
-        self._looking_after = threading.Lock()
+        self._maintenance = threading.Lock()
         self.caretaker: Caretaker | None = None
 
     @classmethod
@@ -345,7 +345,7 @@ class PostgresStore:
     def look_after(self) -> None:
         """Do the periodic maintenance that is due: make and drop partitions, forget nodes that ended long ago, search
         for slow readers. Raises StoreFailed and the like."""
-        with self._looking_after:
+        with self._maintenance:
             try:
                 if time.monotonic() >= self._forget_at:
                     self._forget_at = time.monotonic() + FORGET_EVERY

@@ -100,7 +100,7 @@ _EXPIRES = "coalesce(q.expires_at, l.expires_at, 0)"
 _NO_REQUEST = "SELECT {0}.uuid::text, 'there is no such request' FROM titanic.{0} LEFT JOIN titanic.request r"
 _NO_REQUEST += " ON r.uuid = {0}.uuid WHERE r.uuid IS NULL"
 
-_LOOKS = (
+_CHECKS = (
     _Look(
         "request",
         f"""SELECT r.uuid::text, CASE WHEN num_nonnulls(q.uuid, l.uuid, p.uuid) = 0
@@ -233,9 +233,9 @@ def check_all(
     """Check everything in the transaction in which `fetch` executes a statement; report at most so many of one kind."""
     problems: list[TableProblem] = []
     fetch(_SETTINGS)
-    for n, (table, query, remedy) in enumerate(_LOOKS):
+    for n, (table, query, remedy) in enumerate(_CHECKS):
         if progress is not None:
-            progress(table, n, len(_LOOKS))
+            progress(table, n, len(_CHECKS))
         rows = fetch(f"{query} LIMIT {most + 1}")
         problems += [TableProblem(f"{table} {row}", what, remedy) for row, what in rows[:most]]
         if len(rows) > most:

@@ -341,7 +341,7 @@ def _home_of(leaf: list[Row], holes: Iterable[Hole]) -> str:
         return ""
     first, last = min(leaf)[0], max(leaf)[0]
     gaps = {hole.tree for hole in holes if hole.low <= first and (hole.high is None or last < hole.high)}
-    for name in _LOOKS:
+    for name in _ROW_TESTS:
         if name in gaps and 2 * sum(_looks_like(name, *row) for row in leaf) > len(leaf):
             return name
     return ""
@@ -349,7 +349,7 @@ def _home_of(leaf: list[Row], holes: Iterable[Hole]) -> str:
 
 def _looks_like(name: str, key: bytes, value: bytes) -> bool:
     try:
-        return _LOOKS[name](key, value)
+        return _ROW_TESTS[name](key, value)
     except (RecordCorrupt, StoreCorrupt):
         return False
 
@@ -371,7 +371,7 @@ def _record(
 
 _TIMERS = (EXPIRY, REPLIED, DEAD, KEPT, KEY)
 
-_LOOKS: dict[str, RowTest] = {
+_ROW_TESTS: dict[str, RowTest] = {
     "requests": _record(request_record.decode_header, request_record.decode),
     "replies": _record(outcome_record.decode_header, outcome_record.decode),
     # for a retry, the other two check all that matters
