@@ -276,7 +276,7 @@ class RequestInHand(TypedDict):
     """A request that a worker has."""
 
     uuid: str
-    """Empty: a plain request, which is not stored."""
+    """Empty: a plain request, which is not stored, or one that the user may not read."""
     service: str
     started_at: int
     """When it was sent to the worker, in microseconds since 1970."""

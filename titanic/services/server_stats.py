@@ -17,6 +17,7 @@ from titanic.protocol.permissions import lacks
 from titanic.protocol.tsp import SERVICES, Frames
 from titanic.services import nodes, set_service
 from titanic.services.ask import ServiceContext, ServiceHost
+from titanic.services.ownership import is_hidden
 from titanic.settings import ServiceLimits
 from titanic.store import NO_QUEUE, NOTHING_SET, ReadTransaction, ServiceSettings, Store, ready_counts
 from titanic.store.states import ENDED
@@ -65,7 +66,7 @@ def answer(
     if shares and asked.nodes:
         return [tsp.OK, json.dumps(nodes.listed(transaction, me)).encode()]
     if asked.workers:
-        return [tsp.OK, json.dumps(_workers(transaction, host, store.now_us())).encode()]
+        return [tsp.OK, json.dumps(_workers(transaction, host, user, store.now_us())).encode()]
     if asked.facts > 0:
         of = [name.encode() for name in asked.facts_of[:MOST_SERIES]]
         failures = asked.failures and (user is None or user.reads_all)
@@ -155,14 +156,18 @@ def _add(
         one["bytes"] += round(weight * sum(size for service, size in rows if service == name))
 
 
-def _workers(transaction: ReadTransaction, host: ServiceHost, now_us: int) -> WorkersInfo:
-    """The workers of this server. Microseconds since 1970."""
+def _workers(transaction: ReadTransaction, host: ServiceHost, user: User | None, now_us: int) -> WorkersInfo:
+    """The workers of this server, with the UUIDs that the user may read. Microseconds since 1970."""
     reports, me = host.worker_reports(MOST_IN_LIST), host.incarnation()
     own = [row.name for row in nodes.rows_of(transaction) if row.incarnation == me] if host.shares else []
     began = now_us - int(time.monotonic() * 1e6)
     counts = sorted(host.figures().workers.items())
+    workers = None if reports is None else [_worker(report, began) for report in reports[0]]
+    for request in [request for worker in workers or () for request in worker["requests"]]:
+        if request["uuid"] and is_hidden(transaction, user, bytes.fromhex(request["uuid"])):
+            request["uuid"] = ""
     return {
-        "workers": None if reports is None else [_worker(report, began) for report in reports[0]],
+        "workers": workers,
         "services": {name.decode(errors="replace"): count for name, count in counts if name not in SERVICES},
         "omitted": 0 if reports is None else reports[1],
         "node": own[0] if own else None,
@@ -198,7 +203,7 @@ def _in_hand(context: bytes, service: bytes, sent_at: float, began: int) -> Requ
 
 
 def _uuid(context: bytes) -> str:
-    """The UUID of a request; empty: it is not stored."""
+    """The UUID of a request; empty: not stored."""
     try:
         uuid = ids.parse(str(read_json(context)["uuid"]).encode()) if context else None
     except (LookupError, ValueError, TypeError):

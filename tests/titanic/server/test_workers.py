@@ -176,14 +176,19 @@ read = "own"
 
 
 def test_who_sees_what(tmp_path: Path) -> None:
-    files, keys = AccessFiles(tmp_path / "access", USERS), {}
+    files, keys, ends = AccessFiles(tmp_path / "access", USERS), {}, threading.Event()
+
+    def waits(frames: list[bytes]) -> list[bytes]:
+        assert ends.wait(60)
+        return frames
+
     for name in ("hand", "metrics", "auditor", "sender"):
         new_keys(files.folder, name)
         keys[name] = {"key": files.secret(name), "server_key": files.server_key}
     with serving(tmp_path, access=files.path, key=files.key) as server:
         endpoint = server.endpoints[0]
         with (
-            Worker("mail.send", lambda frames: frames, endpoint, jobs=2, config=QUICK, **keys["hand"]),
+            Worker("mail.send", waits, endpoint, jobs=2, config=QUICK, **keys["hand"]),
             Worker("shop", lambda frames: frames, endpoint, config=QUICK, **keys["hand"]),
             Client(endpoint, timeout=30, **keys["metrics"]) as metrics,
             Client(endpoint, timeout=30, **keys["auditor"]) as auditor,
@@ -193,6 +198,12 @@ def test_who_sees_what(tmp_path: Path) -> None:
             for client in (metrics, auditor):
                 (row,) = client.workers()["workers"] or ()
                 assert (row["name"], row["user"], row["services"]) == (NAME, "hand", ["mail.send", "shop"])
+            uuid = sender.submit("mail.send", b"x")
+            until(lambda: in_hand(metrics.workers()) == 1)
+            for client, shown in ((metrics, ""), (auditor, uuid)):
+                (row,) = client.workers()["workers"] or ()
+                assert [(one["uuid"], one["service"]) for one in row["requests"]] == [(shown, "mail.send")]
+            ends.set()
             found = sender.workers()
             assert found == {
                 "workers": None,
