@@ -6,17 +6,18 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any, Literal, NamedTuple, TypeVar, TypeVarTuple
 
+from markupsafe import Markup
 from starlette.requests import Request
 
 from titanic.aio import Client
 from titanic.errors import CallerError, InvalidRequest, TitanicError
-from titanic.protocol.documents import FactSeries, FactsInfo, ServiceFacts
+from titanic.protocol.documents import FactSeries, FactsInfo, Percentiles, ServiceFacts
 from titanic.web.auth.identity import Visitor
-from titanic.web.template_filters import Line
+from titanic.web.template_filters import Line, chart, span
 
 Loaded = TypeVar("Loaded")
 Arguments = TypeVarTuple("Arguments")
@@ -37,6 +38,14 @@ ADMIN_ONLY = ("refusals", "refused")
 
 LEAST_PERIOD = 10.0
 """Seconds over which rates are measured, at least."""
+
+RECENTLY = 900.0
+"""Seconds over which it is decided whether a service is failing."""
+
+MEASURED = 200
+"""Requests that latency is measured on where the counts of the server may not be read: those that were done last."""
+
+SHARES: tuple[Literal["p50", "p90", "p99"], ...] = ("p50", "p90", "p99")
 
 BEGINS, ENDS = ("accepted", "requeued"), ("succeeded", "failed", "expired", "cancelled")
 """What makes the number of unfinished requests grow, and shrink."""
@@ -148,11 +157,11 @@ def _workers(stats: dict[str, Any]) -> dict[str, int] | None:
 # -- history ------------------------------------------------------------------------------------------------------
 
 
-async def facts_of(client: Client, of: Sequence[str]) -> FactsInfo | None:
+async def facts_of(client: Client, of: Sequence[str], seconds: float = HOUR) -> FactsInfo | None:
     """What was counted in the last hour, of these services by minute; None: the server is of an older version. Raises
     Forbidden."""
     try:
-        return await client.facts(HOUR, of=of)
+        return await client.facts(seconds, of=of)
     except InvalidRequest:
         return None
 
@@ -183,13 +192,42 @@ def unfinished(series: FactSeries, now: int) -> list[float | None]:
     return found[::-1]
 
 
-def times(facts: FactSeries) -> list[Line]:
-    """The waiting and run times of each period, as lines of a chart."""
+def latency_charts(series: FactSeries) -> list[tuple[str, Markup]]:
+    """Charts of the waiting and run times of each period."""
     return [
-        Line(f"{kind} {share}", [one and one[share] for one in facts[kind]])
-        for kind in ("wait", "run")
-        for share in ("p50", "p90")
+        (title, chart(title, [Line(share, [one and one[share] for one in times]) for share in SHARES], span))
+        for title, times in (("Wait", series["wait"]), ("Run", series["run"]))
     ]
+
+
+def is_failing(figures: ServiceFacts) -> bool:
+    """Whether more than one request in twenty fails for good, as the alert TitanicFailing has it, or more attempts fail
+    than succeed; a few failures do not count."""
+    failed, attempts, done = figures["failed"], figures["failed"] + figures["retried"], figures["succeeded"]
+    return (failed > 5 and failed > 0.05 * done) or (attempts > 5 and attempts > done)
+
+
+class Latency(NamedTuple):
+    """How long requests waited until their first attempt, and how long attempts ran; None: not measured."""
+
+    wait: Percentiles | None
+    run: Percentiles | None
+
+
+async def measured_latency(client: Client, service: str) -> Latency:
+    """Measure the latency of the newest done requests that a user may read. Raises Forbidden."""
+    rows, _ = await client.list(service=service, state="done", newest=True, limit=MEASURED)
+    first = [row for row in rows if row["attempts"] == 1]  # when another one was sent the first time is not kept
+    waits = (row["dispatched_at"] - max(row["submitted_at"], row["not_before"]) for row in first)
+    return Latency(_percentiles(waits), _percentiles(row["finished_at"] - row["dispatched_at"] for row in rows))
+
+
+def _percentiles(microseconds: Iterable[int]) -> Percentiles | None:
+    ordered = [max(0, one) / 1e6 for one in sorted(microseconds)]  # a clock may be set back
+    if not ordered:
+        return None
+    p50, p90, p99 = (ordered[math.ceil(share * len(ordered)) - 1] for share in (0.5, 0.9, 0.99))
+    return Percentiles(p50=p50, p90=p90, p99=p99)
 
 
 # -- results for pages that refresh themselves ----------------------------------------------------------------------

@@ -128,7 +128,7 @@ FILTERS: Mapping[str, Callable[..., str]] = {
 }
 
 
-WIDTH, HEIGHT = 440, 190
+WIDTH, HEIGHT = 320, 170
 LEFT, RIGHT, TOP, BOTTOM = 2, 4, 24, 24
 
 Values = Sequence[float | None]
@@ -180,24 +180,24 @@ def legend(lines: Sequence[Line], text_of: Format) -> Markup:
     return Markup('<ul class="legend">{}</ul>').format(Markup("").join(rows))
 
 
-def spark(values: Values, name: str) -> Markup:
-    """Draw a small line without axes; empty while fewer than two values are known."""
+def spark(values: Values, name: str, top: float) -> Markup:
+    """Draw a small line without axes, `top` high; empty while fewer than two values are known."""
     known = [value for value in values if value is not None]
     if len(known) < 2:
         return Markup("")
-    top = max(known) or 1
     step = 96 / (len(values) - 1)
-    points = [(n * step, 22 - 20 * value / top) for n, value in enumerate(values) if value is not None]
+    points = [(n * step, 22 - 20 * value / (top or 1)) for n, value in enumerate(values) if value is not None]
     path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
     label = f"{name}: first {known[0]:,.0f}, maximum {max(known):,.0f}, now {known[-1]:,.0f}"
     svg = '<svg class="spark" viewBox="0 0 96 24" role="img" aria-label="{}"><path class="line s1" d="{}"/></svg>'
     return Markup(svg).format(label, path)
 
 
-def bars(counts: Sequence[int], title: str, *, small: bool = True) -> Markup:
-    """Draw the number of failures in each part of a time span as bars."""
-    most, height = max(counts, default=0) or 1, 24 if small else 60
-    width = 4 if small else 20
+def bars(counts: Sequence[int], title: str, most: int = 0) -> Markup:
+    """Draw the number of failures in each part of a time span as bars. `most`: the height of small ones in a table;
+    0: one large chart."""
+    small, most = most > 0, most or max(counts, default=0) or 1
+    width, height = (4, 24) if small else (20, 60)
     parts = [
         Markup('<rect x="{}" y="{:.1f}" width="{}" height="{:.1f}"/>').format(
             at * width, height - height * count / most, width - 1, height * count / most

@@ -15,7 +15,7 @@ from titanic.facts.counts import COUNTS
 from titanic.protocol.documents import FactSeries
 from titanic.web import stats
 from titanic.web.auth.identity import Visitor
-from titanic.web.stats import StatsPoller, TtlCache, current, per_second, times, unfinished
+from titanic.web.stats import StatsPoller, TtlCache, current, is_failing, latency_charts, per_second, unfinished
 
 ROW = {"waiting": 3, "done": 5, "failed": 1, "workers": 2}
 
@@ -122,7 +122,23 @@ def test_what_was_unfinished_follows_from_what_is() -> None:
 
 
 def test_unknown_times_are_gaps() -> None:
-    assert next((line.name, [*line.values]) for line in times(SERIES)) == ("wait p50", [None, 0.1, None])
+    series: FactSeries = {**SERIES, "wait": [SERIES["wait"][1], None, SERIES["wait"][1]]}
+    (wait, svg), run = latency_charts(series)
+    assert wait == "Wait"
+    assert "p50: 100 ms, maximum 100 ms; p90: 200 ms, maximum 200 ms; p99: 300 ms, maximum 300 ms" in svg
+    assert svg.count("h.1") == 6, "two dots for each line"
+    assert run == ("Run", "")
+
+
+@pytest.mark.parametrize(
+    ("failed", "retried", "succeeded", "failing"),
+    [(5, 0, 0, False), (6, 0, 0, True), (6, 0, 119, True), (6, 0, 120, False), (0, 6, 5, True), (0, 6, 6, False)],
+)
+def test_a_service_that_fails_more_than_it_may_is_failing(
+    failed: int, retried: int, succeeded: int, failing: bool
+) -> None:
+    figures: Any = {"failed": failed, "retried": retried, "succeeded": succeeded}
+    assert is_failing(figures) is failing
 
 
 # -- the cache ----------------------------------------------------------------------------------------------------

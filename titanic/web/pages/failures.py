@@ -128,13 +128,17 @@ async def failures(request: Request) -> Response:
     now = int(time.time() * 1e6)
     since = now - SPANS[span][0] * 1_000_000 if span in SPANS else min((one.first for one in groups), default=now)
     until = now if span in SPANS else max((one.last for one in groups), default=now)
-    charts = {one.id: bars(histogram(one.points, since, until, PARTS), "Failures over time") for one in groups}
+    shown = groups[:LISTED]
+    counts = {one.id: histogram(one.points, since, until, PARTS) for one in shown}
+    most = max((max(each) for each in counts.values()), default=0) or 1
     return app_state(request).page(
         request,
         "failures.html",
-        groups=groups[:LISTED],
+        groups=shown,
+        total=sum(one.count for one in groups),
         others=len(groups[LISTED:]) + found.omitted,
-        charts=charts,
+        charts={one: bars(each, "Failures over time", most) for one, each in counts.items()},
+        most=most,
         found=found,
         service=service,
         span=span,
@@ -190,7 +194,7 @@ async def group_page(request: Request) -> Response:
     """Show a group."""
     chosen, found = await _group(request, LISTED)
     start = request.url.path + _suffix(*_query(request))
-    chart = bars(histogram(chosen.points, chosen.first, chosen.last, PARTS), "Failures over time", small=False)
+    chart = bars(histogram(chosen.points, chosen.first, chosen.last, PARTS), "Failures over time")
     after = request.query_params.get("after", "")
     return app_state(request).page(
         request,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
@@ -14,11 +15,20 @@ from starlette.routing import Route
 
 from titanic.aio import Client
 from titanic.protocol.answers import RequestInfo
-from titanic.protocol.documents import FactsInfo, StoreStats
+from titanic.protocol.documents import FactsInfo, ServiceFacts, StoreStats
 from titanic.web.app_state import app_state, visitor_of
 from titanic.web.pages.forms import NotPermitted, unless_forbidden
 from titanic.web.pages.services import ServiceRow, services_of
-from titanic.web.stats import StatsSample, current, facts_of, per_second, times, unfinished
+from titanic.web.stats import (
+    RECENTLY,
+    StatsSample,
+    current,
+    facts_of,
+    is_failing,
+    latency_charts,
+    per_second,
+    unfinished,
+)
 from titanic.web.template_filters import Line, chart, counted, number, percent, rate, size, span, spark
 
 RATES = ("accepted", "succeeded", "failed")
@@ -57,7 +67,10 @@ async def overview(request: Request) -> Response:
         missing = [one for one in (sample, oldest) if isinstance(one, NotPermitted)]
         return state.page(request, "overview.html", stats=None, missing=missing)
     services = services_of(sample)
-    busiest = sorted(services, key=_importance, reverse=True)[:TOP]
+    recent = await state.cache.get(request, "recent", facts_of, visitor.client, (), RECENTLY)
+    failing = {} if recent is None else {name: one for name, one in recent["services"].items() if is_failing(one)}
+    busiest = sorted(services, key=_importance, reverse=True)
+    busiest = sorted(busiest, key=lambda one: one.name in failing, reverse=True)[:TOP]
     facts = await state.cache.get(request, "facts", facts_of, visitor.client, [one.name for one in busiest])
     now = time.time()
     return state.page(
@@ -65,10 +78,11 @@ async def overview(request: Request) -> Response:
         "overview.html",
         stats=sample.stats,
         rates={} if facts is None else {name: current(facts, facts["total"], name, now) for name in RATES},
-        health=assess(sample, services),
+        health=assess(sample, services, failing),
         oldest=None if isinstance(oldest, NotPermitted) else oldest,
         missing=[oldest] if isinstance(oldest, NotPermitted) else [],
         services=busiest,
+        known={} if facts is None else facts["services"],
         trends=_trends(facts, busiest),
         others=len(services) - len(busiest),
         charts=_charts(facts, sample.stats["store"], now),
@@ -92,11 +106,9 @@ async def _oldest(client: Client) -> RequestInfo | None:
 
 def _trends(facts: FactsInfo | None, services: Sequence[ServiceRow]) -> dict[str, Markup]:
     known = {} if facts is None else facts["services"]
-    return {
-        one.name: spark(unfinished(known[one.name]["series"], one.unended), f"{one.name}, unfinished")
-        for one in services
-        if one.name in known
-    }
+    values = {one.name: unfinished(known[one.name]["series"], one.unended) for one in services if one.name in known}
+    top = max((one or 0 for each in values.values() for one in each), default=0)
+    return {name: spark(each, f"{name}, unfinished", top) for name, each in values.items()}
 
 
 def _charts(facts: FactsInfo | None, store: StoreStats, now: float) -> list[tuple[str, Markup]]:
@@ -111,7 +123,7 @@ def _charts(facts: FactsInfo | None, store: StoreStats, now: float) -> list[tupl
     return [
         ("Requests per second", chart("Requests per second", rates, rate)),
         ("Unfinished requests", chart("Unfinished requests", left, number)),
-        ("Latency", chart("Latency", times(series), span)),
+        *latency_charts(series),
     ]
 
 
@@ -119,13 +131,16 @@ def _charts(facts: FactsInfo | None, store: StoreStats, now: float) -> list[tupl
 
 
 class QueueHealth(NamedTuple):
-    """`level`: good, warning or critical. `problems`: sentences, each with what to do."""
+    """`level`: good, warning or critical. `problems`: sentences, each with what to do. `failing`: failing services."""
 
     level: str
     problems: list[str]
+    failing: list[str]
 
 
-def assess(sample: StatsSample, services: Sequence[ServiceRow]) -> QueueHealth:
+def assess(
+    sample: StatsSample, services: Sequence[ServiceRow], failing: Mapping[str, ServiceFacts] = MappingProxyType({})
+) -> QueueHealth:
     """Report what `titanic health` would, and what needs an operator's attention."""
     stats, store = sample.stats, sample.stats["store"]
     critical, warnings = [], []
@@ -148,7 +163,17 @@ def assess(sample: StatsSample, services: Sequence[ServiceRow]) -> QueueHealth:
         verb = "is" if len(paused) == 1 else "are"
         each = "it" if len(paused) == 1 else "each"
         warnings.append(f"{names} {verb} paused with requests waiting. Resume {each} on its page.")
-    return QueueHealth("critical" if critical else "warning" if warnings else "good", critical + warnings)
+    worst = sorted(failing, key=lambda name: failing[name]["failed"], reverse=True)
+    if worst:
+        names = _named([f"{name} ({_outcomes(failing[name])})" for name in worst])
+        warnings.append(f"Failing in the last {RECENTLY / 60:.0f} minutes: {names}.")
+    level = "critical" if critical else "warning" if warnings else "good"
+    return QueueHealth(level, critical + warnings, worst)
+
+
+def _outcomes(figures: ServiceFacts) -> str:
+    retried = f"{figures['retried']:,} retried, " if figures["retried"] else ""
+    return f"{figures['failed']:,} failed, {retried}{figures['succeeded']:,} done"
 
 
 def _named(names: Sequence[str]) -> str:

@@ -29,8 +29,17 @@ from titanic.web.pages import forms
 from titanic.web.pages.forms import NotPermitted, unless_forbidden
 from titanic.web.problems import HTTPProblem
 from titanic.web.request_filter import STATES
-from titanic.web.stats import StatsSample, current, facts_of, per_second, times, unfinished
-from titanic.web.template_filters import Line, chart, number, rate, service_url, span
+from titanic.web.stats import (
+    Latency,
+    StatsSample,
+    current,
+    facts_of,
+    latency_charts,
+    measured_latency,
+    per_second,
+    unfinished,
+)
+from titanic.web.template_filters import Line, chart, number, rate, service_url
 
 PAGE = 100
 """Services on a page."""
@@ -225,6 +234,9 @@ async def service(request: Request) -> Response:
     known = None if isinstance(sample, NotPermitted) else service_of(sample, name)
     history = None if isinstance(facts, NotPermitted) else facts
     figures = None if history is None else history["services"][name]
+    latency: Latency | NotPermitted | None = None if figures is None else Latency(figures["wait"], figures["run"])
+    if isinstance(facts, NotPermitted):
+        latency = await unless_forbidden("latency", cache.get(request, "own", measured_latency, client, name))
     settings = {} if isinstance(sample, NotPermitted) else sample.stats.get("settings") or {}
     now = time.time()
     return state.page(
@@ -234,7 +246,8 @@ async def service(request: Request) -> Response:
         missing=[sample] if isinstance(sample, NotPermitted) else [],
         service=known,
         states=STATES,
-        facts=figures,
+        latency=None if isinstance(latency, NotPermitted) else latency,
+        own=isinstance(facts, NotPermitted),
         failures=None if isinstance(failures, NotPermitted) else failures,
         rates={} if not history or not figures else {name: current(history, figures, name, now) for name in RATES},
         charts=_charts(history, figures, known.unended, now) if known and history and figures else [],
@@ -293,7 +306,7 @@ def _charts(facts: FactsInfo, figures: ServiceFacts, left: int, now: float) -> l
     return [
         ("Unfinished requests", chart("Unfinished requests", [Line("unfinished", unfinished(series, left))], number)),
         ("Done and failed per second", chart("Per second", rates, rate)),
-        ("Latency", chart("Latency", times(series), span)),
+        *latency_charts(series),
     ]
 
 

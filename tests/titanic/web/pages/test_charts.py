@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from titanic.web.template_filters import Line, chart, nice, rate, spark
+from titanic.web.template_filters import Line, bars, chart, nice, rate, spark
 
 
 def test_a_chart_has_a_text_alternative() -> None:
@@ -19,11 +19,17 @@ def test_a_chart_has_a_text_alternative() -> None:
 
 def test_without_values_there_is_no_chart() -> None:
     assert chart("a", [Line("done", [None, None])], rate) == ""
-    assert spark([None, 1], "a") == ""
+    assert spark([None, 1], "a", 1) == ""
 
 
 def test_a_spark_of_zeros_is_a_line_at_the_bottom() -> None:
-    assert "0.0 22.0L96.0 22.0" in spark([0, 0], "a")
+    assert "0.0 22.0L96.0 22.0" in spark([0, 0], "a", 0)
+
+
+def test_small_charts_have_the_scale_of_their_table() -> None:
+    assert "0.0 22.0L96.0 12.0" in spark([0, 5], "a", 10)
+    assert 'y="12.0" width="3" height="12.0"' in bars([5], "a", 10)
+    assert 'y="0.0" width="19" height="60.0"' in bars([5], "a")
 
 
 @pytest.mark.parametrize(("most", "end"), [(0, 1), (0.3, 0.5), (1, 1), (1.1, 2), (4, 5), (51, 100), (100_000, 100_000)])

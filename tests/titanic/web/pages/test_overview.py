@@ -6,6 +6,7 @@ import uuid
 from threading import Event
 
 import httpx
+import pytest
 from support.pages import Page
 from support.serving import QUICK
 from support.waiting import PATIENCE, until
@@ -18,7 +19,7 @@ def test_an_empty_queue_says_what_to_do(http: httpx.Client) -> None:
     page = Page(http.get("/").text)
     assert page.title == "Overview · Titanic"
     assert page.headings == ["Overview", "Health", "Now", "Last hour", "Requests per second", "Unfinished requests",
-                             "Latency", "Services", "Keyboard shortcuts"]  # fmt: skip
+                             "Wait", "Run", "Services", "Keyboard shortcuts"]  # fmt: skip
     assert "Healthy" in page.text
     assert "No services yet" in page.text
     assert "titanic submit SERVICE BODY" in page.text
@@ -54,6 +55,18 @@ def test_running_requests_are_not_taken_off_those_that_wait(http: httpx.Client, 
             release.set()
     assert figures["Waiting"].startswith("5 oldest: ")
     assert figures["Running"] == "1"
+
+
+@pytest.mark.settings(max_attempts=1)
+def test_failing_services_come_first_and_need_attention(http: httpx.Client, client: Client, echo: Worker) -> None:
+    client.submit_batch("mail", [b"x"] * 3)
+    uuids = client.submit_batch("echo", [b"fail"] * 7)
+    until(lambda: all(client.show(uuid)["state"] == "failed" for uuid in uuids))
+    page = Page(http.get("/").text)
+    assert [[row[0], row[5]] for row in page.rows] == [["echo", "7 failing"], ["mail", "0"]]
+    assert "Failing in the last 15 minutes: echo (7 failed, 0 done)." in page.text
+    assert page.links["Show the errors"] == "/failures?span=hour&service=echo"
+    assert "as you wish" in http.get(page.links["7"]).text
 
 
 def test_names_are_escaped(http: httpx.Client, client: Client) -> None:
