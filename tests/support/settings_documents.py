@@ -76,6 +76,7 @@ EXAMPLES: dict[str, Any] = {
     "web.key": "/run/credentials/titanic-web.service/web.key_secret",
     "web.keys": "/etc/titanic/web-keys",
     "web.session-secret": "/var/lib/titanic-web/session-secret",
+    "web.prefix": "/queue",
     "web.tls-certificate": "/etc/titanic/web.pem",
     "web.tls-key": "/etc/titanic/web.key",
     "web.client-ca": "/etc/titanic/clients.pem",

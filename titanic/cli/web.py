@@ -70,6 +70,7 @@ def network(value: str) -> Network:
 
 CHECKED = (
     "bind",
+    "prefix",
     "access",
     "keys",
     "tls_certificate",
@@ -106,6 +107,7 @@ def rule(values: Mapping[str, Any], own: Set[str]) -> Iterator[Contradiction]:
     **pem,
     show_default="none; under systemd, session-secret in the unit's state directory",
 )
+@declared(WebSettings, "prefix", metavar="PATH")
 @declared(WebSettings, "hosts", metavar="NAME")
 @declared(WebSettings, "tls_certificate", **pem)
 @declared(WebSettings, "tls_key", **pem)
@@ -132,7 +134,7 @@ def web(log_level: str, log_format: str, key_file: str | None, endpoint: tuple[s
 
     \b
     Example:
-      titanic web --bind 127.0.0.1:8080
+      titanic web --bind 127.0.0.1:8080 --prefix /queue
       titanic web --endpoint ipc:///run/titanic/titanic.sock --access access.toml --keys keys --server-key server.key
     """
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hmac
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -23,12 +24,16 @@ from titanic.web.hooks.delivery import HooksUser
 from titanic.web.hooks.registry import Registry
 from titanic.web.problems import HTTPProblem
 from titanic.web.protocol import Tls
+from titanic.web.request_headers import ROOT
 from titanic.web.settings import WebSettings
 from titanic.web.stats import StatsPoller, TtlCache
 
 MAX_BODIES = 256 << 20
 """Bytes of request bodies in memory at a time, or twice the largest body if that is more. With access control, one user
 may hold half of them."""
+
+LINK = re.compile(r'(\s(?:href|src|action|formaction)=")/')
+"""The start of a link on a page to another one."""
 
 
 class AppState:
@@ -51,7 +56,7 @@ class AppState:
         """Set when this process is shutting down; calls that wait for a reply then return."""
         self.reload = threading.Event()
         """Set to reload the access file."""
-        self._message_cookie = f"{'__Host-' if settings.is_https else ''}titanic-message-{settings.bind[1]}"
+        self._message_cookie = f"titanic-message-{settings.bind[1]}"
         self.templates = Environment(
             loader=PackageLoader("titanic.web"),
             autoescape=True,
@@ -82,9 +87,11 @@ class AppState:
         made = self.templates.get_template(template).render(
             visitor=visitor, path=request.url.path, message=message, **values
         )
+        if root := ROOT.get():  # only templates write attributes: what they escape has no quotation marks
+            made = LINK.sub(rf"\1{root}/", made)
         answer = HTMLResponse(made, status)
         if message:
-            self.identity.set_cookie(answer, "", self._message_cookie)
+            self.identity.set_cookie(answer, "", self.identity.cookie_name(self._message_cookie))
         return answer
 
     def to(self, request: Request, where: str, message: str = "") -> RedirectResponse:
@@ -93,11 +100,12 @@ class AppState:
         answer = RedirectResponse(where, 303)
         if message:
             text = base64.urlsafe_b64encode(message.encode()).decode().rstrip("=")
-            self.identity.set_cookie(answer, f"{text}.{_signed(visitor_of(request), text)}", self._message_cookie)
+            signed = f"{text}.{_signed(visitor_of(request), text)}"
+            self.identity.set_cookie(answer, signed, self.identity.cookie_name(self._message_cookie))
         return answer
 
     def _read_message(self, request: Request, visitor: Visitor) -> str:
-        text, _, signature = request.cookies.get(self._message_cookie, "").partition(".")
+        text, _, signature = request.cookies.get(self.identity.cookie_name(self._message_cookie), "").partition(".")
         if not hmac.compare_digest(_signed(visitor, text).encode(), signature.encode(errors="replace")):
             return ""
         return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()

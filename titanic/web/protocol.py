@@ -19,7 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from titanic import logs
 from titanic.errors import CallerError
 from titanic.util.files import state_of
-from titanic.web.auth.identity import CERTIFICATE
+from titanic.web.request_headers import CERTIFICATE
 from titanic.web.settings import WebSettings
 
 MOST_HEAD, MOST_HEADERS, MOST_URL = 64 << 10, 100, 16 << 10

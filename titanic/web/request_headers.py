@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
+from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, NamedTuple, get_args
+from urllib.parse import quote, unquote
 
 from starlette.requests import Request
 from starlette.types import Scope
@@ -16,6 +18,32 @@ from titanic.protocol.submit_options import MAX_KEY as MAX_TEXT
 from titanic.protocol.submit_options import MAX_PRIORITY, MOST_SECONDS, NEVER, TRACEPARENT, UniqueUntil
 from titanic.util.text import quoted
 from titanic.web.problems import HTTPProblem
+
+CERTIFICATE = "titanic.certificate"
+"""The key in a scope's state of the client certificate's hexadecimal SHA-256; set by `protocol.py`. Scopes of other
+servers do not have it."""
+
+ROOT: ContextVar[str] = ContextVar("root", default="")
+"""The path that the application is below, percent-encoded, without a slash at its end: where a host mounted it, and
+--prefix."""
+
+
+def below_root(scope: Scope, prefix: str) -> tuple[str, Scope]:
+    """The root of a request, and its scope with the paths below it, as if there was no root: each check of a path and
+    each route sees the same one. Raises HTTPProblem for other paths."""
+    host: str = scope.get("root_path", "").rstrip("/")
+    path: str = scope["path"]
+    mounted = host.removeprefix(scope.get("app_root_path", ""))  # a proxy may have removed what is before it
+    above = next((one for one in (host, mounted) if f"{path}/".startswith(f"{one}/")), "") + prefix
+    raw: bytes = scope.get("raw_path") or quote(path).encode()
+    raw = b"/" + b"/".join(raw.split(b"/")[above.count("/") + 1 :])
+    path = path[len(above) :] or "/" if f"{path}/".startswith(f"{above}/") else ""
+    if unquote(raw.decode("latin-1")) != path:
+        raise HTTPProblem(404, f"this gateway is below {host}{prefix}/; let a proxy pass that path on")
+    own = {CERTIFICATE: scope["state"][CERTIFICATE]} if CERTIFICATE in scope.get("state", {}) else {}
+    root = quote(f"/{(host + prefix).strip('/')}".rstrip("/"))  # the path may be the visitor's: /{team}/queue
+    return root, {**scope, "path": path, "raw_path": raw, "root_path": "", "app_root_path": root, "state": own}
+
 
 HEADERS = "titanic.fields"
 """The key of the scope under which they are cached."""

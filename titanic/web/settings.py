@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from titanic.errors import Contradiction
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 DEFAULT_BIND = "127.0.0.1:8080"
+
+PREFIX = re.compile(r"(/[A-Za-z0-9_.-]+)*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ class WebSettings:
         "File with the session secret, created if it does not exist. Sessions survive a restart, and all"
         " `titanic web` with the same secret share them.",
     )
+    prefix: str = setting("", "Path that everything is below, such as /queue; a proxy passes it on.", otherwise="/")
     hosts: tuple[str, ...] = setting((), "Host name that browsers use, besides the address of `bind`.", option="host")
     max_body: int = setting(64 << 20, "Largest body of a request.", unit="B")
     tls_certificate: Path | None = setting(
@@ -73,6 +77,10 @@ class WebSettings:
     def __post_init__(self) -> None:
         """Check the settings. Raises Contradiction."""
         object.__setattr__(self, "hosts", tuple(host.lower() for host in self.hosts))
+        object.__setattr__(self, "prefix", (self.prefix or "").rstrip("/"))  # None: not given to the command
+        if not PREFIX.fullmatch(self.prefix) or {".", ".."} & set(self.prefix.split("/")):
+            what, fact = f"{self.prefix!r} is no prefix", "a part is letters, digits, '_', '.' and '-' after a /"
+            raise Contradiction(("prefix",), what, fact, "write it like /queue")
         if self.access is None and not is_loopback(self.bind[0]):
             what, fact = f"cannot bind {self.bind[0]} without an access file", "others could use it without signing in"
             advice = "give --access and --keys, or bind a loopback address"

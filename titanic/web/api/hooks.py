@@ -45,7 +45,7 @@ from titanic.web.hooks.registry import (
     new_secret,
 )
 from titanic.web.problems import HTTPProblem
-from titanic.web.request_headers import read_query
+from titanic.web.request_headers import ROOT, read_query
 
 T = TypeVar("T")
 
@@ -170,7 +170,7 @@ async def _ask(asking: Coroutine[Any, Any, T]) -> T:
 
 def _as_json(hook: Hook, settings: ServiceSettings) -> dict[str, Any]:
     problem = hook_status(settings, hook.service) or None
-    return {**hook.public(), "problem": problem, "links": {"self": f"/v1/hooks/{hook.id}"}}
+    return {**hook.public(), "problem": problem, "links": {"self": f"{ROOT.get()}/v1/hooks/{hook.id}"}}
 
 
 _WHERE = {"Location": header("The hook.", Path)}

@@ -64,6 +64,7 @@ from titanic.web.problems import HTTPProblem
 from titanic.web.request_filter import STATES, RequestFilter, find_page
 from titanic.web.request_headers import (
     MAX_WAIT,
+    ROOT,
     read_content_type,
     read_number,
     read_preferred_wait,
@@ -145,7 +146,8 @@ class _Accepted(Response):
 
     def __init__(self, uuid: str) -> None:
         path = f"/v1/requests/{uuid}"
-        text = f'{{"uuid": "{uuid}", "links": {{"self": "{path}", "reply": "{path}/reply"}}}}'  # json.dumps is slower
+        link = ROOT.get() + path
+        text = f'{{"uuid": "{uuid}", "links": {{"self": "{link}", "reply": "{link}/reply"}}}}'  # json.dumps is slower
         self.status_code = 202
         self.background = None
         self.body = text.encode()

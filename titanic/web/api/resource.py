@@ -29,7 +29,7 @@ from titanic.util.text import quoted
 from titanic.web import problems
 from titanic.web.app_state import app_state, hold_body, release_body
 from titanic.web.problems import HTTPProblem
-from titanic.web.request_headers import header_of, headers_of, read_integer
+from titanic.web.request_headers import ROOT, header_of, headers_of, read_integer
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -220,7 +220,8 @@ def json_response(data: object, status: int = 200, headers: Mapping[str, str] | 
 
 def links(uuid: str) -> dict[str, str]:
     """The links of a request."""
-    return {"self": f"/v1/requests/{uuid}", "reply": f"/v1/requests/{uuid}/reply"}
+    path = f"{ROOT.get()}/v1/requests/{uuid}"
+    return {"self": path, "reply": f"{path}/reply"}
 
 
 def timestamp(microseconds: int | None) -> str | None:
@@ -248,7 +249,7 @@ def page_size(given: dict[str, str]) -> int:
 
 def page(path: str, rows: Mapping[str, list[Any]], given: dict[str, str], after: str | None) -> Response:
     """Make a page. `rows`: by name. `given`: the query. `after`: where the next page starts; None: this is the last."""
-    following = None if after is None else f"{path}?{urlencode({**given, 'after': after}, quote_via=quote)}"
+    following = None if after is None else f"{ROOT.get()}{path}?{urlencode({**given, 'after': after}, quote_via=quote)}"
     headers = None if following is None else {"Link": f'<{following}>; rel="next"'}
     return json_response({**rows, "next": following}, headers=headers)
 

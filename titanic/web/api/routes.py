@@ -16,7 +16,7 @@ from titanic.web.api import event_stream, hooks, leases, request_batch, requests
 from titanic.web.api.openapi import IN_PATH, Session, answer, components, endpoint, parameter, wrong
 from titanic.web.api.resource import ApiRoute
 from titanic.web.app_state import visitor_of
-from titanic.web.request_headers import read_query
+from titanic.web.request_headers import ROOT, read_query
 
 DESCRIPTION = """A persistent request queue: submit a request now, fetch its reply later.
 
@@ -26,7 +26,8 @@ Errors are problem documents (RFC 9457). The server checks permissions for each 
 async def get_document(request: Request) -> Response:
     """Get the OpenAPI document."""
     read_query(request, ())
-    return Response(_DOCUMENT, media_type="application/json")
+    own = _DOCUMENT.replace(_SERVERS, _SERVERS.replace(b'"/"', json.dumps(ROOT.get() or "/").encode()), 1)
+    return Response(own, media_type="application/json")
 
 
 async def get_session(request: Request) -> Response:
@@ -82,3 +83,4 @@ def document() -> dict[str, Any]:
 
 
 _DOCUMENT = json.dumps(document()).encode()
+_SERVERS = b'"servers": [{"url": "/"}]'

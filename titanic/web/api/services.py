@@ -33,7 +33,7 @@ from titanic.web.api.openapi import (
 from titanic.web.api.resource import ApiRoute, flag, json_response, page, page_size, timestamp
 from titanic.web.app_state import app_state, visitor_of
 from titanic.web.problems import HTTPProblem
-from titanic.web.request_headers import read_integer, read_query
+from titanic.web.request_headers import ROOT, read_integer, read_query
 
 MIN_LAST, MAX_LAST = 60, 28 * 86_400
 """Seconds of history that may be asked for."""
@@ -73,7 +73,8 @@ def _service_links(name: str) -> ServiceLinks:
     path = quote(name, safe="")
     if not name.strip("."):  # `.` and `..` would be resolved as folders
         path = path.replace(".", "%2E")
-    return {"requests": f"/v1/requests?service={path}", "submit": f"/v1/services/{path}/requests"}
+    root = f"{ROOT.get()}/v1"
+    return {"requests": f"{root}/requests?service={path}", "submit": f"{root}/services/{path}/requests"}
 
 
 async def get_workers(request: Request) -> Response:

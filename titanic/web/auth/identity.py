@@ -39,7 +39,7 @@ from titanic.util.files import state_of
 from titanic.util.text import counted
 from titanic.web.auth.clients import ANYBODY
 from titanic.web.problems import HTTPProblem
-from titanic.web.request_headers import header_of, headers_of, is_repeated
+from titanic.web.request_headers import CERTIFICATE, ROOT, header_of, headers_of, is_repeated
 from titanic.web.settings import WebSettings
 
 log = logging.getLogger("titanic.web")
@@ -178,12 +178,8 @@ def _network_of(address: str) -> str:
     return str(ipaddress.ip_network((int(found) >> 64 << 64, 64))) if found.version == 6 else address
 
 
-CERTIFICATE = "certificate"
-"""The key in a scope's state of the client certificate's hexadecimal SHA-256; set by `protocol.py`."""
-
-
-COOKIE = re.compile(r"(__Host-)?titanic-\d{1,5}")
-"""The names of session cookies, at any port."""
+COOKIE = r"titanic-\d{1,5}"
+"""The pattern of the names of session cookies, at any port, without what `cookie_name` adds to them."""
 
 
 class Visitor(NamedTuple):
@@ -221,7 +217,7 @@ class Identity:
         self.audit = Audit()
         """What was refused here, until the server has it."""
         self._secure = settings.is_https
-        self._cookie = f"{'__Host-' if self._secure else ''}titanic-{settings.bind[1]}"
+        self._cookie = f"titanic-{settings.bind[1]}"
         """It contains the port, because browsers send a cookie to all ports of a machine. The cookie of another gateway
         is valid if both have the same secret."""
 
@@ -275,8 +271,14 @@ class Identity:
         if b"cookie" not in headers_of(scope):
             return {}
         given = Request(scope).cookies
-        names = [name for name in given if COOKIE.fullmatch(name) and name.startswith("__Host-") == self._secure]
-        return {name: given[name] for name in sorted(names, key=self._cookie.__ne__)}  # the one of our port first
+        own, known = self.cookie_name(self._cookie), self.cookie_name(COOKIE)
+        names = [name for name in given if re.fullmatch(known, name)]
+        return {name: given[name] for name in sorted(names, key=own.__ne__)}  # the one of our port first
+
+    def cookie_name(self, plain: str) -> str:
+        """The name of a cookie below the root of the request, with the prefix that makes browsers protect it."""
+        root = ROOT.get()
+        return ("__Secure-" if root else "__Host-") * self._secure + plain + re.sub(r"\W", "-", root, flags=re.ASCII)
 
     def _sign(self, grant: Grant) -> None:
         """Set the CSRF token of a grant that is not a session."""
@@ -335,10 +337,10 @@ class Identity:
     def set_cookie(self, response: Response, value: str, name: str = "") -> None:
         """Set a cookie, by default the session's; an empty value deletes it."""
         response.set_cookie(
-            name or self._cookie,
+            name or self.cookie_name(self._cookie),
             value,
             max_age=None if value else 0,
-            path="/",
+            path=ROOT.get() or "/",
             secure=self._secure,
             httponly=True,
             samesite="lax",  # sent with links from other sites, too; no GET changes anything

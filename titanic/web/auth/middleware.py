@@ -28,7 +28,7 @@ from titanic.web import problems
 from titanic.web.app_state import AppState, problem_response, release_body
 from titanic.web.auth.identity import Grant, Kind, Visitor, unauthorized
 from titanic.web.problems import HTTPProblem, is_for_programs
-from titanic.web.request_headers import header_of, headers_of, is_repeated
+from titanic.web.request_headers import CERTIFICATE, ROOT, below_root, header_of, headers_of, is_repeated
 from titanic.web.settings import is_loopback
 
 log = logging.getLogger("titanic.web")
@@ -97,6 +97,22 @@ class GatewayMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if CERTIFICATE in scope.get("state", {}) and not self._settings.prefix:
+            await self._answer(scope, receive, send)
+            return
+        try:
+            root, scope = below_root(scope, self._settings.prefix)
+        except HTTPProblem as problem:
+            await problems.answer(problem)(scope, receive, send)
+            return
+        token = ROOT.set(root)
+        try:
+            await self._answer(scope, receive, send)
+        finally:
+            ROOT.reset(token)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, with the paths below the root."""
         headers = self._documents if is_for_programs(scope) else self._pages
 
         async def hardened(message: Message) -> None:
@@ -104,6 +120,8 @@ class GatewayMiddleware:
                 scope[STATUS] = message["status"]
                 said = message["headers"]
                 names = {name for name, _ in said}  # in lower case, as in ASGI
+                if (root := ROOT.get()) and b"location" in names:
+                    said = [(name, _below(root, value) if name == b"location" else value) for name, value in said]
                 message["headers"] = said + [header for header in headers if header[0] not in names]
             await send(message)
 
@@ -205,6 +223,11 @@ class GatewayMiddleware:
             raise HTTPProblem(403, f"{what}; use its address, or start it with --host {name or 'NAME'}")
         if len(self._hosts) < MAX_HOSTS:
             self._hosts.add(given)
+
+
+def _below(root: str, location: bytes) -> bytes:
+    """A redirection to a path below the root."""
+    return re.sub(rb"^(https?://[^/]*)?/", rb"\g<0>" + root[1:].encode() + b"/", location)
 
 
 async def _answer_error(error: Exception, scope: Scope, receive: Receive, send: Send) -> None:

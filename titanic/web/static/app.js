@@ -138,7 +138,7 @@ function keys() {
     if (!use.checked || typing || dialog.open || event.ctrlKey || event.metaKey || event.altKey) return;
     const key = event.key, first = before;
     before = key === "g" ? "g" : "";
-    if (first === "g" && GO[key]) location.href = GO[key];
+    if (first === "g" && GO[key]) location.href = document.querySelector(".brand").getAttribute("href") + GO[key].slice(1);
     else if (key === "/") document.querySelector("[data-search]")?.focus();
     else if (key === "?") dialog.showModal();
     else if (key === "j" || key === "k") moveRow(key === "j" ? 1 : -1);
