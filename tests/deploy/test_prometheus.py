@@ -7,13 +7,18 @@ import os
 import re
 import shutil
 import subprocess
+import urllib.parse
 import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.cli_titanic import here, running
-from support.scraping import ALERTS, DASHBOARD, DEPLOY, named_in_alerts, named_in_dashboard, names_of
-from support.waiting import PATIENCE
+from support.postgres import needs_postgres, shared_server
+from support.scraping import ALERTS, DASHBOARD, DEPLOY, ask, named_in_alerts, named_in_dashboard, names_of
+from support.waiting import PATIENCE, until
 
 from broker import Worker
 from titanic import Client
@@ -129,3 +134,91 @@ def test_the_panels_have_titles_and_places_of_their_own() -> None:
     ]
     assert len(taken) == len(set(taken))
     assert max(x for x, _ in taken) < 24
+
+
+PROMETHEUS = """
+global: {{scrape_interval: 1s, evaluation_interval: 1s}}
+rule_files: ["{alerts}"]
+scrape_configs:
+  - job_name: titanic
+    static_configs: [{{targets: {targets}}}]
+"""
+
+SILENT = {"Time to drain, by service", "Changes per commit"}
+"""Panels that may have nothing to show: nothing drains, or an idle server commits nothing."""
+
+
+class Prometheus:
+    """A real one, which scrapes servers."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self.url = f"http://{until(self._found)}"
+        until(lambda: ask(f"{self.url}/-/ready")[0] == 200)
+
+    def _found(self) -> str:
+        found = re.search(r"address=(127\.0\.0\.1:[1-9]\d*)", self._log.read_text())
+        return found[1] if found else ""
+
+    def ask(self, query: str) -> list[dict[str, Any]]:
+        """The series that a query finds now. It fails for a query that Prometheus does not understand."""
+        code, text = ask(f"{self.url}/api/v1/query?{urllib.parse.urlencode({'query': query})}")
+        assert code == 200, text
+        found: list[dict[str, Any]] = json.loads(text)["data"]["result"]
+        return found
+
+
+@contextmanager
+def prometheus_of(folder: Path, targets: list[str]) -> Iterator[Prometheus]:
+    """One that evaluates the alerts."""
+    folder.mkdir()
+    (folder / "prometheus.yml").write_text(PROMETHEUS.format(alerts=ALERTS, targets=json.dumps(targets)))
+    options = [f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
+    with (folder / "log").open("w") as log:
+        started = subprocess.Popen(["prometheus", *options, "--web.listen-address=127.0.0.1:0"], stderr=log)
+        try:
+            yield Prometheus(folder / "log")
+        finally:
+            started.terminate()
+            started.wait(30)
+
+
+@pytest.mark.skipif(
+    shutil.which("prometheus") is None and "CI" not in os.environ, reason="needs prometheus, which isn't installed"
+)
+@pytest.mark.parametrize("count", [1, pytest.param(3, marks=needs_postgres)])
+def test_a_prometheus_answers_every_panel(count: int, tmp_path: Path) -> None:
+    """With one server, and with three nodes that share a database: what waits there is not counted three times."""
+    postgres = shared_server() if count > 1 else None
+    name = postgres.new_store() if postgres else ""
+    store = postgres.url(name) if postgres else str(tmp_path / "store")
+    try:
+        with ExitStack() as stack:
+            servers = []
+            for number in range(count):
+                more = ("--node-name", f"node{number}") if postgres else ()
+                arguments = ("--bind", "tcp://127.0.0.1:*", "--store", store, "--metrics", "127.0.0.1:0", *more)
+                servers.append(stack.enter_context(running(tmp_path / f"log{number}", "serve", *arguments)))
+            endpoints = [server.says(r"serving at ([^;]+);")[1] for server in servers]
+            targets = [server.says(r"metrics at http://(\S+)/metrics")[1] for server in servers]
+            prometheus = stack.enter_context(prometheus_of(tmp_path / "prometheus", targets))
+            until(lambda: len(prometheus.ask("titanic_ready == 1")) == count)
+            with Client(endpoints[0]) as client, Worker("s", lambda frames: frames, endpoints[0]):
+                for _ in range(5):
+                    client.submit("absent", b"x")
+                client.wait(client.submit("s", b"x"), PATIENCE)
+                until(lambda: prometheus.ask('titanic:service_failed:ratio5m{service="s"}'))
+            panels = json.loads(DASHBOARD.read_text())["panels"]
+            for panel in panels:
+                for target in panel["targets"]:
+                    query = target["expr"].replace("$instance", ".*").replace("$__rate_interval", "5m")
+                    if panel["title"] in SILENT:
+                        prometheus.ask(query)
+                    else:
+                        until(lambda query=query: prometheus.ask(query))
+            (waiting,) = (panel["targets"][0]["expr"] for panel in panels if panel["title"] == "Waiting")
+            waiting = waiting.replace("$instance", ".*")
+            until(lambda: [one["value"][1] for one in prometheus.ask(waiting)] == ["5"])
+    finally:
+        if postgres:
+            postgres.drop_database(name)

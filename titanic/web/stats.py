@@ -201,7 +201,7 @@ def latency_charts(series: FactSeries) -> list[tuple[str, Markup]]:
 
 
 def is_failing(figures: ServiceFacts) -> bool:
-    """Whether more than one request in twenty fails for good, as the alert TitanicFailing has it, or more attempts fail
+    """Whether over one request in twenty fails for good, as in the alert TitanicFailingSlowly, or more attempts fail
     than succeed; a few failures do not count."""
     failed, attempts, done = figures["failed"], figures["failed"] + figures["retried"], figures["succeeded"]
     return (failed > 5 and failed > 0.05 * done) or (attempts > 5 and attempts > done)
