@@ -19,6 +19,7 @@ from typing import NamedTuple, TypedDict
 
 from titanic.client.request_queue import RequestQueue
 from titanic.errors import UnknownRequest
+from titanic.protocol.answers import RequestInfo
 from titanic.protocol.submit_options import MOST_UUIDS
 
 KEY_FOR = 30 * 86_400.0
@@ -105,12 +106,14 @@ SUFFIX = ".flow"
 
 
 class FlowStep(TypedDict):
-    """A step. `at`: its chain and its stage, or `error`. `service` and `state` are empty when it is closed."""
+    """A step. `at`: its chain and its stage, or `error`. `service` and `state` are empty when it is closed. `took`: the
+    seconds that it ran, its last attempt; None: it has not ended, or is closed."""
 
     at: str
     uuid: str
     service: str
     state: str
+    took: float | None
     flow: FlowTree | None
     """If it is a flow itself."""
 
@@ -127,15 +130,17 @@ def flow_tree(client: RequestQueue, uuid: str) -> FlowTree:
     found = sorted(steps_of(client, uuid), key=_place)
     shown = found[:MOST]
     flows = set(flows_among(client, shown)) if shown else set[str]()
+    rows = ((step, _row(client, step)) for step in shown)
     steps = [
         FlowStep(
             at=step.at,
             uuid=step.uuid,
-            service=_service(client, step),
+            service="" if row is None else row["service"],
             state=step.state,
+            took=None if row is None or not row["finished_at"] else _took(row),
             flow=flow_tree(client, step.uuid) if step.uuid in flows else None,
         )
-        for step in shown
+        for step, row in rows
     ]
     return FlowTree(steps=steps, more=dict(Counter(step.state or "closed" for step in found[MOST:])))
 
@@ -144,10 +149,12 @@ def _place(step: FoundStep) -> tuple[bool, list[int]]:
     return step.at == ERROR, [int(number) for number in step.at.split(".")] if step.at != ERROR else []
 
 
-def _service(client: RequestQueue, step: FoundStep) -> str:
-    if not step.state:
-        return ""
+def _row(client: RequestQueue, step: FoundStep) -> RequestInfo | None:
     try:
-        return client.show(step.uuid)["service"]
+        return client.show(step.uuid) if step.state else None
     except UnknownRequest:
-        return ""
+        return None
+
+
+def _took(row: RequestInfo) -> float:
+    return max(0, row["finished_at"] - (row["dispatched_at"] or row["submitted_at"])) / 1e6

@@ -65,6 +65,7 @@ page: set ends        admin              403      403             –          3
 page: pause           submit read        403      403, 403        403        303     –        –     303
 page: resume          submit read close  403      left, 403, 403  left       303     –        –     303
 page: run             submit read        403      403, 403        403        303     404      303   303
+page: run again       submit read        403      403, 403        403        303     404      303   303
 """
 """Columns: what the action needs, and who tries it. Without a token, or with one that nobody has, all of it is `401`.
 
@@ -119,6 +120,7 @@ CALLS = {
     "page: pause": "POST /actions/schedules/pause",
     "page: resume": "POST /actions/schedules/resume",
     "page: run": "POST /actions/schedules/run",
+    "page: run again": "POST /actions/requests/{uuid}/again",
 }
 """What each action is as a call, of those that are called in one way only."""
 
@@ -265,6 +267,12 @@ def run(scene: Scene, user: str, owner: str, action: str) -> str:
     return status(scene.program(user).post("/actions/schedules/run", data={"uuid": scene.requests[owner].tick}))
 
 
+def run_again(scene: Scene, user: str, owner: str, action: str) -> str:
+    """A request, with its body."""
+    uuid = scene.requests[owner].tick
+    return status(scene.program(user).post(f"/actions/requests/{uuid}/again", headers=FORM))
+
+
 def status(answer: httpx.Response) -> str:
     return str(answer.status_code)
 
@@ -293,6 +301,7 @@ TRIES: dict[str, Callable[[Scene, str, str, str], str]] = {
     "page: stop": stopped,
     **dict.fromkeys(("page: pause service", "page: set ends", "page: pause", "page: resume"), paused),
     "page: run": run,
+    "page: run again": run_again,
 }
 
 

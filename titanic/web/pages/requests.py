@@ -9,8 +9,10 @@ import json
 import re
 import shlex
 from collections.abc import Sequence
-from typing import NamedTuple
+from contextlib import suppress
+from typing import Any, NamedTuple
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
@@ -18,7 +20,8 @@ from starlette.routing import Route
 from titanic.client.batching import KEY_PREFIX
 from titanic.client.flows import SUFFIX, FlowTree, flow_tree
 from titanic.errors import TitanicError, UnknownRequest
-from titanic.protocol.answers import SUBMITTER_FIELDS, RequestInfo
+from titanic.protocol.answers import SUBMITTER_FIELDS, Look, RequestInfo
+from titanic.protocol.tsp import Frames
 from titanic.util import ids
 from titanic.util.text import counted, printable
 from titanic.web.api.requests import described
@@ -36,7 +39,7 @@ from titanic.web.request_filter import (
     find_page,
     parse_filter,
 )
-from titanic.web.template_filters import span
+from titanic.web.template_filters import size, span
 
 PAGE = 50
 """Requests on a page."""
@@ -103,9 +106,10 @@ async def request_page(request: Request) -> Response:
     row = look.info
     why, document = row.pop("why", None), described(row)
     details: list[FramePreview] = []
+    raw = request.query_params.get("view") == "raw"
     frames = look.body[:1] + [HIDDEN_SECRET] * len(look.body[1:]) if row["service"] == KEPT else look.body
-    body = preview_body(frames, row["body_frames"], row["body_bytes"])
-    reply = preview_body(look.reply, row["reply_frames"], row["reply_bytes"])
+    body = preview_body(frames, row["body_frames"], row["body_bytes"], raw=raw)
+    reply = preview_body(look.reply, row["reply_frames"], row["reply_bytes"], raw=raw)
     if row["state"] == "failed":
         details, reply = reply.frames, reply._replace(frames=[])
     return state.page(
@@ -117,6 +121,9 @@ async def request_page(request: Request) -> Response:
         origin={name: row[name] for name in SUBMITTER_FIELDS if name in row},  # type: ignore[literal-required]
         timeline=timeline(row),
         body=body,
+        arguments=task_arguments(frames[0]) if len(frames) == 1 and is_whole(look) and not raw else None,
+        raw=raw,
+        runs=not is_internal(row["service"]),
         reply=reply,
         errors=[_error(detail) for detail in details],
         tree=await _tree(request, row),
@@ -189,6 +196,79 @@ async def close(request: Request) -> Response:
     uuid = _uuid(request)
     await visitor_of(request).client.close(uuid)
     return app_state(request).to(request, f"/requests/{uuid}", "The request and its reply were deleted.")
+
+
+# -- running it again -----------------------------------------------------------------------------------------------
+
+MAX_AGAIN = 1 << 20
+"""Bytes of a body that can be submitted again from a page."""
+
+
+def is_whole(found: Look) -> bool:
+    """Whether all of the body was fetched."""
+    return len(found.body) == found.info["body_frames"] and sum(map(len, found.body)) == found.info["body_bytes"]
+
+
+async def again_page(request: Request) -> Response:
+    """Ask for confirmation to run a request again, with this body or another."""
+    found = await _look_again(request)
+    return app_state(request).page(request, "request_again.html", row=found.info, text=_editable(found.body))
+
+
+async def again(request: Request) -> Response:
+    """Submit a request with the service, the options and the body of another one; it may start at once."""
+    form = await forms.read(request)
+    found = await _look_again(request)
+    body, text = found.body, form.get("body", "").replace("\r\n", "\n")  # browsers send \r\n for \n
+    if "body" in form and _editable(body) not in (None, text):
+        body = [text.encode()]
+    return await submit_again(request, found.info, body, delay=0)
+
+
+async def _look_again(request: Request) -> Look:
+    found = await visitor_of(request).client.look(_uuid(request), MAX_AGAIN)
+    row = found.info
+    if is_internal(row["service"]):
+        raise HTTPProblem(400, f"requests of {row['service']} only record a state; there is nothing to run")
+    if not is_whole(found):
+        fact = f"its body has {size(row['body_bytes'])}; the limit here is {size(MAX_AGAIN)}"
+        raise HTTPProblem(413, f"it cannot be run again from here: {fact}; download the body and submit it")
+    return found
+
+
+def _editable(body: Frames) -> str | None:
+    """The body as a form can change it and otherwise leaves it as it is, byte for byte; None: it cannot."""
+    if len(body) != 1 or len(body[0]) > MAX_BYTES:
+        return None
+    with suppress(UnicodeDecodeError):
+        text = body[0].decode()
+        if all(one.isprintable() or one in "\n\t" for one in text):
+            return text
+    return None
+
+
+async def submit_again(request: Request, row: RequestInfo, body: Frames, **more: Any) -> Response:
+    """Submit a request with the options of another one, as the visitor; redirect to it."""
+    visitor = visitor_of(request)
+    options = options_of(row) | more
+    if visitor.source:
+        options["source"] = visitor.source
+    uuid = await visitor.client.submit(row["service"], *body, **options)
+    return RedirectResponse(f"/requests/{uuid}", 303)
+
+
+def options_of(row: RequestInfo) -> dict[str, Any]:
+    """The options that a request was submitted with, without its key, what it is unique by, and its trace."""
+    known: dict[str, Any] = {**row}
+    options: dict[str, Any] = {"priority": row["priority"], **row["options"]}
+    options.pop("unique_for", None)
+    if row["max_attempts"]:
+        options["max_attempts"] = row["max_attempts"]
+    if row["expires_at"]:
+        options["ttl"] = max(0.001, (row["expires_at"] - row["submitted_at"]) / 1e6)
+    if row["not_before"] > row["submitted_at"]:
+        options["delay"] = (row["not_before"] - row["submitted_at"]) / 1e6
+    return options | {name: known[name] for name in ("type", "on_failed", "on_limit") if known.get(name)}
 
 
 async def find(request: Request) -> Response:
@@ -338,25 +418,28 @@ class BodyPreview(NamedTuple):
     more: int
 
 
-def preview_body(frames: Sequence[bytes], count: int, size: int) -> BodyPreview:
+def preview_body(frames: Sequence[bytes], count: int, size: int, *, raw: bool = False) -> BodyPreview:
     """Preview a body of `count` frames with `size` bytes in all, of which only `frames` were fetched; the last of
     these may be cut."""
     got = sum(map(len, frames))
-    shown = [preview(frame, cut=got < size and at == len(frames) - 1) for at, frame in enumerate(frames[:MAX_FRAMES])]
+    shown = [
+        preview(frame, cut=got < size and at == len(frames) - 1, raw=raw)
+        for at, frame in enumerate(frames[:MAX_FRAMES])
+    ]
     return BodyPreview(shown, size, count - len(shown))
 
 
-def preview(frame: bytes, *, cut: bool = False) -> FramePreview:
-    """Preview a frame as what it is."""
+def preview(frame: bytes, *, cut: bool = False, raw: bool = False) -> FramePreview:
+    """Preview a frame as what it is; `raw`: as text or a hex dump."""
     if not frame:
         return FramePreview("empty", "", 0, cut)
     kind = next((kind for magic, at, kind in IMAGES if frame[at : at + len(magic)] == magic), None)
-    if kind is not None and not cut:
+    if kind is not None and not cut and not raw:
         return FramePreview("image", f"data:{kind};base64,{base64.b64encode(frame).decode()}", len(frame))
     text = _text(frame, cut)
     if text is None:
         return FramePreview("hex", dump(frame), len(frame), cut)
-    formatted = None if cut else _format_json(text)
+    formatted = None if cut or raw else _format_json(text)
     if formatted is not None:
         return FramePreview("json", formatted, len(frame))
     return FramePreview("text", printable(text), len(frame), cut)
@@ -408,9 +491,33 @@ def _format_json(text: str) -> str | None:
     return printable("".join(parts))
 
 
+class TaskArguments(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a request for a task, in JSON or msgpack."""
+
+    args: list[msgspec.Raw]
+    kwargs: dict[str, msgspec.Raw]
+
+
+def task_arguments(frame: bytes) -> list[tuple[str, str]] | None:
+    """The arguments of a task, with their positions or names, as JSON; None: it is no body of a task."""
+    for formats, text_of in ((msgspec.json, bytes), (msgspec.msgpack, _as_json)):
+        with suppress(ValueError, RecursionError):
+            found = formats.decode(frame, type=TaskArguments)
+            values = [*((str(at), one) for at, one in enumerate(found.args, 1)), *found.kwargs.items()]
+            texts = [(name, text_of(value).decode()) for name, value in values]
+            return [(name, _format_json(text) or printable(text)) for name, text in texts]
+    return None
+
+
+def _as_json(value: msgspec.Raw) -> bytes:
+    return msgspec.json.encode(msgspec.msgpack.decode(value))
+
+
 ONE_ROUTES = [
     Route("/find", find),
     Route("/requests/{uuid}", request_page),
+    Route("/requests/{uuid}/again", again_page),
+    Route("/actions/requests/{uuid}/again", again, methods=["POST"]),
     Route("/requests/{uuid}/close", close_page),
     Route("/actions/requests/{uuid}/retry", retry, methods=["POST"]),
     Route("/actions/requests/{uuid}/close", close, methods=["POST"]),

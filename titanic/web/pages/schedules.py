@@ -7,10 +7,9 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from titanic.aio import Client
@@ -20,11 +19,9 @@ from titanic.schedules.scheduler import PAUSED, pause_schedule, resume_schedule
 from titanic.web.app_state import app_state, visitor_of
 from titanic.web.auth.clients import call_sync
 from titanic.web.pages import forms
+from titanic.web.pages.requests import MAX_AGAIN, is_whole, submit_again
 from titanic.web.problems import HTTPProblem
 from titanic.web.template_filters import size
-
-MAX_BODY = 1 << 20
-"""Bytes of a body that can be submitted again from the page."""
 
 KEY = re.compile(rf"cron:({NAME.pattern}):(?:(paused)|(run):[0-9a-f]+|(\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\dZ))")
 """The keys of schedules: of a pause, of a manual run, of a tick."""
@@ -133,35 +130,16 @@ async def _name(request: Request) -> str:
 async def run(request: Request) -> Response:
     """Submit the newest request of a schedule again, in addition to its ticks."""
     uuid = (await forms.read(request)).get("uuid", "")
-    visitor = visitor_of(request)
-    found = await visitor.client.look(uuid, MAX_BODY)
+    found = await visitor_of(request).client.look(uuid, MAX_AGAIN)
     row = found.info
     parsed = parse_key(row["key"])
     if parsed is None or parsed[1] == "paused":
         raise HTTPProblem(400, "this is not the request of a schedule; run one from the Schedules page")
     name = parsed[0]
-    if len(found.body) < row["body_frames"] or sum(map(len, found.body)) < row["body_bytes"]:
-        fact = f"its body has {size(row['body_bytes'])}; the limit here is {size(MAX_BODY)}"
+    if not is_whole(found):
+        fact = f"its body has {size(row['body_bytes'])}; the limit here is {size(MAX_AGAIN)}"
         raise HTTPProblem(413, f"{name} cannot be run from here: {fact}; use `titanic cron run FILE {name}`")
-    key = f"cron:{name}:run:{os.urandom(8).hex()}"
-    options = options_of(row)
-    if visitor.source:
-        options["source"] = visitor.source
-    again = await visitor.client.submit(row["service"], *found.body, key=key, **options)
-    return RedirectResponse(f"/requests/{again}", 303)
-
-
-def options_of(row: RequestInfo) -> dict[str, Any]:
-    """The options that a request was submitted with, without keys and trace."""
-    known: dict[str, Any] = {**row}
-    options: dict[str, Any] = {"priority": row["priority"], **row["options"]}
-    if row["max_attempts"]:
-        options["max_attempts"] = row["max_attempts"]
-    if row["expires_at"]:
-        options["ttl"] = max(0.001, (row["expires_at"] - row["submitted_at"]) / 1e6)
-    if row["not_before"] > row["submitted_at"]:
-        options["delay"] = (row["not_before"] - row["submitted_at"]) / 1e6
-    return options | {name: known[name] for name in ("type",) if known.get(name)}
+    return await submit_again(request, row, found.body, key=f"cron:{name}:run:{os.urandom(8).hex()}")
 
 
 ROUTES = [

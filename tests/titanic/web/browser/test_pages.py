@@ -51,7 +51,8 @@ def test_pages_about_requests(window: Window, lived: Lived, client: Client) -> N
     )
     delayed = client.submit("mail" * 30, b"x", delay=3600, key="order 7 " + "k" * 100, limit=5, ttl=7200)
     page = window.page(f"/requests/{done}")
-    for path in (done, failed, delayed, flow, lived.expired(), f"{delayed}/close"):
+    task = client.submit("resize", b'{"args": [1, "' + b"x" * 300 + b'"], "kwargs": {"width": {"a": [1, 2]}}}')
+    for path in (done, f"{done}?view=raw", failed, delayed, flow, task, lived.expired(), f"{delayed}/close"):
         page.goto(f"/requests/{path}")
         window.check(page)
     for path in (
@@ -82,7 +83,7 @@ def test_lists_show_the_end_of_a_uuid_and_copy_all_of_it(window: Window, lived: 
     assert link.evaluate("e => getSelection().selectAllChildren(e) || getSelection().toString()") == uuid
     assert link.evaluate("e => e.firstElementChild.getBoundingClientRect().width") == 0
     link.click()
-    expect(page.get_by_text("Traceback", exact=True)).to_be_visible()
+    expect(page.get_by_text("Traceback", exact=True).first).to_be_visible()
 
 
 def test_pages_about_the_queue(window: Window, client: Client) -> None:
@@ -113,8 +114,16 @@ def test_actions(window: Window, lived: Lived, client: Client, script: bool) -> 
     page.get_by_role("button", name="Retry 2 requests").click()
     see_done(page, "2 requests retried", script)
     page.goto(f"/requests/{uuids[1]}")
-    page.get_by_role("link", name="Close…").click()
-    page.get_by_role("button", name="Close request").click()
+    page.goto(f"/requests/{client.submit('mail', b'{}')}")
+    page.get_by_role("link", name="Run again…").click()
+    page.get_by_label("Body").fill('{"to": "b@c.example"}')
+    window.check(page) if script else None
+    page.get_by_role("button", name="Run again").click()
+    page.get_by_role("link", name="Raw").click()
+    expect(page.get_by_text('{"to": "b@c.example"}')).to_be_visible()
+    page.goto(f"/requests/{uuids[1]}")
+    page.get_by_role("link", name="Delete…").click()
+    page.get_by_role("button", name="Delete request").click()
     see(page, "Request closed")
     page.goto("/schedules")
     page.get_by_label("Name", exact=True).fill("nightly")

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import html
 import json
+import re
 import threading
 from typing import Any, cast
 
 import httpx
+import msgspec
 import pytest
+from markupsafe import escape
 from support.lived import PICTURE, Lived
 from support.pages import Page
+from support.serving import QUICK
 from support.waiting import until
 
 from broker import Worker
 from titanic import Client, Server, UnknownRequest, current
 from titanic.client.flows import step_key
 from titanic.protocol.answers import RequestInfo
+from titanic.schedules.scheduler import pause_schedule
 from titanic.web.pages.requests import MAX_DEPTH, MAX_FRAMES, dump, preview, preview_body, timeline
 
 UNKNOWN = "01a1fdd40f82747ea223cfe554e7afbc"
@@ -33,7 +38,7 @@ def test_a_waiting_request(http: httpx.Client, client: Client) -> None:
         "mail", b'{"to": "a@b.example"}', key="order-7", priority=9, limit=90, ttl=3600, max_attempts=3
     )
     found = page(http, uuid)
-    assert found.headings[:5] == ["mail", "Timeline", "Details", "Body", "Commands"]
+    assert found.headings[:5] == ["mail", "Body", "Timeline", "Details", "Commands"]
     facts = {"Source": "127.0.0.1", "Key": "order-7", "Priority": "9"}
     facts |= {"Attempt time limit": "90 s", "Attempts": "0 of 3"}
     assert found.figures.items() >= facts.items()
@@ -118,6 +123,67 @@ def test_closing_asks_for_confirmation(http: httpx.Client, client: Client) -> No
         client.show(uuid)
 
 
+def test_arguments_of_a_task_are_shown_first_or_raw(http: httpx.Client, client: Client) -> None:
+    body = b'{"args":[1.10,{"a":[]}],"kwargs":{"width":320}}'
+    uuid = client.submit("resize", body)
+    found = page(http, uuid)
+    assert found.headings[1] == "Arguments"
+    assert {name: found.figures[name] for name in ("1", "2", "width")} == {
+        "1": "1.10",
+        "2": '{ "a": [] }',
+        "width": "320",
+    }
+    raw = Page(http.get(found.links["Raw"]).text)
+    assert raw.headings[1] == "Body"
+    assert body.decode() in raw.text
+    packed = page(http, client.submit("resize", msgspec.msgpack.encode({"args": [b"\0"], "kwargs": {"to": "ü"}})))
+    assert (packed.figures["1"], packed.figures["to"]) == ('"AA=="', '"ü"')
+    assert "None." in page(http, client.submit("resize", b'{"args": [], "kwargs": {}}')).text
+    for other in (b'{"args": 1, "kwargs": {}}', b'{"args": [], "kwargs": {}, "more": 1}', b"\x81\xa1", b"[" * 5000):
+        assert page(http, client.submit("resize", other)).headings[1] == "Body"
+
+
+@pytest.mark.parametrize("text", ['{"to": "a@b.example"}\n\t', "\nfirst", ""])
+def test_a_request_is_run_again_with_its_body(http: httpx.Client, client: Client, text: str) -> None:
+    uuid = client.submit(
+        "mail", text.encode(), key="order 7", priority=7, limit=5, delay=3600, unique="7", unique_for=60
+    )
+    asked = http.get(f"/requests/{uuid}/again").text
+    form = Page(asked).form(f"/actions/requests/{uuid}/again")
+    assert f">\n{escape(text)}</textarea>" in asked, "browsers drop the first line feed"
+    sent = {**form, "body": text.replace("\n", "\r\n")}
+    answer = http.post(f"/actions/requests/{uuid}/again", data=sent)
+    assert answer.status_code == 303
+    found = client.look(answer.headers["location"].rpartition("/")[2])
+    assert found.body == [text.encode()]
+    assert (found.info["uuid"] != uuid, found.info["state"]) == (True, "waiting")
+    assert (found.info["priority"], found.info["options"]) == (7, {"limit": 5.0})
+    answer = http.post(f"/actions/requests/{uuid}/again", data={**form, "body": "other\r\n"})
+    assert client.look(answer.headers["location"].rpartition("/")[2]).body == [b"other\n"]
+    assert client.look(uuid).body == [text.encode()]
+
+
+def test_bodies_that_a_form_would_change_are_sent_as_they_are(http: httpx.Client, client: Client) -> None:
+    for body in ([b"a\r\nb"], [b"\xff\0"], [b"a", b"b"], [b"x" * 70_000]):
+        uuid = client.submit("mail", *body)
+        asked = http.get(f"/requests/{uuid}/again").text
+        assert "textarea" not in asked
+        form = Page(asked).form(f"/actions/requests/{uuid}/again") | {"body": "not this"}
+        answer = http.post(f"/actions/requests/{uuid}/again", data=form)
+        assert client.look(answer.headers["location"].rpartition("/")[2], None).body == body
+
+
+def test_requests_that_cannot_be_run_again(http: httpx.Client, client: Client) -> None:
+    large = client.submit("mail", bytes(2 << 20))
+    answer = http.get(f"/requests/{large}/again")
+    assert (answer.status_code, "its body has 2.0 MiB" in answer.text) == (413, True)
+    pause_schedule(client, "nightly")
+    (pause,) = client.list(service="cron.paused")[0]
+    assert "Run again…" not in page(http, pause["uuid"]).links
+    assert http.get(f"/requests/{pause['uuid']}/again").status_code == 400
+    assert http.get(f"/requests/{UNKNOWN}/again").status_code == 404
+
+
 def test_unknown_requests(http: httpx.Client) -> None:
     found = page(http, UNKNOWN, 410)
     assert "It was closed, deleted after its retention time, or never accepted" in found.text
@@ -184,6 +250,11 @@ def test_the_steps_of_a_workflow(http: httpx.Client, client: Client) -> None:
     found = page(http, flow)
     assert found.links["inner.flow"] == f"/requests/{inner}"
     assert found.links["resize"] == f"/requests/{leaf}"
+    assert "0.0 resize waiting" in found.text
+    client.retry(leaf)
+    with Worker("resize", lambda frames: frames, client.endpoint, config=QUICK):
+        client.wait(leaf, 60)
+    assert re.search(r"0\.0 resize done [\d.]+ m?s", page(http, flow).text)
 
 
 def test_a_large_body_is_cut(http: httpx.Client, client: Client) -> None:
@@ -268,6 +339,8 @@ def test_frames_are_shown_by_kind() -> None:
     assert [preview(begin + bytes(9)).kind for begin in (b"GIF89a", b"\xff\xd8\xff", b"RIFF1234WEBP")] == ["image"] * 3
     assert preview(bytes(range(256))).kind == "hex"
     assert preview(b"\0\1\2\3").kind == "hex"
+    assert preview(b'{"a":1}', raw=True) == ("text", '{"a":1}', 7, False)
+    assert preview(PNG, raw=True).kind == "hex"
 
 
 def test_json_is_indented_with_its_values_as_written() -> None:
