@@ -29,7 +29,7 @@ class Decision:
     """Why, in a sentence; for what is not allowed, what would have to be added."""
 
 
-def decide(path: str | Path, user: str, action: str, service: str = "") -> Decision:
+def decide(file: AccessFile | str | Path, user: str, action: str, service: str = "") -> Decision:
     """What decides whether a user may do something.
 
     `action` is a permission of the access file; `service` is needed for those that are given for services. Raises
@@ -42,7 +42,7 @@ def decide(path: str | Path, user: str, action: str, service: str = "") -> Decis
         raise UsageError(f"unknown action {action!r}; choose one of {actions}") from None
     if permission in BY_SERVICE and (fault := service_fault(service.encode(errors="replace"))):
         raise UsageError(f"{action} needs a service: {fault}; name one")
-    file = AccessFile(path)
+    file = file if isinstance(file, AccessFile) else AccessFile(file)
     if user not in file.access.users:
         near = nearest(user, file.access.users)
         advice = f"did you mean {near}?" if near else f"add [users.{user}]"

@@ -50,7 +50,11 @@ SCHEDULES = """printf '[nightly]\\nservice = "backup"\\ncron = "30 2 * * *"\\n' 
 
 USERS = "printf '[users.shop]\\n' >access.toml"
 
-ACCESS = """printf '[users.shop]\\nsubmit = ["mail.*"]\\nread = "own"\\n' >/etc/titanic/access.toml"""
+ACCESS = [
+    "titanic keys new shop --dir /etc/titanic",
+    """printf '[users.shop]\\nkeys = ["shop.key"]\\nsubmit = ["mail.*"]\\nread = "own"\\n' >/etc/titanic/access.toml""",
+    "printf '[users.ann]\\nadmin = true\\n' >>/etc/titanic/access.toml && cp /etc/titanic/* .",
+]
 
 SHOP = r"printf 'from titanic.tasks import Tasks\napp = Tasks()\n@app.task\ndef a() -> None: ...\n' >shop.py"
 
@@ -101,9 +105,10 @@ SCRIPTS = {
     "config": ["mkdir -p /etc/titanic", "cp TOML /etc/titanic", "=config", "=config check", "=config show"],
     "keys": ["mkdir -p /etc/titanic", "=keys", "=keys new", "=keys server", "=keys show", "=keys token"],
     "access": [
-        *("mkdir -p /etc/titanic", "cp TOML /etc/titanic", ACCESS),
-        *("=access", "=access check", "=access enable", "=access test"),
+        *("mkdir -p /etc/titanic", "cp TOML /etc/titanic", *ACCESS, "=access", "=access check", "=access enable"),
+        *("=access test", "=access who", "=access diff", "=access rotate", "=access revoke"),
     ],
+    "version": ["=version"],
     "bench": ["mkdir -p /var/lib", "=bench"],
     "demo": ["mkdir ~/Documents", "cp TOML ~/Documents", "=demo"],
     "lazy pirate": ["=pattern", "=pattern lazy-pirate client"],

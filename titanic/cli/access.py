@@ -1,4 +1,4 @@
-"""`titanic access`: whether an access file is right, and what it allows."""
+"""`titanic access`: whether an access file is right, what it allows, and changes of it that keep its comments."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import re
 import shutil
 import sys
 import tomllib
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
-from broker import AccessError, AccessFile, UsageError, decide
+from broker import AccessError, AccessFile, Decision, UsageError, decide, new_keys
 from titanic.cli.options import FILE, command, json_flag, option
-from titanic.cli.printing import print_json
+from titanic.cli.printing import print_json, print_table
 from titanic.cli.running import EXIT_FAILED, EXIT_USAGE, is_about_missing
 from titanic.protocol.permissions import MEANINGS
 from titanic.util.text import counted, printable
@@ -25,13 +28,24 @@ ACTION_HELP = "\n    ".join(f"  {permission.value:9}{meaning}" for permission, m
 
 @click.group("access")
 def access() -> None:
-    """Check access files, explain permissions and turn on access control. No server is contacted.
+    """Check and change access files, explain permissions and turn on access control. No server is contacted: it reads
+    the file when it is reloaded (SIGHUP).
 
     \b
     Example:
       titanic access check /etc/titanic/access.toml
       titanic access test shop submit mail.welcome --access /etc/titanic/access.toml
     """
+
+
+_access_option = option(
+    "--access",
+    "path",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    required=True,
+    help="The access file.",
+)
 
 
 @command("check")
@@ -77,14 +91,7 @@ def check(path: Path, as_json: bool) -> None:
 @click.argument("action", type=click.Choice(ACTIONS))
 @click.argument("service", default="")
 @json_flag
-@option(
-    "--access",
-    "path",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    required=True,
-    help="The access file.",
-)
+@_access_option
 def test(user: str, action: str, service: str, path: Path, as_json: bool) -> None:
     """Explain whether an access file permits an action.
 
@@ -102,12 +109,7 @@ def test(user: str, action: str, service: str, path: Path, as_json: bool) -> Non
       titanic access test shop submit mail.welcome --access /etc/titanic/access.toml
       titanic access test shop read --access /etc/titanic/access.toml
     """
-    try:
-        found = decide(path, user, action, service)
-    except AccessError:
-        raise
-    except UsageError as error:
-        raise click.UsageError(str(error)) from error
+    found = _decide(path, user, action, service)
     if as_json:
         print_json(
             {
@@ -158,16 +160,190 @@ def enable(settings: Path, path: Path) -> None:
     if text == before:
         click.echo(f"{settings}: nothing to do, access and key are set")
         return
-    draft = settings.with_name(f".{settings.name}.{os.getpid()}")
-    shutil.copy2(settings, draft)
-    owner = settings.stat()
-    os.chown(draft, owner.st_uid, owner.st_gid)
-    draft.write_text(text)
-    draft.replace(settings)
+    _replace(settings, text)
     click.echo(f"{settings}: access control takes effect at the next start")
 
 
+@command("who")
+@click.argument("action", type=click.Choice(ACTIONS))
+@click.argument("service", default="")
+@json_flag
+@_access_option
+def who(action: str, service: str, path: Path, as_json: bool) -> None:
+    """List the users that may do an action, with the deciding lines.
+
+    submit, work and call need a SERVICE. `titanic access test --help` lists the actions.
+
+    --json prints [{user, line, text, reason}].
+
+    \b
+    Example:
+      titanic access who submit mail.welcome --access /etc/titanic/access.toml
+    """
+    file = AccessFile(path)
+    found = [(user, _decide(file, user, action, service)) for user in file.users]
+    allowed = [(user, one) for user, one in found if one.allowed]
+    if as_json:
+        print_json([{"user": user, "line": one.line, "text": one.text, "reason": one.reason} for user, one in allowed])
+    else:
+        print_table(("USER", "LINE", "REASON"), [(user, str(one.line), printable(one.reason)) for user, one in allowed])
+
+
+def _decide(file: AccessFile | Path, user: str, action: str, service: str) -> Decision:
+    try:
+        return decide(file, user, action, service)
+    except AccessError:
+        raise
+    except UsageError as error:
+        raise click.UsageError(str(error)) from error
+
+
+@command("diff")
+@click.argument("old", type=click.Path(path_type=Path))
+@click.argument("new", type=click.Path(path_type=Path))
+@json_flag
+def diff(old: Path, new: Path, as_json: bool) -> None:
+    """Compare what two access files allow.
+
+    Permissions, from the user's table or a role, limits, keys, tokens, certificates and endpoints are compared.
+
+    --json prints {removed, added}, each [{user, what}].
+
+    \b
+    Example:
+      titanic access diff /etc/titanic/access.toml access.toml
+    """
+    before, after = _rights(AccessFile(old)), _rights(AccessFile(new))
+    if as_json:
+        changes = {"removed": before - after, "added": after - before}
+        print_json({kind: [{"user": one[0], "what": one[1]} for one in sorted(changes[kind])] for kind in changes})
+        return
+    for user, what in sorted(before ^ after):
+        click.echo(printable(f"{'-' if (user, what) in before else '+'} {user}: {what}"))
+
+
+def _rights(file: AccessFile) -> set[tuple[str, str]]:
+    """What each user is allowed and known by: (user, what)."""
+    found = file.access
+    rights = set[tuple[str, str]]()
+    for name, user in found.users.items():
+        rights |= {(name, f"{action.value} {pattern}") for action, all_ in user.services.items() for pattern in all_}
+        rights |= {(name, flag) for flag in (*user.flags, f"read {user.read.value}")}
+        rights |= {(name, f"limit {one} {count}") for one, count in asdict(user.limits).items() if count}
+    for kind, known in (("key", found.keys), ("token", found.tokens), ("certificate", found.certificates)):
+        rights |= {(user.name, f"{kind} {one[:8]}…") for one, user in known.items()}
+    uids = {name: f", uids {', '.join(map(str, allowed))}" for name, allowed in found.uids.items()}
+    return rights | {(user.name, f"endpoint {name}{uids.get(name, '')}") for name, user in found.endpoints.items()}
+
+
+@command("rotate")
+@click.argument("user")
+@option("--finish", is_flag=True, help="Remove all keys of the user but the newest.")
+@_access_option
+def rotate(user: str, finish: bool, path: Path) -> None:
+    """Replace the key of a user, in two steps.
+
+    The first creates a pair, USER-2.key and USER-2.key_secret (then USER-3 …), beside FILE, and adds it to the user's
+    keys: both work. When all clients use the new secret key, --finish removes the others from FILE. Reload the server
+    after each.
+
+    \b
+    Example:
+      titanic access rotate shop --access /etc/titanic/access.toml
+      titanic access rotate shop --finish --access /etc/titanic/access.toml
+    """
+    document = _with_user(path, user)
+    keys = document["users"][user].get("keys", [])
+    made: tuple[Path, ...] = ()
+    if finish and len(keys) < 2:
+        raise click.ClickException(f"{path}: user {user} has no older key to remove; rotate without --finish first")
+    if not finish:
+        number = next(one for one in range(2, 1 << 20) if not path.with_name(f"{user}-{one}.key").exists())
+        made = new_keys(path.parent, f"{user}-{number}")
+    document["users"][user]["keys"] = keys[-1:] if finish else [*keys, made[0].name]
+    line = f"keys = {json.dumps(document['users'][user]['keys'])}\n"
+    parts = _tables(path.read_text())
+    at = next((number for number, part in enumerate(parts) if part[0] == ("users", user)), 0)
+    parts[at] = *parts[at][:2], line + _KEYS.sub("", parts[at][2], count=1)
+    try:
+        _change(path, parts, document)
+    except BaseException:
+        for one in made:
+            one.unlink()
+        raise
+    done = f"only the key {keys[-1]}" if finish else f"also the key {made[1]}"
+    click.echo(f"{path}: user {user} has {done}, once the server is reloaded")
+
+
+@command("revoke")
+@click.argument("user")
+@_access_option
+def revoke(user: str, path: Path) -> None:
+    """Remove a user from an access file.
+
+    The endpoints that are assigned to it are removed, too. When the server reloads the file, it disconnects the user's
+    clients. The user's requests remain.
+
+    \b
+    Example:
+      titanic access revoke shop --access /etc/titanic/access.toml
+    """
+    document = _with_user(path, user)
+    gone = [("users", user)]
+    gone += [("endpoints", name) for name, one in document.get("endpoints", {}).items() if one["user"] == user]
+    for kind, name in gone:
+        del document[kind][name]
+    _change(path, [part for part in _tables(path.read_text()) if part[0] not in gone], document)
+    click.echo(f"{path}: user {user} removed; its clients are disconnected when the server is reloaded")
+
+
+def _with_user(path: Path, user: str) -> dict[str, Any]:
+    """The tables of an access file that has a user."""
+    file = AccessFile(path)
+    if user not in file.users:
+        raise click.ClickException(f"{path} has no user {user}; it has {', '.join(file.users)}")
+    return tomllib.loads(file.text)
+
+
+_HEAD = re.compile(r"((?:^[ \t]*(?:#.*)?\n)*^[ \t]*\[.*\n?)", re.MULTILINE)
+"""A table's first line, with the comments above it."""
+_TABLE = re.compile(r"""^\s*\[(\w+)\.("[^"\n]+"|'[^'\n]+'|[\w-]+)""", re.MULTILINE)
+_KEYS = re.compile(r"""^\s*keys\s*=\s*\[(?:"[^"\n]*"|'[^'\n]*'|#.*|[^"'#\]])*\].*\n?""", re.MULTILINE)
+
+
+def _tables(text: str) -> list[tuple[tuple[str, ...], str, str]]:
+    """The tables of an access file: kind and name, the first line with comments above it, and the rest."""
+    first, *rest = _HEAD.split(text)
+    names = [found and (found[1], found[2].strip("\"'")) for found in map(_TABLE.search, rest[::2])]
+    return [((), first, ""), *zip((name or () for name in names), rest[::2], rest[1::2], strict=True)]
+
+
+def _change(path: Path, parts: list[tuple[tuple[str, ...], str, str]], document: dict[str, Any]) -> None:
+    """Write an access file that says what the document does, and has no fault."""
+    text, said = "".join(head + body for _, head, body in parts), dict[str, Any]()
+    with suppress(tomllib.TOMLDecodeError):
+        said |= tomllib.loads(text)
+    if {key: one for key, one in said.items() if one} != {key: one for key, one in document.items() if one}:
+        raise click.ClickException(f"{path}: the user is not written as a table [users.NAME]; change the file by hand")
+    _replace(path, text, is_access=True)
+
+
+def _replace(path: Path, text: str, *, is_access: bool = False) -> None:
+    """Write a file anew, with its owner and permissions; an access file only if it has no fault."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        shutil.copy2(path, draft)
+        os.chown(draft, path.stat().st_uid, path.stat().st_gid)
+        draft.write_text(text)
+        if is_access:
+            AccessFile(draft)
+        draft.replace(path)
+    except AccessError as error:
+        raise AccessError(str(error).replace(str(draft), str(path))) from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
 test.help = (test.help or "").replace("ACTION_HELP", ACTION_HELP)
-access.add_command(check)
-access.add_command(enable)
-access.add_command(test)
+for one in (check, diff, enable, revoke, rotate, test, who):
+    access.add_command(one)

@@ -117,21 +117,34 @@ def _shown(value: Any) -> str:
 
 @command("check")
 @click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
-def check(path: Path) -> None:
+@json_flag
+def check(path: Path, as_json: bool) -> None:
     """Check every key and value in a TOML file, for all commands. Nothing is started or changed.
 
     Prints each error on its own line, with file and line number, and exits with 1 if there are any. The systemd units
     run this before they reload.
 
+    --json prints {ok, settings, errors: [{line, text}]}; settings is their number.
+
     \b
     Example:
       titanic config check /etc/titanic/titanic.toml
     """
-    commands = commands_of(click.get_current_context())
-    document = _read(path, commands)
-    if mistakes := document.check():
+    settings = 0
+    try:
+        document = Document(path, commands_of(click.get_current_context()))
+    except NotToml as error:
+        mistakes = [str(error)]
+    else:
+        mistakes = document.check()
+        settings = sum(len(value) if isinstance(value, dict) else 1 for value in document.values.values())
+    if as_json:
+        parts = [mistake.removeprefix(f"{path}:").partition(": ") for mistake in mistakes]
+        errors = [{"line": int(line), "text": text} for line, _, text in parts]
+        print_json({"ok": not errors, "settings": settings, "errors": errors})
+        sys.exit(EXIT_FAILED if errors else 0)
+    if mistakes:
         _stop(mistakes)
-    settings = sum(len(value) if isinstance(value, dict) else 1 for value in document.values.values())
     click.echo(f"{path}: {counted(settings, 'setting')}, no errors")
 
 

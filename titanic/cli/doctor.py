@@ -1,4 +1,5 @@
-"""`titanic doctor`: what is wrong with settings, keys, the store's files, the server and its clock, a line each.
+"""`titanic doctor`: what is wrong with settings, keys, the store's files, the server and its clock, a line each; and
+`titanic version`.
 
 Each check is a method of `Doctor` that adds a `Diagnosis`, or several. It reads, and changes nothing.
 """
@@ -7,11 +8,13 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import version
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,16 +28,17 @@ from titanic.cli import config_file
 from titanic.cli.connect import connect_to_read
 from titanic.cli.endpoint import EndpointReach
 from titanic.cli.options import ARGUMENTS, command, json_flag, reaching
-from titanic.cli.printing import print_json, size
+from titanic.cli.printing import print_json, print_table, size
 from titanic.cli.running import EXIT_FAILED
 from titanic.cli.status import judge, observe, worker_counts
 from titanic.cli.store_files import DATA, Files, place_option
 from titanic.client.client import Client
 from titanic.errors import TitanicError
+from titanic.store import library_version
 from titanic.util import ids
 from titanic.util.files import file_system
 from titanic.util.text import counted, duration, is_url, printable
-from titanic.version import __version__
+from titanic.version import __version__, commit
 
 SYSTEM_SETTINGS = Path("/etc/titanic/titanic.toml")
 
@@ -220,7 +224,7 @@ class Doctor:
             self._add("clock", f"within {duration(MAX_OFFSET + took)} of the server's", ok=True)
 
     def _versions(self, there: str) -> None:
-        libraries = f"Python {platform.python_version()}, lmdb {version('lmdb')}, libzmq {zmq.zmq_version()}"
+        libraries = f"Python {platform.python_version()}, lmdb {metadata.version('lmdb')}, libzmq {zmq.zmq_version()}"
         text = f"titanic {__version__}, {libraries}; the server's: {there or 'unknown'}"
         ok = there in ("", __version__)
         self._add("versions", text, "use the server's version here, or upgrade the server", ok=ok)
@@ -231,3 +235,41 @@ def _named(names: list[str], waiting: dict[str, int]) -> str:
     most = sorted(names, key=lambda name: -waiting[name])
     shown = ", ".join(f"{name} ({waiting[name]} waiting)" for name in most[:MAX_NAMED])
     return shown + (f", and {len(most) - MAX_NAMED} more" if len(most) > MAX_NAMED else "")
+
+
+@command()
+@json_flag
+def version(as_json: bool) -> None:
+    """Show the versions of Titanic and of the libraries that it uses.
+
+    --json prints {version, commit, build, python, lmdb_library, libzmq, libraries}: commit is that of the build, null
+    in a checkout; build is "compiled" or "pure"; lmdb_library is the C library in the Python package lmdb; libraries
+    has each installed package that Titanic or one of its extras requires.
+
+    \b
+    Example:
+      titanic version --json
+    """
+    libraries = dict[str, str]()
+    with suppress(metadata.PackageNotFoundError):  # of Titanic: it runs from its source
+        for requirement in sorted(metadata.requires("titanic-queue") or ()):
+            name = re.split(r"[^\w.-]", requirement)[0]
+            if name != "titanic-queue" and _TOOLS.search(requirement) is None:
+                with suppress(metadata.PackageNotFoundError):
+                    libraries[name] = metadata.version(name)
+    found = {
+        "version": __version__,
+        "commit": commit() or None,
+        "build": "compiled" if broker.is_compiled() else "pure",
+        "python": platform.python_version(),
+        "lmdb_library": library_version(),
+        "libzmq": zmq.zmq_version(),
+    }
+    if as_json:
+        print_json(found | {"libraries": libraries})
+    else:
+        print_table(("PART", "VERSION"), [(name, one or "unknown") for name, one in (found | libraries).items()])
+
+
+_TOOLS = re.compile(r"extra == .(bench|build|dev|docs|peers|release)\b")
+"""Extras of those that work on Titanic."""

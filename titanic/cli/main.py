@@ -66,6 +66,7 @@ COMMANDS = {
     "keys": ("keys", "Create keys for users and the server."),
     "access": ("access", "Check access files and explain permissions."),
     "pattern": ("patterns", "Run the other reliability patterns of the ZeroMQ Guide."),
+    "version": ("doctor", "Show the versions of Titanic and its libraries."),
     "config": ("config_command", "Show the effective settings, or check a file."),
     "bench": ("bench", "Measure the performance of Titanic on this machine."),
     "demo": ("demo", "Demonstrate Titanic in under a minute."),

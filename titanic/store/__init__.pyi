@@ -35,6 +35,7 @@ from titanic.store.engine_choice import remove_store as remove_store
 from titanic.store.interface import ReadTransaction as ReadTransaction
 from titanic.store.interface import Store as Store
 from titanic.store.interface import WriteTransaction as WriteTransaction
+from titanic.store.lmdb.opening import library_version as library_version
 from titanic.store.moving import Export as Export
 from titanic.store.moving import Import as Import
 from titanic.store.moving_engines import open_export as open_export

@@ -102,6 +102,99 @@ def test_every_permission_can_be_asked_for() -> None:
     assert [one.value for one in Permission] == list(ACTIONS)
 
 
+CHANGED = """\
+# of mail
+[roles.sender]
+submit = ["mail.*"]
+
+# the shop
+[users.shop]
+read = "own"
+keys = [
+    "shop.key",  # first
+    "sp0])R=zQCU9/bvY2{BuT.Zb*@u2xy2o:oBIsK+H",
+]
+roles = ["sender"]
+# its limits
+[users.shop.limits]
+waiting = 3
+
+# others
+[users."op.a"]
+admin = true
+[endpoints."ipc:///x"]
+user = "shop"
+"""
+
+
+def test_users_that_may(file: Path) -> None:
+    file.write_text(CHANGED)
+    done = here("access", "who", "submit", "mail.x", "--access", file)
+    assert done.out.decode().splitlines() == [
+        "USER  LINE  REASON",
+        "shop  3     'mail.*' matches mail.x",
+        "op.a  19    op.a is an admin, which may submit to every service",
+    ]
+    assert [one["user"] for one in here("access", "who", "audit", "--json", "--access", file).json] == ["op.a"]
+    assert "submit needs a service" in here("access", "who", "submit", "--access", file).err
+
+
+def test_a_key_is_rotated(file: Path) -> None:
+    """The table is written in another way, and nothing else changes."""
+    file.write_text(CHANGED)
+    file.chmod(0o640)
+    old = file.with_name("old.toml")
+    old.write_text(CHANGED)
+    rotate = ("access", "rotate", "shop", "--access", file)
+    assert (
+        here(*rotate).line
+        == f"{file}: user shop has also the key {file.parent}/shop-2.key_secret, once the server is reloaded"
+    )
+    added = here("access", "diff", old, file, "--json").json
+    assert (added["removed"], [one["user"] for one in added["added"]]) == ([], ["shop"])
+    before, _, after = CHANGED.partition("[users.shop]\n")
+    keys = '["shop.key", "sp0])R=zQCU9/bvY2{BuT.Zb*@u2xy2o:oBIsK+H", "shop-2.key"]'
+    rest = after.replace(after[after.index("keys") : after.index("roles")], "")
+    assert file.read_text() == f"{before}[users.shop]\nkeys = {keys}\n{rest}"
+    assert file.stat().st_mode & 0o777 == 0o640
+    assert here(*rotate, "--finish").code == 0
+    assert 'keys = ["shop-2.key"]\n' in file.read_text()
+    assert "has no older key to remove" in here(*rotate, "--finish").err
+    assert here(*rotate).code == 0
+    assert (file.parent / "shop-3.key").exists()
+
+
+def test_a_user_is_revoked(file: Path) -> None:
+    file.write_text(CHANGED)
+    old = file.with_name("old.toml")
+    old.write_text(CHANGED)
+    assert here("access", "revoke", "shop", "--access", file).code == 0
+    assert file.read_text() == CHANGED[: CHANGED.index("# the shop")] + '# others\n[users."op.a"]\nadmin = true\n'
+    gone = here("access", "diff", old, file).out.decode().splitlines()
+    assert [line for line in gone if " key " not in line] == [
+        "- shop: endpoint ipc:///x",
+        "- shop: limit waiting 3",
+        "- shop: read own",
+        "- shop: submit mail.*",
+    ]
+    assert len(gone) == 6
+    assert here("access", "revoke", "shop", "--access", file).err == f"titanic: {file} has no user shop; it has op.a\n"
+
+
+def test_a_file_that_is_not_understood_is_not_changed(file: Path) -> None:
+    """Neither are keys left behind."""
+    text = 'users.shop = {keys = ["shop.key"]}\n[users.op]\n'
+    file.write_text(text)
+    there = sorted(file.parent.iterdir())
+    for action in ("rotate", "revoke"):
+        done = here("access", action, "shop", "--access", file)
+        assert (done.code, "change the file by hand" in done.err) == (1, True)
+    file.write_text(FILE)
+    done = here("access", "revoke", "shop", "--access", file)
+    assert (done.code, done.err.startswith(f"titanic: {file}:1: there are no users")) == (1, True)
+    assert (file.read_text(), sorted(file.parent.iterdir())) == (FILE, there)
+
+
 @pytest.mark.parametrize("command", ["check", "test"])
 def test_help(command: str) -> None:
     done = here("access", command, "--help")

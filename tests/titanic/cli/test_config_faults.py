@@ -251,6 +251,23 @@ def test_files_that_cannot_be_read(toml: Path, tmp_path: Path) -> None:
     assert "cannot read" in here("config", "check", tmp_path).err
 
 
+def test_mistakes_for_programs(toml: Path) -> None:
+    toml.write_text("grace = 3\n[serve]\ngrace = -1\ngarce = 1\n")
+    done = here("config", "check", "--json", toml)
+    assert (done.code, done.err, done.json["ok"], done.json["settings"]) == (1, "", False, 3)
+    assert sorted((one["line"], one["text"].split(";")[0]) for one in done.json["errors"]) == [
+        (3, "[serve] grace: -1 is not a time from 0 s to 1157 days"),
+        (4, "unknown key [serve] garce"),
+    ]
+    toml.write_text("grace = = 3\n")
+    assert here("config", "check", "--json", toml).json["errors"][0] == {
+        "line": 1,
+        "text": "this is not TOML: Invalid value",
+    }
+    toml.write_text("grace = 3\n")
+    assert here("config", "check", "--json", toml).json == {"ok": True, "settings": 1, "errors": []}
+
+
 def test_a_file_that_is_right(toml: Path) -> None:
     toml.write_text(
         'endpoint = "tcp://[::1]:5"\n[serve]\nbind = ["ipc:///run/t.sock", "tcp://*:0"]\nmax-body = 1000000\n'

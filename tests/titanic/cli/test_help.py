@@ -8,12 +8,14 @@ from importlib.metadata import version
 
 import click
 import pytest
+import zmq
 from support.cli_titanic import here, titanic
 
 from broker.core import mdp
 from titanic.cli import main
 from titanic.cli.config_file import variables
 from titanic.cli.main import COMMANDS
+from titanic.version import __version__
 
 CONTEXT = click.Context(main, **main.context_settings)
 
@@ -94,6 +96,19 @@ def test_the_version() -> None:
     expected = f"titanic, version {version('titanic-queue')} ({build})\n".encode()
     assert titanic("--version") == (0, expected, "")  # python -m titanic
     assert here("--version").out == expected
+
+
+def test_what_it_consists_of() -> None:
+    found = titanic("version", "--json").json
+    assert found["version"] == __version__
+    assert (found["commit"], found["build"]) == (None, "pure")
+    assert {name: found["libraries"][name] for name in ("lmdb", "pyzmq")} == {
+        name: version(name) for name in ("lmdb", "pyzmq")
+    }
+    assert "pytest" not in found["libraries"]
+    lines = here("version").out.decode().splitlines()
+    assert lines[0].split() == ["PART", "VERSION"]
+    assert f"libzmq {zmq.zmq_version()}" in [" ".join(line.split()) for line in lines]
 
 
 def test_a_short_command_imports_nothing_heavy() -> None:

@@ -248,7 +248,7 @@ def _open(
         env.reader_check()  # killed ones may have all places
         return env
     except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
-        ours = "{}.{}".format(*lmdb.version())
+        ours = library_version().rpartition(".")[0]
         if (found := release(data)) and found != ours:
             raise StoreTooNew(
                 f"the store in {directory} was written with LMDB {found}, which has another file format",
@@ -258,6 +258,11 @@ def _open(
         raise _corrupt(data, str(error)) from error
     except (OSError, lmdb.Error) as error:
         raise unwritable(directory, error) from error
+
+
+def library_version() -> str:
+    """The version of LMDB itself, which the package lmdb has."""
+    return "{}.{}.{}".format(*lmdb.version())
 
 
 def allocate_lock(directory: Path, *, read_only: bool = False) -> None:
