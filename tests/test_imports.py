@@ -334,7 +334,7 @@ def test_all_that_the_broker_exports_is_there() -> None:
         assert [name for name in package.__all__ if not hasattr(package, name)] == []
 
 
-LAZY = ("broker/access", "broker/patterns", "titanic/cluster", "titanic/server", "titanic/store")
+LAZY = ("broker/access", "broker/patterns", "titanic/cluster", "titanic/server", "titanic/store", "titanic/web")
 """Packages whose exports are loaded on first use, by modules of their own side."""
 
 

@@ -13,6 +13,7 @@
     [users.prometheus]
     tokens = ["sha256:…"]
     certificates = ["sha256:…"]
+    login = ["prometheus@example.org"]
     metrics = true
 
     [endpoints."ipc:///run/titanic/titanic.sock"]
@@ -52,7 +53,7 @@ MAX_UID = (1 << 32) - 2
 
 PATTERNS = tuple(permission.value for permission in BY_SERVICE)
 OF_ROLES = (*PATTERNS, Permission.READ.value, *FLAGS, "limits")
-OF_USERS = ("keys", "tokens", "roles", *OF_ROLES, "certificates")
+OF_USERS = ("keys", "tokens", "roles", *OF_ROLES, "certificates", "login")
 OF_ENDPOINTS = ("user", "uids")
 TABLES = ("roles", "users", "endpoints")
 LOCKOUT = "allow_lockout"
@@ -63,17 +64,24 @@ _LOOPBACK = re.compile(r"tcp://(localhost|127(\.\d{1,3}){3}|\[::1\]):(\d+|\*)")
 Table = Mapping[str, Any]
 
 
-class HashKind(NamedTuple):
-    """What a user may be known by that the file has the hash of."""
+class ProofKind(NamedTuple):
+    """What a user may be known by, as the file has it: a hash, or a name."""
 
     field: str
     noun: str
     advice: str
+    written: str = "its hash: sha256: and 64 hexadecimal digits"
+    example: str = '["sha256:…"]'
+    pattern: str = "sha256:([0-9a-fA-F]{64})"
 
 
-TOKENS = HashKind("tokens", "token", "`titanic keys token` creates and prints one")
-CERTIFICATES = HashKind(
+TOKENS = ProofKind("tokens", "token", "`titanic keys token` creates and prints one")
+CERTIFICATES = ProofKind(
     "certificates", "certificate", "`openssl x509 -in FILE -outform DER | sha256sum` prints the digits"
+)
+NAMES = "the name that the proxy or the application sends"
+LOGINS = ProofKind(
+    "login", "login", "without spaces around it", NAMES, '["ann@example.org"]', r"(\S(?:[^\x00-\x1f\x7f]*\S)?)"
 )
 
 
@@ -109,7 +117,7 @@ class AccessFile:
             self._check_name(("users", name), "user")
             self._check(("users", name), user, OF_USERS)
             self._check_roles(("users", name, "roles"), user.get("roles", []))
-        keys, tokens, certificates = self._keys(), self._hashes(TOKENS), self._hashes(CERTIFICATES)
+        keys, tokens, certificates, logins = self._keys(), *map(self._proofs, (TOKENS, CERTIFICATES, LOGINS))
         uids = {name: self._endpoint(name, endpoint) for name, endpoint in endpoints.items()}
         if not self._file.mistakes and not document.get("users") and self.allows_lockout is False:
             fact = "there are no users, so no client or worker could connect"
@@ -127,6 +135,7 @@ class AccessFile:
             {name: allowed for name, allowed in uids.items() if allowed is not None},
             {certificate: users[name] for certificate, name in certificates.items()},
             text,
+            {login: users[name] for login, name in logins.items()},
         )
 
     def line(self, path: KeyPath) -> int:
@@ -222,19 +231,20 @@ class AccessFile:
                     self._take(found, key, name, (*path, number), "key")
         return {key: name for key, (name, _) in found.items()}
 
-    def _hashes(self, kind: HashKind) -> dict[str, str]:
-        """Names of users by the hashes of their tokens or certificates. No fault shows a hash: it may be the token
-        itself."""
+    def _proofs(self, kind: ProofKind) -> dict[str, str]:
+        """Names of users by their logins, or the hashes of their tokens or certificates. No fault shows a hash: it may
+        be the token itself."""
         found: dict[str, tuple[str, KeyPath]] = {}
         for name, user in self.users.items():
             path = ("users", name, kind.field)
-            for number, text in self._texts(path, user.get(kind.field, []), '["sha256:…"]'):
-                if re.fullmatch("sha256:[0-9a-fA-F]{64}", text):
-                    self._take(found, text.removeprefix("sha256:").lower(), name, (*path, number), kind.noun)
+            for number, text in self._texts(path, user.get(kind.field, []), kind.example):
+                if known := re.fullmatch(kind.pattern, text):
+                    proof = known[1] if kind is LOGINS else known[1].lower()
+                    self._take(found, proof, name, (*path, number), kind.noun)
                 else:
-                    fact = f"a {kind.noun} is written as its hash: sha256: and 64 hexadecimal digits"
+                    fact = f"a {kind.noun} is written as {kind.written}"
                     self._fault((*path, number), f"{_shown(path)}: {fact}; {kind.advice}")
-        return {known: name for known, (name, _) in found.items()}
+        return {proof: name for proof, (name, _) in found.items()}
 
     def _take(self, found: dict[str, tuple[str, KeyPath]], secret: str, name: str, path: KeyPath, what: str) -> None:
         """A key or a token is one user's."""

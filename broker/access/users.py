@@ -206,15 +206,18 @@ class Access:
         uids: Mapping[str, Sequence[int]] = MappingProxyType({}),
         certificates: Mapping[str, User] = MappingProxyType({}),
         text: str = "",
+        logins: Mapping[str, User] = MappingProxyType({}),
     ) -> None:
         """`keys`: users by their public keys, in Z85. `tokens`: by the SHA-256 of a bearer token, in hexadecimal
         digits. `endpoints`: connections there belong to this user, without a key; `uids`: which users may connect to
         such an `ipc://` endpoint, if not all. `certificates`: users by the SHA-256 of a client's TLS certificate (for
-        `titanic web`), in hexadecimal digits. `text`: the access file that says all this."""
+        `titanic web`), in hexadecimal digits. `text`: the access file that says all this. `logins`: users by what a
+        proxy before `titanic web`, or an application around it, calls them."""
         self.text = text
         self.users = {user.name: user for user in users}
         self.keys = dict(keys)
         self.tokens = dict(tokens)
         self.endpoints = dict(endpoints)
         self.certificates = dict(certificates)
+        self.logins = dict(logins)
         self.uids = {endpoint: tuple(allowed) for endpoint, allowed in uids.items()}

@@ -57,7 +57,7 @@ def check(path: Path, as_json: bool) -> None:
     Nothing is started or changed. Prints each error on its own line, with file and line number, and exits with 1 if
     there are any. A server does not start with a faulty file; on reload, it keeps the old one.
 
-    --json prints {users, roles, keys, tokens, endpoints}, the number of each, and certificates if there are any.
+    --json prints {users, roles, keys, tokens, endpoints}, the number of each; certificates and logins if there are any.
 
     \b
     Example:
@@ -77,8 +77,7 @@ def check(path: Path, as_json: bool) -> None:
         "tokens": len(found.tokens),
         "endpoints": len(found.endpoints),
     }
-    if found.certificates:
-        counts["certificates"] = len(found.certificates)
+    counts |= {name: len(some) for name in ("certificates", "logins") if (some := getattr(found, name))}
     if as_json:
         print_json(counts)
     else:
@@ -205,7 +204,7 @@ def _decide(file: AccessFile | Path, user: str, action: str, service: str) -> De
 def diff(old: Path, new: Path, as_json: bool) -> None:
     """Compare what two access files allow.
 
-    Permissions, from the user's table or a role, limits, keys, tokens, certificates and endpoints are compared.
+    Permissions, from the user's table or a role, limits, keys, tokens, certificates, logins and endpoints are compared.
 
     --json prints {removed, added}, each [{user, what}].
 
@@ -232,6 +231,7 @@ def _rights(file: AccessFile) -> set[tuple[str, str]]:
         rights |= {(name, f"limit {one} {count}") for one, count in asdict(user.limits).items() if count}
     for kind, known in (("key", found.keys), ("token", found.tokens), ("certificate", found.certificates)):
         rights |= {(user.name, f"{kind} {one[:8]}…") for one, user in known.items()}
+    rights |= {(user.name, f"login {one}") for one, user in found.logins.items()}
     uids = {name: f", uids {', '.join(map(str, allowed))}" for name, allowed in found.uids.items()}
     return rights | {(user.name, f"endpoint {name}{uids.get(name, '')}") for name, user in found.endpoints.items()}
 

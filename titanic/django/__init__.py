@@ -3,6 +3,7 @@
     DjangoTasks        an app that sets Django up in its workers             project.py
     submit_on_commit   submit a task when the transaction is committed       project.py
     request_link       the page of a request, for a ModelAdmin               project.py
+    login              the signed-in user, for a mounted `titanic.web`       project.py
     TitanicBackend     a backend for Django's own tasks framework            backend.py
 
 `titanic worker titanic.django:default` runs the tasks of the backend TASKS["default"] in the settings, and so for each
@@ -13,10 +14,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from titanic.django.project import DjangoTasks, request_link, setup, submit_on_commit
+from titanic.django.project import DjangoTasks, login, request_link, setup, submit_on_commit
 from titanic.errors import CallerError
 
-__all__ = ["DjangoTasks", "request_link", "setup", "submit_on_commit"]
+__all__ = ["DjangoTasks", "login", "request_link", "setup", "submit_on_commit"]
 
 
 def __getattr__(name: str) -> Any:

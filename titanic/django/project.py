@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, MutableMapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any, ParamSpec
 
@@ -13,7 +14,9 @@ import django
 from asgiref.sync import sync_to_async
 from django.apps import apps
 from django.conf import settings
+from django.core.handlers.asgi import ASGIRequest
 from django.db import connections, transaction
+from django.http import HttpResponse
 from django.utils.html import format_html
 from django.utils.module_loading import autodiscover_modules
 
@@ -150,3 +153,13 @@ def request_link(uuid: str) -> str:
     that of `titanic dev`. Empty without a UUID."""
     console = getattr(settings, "TITANIC_CONSOLE", "http://127.0.0.1:8080").rstrip("/")
     return format_html('<a href="{}/requests/{}">{}</a>', console, uuid, uuid[:8]) if uuid else ""
+
+
+async def login(scope: MutableMapping[str, Any]) -> str | None:
+    """The name of the user that has signed in to the project; None: no user has. For `titanic.web.Gateway`."""
+    from django.contrib.auth import aget_user  # only projects with a web console need these
+    from django.contrib.sessions.middleware import SessionMiddleware
+
+    request = ASGIRequest(scope, BytesIO())
+    SessionMiddleware(HttpResponse).process_request(request)
+    return (await aget_user(request)).get_username() or None

@@ -142,7 +142,7 @@ MOST_NAMES = 100
 def _all_about(access: broker.Access) -> dict[str, object]:
     """Everything in a file about each user: permissions and credentials."""
     found: dict[str, list[object]] = {name: [user.to_json()] for name, user in access.users.items()}
-    for known in (access.keys, access.tokens, access.certificates, access.endpoints):
+    for known in (access.keys, access.tokens, access.certificates, access.logins, access.endpoints):
         for by, user in sorted(known.items()):
             found[user.name].append((by, access.uids.get(by)))
     return dict(found)

@@ -8,7 +8,7 @@ import hmac
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -35,12 +35,15 @@ may hold half of them."""
 LINK = re.compile(r'(\s(?:href|src|action|formaction)=")/')
 """The start of a link on a page to another one."""
 
+Login = Callable[[Scope], Awaitable[str | None]]
+"""Finds the name of a host's user."""
+
 
 class AppState:
     """The parts of a running `titanic web`."""
 
-    def __init__(self, settings: WebSettings) -> None:
-        self.settings = settings
+    def __init__(self, settings: WebSettings, login: Login | None) -> None:
+        self.settings, self.login = settings, login
         self.stats_poller = StatsPoller()
         self.clients = Clients(settings)
         self.identity = Identity(settings)
@@ -52,6 +55,8 @@ class AppState:
         self.bodies = UserQuota("bytes of bodies", most, most if self.identity.is_open else most // 2)
         self.hooks: Registry | None = None
         """The web hooks, while they are delivered."""
+        self.running = False
+        """Whether files are refreshed and web hooks delivered."""
         self.ending = asyncio.Event()
         """Set when this process is shutting down; calls that wait for a reply then return."""
         self.reload = threading.Event()

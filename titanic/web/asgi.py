@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import threading
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from pathlib import Path
+from types import FrameType
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -16,11 +19,12 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 import broker
-from titanic.errors import TitanicError
+from broker import Callback
+from titanic.errors import CallerError, TitanicError
 from titanic.web.api.event_stream import Feed
 from titanic.web.api.leases import Leases
 from titanic.web.api.routes import ROUTES as API_ROUTES
-from titanic.web.app_state import AppState, app_state
+from titanic.web.app_state import AppState, Login, app_state
 from titanic.web.auth.clients import ANYBODY
 from titanic.web.auth.middleware import GatewayMiddleware
 from titanic.web.hooks.delivery import new_delivery
@@ -85,15 +89,21 @@ STATIC = Path(__file__).parent / "static"
 
 
 class Gateway(Starlette):
-    """The application. It connects to the server on the first request."""
+    """The application. It connects to the server on the first request. Another application may mount it: that one, the
+    host, runs it with `lifespan`."""
 
-    def __init__(self, settings: WebSettings) -> None:
-        self.titanic = AppState(settings)
+    def __init__(self, settings: WebSettings, login: Login | None = None) -> None:
+        """`login`: finds the name of the host's user in the scope of a request; None: not signed in there. The access
+        file maps it to a user."""
+        if login is not None and settings.access is None:
+            what, fact = "`login` needs an access file", "without one, anyone may do anything"
+            raise CallerError(what, fact, "give `access` and `keys`, and name each user's `login` in that file")
+        self.titanic = AppState(settings, login)
         self.feed, self.leases, self.bulk_jobs = Feed(self.titanic.stats_poller), Leases(settings), BulkJobs()
         self.readiness = Readiness()
         static = Mount("/static", StaticFiles(directory=STATIC), name="static")
         own = [Route("/healthz", healthz), Route("/readyz", readyz), static]
-        super().__init__(routes=[*API_ROUTES, *PAGE_ROUTES, *own], lifespan=_lifespan)
+        super().__init__(routes=[*API_ROUTES, *PAGE_ROUTES, *own], lifespan=self.lifespan)
 
     def build_middleware_stack(self) -> ASGIApp:
         """A single middleware instead of Starlette's two and ours: each step costs every request."""
@@ -105,23 +115,48 @@ class Gateway(Starlette):
         self.feed.end()
         self.leases.end_waiting()
 
+    @asynccontextmanager
+    async def lifespan(self, host: object = None) -> AsyncIterator[None]:
+        """Run the gateway. `host`: the application that mounts it; not used."""
+        state = self.titanic
+        refreshing, reporting = (asyncio.create_task(keep(state)) for keep in (_keep_refreshing, _keep_reporting))
+        try:
+            async with new_delivery(state.settings) if state.settings.hooks else nullcontext() as delivery:
+                state.hooks = None if delivery is None else delivery.registry
+                state.running = True
+                with _before_shutdown(self.shut_down):
+                    yield
+        finally:
+            state.running = False
+            self.shut_down()
+            refreshing.cancel()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(reporting, LAST_REPORT)
+            state.stats_poller.close()
+            self.bulk_jobs.close()
+            await self.leases.end()
+            state.clients.close()
 
-@asynccontextmanager
-async def _lifespan(app: Gateway) -> AsyncIterator[None]:
-    state = app.titanic
-    refreshing, reporting = (asyncio.create_task(keep(state)) for keep in (_keep_refreshing, _keep_reporting))
+
+@contextmanager
+def _before_shutdown(act: Callback) -> Iterator[None]:
+    """Call `act` when a signal ends the process: a server waits for event streams before it ends the lifespan."""
+    loop = asyncio.get_running_loop()
+    main = threading.current_thread() is threading.main_thread()  # only that one may handle signals
+    ends = signal.SIGINT, signal.SIGTERM
+    before = {number: found for number in ends if main and callable(found := signal.getsignal(number))}
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        loop.call_soon_threadsafe(act)
+        before[signal.Signals(number)](number, frame)
+
+    for number in before:
+        signal.signal(number, handle)
     try:
-        async with new_delivery(state.settings) if state.settings.hooks else nullcontext() as delivery:
-            state.hooks = None if delivery is None else delivery.registry
-            yield
+        yield
     finally:
-        refreshing.cancel()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(reporting, LAST_REPORT)
-        state.stats_poller.close()
-        app.bulk_jobs.close()
-        await app.leases.end()
-        state.clients.close()
+        for number, found in before.items():
+            signal.signal(number, found)
 
 
 async def _keep_refreshing(state: AppState) -> None:

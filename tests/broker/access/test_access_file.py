@@ -90,6 +90,33 @@ def test_a_limit_of_ones_own_can_be_none(file: Path) -> None:
     assert load_access(file).users["u"].limits.waiting == 0
 
 
+def test_logins_are_given_as_they_are_sent(file: Path) -> None:
+    file.write_text("[users.u]\nlogin = ['Ann@example.org', 'Änne Ö.']\n[users.v]\nlogin = ['sha256:0A']")
+    access = load_access(file)
+    users = access.users
+    assert access.logins == {"Ann@example.org": users["u"], "Änne Ö.": users["u"], "sha256:0A": users["v"]}
+
+
+@pytest.mark.parametrize(
+    ("lines", "fault"),
+    [
+        (
+            "login = 'ann'",
+            "login is a string; it must be a list of strings, like ['ann@example.org']".replace("'", '"'),
+        ),
+        ("login = [' ann']", "a login is written as the name that the proxy or the application sends"),
+        ("login = ['']", "a login is written as the name"),
+        ('login = ["a\\nb"]', "a login is written as the name"),
+        ("login = ['ann']\n[users.v]\nlogin = ['ann']", "user u has the same login, in line 2"),
+        ("[roles.r]\nlogin = ['ann']", "unknown [roles.r] login"),
+    ],
+)
+def test_a_login_is_one_users_name(file: Path, lines: str, fault: str) -> None:
+    file.write_text(f"[users.u]\n{lines}")
+    with pytest.raises(AccessError, match=re.escape(fault)):
+        load_access(file)
+
+
 def test_certificates_are_given_by_their_hashes(file: Path) -> None:
     file.write_text(f"[users.u]\ncertificates = ['sha256:{'0A' * 32}']")
     access = load_access(file)

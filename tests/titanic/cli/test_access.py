@@ -164,6 +164,15 @@ def test_a_key_is_rotated(file: Path) -> None:
     assert (file.parent / "shop-3.key").exists()
 
 
+def test_logins_are_counted_and_compared(file: Path) -> None:
+    old = file.with_name("old.toml")
+    old.write_text(FILE)
+    file.write_text(FILE + "login = ['ann@example.org']\n")
+    assert here("access", "check", file, "--json").json["logins"] == 1
+    (line,) = here("access", "diff", old, file).out.decode().splitlines()
+    assert line.endswith(": login ann@example.org")
+
+
 def test_a_user_is_revoked(file: Path) -> None:
     file.write_text(CHANGED)
     old = file.with_name("old.toml")

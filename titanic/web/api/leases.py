@@ -309,8 +309,8 @@ POLL_INTERVAL = 0.05
 CONFIG = WorkerConfig(reconnect_first=0.2, reconnect_most=2.0)
 
 UNKNOWN = (
-    "this gateway does not know the lease: the gateway was restarted, another one granted the lease, or it ended long "
-    "ago; if the gateway that granted it was stopped, the server gives the request to another worker"
+    "this gateway does not know the lease: it was restarted, another process or gateway granted the lease, or it ended "
+    "long ago; if the gateway that granted it was stopped, the server gives the request to another worker"
 )
 DONE = "it is :done"
 LOST = "the connection to the server broke, and the server gives the request to another worker"

@@ -36,7 +36,7 @@ from titanic.errors import CallerError
 from titanic.facts.audit import Audit
 from titanic.util.clock import Clock
 from titanic.util.files import state_of
-from titanic.util.text import counted
+from titanic.util.text import counted, quoted
 from titanic.web.auth.clients import ANYBODY
 from titanic.web.problems import HTTPProblem
 from titanic.web.request_headers import CERTIFICATE, ROOT, header_of, headers_of, is_repeated
@@ -62,7 +62,7 @@ class KnownUsers:
         return f"access control on, {counted(len(self._by_secret()), 'user')}"
 
     def warn_of_keyless(self) -> None:
-        """Log users that have a token or a certificate, but no usable key."""
+        """Log users that have a token, a certificate or a login, but no usable key."""
         for user in sorted(self._by_secret()):
             self.has_key(user)
 
@@ -99,10 +99,17 @@ class KnownUsers:
         user = self._access.certificates.get(fingerprint)
         return Grant(user.name, Kind.CERTIFICATE, fingerprint) if user is not None else None
 
+    def by_login(self, login: str) -> Grant | None:
+        """The grant of a name that the host or a proxy has found; None: unknown."""
+        user = self._access.logins.get(login)
+        return Grant(user.name, Kind.LOGIN, login) if user is not None else None
+
     def holds(self, grant: Grant) -> bool:
         """Whether a grant is still in the access file."""
-        proofs = self._access.certificates if grant.kind is Kind.CERTIFICATE else self._access.tokens
-        user = proofs.get(grant.proof)
+        known = self._access
+        user = {Kind.CERTIFICATE: known.certificates, Kind.LOGIN: known.logins}.get(grant.kind, known.tokens).get(
+            grant.proof
+        )
         return user is not None and user.name == grant.user
 
     def may_state_sources(self, name: str) -> bool:
@@ -138,7 +145,7 @@ class KnownUsers:
 
     def _by_secret(self) -> set[str]:
         known: Access = self._access
-        return {user.name for found in (known.tokens, known.certificates) for user in found.values()}
+        return {user.name for found in (known.tokens, known.certificates, known.logins) for user in found.values()}
 
 
 REFUSED_BURST, REFUSED_INTERVAL = 10, 6.0
@@ -233,10 +240,18 @@ class Identity:
         """Whether access control is off."""
         return self._known is None
 
-    def of(self, scope: Scope) -> Grant | None:
-        """The grant of a request; None: it has no credentials. Raises HTTPProblem for wrong credentials."""
+    def of(self, scope: Scope, login: str | None = None) -> Grant | None:
+        """The grant of a request; None: it has no credentials. `login`: the name that the host or a proxy has found,
+        which comes before other credentials. Raises HTTPProblem for wrong credentials."""
         if self._known is None:
             return self._anybody
+        if login is not None:
+            if (grant := self._same(self._known.by_login(login))) is None:
+                text = "refused %s: no user has its login, %s"
+                log.warning(text, _address(scope), quoted(login), extra=logs.event("refused-login"))
+                what, advice = f"no user has the login {quoted(login)}", "the administrator adds it to the access file"
+                raise HTTPProblem(403, f"{what}; {advice}")
+            return grant
         if b"authorization" in headers_of(scope):
             return self._by_token(scope)
         for cookie in self._cookies(scope).values():
@@ -509,6 +524,7 @@ class Kind(Enum):
     TOKEN = "token"
     SESSION = "session"
     CERTIFICATE = "certificate"
+    LOGIN = "login"
 
 
 @dataclass(slots=True, eq=False)
@@ -518,7 +534,7 @@ class Grant:
     user: str
     kind: Kind
     proof: str = field(default="", repr=False)
-    """The hash of the token or certificate; for a session, of the token that it was opened with."""
+    """The hash of the token or certificate, or the login; for a session, the hash of the token that opened it."""
     csrf: str = field(default="", repr=False)
     """The CSRF token of its forms."""
     began: float = 0.0

@@ -89,6 +89,7 @@ class GatewayMiddleware:
         self._settings = state.settings
         self._identity = state.identity
         self._clients = state.clients
+        self._state = state
         self._hosts: set[bytes] = set()
         https = state.settings.is_https
         self._pages, self._documents = _encoded(PAGES, https), _encoded(DOCUMENTS, https)
@@ -102,6 +103,8 @@ class GatewayMiddleware:
             return
         try:
             root, scope = below_root(scope, self._settings.prefix)
+            if CERTIFICATE not in scope["state"]:
+                self._check_host_application(scope)
         except HTTPProblem as problem:
             await problems.answer(problem)(scope, receive, send)
             return
@@ -131,11 +134,12 @@ class GatewayMiddleware:
             if path in PUBLIC or path.startswith("/static/"):
                 await self._app(scope, receive, hardened)
                 return
-            grant = self._identity.of(scope)
+            login = None if self._state.login is None else await self._state.login(scope)
+            grant = self._identity.of(scope, login)
             if grant is None:
                 await _challenge(Request(scope))(scope, receive, hardened)
                 return
-            if grant.kind is Kind.SESSION:
+            if grant.kind in (Kind.SESSION, Kind.LOGIN):
                 _check_csrf(scope, grant)
             await self._serve(grant, scope, receive, hardened)
         except ClientDisconnect:
@@ -195,6 +199,16 @@ class GatewayMiddleware:
         if isinstance(error, HTTPProblem) and error.status in (401, 403):
             path = scope["path"][:300].encode("unicode_escape").decode("ascii")
             self._identity.refused(scope, "login" if error.status == 401 else f"{scope['method']} {path}", user)
+
+    def _check_host_application(self, scope: Scope) -> None:
+        """Check what the application that has mounted this one must do. Raises HTTPProblem."""
+        if not self._state.running:
+            what, fact = "this gateway does not run", "the application that has mounted it did not start it"
+            raise HTTPProblem(503, f"{what}; {fact}; run Gateway.lifespan in that application's lifespan")
+        address = (scope.get("server") or ("an unknown address",))[0]
+        if self._identity.is_open and not address.startswith("/") and not is_loopback(address):  # /: of a unix socket
+            what, fact = "this gateway has no access file", f"other machines may reach {address}"
+            raise HTTPProblem(403, f"{what}; {fact}; give it `access` and `keys`, or listen on a loopback address")
 
     def _check_source(self, scope: Scope) -> None:
         found = headers_of(scope)
@@ -262,12 +276,12 @@ def _problem_of(error: Exception, request: Request) -> HTTPProblem | None:
 
 
 def _check_csrf(scope: Scope, grant: Grant) -> None:
-    """Check the CSRF token of API calls with a session; forms are checked where they are read."""
+    """Check the CSRF token of API calls with a session or a login; forms are checked where they are read."""
     if scope["method"] in SAFE or not is_for_programs(scope):
         return
     given = header_of(scope, b"x-csrf-token")
     if not hmac.compare_digest(given.encode(), grant.csrf.encode()):
-        what, fact = "nothing was changed", "a call with a session cookie needs its CSRF token in X-CSRF-Token"
+        what, fact = "nothing was changed", "a call of a session or a login needs its CSRF token in X-CSRF-Token"
         raise HTTPProblem(403, f"{what}: {fact}; send a bearer token instead, or call from a page")
 
 

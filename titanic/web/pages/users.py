@@ -75,6 +75,7 @@ def row_of(user: User, access: Access) -> UserRow:
         "key": access.keys,
         "token": access.tokens,
         "certificate": access.certificates,
+        "login": access.logins,
         "endpoint": access.endpoints,
     }
     credentials = [kind for kind, users in known.items() if any(one.name == user.name for one in users.values())]
