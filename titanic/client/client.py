@@ -361,10 +361,14 @@ class Client:
         limit: int = 100,
         newest: bool = False,
         text: str | None = None,
+        owner: str | None = None,
+        begin: int | None = None,
     ) -> tuple[list[RequestInfo], str | None]:
         """Return a page of stored requests, oldest first, and the `after` of the next page (None: there is none).
-        `newest`: newest first. `text`: only requests with it in their reason or key; a page may then be short."""
-        return finish(self._own.list(service=service, state=state, after=after, limit=limit, newest=newest, text=text))
+        `newest`: newest first. `text`: only requests with it in their reason or key; a page may then be short. `owner`:
+        only requests of this user. `begin`: up to so many bytes (1000) of each body, as text, in the field `begin`."""
+        wanted = {"service": service, "state": state, "text": text, "owner": owner}
+        return finish(self._own.list(**wanted, after=after, limit=limit, newest=newest, begin=begin))
 
     def show(self, uuid: str, *, why: bool = False) -> RequestInfo:
         """Return everything known about one request. `why`: also the reason for its state, unless the server is of an

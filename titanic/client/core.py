@@ -481,6 +481,8 @@ class ClientCore:
         limit: int = 100,
         newest: bool = False,
         text: str | None = None,
+        owner: str | None = None,
+        begin: int | None = None,
     ) -> tuple[list[RequestInfo], str | None]:
         """A page of what is stored, oldest first, and what to pass as `after` for the next (None: that was all)."""
         options = {"service": service, "state": state, "after": after and ids.plain(after), "limit": limit}
@@ -488,7 +490,9 @@ class ClientCore:
             options["newest"] = newest
         if text is not None:
             options["text"] = text
-        document = await self._document(tsp.LIST, options)
+        if owner is not None:
+            options["owner"] = owner
+        document = read_json((await self._listed(options, {} if begin is None else {"begin": begin}))[0])
         return document["requests"], document["next"]
 
     async def show(self, uuid: str, *, why: bool = False) -> RequestInfo:
@@ -545,10 +549,13 @@ class ClientCore:
             options["after"] = document["next"]
 
     async def _described(self, uuid: str, wanted: dict[str, Any], *, why: bool) -> Frames:
-        """The answer about one request. Servers of earlier versions refuse `why`; then it is absent."""
-        options = {"uuid": ids.plain(uuid), **wanted}
-        if why:
-            answer = await self.calls.ask(tsp.LIST, encode(options | {"why": True}))
+        """The answer about one request."""
+        return await self._listed({"uuid": ids.plain(uuid), **wanted}, {"why": True} if why else {})
+
+    async def _listed(self, options: dict[str, Any], more: dict[str, Any]) -> Frames:
+        """The answer to a list. `more`: what servers of earlier versions refuse; then it is left out."""
+        if more:
+            answer = await self.calls.ask(tsp.LIST, encode(options | more))
             if not (answer[0].startswith(b"400") and b"unknown option" in answer[0]):
                 return check(answer)
         return check(await self.calls.ask(tsp.LIST, encode(options)))

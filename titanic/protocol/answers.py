@@ -139,6 +139,8 @@ class RequestInfo(TypedDict):
     """The IP address that it was submitted from; absent when it is not known."""
     why: NotRequired[WhyInfo]
     """Why it is in this state, when that was asked for."""
+    begin: NotRequired[str]
+    """The beginning of its body as text, when that was asked for; absent when the body is large."""
 
 
 SUBMITTER_FIELDS = {

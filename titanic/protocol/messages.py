@@ -80,6 +80,7 @@ Limit = Annotated[int, Meta(ge=1, le=MOST_UUIDS, description=f"a number from 1 t
 MostBytes = Annotated[
     int, Meta(ge=0, le=MOST_BYTES, description=f"a number from 0 to {MOST_BYTES}, with the uuid of a request")
 ]
+FewBytes = Annotated[int, Meta(ge=1, le=1000, description="a number from 1 to 1000")]
 Whole = Annotated[Flag, Meta(description="true, with the uuid of a request")]
 Number = Annotated[int, Meta(ge=0, description="a number, 0 or more")]
 OnLimit = Annotated[Literal["leave"], Meta(description="leave")]
@@ -148,6 +149,8 @@ class List(Message):
     state: Annotated[AnyState, _one_of(AnyState)] | None = None
     after: Id | None = None
     text: Text | None = None
+    owner: Text | None = None
+    begin: FewBytes | None = None
     newest: Flag = False
     now: Flag | None = None
     limit: Limit = 100

@@ -43,6 +43,9 @@ class RunningRequests(Protocol):
         """The process of the worker that has a request, as HOST:PID; empty: unknown."""
 
 
+MOST_BEGUN = 65_536
+"""Bytes of a body of which the beginning is read for a list: larger ones would be read whole."""
+
 DAMAGED = tsp.failure("not read: a record of the store is damaged; ask the administrator to run titanic check")
 """The answer for users that must not learn which record it is."""
 
@@ -57,30 +60,27 @@ def answer(
     *,
     shared: bool = False,
     explainer: Explainer | None = None,
+    given: list[bytes] | None = None,
 ) -> Frames:
     """The answer to a titanic.list. Raises Forbidden for a user that may read nothing.
 
     `running`: the dispatcher; None: no worker has anything. `user`: the client's user; only what that user may read is
     returned; None: all. `now_us`: the time, if the client asks for it. `paused`: the paused services. `shared`: the
-    store is shared, and knows the claims of its nodes. `explainer`: that of the server; None: there is none.
+    store is shared, and knows the claims of its nodes. `explainer`: that of the server; None: there is none. `given`
+    gets the requests of which the answer has something of the body or the reply.
     """
     if user is not None and (fault := lacks(user, "read")) is not None:
         raise Forbidden(fault)
     try:
         options = read(List, b"".join(body[:1]) or b"{}")
-        return _answer(transaction, options, running, user, now_us, paused, shared, explainer)
+        given = [] if given is None else given
+        return _answer(transaction, options, running, user, now_us, paused, shared, explainer, given)
     except ValueError as error:
         return tsp.bad_request(str(error))
     except RecordCorrupt:
         if user is None or user.reads_all:
             raise
         return DAMAGED
-
-
-def uuid_in(body: Frames) -> bytes | None:
-    """The request that a valid titanic.list names."""
-    uuid = read(List, body[0]).uuid
-    return None if uuid is None else bytes.fromhex(uuid)
 
 
 def _answer(
@@ -92,8 +92,13 @@ def _answer(
     paused: Collection[bytes],
     shared: bool,
     explainer: Explainer | None,
+    given: list[bytes],
 ) -> Frames:
     owner = None if user is None or user.reads_all else user.owner
+    if options.owner is not None:
+        if owner not in (None, options.owner.encode()):
+            return [tsp.OK, b'{"requests": [], "next": null}']
+        owner = options.owner.encode()
     now_running: Collection[bytes] | None = None
     if not shared:
         now_running = () if running is None else running.running()
@@ -109,7 +114,7 @@ def _answer(
     elif options.uuid is not None:
         rows = _described(transaction, [bytes.fromhex(options.uuid)], user)
     elif state is State.RUNNING and now_running is not None:
-        rows, following = _at_workers(transaction, now_running, options, user)
+        rows, following = _at_workers(transaction, now_running, options, user, owner)
     else:
         chosen: dict[str, Any] = {
             "service": _service(options),
@@ -147,6 +152,10 @@ def _answer(
             one["why"] = explainer.reason(transaction, row, user)
         else:
             one["why"] = explain(Facts(row=row, now_us=now_us, paused=row.service in paused))
+    for row, one in zip(rows, document["requests"], strict=True) if options.begin is not None else ():
+        if row.body_bytes <= MOST_BEGUN and (begun := transaction.request(row.uuid)) is not None:
+            one["begin"] = b" ".join(cut(begun.body, options.begin or 0))[: options.begin].decode(errors="replace")
+            given.append(row.uuid)
     if options.uuid is not None and rows and (history := find_history(transaction, rows[0].uuid)) is not None:
         document["requests"][0]["history"] = history
     if options.keys is not None:
@@ -162,6 +171,7 @@ def _answer(
         body, reply = _frames(transaction, rows, options.most)
         document |= {"body": len(body), "reply": len(reply)}
         behind = body + reply
+    given += [row.uuid for row in rows if behind]
     return [tsp.OK, json.dumps(document).encode(), *behind]
 
 
@@ -174,7 +184,7 @@ def _after(options: List) -> bytes | None:
 
 
 def _at_workers(
-    transaction: ReadTransaction, running: Collection[bytes], options: List, user: User | None
+    transaction: ReadTransaction, running: Collection[bytes], options: List, user: User | None, owner: bytes | None
 ) -> tuple[list[Description], bytes | None]:
     """A page of the requests that workers have, and where the next page starts."""
     after, newest, text, service = _after(options), options.newest, options.text, _service(options)
@@ -182,6 +192,8 @@ def _at_workers(
     if after is not None:
         ids = [uuid for uuid in ids if (uuid < after if newest else uuid > after)]
     rows = [row for row in _described(transaction, ids, user) if service in (None, row.service)]
+    if options.owner is not None:
+        rows = [row for row in rows if row.owner == owner]
     if text is not None:
         rows = [row for row in rows if row.mentions(text)]
     if len(rows) <= options.limit:

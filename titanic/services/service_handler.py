@@ -76,11 +76,11 @@ class ServiceHandler:
     def _read_list(self, transaction: ReadTransaction, ask: Ask) -> Frames:
         now_us, paused, shared = self._store.now_us(), self._context.settings.paused, self._store.remote
         explainer, dispatcher = self._explainer, self._context.dispatcher
+        given: list[bytes] = []
         frames = list_requests.answer(
-            transaction, ask.body, dispatcher, ask.user, now_us, paused, shared=shared, explainer=explainer
+            transaction, ask.body, dispatcher, ask.user, now_us, paused, shared=shared, explainer=explainer, given=given
         )
-        if len(frames) > 2 and (uuid := list_requests.uuid_in(ask.body)) is not None:
-            self._reader.note_read(transaction, ask, [uuid])
+        self._reader.note_read(transaction, ask, given)
         return frames
 
     def _read_audit(self, transaction: ReadTransaction, ask: Ask) -> Frames:

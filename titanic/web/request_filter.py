@@ -63,6 +63,9 @@ class RequestFilter:
     since: int = 0
     before: int = FOREVER
     """When they were submitted, in microseconds since 1970."""
+    owner: str | None = None
+    begin: int | None = None
+    """Bytes of each body to fetch; None, too: an older server refuses them."""
 
     @property
     def fields(self) -> dict[str, str]:
@@ -97,7 +100,7 @@ def parse_filter(given: Mapping[str, str], now: float | None = None) -> RequestF
         since, before = (moment, FOREVER) if texts["age"].startswith("under") else (0, moment)
     since, before = max(since, _moment(given, "since", 0)), min(before, _moment(given, "before", FOREVER))
     oldest = texts.pop("order") == "oldest"
-    return RequestFilter(**texts, oldest=oldest, since=since, before=before)
+    return RequestFilter(**texts, oldest=oldest, since=since, before=before, begin=None)
 
 
 def check_after(after: str | None) -> None:
@@ -131,6 +134,8 @@ async def find_some(client: Client, wanted: RequestFilter, after: str | None, li
         service=wanted.service or None,
         state=wanted.state or None,
         text=wanted.text or None,
+        owner=wanted.owner,
+        begin=wanted.begin,
         newest=not wanted.oldest,
         after=after,
         limit=limit,

@@ -76,6 +76,22 @@ def test_acts_on_requests_of_others_are_kept_over_a_restart(tmp_path: Path, file
         assert [(one["address"], one["user"]) for one in refused] == [("127.0.0.1", "bob")]
 
 
+def test_a_list_with_beginnings_of_bodies_is_a_read(tmp_path: Path, files: AccessFiles) -> None:
+    with serving(tmp_path, access=files.path, key=files.key) as server:
+        endpoint = server.endpoints[0]
+        with Client(endpoint, **keys(files, "alice")) as alice, Client(endpoint, **keys(files, "queue")) as chief:
+            uuids = [alice.submit("echo", b"secret") for _ in range(2)]
+            chief.submit("echo", b"own")
+            assert [row["begin"] for row in alice.list(begin=3)[0]] == ["sec", "sec"]
+            assert alice.list(owner="queue")[0] == []
+            assert [row["uuid"] for row in chief.list(owner="alice")[0]] == uuids
+            assert chief.audit()["acts"] == []
+            chief.list(begin=3)
+            chief.list(begin=3)
+            (act,) = chief.audit()["acts"]
+            assert (act["act"], act["uuid"], act["count"]) == ("read", uuids[0], 2)
+
+
 def test_a_refused_user_is_in_the_other_ring(tmp_path: Path, files: AccessFiles) -> None:
     with serving(tmp_path, access=files.path, key=files.key) as server:
         endpoint = server.endpoints[0]

@@ -74,6 +74,23 @@ def test_pages_cover_everything_once(store: Store) -> None:
     assert seen == [uuid.hex() for uuid in uuids]
 
 
+def test_requests_of_an_owner_with_the_beginning_of_their_bodies(store: Store) -> None:
+    large = b"x" * (list_requests.MOST_BEGUN + 1)
+    bodies = [(b"ann", [b"f\xc3\xbcr", b"ann"]), (b"bob", [b"bob"]), (b"ann", [large]), (b"ann", [b"", b"\xff"])]
+    with store.write() as transaction:
+        uuids = accept_all(transaction, [NewRequest(b"a", body, owner=owner) for owner, body in bodies], NOW)
+    given: list[bytes] = []
+    with store.read() as transaction:
+        asked = [json.dumps({"owner": "ann", "begin": 7}).encode()]
+        document = json.loads(list_requests.answer(transaction, asked, None, given=given)[1])
+    found = {row["uuid"]: row.get("begin") for row in document["requests"]}
+    expected = ["für ann"[:6], None, " \ufffd"]
+    assert found == {uuids[at].hex(): begin for at, begin in zip((0, 2, 3), expected, strict=True)}
+    assert given == [uuids[0], uuids[3]], "what the audit records"
+    at_work, _ = page(store, (uuids[0], uuids[1]), owner="bob", state="running")
+    assert [row["uuid"] for row in at_work] == [uuids[1].hex()]
+
+
 def test_states_and_services_are_told_apart(store: Store) -> None:
     waiting, running, delayed, done, failed, other = uuids = fill(store, "a", "a", "a", "a", "a", "b")
     with store.write() as transaction:

@@ -182,6 +182,7 @@ class Request(TypedDict):
     unique: NotRequired[str]
     unique_until: NotRequired[Literal["started", "done"]]
     why: NotRequired[RequestReason]
+    begin: NotRequired[Annotated[str, Meta(description="The beginning of its body, if asked for in a list.")]]
     paused: NotRequired[Annotated[bool, Meta(description="Its service is paused, and the request has not started.")]]
     history: NotRequired[Annotated[PastAttempts, Meta(description="Absent in lists, and if no attempt has failed.")]]
 

@@ -410,7 +410,7 @@ _APPLIED = {
 
 async def get_requests(request: Request) -> Response:
     """List stored requests, oldest or newest first."""
-    given = read_query(request, ("service", "state", "text", "newest", "after", "limit"))
+    given = read_query(request, ("service", "state", "text", "owner", "begin", "newest", "after", "limit"))
     limit = page_size(given)
     if (state := given.get("state")) is not None and state not in STATES:
         raise HTTPProblem(400, f"state is {quoted(state)}; it must be one of {', '.join(STATES)}")
@@ -419,7 +419,10 @@ async def get_requests(request: Request) -> Response:
     if (after := given.get("after")) is not None:
         after = query_uuid("after", after)
     service, text = given.get("service", ""), given.get("text", "")
-    wanted = RequestFilter(service, state or "", text, oldest=not flag(given, "newest"))
+    begin = int(read_number("begin", given["begin"], 1, 1000)) if "begin" in given else None
+    wanted = RequestFilter(
+        service, state or "", text, oldest=not flag(given, "newest"), owner=given.get("owner"), begin=begin
+    )
     rows, after = await find_page(visitor_of(request).client, wanted, after, limit)
     return page("/v1/requests", {"requests": [described(row) for row in rows]}, given, after)
 
@@ -428,6 +431,8 @@ _LIST = [
     parameter("query", "service", "Only requests for this service.", Annotated[str, Meta(min_length=1)]),
     parameter("query", "state", "Only requests in this state.", AnyState),
     parameter("query", "text", "Only requests with this text in the reason or the key, ignoring case.", str),
+    parameter("query", "owner", "Only requests of this user.", str),
+    parameter("query", "begin", "Bytes of each body to add as text.", Annotated[int, Meta(ge=1, le=1000)]),
     parameter("query", "newest", "Newest first.", FLAG),
     parameter("query", "after", AFTER, Annotated[str, Meta(pattern="^[0-9a-fA-F]{32}$")]),
     LIMIT,

@@ -29,7 +29,7 @@ from titanic.web.stats import (
     per_second,
     unfinished,
 )
-from titanic.web.template_filters import Line, chart, counted, number, percent, rate, size, span, spark
+from titanic.web.template_filters import Line, chart, counted, number, percent, rate, short, size, span, spark
 
 RATES = ("accepted", "succeeded", "failed")
 """Counts that are shown per second."""
@@ -155,17 +155,17 @@ def assess(
         warnings.append(f"The server took {span(sample.response_time)} to respond. Its machine or disk is busy.")
     if lacking := [service for service in services if service.lacks_workers]:
         lacking.sort(key=_waiting, reverse=True)
-        names = _named([f"{service.name} ({service.waiting:,} waiting)" for service in lacking])
+        names = _named([f"{short(service.name, 60)} ({service.waiting:,} waiting)" for service in lacking])
         verb = "has" if len(lacking) == 1 else "have"
         warnings.append(f"{names} {verb} no workers. Start one, or find out why they stopped.")
     if paused := [service for service in services if service.paused and service.waiting]:
-        names = _named([service.name for service in paused])
+        names = _named([short(service.name, 60) for service in paused])
         verb = "is" if len(paused) == 1 else "are"
         each = "it" if len(paused) == 1 else "each"
         warnings.append(f"{names} {verb} paused with requests waiting. Resume {each} on its page.")
     worst = sorted(failing, key=lambda name: failing[name]["failed"], reverse=True)
     if worst:
-        names = _named([f"{name} ({_outcomes(failing[name])})" for name in worst])
+        names = _named([f"{short(name, 60)} ({_outcomes(failing[name])})" for name in worst])
         warnings.append(f"Failing in the last {RECENTLY / 60:.0f} minutes: {names}.")
     level = "critical" if critical else "warning" if warnings else "good"
     return QueueHealth(level, critical + warnings, worst)

@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,7 +20,7 @@ from starlette.routing import Route
 
 from titanic.client.batching import KEY_PREFIX
 from titanic.client.flows import SUFFIX, FlowTree, flow_tree
-from titanic.errors import TitanicError, UnknownRequest
+from titanic.errors import InvalidRequest, TitanicError, UnknownRequest
 from titanic.protocol.answers import SUBMITTER_FIELDS, Look, RequestInfo
 from titanic.protocol.tsp import Frames
 from titanic.util import ids
@@ -36,6 +37,8 @@ from titanic.web.problems import HTTPProblem
 from titanic.web.request_filter import (
     AGE_LABELS,
     STATES,
+    FoundRequests,
+    RequestFilter,
     find_page,
     parse_filter,
 )
@@ -43,6 +46,12 @@ from titanic.web.template_filters import size, span
 
 PAGE = 50
 """Requests on a page."""
+
+BEGIN = 200
+"""Bytes of each body that are fetched for a list."""
+
+FOUND = 20
+"""Requests of each kind that a search shows."""
 
 SUGGESTED = 200
 """Service names that are suggested."""
@@ -53,6 +62,8 @@ async def requests(request: Request) -> Response:
     state, visitor = app_state(request), visitor_of(request)
     wanted = parse_filter(request.query_params)
     after = request.query_params.get("after")
+    asked = request.query_params.get("bodies") == "shown"
+    wanted = replace(wanted, begin=BEGIN if asked else _begin(request))
     page = state.cache.get(request, "requests", find_page, visitor.client, wanted, after, PAGE)
     found = await unless_forbidden("requests", page)
     missing = found if isinstance(found, NotPermitted) else None
@@ -66,11 +77,33 @@ async def requests(request: Request) -> Response:
         ages=AGE_LABELS,
         names=await _service_names(request),
         rows=rows,
+        begins=_begins(rows),
+        bodies="shown" if asked else "",
+        hidden=wanted.begin is None,
         generated=KEY_PREFIX,
-        next=wanted.url(after=following) if following else "",
-        start=wanted.url() if after else "",
+        next=wanted.url(after=following, **({"bodies": "shown"} if asked else {})) if following else "",
+        start=wanted.url(**({"bodies": "shown"} if asked else {})) if after else "",
         searched=bool(following) and len(rows) < PAGE,
     )
+
+
+def _begin(request: Request) -> int | None:
+    """Bytes of bodies that lists show; None: the audit would record that, so only when it is asked for."""
+    identity = app_state(request).identity
+    return BEGIN if identity.is_open or not identity.reads_all(visitor_of(request).user) else None
+
+
+def _begins(rows: Sequence[RequestInfo]) -> dict[str, str]:
+    """The beginnings of bodies, by UUID, and arguments of tasks as in a call."""
+    found = {}
+    for row in rows:
+        text = row.get("begin", "") if row["service"] != KEPT else ""
+        known = task_arguments(text.encode()) if len(text.encode()) == row["body_bytes"] else None
+        for at, (name, value) in enumerate(known or (), 1):
+            text = f"{text}, " if at > 1 else ""
+            text += value if name == str(at) else f"{name}={value}"
+        found[row["uuid"]] = text
+    return found
 
 
 async def _service_names(request: Request) -> list[str]:
@@ -272,16 +305,35 @@ def options_of(row: RequestInfo) -> dict[str, Any]:
 
 
 async def find(request: Request) -> Response:
-    """Redirect to the request with this UUID or key."""
+    """Redirect to the request with this UUID or key; else show services, the newest requests of a user, and those whose
+    error or key contains the text."""
     text = request.query_params.get("q", "").strip()
     uuid = ids.plain(text).lower()
     if ids.parse(uuid.encode(errors="replace")) is not None:
         return RedirectResponse(f"/requests/{uuid}", 303)
+    names, owned, matched = list[str](), FoundRequests([], None), FoundRequests([], None)
     if text:
-        uuids, _ = await visitor_of(request).client.find([text[:255]])
+        client = visitor_of(request).client
+        uuids, _ = await client.find([text[:255]])
         if text in uuids:
             return RedirectResponse(f"/requests/{uuids[text]}", 303)
-    return app_state(request).page(request, "request_find.html", 404 if text else 200, text=text)
+        wanted = RequestFilter(begin=_begin(request))
+        with suppress(InvalidRequest):  # the server is of an older version
+            owned = await find_page(client, replace(wanted, owner=text[:255]), None, FOUND)
+        matched = await find_page(client, replace(wanted, text=text[:255]), None, FOUND)
+        names = [name for name in await _service_names(request) if text.casefold() in name.casefold()]
+    status = 200 if names or owned.rows or matched.rows or not text else 404
+    return app_state(request).page(
+        request,
+        "request_find.html",
+        status,
+        text=text,
+        services=names[:FOUND],
+        owned=owned,
+        matched=matched,
+        begins=_begins([*owned.rows, *matched.rows]),
+        generated=KEY_PREFIX,
+    )
 
 
 # -- timeline -----------------------------------------------------------------------------------------------------

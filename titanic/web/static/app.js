@@ -139,7 +139,7 @@ function keys() {
     const key = event.key, first = before;
     before = key === "g" ? "g" : "";
     if (first === "g" && GO[key]) location.href = document.querySelector(".brand").getAttribute("href") + GO[key].slice(1);
-    else if (key === "/") document.querySelector("[data-search]")?.focus();
+    else if (key === "/") (document.querySelector("[data-search]") || document.querySelector("[data-find]"))?.focus();
     else if (key === "?") dialog.showModal();
     else if (key === "j" || key === "k") moveRow(key === "j" ? 1 : -1);
     else if (key === "x") document.activeElement?.closest("tr")?.querySelector("input[type=checkbox]")?.click();

@@ -526,6 +526,16 @@ def test_lists_come_in_pages(http: httpx.Client, client: Client) -> None:
     keyed = client.submit("c", b"x", key="ärger & co", delay=60)
     assert [row["uuid"] for row in every(http, "/v1/requests?limit=3&text=%C3%A4rger%20%26", "requests")] == [keyed]
     assert [row["name"] for row in every(http, "/v1/services?limit=1", "services")] == ["a/b", "c"]
-    for query in ("limit=0", "limit=1001", "limit=x", "state=odd", "after=x", "newest=1", "service=", "color=red"):
+    for query in (
+        "limit=0",
+        "limit=1001",
+        "limit=x",
+        "state=odd",
+        "after=x",
+        "newest=1",
+        "service=",
+        "begin=0",
+        "color=red",
+    ):
         answer = http.get(f"/v1/requests?{query}")
         assert answer.status_code == 400, query

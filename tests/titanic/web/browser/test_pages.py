@@ -59,6 +59,7 @@ def test_pages_about_requests(window: Window, lived: Lived, client: Client) -> N
         "/requests",
         "/requests?state=running",
         "/requests/all?do=retry",
+        "/find?q=OutOfStock",
         "/services",
         "/services/echo",
         "/workers",
@@ -104,7 +105,7 @@ def test_actions(window: Window, lived: Lived, client: Client, script: bool) -> 
     """With JavaScript and without."""
     uuids = [lived.failed(f"OutOfStock: {n} left") for n in range(2)]
     page = window.page("/find", script=script)
-    page.get_by_label("UUID or key").fill(uuids[0])
+    page.get_by_label("UUID, key, text or user").fill(uuids[0])
     page.get_by_role("button", name="Find").click()
     page.get_by_role("button", name="Retry").click()
     expect(page.get_by_role("status").filter(has_text="Queued again")).to_be_visible()

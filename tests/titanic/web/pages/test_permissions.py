@@ -66,6 +66,27 @@ def test_a_service_shows_the_latency_of_ones_own_requests(scene: Secured) -> Non
     assert not Page(scene.browser("bob").get("/services/echo").text).rows
 
 
+def test_bodies_of_others_are_shown_in_lists_when_asked_for(scene: Secured) -> None:
+    uuid = scene.program("alice").post("/v1/services/listed/requests", content=b"of alice").json()["uuid"]
+    assert [row[6] for row in Page(scene.browser("alice").get("/requests?service=listed").text).rows] == ["of alice"]
+    chief = scene.browser("chief")
+    found = Page(chief.get("/requests?service=listed").text)
+    assert [row[6] for row in found.rows] == ["8 B"]
+    shown = Page(chief.get(found.links["Show them"]).text)
+    assert [row[6] for row in shown.rows] == ["of alice"]
+    assert Page(chief.get("/audit?user=chief&act=read").text).rows[0][5] == uuid
+
+
+def test_a_user_is_found_with_the_newest_requests(scene: Secured) -> None:
+    uuid = scene.program("alice").post("/v1/services/newest/requests", content=b"x").json()["uuid"]
+    found = Page(scene.browser("chief").get("/find?q=alice").text)
+    assert "Requests of the user alice" in found.headings
+    assert found.rows[0][0] == uuid
+    assert scene.browser("alice").get("/find?q=chief").status_code == 404
+    rows = scene.program("chief").get("/v1/requests?owner=alice&begin=1&newest=true&limit=1").json()["requests"]
+    assert (rows[0]["uuid"], rows[0]["begin"]) == (uuid, "x")
+
+
 def test_a_retry_without_permission(scene: Secured, expired: str) -> None:
     browser = scene.browser("reader")
     csrf = csrf_of(browser.get(f"/requests/{expired}").text)

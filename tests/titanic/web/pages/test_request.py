@@ -207,6 +207,17 @@ def test_a_request_is_found_by_its_uuid_or_its_key(http: httpx.Client, client: C
     assert http.get("/find").status_code == 200
 
 
+def test_a_search_finds_services_errors_and_keys(http: httpx.Client, client: Client, lived: Lived) -> None:
+    failed = lived.failed("OutOfStock: 3 left")
+    keyed = client.submit("stock.count", b"x", key="of stock 7")
+    answer = http.get("/find", params={"q": "STOCK"})
+    found = Page(answer.text)
+    assert answer.status_code == 200
+    assert found.links["stock.count"] == "/services/stock.count"
+    assert [row[0] for row in found.rows] == [keyed, failed]
+    assert found.form("/find") == {"q": "STOCK"}
+
+
 def test_content_is_escaped(http: httpx.Client, lived: Lived, client: Client) -> None:
     evil = "<script>alert(1)</script>'\"><img src=x onerror=alert(1)>"
     uuids = [

@@ -74,8 +74,23 @@ def test_filters(http: httpx.Client, client: Client, echo: Worker) -> None:
     }.items():
         assert uuids(page_of(http, f"/requests?{query}")) == expected, query
     row = page_of(http, "/requests?state=failed").rows[0]
-    assert [row[n] for n in (2, 3, 5, 6, 7)] == ["echo", "failed", "1", "4 B", "as you wish"]
+    assert [row[n] for n in (2, 3, 5, 6, 7)] == ["echo", "failed", "1", "fail", "as you wish"]
     assert page_of(http, "/requests?state=waiting").rows[0][7] == "key order 7"
+
+
+@pytest.mark.web(hooks=True)
+def test_lists_show_bodies_and_arguments(http: httpx.Client, client: Client) -> None:
+    client.submit("mail", b'{"args": [1.50, "x"], "kwargs": {"to": "ann"}}')
+    client.submit("mail", b"<b>two</b>", b"frames " * 40)
+    client.submit("mail", bytes(70_000))
+    assert http.put("/v1/hooks", json={"service": "mail", "url": "https://a.example/s3cret"}).status_code == 201
+    found = page_of(http, "/requests?service=mail&order=oldest")
+    assert [row[6] for row in found.rows] == [
+        '1.50, "x", to="ann"',
+        "<b>two</b> " + "frames " * 7 + "…",
+        "68.4 KiB",
+    ]
+    assert "s3cret" not in http.get("/requests").text
 
 
 def test_invalid_filters(http: httpx.Client) -> None:
