@@ -36,6 +36,7 @@ titanic.stats    read         out     out      403 f    –             –     
 titanic.audit    audit        out     out      403 f    403 f         –          200       –        –       200
 retry            submit read  out     out      403 f    left, 403 f   left       done      left     done    done
 purge            close read   out     out      403 f    403 f, 403 f  –          done      left     done    done
+redrive          close read   out     out      403 f    403 f, 403 f  –          200       –        –       200
 archive          archive      out     out      403 f    403 f         –          200       –        –       200
 drain            admin        out     out      403 f    403 f         –          400 t     –        –       400 t
 set              admin        out     out      403 f    403 f         –          200       –        –       200
@@ -97,6 +98,7 @@ def bodies(requests: Requests) -> dict[str, tuple[bytes, ...]]:
         "titanic.audit": (b"titanic.audit", b""),
         "retry": (b"titanic.admin", json.dumps({"do": "retry", "uuids": [expired.decode()]}).encode()),
         "purge": (b"titanic.admin", json.dumps({"do": "purge", "uuids": [purged.decode()]}).encode()),
+        "redrive": (b"titanic.admin", b'{"do": "redrive", "start": "close", "key": "none"}'),
         "archive": (b"titanic.admin", b'{"do": "archive"}'),
         "drain": (b"titanic.admin", b'{"do": "drain"}'),
         "set": (b"titanic.admin", b'{"do": "set", "service": "parked", "paused": false}'),

@@ -79,7 +79,7 @@ QUEUE = [
     *("titanic submit mail x --delay 1h >uuid", "=change", "titanic close $(cat uuid)"),
     "titanic work mail -- false &",
     "titanic submit mail x --max-attempts 1 >uuid; ! titanic reply $(cat uuid) --wait 20",
-    *("=ls", "=retry", "=purge"),
+    *("=ls", "=retry", "=redrive", "=purge"),
 ]
 SCRIPTS = {
     "queue": ["mkdir -p /var/lib", "titanic serve --store /var/lib/titanic", *QUEUE],

@@ -57,6 +57,7 @@ COMMANDS = {
     "why": ("stored_requests", "Explain why a request is in its state."),
     "change": ("stored_requests", "Change the priority of a request, or when it may start."),
     "retry": ("stored_requests", "Retry failed or expired requests."),
+    "redrive": ("redrive", "List, pause or cancel jobs of retry and close --where."),
     "purge": ("stored_requests", "Close all requests in a state."),
     "check": ("check_backup", "Check or repair a store."),
     "backup": ("check_backup", "Back up a store, even while a server uses it."),

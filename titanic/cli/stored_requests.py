@@ -31,6 +31,7 @@ from titanic.cli.printing import (
     size,
     until,
 )
+from titanic.cli.redrive import run_job, where_options
 from titanic.cli.running import EXIT_FAILED, EXIT_UNKNOWN
 from titanic.cli.store_files import Files, open_source, source_options
 from titanic.client.batching import KEY_PREFIX
@@ -38,7 +39,7 @@ from titanic.client.client import Client
 from titanic.client.flows import SUFFIX, FlowTree, flow_tree
 from titanic.errors import Forbidden, RequestFailed, TitanicError, UnknownRequest
 from titanic.protocol.answers import SUBMITTER_FIELDS, RequestInfo
-from titanic.protocol.documents import FailureGroupInfo
+from titanic.protocol.documents import FailureGroupInfo, Where
 from titanic.protocol.submit_options import DEFAULT_PRIORITY
 from titanic.protocol.tsp import Frames
 from titanic.util import ids
@@ -449,6 +450,7 @@ def _span(row: Mapping[str, Any], since: str, until: str) -> str:
 @older_option
 @service_option
 @option("--all", "everything", is_flag=True, help="All requests that failed or expired.")
+@where_options
 @json_flag
 @endpoint
 def retry(
@@ -456,6 +458,10 @@ def retry(
     everything: bool,
     service: str | None,
     older_than: float | None,
+    where: Where,
+    dry_run: bool,
+    yes: bool,
+    rate: float | None,
     as_json: bool,
     reach: EndpointReach,
 ) -> None:
@@ -466,13 +472,26 @@ def retry(
     Give UUIDs, or select requests by --service, --older-than or --all. If none of the UUIDs can be requeued, the
     command reports why, and exits with 4 if all are unknown, else with 1.
 
-    --json prints {retried}.
+    With --where, a job in the server counts the requests that match every condition, asks, then retries those that
+    still match, --rate a second at most; see `titanic redrive`. `error` is a text of `titanic ls --group-errors`, or an
+    error of that group; `text` a part of the error or key; `body` a part of the body; `since` and `until` are times of
+    submission, as in 2h or 2026-12-01T08:00+01:00; `older-than` as --older-than.
+
+    --json prints {retried}; with --where the job, as `titanic redrive`.
 
     \b
     Example:
       titanic retry 01a1fdd40f82747ea223cfe554e7afbc
       titanic retry --service mail
+      titanic retry --where service=mail --where error="connection refused" --rate 50/s --yes
     """
+    if where:
+        if uuid or everything or service is not None or older_than is not None:
+            raise click.UsageError("--where excludes UUIDs, --service, --older-than and --all")
+        run_job(reach, "retry", where, rate, dry_run, yes, as_json)
+        return
+    if dry_run or yes or rate is not None:
+        raise click.UsageError("--dry-run, --yes and --rate need --where")
     chosen = everything or service is not None or older_than is not None
     if bool(uuid) == chosen:
         raise click.UsageError("give either UUIDs, or --service, --older-than or --all")

@@ -32,12 +32,14 @@ from titanic.cli.options import (
 )
 from titanic.cli.options import uuid as uuid_type
 from titanic.cli.printing import Bar, json_frames, print_body, print_json, say, until
+from titanic.cli.redrive import run_job, where_options
 from titanic.cli.running import EXIT_FAILED, EXIT_PENDING, EXIT_UNKNOWN
 from titanic.client.calls import BlockingWire, BrokerLimits, tries_of
 from titanic.client.client import Client
 from titanic.client.request_queue import Found
 from titanic.errors import RequestFailed, TimedOut, TitanicError, UnknownRequest
 from titanic.protocol.answers import RequestInfo
+from titanic.protocol.documents import Where
 from titanic.protocol.submit_options import CONTENT_TYPE, TRACEPARENT, UniqueUntil
 from titanic.protocol.tsp import Frames
 from titanic.util.text import counted
@@ -424,11 +426,21 @@ def _why_pending(row: RequestInfo) -> str:
 
 
 @command()
-@click.argument("uuid", type=uuid_type, metavar="UUID...", nargs=-1, required=True)
+@click.argument("uuid", type=uuid_type, metavar="[UUID]...", nargs=-1)
 @option("--kill", is_flag=True, help="End running requests by killing their processes.")
+@where_options
 @json_flag
 @endpoint
-def close(uuid: tuple[str, ...], kill: bool, as_json: bool, reach: EndpointReach) -> None:
+def close(
+    uuid: tuple[str, ...],
+    kill: bool,
+    where: Where,
+    dry_run: bool,
+    yes: bool,
+    rate: float | None,
+    as_json: bool,
+    reach: EndpointReach,
+) -> None:
     """Close requests: cancel those not dispatched yet, and delete the others with their replies. Unknown UUIDs are not
     an error.
 
@@ -440,12 +452,23 @@ def close(uuid: tuple[str, ...], kill: bool, as_json: bool, reach: EndpointReach
     space (--keep-closed of the server limits the time). An archive keeps them permanently. With --closed-body-limit 0
     the server keeps no bodies, but freed pages of the file are overwritten only when they are reused.
 
-    --json prints {uuids}: the UUIDs given; with --kill also {not_killed}.
+    With --where, a job in the server counts the requests that match, asks for their number, then closes those that
+    still match, as of `titanic retry --where`. It needs a state, an error or a key; running requests do not match.
+
+    --json prints {uuids}: the UUIDs given; with --kill also {not_killed}; with --where the job, as `titanic redrive`.
 
     \b
     Example:
       titanic close 01a1fdd40f82747ea223cfe554e7afbc
+      titanic close --where state=failed --where older-than=7d --dry-run
     """
+    if bool(uuid) == bool(where) or (where and kill):
+        raise click.UsageError("give either UUIDs, or --where, which excludes --kill")
+    if where:
+        run_job(reach, "close", where, rate, dry_run, yes, as_json)
+        return
+    if dry_run or yes or rate is not None:
+        raise click.UsageError("--dry-run, --yes and --rate need --where")
     with connect(reach) as client:
         alive = client.close(*uuid, kill=kill)
     if as_json:

@@ -18,13 +18,23 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Self, Unpack
+from typing import Any, Literal, Self, Unpack
 
 from broker import DEFAULT_ENDPOINT, Curve, Key, credentials, each, finish, named
 from titanic.client.calls import BlockingWire, Body, Calls, tries_of
 from titanic.client.core import ClientCore, OnCount, OnProgress
 from titanic.protocol.answers import Ended, Look, RequestInfo
-from titanic.protocol.documents import ArchiveInfo, AuditPage, AuditQuery, FactsInfo, NodeInfo, Stats, WorkersInfo
+from titanic.protocol.documents import (
+    ArchiveInfo,
+    AuditPage,
+    AuditQuery,
+    FactsInfo,
+    NodeInfo,
+    RedriveInfo,
+    Stats,
+    Where,
+    WorkersInfo,
+)
 from titanic.protocol.submit_options import ManyOptions, Span, SubmitOptions
 from titanic.protocol.tsp import Frames
 
@@ -290,6 +300,31 @@ class Client:
         `tell` is called now and then with how many there were so far. Returns how many there were.
         """
         return finish(self._own.purge(state, service=service, older_than=older_than, tell=tell))
+
+    def redrive(
+        self,
+        action: Literal["retry", "close"],
+        *,
+        uuids: Sequence[str] | None = None,
+        rate: float | None = None,
+        **where: Unpack[Where],
+    ) -> RedriveInfo:
+        """Start a job in the server. It counts the requests that match all that is given: `service`, `state`, `error`
+        (of their group), `key`, `text` (part of the error or key), `body` (part of the body), `since` and `until`
+        (submitted, in seconds since 1970), `older_than` (seconds since the end). Once `change_redrive` confirms their
+        number, it retries or closes those that still match, at most `rate` a second. With `uuids`, at most 1,000, it
+        begins at once."""
+        return finish(self._own.redrive(action, uuids=uuids, rate=rate, **where))
+
+    def change_redrive(
+        self, job: str, change: Literal["confirm", "pause", "resume", "cancel"], count: int | None = None
+    ) -> RedriveInfo:
+        """Change a job; `confirm` needs the number that it has counted. Raises InvalidRequest if impossible."""
+        return finish(self._own.change_redrive(job, change, count))
+
+    def redrives(self, job: str | None = None) -> builtins.list[RedriveInfo]:
+        """Return the jobs that the user may see, newest first, or one of them."""
+        return finish(self._own.redrives(job))
 
     def archive(
         self,

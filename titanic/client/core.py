@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import builtins
 import math
+import os
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from datetime import datetime
-from typing import Any, Unpack, cast
+from typing import Any, Literal, Unpack, cast
 
 from broker import read_json
 from titanic.client import batching
@@ -28,7 +29,17 @@ from titanic.protocol.answers import (
     standing,
     unknown,
 )
-from titanic.protocol.documents import ArchiveInfo, AuditPage, AuditQuery, FactsInfo, NodeInfo, Stats, WorkersInfo
+from titanic.protocol.documents import (
+    ArchiveInfo,
+    AuditPage,
+    AuditQuery,
+    FactsInfo,
+    NodeInfo,
+    RedriveInfo,
+    Stats,
+    Where,
+    WorkersInfo,
+)
 from titanic.protocol.submit_options import MOST_UUIDS, ManyOptions, Span, SubmitOptions, encode, seconds
 from titanic.protocol.tsp import Frames, Progress
 from titanic.util import ids
@@ -391,6 +402,37 @@ class ClientCore:
         """Close all requests in a state, of one service if given, that ended more than `older_than` seconds ago."""
         options = {"do": "purge", "state": state, "service": service, "older_than": older_than}
         return await self._administer(options, tell)
+
+    async def redrive(
+        self,
+        action: Literal["retry", "close"],
+        *,
+        uuids: Sequence[str] | None = None,
+        rate: float | None = None,
+        **where: Unpack[Where],
+    ) -> RedriveInfo:
+        """Start a job that retries or closes all requests that match, once their number is confirmed, or `uuids`."""
+        given = None if uuids is None else [ids.plain(uuid) for uuid in uuids]
+        options = {"do": "redrive", "start": action, "job": os.urandom(16).hex(), "uuids": given, "rate": rate, **where}
+        return await self._redrive({name: value for name, value in options.items() if value is not None})
+
+    async def change_redrive(
+        self, job: str, change: Literal["confirm", "pause", "resume", "cancel"], count: int | None = None
+    ) -> RedriveInfo:
+        """Confirm a job with the number that it has counted; pause, resume or cancel it."""
+        options = {"do": "redrive", "job": ids.plain(job), "change": change}
+        return await self._redrive(options if count is None else options | {"count": count})
+
+    async def _redrive(self, options: dict[str, Any]) -> RedriveInfo:
+        return cast(RedriveInfo, await self._document(tsp.ADMIN, options))
+
+    async def redrives(self, job: str | None = None) -> builtins.list[RedriveInfo]:
+        """The jobs that the user may see, the newest first, or one. Raises InvalidRequest if there is no such job."""
+        options = {"jobs": True} if job is None else {"jobs": True, "uuid": ids.plain(job)}
+        found: builtins.list[RedriveInfo] = (await self._document(tsp.LIST, options))["jobs"]
+        if job is not None and not found:
+            raise InvalidRequest(f"there is no job {job}", "it is too old, or of another user", "list the jobs")
+        return found
 
     async def archive(
         self,

@@ -317,6 +317,49 @@ class WorkersInfo(TypedDict):
     reason: str
 
 
+class Where(TypedDict, total=False):
+    """Which requests a job retries or closes: all that is given must match."""
+
+    service: str
+    state: str
+    error: str
+    """The text of a group of failures, or an error of it."""
+    key: str
+    text: str
+    """A part of the error or the key, in any case."""
+    body: str
+    """A part of the body."""
+    since: float
+    until: float
+    """When they were submitted, in seconds since 1970."""
+    older_than: float
+    """Seconds since they ended or, if they have not, were submitted."""
+
+
+class RedriveInfo(TypedDict):
+    """A job that retries or closes requests. Times are in microseconds since 1970; 0: not yet."""
+
+    id: str
+    action: Literal["retry", "close"]
+    where: Where
+    """Empty: the requests were given."""
+    rate: float | None
+    """Requests a second at most."""
+    user: str
+    """Empty without access control."""
+    state: Literal["counting", "counted", "running", "paused", "done", "cancelled", "stopped"]
+    """`counted`: not confirmed yet; `stopped`: it ended early, for `reason`."""
+    counted: int
+    """The requests that matched, so far while it is counting."""
+    done: int
+    """Those of them that it has retried or closed."""
+    changed: int
+    """Those that it has left as they are: they did not match any more."""
+    started_at: int
+    ended_at: int
+    reason: str
+
+
 class ArchiveInfo(TypedDict):
     """The archive of closed requests: it has them up to number `archived_upto`, the store has `first` to `last`."""
 

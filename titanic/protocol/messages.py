@@ -85,6 +85,8 @@ Whole = Annotated[Flag, Meta(description="true, with the uuid of a request")]
 Number = Annotated[int, Meta(ge=0, description="a number, 0 or more")]
 OnLimit = Annotated[Literal["leave"], Meta(description="leave")]
 AnyState = Literal["waiting", "delayed", "running", "done", "failed", "expired"]
+JobChange = Literal["confirm", "pause", "resume", "cancel"]
+Rate = Annotated[float, Meta(gt=0, le=1e6, description="a number of requests a second, more than 0, at most 1000000")]
 NotRunning = Literal["waiting", "delayed", "done", "failed", "expired"]
 Dead = Literal["failed", "expired"]
 
@@ -157,6 +159,7 @@ class List(Message):
     most: MostBytes | None = None
     body: Whole | None = None
     why: Whole | None = None
+    jobs: Flag | None = None
 
     def __post_init__(self) -> None:
         for name in ("most", "body", "why"):
@@ -212,6 +215,37 @@ class PurgeAction(Message, tag_field="do", tag="purge"):
     def __post_init__(self) -> None:
         if self.uuids is UNSET and self.state is None:
             raise ValueError(_must_be(PurgeAction, "state"))
+
+
+class RedriveAction(Message, tag_field="do", tag="redrive", omit_defaults=True):
+    """titanic.admin: start a job that retries or closes all requests that match, or those given; or change one."""
+
+    start: Annotated[Literal["retry", "close"], Meta(description="retry or close")] | None = None
+    service: Text | None = None
+    state: Annotated[NotRunning, _one_of(NotRunning)] | None = None
+    error: Text | None = None
+    key: Key | None = None
+    text: Text | None = None
+    body: Text | None = None
+    since: Moment | None = None
+    until: Moment | None = None
+    older_than: Age | None = None
+    uuids: Ids | None = None
+    rate: Rate | None = None
+    job: Id | None = None
+    change: Annotated[JobChange, _one_of(JobChange)] | None = None
+    count: Number | None = None
+
+    def __post_init__(self) -> None:
+        conditions = {name for name in self.__struct_fields__[1:10] if getattr(self, name) is not None}
+        if (self.start is None) == (self.change is None) or (self.change is not None and self.job is None):
+            raise ValueError("a redrive must have start, or job and change")
+        if conditions and (self.uuids is not None or self.start is None):
+            raise ValueError("conditions are for the start of a job, without uuids")
+        if self.start == "retry" and self.state not in (None, *get_args(Dead)):
+            raise ValueError("state must be failed or expired: only those can be retried")
+        if self.start == "close" and self.uuids is None and not conditions & {"state", "error", "key"}:
+            raise ValueError("closing needs a state, an error or a key")
 
 
 class ChangeAction(Message, tag_field="do", tag="change"):
@@ -286,10 +320,13 @@ SUBMIT_NUMBERS: dict[str, type[int] | type[float]] = {
 }
 """Options of a request that are numbers, for a task or a schedule as well as for one request. Times are float."""
 
-Admin = RetryAction | PurgeAction | ChangeAction | ArchiveAction | DrainAction | SetAction | RefusedAction
+Admin = (
+    RetryAction | PurgeAction | RedriveAction | ChangeAction | ArchiveAction | DrainAction | SetAction | RefusedAction
+)
 _ADMIN: dict[str, type[Admin]] = {
     "retry": RetryAction,
     "purge": PurgeAction,
+    "redrive": RedriveAction,
     "change": ChangeAction,
     "archive": ArchiveAction,
     "drain": DrainAction,

@@ -5,6 +5,7 @@ broker       the broker's loop (integrated), or `lanes`: worker sockets at a bro
              dispatcher, which sends stored requests to their services. A change that arrives alone is committed here
 writer       all other changes of the store: one transaction and one sync for all that have arrived
 reader       titanic.reply and the other services that only read
+redrive      jobs that retry or close many requests
 gather       requests without an answer, with `--gather`
 drain        the beginning of a drain, which must not hold up the broker
 """
@@ -21,9 +22,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from broker import WorkerReport
+from broker import Access, WorkerReport
 from titanic import cluster
-from titanic.commit.writer import Writer
+from titanic.commit.writer import Write, Writer
 from titanic.dispatch.deliveries import Deliveries, DeliveryNotes
 from titanic.dispatch.dispatcher import Dispatcher
 from titanic.errors import StoreFailed, TitanicError
@@ -45,6 +46,7 @@ from titanic.services.ask import ServiceContext, ServiceFigures
 from titanic.services.nodes import rows_of, running_elsewhere
 from titanic.services.ownership import Refusals
 from titanic.services.reader import Reader
+from titanic.services.redriver import Redriver
 from titanic.services.service_handler import ServiceHandler
 from titanic.settings import LIVE, ServerConfig
 from titanic.store import (
@@ -148,6 +150,8 @@ class Server:
         """Whether clients and workers are redirected because of that."""
         self.draining = False
         """Whether it is draining: it stops when it is idle."""
+        self._redriver = Redriver(self._context, store)
+        self.wake_jobs = self._redriver.wake
         self._services = ServiceHandler(self.store, self.writer, self._reader, self._context)
         threads = {"writer": self.writer.call, "reader": self._reader.call}
         self.watchdog = Watchdog(threads | self.front.threads())
@@ -180,6 +184,7 @@ class Server:
         self.writer.start()
         self._reader.start()
         self.dispatcher.start()
+        self._redriver.start()
         self._record_access()
         return self
 
@@ -247,6 +252,7 @@ class Server:
         else:
             self._turn_away(ending=True)
         self.dispatcher.wind_down(self.config.grace)
+        self._redriver.stop()
         self.record(AuditWrite(self._audit, flush=True))
         if self.dispatcher.deliveries is not None:
             self.front.end_soon()
@@ -326,6 +332,11 @@ class Server:
         draining = sum(row.draining for row in rows)
         return NodeSnapshot(self.facts().name, len(rows), draining, node.lease_left, node.held, node.leases_lost)
 
+    @property
+    def access(self) -> Access | None:
+        """The users now; None: only the broker knows them, or there is no access control. Any thread may ask."""
+        return None if self.control is None else self.control.access
+
     def others(self) -> bool:
         """Whether other nodes are alive, as far as this one knows."""
         return self.node is not None and self.node.others()
@@ -348,8 +359,8 @@ class Server:
         """The process of the last worker of a service that has none now, and when it left; None: unknown."""
         return self.front.departed(service)
 
-    def record(self, write: AuditWrite) -> None:
-        """Have acts and refusals written. Any thread may call it."""
+    def record(self, write: Write) -> None:
+        """Have acts, refusals and steps of jobs written. Any thread may call it."""
         self.front.loop.call(self.writer.enqueue, write)
 
     def _record_access(self, acts: Sequence[Act] = ()) -> None:

@@ -1,5 +1,5 @@
-"""titanic.admin retries requests, purges and changes them, hears what an archive of closed requests has, and has nodes
-drained: see PROTOCOL.md.
+"""titanic.admin retries requests, purges and changes them, starts jobs that do so (redrive.py), hears what an archive
+of closed requests has, and has nodes drained: see PROTOCOL.md.
 
 What a worker has is not purged, unless its UUID is given. One message checks a bounded number of requests.
 """
@@ -26,6 +26,7 @@ from titanic.protocol.messages import (
     ChangeAction,
     DrainAction,
     PurgeAction,
+    RedriveAction,
     RefusedAction,
     RetryAction,
     SetAction,
@@ -34,7 +35,7 @@ from titanic.protocol.messages import (
 from titanic.protocol.permissions import lacks, lacks_submit
 from titanic.protocol.submit_options import MOST_UUIDS
 from titanic.protocol.tsp import Frames
-from titanic.services import nodes, set_service
+from titanic.services import nodes, redrive, set_service
 from titanic.services.ask import Ask, Closed, CloseDoubt, Returned, ServiceContext, SettingsChanged, not_done
 from titanic.services.ownership import is_hidden, is_kept, not_owned, place_behind
 from titanic.services.request_submit import over_limit, start_of
@@ -43,7 +44,7 @@ from titanic.store import Archivist, ServiceSettings, SharedReadTransaction, Sta
 DEAD = (State.FAILED, State.EXPIRED)
 
 
-class _UserFull(Exception):
+class UserFull(Exception):
     """Requeueing would exceed a limit of the user."""
 
 
@@ -73,6 +74,8 @@ class AdminWrite:
         self._settings: ServiceSettings | None = None
         self._forbidden: list[tuple[Ask, str, bytes]] = []
         self._acts: list[Act] = []
+        self._jobs = False
+        """Whether jobs were started or changed."""
 
     def uuids(self) -> Sequence[bytes]:
         """None: which they are is known when the store was searched, mostly."""
@@ -104,6 +107,12 @@ class AdminWrite:
                     }
                     self._context.audit.put_refusals(transaction, rows)
                     document = {"done": len(rows)}
+                elif isinstance(options, RedriveAction):
+                    redrive.lock(transaction, self._context.host)
+                    origin, self._jobs = self._context.origin(ask), True
+                    job, acts = redrive.apply(transaction, options, now_us, ask.user, origin)
+                    document = {**job}
+                    self._acts += acts
                 elif isinstance(options, ChangeAction):
                     document = self._change(transaction, options, now_us, ask)
                 else:
@@ -114,7 +123,7 @@ class AdminWrite:
             except Forbidden as error:
                 self._forbidden.append((ask, str(error), b""))
                 self._answers.append((ask, tsp.forbidden(tsp.ADMIN, str(error))))
-            except _UserFull as error:
+            except UserFull as error:
                 self._answers.append((ask, tsp.failure(f"user full: {error}; the requests before that were retried")))
             except StoreFull as error:
                 self._answers.append((ask, tsp.failure(f"not done, or only in part: {error}")))
@@ -188,7 +197,7 @@ class AdminWrite:
             load, holder = transaction.load(user.owner), f"user '{user.name}'"
             waiting = UserLimits(waiting=user.limits.waiting)  # its bytes count already
             if (fault := over_limit(load, waiting, 1, 0, holder)) is not None:
-                raise _UserFull(fault)
+                raise UserFull(fault)
         if row is None or not transaction.retry(uuid, now_us):
             return False
         self._returned.add(row.service)
@@ -252,6 +261,8 @@ class AdminWrite:
                 address = self._context.host.source_of(ask)
                 self._context.refusals.add(ask.user, tsp.ADMIN, why, uuid=uuid, address=address)
         report(self._acts)
+        if self._jobs:
+            self._context.host.wake_jobs()
         counted = ((CLOSED, self._counts), (CANCELLED, self._cancelled), (REQUEUED, self._requeued))
         for kind, services in counted:
             self._context.facts.count(kind, services)
@@ -287,6 +298,7 @@ def _check(user: User, options: Admin) -> None:
 _ACTIONS = {
     RetryAction: "read",
     PurgeAction: "close",
+    RedriveAction: "read",
     ChangeAction: "close",
     ArchiveAction: "archive",
     DrainAction: "drain",

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from broker import User, WorkerHold, WorkerReport
+from broker import Access, User, WorkerHold, WorkerReport
+from titanic.commit.writer import Write
 from titanic.errors import OutcomeUnknown, StoreAway, StoreError
-from titanic.facts.audit import Audit, AuditWrite, Origin, origin
+from titanic.facts.audit import Audit, Origin, origin
 from titanic.facts.reading import FactsCache
 from titanic.facts.recorder import FactsRecorder
 from titanic.protocol import tsp
@@ -233,6 +234,15 @@ class ServiceHost(Protocol):
         """The number under which this node claims requests, if it has one now."""
         return None
 
+    @property
+    def access(self) -> Access | None:
+        """The users now; None: only the broker knows them, or there is no access control."""
+        return None
+
+    def wake_jobs(self) -> None:
+        """Jobs over many requests were started or changed."""
+        return
+
     def forbidden(self) -> Mapping[tuple[str, str], int]:
         """Numbers of refusals by user and action, in the server and its broker."""
         return {}
@@ -258,8 +268,8 @@ class ServiceHost(Protocol):
         """Whether the peer of an ask does not read its answers."""
         return False
 
-    def record(self, write: AuditWrite, /) -> None:
-        """Have acts written that change no request."""
+    def record(self, write: Write, /) -> None:
+        """Have something written that no message asked for."""
         write.committed()
 
 

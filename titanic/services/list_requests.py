@@ -16,6 +16,7 @@ from titanic.protocol.messages import List, read
 from titanic.protocol.permissions import lacks
 from titanic.protocol.submit_options import read_policy
 from titanic.protocol.tsp import Frames, Progress
+from titanic.services import redrive
 from titanic.services.ownership import is_hidden, place_behind
 from titanic.services.why import Explainer, Facts, explain
 from titanic.store import Description, Outcome, ReadTransaction, SharedReadTransaction, State, find_history
@@ -94,6 +95,8 @@ def _answer(
     explainer: Explainer | None,
     given: list[bytes],
 ) -> Frames:
+    if options.jobs:
+        return [tsp.OK, json.dumps({"jobs": redrive.documents(transaction, user, options.uuid)}).encode()]
     owner = None if user is None or user.reads_all else user.owner
     if options.owner is not None:
         if owner not in (None, options.owner.encode()):

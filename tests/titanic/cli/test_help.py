@@ -49,7 +49,7 @@ def test_json_is_documented_where_it_is_offered(command: click.Command) -> None:
 
 def test_the_metavars_are_few(command: click.Command) -> None:
     known = {"N", "TIME", "SIZE", "DIR", "FILE", "ENDPOINT", "SERVICE", "KEY", "FILE|Z85", "NAME:WHAT=N,…", "HOST:PORT"}
-    known |= {"DIR|URL", "URL", "PATH", "NAME", "TRACEPARENT", "CODES", "TYPE", "CIDR", "TEXT"}
+    known |= {"DIR|URL", "URL", "PATH", "NAME", "TRACEPARENT", "CODES", "TYPE", "CIDR", "TEXT", "NAME=VALUE"}
     for option in command.params:
         if isinstance(option, click.Option) and not option.is_flag and not isinstance(option.type, click.Choice):
             assert option.metavar in known, option.name
