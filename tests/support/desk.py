@@ -87,6 +87,9 @@ class Desk:
     def running(self) -> set[bytes]:
         return self.at_work
 
+    def hold(self, uuid: bytes) -> bool:
+        return uuid not in self.at_work
+
     def running_since(self, uuids: Collection[bytes]) -> dict[bytes, Any]:
         return {}
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
-from typing import Any
+from typing import Any, BinaryIO
 
 import click
 
@@ -515,11 +515,25 @@ def retry(
 @seconds("--delay", least=0, default=None, help="Do not execute the request before this time has passed from now.")
 @option("--at", metavar="TIME", default=None, callback=read_time, help="Do not execute it before this time.")
 @option("--now", is_flag=True, help="Execute it as soon as there is a worker.")
+@option(
+    "--body",
+    type=click.File("rb"),
+    multiple=True,
+    metavar="FILE",
+    help="Replace the body with this file; - for standard input. Several: one frame each.",
+)
 @endpoint
 def change(
-    uuid: str, priority: int | None, delay: float | None, at: datetime | None, now: bool, reach: EndpointReach
+    uuid: str,
+    priority: int | None,
+    delay: float | None,
+    at: datetime | None,
+    now: bool,
+    body: tuple[BinaryIO, ...],
+    reach: EndpointReach,
 ) -> None:
-    """Change the priority of a request, or when it may start. A running request, or one that has ended, is not changed.
+    """Change the priority of a request, its body, or when it may start. A running request, or one that has ended, is
+    not changed.
 
     Exits with 4 when the UUID is unknown, with 1 when the request cannot be changed.
 
@@ -532,10 +546,11 @@ def change(
         raise click.UsageError("--delay, --at and --now exclude each other")
     if now:
         delay = 0.0
-    if priority is None and delay is None and at is None:
-        raise click.UsageError("give --priority, --delay, --at or --now")
+    if priority is None and delay is None and at is None and not body:
+        raise click.UsageError("give --priority, --delay, --at, --now or --body")
+    frames = [file.read() for file in body] or None
     with connect(reach) as client:
-        client.change(uuid, priority=priority, delay=delay, at=at)
+        client.change(uuid, priority=priority, delay=delay, at=at, body=frames)
 
 
 def _explain(client: Client, uuids: tuple[str, ...]) -> None:

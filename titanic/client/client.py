@@ -266,15 +266,20 @@ class Client:
         return finish(self._own.retry(*uuids))
 
     def change(
-        self, uuid: str, *, priority: int | None = None, delay: Span | None = None, at: datetime | None = None
+        self,
+        uuid: str,
+        *,
+        priority: int | None = None,
+        delay: Span | None = None,
+        at: datetime | None = None,
+        body: Sequence[Body] | None = None,
     ) -> None:
-        """Change the priority of a request that no worker has, or when it may start: after `delay` from now, 0 for at
-        once, or at a time. What is None stays as it is.
+        """Change a request that no worker has: its priority, its body, and when it may start: after `delay` from now, 0
+        for at once, or at a time. What is None stays as it is.
 
-        Raises UnknownRequest, or InvalidRequest when it is running or has ended. One that is sent to a worker in this
-        moment may still begin as it was.
+        Raises UnknownRequest, InvalidRequest when it is running or has ended, and Refused for a body without room.
         """
-        finish(self._own.change(uuid, priority=priority, delay=delay, at=at))
+        finish(self._own.change(uuid, priority=priority, delay=delay, at=at, body=body))
 
     def retry_all(
         self, *, service: str | None = None, older_than: Span | None = None, tell: OnCount | None = None

@@ -370,14 +370,20 @@ class ClientCore:
         return done
 
     async def change(
-        self, uuid: str, *, priority: int | None = None, delay: Span | None = None, at: datetime | None = None
+        self,
+        uuid: str,
+        *,
+        priority: int | None = None,
+        delay: Span | None = None,
+        at: datetime | None = None,
+        body: Sequence[Body] | None = None,
     ) -> None:
-        """Change the priority of a request, or when it may start."""
-        given = {"priority": priority, "delay": delay, "at": at}
+        """Change the priority of a request, when it may start, or its body."""
+        given = {"priority": priority, "delay": delay, "at": at, "body": None if body is None else len(body)}
         options = {"do": "change", "uuid": ids.plain(uuid)} | {
             key: one for key, one in given.items() if one is not None
         }
-        document = read_json(check(await self.calls.ask(tsp.ADMIN, encode(options)))[0])
+        document = read_json(check(await self.calls.ask(tsp.ADMIN, encode(options), *(body or ())))[0])
         if document["state"] == "unknown":
             raise unknown(uuid)
         if not document["done"]:

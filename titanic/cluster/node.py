@@ -352,6 +352,13 @@ class ClaimingNode:
         self._core.returned(services)
         self.claims.arrived(services)
 
+    def hold(self, uuid: bytes) -> bool:
+        """Nothing: what is to be changed is claimed by no node, or it is not changed. Any thread may call it."""
+        return True
+
+    def release(self, uuids: Collection[bytes]) -> None:
+        """Nothing."""
+
     def given_back(self, uuid: bytes) -> None:
         """The core has given up a request that was claimed."""
         self._given_back.append(uuid)

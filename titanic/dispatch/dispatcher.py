@@ -326,6 +326,9 @@ class Dispatcher(Channel):
     def running(self) -> Collection[bytes]:
         return self.core.flights.copy().keys()
 
+    def hold(self, uuid: bytes) -> bool:
+        return self._fetching.hold(uuid)
+
     def progress(self, uuids: Collection[bytes]) -> dict[bytes, Progress]:
         """Return the progress of the running ones among these. Any thread may call it."""
         flights = self.core.flights
@@ -547,7 +550,8 @@ class Dispatcher(Channel):
                 self.waiters.add(asks, time.monotonic())
             case Closed():
                 self._closed(notice)
-            case Returned(services):
+            case Returned(services, held):
+                self._fetching.release(held)
                 self._returned(services)
                 self.maintenance.refresh_alarm()  # they may have a TTL
             case SettingsChanged():

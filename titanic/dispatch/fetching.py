@@ -7,8 +7,9 @@ ClaimingNode     the store is elsewhere (`remote`), and nodes share it: what is 
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import chain
 from typing import Protocol
 
@@ -52,6 +53,12 @@ class Fetching(Protocol):
         """Read what the core wants, and send it. When to call again: 0 when there is more at once, None when not before
         something has happened."""
 
+    def hold(self, uuid: bytes) -> bool:
+        """Keep a request from being sent until `release`; False: it is in flight. Any thread may call it."""
+
+    def release(self, uuids: Collection[bytes]) -> None:
+        """Send these again, as the store has them from now on."""
+
     def given_back(self, uuid: bytes) -> None:
         """A request has gone back to the queue."""
 
@@ -68,6 +75,9 @@ class LocalFetch:
         self._store = store
         self._core = core
         self._dispatcher = dispatcher
+        self._held: set[bytes] = set()
+        self._reading = threading.Lock()
+        """Whoever holds a request finds it in flight, or its reading sees that it is held."""
         self._clock = ClockJumps()
         self._now_us = store.now_us
         self._clock.observe(self._now_us())
@@ -91,6 +101,17 @@ class LocalFetch:
                 break
         return 0.0
 
+    def hold(self, uuid: bytes) -> bool:
+        with self._reading:
+            if uuid in self._core.flights:
+                return False
+            self._held.add(uuid)
+            return True
+
+    def release(self, uuids: Collection[bytes]) -> None:
+        """Called in the loop's thread: what was read before is in flight by now, or was left out."""
+        self._held.difference_update(uuids)
+
     def given_back(self, uuid: bytes) -> None:
         """Nothing: it was in the queue all the time."""
 
@@ -107,7 +128,7 @@ class LocalFetch:
         now = time.monotonic()  # a request may have been stored after the round began, and is sent after that
         sure_us = self._clock.observe(self._now_us())
         try:
-            with self._store.read() as transaction:
+            with self._reading, self._store.read() as transaction:
                 for service, after, limit in fetches:
                     if left <= 0:
                         break
@@ -118,6 +139,8 @@ class LocalFetch:
                         self._core.damaged(service, damage.uuid, str(damage), now)
                     else:
                         left -= _bytes(rows)
+                        if self._held:
+                            rows = [row for row in rows if row.uuid not in self._held]
                         self._core.fetched(service, rows, now, sure_us)
             self._unread.recovered()
         except StoreError as error:

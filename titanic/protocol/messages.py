@@ -255,10 +255,11 @@ class ChangeAction(Message, tag_field="do", tag="change"):
     priority: Priority | UnsetType = UNSET
     delay: Delay | UnsetType = UNSET
     at: When | UnsetType = UNSET
+    body: Annotated[int, Meta(ge=1, description="the number of frames behind this one, which are the new body")] = 0
 
     def __post_init__(self) -> None:
-        if self.priority is UNSET and self.delay is UNSET and self.at is UNSET:
-            raise ValueError("a change must have priority, delay or at")
+        if self.priority is UNSET and self.delay is UNSET and self.at is UNSET and not self.body:
+            raise ValueError("a change must have priority, delay, at or body")
 
 
 class ArchiveAction(Message, tag_field="do", tag="archive"):

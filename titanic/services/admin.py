@@ -39,13 +39,21 @@ from titanic.services import nodes, redrive, set_service
 from titanic.services.ask import Ask, Closed, CloseDoubt, Returned, ServiceContext, SettingsChanged, not_done
 from titanic.services.ownership import is_hidden, is_kept, not_owned, place_behind
 from titanic.services.request_submit import over_limit, start_of
-from titanic.store import Archivist, ServiceSettings, SharedReadTransaction, State, WriteTransaction
+from titanic.store import (
+    NO_QUEUE,
+    Archivist,
+    Description,
+    ServiceSettings,
+    SharedReadTransaction,
+    State,
+    WriteTransaction,
+)
 
 DEAD = (State.FAILED, State.EXPIRED)
 
 
-class UserFull(Exception):
-    """Requeueing would exceed a limit of the user."""
+class LimitReached(Exception):
+    """An act would exceed a limit of the user or the service."""
 
 
 class AdminWrite:
@@ -61,6 +69,8 @@ class AdminWrite:
         self._shared = shared
         self._most = most
         self._asks = asks
+        self._held: dict[bytes, bytes] = {}
+        """Requests that the dispatcher holds, with their services: also those of an attempt that was given up."""
         self._begin()
 
     def _begin(self) -> None:
@@ -123,8 +133,10 @@ class AdminWrite:
             except Forbidden as error:
                 self._forbidden.append((ask, str(error), b""))
                 self._answers.append((ask, tsp.forbidden(tsp.ADMIN, str(error))))
-            except UserFull as error:
-                self._answers.append((ask, tsp.failure(f"user full: {error}; the requests before that were retried")))
+            except LimitReached as error:
+                changes = isinstance(options, ChangeAction)
+                rest = "the request is as it was" if changes else "the requests before that were retried"
+                self._answers.append((ask, tsp.failure(f"{error}; {rest}")))
             except StoreFull as error:
                 self._answers.append((ask, tsp.failure(f"not done, or only in part: {error}")))
         self._context.audit.put(transaction, self._acts, now_us)
@@ -138,10 +150,14 @@ class AdminWrite:
     def parts(self) -> list[AdminWrite]:
         """One ask each, then fewer requests of one."""
         if len(self._asks) > 1:
-            return [AdminWrite(self._context, half, self._most, shared=self._shared) for half in halves(self._asks)]
-        if self._most < 4:
+            parts = [AdminWrite(self._context, half, self._most, shared=self._shared) for half in halves(self._asks)]
+        elif self._most < 4:
             return []
-        return [AdminWrite(self._context, self._asks, self._most // 4, shared=self._shared)]
+        else:
+            parts = [AdminWrite(self._context, self._asks, self._most // 4, shared=self._shared)]
+        for part in parts:
+            part._held |= self._held
+        return parts
 
     def _obey(
         self, transaction: WriteTransaction, options: RetryAction | PurgeAction, now_us: int, ask: Ask
@@ -197,7 +213,7 @@ class AdminWrite:
             load, holder = transaction.load(user.owner), f"user '{user.name}'"
             waiting = UserLimits(waiting=user.limits.waiting)  # its bytes count already
             if (fault := over_limit(load, waiting, 1, 0, holder)) is not None:
-                raise UserFull(fault)
+                raise LimitReached(f"user full: {fault}")
         if row is None or not transaction.retry(uuid, now_us):
             return False
         self._returned.add(row.service)
@@ -222,19 +238,43 @@ class AdminWrite:
         if row.state not in (State.WAITING, State.DELAYED):
             return {"done": 0, "state": row.state.name.lower()}
         priority = None if options.priority is UNSET else options.priority
+        body = ask.body[1 : 1 + options.body] if options.body else None
+        if body is not None:
+            if len(body) < options.body:
+                raise ValueError(f"body says {options.body} frames; the message has {len(body)}")
+            self._check_body(transaction, row, body, user)
         changed = None
-        if uuid not in self._running(transaction, [uuid]):
-            changed = transaction.change(uuid, now_us, priority=priority, due=due)
+        running = self._shared and uuid in self._running(transaction, [uuid])
+        if not running and self._context.dispatcher.hold(uuid):
+            self._held[uuid] = row.service
+            changed = transaction.change(uuid, now_us, priority=priority, due=due, body=body)
         if changed is None:
             return {"done": 0, "state": "running"}
         service, state = changed
         self._returned.add(service)
         if user is not None and row.owner != user.owner:
             said = [] if priority is None else [f"priority={priority}"]
+            said += [] if body is None else ["body"]
             said += [f"due={datetime.fromtimestamp(due / 1e6, UTC).isoformat(timespec='seconds')}"] if due else []
             act = self._context.origin(ask).act("change", service=service, uuid=uuid, count=1, text=" ".join(said))
             self._acts.append(act)
         return {"done": 1, "state": state.name.lower()}
+
+    def _check_body(self, transaction: WriteTransaction, row: Description, body: Frames, user: User | None) -> None:
+        """Raise ValueError for a body that no worker would get, LimitReached if it exceeds a limit."""
+        size, most = sum(map(len, body)), self._context.most_body
+        if most is not None and size > most:
+            raise ValueError(f"body has {size} bytes; this server accepts at most {most}")
+        if (more := size - row.body_bytes) <= 0:
+            return
+        name, limits = row.service, self._context.limits.get(row.service)
+        fault = None
+        if limits is not None:
+            fault = over_limit(transaction.queues([name]).get(name, NO_QUEUE).load, limits, 0, more, name.decode())
+        if fault is None and user is not None and row.owner == user.owner:
+            fault = over_limit(transaction.load(user.owner), user.limits, 0, more, f"user '{user.name}'")
+        if fault is not None:
+            raise LimitReached(fault)
 
     def _keep(self, ask: Ask, uuid: bytes, why: str) -> bool:
         self._forbidden.append((ask, why, uuid))
@@ -266,8 +306,8 @@ class AdminWrite:
         counted = ((CLOSED, self._counts), (CANCELLED, self._cancelled), (REQUEUED, self._requeued))
         for kind, services in counted:
             self._context.facts.count(kind, services)
-        if self._returned:
-            self._context.dispatcher.post(Returned(self._returned))
+        if self._returned or self._held:
+            self._release()
         if self._settings is not None:
             self._context.dispatcher.post(SettingsChanged(self._settings))
         if self._closed or self._settings is not None:
@@ -282,7 +322,13 @@ class AdminWrite:
         """See `ClosingAsk`: send the answers."""
         self._context.send_answers(self._answers)
 
+    def _release(self) -> None:
+        services = {*self._returned, *self._held.values()}
+        self._context.dispatcher.post(Returned(services, [*self._held]))
+
     def failed(self, error: StoreError) -> None:
+        if self._held:
+            self._release()
         self._context.send_answers(
             [(ask, not_done("not done", error, others=self._context.host.others())) for ask in self._asks]
         )

@@ -83,9 +83,10 @@ class Arrived(NamedTuple):
 
 
 class Returned(NamedTuple):
-    """Requests of these services are waiting again."""
+    """Requests of these services are waiting again. `held`: those among them that `DispatcherInbox.hold` has held."""
 
     services: Collection[bytes]
+    held: Collection[bytes] = ()
 
 
 class Closed(NamedTuple):
@@ -156,6 +157,10 @@ class DispatcherInbox(Inbox[Notice], Protocol):
 
     def running(self) -> Collection[bytes]:
         """Return the requests that a worker has or that wait for their outcome to be stored."""
+
+    def hold(self, uuid: bytes) -> bool:
+        """Keep a request from being dispatched until `Returned` names it: what was read of it is about to change.
+        False: it is running."""
 
     def progress(self, uuids: Collection[bytes]) -> Mapping[bytes, Progress]:
         """Return the progress of the running ones among these requests, as reported by their workers."""

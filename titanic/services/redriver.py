@@ -11,7 +11,7 @@ from titanic.errors import RecordCorrupt, StoreError, StoreFull
 from titanic.facts.audit import Tally
 from titanic.protocol.tsp import Frames
 from titanic.services import redrive
-from titanic.services.admin import AdminWrite, UserFull
+from titanic.services.admin import AdminWrite, LimitReached
 from titanic.services.ask import ServiceContext
 from titanic.services.nodes import rows_of
 from titanic.services.redrive import ROW, Found, Job
@@ -202,7 +202,7 @@ class RedriveWrite(AdminWrite):
                     done += act(transaction, uuid, now_us, ask, Tally())
             except RecordCorrupt as error:
                 log.warning("a job leaves request %s as it is: %s", uuid.hex(), error)
-            except (UserFull, StoreFull) as error:
+            except (LimitReached, StoreFull) as error:
                 job.reason = f"waits for room: {error}"
                 break
             count += 1

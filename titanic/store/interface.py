@@ -361,11 +361,18 @@ class WriteTransaction(ReadTransaction, Protocol):
         """
 
     def change(
-        self, uuid: bytes, now_us: int, *, priority: int | None = None, due: int | None = None
+        self,
+        uuid: bytes,
+        now_us: int,
+        *,
+        priority: int | None = None,
+        due: int | None = None,
+        body: Sequence[bytes] | None = None,
     ) -> tuple[bytes, State] | None:
-        """Change the priority of a request that has not ended, and when it is `due`: in µs since the epoch, in the past
-        for at once. Returns its service and its state then. None, and nothing is changed, when it is unknown, has
-        ended, or was claimed by a node."""
+        """Change the priority of a request that has not ended, when it is `due` (in µs since the epoch, in the past for
+        at once), and its body. Returns its service and its state then. None, and nothing is changed, when it is
+        unknown, has ended, or was claimed by a node. Raises StoreFull, with the transaction still good, when the body
+        does not fit."""
 
     def close(self, uuid: bytes, now_us: int | None = None) -> CloseResult | None:
         """Delete the request and all that belongs to it, whatever its state and even if it is damaged.

@@ -583,7 +583,13 @@ class MemoryWriteTransaction(MemoryReadTransaction):
         return True
 
     def change(
-        self, uuid: bytes, now_us: int, *, priority: int | None = None, due: int | None = None
+        self,
+        uuid: bytes,
+        now_us: int,
+        *,
+        priority: int | None = None,
+        due: int | None = None,
+        body: Sequence[bytes] | None = None,
     ) -> tuple[bytes, State] | None:
         row = self.tables.requests.get(uuid)
         if row is None or row.outcome is not None:
@@ -592,7 +598,12 @@ class MemoryWriteTransaction(MemoryReadTransaction):
         if due is not None:
             due = due if due > now_us else 0
             new, row = new._replace(not_before=due), row._replace(due=due)
-        row = row._replace(new=new)
+        if body is not None:
+            new = new._replace(body=[*body])
+            more = new.size - row.size
+            if more > 0 and not self._make_room(more):
+                raise StoreFull(self.tables.used, self.store.capacity, more)
+        row = row._replace(new=new, size=new.size)
         self._put_request(uuid, row)
         return new.service, row.state
 

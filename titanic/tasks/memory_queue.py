@@ -314,14 +314,21 @@ class MemoryQueue:
                 raise TimedOut(f"{len(pending)} replies are still pending", "", self._advice(row))
 
     def change(
-        self, uuid: str, *, priority: int | None = None, delay: Span | None = None, at: datetime | None = None
+        self,
+        uuid: str,
+        *,
+        priority: int | None = None,
+        delay: Span | None = None,
+        at: datetime | None = None,
+        body: Sequence[Body] | None = None,
     ) -> None:
         """As `Client.change`."""
         due = None if delay is None else self._wall_us + round(seconds("delay", delay) * 1e6)
         if at is not None:
             due = round(epoch("at", at) * 1e6)
         with self._store.write() as transaction:
-            changed = transaction.change(_id_of(uuid), self._wall_us, priority=priority, due=due)
+            frames = None if body is None else [one.encode() if isinstance(one, str) else one for one in body]
+            changed = transaction.change(_id_of(uuid), self._wall_us, priority=priority, due=due, body=frames)
         if changed is None:
             raise InvalidRequest(f"request {uuid} cannot be changed", standing(self._info(self._row(uuid))))
         self._core.returned({changed[0]})

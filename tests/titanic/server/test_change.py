@@ -77,6 +77,44 @@ def test_another_time(served: Server, client: Client) -> None:
         assert client.wait(uuid, 60) == [b"y"]
 
 
+def test_another_body(served: Server, client: Client) -> None:
+    uuid = client.submit("echo", "old", "frames", key="k", type="text/plain")
+    client.change(uuid, body=["new"])
+    client.change(uuid, body=[b"new" * 20_000, "er"], priority=9)
+    assert client.look(uuid, None).body == [b"new" * 20_000, b"er"]
+    assert client.submit("echo", "old", "frames", key="k") == uuid
+    row = client.show(uuid)
+    assert (row["body_frames"], row["body_bytes"], row["type"], row["priority"]) == (2, 60_002, "text/plain", 9)
+    with pytest.raises(InvalidRequest, match=r"body has \d+ bytes; the broker at \S+ accepts at most \d+"):
+        client.change(uuid, body=[bytes(served.config.wire.max_body // 2)] * 3)
+    with Worker("echo", lambda frames: frames, served.endpoints[0], config=QUICK):
+        assert client.wait(uuid, 60) == [b"new" * 20_000, b"er"]
+
+
+def test_what_is_confirmed_is_executed(served: Server, client: Client) -> None:
+    """However close together a change and the dispatch of its request are."""
+    uuids = client.submit_many("echo", [b"old"] * 1500)
+    done = 0
+
+    def work(frames: list[bytes]) -> list[bytes]:
+        nonlocal done
+        done += 1
+        return frames
+
+    confirmed: dict[str, bool] = {}
+    with Worker("echo", work, served.endpoints[0], jobs=4, config=QUICK):
+        while (at := done + 10) < len(uuids):
+            try:
+                client.change(uuids[at], body=[b"new"])
+                confirmed[uuids[at]] = True
+            except InvalidRequest:
+                confirmed.setdefault(uuids[at], False)
+        replies = dict(client.replies(uuids, 120))
+    assert {True, False} == {*confirmed.values()}
+    for uuid in uuids:
+        assert replies[uuid] == [b"new" if confirmed.get(uuid) else b"old"]
+
+
 def test_what_a_worker_has_is_not_changed(served: Server, client: Client) -> None:
     begun, go = threading.Event(), threading.Event()
 
@@ -102,7 +140,7 @@ def test_what_a_worker_has_is_not_changed(served: Server, client: Client) -> Non
 @pytest.mark.parametrize(
     ("call", "fault"),
     [
-        (lambda client: client.change(UNKNOWN), "a change must have priority, delay or at"),
+        (lambda client: client.change(UNKNOWN), "a change must have priority, delay, at or body"),
         (lambda client: client.change(UNKNOWN, priority=10), "priority must be a whole number from 0 to 9"),
         (lambda client: client.change(UNKNOWN, delay=-1), "delay must be a number of seconds from 0 to ten years"),
         (lambda client: client.change(UNKNOWN, delay=1, at=datetime.now(UTC)), "at and delay exclude each other"),
@@ -114,7 +152,7 @@ def test_changes_that_cannot_be(client: Client, call: Callable[[Client], None], 
         call(client)
 
 
-def test_the_command(served: Server, client: Client) -> None:
+def test_the_command(served: Server, client: Client, tmp_path: Path) -> None:
     at = ("--endpoint", served.endpoints[0])
     uuid = client.submit("absent", "x", delay=HOUR)
     assert here("change", uuid, "--priority", "9", "--now", *at).code == 0
@@ -123,6 +161,9 @@ def test_the_command(served: Server, client: Client) -> None:
     assert here("change", uuid, "--at", (datetime.now(UTC) + HOUR).isoformat(), *at).code == 0
     assert client.show(uuid)["state"] == "delayed"
     assert here("change", UNKNOWN, "--now", *at).code == 4
+    (tmp_path / "body").write_bytes(b"\0 from a file")
+    assert here("change", uuid, "--body", tmp_path / "body", "--body", "-", *at, stdin=b"and more").code == 0
+    assert client.look(uuid, None).body == [b"\0 from a file", b"and more"]
     client.close(uuid)
     for options in ((), ("--now", "--delay", "1"), ("--at", "2026-12-01T08:00"), ("--priority", "10")):
         assert here("change", uuid, *options, *at).code == 2

@@ -665,6 +665,31 @@ def test_another_time(store, attempts):
     assert loads(store) == ({}, (0, 0), (0, 0))
 
 
+@each("sizes", [(5, 9), (5, 30_000), (30_000, 5), (30_000, 70_000)])
+def test_another_body(store, sizes):
+    """It counts as if the request had been accepted with it, and nothing of the old one stays."""
+    old, new = ([b"x" * size, b"y"] for size in sizes)
+    shared = {"owner": b"alice", "options": b'{"limit": 5}', "source": b"::1", "max_attempts": 3}
+    (first,) = accept(store, NewRequest(b"echo", old, **shared))
+    assert change(store, first, body=new, priority=7) == (b"echo", State.WAITING)
+    (row,) = queue(store)
+    assert (row.uuid, row.body, row.max_attempts, row.options) == (first, new, 3, b'{"limit": 5}')
+    with store.read() as txn:
+        assert (txn.request(first).body, txn.request(first).source) == (new, b"::1")
+    changed = loads(store)
+    (second,) = accept(store, NewRequest(b"echo", new, **shared))
+    assert loads(store) == tuple(
+        {b"echo": 2} if isinstance(load, dict) else tuple(2 * one for one in load) for load in changed
+    )
+    assert change(store, first, body=[b""], due=NOW + SECOND) == (b"echo", State.DELAYED)
+    assert promote(store, NOW + SECOND) == [(b"echo", 1)]
+    assert {row.uuid: row.body for row in queue(store)} == {first: [b""], second: new}
+    for uuid in (first, second):
+        assert finish(store, uuid)
+        assert close(store, uuid).state is State.DONE
+    assert (counts(store)[:3], loads(store)) == ((0, 0, 0), ({}, (0, 0), (0, 0)))
+
+
 def test_a_changed_request_keeps_its_time_to_live(store):
     (uuid,) = accept(store, NewRequest(b"echo", [b"x"], expires_at=NOW + 3 * SECOND))
     assert change(store, uuid, due=NOW + 9 * SECOND)

@@ -213,11 +213,12 @@ class StoreMachine(RuleBasedStateMachine):
         uuid=uuids,
         priority=st.one_of(st.none(), st.integers(0, 9)),
         delay=st.one_of(st.none(), st.integers(-5, 30)),
+        body=st.one_of(st.none(), st.lists(st.sampled_from([0, 300, 5000, 70_000]).map(bytes), max_size=2)),
     )
-    def change(self, uuid, priority, delay):
+    def change(self, uuid, priority, delay, body):
         known = self.known(uuid)
         due = None if delay is None else self.now + delay
-        changed = self.both(lambda txn: txn.change(uuid, self.now, priority=priority, due=due))
+        changed = self.both(lambda txn: txn.change(uuid, self.now, priority=priority, due=due, body=body))
         assert (changed is not None) == (known is not None and known.outcome is None)
 
     @rule(limit=st.integers(1, 4))

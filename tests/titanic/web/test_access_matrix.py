@@ -34,6 +34,7 @@ reply, waiting        read               403      403             –          2
 list                  read               403      403             –          seen    unseen   seen  seen
 retry                 submit read        403      403, 403        403        202     410      202   202
 change                submit close read  403      403, 403, 403   403        204     410      204   204
+change body           submit close read  403      403, 403, 403   403        204     410      204   204
 close                 close read         403      403, 403        –          204     kept     204   204
 services              metrics            403      403             –          200     –        –     200
 stats                 metrics            403      403             –          200     –        –     200
@@ -94,6 +95,7 @@ CALLS = {
     "list": "GET /v1/requests",
     "retry": "POST /v1/requests/{uuid}:retry",
     "change": "PATCH /v1/requests/{uuid}",
+    "change body": "PUT /v1/requests/{uuid}/body",
     "close": "DELETE /v1/requests/{uuid}",
     "services": "GET /v1/services",
     "workers": "GET /v1/workers",
@@ -182,9 +184,9 @@ def changed(scene: Scene, user: str, owner: str, action: str) -> str:
 
 
 def moved(scene: Scene, user: str, owner: str, action: str) -> str:
-    """A request that waits gets another priority."""
-    uuid = scene.requests[owner].waiting[0]
-    return status(scene.program(user).patch(f"/v1/requests/{uuid}", json={"priority": 5}))
+    """A request that waits gets another priority, or body."""
+    path, program = f"/v1/requests/{scene.requests[owner].waiting[0]}", scene.program(user)
+    return status(program.patch(path, json={"priority": 5}) if action == "change" else program.put(f"{path}/body"))
 
 
 def fetched(scene: Scene, user: str, owner: str, action: str) -> str:
@@ -287,7 +289,7 @@ TRIES: dict[str, Callable[[Scene, str, str, str], str]] = {
     **dict.fromkeys(("submit", "submit with a key", "submit and wait", "batch", "batch with a key"), submitted),
     **dict.fromkeys(("show", "body", "reply", "reply, waiting"), read),
     "list": listed,
-    "change": moved,
+    **dict.fromkeys(("change", "change body"), moved),
     **dict.fromkeys(("retry", "close", "page: retry", "page: close"), changed),
     **dict.fromkeys(("page: retry these", "page: close these"), changed),
     **dict.fromkeys(

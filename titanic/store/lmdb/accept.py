@@ -89,7 +89,7 @@ def accept(
     if any(map(_unique_of, requests)):
         _look_up_unique(tx, requests, uuids, keys, now_us, now_us - ahead_us, running)
     plan = _plan(tx, requests, uuids, now_us, keys)
-    _make_room(tx, plan.sizes, plan.extras)
+    expect_room(tx, plan.sizes, plan.extras)
     _write(tx, plan)
     for key, holder in keys.holders.items():
         _hold(tx, key, holder)
@@ -302,7 +302,7 @@ def _hold(tx: Writing, key: bytes, holder: KeyRecord) -> None:
     tx.put(tx.db.timers, timer_key(KEY, holder.until, key), b"")
 
 
-def _make_room(tx: Writing, sizes: list[int], extras: dict[int, int]) -> None:
+def expect_room(tx: Writing, sizes: list[int], extras: dict[int, int]) -> None:
     """Raise StoreFull unless records of these sizes may be added, with what some of them need besides."""
     room, pace = tx.room, tx.environment.pace
     if not any(sizes):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from titanic.errors import RecordCorrupt, StoreCorrupt
 from titanic.store.lmdb import outcome_record, request_record, schema
+from titanic.store.lmdb.accept import expect_room
 from titanic.store.lmdb.capacity import CHARGE
 from titanic.store.lmdb.free_space import fits, make_room, refusal
 from titanic.store.lmdb.outcome_record import RetryRecord
@@ -25,6 +26,7 @@ from titanic.store.lmdb.schema import (
 )
 from titanic.store.lmdb.transaction import Writing
 from titanic.store.records import Outcome
+from titanic.store.request import NewRequest
 from titanic.store.rules import late, times_again
 from titanic.store.states import ENDING, TRANSITIONS, Event, State, Status
 from titanic.util.ids import SIZE
@@ -175,9 +177,16 @@ def put_unended(tx: Writing, uuid: bytes, prefix: bytes, past: RetryRecord, expi
 
 
 def change(
-    tx: Writing, uuid: bytes, now_us: int, *, priority: int | None = None, due: int | None = None
+    tx: Writing,
+    uuid: bytes,
+    now_us: int,
+    *,
+    priority: int | None = None,
+    due: int | None = None,
+    body: Sequence[bytes] | None = None,
 ) -> tuple[bytes, State] | None:
-    """Change the priority of a request that has not ended, and when it is due. None: it has, or is damaged."""
+    """Change the priority of a request that has not ended, when it is due, and its body. None: it has, or is
+    damaged. Raises StoreFull before it changes anything."""
     place = find(tx, uuid)
     record = tx.raw.get(uuid, db=tx.db.requests)
     if place is None or place.header is None or not place.key or record is None:
@@ -188,7 +197,10 @@ def change(
         not_before = due if due > now_us else 0
         past = past._replace(due=not_before)
     priority = header.priority if priority is None else priority
-    changed = request_record.changed(uuid, record, priority, not_before)
+    if body is None:
+        changed = request_record.changed(uuid, record, priority, not_before)
+    else:
+        changed = _with_body(tx, uuid, header, body, priority, not_before)
     _take_out(tx, place)
     tx.put(tx.db.requests, uuid, changed)
     prefix = ready_prefix(header.service, priority)
@@ -204,6 +216,41 @@ def change(
     else:
         tx.delete(tx.db.retries, uuid)
     return header.service, State.DELAYED if past.due else State.WAITING
+
+
+def _with_body(
+    tx: Writing, uuid: bytes, header: RequestHeader, body: Sequence[bytes], priority: int, not_before: int
+) -> bytes:
+    """Return the record with another body, whose blob is put in place of the old one. Raises StoreFull before that."""
+    blobs: list[tuple[Ref, bytes]] = []
+
+    def place_body(frames: bytes) -> Ref:
+        blobs.append((refer(tx.new_blob(), frames), frames))
+        return blobs[0][0]
+
+    service, owner = header.service, header.owner
+    new = NewRequest(
+        service=service,
+        body=body,
+        priority=priority,
+        not_before=not_before,
+        expires_at=header.expires_at,
+        max_attempts=header.max_attempts,
+        options=header.options,
+        key=header.key,
+        owner=owner,
+        source=header.source,
+    )
+    record = request_record.encode(uuid, new, header.submitted_at, place_body)
+    expect_room(tx, [len(record)], {0: sum(ref.pages * PAGE for ref, _ in blobs)})
+    for ref, frames in blobs:
+        tx.put_blob(ref, frames)
+    tx.drop_blob(header.ref)  # after the new one has its id, which is above all others
+    more = len(record) + sum(ref.size - REF_SIZE for ref, _ in blobs) - header.size
+    tx.count_load(service, size=more)
+    if owner:
+        tx.count_owned(owner, size=more)
+    return record
 
 
 def _end(tx: Writing, uuid: bytes, place: QueuePlace, end: Outcome) -> None:

@@ -41,7 +41,7 @@ from titanic.store.postgres.rows import (
 from titanic.store.postgres.transaction import RequestSnapshot
 from titanic.store.postgres.writing import PostgresWriting
 from titanic.store.records import CloseResult, Retention, Trimmed
-from titanic.store.request import lasting_texts, outcome_size
+from titanic.store.request import fields_size, lasting_texts, outcome_size
 from titanic.store.rules import LATEST, kept_until, late, shortened, times_again
 from titanic.store.states import ENDING, Event, State, Status
 from titanic.store.uniqueness import outlives, unique_name
@@ -175,7 +175,8 @@ WITH waits AS (
 ), gone AS (
     SELECT * FROM waits UNION ALL SELECT * FROM delayed
 ), changed AS (
-    UPDATE request SET priority = %s::smallint, not_before = %s::bigint
+    UPDATE request SET priority = %s::smallint, not_before = %s::bigint, body = coalesce(%s::bytea[], body),
+        body_frames = %s::integer, body_bytes = %s::bigint
     WHERE uuid = %s::uuid AND EXISTS (SELECT FROM gone)
 ), to_ready AS (
     INSERT INTO ready (service, rank, uuid, attempts, dispatched_at, expires_at, reason, deliveries)
@@ -190,9 +191,16 @@ SELECT 1 FROM gone"""
 
 
 def change(
-    tx: PostgresWriting, uuid: bytes, now_us: int, *, priority: int | None = None, due: int | None = None
+    tx: PostgresWriting,
+    uuid: bytes,
+    now_us: int,
+    *,
+    priority: int | None = None,
+    due: int | None = None,
+    body: Sequence[bytes] | None = None,
 ) -> tuple[bytes, State] | None:
-    """Change the priority of a request that has not ended, and when it is due. None: it has, or a node claimed it."""
+    """Change the priority of a request that has not ended, when it is due, and its body. None: it has, or a node
+    claimed it. Raises StoreFull before it changes anything."""
     one = tx.snapshot(uuid)
     if one is None or one.has_ended:
         return None
@@ -201,16 +209,24 @@ def change(
     not_before, at = one.not_before, one.due
     if due is not None:
         not_before = at = min(due, LATEST) if due > now_us else 0
+    frames, size = one.body_frames, one.body_bytes
+    if body is not None:
+        frames, size = len(body), sum(map(len, body))
+    more = fields_size(one, frames, size) - one.size
+    if more > 0 and not make_room(tx, more, tx.writer.quota.accept):
+        raise StoreFull(tx.used() + tx.writer.quota.capacity - tx.writer.quota.accept, tx.writer.quota.capacity, more)
     own = Raw(uuid)
     place = Raw(one.service), 9 - one.priority, own, own
-    rows = tx.fetch(_CHANGE, *place, priority, not_before, own, priority, own, at, priority, own, at, at)
+    content = None if body is None else [*body], frames, size
+    rows = tx.fetch(_CHANGE, *place, priority, not_before, *content, own, priority, own, at, priority, own, at, at)
     tx.seen.pop(uuid, None)
     tx.writer.known.pop(uuid, None)
     if not rows:
         return None
     delayed = (at > 0) - (one.state is State.DELAYED)
-    tx.changes.count_service(one.service, ready=-delayed)
-    tx.changes.count(waiting=-delayed, delayed=delayed)
+    tx.changes.count_service(one.service, size=more, ready=-delayed)
+    tx.changes.count_owner(one.owner, size=more)
+    tx.changes.count(waiting=-delayed, delayed=delayed, used=more)
     return one.service, State.DELAYED if at else State.WAITING
 
 

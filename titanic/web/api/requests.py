@@ -231,10 +231,21 @@ async def change_request(request: Request) -> Response:
         raise HTTPProblem(400, f'{error}; send {{"priority": 9, "delay": 0}}') from None
     priority = None if given.priority is UNSET else given.priority
     delay = None if given.delay is UNSET else given.delay
+    at = None if given.at is UNSET else read_time("at", given.at)
+    return await _change(client, uuid, priority=priority, delay=delay, at=at)
+
+
+async def put_body(request: Request) -> Response:
+    """Replace the body of a waiting or delayed request."""
+    read_query(request, ())
+    uuid, client = path_uuid(request.path_params["uuid"]), visitor_of(request).client
+    body = await read_body(request, await max_body(request, client))
+    return await _change(client, uuid, body=[body])
+
+
+async def _change(client: Client, uuid: str, **given: Any) -> Response:
     try:
-        await client.change(
-            uuid, priority=priority, delay=delay, at=None if given.at is UNSET else read_time("at", given.at)
-        )
+        await client.change(uuid, **given)
     except UnknownRequest:
         raise unknown_request(uuid) from None
     except InvalidRequest as error:
@@ -475,6 +486,14 @@ ROUTES = [
             "body",
             "Get the body of a request",
             {"200": answer(_BODY, content=ANY_ANSWER), **wrong(404, 410)},
+        ),
+        PUT=endpoint(
+            put_body,
+            "change_body",
+            "Replace the body of a waiting or delayed request",
+            {"204": answer("The body is replaced."), **wrong(404, 409, 410, 413)},
+            description="Its content type and its idempotency key stay as they are.",
+            requestBody={"content": ANY_BODY, "description": "Anything; one frame."},
         ),
     ),
     ApiRoute(

@@ -332,6 +332,8 @@ def test_what_waits_is_changed(http: httpx.Client, client: Client) -> None:
     assert http.get(path).json()["state"] == "delayed"
     assert http.patch(path, json={"delay": 0}).status_code == 204
     assert http.get(path).json()["state"] == "waiting"
+    assert http.put(f"{path}/body", content=b"y" * 100_000).status_code == 204
+    assert http.get(f"{path}/body").content == b"y" * 100_000
 
 
 def test_what_cannot_be_changed(http: httpx.Client, worker: Worker) -> None:
@@ -341,6 +343,7 @@ def test_what_cannot_be_changed(http: httpx.Client, worker: Worker) -> None:
     answer = http.patch(path, json={"priority": 9})
     assert answer.status_code == 409
     assert answer.json()["detail"] == "the request is done; only waiting and delayed ones can be changed"
+    assert http.put(f"{path}/body", content=b"y").status_code == 409
     assert http.patch(f"/v1/requests/{'0' * 32}", json={"priority": 9}).status_code == 404
     for document in (
         b"",
