@@ -80,6 +80,7 @@ EXAMPLES: dict[str, Any] = {
     "web.tls-certificate": "/etc/titanic/web.pem",
     "web.tls-key": "/etc/titanic/web.key",
     "web.client-ca": "/etc/titanic/clients.pem",
+    "web.login-header": "X-Remote-User",
     "web.hooks-user": "hooks",
 }
 """Values of keys without a default."""

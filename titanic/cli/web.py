@@ -36,13 +36,15 @@ Network = IPv4Network | IPv6Network
 
 
 class Bind(click.ParamType[tuple[str, int]]):
-    """HOST:PORT."""
+    """HOST:PORT, or unix:PATH."""
 
     name = "address"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
         if isinstance(value, tuple):
             return value
+        if str(value).startswith("unix:/"):
+            return str(value).removeprefix("unix:"), 0
         host, _, port = str(value).rpartition(":")
         if not host or not port.isdecimal() or int(port) > 65535:
             self.fail(f"{value!r} is not an address; write it like 127.0.0.1:8080", param, ctx)
@@ -55,9 +57,10 @@ YOUNG = 20_000
 """New objects before the garbage collector checks them."""
 
 
-def networks(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[Network, ...]:
-    """Parse the values of a repeatable option."""
-    return tuple(map(network, values))
+def networks(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[Network | Path, ...]:
+    """Parse the values of a repeatable option, of which proxies' may be paths of sockets."""
+    unix = "unix:/" if param.name == "login_from" else ()
+    return tuple(Path(one.removeprefix("unix:")) if one.startswith(unix) else network(one) for one in values)
 
 
 def network(value: str) -> Network:
@@ -76,6 +79,8 @@ CHECKED = (
     "tls_certificate",
     "tls_key",
     "client_ca",
+    "login_header",
+    "login_from",
     "behind_tls",
     "open",
     "hooks",
@@ -112,6 +117,8 @@ def rule(values: Mapping[str, Any], own: Set[str]) -> Iterator[Contradiction]:
 @declared(WebSettings, "tls_certificate", **pem)
 @declared(WebSettings, "tls_key", **pem)
 @declared(WebSettings, "client_ca", **pem)
+@declared(WebSettings, "login_header", metavar="NAME")
+@declared(WebSettings, "login_from", metavar="CIDR", callback=networks)
 @declared(WebSettings, "behind_tls")
 @declared(WebSettings, "open")
 @declared(WebSettings, "most_connections")

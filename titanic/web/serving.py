@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple, Self
 
 import uvicorn
@@ -42,7 +43,9 @@ class WebServer:
         host, port = settings.bind
         self.app = app = Gateway(settings)
         self._state = app.titanic
-        tls = self._state.tls
+        tls, path = self._state.tls, host if host.startswith("/") else None
+        if path is not None:
+            _reserve(path)
 
         class Bounded(GatewayProtocol):
             most = min(settings.most_connections, _room())
@@ -51,6 +54,7 @@ class WebServer:
             app,
             host=host.strip("[]"),
             port=port,
+            uds=path,
             http=Bounded,
             ssl_context_factory=None if tls is None else tls.given,
             timeout_keep_alive=KEEP_ALIVE,
@@ -68,7 +72,9 @@ class WebServer:
     def url(self) -> str:
         """The URL that it listens at."""
         sockets = self._server.servers[0].sockets
-        host, port = sockets[0].getsockname()[:2]
+        if isinstance(address := sockets[0].getsockname(), str):
+            return f"unix:{address}"
+        host, port = address[:2]
         scheme = "http" if self._state.tls is None else "https"
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
@@ -154,6 +160,17 @@ def _faults_of_start(server: uvicorn.Server) -> Iterator[list[StartFault]]:
         yield found
     finally:
         log.removeFilter(keep)
+
+
+def _reserve(path: str) -> None:
+    """Create a unix socket for owner and group: uvicorn opens a new one to all, but keeps the mode of an old one."""
+    try:
+        with socket.socket(socket.AF_UNIX) as old:
+            old.bind(path)
+            Path(path).chmod(0o660)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise CallerError(f"cannot listen at {path}", _reason(error), _advice(error)) from error
 
 
 def _reason(error: OSError) -> str:

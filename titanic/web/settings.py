@@ -23,7 +23,7 @@ class WebSettings:
 
     endpoint: tuple[str, ...]
     """Where the server is. With a list, one is picked at random; on failure the next is tried."""
-    bind: tuple[str, int] = setting(("127.0.0.1", 8080), "Address to listen on.", written=DEFAULT_BIND)
+    bind: tuple[str, int] = setting(("127.0.0.1", 8080), "Address to listen on, or unix:PATH.", written=DEFAULT_BIND)
     timeout: float = setting(
         15.0,
         "Maximum time to wait for an answer from the server; unanswered requests are resent meanwhile.",
@@ -57,6 +57,10 @@ class WebSettings:
         "Let users sign in with certificates from these authorities, PEM; the access file maps certificates to users.",
         otherwise="tokens only",
     )
+    login_header: str | None = setting(
+        None, "Header in which a proxy names its user; the access file maps names to users.", otherwise="none"
+    )
+    login_from: tuple[Network | Path, ...] = setting((), "Network of that proxy, or the unix:PATH of `bind`.")
     behind_tls: bool = setting(
         False, "Browsers connect through an HTTPS proxy only: cookies are then restricted to HTTPS."
     )
@@ -95,6 +99,13 @@ class WebSettings:
             what, fact = "--client-ca is for signing in by certificate", "that needs TLS and an access file"
             advice = "give --tls-certificate, --tls-key, --access and --keys, or leave it out"
             raise Contradiction(("client_ca",), what, fact, advice)
+        object.__setattr__(self, "login_header", self.login_header and self.login_header.lower())
+        if (self.login_header is None) != (not self.login_from) or (self.login_header and self.access is None):
+            what, fact = "--login-header needs --login-from and --access", "without these, others could name any user"
+            raise Contradiction(("login_header", "login_from"), what, fact, "give all of them, or none")
+        if self.login_header and not re.fullmatch("[a-z0-9-]+", self.login_header):  # X_User is another one than X-User
+            what, fact = f"{self.login_header!r} is no name of a header", "it is letters, digits and '-'"
+            raise Contradiction(("login_header",), what, fact, "write it like X-Remote-User")
         if self.tls_certificate is None and not self.open and not is_loopback(self.bind[0]):
             what, fact = f"cannot bind {self.bind[0]} without TLS", "tokens could be read on the network"
             advice = "give --tls-certificate and --tls-key, bind a loopback address, or allow plain HTTP: --open"
@@ -108,14 +119,21 @@ class WebSettings:
         """Whether browsers connect by HTTPS."""
         return self.tls_certificate is not None or self.behind_tls
 
+    def trusts(self, address: str) -> bool:
+        """Whether the login header of a client at this address counts."""
+        if self.bind[0].startswith("/"):
+            return Path(self.bind[0]) in self.login_from
+        found = ipaddress.ip_address(address)
+        return any(found in one for one in self.login_from if not isinstance(one, Path))
+
     def key_of(self, user: str) -> str | None:
         """The secret key file for a user's connections."""
         return self.key if self.keys is None else str(self.keys / f"{user}.key_secret")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address can be reached from this machine only."""
+    """Whether an address, or the path of a socket, can be reached from this machine only."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
-        return host == "localhost"
+        return host == "localhost" or host.startswith("/")

@@ -180,11 +180,6 @@ class Submissions:
     def __init__(self) -> None:
         self._groups: dict[SubmissionKind, _SubmissionGroup] = {}
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether any submission is in progress."""
-        return bool(self._groups)
-
     def submit(self, client: Client, service: str, body: bytes, options: dict[str, Any]) -> Awaitable[str]:
         """Submit a request like `Client.submit`."""
         if len(body) > SMALL_BODY or not options.keys().isdisjoint(("key", "unique")):

@@ -134,8 +134,7 @@ class GatewayMiddleware:
             if path in PUBLIC or path.startswith("/static/"):
                 await self._app(scope, receive, hardened)
                 return
-            login = None if self._state.login is None else await self._state.login(scope)
-            grant = self._identity.of(scope, login)
+            grant = self._identity.of(scope, await self._login(scope))
             if grant is None:
                 await _challenge(Request(scope))(scope, receive, hardened)
                 return
@@ -200,13 +199,25 @@ class GatewayMiddleware:
             path = scope["path"][:300].encode("unicode_escape").decode("ascii")
             self._identity.refused(scope, "login" if error.status == 401 else f"{scope['method']} {path}", user)
 
+    async def _login(self, scope: Scope) -> str | None:
+        """The name of the visitor that the host, or a trusted proxy, knows; None: neither does."""
+        if self._state.login is not None:
+            return await self._state.login(scope)
+        name, is_own = (self._settings.login_header or "").encode(), CERTIFICATE in scope["state"]
+        address = (scope.get("client") or ("",))[0]  # other servers may have it from a header
+        if not is_own or name not in headers_of(scope) or not self._settings.trusts(address):
+            return None
+        if is_repeated(scope, name):
+            raise HTTPProblem(400, f"the header {name.decode()} is given twice; the proxy must replace it, not add one")
+        return headers_of(scope)[name].decode(errors="replace") or None
+
     def _check_host_application(self, scope: Scope) -> None:
         """Check what the application that has mounted this one must do. Raises HTTPProblem."""
         if not self._state.running:
             what, fact = "this gateway does not run", "the application that has mounted it did not start it"
             raise HTTPProblem(503, f"{what}; {fact}; run Gateway.lifespan in that application's lifespan")
         address = (scope.get("server") or ("an unknown address",))[0]
-        if self._identity.is_open and not address.startswith("/") and not is_loopback(address):  # /: of a unix socket
+        if self._identity.is_open and not is_loopback(address):
             what, fact = "this gateway has no access file", f"other machines may reach {address}"
             raise HTTPProblem(403, f"{what}; {fact}; give it `access` and `keys`, or listen on a loopback address")
 

@@ -76,7 +76,7 @@ def test_a_change_that_is_on_its_way_goes_on(gateway: WebServer, alone: httpx.Cl
     """It may have been done already: that it was not would be made up."""
     with ThreadPoolExecutor() as pool:
         change = pool.submit(alone.post, "/v1/services/mail/requests", content=b"x")
-        until(lambda: gateway.app.titanic.submissions.is_busy, PATIENCE)
+        until(lambda: gateway.app.titanic.submissions._groups, PATIENCE)
         assert away(alone.get("/"))
         with serving(tmp_path, bind=(f"ipc://{tmp_path}/here",)):
             assert change.result(PATIENCE * 2).status_code == 202

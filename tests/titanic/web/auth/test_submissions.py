@@ -25,7 +25,7 @@ def together(server: Server, play: Callable[[Submit], Awaitable[Any]]) -> Any:
                 return await submissions.submit(client, service, body, options)
 
             found = await play(submit)
-            assert not submissions.is_busy
+            assert not submissions._groups
             return found
 
     return asyncio.run(run())
