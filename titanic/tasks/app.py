@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from broker import DEFAULT_ENDPOINT, Handler, Key, MultiWorker, credentials, service_fault
 from titanic.client.client import Client
@@ -22,7 +22,6 @@ from titanic.schedules import Missed, Schedule, Scheduler
 from titanic.tasks.failures import FailedRequest, FailedService, TaskFailed
 from titanic.tasks.flow import FlowHost, FlowReplies, FlowTicket, any_reply
 from titanic.tasks.flow_worker import FlowService, PlanFormat, Steps
-from titanic.tasks.memory_queue import AioMemory, MemoryQueue, QueueSettings
 from titanic.tasks.task import (
     AnyAfter,
     AnyBefore,
@@ -40,6 +39,9 @@ from titanic.tasks.task import (
 from titanic.tasks.ticket import Reach
 from titanic.tasks.values import Serializer, TypeCodec
 from titanic.util.text import quoted
+
+if TYPE_CHECKING:  # a program that submits tasks needs no store and no dispatcher
+    from titanic.tasks.memory_queue import MemoryQueue, QueueSettings
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -299,6 +301,8 @@ class Tasks:
     def aio_client(self) -> AioQueue:
         """The client of coroutines: one `titanic.aio.Client` for each event loop."""
         if self._test is not None:
+            from titanic.tasks.memory_queue import AioMemory
+
             return AioMemory(self._test)
         if self._loop_clients is None:
             from titanic.tasks.event_loops import LoopClients  # imports asyncio: only when used
@@ -334,6 +338,8 @@ class Tasks:
         `retry_first`, `retry_most`."""
         if self._test is not None:
             raise CallerError("the app is being tested already", "its queue is in memory", "leave its `with` first")
+        from titanic.tasks.memory_queue import MemoryQueue
+
         self._test = MemoryQueue(self, worker=worker, **settings)
         try:
             yield self._test
