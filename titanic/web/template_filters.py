@@ -233,8 +233,8 @@ def _path(values: Values, top: float) -> str:
             pen = "M"
             continue
         found.append(f"{pen}{LEFT + n * step:.1f} {_y(value, top):.1f}")
-        if pen == "M":
-            found.append("h.1")  # a value without neighbours is a dot
+        if pen == "M" and values[n + 1 : n + 2] in ([], [None]):
+            found.append("h3")  # a value without neighbours is a dot
         pen = "L"
     return "".join(found)
 

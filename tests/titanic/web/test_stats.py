@@ -126,7 +126,7 @@ def test_unknown_times_are_gaps() -> None:
     (wait, svg), run = latency_charts(series)
     assert wait == "Wait"
     assert "p50: 100 ms, maximum 100 ms; p90: 200 ms, maximum 200 ms; p99: 300 ms, maximum 300 ms" in svg
-    assert svg.count("h.1") == 6, "two dots for each line"
+    assert svg.count("h3") == 6, "two dots for each line"
     assert run == ("Run", "")
 
 

@@ -24,7 +24,7 @@ from titanic.protocol.answers import RequestInfo
 from titanic.protocol.documents import FactsInfo, ServiceFacts
 from titanic.schedules.scheduler import PAUSED
 from titanic.web.app_state import AppState, app_state, visitor_of
-from titanic.web.hooks.registry import KEPT, ServiceSettings, hook_status, sources
+from titanic.web.hooks.registry import DELIVERY, KEPT, ServiceSettings, hook_status, mark_of_service, sources
 from titanic.web.pages import forms
 from titanic.web.pages.forms import NotPermitted, unless_forbidden
 from titanic.web.problems import HTTPProblem
@@ -48,6 +48,9 @@ RATES = ("succeeded", "failed")
 """Counts that are shown per second."""
 
 RECENT_FAILURES = 5
+
+MAX_DELIVERIES = 200
+"""Deliveries to web hooks among which those that failed are shown."""
 
 MESSAGES = {
     "pause": "Paused. Its requests wait until it is resumed; running requests continue.",
@@ -252,6 +255,7 @@ async def service(request: Request) -> Response:
         rates={} if not history or not figures else {name: current(history, figures, name, now) for name in RATES},
         charts=_charts(history, figures, known.unended, now) if known and history and figures else [],
         sources=sources(settings, name),
+        hooks=[] if known is None else await cache.get(request, "hook rows", _hooks, state, client, name),
         silent=None if known is None else await cache.get(request, "hooks", _silent_hooks, state, settings, name),
     )
 
@@ -285,6 +289,31 @@ def _back(request: Request, name: str, message: str) -> Response:
 async def _failures(client: Client, name: str) -> list[RequestInfo]:
     rows, _ = await client.list(service=name, state="failed", newest=True, limit=RECENT_FAILURES)
     return rows
+
+
+class HookRow(NamedTuple):
+    """A web hook; its newest deliveries that failed, some of which will be tried again. Others are closed."""
+
+    host: str
+    states: str
+    failed: list[RequestInfo]
+
+
+async def _hooks(state: AppState, client: Client, name: str) -> list[HookRow]:
+    """The web hooks of a service, if the visitor may see them."""
+    if state.hooks is None:
+        return []
+    with suppress(TitanicError):  # the hooks user or the visitor may lack the permission
+        if hooks := await state.hooks.of_service(name):
+            await client.show(hooks[0].uuid)
+            mark = f":{mark_of_service(name)}"
+            rows, _ = await client.list(service=DELIVERY, text=mark, newest=True, limit=MAX_DELIVERIES)
+            failed = [row for row in rows if row["reason"]]
+            return [
+                HookRow(one.host, ", ".join(one.states), [row for row in failed if row["key"].endswith(one.id)])
+                for one in sorted(hooks, key=attrgetter("url"))
+            ]
+    return []
 
 
 async def _silent_hooks(state: AppState, settings: ServiceSettings, name: str) -> tuple[int, str] | None:

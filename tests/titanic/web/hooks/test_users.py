@@ -25,7 +25,9 @@ HOOKS: dict[str, Any] = {"hooks": True, "hooks_user": "courier", "hooks_allow": 
 @pytest.fixture
 def people(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PEOPLE, "courier", COURIER)
-    monkeypatch.setitem(TOKENS, "courier", "token-of-courier")
+    monkeypatch.setitem(PEOPLE, "watch", "metrics = true\n")
+    for name in ("courier", "watch"):
+        monkeypatch.setitem(TOKENS, name, f"token-of-{name}")
 
 
 @pytest.fixture
@@ -49,6 +51,8 @@ def put(scene: Secured, user: str, url: str, service: str = "mail") -> Any:
 def test_ends_of_all_users_are_told(scene: Secured, receiver: Receiver) -> None:
     assert put(scene, "chief", receiver.url).status_code == 201
     (hook,) = scene.program("chief").get("/v1/hooks").json()["hooks"]
+    assert "127.0.0.1:" in scene.browser("chief").get("/services/mail").text
+    assert "127.0.0.1:" not in scene.browser("watch").get("/services/mail").text
 
     def work(frames: list[bytes]) -> list[bytes]:
         return frames

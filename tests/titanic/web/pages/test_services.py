@@ -11,6 +11,7 @@ from support.pages import Page
 from support.raw_mdp import raw_worker
 from support.serving import QUICK
 from support.waiting import until
+from support.web_hooks import LOOPBACK
 from support.web_secured import secured
 
 from broker import Worker
@@ -189,10 +190,19 @@ def test_a_service_that_gets_ends_of_others_has_none_of_its_own(http: httpx.Clie
     assert "receives the notifications" not in page_of(http, "/services/shop").text
 
 
-@pytest.mark.web(hooks=True)
-def test_on_end_of_a_service_with_web_hooks(http: httpx.Client) -> None:
-    assert http.put("/v1/hooks", json={"service": "mail", "url": "https://a.example/secret"}).status_code == 201
+@pytest.mark.web(hooks=True, hooks_allow=LOOPBACK)
+def test_on_end_of_a_service_with_web_hooks(http: httpx.Client, client: Client) -> None:
+    assert http.put("/v1/hooks", json={"service": "mail", "url": "http://127.0.0.1:1/secret"}).status_code == 201
     page = page_of(http, "/services/mail")
+    assert page.rows[-1] == ["127.0.0.1:1", "done, failed, expired", "0", "–"]
+    uuid = client.submit("mail", b"x", ttl=0.001)
+    until(lambda: page_of(http, "/services/mail").rows[-1][2] == "1")
+    delivery, state, *error = page_of(http, "/services/mail").rows[-1][3].split(" ", 2)
+    assert (client.look(delivery).info["service"], uuid.encode() in client.look(delivery).body[0]) == (
+        "web.delivery",
+        True,
+    )
+    assert (state, "127.0.0.1:1: " in error[0]) == ("delayed", True)
     assert "Web hooks receive its notifications" in page.text
     assert page.form(ON_END_FORM)["on_end"] == "web.ended"
     assert "secret" not in page.text
