@@ -1,4 +1,4 @@
-"""deploy/NODES.md and deploy/nodes: what can be tried without Docker, Kubernetes and three machines."""
+"""deploy/NODES.md, deploy/nodes and deploy/compose.yml: what can be tried without Docker, Kubernetes and machines."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from titanic.store import open_store
 DEPLOY = Path(__file__).parents[2] / "deploy"
 TEXT = (DEPLOY / "NODES.md").read_text()
 COMPOSE = yaml.safe_load((DEPLOY / "nodes/compose.yml").read_text())
+ONE_NODE = yaml.safe_load((DEPLOY / "compose.yml").read_text())
 KUBERNETES = list(yaml.safe_load_all((DEPLOY / "nodes/kubernetes.yml").read_text()))
 
 
@@ -28,12 +29,16 @@ def section(title: str) -> str:
     return TEXT.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
-def settings_of(environment: dict[str, Any]) -> dict[str, str]:
-    """What these variables set in `titanic serve`, as it understands it."""
-    options = commands_of(click.Context(main))["serve"]
+def settings_of(environment: dict[str, Any], command: str = "serve", *arguments: str) -> dict[str, str]:
+    """What these variables and arguments set in a command, as it understands it."""
+    options = commands_of(click.Context(main))[command]
     names = {f"TITANIC_{key.replace('-', '_')}".upper() for key in options} | {"TITANIC_CONFIG", "TITANIC_ENDPOINT"}
     assert {name for name in environment if name.startswith("TITANIC_")} <= names
-    shown = here("config", "show", "--json", "serve", **{name: str(value) for name, value in environment.items()})
+    variables = {
+        name: re.sub(r"//(server|titanic\.titanic\.svc):", "//127.0.0.1:", str(value))
+        for name, value in environment.items()
+    }
+    shown = here("config", "show", "--json", command, *arguments, **variables)
     assert shown.code == 0, shown.err
     return {key: one["value"] for key, one in shown.json.items() if one["source"] != "default"}
 
@@ -53,10 +58,58 @@ def test_compose_sets_what_there_is() -> None:
         assert f"http://{settings['metrics']}/readyz" in one["healthcheck"]["test"][-1]
 
 
+def test_compose_of_one_node() -> None:
+    """The server has no keys: nothing but the console is published, to this machine alone."""
+    services = ONE_NODE["services"]
+    server, web, worker = (services[name] for name in ("server", "web", "worker"))
+    settings = settings_of(server["environment"])
+    (address,) = settings["bind"]
+    assert (address, settings["open"], settings.get("access")) == ("tcp://0.0.0.0:5555", True, None)
+    assert int(server["stop_grace_period"].rstrip("s")) > float(settings["grace"])
+    assert [name for name, one in services.items() if "ports" in one] == ["web"]
+    assert (web["ports"], settings_of(web["environment"], "web")["bind"]) == (["127.0.0.1:8080:8080"], "0.0.0.0:8080")
+    for one in (web, worker):
+        command = one["command"][0]
+        assert one["environment"]["TITANIC_ENDPOINT"] == "tcp://server:5555"
+        assert settings_of(one["environment"], command)["endpoint"] == ["tcp://127.0.0.1:5555"]
+    assert ONE_NODE["networks"]["queue"]["internal"] is True
+    assert (server["networks"], worker["networks"]) == (["queue"], ["queue"])
+    for one in services.values():
+        assert (one["read_only"], one["cap_drop"]) == (True, ["ALL"])
+
+
+def test_the_console_and_workers_in_kubernetes(tmp_path: Path) -> None:
+    config, *_, service, web, shop = KUBERNETES
+    path = tmp_path / "titanic.toml"
+    there = {"/etc/titanic/access.toml": f"{tmp_path}/access.toml", "titanic.titanic.svc": "127.0.0.1"}
+    for name, text in config["data"].items():
+        (tmp_path / name).write_text(re.sub("|".join(map(re.escape, there)), lambda found: there[found[0]], text))
+    (container,) = web["spec"]["template"]["spec"]["containers"]
+    assert container["args"] == ["web", "--config", "/etc/titanic/titanic.toml"]
+    settings = settings_of({"TITANIC_CONFIG": str(path)}, "web")
+    places = {one["mountPath"] for one in container["volumeMounts"]}
+    files = {str(Path(settings[name]).parent) for name in ("session-secret", "server-key")}
+    assert {settings["keys"], *files} <= places
+    (port,) = container["ports"]
+    assert settings["bind"] == f"0.0.0.0:{port['containerPort']}"
+    assert service["spec"]["ports"][0]["targetPort"] == port["name"]
+    template = shop["spec"]["template"]
+    (worker,) = template["spec"]["containers"]
+    environment = {one["name"]: one["value"] for one in worker["env"]}
+    given = settings_of(environment, *worker["args"][:1], *worker["args"][2:])
+    assert {str(Path(given[name]).parent) for name in ("key", "server-key")} <= {
+        one["mountPath"] for one in worker["volumeMounts"]
+    }
+    assert template["spec"]["terminationGracePeriodSeconds"] > float(given["grace"])
+    for one in (web, shop):
+        assert one["spec"]["selector"]["matchLabels"] == one["spec"]["template"]["metadata"]["labels"]
+
+
 def test_kubernetes_sets_what_there_is(tmp_path: Path) -> None:
     kinds = [one["kind"] for one in KUBERNETES]
-    assert kinds == ["ConfigMap", "Service", "Service", "PodDisruptionBudget", "StatefulSet"]
-    config, by_name, _, budget, nodes = KUBERNETES
+    nodes_alone = ["ConfigMap", "Service", "Service", "PodDisruptionBudget", "StatefulSet"]
+    assert kinds == [*nodes_alone, "Service", "Deployment", "Deployment"]
+    config, by_name, _, budget, nodes = KUBERNETES[:5]
     assert nodes["spec"]["replicas"] == 3
     assert nodes["spec"]["serviceName"] == by_name["metadata"]["name"]
     template = nodes["spec"]["template"]
