@@ -58,6 +58,7 @@ sed 's|^#store = .*|store = "/var/lib/titanic/store"|; s|^#metrics = |metrics = 
     ! -path 'deploy/nodes/secrets*' -type f -exec cp --parents -t "$doc" {} +)
 "$python" "$here/debian/copyright.py" "$here/../LICENSE" "$package" >"$doc/copyright"
 gzip -9n <"$here/../CHANGELOG.md" >"$doc/changelog.gz"
+TITANIC_PURE=1 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$package $system "$here/debian/manuals.py" "$root/usr/share"
 
 # The newest functions of the C library that a module within calls.
 glibc=$(find "$package" -name '*.so*' -exec objdump -T {} + 2>/dev/null | grep -o 'GLIBC_[0-9.]*' |

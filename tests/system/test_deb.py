@@ -96,6 +96,12 @@ def test_its_life(here: Machine, built: Path) -> None:
     licences = here.does("cat", "/usr/share/doc/titanic-queue/copyright")
     assert all(f"\n{name} " in licences for name in ("click", "cronsim", "lmdb", "psycopg", "pyzmq", "uvicorn"))
     here.does("test", "-f", "/usr/share/doc/titanic-queue/deploy/prometheus/alerts.yml")
+    # Manual pages, and completion for shells.
+    page = here.says("zcat /usr/share/man/man1/titanic-access-test.1.gz")
+    assert page.startswith(".TH titanic\\-access\\-test 1 ")
+    assert "Explain whether an access file permits an action" in page
+    completes = ". /usr/share/bash-completion/completions/titanic; complete -p titanic"
+    assert "_titanic_completion" in here.does("bash", "-c", completes)
     # Schedules need what others have to install.
     schedules = here.folder / "etc/titanic/schedules.toml"
     schedules.write_text("[nightly]\nservice = 'absent'\ncron = '0 3 * * *'\n")
