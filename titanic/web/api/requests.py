@@ -216,9 +216,9 @@ async def get_body(request: Request) -> Response:
 
 async def delete_request(request: Request) -> Response:
     """Close a request. It is no error if the request does not exist."""
-    read_query(request, ())
-    await visitor_of(request).client.close(path_uuid(request.path_params["uuid"]))
-    return Response(status_code=204)
+    kill = flag(read_query(request, ("kill",)), "kill")
+    alive = await visitor_of(request).client.close(path_uuid(request.path_params["uuid"]), kill=kill)
+    return Response(status_code=202 if alive else 204)
 
 
 async def change_request(request: Request) -> Response:
@@ -517,8 +517,13 @@ ROUTES = [
             delete_request,
             "close",
             "Delete a request and its reply",
-            {"204": answer("The request is deleted."), **wrong(404)},
+            {
+                "202": answer("The request is deleted. Its worker cannot be killed, and was notified."),
+                "204": answer("The request is deleted."),
+                **wrong(404),
+            },
             description="A request that no worker has started is cancelled. An unknown UUID is not an error.",
+            parameters=[parameter("query", "kill", "Kill the process of a running request.", FLAG)],
         ),
     ),
     ApiRoute(

@@ -225,10 +225,11 @@ async def retry(request: Request) -> Response:
 
 async def close(request: Request) -> Response:
     """Close a request."""
-    await forms.read(request)
+    kill = "kill" in await forms.read(request)
     uuid = _uuid(request)
-    await visitor_of(request).client.close(uuid)
-    return app_state(request).to(request, f"/requests/{uuid}", "The request and its reply were deleted.")
+    alive = await visitor_of(request).client.close(uuid, kill=kill)
+    more = " Its worker cannot be killed, and was notified." if alive else ""
+    return app_state(request).to(request, f"/requests/{uuid}", f"The request and its reply were deleted.{more}")
 
 
 # -- running it again -----------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from support.pages import Page
 from support.serving import QUICK
 from support.waiting import until
 
@@ -376,6 +377,30 @@ def test_closed_is_gone_and_never_made_is_not_found(http: httpx.Client) -> None:
         assert http.get(f"/v1/requests/{one}").status_code == 404
         assert http.get(f"/v1/requests/{one}/reply").status_code == 404
         assert http.post(f"/v1/requests/{one}:retry").status_code == 404
+
+
+def test_a_running_request_is_deleted_with_its_process_if_that_can_be(http: httpx.Client, server: Server) -> None:
+    """Threads cannot be killed, which the answer and the page say; of a pool's process tests/titanic/pool."""
+    started, ends = threading.Event(), threading.Event()
+
+    def handle(frames: list[bytes]) -> None:
+        started.set()
+        ends.wait(60)
+
+    with Worker("held", handle, server.endpoints[0], jobs=2, config=QUICK):
+        for way in ("API", "page"):
+            uuid = http.post("/v1/services/held/requests", content=b"x").json()["uuid"]
+            assert started.wait(60)
+            until(lambda uuid=uuid: http.get(f"/v1/requests/{uuid}").json()["state"] == "running")
+            if way == "API":
+                assert http.delete(f"/v1/requests/{uuid}?kill=true").status_code == 202
+            else:
+                forms = [values for _, values in Page(http.get(f"/requests/{uuid}/close").text).forms]
+                (form,) = (values for values in forms if "kill" in values)
+                done = http.post(f"/actions/requests/{uuid}/close", data=form, follow_redirects=True)
+                assert "were deleted. Its worker cannot be killed, and was notified." in done.text
+            assert http.get(f"/v1/requests/{uuid}").status_code == 410
+        ends.set()
 
 
 TYPES = [
