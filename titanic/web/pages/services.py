@@ -24,7 +24,7 @@ from titanic.protocol.answers import RequestInfo
 from titanic.protocol.documents import FactsInfo, ServiceFacts
 from titanic.schedules.scheduler import PAUSED
 from titanic.web.app_state import AppState, app_state, visitor_of
-from titanic.web.hooks.registry import DELIVERY, KEPT, ServiceSettings, hook_status, mark_of_service, sources
+from titanic.web.hooks.registry import DELIVERY, KEPT, Hook, ServiceSettings, hook_status, mark_of_service, sources
 from titanic.web.pages import forms
 from titanic.web.pages.forms import NotPermitted, unless_forbidden
 from titanic.web.problems import HTTPProblem
@@ -291,16 +291,9 @@ async def _failures(client: Client, name: str) -> list[RequestInfo]:
     return rows
 
 
-class HookRow(NamedTuple):
-    """A web hook; its newest deliveries that failed, some of which will be tried again. Others are closed."""
-
-    host: str
-    states: str
-    failed: list[RequestInfo]
-
-
-async def _hooks(state: AppState, client: Client, name: str) -> list[HookRow]:
-    """The web hooks of a service, if the visitor may see them."""
+async def _hooks(state: AppState, client: Client, name: str) -> list[tuple[Hook, list[RequestInfo]]]:
+    """The web hooks of a service, if the visitor may see them; with the newest deliveries of each that failed, some of
+    which will be tried again. Others are closed."""
     if state.hooks is None:
         return []
     with suppress(TitanicError):  # the hooks user or the visitor may lack the permission
@@ -309,10 +302,8 @@ async def _hooks(state: AppState, client: Client, name: str) -> list[HookRow]:
             mark = f":{mark_of_service(name)}"
             rows, _ = await client.list(service=DELIVERY, text=mark, newest=True, limit=MAX_DELIVERIES)
             failed = [row for row in rows if row["reason"]]
-            return [
-                HookRow(one.host, ", ".join(one.states), [row for row in failed if row["key"].endswith(one.id)])
-                for one in sorted(hooks, key=attrgetter("url"))
-            ]
+            hooks.sort(key=attrgetter("url"))
+            return [(one, [row for row in failed if row["key"].endswith(one.id)]) for one in hooks]
     return []
 
 

@@ -108,7 +108,7 @@ async def _denials(client: Client) -> Denials:
     stats = await client.stats(services=True)
     return Denials(
         sorted(stats.get("refusals", ()), key=itemgetter("count"), reverse=True)[:MAX_DENIALS],
-        sorted(stats.get("refused", {}).items(), key=itemgetter(1), reverse=True),
+        sorted(filter(itemgetter(1), stats.get("refused", {}).items()), key=itemgetter(1), reverse=True),
     )
 
 
