@@ -27,7 +27,7 @@ from titanic.jobs.context import Cancelled, Failed, Retry, current
 from titanic.protocol.answers import RequestInfo
 from titanic.protocol.submit_options import SharedOptions, SubmitOptions
 from titanic.tasks import InvalidArguments, Submission, TaskFailed
-from titanic.tasks.failures import describe
+from titanic.tasks.task_errors import describe
 
 if django.VERSION >= (6, 0):
     from django.tasks import DEFAULT_TASK_QUEUE_NAME, TaskContext, TaskResult, TaskResultStatus, task_backends

@@ -10,9 +10,9 @@
 """
 
 from titanic.tasks.app import Tasks
-from titanic.tasks.failures import FailedRequest, InvalidArguments, InvalidReply, TaskFailed
 from titanic.tasks.flow import AioFlow, AioFlowTicket, Flow, FlowTicket, gather
 from titanic.tasks.task import AioSubmission, AsyncTask, Call, Submission, Task, TaskOptions
+from titanic.tasks.task_errors import FailedRequest, InvalidArguments, InvalidReply, TaskFailed
 from titanic.tasks.ticket import AioTicket, AioTickets, Ticket, Tickets
 
 __all__ = [

@@ -19,7 +19,6 @@ from titanic.client.request_queue import AioQueue, RequestQueue
 from titanic.errors import CallerError
 from titanic.protocol.submit_options import Span
 from titanic.schedules import Missed, Schedule, Scheduler
-from titanic.tasks.failures import FailedRequest, FailedService, TaskFailed
 from titanic.tasks.flow import FlowHost, FlowReplies, FlowTicket, any_reply
 from titanic.tasks.flow_worker import FlowService, PlanFormat, Steps
 from titanic.tasks.task import (
@@ -36,6 +35,7 @@ from titanic.tasks.task import (
     TaskOptions,
     no_task,
 )
+from titanic.tasks.task_errors import FailedRequest, FailedService, TaskFailed
 from titanic.tasks.ticket import Reach
 from titanic.tasks.values import Serializer, TypeCodec
 from titanic.util.text import quoted

@@ -18,8 +18,8 @@ from titanic.client.flows import sweep
 from titanic.client.request_queue import AppQueues
 from titanic.errors import CallerError, RequestFailed
 from titanic.protocol.submit_options import SubmitOptions, encode
-from titanic.tasks.failures import InvalidReply, as_raised
 from titanic.tasks.flow_worker import FlowPlan, FlowStage, PlanFormat
+from titanic.tasks.task_errors import InvalidReply, as_raised
 from titanic.tasks.ticket import AioTicket, Ticket
 from titanic.tasks.values import Serializer
 

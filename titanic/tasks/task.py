@@ -17,9 +17,9 @@ from titanic.jobs.context import Cancelled, Failed, Retry, Unready, current_or_n
 from titanic.logs import event
 from titanic.protocol.submit_options import SharedOptions, SubmitOptions
 from titanic.schedules import Schedule
-from titanic.tasks.failures import InvalidArguments, UnknownArguments, as_raised, describe, unlike
 from titanic.tasks.flow import Flow, FlowApp, Link, stage_options
 from titanic.tasks.flow_worker import FlowPlace, FlowStage, Steps
+from titanic.tasks.task_errors import InvalidArguments, UnknownArguments, as_raised, describe, unlike
 from titanic.tasks.ticket import AioTicket, AioTickets, Ticket, Tickets
 from titanic.tasks.values import Serializer, Values
 from titanic.util.text import duration

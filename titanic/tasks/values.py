@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol, cast, get_type_hints
 import msgspec
 
 from titanic.errors import CallerError
-from titanic.tasks.failures import InvalidArguments, InvalidReply, UnknownArguments
+from titanic.tasks.task_errors import InvalidArguments, InvalidReply, UnknownArguments
 from titanic.util.text import quoted
 
 Encode = Callable[[Any], bytes]
